@@ -1,0 +1,3 @@
+//! The node: every service of a machine under one supervision tree.
+
+fn main() {}

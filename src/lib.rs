@@ -1,0 +1,26 @@
+//! The node of Polis as a library: everything that `init` and `node` are made of.
+//!
+//! A directory is one concept. `supervisor`, `event`, `logtree`, `serial`,
+//! `stage`, `trapdoor`, `sys`, `identity` and `pki` know no domain; the domains
+//! know those, and each other only through event values and typed handles.
+//! `root` is the only module that knows every service.
+
+pub mod boot;
+pub mod cluster;
+pub mod consensus;
+pub mod console;
+pub mod curator;
+pub mod event;
+pub mod identity;
+pub mod logtree;
+pub mod network;
+pub mod parameters;
+pub mod pki;
+pub mod roles;
+pub mod root;
+pub mod serial;
+pub mod stage;
+pub mod storage;
+pub mod supervisor;
+pub mod sys;
+pub mod trapdoor;

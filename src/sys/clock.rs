@@ -1,0 +1,21 @@
+//! Reads the clocks.
+
+use std::time::{Duration, SystemTime};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Time since the kernel started (`CLOCK_BOOTTIME`).
+#[must_use]
+pub fn uptime() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    // Neither part is ever negative for this clock.
+    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+/// The wall clock. It may be wrong until it is synchronised: use it for dates
+/// in certificates and for people, never to order events.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
+pub fn now() -> SystemTime {
+    SystemTime::now()
+}

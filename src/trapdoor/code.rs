@@ -1,0 +1,72 @@
+//! Numbers every failure that opens the trapdoor: `#SSCC.DDDD`.
+//!
+//! `SS` is the stage, `CC` the cause within it, both decimal and fixed for ever;
+//! `DDDD` is a detail of the occurrence in hexadecimal (an error number, a field
+//! number, an exit status), zero where there is none. Each constant has a section
+//! in `docs/errors.md`, headed by its code without the detail; a test checks that.
+
+use std::fmt;
+
+use crate::stage::Stage;
+
+/// The code of a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code {
+    stage: u8,
+    cause: u8,
+    detail: u16,
+}
+
+impl Code {
+    /// The code of cause number `cause` in `stage`, without a detail.
+    #[must_use]
+    pub const fn new(stage: Stage, cause: u8) -> Self {
+        // `Stage::number` is not const; a fieldless enum's discriminant is.
+        Self { stage: stage as u8 + 1, cause, detail: 0 }
+    }
+
+    /// The same code with a detail of this occurrence.
+    #[must_use]
+    pub const fn with_detail(self, detail: u16) -> Self {
+        Self { detail, ..self }
+    }
+
+    /// `SSCC`: what `docs/errors.md` heads the section with.
+    #[must_use]
+    pub fn anchor(self) -> String {
+        format!("{:02}{:02}", self.stage, self.cause)
+    }
+
+    /// Reads `#SSCC.DDDD`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (head, detail) = text.strip_prefix('#')?.split_once('.')?;
+        let stage = head.get(..2)?.parse().ok()?;
+        let cause = head.get(2..)?.parse().ok()?;
+        Some(Self { stage, cause, detail: u16::from_str_radix(detail, 16).ok()? })
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{:02}{:02}.{:04X}", self.stage, self.cause, self.detail)
+    }
+}
+
+/// Neither fw_cfg nor the ESP carries node parameters.
+pub const PARAMETERS_ABSENT: Code = Code::new(Stage::Parameters, 1);
+
+/// Every code there is, for the check against `docs/errors.md`.
+pub const ALL: &[Code] = &[PARAMETERS_ABSENT];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_reads_as_it_is_written() {
+        let code = PARAMETERS_ABSENT.with_detail(0x1f);
+        assert_eq!(code.to_string(), "#0601.001F");
+        assert_eq!(Code::parse("#0601.001F"), Some(code));
+    }
+}

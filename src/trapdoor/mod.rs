@@ -1,0 +1,101 @@
+//! Describes the failures that a machine cannot recover from by itself.
+//!
+//! A service that meets one makes a [`Report`] and opens the trapdoor with it
+//! (`supervisor::Context::trapdoor`); `node` sends it to `init` over the control
+//! channel and ends; `init` paints it, writes it to the ESP and counts attempts.
+//! `init` makes reports of its own when `node` dies without a word.
+//!
+//! ```text
+//! service --Report--> node --control channel--> init --> screens, serial line, ESP
+//!                       x  (dies) ------------> init
+//! ```
+//!
+//! What this module does not do: draw (`polis_tui::guru`) or act (`boot`).
+
+pub mod code;
+
+use crate::serial::EventLine;
+use crate::stage::Stage;
+
+pub use self::code::Code;
+
+/// Everything that is known about a failure, for a person in front of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Stable; each has a section in `docs/errors.md`.
+    pub code: Code,
+    /// What the machine was doing.
+    pub stage: Stage,
+    /// The failure first, then what caused it, the root last.
+    pub causes: Vec<String>,
+    /// What was tried before giving up.
+    pub tried: Vec<String>,
+    /// What the person should do next, in one sentence.
+    pub next: String,
+}
+
+impl Report {
+    /// Builds a report from an error and its sources.
+    pub fn from_error(
+        code: Code,
+        stage: Stage,
+        error: &(dyn std::error::Error + 'static),
+        next: impl Into<String>,
+    ) -> Self {
+        let chain = std::iter::successors(Some(error), |error| error.source());
+        let causes = chain.map(ToString::to_string).collect();
+        Self { code, stage, causes, tried: Vec::new(), next: next.into() }
+    }
+
+    /// The cause in one line: the chain, joined.
+    #[must_use]
+    pub fn cause(&self) -> String {
+        self.causes.join(": ")
+    }
+
+    /// The report as one message of the control channel.
+    #[must_use]
+    pub fn to_line(&self) -> EventLine {
+        let mut line = EventLine::new("guru").field("code", self.code).field("stage", self.stage);
+        for cause in &self.causes {
+            line = line.field("cause", cause);
+        }
+        for tried in &self.tried {
+            line = line.field("tried", tried);
+        }
+        line.field("next", &self.next)
+    }
+
+    /// Reads a message of the control channel; `None` if it is not a report.
+    #[must_use]
+    pub fn from_line(line: &EventLine) -> Option<Self> {
+        if line.word() != "guru" {
+            return None;
+        }
+        Some(Self {
+            code: Code::parse(line.get("code")?)?,
+            stage: Stage::from_name(line.get("stage")?)?,
+            causes: line.all("cause").map(str::to_owned).collect(),
+            tried: line.all("tried").map(str::to_owned).collect(),
+            next: line.get("next")?.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_crosses_the_control_channel_unchanged() {
+        let report = Report {
+            code: code::PARAMETERS_ABSENT,
+            stage: Stage::Parameters,
+            causes: vec!["no node \"parameters\"".to_owned(), "line 1\nline 2".to_owned()],
+            tried: vec!["fw_cfg".to_owned(), "ESP".to_owned()],
+            next: "put them there".to_owned(),
+        };
+        let line = EventLine::parse(&report.to_line().to_string());
+        assert_eq!(line.as_ref().and_then(Report::from_line), Some(report));
+    }
+}

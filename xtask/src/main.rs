@@ -1,0 +1,3 @@
+//! The one door to building, running, testing and measuring Polis.
+
+fn main() {}
