@@ -1,0 +1,378 @@
+//! Reads and writes single files so that a power cut never leaves half of one.
+//!
+//! `storage::tree` gives every file of the node a [`File`] and every directory
+//! a [`Dir`]; nobody else makes them, so no other module spells out a path.
+//!
+//! ```text
+//! write:  temporary sibling --write, fsync--> rename over the name --> fsync of the directory
+//! ```
+//!
+//! Invariants:
+//! - After a write that returned, the new content survives a power cut; before
+//!   that a reader sees all of the old content or all of the new.
+//! - A read never takes more than `size_max` bytes, follows no link and opens
+//!   nothing but a regular file.
+//!
+//! What this module does not do: judge content. FAT has no journal, so what
+//! must be trusted after a power cut on the ESP carries a checksum of its own.
+
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{CWD, Mode, OFlags};
+
+/// What a file may hold unless its place in the tree says otherwise: far above
+/// any key, certificate or record, far below what would hurt memory.
+pub(crate) const SIZE_MAX: u64 = 1 << 20;
+
+/// One temporary sibling a file: writers take turns. Writes are rare and small.
+static WRITING: Mutex<()> = Mutex::new(());
+
+/// Why a file or directory of the tree cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The kernel refused.
+    #[error("cannot {operation} {path}")]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// More bytes than anything of this name may have.
+    #[error("{path} is larger than the {size_max} bytes it may have")]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its bound.
+        size_max: u64,
+    },
+    /// A directory, a device or a socket stands where a file should.
+    #[error("{path} is not a regular file")]
+    NotAFile {
+        /// The place.
+        path: PathBuf,
+    },
+    /// The thread that did the work ended with a panic.
+    #[error("the writer of {path} was lost")]
+    Lost {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl Error {
+    fn io(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
+        Self::Io { operation, path: path.to_owned(), source: source.into() }
+    }
+}
+
+/// One file of the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    path: PathBuf,
+    mode: u32,
+    size_max: u64,
+}
+
+impl File {
+    /// A file for the node alone.
+    pub(crate) fn private(path: PathBuf) -> Self {
+        Self { path, mode: 0o600, size_max: SIZE_MAX }
+    }
+
+    /// A file that child processes of any user may read.
+    pub(crate) fn public(path: PathBuf) -> Self {
+        Self { path, mode: 0o644, size_max: SIZE_MAX }
+    }
+
+    /// The same file with another bound.
+    pub(crate) fn at_most(self, size_max: u64) -> Self {
+        Self { size_max, ..self }
+    }
+
+    /// Where it is, for messages and for the command lines of child processes.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many bytes it may have.
+    #[must_use]
+    pub fn size_max(&self) -> u64 {
+        self.size_max
+    }
+
+    /// The content, or `None` where there is no such file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if there is something there that cannot be read whole.
+    pub fn read(&self) -> Result<Option<Vec<u8>>, Error> {
+        // Without NONBLOCK, opening a pipe that somebody put here would wait for ever.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = match rustix::fs::open(&self.path, flags, Mode::empty()) {
+            Ok(file) => std::fs::File::from(file),
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(Error::io("open", &self.path, error)),
+        };
+        let metadata = file.metadata().map_err(|e| Error::io("look at", &self.path, e))?;
+        if !metadata.is_file() {
+            return Err(Error::NotAFile { path: self.path.clone() });
+        }
+        let too_large = || Error::TooLarge { path: self.path.clone(), size_max: self.size_max };
+        if metadata.len() > self.size_max {
+            return Err(too_large());
+        }
+        let mut content = Vec::new();
+        file.take(self.size_max + 1)
+            .read_to_end(&mut content)
+            .map_err(|e| Error::io("read", &self.path, e))?;
+        // The length from above is a claim; what was read is a fact.
+        if content.len() as u64 > self.size_max {
+            return Err(too_large());
+        }
+        Ok(Some(content))
+    }
+
+    /// Replaces the content, whole and for good. Blocks on the disk: from a
+    /// service, call [`File::save`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if the new content is not known to be on the disk; the old
+    /// content is then still there, or the new is.
+    pub fn write(&self, content: &[u8]) -> Result<(), Error> {
+        if content.len() as u64 > self.size_max {
+            return Err(Error::TooLarge { path: self.path.clone(), size_max: self.size_max });
+        }
+        let directory = self.path.parent().unwrap_or(Path::new("/"));
+        let name = self.path.file_name().unwrap_or_default();
+        let mut sibling = std::ffi::OsString::from(".");
+        sibling.push(name);
+        sibling.push(".new");
+        let sibling = directory.join(sibling);
+
+        let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        // What an interrupted write left behind. Creating afresh follows no link
+        // and starts with the right mode.
+        match rustix::fs::unlink(&sibling) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+            Err(error) => return Err(Error::io("remove", &sibling, error)),
+        }
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&sibling, flags, Mode::from_raw_mode(self.mode))
+            .map_err(|e| Error::io("create", &sibling, e))?;
+        let mut file = std::fs::File::from(file);
+        file.write_all(content).map_err(|e| Error::io("write", &sibling, e))?;
+        file.sync_all().map_err(|e| Error::io("flush", &sibling, e))?;
+        drop(file);
+        rustix::fs::rename(&sibling, &self.path)
+            .map_err(|e| Error::io("put in place", &self.path, e))?;
+        flush_directory(directory)
+    }
+
+    /// [`File::write`] on a thread that may block. Not cancel-safe in the sense
+    /// that the write goes on when the caller is dropped; it is never torn.
+    ///
+    /// # Errors
+    ///
+    /// As [`File::write`].
+    pub async fn save(&self, content: Vec<u8>) -> Result<(), Error> {
+        let file = self.clone();
+        match tokio::task::spawn_blocking(move || file.write(&content)).await {
+            Ok(written) => written,
+            Err(_lost) => Err(Error::Lost { path: self.path.clone() }),
+        }
+    }
+
+    /// Removes the file; that it was not there is no error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if the kernel refuses.
+    pub fn remove(&self) -> Result<(), Error> {
+        match rustix::fs::unlink(&self.path) {
+            Ok(()) => flush_directory(self.path.parent().unwrap_or(Path::new("/"))),
+            Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(error) => Err(Error::io("remove", &self.path, error)),
+        }
+    }
+}
+
+/// One directory of the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dir {
+    path: PathBuf,
+    mode: u32,
+}
+
+impl Dir {
+    /// A directory for the node alone.
+    pub(crate) fn private(path: PathBuf) -> Self {
+        Self { path, mode: 0o700 }
+    }
+
+    /// A directory that child processes of any user may enter.
+    pub(crate) fn public(path: PathBuf) -> Self {
+        Self { path, mode: 0o755 }
+    }
+
+    /// Where it is, for messages and for the command lines of child processes.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes the directory and those above it, unless they are there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if the kernel refuses, or something else has the name.
+    pub fn create(&self) -> Result<(), Error> {
+        if self.path.is_dir() {
+            return Ok(());
+        }
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .create(&self.path)
+            .map_err(|e| Error::io("make directory", &self.path, e))?;
+        // Exact, whatever the umask says. FAT refuses modes it cannot keep;
+        // its mount options decide there.
+        match rustix::fs::chmodat(
+            CWD,
+            &self.path,
+            Mode::from_raw_mode(self.mode),
+            rustix::fs::AtFlags::empty(),
+        ) {
+            Ok(()) | Err(rustix::io::Errno::PERM) => {}
+            Err(error) => return Err(Error::io("set the mode of", &self.path, error)),
+        }
+        flush_directory(self.path.parent().unwrap_or(Path::new("/")))
+    }
+
+    /// Whether nothing is in it; an absent directory is empty.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if it cannot be read.
+    pub fn is_empty(&self) -> Result<bool, Error> {
+        match std::fs::read_dir(&self.path) {
+            Ok(mut entries) => Ok(entries.next().is_none()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+            Err(error) => Err(Error::io("list", &self.path, error)),
+        }
+    }
+}
+
+/// Makes a rename or removal in `directory` survive a power cut.
+fn flush_directory(directory: &Path) -> Result<(), Error> {
+    std::fs::File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|e| Error::io("flush directory", directory, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn file(directory: &tempfile::TempDir) -> File {
+        File::private(directory.path().join("key.pem"))
+    }
+
+    #[test]
+    fn what_was_written_is_read_back_and_nobody_else_may_read_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = file(&directory);
+        assert_eq!(file.read().unwrap(), None);
+        file.write(b"first").unwrap();
+        file.write(b"second").unwrap();
+        assert_eq!(file.read().unwrap().as_deref(), Some(&b"second"[..]));
+        let mode = std::fs::metadata(file.path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_write_leaves_nothing_beside_the_file_even_after_an_interrupted_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = file(&directory);
+        std::fs::write(directory.path().join(".key.pem.new"), "half").unwrap();
+        file.write(b"whole").unwrap();
+        let names: Vec<_> = std::fs::read_dir(directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        assert_eq!(names, ["key.pem"]);
+        assert_eq!(file.read().unwrap().as_deref(), Some(&b"whole"[..]));
+    }
+
+    #[test]
+    fn a_file_above_its_bound_is_refused_both_ways() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = file(&directory).at_most(4);
+        file.write(b"four").unwrap();
+        assert!(matches!(file.write(b"fives"), Err(Error::TooLarge { size_max: 4, .. })));
+        std::fs::write(file.path(), "fives").unwrap();
+        assert!(matches!(file.read(), Err(Error::TooLarge { size_max: 4, .. })));
+    }
+
+    #[test]
+    fn a_link_and_a_pipe_are_refused_and_do_not_hang() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = file(&directory);
+        std::os::unix::fs::symlink("/etc/passwd", file.path()).unwrap();
+        assert!(matches!(file.read(), Err(Error::Io { operation: "open", .. })));
+        std::fs::remove_file(file.path()).unwrap();
+        rustix::fs::mknodat(
+            CWD,
+            file.path(),
+            rustix::fs::FileType::Fifo,
+            Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
+        assert!(matches!(file.read(), Err(Error::NotAFile { .. })));
+    }
+
+    #[test]
+    fn many_writers_at_once_leave_one_whole_content() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = file(&directory);
+        std::thread::scope(|scope| {
+            for letter in b'a'..=b'h' {
+                let file = &file;
+                scope.spawn(move || file.write(&[letter; 4096]).unwrap());
+            }
+        });
+        let content = file.read().unwrap().unwrap();
+        assert_eq!(content.len(), 4096);
+        assert!(content.iter().all(|byte| *byte == content[0]));
+    }
+
+    #[test]
+    fn a_directory_is_made_with_its_mode_and_may_be_made_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let made = Dir::private(directory.path().join("a/b"));
+        assert!(made.is_empty().unwrap());
+        made.create().unwrap();
+        made.create().unwrap();
+        let mode = std::fs::metadata(made.path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        std::fs::write(made.path().join("file"), "").unwrap();
+        assert!(!made.is_empty().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_save_is_a_write() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = file(&directory);
+        file.save(b"content".to_vec()).await.unwrap();
+        assert_eq!(file.read().unwrap().as_deref(), Some(&b"content"[..]));
+    }
+}

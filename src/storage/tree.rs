@@ -1,0 +1,359 @@
+//! Names every place where the node keeps something, as one typed tree.
+//!
+//! Code says `root.data.etcd.peer_pki.key.write(..)`; paths are spelled out
+//! here and nowhere else.
+//!
+//! ```text
+//! esp        the EFI system partition: small, FAT, readable before anything else
+//! data       the data partition: there once `storage::Status` is ready
+//! ephemeral  memory: gone with the boot
+//! ```
+//!
+//! Invariants:
+//! - No two entries have the same path.
+//! - What holds a secret is mode 0600 in a directory of mode 0700.
+//!
+//! What this module does not do: mount. Writing to `data` before storage is
+//! ready fails, since the directories are only made on the mounted partition.
+
+use std::path::{Path, PathBuf};
+
+use super::file::{Dir, Error, File};
+
+/// Above this, reading fw_cfg gets slow; a parameters file is some hundred bytes.
+pub const PARAMETERS_SIZE_MAX: u64 = 64 << 10;
+
+/// The whole tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root {
+    /// The EFI system partition.
+    pub esp: Esp,
+    /// The data partition.
+    pub data: Data,
+    /// The memory of this boot.
+    pub ephemeral: Ephemeral,
+}
+
+impl Root {
+    /// The tree of a running node.
+    #[must_use]
+    pub fn live() -> Self {
+        Self::at(Path::new("/"))
+    }
+
+    /// A tree below `base`, for tests.
+    #[must_use]
+    pub fn at(base: &Path) -> Self {
+        Self {
+            esp: Esp::at(base.join("esp")),
+            data: Data::at(base.join("data")),
+            ephemeral: Ephemeral::at(base.join("ephemeral")),
+        }
+    }
+
+    /// Makes every directory: all mounts must be in place.
+    ///
+    /// # Errors
+    ///
+    /// The first directory that cannot be made.
+    pub fn create(&self) -> Result<(), Error> {
+        self.esp.create()?;
+        self.ephemeral.create()?;
+        self.data.create()
+    }
+}
+
+/// `/esp`: what the machine knows before its data partition is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Esp {
+    /// The mount point.
+    pub mount: Dir,
+    /// The directory of everything that is ours.
+    pub polis: Dir,
+    /// The node parameters, put there by whoever made the disk.
+    pub parameters: File,
+    /// What a member needs to find its way home; see `cluster::sealed`.
+    pub sealed_configuration: File,
+    /// Where the cluster can be reached.
+    pub cluster_directory: File,
+    /// The network configuration that worked last.
+    pub network: File,
+    /// What storage was about to do; see `storage::journal`.
+    pub storage_journal: File,
+    /// What the cluster manager was about to do; see `cluster::journal`.
+    pub cluster_journal: File,
+}
+
+impl Esp {
+    fn at(base: PathBuf) -> Self {
+        let polis = base.join("polis");
+        let file = |name: &str| File::private(polis.join(name));
+        Self {
+            parameters: file("parameters.pb").at_most(PARAMETERS_SIZE_MAX),
+            sealed_configuration: file("sealed_configuration.pb"),
+            cluster_directory: file("cluster_directory.pb"),
+            network: file("network.pb"),
+            storage_journal: file("storage_journal.pb"),
+            cluster_journal: file("cluster_journal.pb"),
+            mount: Dir::public(base),
+            polis: Dir::private(polis.clone()),
+        }
+    }
+
+    /// Makes the directories.
+    ///
+    /// # Errors
+    ///
+    /// The first that cannot be made.
+    pub fn create(&self) -> Result<(), Error> {
+        self.polis.create()
+    }
+}
+
+/// `/data`: what must survive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Data {
+    /// The mount point.
+    pub mount: Dir,
+    /// Who this node is.
+    pub node: Node,
+    /// The etcd member.
+    pub etcd: Etcd,
+    /// The container runtime.
+    pub containerd: Dir,
+    /// Kubernetes.
+    pub kubernetes: Dir,
+    /// Volumes of workloads.
+    pub volumes: Dir,
+    /// Logs of this and former boots.
+    pub logs: Dir,
+}
+
+impl Data {
+    fn at(base: PathBuf) -> Self {
+        Self {
+            node: Node::at(base.join("node")),
+            etcd: Etcd::at(base.join("etcd")),
+            containerd: Dir::private(base.join("containerd")),
+            kubernetes: Dir::private(base.join("kubernetes")),
+            volumes: Dir::private(base.join("volumes")),
+            logs: Dir::private(base.join("logs")),
+            mount: Dir::public(base),
+        }
+    }
+
+    /// Makes the directories that belong to no role.
+    ///
+    /// # Errors
+    ///
+    /// The first that cannot be made.
+    pub fn create(&self) -> Result<(), Error> {
+        for directory in [
+            &self.node.dir,
+            &self.node.credentials.dir,
+            &self.etcd.dir,
+            &self.etcd.data,
+            &self.etcd.peer_pki.dir,
+            &self.etcd.snapshots,
+            &self.logs,
+        ] {
+            directory.create()?;
+        }
+        Ok(())
+    }
+}
+
+/// `/data/node`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// The directory itself.
+    pub dir: Dir,
+    /// The node's key and certificate.
+    pub credentials: Credentials,
+    /// The roles the node had when it last heard of them.
+    pub roles: File,
+}
+
+impl Node {
+    fn at(base: PathBuf) -> Self {
+        Self {
+            credentials: Credentials::at(base.join("credentials")),
+            roles: File::private(base.join("roles.pb")),
+            dir: Dir::private(base),
+        }
+    }
+}
+
+/// `/data/node/credentials`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// The directory itself.
+    pub dir: Dir,
+    /// The node's Ed25519 private key, PKCS#8 in PEM: the node's identity.
+    pub key: File,
+    /// The node's certificate, signed by the cluster CA, PEM.
+    pub certificate: File,
+    /// The certificate of the cluster CA, PEM.
+    pub ca: File,
+}
+
+impl Credentials {
+    fn at(base: PathBuf) -> Self {
+        Self {
+            key: File::private(base.join("key.pem")),
+            certificate: File::private(base.join("cert.pem")),
+            ca: File::private(base.join("ca.pem")),
+            dir: Dir::private(base),
+        }
+    }
+}
+
+/// `/data/etcd`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Etcd {
+    /// The directory itself.
+    pub dir: Dir,
+    /// What etcd calls its data directory.
+    pub data: Dir,
+    /// What the member shows its peers.
+    pub peer_pki: PeerPki,
+    /// Serial numbers that peers must not show any more, PEM.
+    pub peer_crl: File,
+    /// The ring of local snapshots.
+    pub snapshots: Dir,
+}
+
+impl Etcd {
+    fn at(base: PathBuf) -> Self {
+        Self {
+            data: Dir::private(base.join("data")),
+            peer_pki: PeerPki::at(base.join("peer_pki")),
+            peer_crl: File::private(base.join("peer.crl")),
+            snapshots: Dir::private(base.join("snapshots")),
+            dir: Dir::private(base),
+        }
+    }
+}
+
+/// `/data/etcd/peer_pki`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerPki {
+    /// The directory itself.
+    pub dir: Dir,
+    /// The certificate of the CA of the etcd peers, PEM.
+    pub ca: File,
+    /// This member's certificate, PEM.
+    pub cert: File,
+    /// This member's private key, PEM.
+    pub key: File,
+}
+
+impl PeerPki {
+    fn at(base: PathBuf) -> Self {
+        Self {
+            ca: File::private(base.join("ca.pem")),
+            cert: File::private(base.join("cert.pem")),
+            key: File::private(base.join("key.pem")),
+            dir: Dir::private(base),
+        }
+    }
+}
+
+/// `/ephemeral`: sockets and the files that `/etc` links to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ephemeral {
+    /// The mount point.
+    pub mount: Dir,
+    /// Sockets of the etcd member.
+    pub consensus: Sockets,
+    /// Sockets of the curator.
+    pub curator: Sockets,
+    /// Sockets of the container runtime.
+    pub containerd: Sockets,
+    /// `/etc/hosts`.
+    pub hosts: File,
+    /// `/etc/hostname`.
+    pub hostname: File,
+    /// `/etc/machine-id`.
+    pub machine_id: File,
+    /// `/etc/resolv.conf`.
+    pub resolv_conf: File,
+}
+
+impl Ephemeral {
+    fn at(base: PathBuf) -> Self {
+        let file = |name: &str| File::public(base.join(name));
+        Self {
+            consensus: Sockets::at(base.join("consensus"), "client.sock"),
+            curator: Sockets::at(base.join("curator"), "curator.sock"),
+            containerd: Sockets::at(base.join("containerd"), "client.sock"),
+            hosts: file("hosts"),
+            hostname: file("hostname"),
+            machine_id: file("machine-id"),
+            resolv_conf: file("resolv.conf"),
+            mount: Dir::public(base),
+        }
+    }
+
+    /// Makes the directories.
+    ///
+    /// # Errors
+    ///
+    /// The first that cannot be made.
+    pub fn create(&self) -> Result<(), Error> {
+        self.mount.create()?;
+        for sockets in [&self.consensus, &self.curator, &self.containerd] {
+            sockets.dir.create()?;
+        }
+        Ok(())
+    }
+}
+
+/// A directory that keeps a socket from everyone but root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sockets {
+    /// The directory itself.
+    pub dir: Dir,
+    client: PathBuf,
+}
+
+impl Sockets {
+    fn at(base: PathBuf, name: &str) -> Self {
+        Self { client: base.join(name), dir: Dir::private(base) }
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn client(&self) -> &Path {
+        &self.client
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_live_tree_is_at_the_mount_points() {
+        let root = Root::live();
+        assert_eq!(root.data.etcd.peer_pki.key.path(), Path::new("/data/etcd/peer_pki/key.pem"));
+        assert_eq!(root.esp.parameters.path(), Path::new("/esp/polis/parameters.pb"));
+        assert_eq!(
+            root.ephemeral.consensus.client(),
+            Path::new("/ephemeral/consensus/client.sock")
+        );
+    }
+
+    #[test]
+    fn a_tree_elsewhere_works_once_it_is_created() {
+        let base = tempfile::tempdir().unwrap();
+        let root = Root::at(base.path());
+        assert!(root.data.etcd.peer_pki.key.write(b"key").is_err());
+        root.create().unwrap();
+        root.create().unwrap();
+        root.data.etcd.peer_pki.key.write(b"key").unwrap();
+        root.esp.sealed_configuration.write(b"sealed").unwrap();
+        root.ephemeral.hosts.write(b"127.0.0.1 localhost\n").unwrap();
+        assert_eq!(root.data.etcd.peer_pki.key.read().unwrap().as_deref(), Some(&b"key"[..]));
+    }
+}
