@@ -1,3 +1,75 @@
 //! The one door to building, running, testing and measuring Polis.
+//!
+//! One file a command: each has an `Args` that clap fills and a `run` that
+//! does the work. This file only picks the command and prints how it failed.
+//!
+//! Exit status: 0 done; 1 refused or failed, with `error:`, the causes and
+//! `help:`; 2 wrong usage (clap's own).
+#![expect(clippy::print_stdout, reason = "a command line tool talks on its standard output")]
+#![expect(clippy::print_stderr, reason = "progress and errors belong on the standard error")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a build tool on a host starts programs itself: nobody reaps for it"
+)]
 
-fn main() {}
+mod bench;
+mod host;
+mod image;
+mod run;
+mod test;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Builds, runs, tests and measures Polis.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Build the disk image, or look into one.
+    Image(image::Args),
+    /// Build the image and boot it in QEMU as a new cluster.
+    Run(run::Args),
+    /// Check the sources and run the tests.
+    Test(test::Args),
+    /// Measure what the documentation states.
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Image(args) => image::run(args),
+        Command::Run(args) => run::run(args),
+        Command::Test(args) => test::run(args),
+        Command::Bench(args) => bench::run(args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints an error, its causes and the next step, in the form every command shares.
+fn report(error: &anyhow::Error) {
+    let help = error.downcast_ref::<host::Help>().map(ToString::to_string);
+    let mut chain =
+        error.chain().map(ToString::to_string).filter(|text| Some(text) != help.as_ref());
+    if let Some(first) = chain.next() {
+        eprintln!("error: {first}");
+    }
+    for cause in chain {
+        eprintln!("  cause: {cause}");
+    }
+    if let Some(help) = help {
+        eprintln!("help: {help}");
+    }
+}

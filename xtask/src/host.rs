@@ -1,0 +1,165 @@
+//! Makes sure that the host has the programs that a command needs.
+//!
+//! A fresh machine has Rust, apt and little more. Each command names its needs
+//! as [`Need`]s; what is missing is installed by apt where that is allowed
+//! (root), and said; else the command stops with the one line to paste.
+//!
+//! Invariants:
+//! - A package is asked for only when what it provides is missing: a host may
+//!   have the same program from another suite, and apt would refuse to mix.
+//!
+//! What this module does not do: install Rust, or anything that goes into the
+//! image (`polis_image::payload` unpacks that in a folder of its own).
+
+use std::{
+    env,
+    ffi::OsStr,
+    fmt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result};
+
+/// The next step for whoever reads the error. Attach it with `.context(Help(..))`.
+#[derive(Debug)]
+pub(crate) struct Help(pub(crate) String);
+
+impl fmt::Display for Help {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Something that must be on the host, and the package that brings it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// A program looked for on `PATH` (and where administrators' programs
+    /// are), or an absolute path of a file.
+    pub(crate) what: &'static str,
+    /// The Debian package that provides it.
+    pub(crate) package: &'static str,
+}
+
+/// What building our binaries needs: a protocol buffer compiler and the
+/// well-known types, which are a package of their own.
+pub(crate) const BUILD: &[Need] = &[
+    Need { what: "cc", package: "gcc" },
+    Need { what: "/usr/lib/x86_64-linux-gnu/libc.a", package: "libc6-dev" },
+    Need { what: "protoc", package: "protobuf-compiler" },
+    Need { what: "/usr/include/google/protobuf/descriptor.proto", package: "libprotobuf-dev" },
+];
+
+/// What fetching, verifying and unpacking the payload needs.
+pub(crate) const PAYLOAD: &[Need] = &[
+    Need { what: "apt-get", package: "apt" },
+    Need { what: "dpkg-deb", package: "dpkg" },
+    Need {
+        what: "/usr/share/keyrings/debian-archive-keyring.gpg",
+        package: "debian-archive-keyring",
+    },
+];
+
+/// What writing or converting qcow2 files needs.
+pub(crate) const QEMU_IMG: &[Need] = &[Need { what: "qemu-img", package: "qemu-utils" }];
+
+/// Where programs are that are not on everybody's `PATH`.
+const ADMIN_PATHS: [&str; 2] = ["/usr/sbin", "/sbin"];
+
+/// Makes sure that every need of `groups` is met.
+///
+/// # Errors
+///
+/// Something is missing and may not be, or could not be, installed.
+pub(crate) fn require(groups: &[&[Need]]) -> Result<()> {
+    let packages = missing(groups, |need| find(need.what).is_some());
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let line = format!("apt-get install --yes --no-install-recommends {}", packages.join(" "));
+    if !rustix::process::geteuid().is_root() || find("apt-get").is_none() {
+        return Err(anyhow::anyhow!("this host lacks {}", packages.join(", ")))
+            .context(Help(format!("run: sudo {line}")));
+    }
+    eprintln!("host: installing {} ({line})", packages.join(" "));
+    // Lists that are absent or old make the first try fail; a second with fresh
+    // ones is cheaper than refreshing them each time.
+    if apt(&install(&packages)).is_err() {
+        apt(&["update".to_owned()]).and_then(|()| apt(&install(&packages))).context(Help(
+            format!("apt could not install what is missing; look at its output, then run: {line}"),
+        ))?;
+    }
+    let left = missing(groups, |need| find(need.what).is_some());
+    anyhow::ensure!(left.is_empty(), "apt installed {}, and it still is not there", left.join(" "));
+    Ok(())
+}
+
+/// The packages whose needs are not met, each once, in the order asked for.
+fn missing(groups: &[&[Need]], met: impl Fn(&Need) -> bool) -> Vec<&'static str> {
+    let mut packages: Vec<&'static str> = Vec::new();
+    for need in groups.iter().copied().flatten() {
+        if !met(need) && !packages.contains(&need.package) {
+            packages.push(need.package);
+        }
+    }
+    packages
+}
+
+/// Finds a program, or the file when `what` is an absolute path.
+pub(crate) fn find(what: &str) -> Option<PathBuf> {
+    if what.starts_with('/') {
+        return Path::new(what).exists().then(|| PathBuf::from(what));
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain(ADMIN_PATHS.iter().map(PathBuf::from))
+        .map(|directory| directory.join(what))
+        .find(|candidate| candidate.is_file())
+}
+
+fn install(packages: &[&str]) -> Vec<String> {
+    ["install", "--yes", "--no-install-recommends"]
+        .iter()
+        .chain(packages)
+        .map(|argument| (*argument).to_owned())
+        .collect()
+}
+
+fn apt(arguments: &[impl AsRef<OsStr>]) -> Result<()> {
+    let status = Command::new("apt-get")
+        .arg("--quiet=2")
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .status()
+        .context("cannot start apt-get")?;
+    anyhow::ensure!(status.success(), "apt-get ended with {status}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEEDS: &[Need] = &[
+        Need { what: "one", package: "first" },
+        Need { what: "two", package: "second" },
+        Need { what: "three", package: "first" },
+    ];
+
+    #[test]
+    fn a_package_is_asked_for_only_when_something_of_it_is_missing() {
+        assert_eq!(missing(&[NEEDS], |need| need.what != "three"), ["first"]);
+        assert!(missing(&[NEEDS], |_| true).is_empty());
+    }
+
+    #[test]
+    fn a_package_is_named_once_however_many_needs_it_meets() {
+        assert_eq!(missing(&[NEEDS, NEEDS], |_| false), ["first", "second"]);
+    }
+
+    #[test]
+    fn an_absolute_need_is_a_file_and_no_program() {
+        assert!(find("/proc/self/exe").is_some());
+        assert!(find("/no/such/file").is_none());
+    }
+}
