@@ -1,1 +1,3 @@
-//! Placeholder.
+//! Builds the disk image: same inputs, same bytes.
+
+pub mod layout;

@@ -1,0 +1,170 @@
+//! Decides where everything lies on the disk: sizes in, partition table out.
+//!
+//! Pure: it opens nothing and writes nothing. [`crate::disk`] carries a plan
+//! out, and `storage` on the machine adds the data partition behind it.
+//!
+//! ```text
+//! LBA 0      1 MiB             + ESP                + system
+//! |GPT ......|POLIS-ESP........|POLIS-SYSTEM-A.....|free: POLIS-DATA is made here|GPT'|
+//! ```
+//!
+//! Invariants:
+//! - Every partition starts on a boundary of [`ALIGNMENT`].
+//! - Every GUID follows from the seed: the same content has the same table.
+//!
+//! What this module does not do: create POLIS-DATA (the machine does, at its
+//! first boot, since only it knows how large its disk is).
+
+use uuid::{Uuid, uuid};
+
+/// Sector size that the table is written for. Every disk that QEMU or a
+/// hypervisor shows uses it, and 4Kn disks are not supported yet.
+pub const SECTOR: u64 = 512;
+
+/// Partitions start at multiples of this, which suits every disk's own blocks.
+pub const ALIGNMENT: u64 = 1 << 20;
+
+/// Size of the EFI system partition: two unified kernel images of 30 MB and
+/// room for what a node keeps there; FAT32 needs more than 32 MiB anyway.
+pub const ESP_SIZE: u64 = 96 << 20;
+
+/// What the table's backup takes at the end of the disk: 33 sectors, aligned.
+const TAIL: u64 = ALIGNMENT;
+
+/// Namespace of the GUIDs that are derived from an image's content.
+const NAMESPACE: Uuid = uuid!("e227505c-02e7-4756-ac9f-ba785c39a948");
+
+/// Name and type of the EFI system partition. The type is UEFI's own: firmware
+/// looks for it.
+pub const ESP: Kind =
+    Kind { name: "POLIS-ESP", type_guid: uuid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b") };
+/// Name and type of the first system partition.
+pub const SYSTEM_A: Kind =
+    Kind { name: "POLIS-SYSTEM-A", type_guid: uuid!("59c6e635-c906-46a2-aaf4-09696edc0b9a") };
+/// Name and type of the second system partition.
+pub const SYSTEM_B: Kind =
+    Kind { name: "POLIS-SYSTEM-B", type_guid: uuid!("28f182cd-34be-4e64-b668-a7ce52086aca") };
+/// Name and type of the data partition.
+pub const DATA: Kind =
+    Kind { name: "POLIS-DATA", type_guid: uuid!("5141e997-d959-497c-b0e8-f6f81294567c") };
+
+/// What a partition is for: the name and the type GUID by which it is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// Name in the partition table.
+    pub name: &'static str,
+    /// Type in the partition table.
+    pub type_guid: Uuid,
+}
+
+/// One entry of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// Name and type.
+    pub kind: Kind,
+    /// The partition's own GUID.
+    pub guid: Uuid,
+    /// Offset of its first byte on the disk.
+    pub start: u64,
+    /// Length in bytes.
+    pub length: u64,
+}
+
+/// The whole table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// GUID of the disk.
+    pub disk_guid: Uuid,
+    /// The entries, in order of their place on the disk.
+    pub partitions: Vec<Partition>,
+    /// Size of the disk in bytes.
+    pub size: u64,
+}
+
+/// Why there is no such disk.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The disk is smaller than what must be on it.
+    #[error("a disk of {size} bytes is too small: ESP and system need {needed} bytes")]
+    TooSmall {
+        /// Bytes asked for.
+        size: u64,
+        /// Bytes needed.
+        needed: u64,
+    },
+    /// A table in sectors cannot say such a size.
+    #[error("a disk of {size} bytes is no multiple of {SECTOR}")]
+    Ragged {
+        /// Bytes asked for.
+        size: u64,
+    },
+}
+
+/// GUID of the ESP of the image with this content. Known before the table is
+/// planned, since the kernel command line names it.
+#[must_use]
+pub fn esp_guid(seed: &str) -> Uuid {
+    derive(seed, ESP.name)
+}
+
+/// Plans a disk of `size` bytes that holds an ESP and a system of `system` bytes.
+///
+/// # Errors
+///
+/// The disk is too small, or not a whole number of sectors.
+pub fn plan(seed: &str, system: u64, size: u64) -> Result<Layout, Error> {
+    if !size.is_multiple_of(SECTOR) {
+        return Err(Error::Ragged { size });
+    }
+    let mut next = ALIGNMENT;
+    let mut place = |kind: Kind, length: u64| {
+        let length = length.next_multiple_of(ALIGNMENT);
+        let partition = Partition { kind, guid: derive(seed, kind.name), start: next, length };
+        next += length;
+        partition
+    };
+    let partitions = vec![place(ESP, ESP_SIZE), place(SYSTEM_A, system)];
+    let needed = next + TAIL;
+    if size < needed {
+        return Err(Error::TooSmall { size, needed });
+    }
+    Ok(Layout { disk_guid: derive(seed, "disk"), partitions, size })
+}
+
+/// The GUID that belongs to `name` in the image with this content.
+fn derive(seed: &str, name: &str) -> Uuid {
+    Uuid::new_v5(&NAMESPACE, format!("{seed}/{name}").as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partitions_are_aligned_and_follow_each_other() {
+        let layout = plan("seed", 70_000_001, 1 << 30).unwrap();
+        let [esp, system] = &layout.partitions[..] else { panic!("two partitions") };
+        assert_eq!((esp.start, esp.length), (ALIGNMENT, ESP_SIZE));
+        assert_eq!(system.start, ALIGNMENT + ESP_SIZE);
+        assert!(system.length.is_multiple_of(ALIGNMENT) && system.length >= 70_000_001);
+    }
+
+    #[test]
+    fn the_same_content_has_the_same_table_and_other_content_another() {
+        let one = plan("a", 1 << 20, 1 << 30).unwrap();
+        assert_eq!(one, plan("a", 1 << 20, 1 << 30).unwrap());
+        assert_ne!(one.disk_guid, plan("b", 1 << 20, 1 << 30).unwrap().disk_guid);
+        assert_eq!(one.partitions[0].guid, esp_guid("a"));
+    }
+
+    #[test]
+    fn a_disk_that_cannot_hold_the_system_is_refused_with_what_it_needs() {
+        let needed = 2 * ALIGNMENT + ESP_SIZE + (64 << 20);
+        assert_eq!(
+            plan("a", 64 << 20, needed - 512),
+            Err(Error::TooSmall { size: needed - 512, needed })
+        );
+        assert!(plan("a", 64 << 20, needed).is_ok());
+        assert_eq!(plan("a", 1, needed + 1), Err(Error::Ragged { size: needed + 1 }));
+    }
+}
