@@ -1,0 +1,1 @@
+//! Finds what `cargo xtask image` built, by its manifest.
