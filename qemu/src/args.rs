@@ -209,11 +209,14 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
     }
     network(&mut args, config);
     // Behind `-nodefaults`, so that there is exactly the card that was asked for.
-    args.flag("-vga", match config.screen {
-        Screen::Std => "std",
-        Screen::Virtio => "virtio",
-        Screen::None => "none",
-    });
+    args.flag(
+        "-vga",
+        match config.screen {
+            Screen::Std => "std",
+            Screen::Virtio => "virtio",
+            Screen::None => "none",
+        },
+    );
     // No window: what the card shows is read over QMP.
     args.flag("-display", "none");
     for item in &config.fw_cfg {
@@ -241,18 +244,24 @@ fn machine(args: &mut Args, config: &Config) {
         Firmware::Uefi { .. } | Firmware::Direct { .. } => "",
     };
     args.flag("-machine", format!("q35{smm}"));
-    args.flag("-accel", match config.accelerator {
-        Accelerator::Kvm => "kvm",
-        Accelerator::Tcg => "tcg,thread=multi",
-        Accelerator::TcgSingle => "tcg,thread=single",
-    });
-    args.flag("-cpu", match config.accelerator {
-        Accelerator::Kvm => "host",
-        // The newest model whose features QEMU translates well: later ones add
-        // vector instructions, and the kernel then tests slow ciphers at boot.
-        // Without `rdrand` the kernel's random numbers are not ready for minutes.
-        Accelerator::Tcg | Accelerator::TcgSingle => "Nehalem,+rdrand",
-    });
+    args.flag(
+        "-accel",
+        match config.accelerator {
+            Accelerator::Kvm => "kvm",
+            Accelerator::Tcg => "tcg,thread=multi",
+            Accelerator::TcgSingle => "tcg,thread=single",
+        },
+    );
+    args.flag(
+        "-cpu",
+        match config.accelerator {
+            Accelerator::Kvm => "host",
+            // The newest model whose features QEMU translates well: later ones add
+            // vector instructions, and the kernel then tests slow ciphers at boot.
+            // Without `rdrand` the kernel's random numbers are not ready for minutes.
+            Accelerator::Tcg | Accelerator::TcgSingle => "Nehalem,+rdrand",
+        },
+    );
     args.flag("-smp", config.cpus.to_string());
     args.flag("-m", config.memory.to_string());
     // The second source of early randomness: the firmware seeds the kernel from it.
@@ -417,7 +426,29 @@ mod tests {
 
     #[test]
     fn a_direct_boot_has_no_boot_index_and_no_flash() {
-        insta::assert_snapshot!(show(&with_disk(direct(), Bus::Virtio)), @"");
+        insta::assert_snapshot!(show(&with_disk(direct(), Bus::Virtio)), @r"
+        -nodefaults
+        -no-user-config
+        -machine q35
+        -accel tcg,thread=multi
+        -cpu Nehalem,+rdrand
+        -smp 1
+        -m 512
+        -device virtio-rng-pci
+        -kernel vmlinuz
+        -initrd initramfs.cpio
+        -append console=ttyS0 quiet
+        -drive if=none,id=disk,format=raw,cache=unsafe,discard=unmap,file=a,,b.img
+        -device virtio-blk-pci,drive=disk,serial=polis
+        -netdev user,id=net
+        -device virtio-net-pci,netdev=net,mac=52:54:00:70:6f:6c,romfile=
+        -vga std
+        -display none
+        -chardev stdio,id=serial,signal=off
+        -serial chardev:serial
+        -chardev socket,id=qmp,server=off,path=/run/q
+        -mon chardev=qmp,mode=control
+        ");
     }
 
     #[test]
@@ -432,7 +463,37 @@ mod tests {
             fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".into(), file: "p.pb".into() }],
             ..with_disk(uefi(true), Bus::Nvme)
         };
-        insta::assert_snapshot!(show(&config), @"");
+        insta::assert_snapshot!(show(&config), @r"
+        -nodefaults
+        -no-user-config
+        -machine q35,smm=on
+        -accel tcg,thread=multi
+        -cpu Nehalem,+rdrand
+        -smp 1
+        -m 512
+        -device virtio-rng-pci
+        -global driver=cfi.pflash01,property=secure,value=on
+        -drive if=pflash,unit=0,format=raw,readonly=on,file=code.fd
+        -drive if=pflash,unit=1,format=raw,file=vars.fd
+        -smbios type=11,value=io.systemd.stub.kernel-cmdline-extra=polis.guru-countdown=1
+        -drive if=none,id=disk,format=raw,cache=unsafe,discard=unmap,file=a,,b.img
+        -device nvme,drive=disk,serial=polis,bootindex=0
+        -netdev user,id=net,hostfwd=tcp:127.0.0.1:18000-:7840
+        -device e1000e,netdev=net,mac=52:54:00:70:6f:6c,romfile=
+        -vga virtio
+        -display none
+        -fw_cfg name=opt/polis/parameters.pb,file=p.pb
+        -chardev stdio,id=serial,signal=off
+        -serial chardev:serial
+        -chardev socket,id=qmp,server=off,path=/run/q
+        -mon chardev=qmp,mode=control
+        -device virtio-serial-pci
+        -chardev socket,id=console,server=off,path=/run/c
+        -device virtconsole,chardev=console
+        -device i6300esb
+        -action watchdog=reset
+        -no-reboot
+        ");
     }
 
     #[test]

@@ -211,7 +211,8 @@ mod tests {
 
     #[test]
     fn what_is_not_an_event_line_is_none() {
-        for text in ["", "POLIS ", "POLISH x=1", " POLIS ready t=1", "POLIS ready t", "POLIS a b=\""]
+        for text in
+            ["", "POLIS ", "POLISH x=1", " POLIS ready t=1", "POLIS ready t", "POLIS a b=\""]
         {
             assert_eq!(parse(text), None, "{text}");
         }

@@ -88,7 +88,9 @@ pub enum Outcome {
         silent: Duration,
     },
     /// The guest has crashed: it said nothing for most of the time, not even goodbye.
-    #[error("the guest went silent {silent:.0?} ago without `POLIS off` or `POLIS guru`: it crashed")]
+    #[error(
+        "the guest went silent {silent:.0?} ago without `POLIS off` or `POLIS guru`: it crashed"
+    )]
     Silent {
         /// The age of the last line.
         silent: Duration,
@@ -153,10 +155,8 @@ impl Machine {
             .prefix("polis-")
             .tempdir()
             .map_err(host("make a folder for sockets".to_owned()))?;
-        let sockets = Sockets {
-            qmp: runtime.path().join("qmp"),
-            console: runtime.path().join("console"),
-        };
+        let sockets =
+            Sockets { qmp: runtime.path().join("qmp"), console: runtime.path().join("console") };
         let qmp = listen(&sockets.qmp)?;
         let console = config.console.then(|| listen(&sockets.console)).transpose()?;
 
@@ -178,15 +178,17 @@ impl Machine {
             .stderr(stderr)
             .spawn()
             .map_err(host(format!("start {QEMU}")))?;
-        let connected = accept(&qmp, &mut child, &log).and_then(|qmp| {
-            let console = console.map(|console| accept(&console, &mut child, &log)).transpose()?;
+        let connected = accept(&qmp, &mut child).and_then(|qmp| {
+            let console = console.map(|console| accept(&console, &mut child)).transpose()?;
             Ok((qmp::Client::new(qmp)?, console))
         });
         let (qmp, console) = match connected {
             Ok(channels) => channels,
             Err(error) => {
                 end(&mut child);
-                return Err(error);
+                // A QEMU that dies while it starts says why; that is the better error.
+                let said = fs::read_to_string(&log).unwrap_or_default().trim().to_owned();
+                return Err(if said.is_empty() { error } else { Error::Refused { said } });
             }
         };
         // Piped above, so it is there.
@@ -278,7 +280,11 @@ impl Machine {
     fn lateness(&self, within: Duration) -> Outcome {
         let last = self.port.lines(0).last().map_or(Duration::ZERO, |line| line.at);
         let silent = self.started.elapsed().saturating_sub(last);
-        if silent >= SILENCE { Outcome::Silent { silent } } else { Outcome::Late { within, silent } }
+        if silent >= SILENCE {
+            Outcome::Silent { silent }
+        } else {
+            Outcome::Late { within, silent }
+        }
     }
 
     fn failed(&self, what: &str, outcome: Outcome) -> Error {
@@ -343,12 +349,15 @@ impl Machine {
     /// When it has not within `within`.
     pub fn wait_end(&mut self, within: Duration) -> Result<ExitStatus, Error> {
         let deadline = Instant::now() + within;
-        while let Next::Line(_) | Next::Late = self.port.next(self.cursor, deadline) {
-            if Instant::now() >= deadline {
-                let outcome = self.lateness(within);
-                return Err(self.failed("the end of the machine", outcome));
+        loop {
+            match self.port.next(self.cursor, deadline) {
+                Next::Line(_) => self.cursor += 1,
+                Next::Closed => break,
+                Next::Late => {
+                    let outcome = self.lateness(within);
+                    return Err(self.failed("the end of the machine", outcome));
+                }
             }
-            self.cursor += 1;
         }
         // The port closes with the process: this returns at once.
         self.child
@@ -421,7 +430,7 @@ fn listen(path: &Path) -> Result<UnixListener, Error> {
 }
 
 /// Takes the connection that QEMU makes while it starts.
-fn accept(listener: &UnixListener, child: &mut Child, log: &Path) -> Result<UnixStream, Error> {
+fn accept(listener: &UnixListener, child: &mut Child) -> Result<UnixStream, Error> {
     /// How often the child is looked at: it may die without ever connecting.
     const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     let deadline = Instant::now() + START_MAX;
@@ -435,11 +444,9 @@ fn accept(listener: &UnixListener, child: &mut Child, log: &Path) -> Result<Unix
         }
         let ended = child.try_wait().map_err(host)?;
         if ended.is_some() || Instant::now() > deadline {
-            let said = fs::read_to_string(log).unwrap_or_default();
-            let said = match (said.trim(), ended) {
-                ("", Some(status)) => format!("{status}"),
-                ("", None) => format!("no connection within {START_MAX:?}"),
-                (said, _) => said.to_owned(),
+            let said = match ended {
+                Some(status) => status.to_string(),
+                None => format!("no connection within {START_MAX:?}"),
             };
             return Err(Error::Refused { said });
         }
@@ -477,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_anything_to_boot_runs_and_ends_when_told() {
+    fn a_qemu_that_refuses_its_arguments_is_quoted() {
         let dir = tempfile::tempdir().unwrap();
         let firmware = Firmware::Direct {
             kernel: "/nonexistent".into(),
@@ -494,6 +501,9 @@ mod tests {
             return;
         }
         let error = Machine::start(&config, dir.path()).unwrap_err();
-        assert!(matches!(&error, Error::Refused { said } if said.contains("nonexistent")), "{error}");
+        assert!(
+            matches!(&error, Error::Refused { said } if said.contains("nonexistent")),
+            "{error}"
+        );
     }
 }

@@ -39,8 +39,11 @@ impl Picture {
         }
         let [width, height, 255] = numbers else { return None };
         let (chunks, []) = rest.get(1..)?.as_chunks::<3>() else { return None };
-        (chunks.len() == width.checked_mul(height)?)
-            .then(|| Self { width, height, pixels: chunks.to_vec() })
+        (chunks.len() == width.checked_mul(height)?).then(|| Self {
+            width,
+            height,
+            pixels: chunks.to_vec(),
+        })
     }
 
     /// The share of pixels, 0.0 to 1.0, for which `which` holds.
@@ -70,7 +73,8 @@ mod tests {
 
     #[test]
     fn a_picture_is_counted_by_colour() {
-        let picture = Picture::parse(b"P6\n2 2\n255\n\xaa\0\0\0\0\0\xff\xff\xff\xaa\x11\0").unwrap();
+        let picture =
+            Picture::parse(b"P6\n2 2\n255\n\xaa\0\0\0\0\0\xff\xff\xff\xaa\x11\0").unwrap();
         assert_eq!((picture.width, picture.height), (2, 2));
         assert!((picture.share(is_red) - 0.5).abs() < 1e-9);
         assert!((picture.share(is_black) - 0.25).abs() < 1e-9);
