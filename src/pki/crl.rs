@@ -1,0 +1,141 @@
+//! Reads and writes certificate revocation lists.
+//!
+//! The stored CRL is the only record of what is revoked: it is read back,
+//! extended and signed again with the next number.
+
+use std::fmt;
+use std::time::SystemTime;
+
+use rcgen::{
+    CertificateRevocationListParams, KeyIdMethod, RevocationReason, RevokedCertParams, SerialNumber,
+};
+use time::OffsetDateTime;
+use x509_parser::prelude::FromDer as _;
+use x509_parser::revocation_list::CertificateRevocationList;
+
+use super::Error;
+use super::parse::system_time;
+use super::template::{Signer, crl_validity};
+
+/// Why a certificate is not good any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Its key may be in the wrong hands.
+    KeyCompromise,
+    /// Its owner left the cluster.
+    Left,
+    /// No reason was kept.
+    Unspecified,
+}
+
+impl Reason {
+    /// RFC 5280, section 5.3.1.
+    fn code(self) -> RevocationReason {
+        match self {
+            Self::KeyCompromise => RevocationReason::KeyCompromise,
+            Self::Left => RevocationReason::CessationOfOperation,
+            Self::Unspecified => RevocationReason::Unspecified,
+        }
+    }
+
+    fn from_code(code: Option<u8>) -> Self {
+        match code {
+            Some(1) => Self::KeyCompromise,
+            Some(5) => Self::Left,
+            _ => Self::Unspecified,
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::KeyCompromise => "key compromised",
+            Self::Left => "left the cluster",
+            Self::Unspecified => "unspecified",
+        })
+    }
+}
+
+/// One entry of a CRL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Revoked {
+    /// The serial number of the certificate, big-endian.
+    pub serial: Vec<u8>,
+    /// When it was revoked.
+    pub at: SystemTime,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// A certificate revocation list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Crl {
+    /// Grows by one with every change.
+    pub number: u64,
+    /// In the order in which they were added.
+    pub revoked: Vec<Revoked>,
+    /// The signed list.
+    pub der: Vec<u8>,
+}
+
+impl Crl {
+    /// Reads a list in DER; `None` if it is not one that Polis makes.
+    #[must_use]
+    pub fn read(der: &[u8]) -> Option<Self> {
+        let (rest, list) = CertificateRevocationList::from_der(der).ok()?;
+        if !rest.is_empty() {
+            return None;
+        }
+        let number = u64::try_from(list.crl_number()?).ok()?;
+        let revoked = list
+            .iter_revoked_certificates()
+            .map(|entry| Revoked {
+                serial: entry.raw_serial().to_vec(),
+                at: system_time(entry.revocation_date),
+                reason: Reason::from_code(entry.reason_code().map(|(_, code)| code.0)),
+            })
+            .collect();
+        Some(Self { number, revoked, der: der.to_vec() })
+    }
+
+    /// Whether the list names this serial number.
+    #[must_use]
+    pub fn revokes(&self, serial: &[u8]) -> bool {
+        self.revoked.iter().any(|entry| entry.serial == serial)
+    }
+
+    /// The list in PEM.
+    #[must_use]
+    pub fn pem(&self) -> String {
+        super::crl_pem(&self.der)
+    }
+}
+
+/// Signs list number `number`.
+pub(super) fn sign(
+    signer: &Signer,
+    name: &str,
+    number: u64,
+    revoked: &[Revoked],
+    now: SystemTime,
+) -> Result<Vec<u8>, Error> {
+    let (this_update, next_update) = crl_validity(now);
+    let entry = |entry: &Revoked| RevokedCertParams {
+        serial_number: SerialNumber::from_slice(&entry.serial),
+        revocation_time: OffsetDateTime::from(entry.at),
+        reason_code: Some(entry.reason.code()),
+        invalidity_date: None,
+    };
+    signer.sign_crl(
+        name,
+        CertificateRevocationListParams {
+            this_update,
+            next_update,
+            crl_number: SerialNumber::from(number),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.iter().map(entry).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        },
+    )
+}

@@ -1,0 +1,84 @@
+//! Reads what a certificate says, as far as Polis asks.
+
+use std::time::{Duration, SystemTime};
+
+use sha2::{Digest as _, Sha256};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_parser::time::ASN1Time;
+
+/// What is written in a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The common name of its subject.
+    pub subject: String,
+    /// The common name of its issuer.
+    pub issuer: String,
+    /// The serial number, big-endian.
+    pub serial: Vec<u8>,
+    /// The raw Ed25519 public key.
+    pub public_key: [u8; 32],
+    /// Valid from then.
+    pub not_before: SystemTime,
+    /// Valid until then.
+    pub not_after: SystemTime,
+    /// SHA-256 of the DER encoding.
+    pub fingerprint: [u8; 32],
+}
+
+impl Facts {
+    /// Reads a certificate in DER; `None` if it is not one that Polis makes.
+    #[must_use]
+    pub fn read(der: &[u8]) -> Option<Self> {
+        let (rest, certificate) = X509Certificate::from_der(der).ok()?;
+        if !rest.is_empty() {
+            return None;
+        }
+        let common_name = |name: &x509_parser::x509::X509Name<'_>| {
+            name.iter_common_name().next().and_then(|cn| cn.as_str().ok()).map(str::to_owned)
+        };
+        Some(Self {
+            subject: common_name(certificate.subject())?,
+            issuer: common_name(certificate.issuer())?,
+            serial: certificate.raw_serial().to_vec(),
+            public_key: certificate
+                .public_key()
+                .subject_public_key
+                .data
+                .as_ref()
+                .try_into()
+                .ok()?,
+            not_before: system_time(certificate.validity().not_before),
+            not_after: system_time(certificate.validity().not_after),
+            fingerprint: Sha256::digest(der).into(),
+        })
+    }
+
+    /// When the certificate is renewed.
+    #[must_use]
+    pub fn renew_at(&self) -> SystemTime {
+        super::template::renewal_due(self.not_before, self.not_after)
+    }
+
+    /// Whether it should be replaced: two thirds of its life are over, or its
+    /// life has not begun because it was made by a clock that ran ahead.
+    #[must_use]
+    pub fn renewal_due(&self, now: SystemTime) -> bool {
+        now < self.not_before || now >= self.renew_at()
+    }
+}
+
+/// Dates before 1970 count as 1970: nothing of ours is that old.
+pub(super) fn system_time(time: ASN1Time) -> SystemTime {
+    let seconds = u64::try_from(time.timestamp()).unwrap_or(0);
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+/// Lower-case hexadecimal digits of `bytes`.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _written = write!(text, "{byte:02x}");
+        text
+    })
+}

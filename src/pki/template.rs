@@ -1,0 +1,283 @@
+//! Knows what each kind of certificate says, and signs it.
+//!
+//! Pure but for the randomness of serial numbers: time comes in as a parameter.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime};
+
+use ed25519_dalek::SigningKey;
+use ed25519_dalek::pkcs8::spki::der::pem as armour;
+use ed25519_dalek::pkcs8::{EncodePrivateKey as _, KeypairBytes};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose, PKCS_ED25519, PublicKeyData, SanType, SerialNumber,
+    SignatureAlgorithm,
+};
+use time::OffsetDateTime;
+use zeroize::{Zeroize as _, Zeroizing};
+
+use super::Error;
+
+/// The DNS name that only certificates of etcd peers carry. etcd is told to
+/// refuse peers without it, so no other certificate of the cluster speaks raft.
+pub const ETCD_PEER_NAME: &str = "etcd-peer.polis.internal";
+
+/// How far the clocks of two machines may differ before a fresh certificate is
+/// refused as not valid yet.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(24 * 60 * 60);
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Authorities outlive the machines that they were made on.
+const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// Long enough for a node that was off over a season, short enough that a
+/// forgotten one drops out.
+const NODE_LIFETIME: Duration = Duration::from_secs(90 * 24 * 60 * 60);
+
+/// People come back more often than machines.
+const USER_LIFETIME: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// A host that a certificate speaks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Host {
+    /// A DNS name.
+    Name(String),
+    /// An address.
+    Address(IpAddr),
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Address(IpAddr::V4(address)) => write!(f, "{address}"),
+            Self::Address(IpAddr::V6(address)) => write!(f, "[{address}]"),
+        }
+    }
+}
+
+/// What a certificate is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Template {
+    /// Signs the certificates of etcd peers.
+    EtcdAuthority,
+    /// One member of etcd, server and client at once.
+    EtcdPeer {
+        /// The host in the member's peer URL.
+        host: Host,
+    },
+    /// Signs the certificates of nodes and users.
+    ClusterAuthority,
+    /// A node: server authentication, so no user can pass for one.
+    Node,
+    /// A user: client authentication.
+    User,
+}
+
+impl Template {
+    /// Whether certificates of this kind sign others.
+    #[must_use]
+    pub fn is_authority(&self) -> bool {
+        matches!(self, Self::EtcdAuthority | Self::ClusterAuthority)
+    }
+
+    /// From issue to expiry.
+    #[must_use]
+    pub fn lifetime(&self) -> Duration {
+        match self {
+            Self::EtcdAuthority | Self::ClusterAuthority => AUTHORITY_LIFETIME,
+            Self::EtcdPeer { .. } | Self::Node => NODE_LIFETIME,
+            Self::User => USER_LIFETIME,
+        }
+    }
+
+    fn usages(&self) -> Vec<KeyUsagePurpose> {
+        match self {
+            Self::EtcdAuthority | Self::ClusterAuthority => vec![
+                KeyUsagePurpose::KeyCertSign,
+                KeyUsagePurpose::CrlSign,
+                KeyUsagePurpose::DigitalSignature,
+            ],
+            Self::EtcdPeer { .. } => {
+                vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment]
+            }
+            Self::Node | Self::User => vec![KeyUsagePurpose::DigitalSignature],
+        }
+    }
+
+    /// Never empty: a certificate without any is taken for every use.
+    fn extended_usages(&self) -> Vec<ExtendedKeyUsagePurpose> {
+        use ExtendedKeyUsagePurpose::{ClientAuth, OcspSigning, ServerAuth};
+        match self {
+            Self::EtcdAuthority | Self::ClusterAuthority => {
+                vec![ClientAuth, ServerAuth, OcspSigning]
+            }
+            Self::EtcdPeer { .. } => vec![ClientAuth, ServerAuth],
+            Self::Node => vec![ServerAuth],
+            Self::User => vec![ClientAuth],
+        }
+    }
+
+    fn hosts(&self, name: &str) -> Vec<Host> {
+        let named = Host::Name(name.to_owned());
+        match self {
+            Self::EtcdAuthority | Self::ClusterAuthority | Self::User => Vec::new(),
+            Self::EtcdPeer { host } => {
+                let mut hosts = vec![named, Host::Name(ETCD_PEER_NAME.to_owned())];
+                if !hosts.contains(host) {
+                    hosts.push(host.clone());
+                }
+                hosts
+            }
+            Self::Node => vec![named],
+        }
+    }
+
+    /// The certificate without key and signature.
+    fn params(
+        &self,
+        name: &str,
+        serial: &[u8],
+        now: SystemTime,
+    ) -> Result<CertificateParams, Error> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        for host in self.hosts(name) {
+            params.subject_alt_names.push(match host {
+                Host::Name(dns) => SanType::DnsName(
+                    dns.try_into()
+                        .map_err(|source| Error::Sign { name: name.to_owned(), source })?,
+                ),
+                Host::Address(address) => SanType::IpAddress(address),
+            });
+        }
+        params.serial_number = Some(SerialNumber::from_slice(serial));
+        params.is_ca = if self.is_authority() {
+            // Nothing below an authority signs anything.
+            IsCa::Ca(BasicConstraints::Constrained(0))
+        } else {
+            IsCa::ExplicitNoCa
+        };
+        params.key_usages = self.usages();
+        params.extended_key_usages = self.extended_usages();
+        params.not_before = OffsetDateTime::from(now - CLOCK_TOLERANCE);
+        params.not_after = OffsetDateTime::from(now + self.lifetime());
+        params.use_authority_key_identifier_extension = true;
+        Ok(params)
+    }
+}
+
+/// When a certificate of that validity is renewed: after two thirds of its life.
+pub(super) fn renewal_due(not_before: SystemTime, not_after: SystemTime) -> SystemTime {
+    let life = not_after.duration_since(not_before).unwrap_or_default();
+    not_before + life / 3 * 2
+}
+
+/// The one serial number of every authority: it signs itself first.
+pub(super) const AUTHORITY_SERIAL: [u8; 1] = [1];
+
+/// A random serial number, positive and always of the same length.
+pub(super) fn random_serial() -> [u8; 16] {
+    let mut serial: [u8; 16] = rand::random();
+    serial[0] = (serial[0] & 0x3f) | 0x40;
+    serial
+}
+
+/// A key that somebody else holds.
+struct Public<'a>(&'a [u8; 32]);
+
+impl PublicKeyData for Public<'_> {
+    fn der_bytes(&self) -> &[u8] {
+        self.0
+    }
+
+    fn algorithm(&self) -> &'static SignatureAlgorithm {
+        &PKCS_ED25519
+    }
+}
+
+/// An authority that can sign.
+pub(super) struct Signer {
+    pub(super) der: Vec<u8>,
+    issuer: rcgen::Issuer<'static, KeyPair>,
+}
+
+impl Signer {
+    /// Puts a stored certificate and its key together.
+    pub(super) fn load(name: &str, der: Vec<u8>, key: &SigningKey) -> Result<Self, Error> {
+        let sign = |source| Error::Sign { name: name.to_owned(), source };
+        let pair = key_pair(key).map_err(sign)?;
+        let issuer = rcgen::Issuer::from_ca_cert_der(&der.as_slice().into(), pair).map_err(sign)?;
+        Ok(Self { der, issuer })
+    }
+
+    /// Makes an authority that signs itself.
+    pub(super) fn create(
+        name: &str,
+        template: &Template,
+        key: &SigningKey,
+        now: SystemTime,
+    ) -> Result<Self, Error> {
+        let sign = |source| Error::Sign { name: name.to_owned(), source };
+        let pair = key_pair(key).map_err(sign)?;
+        let params = template.params(name, &AUTHORITY_SERIAL, now)?;
+        let der = params.self_signed(&pair).map_err(sign)?.der().to_vec();
+        Ok(Self { der, issuer: rcgen::Issuer::new(params, pair) })
+    }
+
+    /// Signs a certificate for `key`.
+    pub(super) fn sign(
+        &self,
+        name: &str,
+        template: &Template,
+        key: &[u8; 32],
+        serial: &[u8],
+        now: SystemTime,
+    ) -> Result<Vec<u8>, Error> {
+        let params = template.params(name, serial, now)?;
+        let signed = params
+            .signed_by(&Public(key), &self.issuer)
+            .map_err(|source| Error::Sign { name: name.to_owned(), source })?;
+        Ok(signed.der().to_vec())
+    }
+
+    /// Signs a CRL.
+    pub(super) fn sign_crl(
+        &self,
+        name: &str,
+        params: rcgen::CertificateRevocationListParams,
+    ) -> Result<Vec<u8>, Error> {
+        let signed = params
+            .signed_by(&self.issuer)
+            .map_err(|source| Error::Sign { name: name.to_owned(), source })?;
+        Ok(signed.der().to_vec())
+    }
+}
+
+/// From when and until when a CRL made now is valid. Readers hear of a newer one
+/// by watching, not by its end.
+pub(super) fn crl_validity(now: SystemTime) -> (OffsetDateTime, OffsetDateTime) {
+    (OffsetDateTime::from(now - DAY), OffsetDateTime::from(now + AUTHORITY_LIFETIME))
+}
+
+fn key_pair(key: &SigningKey) -> Result<KeyPair, rcgen::Error> {
+    let der = pkcs8(key);
+    KeyPair::from_pkcs8_der_and_sign_algo(&der.as_slice().into(), &PKCS_ED25519)
+}
+
+/// PKCS#8, version 1: without the public half, which some readers refuse.
+pub(super) fn pkcs8(key: &SigningKey) -> Zeroizing<Vec<u8>> {
+    let mut bytes = KeypairBytes { secret_key: key.to_bytes(), public_key: None };
+    let der = bytes.to_pkcs8_der().expect("a key of fixed length always has an encoding");
+    bytes.secret_key.zeroize();
+    Zeroizing::new(der.as_bytes().to_vec())
+}
+
+/// DER in PEM armour.
+pub(super) fn pem(label: &'static str, der: &[u8]) -> String {
+    armour::encode_string(label, armour::LineEnding::LF, der)
+        .expect("a fixed label and any bytes always have an encoding")
+}
