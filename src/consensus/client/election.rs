@@ -1,0 +1,128 @@
+//! Leases, and elections that are held with them.
+//!
+//! Lease numbers are global to etcd, so only the name of an election is
+//! prefixed; the key of a leader comes back absolute and is passed on unchanged.
+
+use std::time::Duration;
+
+use etcd_client::{LeaderKey, ResignOptions};
+
+use super::{Client, Error, call};
+
+/// A promise to be alive: what was written under it ends when it is not kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    id: i64,
+    ttl: Duration,
+}
+
+impl Lease {
+    /// etcd's number for it.
+    #[must_use]
+    pub fn id(&self) -> i64 {
+        self.id
+    }
+}
+
+/// A won election.
+#[derive(Clone, Debug)]
+pub struct Leadership(LeaderKey);
+
+impl Leadership {
+    /// The absolute key that stands for it, and the revision it came to be at.
+    pub(super) fn lock(&self) -> (Vec<u8>, i64) {
+        (self.0.key().to_vec(), self.0.rev())
+    }
+}
+
+impl Client {
+    /// Takes a lease of `ttl`, in whole seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::retriable`] says whether it makes sense to try again.
+    pub async fn lease(&self, ttl: Duration) -> Result<Lease, Error> {
+        let seconds = i64::try_from(ttl.as_secs().max(1)).unwrap_or(i64::MAX);
+        let mut leases = self.etcd.lease_client();
+        let granted = call("take a lease", leases.grant(seconds, None)).await?;
+        Ok(Lease { id: granted.id(), ttl })
+    }
+
+    /// Keeps a lease for as long as it is polled; ends when the lease is lost.
+    pub async fn keep(&self, lease: &Lease) -> Error {
+        match self.keep_until_lost(lease).await {
+            Ok(()) => Error::Ended { what: "the lease" },
+            Err(error) => error,
+        }
+    }
+
+    async fn keep_until_lost(&self, lease: &Lease) -> Result<(), Error> {
+        let what = "keep a lease";
+        let mut leases = self.etcd.lease_client();
+        let (mut keeper, mut answers) = call(what, leases.keep_alive(lease.id)).await?;
+        loop {
+            call(what, keeper.keep_alive()).await?;
+            match call(what, answers.message()).await? {
+                // A time to live of zero: etcd does not know the lease any more.
+                Some(answer) if answer.ttl() > 0 => {}
+                _ => return Ok(()),
+            }
+            // Three chances before the lease ends.
+            tokio::time::sleep(lease.ttl / 3).await;
+        }
+    }
+
+    /// Gives a lease back: everything written under it goes at once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::retriable`] says whether it makes sense to try again.
+    pub async fn release(&self, lease: &Lease) -> Result<(), Error> {
+        let mut leases = self.etcd.lease_client();
+        call("give back a lease", leases.revoke(lease.id)).await.map(drop)
+    }
+
+    /// Waits until this candidate leads `election`. `value` is what the others see.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::retriable`] says whether it makes sense to try again.
+    pub async fn campaign(
+        &self,
+        election: &str,
+        value: impl Into<Vec<u8>> + Send,
+        lease: &Lease,
+    ) -> Result<Leadership, Error> {
+        let what = "campaign";
+        let mut elections = self.etcd.election_client();
+        // Waits for as long as another one leads: no deadline.
+        let won = elections.campaign(self.outer(election), value, lease.id).await;
+        let mut won = won.map_err(|error| Error::new(what, error))?;
+        won.take_leader().map(Leadership).ok_or(Error::Ended { what: "the election" })
+    }
+
+    /// What the leader of `election` campaigned with; `None` if nobody leads.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::retriable`] says whether it makes sense to try again.
+    pub async fn leader(&self, election: &str) -> Result<Option<Vec<u8>>, Error> {
+        let mut elections = self.etcd.election_client();
+        match call("ask who leads", elections.leader(self.outer(election))).await {
+            Ok(found) => Ok(found.kv().map(|kv| kv.value().to_vec())),
+            Err(error) if error.says("election: no leader") => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives a leadership up; the next candidate leads at once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::retriable`] says whether it makes sense to try again.
+    pub async fn resign(&self, leadership: Leadership) -> Result<(), Error> {
+        let options = ResignOptions::new().with_leader(leadership.0);
+        let mut elections = self.etcd.election_client();
+        call("resign", elections.resign(Some(options))).await.map(drop)
+    }
+}

@@ -1,0 +1,88 @@
+//! Says why etcd did not do what it was asked.
+
+use super::CALL_MAX;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nobody listens, the connection broke, or there is no leader.
+    #[error("cannot {what}: etcd does not answer")]
+    Unreachable {
+        /// What was asked for.
+        what: &'static str,
+        /// What the transport or etcd says.
+        source: etcd_client::Error,
+    },
+    /// The answer did not come in time.
+    #[error("cannot {what}: no answer from etcd within {CALL_MAX:?}")]
+    Timeout {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// The database has reached its quota; only reads and deletions still work.
+    #[error("cannot {what}: the database of etcd is full")]
+    Full {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// etcd understood and refused.
+    #[error("cannot {what}: etcd refuses")]
+    Refused {
+        /// What was asked for.
+        what: &'static str,
+        /// What etcd says.
+        source: etcd_client::Error,
+    },
+    /// A stream ended that should not.
+    #[error("{what} ended")]
+    Ended {
+        /// Which stream.
+        what: &'static str,
+    },
+}
+
+impl Error {
+    pub(in crate::consensus) fn new(what: &'static str, source: etcd_client::Error) -> Self {
+        let etcd_client::Error::GRpcStatus(status) = &source else {
+            return match source {
+                etcd_client::Error::TransportError(_)
+                | etcd_client::Error::IoError(_)
+                | etcd_client::Error::WatchError(_)
+                | etcd_client::Error::LeaseKeepAliveError(_) => Self::Unreachable { what, source },
+                _ => Self::Refused { what, source },
+            };
+        };
+        match status.code() {
+            tonic::Code::Unavailable
+            | tonic::Code::DeadlineExceeded
+            | tonic::Code::Cancelled
+            | tonic::Code::Aborted
+            // A connection that breaks in the middle of an answer.
+            | tonic::Code::Unknown
+            | tonic::Code::Internal => Self::Unreachable { what, source },
+            tonic::Code::ResourceExhausted if status.message().contains("space exceeded") => {
+                Self::Full { what }
+            }
+            _ => Self::Refused { what, source },
+        }
+    }
+
+    /// Whether the same call may succeed a little later.
+    #[must_use]
+    pub fn retriable(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Timeout { .. } | Self::Ended { .. } => true,
+            Self::Full { .. } | Self::Refused { .. } => false,
+        }
+    }
+
+    /// Whether etcd says this, for answers that have no code of their own.
+    pub(in crate::consensus) fn says(&self, text: &str) -> bool {
+        match self {
+            Self::Unreachable { source, .. } | Self::Refused { source, .. } => {
+                matches!(source, etcd_client::Error::GRpcStatus(status) if status.message().contains(text))
+            }
+            Self::Timeout { .. } | Self::Full { .. } | Self::Ended { .. } => false,
+        }
+    }
+}

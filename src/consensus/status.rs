@@ -1,0 +1,135 @@
+//! Says what everyone else may know of this node's etcd member.
+
+use std::fmt;
+
+use super::client::Clients;
+
+/// etcd's number for a member, fixed for the member's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(pub u64);
+
+/// As etcd prints it: hexadecimal.
+impl fmt::Display for MemberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+/// What this member is to the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// Not serving yet.
+    #[default]
+    Starting,
+    /// Copying what the voters have; does not count for a majority.
+    Learner {
+        /// How many entries of the log are still to come.
+        behind: u64,
+    },
+    /// A full member.
+    Voter,
+    /// Ended; the supervisor starts it again.
+    Stopped,
+}
+
+impl Standing {
+    /// The word on the serial line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Learner { .. } => "learner",
+            Self::Voter => "voter",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// One member of the cluster, this one or another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// etcd's number for it.
+    pub id: MemberId,
+    /// The node ID; empty until the member has started for the first time.
+    pub name: String,
+    /// Where its peers reach it.
+    pub peer_url: String,
+    /// Whether it only learns.
+    pub learner: bool,
+}
+
+/// Something that etcd asks for help with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Alarm {
+    /// The database reached its quota: writes are refused.
+    NoSpace,
+    /// The data of a member differs from the others'.
+    Corrupt,
+}
+
+impl fmt::Display for Alarm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoSpace => "NOSPACE",
+            Self::Corrupt => "CORRUPT",
+        })
+    }
+}
+
+/// This node's member as an event value. The console prints it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// What it is to the others.
+    pub standing: Standing,
+    /// Its number; unknown until it first served.
+    pub member: Option<MemberId>,
+    /// The number of its cluster.
+    pub cluster: Option<u64>,
+    /// Where its peers reach it.
+    pub peer_url: String,
+    /// etcd's version.
+    pub version: String,
+    /// Who leads, if anyone does.
+    pub leader: Option<MemberId>,
+    /// How often a leader was elected.
+    pub term: u64,
+    /// The newest entry of the log that is known here.
+    pub index: u64,
+    /// The newest entry that is in the database.
+    pub applied: u64,
+    /// Bytes of the database file.
+    pub db_size: u64,
+    /// Bytes of it that are in use; the rest is freed by defragmentation.
+    pub db_used: u64,
+    /// Bytes at which writes are refused.
+    pub db_quota: u64,
+    /// What is wrong, if anything.
+    pub alarms: Vec<Alarm>,
+    /// Every member, in order of their numbers.
+    pub members: Vec<Member>,
+    /// The way to the member while it serves.
+    pub clients: Option<Clients>,
+    /// The certificate of the CA of the etcd peers, DER.
+    pub ca: Option<Vec<u8>>,
+}
+
+impl Status {
+    /// How many members vote.
+    #[must_use]
+    pub fn voters(&self) -> usize {
+        self.members.iter().filter(|member| !member.learner).count()
+    }
+
+    /// How many voters may fail before writes stop.
+    #[must_use]
+    pub fn tolerates(&self) -> usize {
+        self.voters().saturating_sub(1) / 2
+    }
+
+    /// The way to etcd, once this member is a voter: a learner answers hardly
+    /// any request.
+    #[must_use]
+    pub fn voter(&self) -> Option<&Clients> {
+        self.clients.as_ref().filter(|_| self.standing == Standing::Voter)
+    }
+}
