@@ -1,6 +1,9 @@
 //! Gives the node a place for everything it keeps: a typed tree of files.
 
 pub mod file;
+pub mod plan;
+pub mod probe;
+pub mod table;
 pub mod tree;
 
 use std::path::PathBuf;

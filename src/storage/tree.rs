@@ -78,8 +78,6 @@ pub struct Esp {
     pub cluster_directory: File,
     /// The network configuration that worked last.
     pub network: File,
-    /// What storage was about to do; see `storage::journal`.
-    pub storage_journal: File,
     /// What the cluster manager was about to do; see `cluster::journal`.
     pub cluster_journal: File,
 }
@@ -93,7 +91,6 @@ impl Esp {
             sealed_configuration: file("sealed_configuration.pb"),
             cluster_directory: file("cluster_directory.pb"),
             network: file("network.pb"),
-            storage_journal: file("storage_journal.pb"),
             cluster_journal: file("cluster_journal.pb"),
             mount: Dir::public(base),
             polis: Dir::private(polis.clone()),
@@ -189,7 +186,7 @@ impl Node {
 pub struct Credentials {
     /// The directory itself.
     pub dir: Dir,
-    /// The node's Ed25519 private key, PKCS#8 in PEM: the node's identity.
+    /// The node's Ed25519 private key, PKCS#8 in DER: the node's identity.
     pub key: File,
     /// The node's certificate, signed by the cluster CA, PEM.
     pub certificate: File,
@@ -200,7 +197,7 @@ pub struct Credentials {
 impl Credentials {
     fn at(base: PathBuf) -> Self {
         Self {
-            key: File::private(base.join("key.pem")),
+            key: File::private(base.join("key.der")),
             certificate: File::private(base.join("cert.pem")),
             ca: File::private(base.join("ca.pem")),
             dir: Dir::private(base),

@@ -2,4 +2,18 @@
 //!
 //! Each file wraps one part of the kernel's interface in safe functions.
 
+pub mod block;
 pub mod clock;
+pub mod dm;
+pub mod input;
+pub mod kmsg;
+pub mod module;
+pub mod mount;
+pub mod poll;
+pub mod reboot;
+pub mod signal;
+pub mod spawn;
+pub mod terminal;
+pub mod uevent;
+pub mod vt;
+pub mod watchdog;

@@ -56,8 +56,41 @@ impl fmt::Display for Code {
 /// Neither fw_cfg nor the ESP carries node parameters.
 pub const PARAMETERS_ABSENT: Code = Code::new(Stage::Parameters, 1);
 
+/// Node parameters are there and cannot be read.
+pub const PARAMETERS_UNREADABLE: Code = Code::new(Stage::Parameters, 2);
+/// Node parameters are larger than any can be.
+pub const PARAMETERS_TOO_LARGE: Code = Code::new(Stage::Parameters, 3);
+/// Node parameters are damaged or cut short.
+pub const PARAMETERS_MALFORMED: Code = Code::new(Stage::Parameters, 4);
+/// Node parameters have a field that this version does not know.
+pub const PARAMETERS_UNKNOWN_FIELD: Code = Code::new(Stage::Parameters, 5);
+/// Node parameters say neither bootstrap nor register.
+pub const PARAMETERS_NOTHING_CHOSEN: Code = Code::new(Stage::Parameters, 6);
+/// Node parameters say bootstrap and register at once.
+pub const PARAMETERS_BOTH_CHOSEN: Code = Code::new(Stage::Parameters, 7);
+/// A field of the node parameters has a value that is not allowed.
+pub const PARAMETERS_FIELD: Code = Code::new(Stage::Parameters, 8);
+/// The owner's key in the node parameters is not usable.
+pub const PARAMETERS_OWNER_KEY: Code = Code::new(Stage::Parameters, 9);
+/// The register ticket in the node parameters is empty or too long.
+pub const PARAMETERS_TICKET: Code = Code::new(Stage::Parameters, 10);
+/// The CA certificate in the node parameters is not one.
+pub const PARAMETERS_CA_CERTIFICATE: Code = Code::new(Stage::Parameters, 11);
+
 /// Every code there is, for the check against `docs/errors.md`.
-pub const ALL: &[Code] = &[PARAMETERS_ABSENT];
+pub const ALL: &[Code] = &[
+    PARAMETERS_ABSENT,
+    PARAMETERS_UNREADABLE,
+    PARAMETERS_TOO_LARGE,
+    PARAMETERS_MALFORMED,
+    PARAMETERS_UNKNOWN_FIELD,
+    PARAMETERS_NOTHING_CHOSEN,
+    PARAMETERS_BOTH_CHOSEN,
+    PARAMETERS_FIELD,
+    PARAMETERS_OWNER_KEY,
+    PARAMETERS_TICKET,
+    PARAMETERS_CA_CERTIFICATE,
+];
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,526 @@
+//! Turns a description of a machine into the arguments of QEMU.
+//!
+//! [`argv`] is a pure function: the same description gives the same arguments,
+//! and a snapshot test reads them. Each flag that is not plain says here why it
+//! is there.
+//!
+//! What this module does not do: look at the host (`host`), make files
+//! (`disk`, `image`), or start anything (`machine`).
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// How the guest's instructions are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accelerator {
+    /// By the processor.
+    Kvm,
+    /// By translation, with a host thread a processor.
+    Tcg,
+    /// By translation, all processors in turn on one host thread. Before 8.1,
+    /// QEMU's threads raced while the kernel patched its own code, and about
+    /// one boot in sixty with four processors ended in `Oops: int3`.
+    TcgSingle,
+}
+
+/// What brings the kernel into memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Firmware {
+    /// UEFI from two flash chips; it finds the kernel on the disk's ESP.
+    Uefi {
+        /// The read-only chip.
+        code: PathBuf,
+        /// The chip with the variables: a copy that belongs to this machine.
+        vars: PathBuf,
+        /// Whether `code` is a Secure Boot build, which needs system management mode.
+        secure: bool,
+        /// Appended to the kernel command line by the stub; empty for nothing.
+        append: String,
+    },
+    /// QEMU itself places kernel and initramfs: no firmware variables, some seconds less.
+    Direct {
+        /// The kernel.
+        kernel: PathBuf,
+        /// Its initramfs.
+        initramfs: PathBuf,
+        /// The whole kernel command line.
+        cmdline: String,
+    },
+}
+
+/// What the disk is attached to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bus {
+    /// `virtio-blk`, the quickest.
+    Virtio,
+    /// An NVMe controller with one namespace.
+    Nvme,
+    /// A SATA disk on the chipset's own controller.
+    Ahci,
+    /// A USB stick on an xHCI controller.
+    Usb,
+}
+
+/// Whether what the guest flushed is flushed on the host too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cache {
+    /// Flushes end in the host's page cache. A raw disk survives the death of
+    /// QEMU all the same, since the page cache is the host's and not QEMU's;
+    /// only the host's own power cut would lose writes.
+    Unsafe,
+    /// Flushes reach the host's disk: what a machine that is kept deserves.
+    Writeback,
+}
+
+/// The disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// A raw image, or qcow2 by its extension.
+    pub file: PathBuf,
+    /// How the guest sees it.
+    pub bus: Bus,
+    /// How much a flush is worth.
+    pub cache: Cache,
+}
+
+/// The network card. It is behind QEMU's own NAT, which answers DHCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// `virtio-net`.
+    Virtio,
+    /// Intel 82574L.
+    E1000e,
+    /// Intel 82576. Exists since QEMU 8.0: see `host::has_device`.
+    Igb,
+    /// No card.
+    None,
+}
+
+/// The screen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Screen {
+    /// The standard VGA card.
+    Std,
+    /// `virtio-vga`.
+    Virtio,
+    /// No card: tty1 is a dummy.
+    None,
+}
+
+/// What QEMU does when the guest resets itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reset {
+    /// The machine starts again.
+    Restart,
+    /// QEMU ends.
+    Exit,
+}
+
+/// A port of the guest that can be reached on the host's loopback interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forward {
+    /// On the host.
+    pub host: u16,
+    /// In the guest.
+    pub guest: u16,
+}
+
+/// A file that the guest reads through the firmware configuration device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FwCfg {
+    /// For example `opt/polis/parameters.pb`.
+    pub name: String,
+    /// Read when QEMU starts.
+    pub file: PathBuf,
+}
+
+/// A machine. Start from [`Config::new`] and change what the story is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// What brings the kernel.
+    pub firmware: Firmware,
+    /// The disk, if there is one.
+    pub disk: Option<Disk>,
+    /// How instructions are run.
+    pub accelerator: Accelerator,
+    /// Memory in MiB.
+    pub memory: u32,
+    /// Virtual processors.
+    pub cpus: u32,
+    /// The network card.
+    pub network: Network,
+    /// Ports that the host can reach.
+    pub forwards: Vec<Forward>,
+    /// The screen.
+    pub screen: Screen,
+    /// Files for the firmware configuration device.
+    pub fw_cfg: Vec<FwCfg>,
+    /// Whether there is a watchdog, which resets the machine.
+    pub watchdog: bool,
+    /// Whether there is a console beside the screen, the guest's `hvc0`.
+    pub console: bool,
+    /// What a reset does.
+    pub reset: Reset,
+}
+
+impl Config {
+    /// An ordinary small machine: one processor, 512 MiB, virtio, the standard screen.
+    #[must_use]
+    pub fn new(firmware: Firmware, accelerator: Accelerator) -> Self {
+        Self {
+            firmware,
+            disk: None,
+            accelerator,
+            memory: 512,
+            cpus: 1,
+            network: Network::Virtio,
+            forwards: Vec::new(),
+            screen: Screen::Std,
+            fw_cfg: Vec::new(),
+            watchdog: false,
+            console: false,
+            reset: Reset::Restart,
+        }
+    }
+}
+
+/// The sockets on which the launcher listens and to which QEMU connects. That
+/// way round nothing has to be polled for, and nothing the guest says first is lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sockets {
+    /// The machine protocol.
+    pub qmp: PathBuf,
+    /// The other end of the guest's `hvc0`.
+    pub console: PathBuf,
+}
+
+/// The card's address. One machine a network, so one address is enough, and a
+/// lease that is asked for again is the same lease.
+const MAC: &str = "52:54:00:70:6f:6c";
+
+/// The arguments for QEMU, without the program's own name.
+#[must_use]
+pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
+    let mut args = Args::default();
+    machine(&mut args, config);
+    firmware(&mut args, &config.firmware);
+    if let Some(disk) = &config.disk {
+        self::disk(&mut args, disk, matches!(config.firmware, Firmware::Uefi { .. }));
+    }
+    network(&mut args, config);
+    // Behind `-nodefaults`, so that there is exactly the card that was asked for.
+    args.flag(
+        "-vga",
+        match config.screen {
+            Screen::Std => "std",
+            Screen::Virtio => "virtio",
+            Screen::None => "none",
+        },
+    );
+    // No window: what the card shows is read over QMP.
+    args.flag("-display", "none");
+    for item in &config.fw_cfg {
+        args.flag("-fw_cfg", format!("name={},file={}", item.name, path(&item.file)));
+    }
+    channels(&mut args, config, sockets);
+    if config.watchdog {
+        args.flag("-device", "i6300esb");
+        args.flag("-action", "watchdog=reset");
+    }
+    if config.reset == Reset::Exit {
+        args.word("-no-reboot");
+    }
+    args.0
+}
+
+fn machine(args: &mut Args, config: &Config) {
+    // No floppy, no default card, no default monitor: only what stands here.
+    args.word("-nodefaults");
+    // A configuration file of the host's user must not change a test.
+    args.word("-no-user-config");
+    let smm = match config.firmware {
+        // The flash of a Secure Boot build is written from system management mode only.
+        Firmware::Uefi { secure: true, .. } => ",smm=on",
+        Firmware::Uefi { .. } | Firmware::Direct { .. } => "",
+    };
+    args.flag("-machine", format!("q35{smm}"));
+    args.flag(
+        "-accel",
+        match config.accelerator {
+            Accelerator::Kvm => "kvm",
+            Accelerator::Tcg => "tcg,thread=multi",
+            Accelerator::TcgSingle => "tcg,thread=single",
+        },
+    );
+    args.flag(
+        "-cpu",
+        match config.accelerator {
+            Accelerator::Kvm => "host",
+            // The newest model whose features QEMU translates well: later ones add
+            // vector instructions, and the kernel then tests slow ciphers at boot.
+            // Without `rdrand` the kernel's random numbers are not ready for minutes.
+            Accelerator::Tcg | Accelerator::TcgSingle => "Nehalem,+rdrand",
+        },
+    );
+    args.flag("-smp", config.cpus.to_string());
+    args.flag("-m", config.memory.to_string());
+    // The second source of early randomness: the firmware seeds the kernel from it.
+    args.flag("-device", "virtio-rng-pci");
+}
+
+fn firmware(args: &mut Args, firmware: &Firmware) {
+    match firmware {
+        Firmware::Uefi { code, vars, secure, append } => {
+            if *secure {
+                // Secure Boot builds refuse flash that ordinary code could write.
+                args.flag("-global", "driver=cfi.pflash01,property=secure,value=on");
+            }
+            let code = path(code);
+            args.flag("-drive", format!("if=pflash,unit=0,format=raw,readonly=on,file={code}"));
+            args.flag("-drive", format!("if=pflash,unit=1,format=raw,file={}", path(vars)));
+            if !append.is_empty() {
+                // systemd's stub appends this string to the command line that
+                // is built into the kernel image: no image a test is needed.
+                let extra = format!("io.systemd.stub.kernel-cmdline-extra={append}");
+                args.flag("-smbios", format!("type=11,value={}", extra.replace(',', ",,")));
+            }
+        }
+        Firmware::Direct { kernel, initramfs, cmdline } => {
+            args.flag("-kernel", kernel);
+            args.flag("-initrd", initramfs);
+            args.flag("-append", cmdline);
+        }
+    }
+}
+
+fn disk(args: &mut Args, disk: &Disk, bootable: bool) {
+    let format = match disk.file.extension() {
+        Some(extension) if extension == "qcow2" => "qcow2",
+        _ => "raw",
+    };
+    let cache = match disk.cache {
+        Cache::Unsafe => "unsafe",
+        Cache::Writeback => "writeback",
+    };
+    // `discard` lets a trimmed file system give space back to the sparse file.
+    args.flag(
+        "-drive",
+        format!(
+            "if=none,id=disk,format={format},cache={cache},discard=unmap,file={}",
+            path(&disk.file)
+        ),
+    );
+    // With `-kernel`, a boot index would put the disk's boot sector before the kernel.
+    let boot = if bootable { ",bootindex=0" } else { "" };
+    match disk.bus {
+        Bus::Virtio => {
+            args.flag("-device", format!("virtio-blk-pci,drive=disk,serial=polis{boot}"));
+        }
+        Bus::Nvme => args.flag("-device", format!("nvme,drive=disk,serial=polis{boot}")),
+        // `ide.0` is the first port of the SATA controller that every q35 has.
+        Bus::Ahci => {
+            args.flag("-device", format!("ide-hd,bus=ide.0,drive=disk,serial=polis{boot}"));
+        }
+        Bus::Usb => {
+            args.flag("-device", "qemu-xhci,id=xhci");
+            args.flag("-device", format!("usb-storage,bus=xhci.0,drive=disk,serial=polis{boot}"));
+        }
+    }
+}
+
+fn network(args: &mut Args, config: &Config) {
+    let model = match config.network {
+        Network::Virtio => "virtio-net-pci",
+        Network::E1000e => "e1000e",
+        Network::Igb => "igb",
+        Network::None => {
+            args.flag("-nic", "none");
+            return;
+        }
+    };
+    let forwards: String = config
+        .forwards
+        .iter()
+        .map(|forward| format!(",hostfwd=tcp:127.0.0.1:{}-:{}", forward.host, forward.guest))
+        .collect();
+    args.flag("-netdev", format!("user,id=net{forwards}"));
+    // No boot ROM: nothing here boots from the network, and the ROM may be missing on the host.
+    args.flag("-device", format!("{model},netdev=net,mac={MAC},romfile="));
+}
+
+fn channels(args: &mut Args, config: &Config, sockets: &Sockets) {
+    // The serial port is QEMU's standard output: its end is the machine's end.
+    // Without `signal=off` QEMU would take the terminal's Ctrl-C for itself.
+    args.flag("-chardev", "stdio,id=serial,signal=off");
+    args.flag("-serial", "chardev:serial");
+    args.flag("-chardev", format!("socket,id=qmp,server=off,path={}", path(&sockets.qmp)));
+    args.flag("-mon", "chardev=qmp,mode=control");
+    if config.console {
+        args.flag("-device", "virtio-serial-pci");
+        let socket = path(&sockets.console);
+        args.flag("-chardev", format!("socket,id=console,server=off,path={socket}"));
+        args.flag("-device", "virtconsole,chardev=console");
+    }
+}
+
+/// A path inside an option: QEMU takes a comma for the next key unless it is doubled.
+fn path(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+#[derive(Default)]
+struct Args(Vec<OsString>);
+
+impl Args {
+    fn word(&mut self, word: &str) {
+        self.0.push(word.into());
+    }
+
+    fn flag(&mut self, name: &str, value: impl Into<OsString>) {
+        self.0.push(name.into());
+        self.0.push(value.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sockets() -> Sockets {
+        Sockets { qmp: "/run/q".into(), console: "/run/c".into() }
+    }
+
+    /// One flag with its value a line, as a person would write the command.
+    fn show(config: &Config) -> String {
+        let mut text = String::new();
+        for arg in argv(config, &sockets()) {
+            let arg = arg.into_string().unwrap();
+            let flag = arg.starts_with('-') && !text.is_empty();
+            text.push_str(if flag { "\n" } else { " " });
+            text.push_str(&arg);
+        }
+        text.trim_start().to_owned()
+    }
+
+    fn direct() -> Firmware {
+        Firmware::Direct {
+            kernel: "vmlinuz".into(),
+            initramfs: "initramfs.cpio".into(),
+            cmdline: "console=ttyS0 quiet".to_owned(),
+        }
+    }
+
+    fn uefi(secure: bool) -> Firmware {
+        Firmware::Uefi {
+            code: "code.fd".into(),
+            vars: "vars.fd".into(),
+            secure,
+            append: "polis.guru-countdown=1".to_owned(),
+        }
+    }
+
+    fn with_disk(firmware: Firmware, bus: Bus) -> Config {
+        let disk = Disk { file: "a,b.img".into(), bus, cache: Cache::Unsafe };
+        Config { disk: Some(disk), ..Config::new(firmware, Accelerator::Tcg) }
+    }
+
+    #[test]
+    fn a_direct_boot_has_no_boot_index_and_no_flash() {
+        insta::assert_snapshot!(show(&with_disk(direct(), Bus::Virtio)), @r"
+        -nodefaults
+        -no-user-config
+        -machine q35
+        -accel tcg,thread=multi
+        -cpu Nehalem,+rdrand
+        -smp 1
+        -m 512
+        -device virtio-rng-pci
+        -kernel vmlinuz
+        -initrd initramfs.cpio
+        -append console=ttyS0 quiet
+        -drive if=none,id=disk,format=raw,cache=unsafe,discard=unmap,file=a,,b.img
+        -device virtio-blk-pci,drive=disk,serial=polis
+        -netdev user,id=net
+        -device virtio-net-pci,netdev=net,mac=52:54:00:70:6f:6c,romfile=
+        -vga std
+        -display none
+        -chardev stdio,id=serial,signal=off
+        -serial chardev:serial
+        -chardev socket,id=qmp,server=off,path=/run/q
+        -mon chardev=qmp,mode=control
+        ");
+    }
+
+    #[test]
+    fn a_secure_boot_machine_has_guarded_flash_and_smm() {
+        let config = Config {
+            watchdog: true,
+            console: true,
+            reset: Reset::Exit,
+            screen: Screen::Virtio,
+            network: Network::E1000e,
+            forwards: vec![Forward { host: 18_000, guest: 7840 }],
+            fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".into(), file: "p.pb".into() }],
+            ..with_disk(uefi(true), Bus::Nvme)
+        };
+        insta::assert_snapshot!(show(&config), @r"
+        -nodefaults
+        -no-user-config
+        -machine q35,smm=on
+        -accel tcg,thread=multi
+        -cpu Nehalem,+rdrand
+        -smp 1
+        -m 512
+        -device virtio-rng-pci
+        -global driver=cfi.pflash01,property=secure,value=on
+        -drive if=pflash,unit=0,format=raw,readonly=on,file=code.fd
+        -drive if=pflash,unit=1,format=raw,file=vars.fd
+        -smbios type=11,value=io.systemd.stub.kernel-cmdline-extra=polis.guru-countdown=1
+        -drive if=none,id=disk,format=raw,cache=unsafe,discard=unmap,file=a,,b.img
+        -device nvme,drive=disk,serial=polis,bootindex=0
+        -netdev user,id=net,hostfwd=tcp:127.0.0.1:18000-:7840
+        -device e1000e,netdev=net,mac=52:54:00:70:6f:6c,romfile=
+        -vga virtio
+        -display none
+        -fw_cfg name=opt/polis/parameters.pb,file=p.pb
+        -chardev stdio,id=serial,signal=off
+        -serial chardev:serial
+        -chardev socket,id=qmp,server=off,path=/run/q
+        -mon chardev=qmp,mode=control
+        -device virtio-serial-pci
+        -chardev socket,id=console,server=off,path=/run/c
+        -device virtconsole,chardev=console
+        -device i6300esb
+        -action watchdog=reset
+        -no-reboot
+        ");
+    }
+
+    #[test]
+    fn each_bus_names_its_own_controller() {
+        let devices = |bus| {
+            let shown = show(&with_disk(uefi(false), bus));
+            shown.lines().filter(|line| line.contains("bootindex")).collect::<String>()
+        };
+        assert_eq!(
+            devices(Bus::Virtio),
+            "-device virtio-blk-pci,drive=disk,serial=polis,bootindex=0"
+        );
+        assert_eq!(devices(Bus::Nvme), "-device nvme,drive=disk,serial=polis,bootindex=0");
+        assert_eq!(
+            devices(Bus::Ahci),
+            "-device ide-hd,bus=ide.0,drive=disk,serial=polis,bootindex=0"
+        );
+        assert_eq!(
+            devices(Bus::Usb),
+            "-device usb-storage,bus=xhci.0,drive=disk,serial=polis,bootindex=0"
+        );
+    }
+
+    #[test]
+    fn a_machine_without_a_card_has_no_network_at_all() {
+        let config = Config { network: Network::None, ..Config::new(direct(), Accelerator::Kvm) };
+        assert!(show(&config).contains("-nic none"));
+        assert!(!show(&config).contains("netdev"));
+    }
+}

@@ -1,0 +1,509 @@
+//! Runs one machine: a QEMU child, its serial port, its protocol, its console.
+//!
+//! ```text
+//! start --> [running] --wait_for*--> [running] --kill, quit, off--> [ended]
+//!                |                                                     ^
+//!                +------------------- dropped --------------------------+
+//! ```
+//!
+//! Waiting goes forward only: each line is looked at once, in the order in which
+//! the guest wrote it, so a second boot cannot be taken for the first. Lines
+//! that a wait passes over are still there for [`Machine::seen`].
+//!
+//! Invariants:
+//! - A machine ends when its value is dropped, when this process dies, and at no
+//!   other process's cost: only the own child is ever signalled.
+//! - A wait fails at once when what it waits for can no longer happen: the
+//!   firmware gave up, the kernel panicked, the trapdoor opened, QEMU ended.
+//! - A failure says what was waited for, what the guest said last, and where the
+//!   whole log is.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tempfile::TempDir;
+
+use crate::args::{Config, Sockets, argv};
+use crate::host::QEMU;
+use crate::line::{Event, Line, fatal};
+use crate::qmp;
+use crate::screen::Picture;
+use crate::serial::{Next, Port};
+
+/// QEMU opens its sockets before it builds the machine; a busy host delays even that.
+const START_MAX: Duration = Duration::from_secs(60);
+
+/// How many of the guest's last lines a failure shows.
+const LAST_LINES: usize = 20;
+
+/// Why a machine did not do what was asked of it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file or a socket of the launcher.
+    #[error("cannot {doing}")]
+    Host {
+        /// Verb and object.
+        doing: String,
+        /// The system's complaint.
+        source: io::Error,
+    },
+    /// QEMU did not come up.
+    #[error("QEMU ended before the machine ran: {said}")]
+    Refused {
+        /// What it wrote to its standard error.
+        said: String,
+    },
+    /// The machine protocol.
+    #[error(transparent)]
+    Qmp(#[from] qmp::Error),
+    /// A wait that ended otherwise.
+    #[error("waited for {what}, but {outcome}\n{last}whole log: {log}")]
+    Wait {
+        /// What did not come.
+        what: String,
+        /// What came instead.
+        outcome: Outcome,
+        /// The last event of each kind, and the last lines.
+        last: String,
+        /// The file with all lines.
+        log: String,
+    },
+}
+
+/// What ended a wait.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Outcome {
+    /// The time was up, and the guest still had something to say.
+    #[error("it did not come within {within:.0?} (the last line is {silent:.0?} old)")]
+    Late {
+        /// The time that was given.
+        within: Duration,
+        /// The age of the last line.
+        silent: Duration,
+    },
+    /// The guest has crashed: it said nothing for most of the time, not even goodbye.
+    #[error(
+        "the guest went silent {silent:.0?} ago without `POLIS off` or `POLIS guru`: it crashed"
+    )]
+    Silent {
+        /// The age of the last line.
+        silent: Duration,
+    },
+    /// The guest gave up in good order.
+    #[error("the trapdoor opened: {line}")]
+    Guru {
+        /// The event line.
+        line: String,
+    },
+    /// The guest ended in good order.
+    #[error("the machine went off: {line}")]
+    Off {
+        /// The event line.
+        line: String,
+    },
+    /// Firmware or kernel gave up.
+    #[error("{why}: {line}")]
+    Fatal {
+        /// In words.
+        why: &'static str,
+        /// The line that says so.
+        line: String,
+    },
+    /// The process is gone.
+    #[error("QEMU ended ({status})")]
+    Ended {
+        /// How.
+        status: String,
+    },
+}
+
+/// A guest that says nothing for so long, before a deadline, is taken for dead.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// A running machine.
+#[derive(Debug)]
+pub struct Machine {
+    child: Child,
+    /// The machine protocol, for what has no method here.
+    pub qmp: qmp::Client,
+    port: Port,
+    console: Option<UnixStream>,
+    dir: PathBuf,
+    started: Instant,
+    /// The next line that a wait looks at.
+    cursor: usize,
+    /// Holds the sockets. Short, since a socket's path has at most 107 bytes.
+    _sockets: TempDir,
+}
+
+impl Machine {
+    /// Starts a machine. Its logs and pictures go to `dir`, which is made:
+    /// `serial.log` (appended to), `qemu.log`, `command`.
+    ///
+    /// # Errors
+    /// When QEMU is missing, refuses its arguments, or dies at once.
+    pub fn start(config: &Config, dir: &Path) -> Result<Self, Error> {
+        let host = |doing: String| move |source| Error::Host { doing, source };
+        fs::create_dir_all(dir).map_err(host(format!("make {}", dir.display())))?;
+        let runtime = tempfile::Builder::new()
+            .prefix("polis-")
+            .tempdir()
+            .map_err(host("make a folder for sockets".to_owned()))?;
+        let sockets =
+            Sockets { qmp: runtime.path().join("qmp"), console: runtime.path().join("console") };
+        let qmp = listen(&sockets.qmp)?;
+        let console = config.console.then(|| listen(&sockets.console)).transpose()?;
+
+        let args = argv(config, &sockets);
+        let mut shown = QEMU.to_owned();
+        args.iter().for_each(|arg| {
+            let _infallible = write!(shown, " {:?}", arg.display().to_string());
+        });
+        let file = dir.join("command");
+        fs::write(&file, shown + "\n").map_err(host(format!("write {}", file.display())))?;
+        let log = dir.join("qemu.log");
+        let stderr = File::create(&log).map_err(host(format!("make {}", log.display())))?;
+
+        let started = Instant::now();
+        let mut child = command()
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(stderr)
+            .spawn()
+            .map_err(host(format!("start {QEMU}")))?;
+        let connected = accept(&qmp, &mut child).and_then(|qmp| {
+            let console = console.map(|console| accept(&console, &mut child)).transpose()?;
+            Ok((qmp::Client::new(qmp)?, console))
+        });
+        let (qmp, console) = match connected {
+            Ok(channels) => channels,
+            Err(error) => {
+                end(&mut child);
+                // A QEMU that dies while it starts says why; that is the better error.
+                let said = fs::read_to_string(&log).unwrap_or_default().trim().to_owned();
+                return Err(if said.is_empty() { error } else { Error::Refused { said } });
+            }
+        };
+        // Piped above, so it is there.
+        let stdout = child.stdout.take().ok_or_else(|| io::ErrorKind::BrokenPipe.into());
+        let port = stdout
+            .and_then(|stdout| Port::open(stdout, &dir.join("serial.log"), started))
+            .map_err(host(format!("log the serial port to {}", dir.display())))?;
+        Ok(Self {
+            child,
+            qmp,
+            port,
+            console,
+            dir: dir.to_owned(),
+            started,
+            cursor: 0,
+            _sockets: runtime,
+        })
+    }
+
+    /// Waits for an event line `POLIS word` for which `matches` holds.
+    ///
+    /// # Errors
+    /// When it does not come within `within`, or can no longer come.
+    pub fn wait_for(
+        &mut self,
+        word: &str,
+        within: Duration,
+        matches: impl Fn(&Event) -> bool,
+    ) -> Result<Event, Error> {
+        let what = format!("`POLIS {word}` with the right fields");
+        self.wait(&what, within, |line| {
+            line.event().filter(|event| event.word == word && matches(event))
+        })
+    }
+
+    /// Waits for any line that contains `text`.
+    ///
+    /// # Errors
+    /// When it does not come within `within`, or can no longer come.
+    pub fn wait_for_text(&mut self, text: &str, within: Duration) -> Result<Line, Error> {
+        let what = format!("a line with `{text}`");
+        self.wait(&what, within, |line| line.text.contains(text).then(|| line.clone()))
+    }
+
+    /// Waits for the first line that `pick` makes something of.
+    ///
+    /// # Errors
+    /// When none comes within `within`, or none can come.
+    pub fn wait<T>(
+        &mut self,
+        what: &str,
+        within: Duration,
+        pick: impl Fn(&Line) -> Option<T>,
+    ) -> Result<T, Error> {
+        let deadline = Instant::now() + within;
+        loop {
+            let line = match self.port.next(self.cursor, deadline) {
+                Next::Line(line) => line,
+                Next::Late => {
+                    let outcome = self.lateness(within);
+                    return Err(self.failed(what, outcome));
+                }
+                Next::Closed => {
+                    let status = end(&mut self.child);
+                    return Err(self.failed(what, Outcome::Ended { status }));
+                }
+            };
+            self.cursor += 1;
+            if let Some(picked) = pick(&line) {
+                return Ok(picked);
+            }
+            if let Some(outcome) = hopeless(&line) {
+                return Err(self.failed(what, outcome));
+            }
+        }
+    }
+
+    /// The next line, whatever it says; nothing at the deadline or at the end of the machine.
+    pub fn next_line(&mut self, within: Duration) -> Option<Line> {
+        match self.port.next(self.cursor, Instant::now() + within) {
+            Next::Line(line) => {
+                self.cursor += 1;
+                Some(line)
+            }
+            Next::Late | Next::Closed => None,
+        }
+    }
+
+    fn lateness(&self, within: Duration) -> Outcome {
+        let last = self.port.lines(0).last().map_or(Duration::ZERO, |line| line.at);
+        let silent = self.started.elapsed().saturating_sub(last);
+        if silent >= SILENCE {
+            Outcome::Silent { silent }
+        } else {
+            Outcome::Late { within, silent }
+        }
+    }
+
+    fn failed(&self, what: &str, outcome: Outcome) -> Error {
+        let lines = self.port.lines(0);
+        Error::Wait {
+            what: what.to_owned(),
+            outcome,
+            last: summary(&lines[..self.cursor.min(lines.len())]),
+            log: self.log().display().to_string(),
+        }
+    }
+
+    /// Every event line so far for which `matches` holds, also those that waits passed over.
+    #[must_use]
+    pub fn seen(&self, matches: impl Fn(&Event) -> bool) -> Vec<Event> {
+        self.port.lines(0).iter().filter_map(Line::event).filter(matches).collect()
+    }
+
+    /// Every line so far.
+    #[must_use]
+    pub fn lines(&self) -> Vec<Line> {
+        self.port.lines(0)
+    }
+
+    /// The file with all lines.
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.dir.join("serial.log")
+    }
+
+    /// When QEMU was started: what the times of lines count from.
+    #[must_use]
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// The other end of the guest's `hvc0`, once.
+    pub fn take_console(&mut self) -> Option<UnixStream> {
+        self.console.take()
+    }
+
+    /// What the screen shows now; also kept as `name.png` beside the logs.
+    ///
+    /// # Errors
+    /// When there is no screen, or it cannot be written.
+    pub fn picture(&mut self, name: &str) -> Result<Picture, Error> {
+        let absolute = std::path::absolute(&self.dir)
+            .map_err(|source| Error::Host { doing: "find the logs' folder".to_owned(), source })?;
+        self.qmp.screendump(&absolute.join(format!("{name}.png")), "png")?;
+        let pixels = absolute.join(format!("{name}.ppm"));
+        self.qmp.screendump(&pixels, "ppm")?;
+        let picture = Picture::read(&pixels)
+            .map_err(|source| Error::Host { doing: "read the screen".to_owned(), source });
+        // The same picture as the PNG, and a hundred times its size.
+        let _removed = fs::remove_file(&pixels);
+        picture
+    }
+
+    /// Waits until QEMU has ended by itself, as after a power-off.
+    ///
+    /// # Errors
+    /// When it has not within `within`.
+    pub fn wait_end(&mut self, within: Duration) -> Result<ExitStatus, Error> {
+        let deadline = Instant::now() + within;
+        loop {
+            match self.port.next(self.cursor, deadline) {
+                Next::Line(_) => self.cursor += 1,
+                Next::Closed => break,
+                Next::Late => {
+                    let outcome = self.lateness(within);
+                    return Err(self.failed("the end of the machine", outcome));
+                }
+            }
+        }
+        // The port closes with the process: this returns at once.
+        self.child
+            .wait()
+            .map_err(|source| Error::Host { doing: "wait for QEMU".to_owned(), source })
+    }
+
+    /// Cuts the power: the guest gets no chance to do anything.
+    pub fn kill(mut self) {
+        end(&mut self.child);
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}
+
+/// Kills the child if it still runs, and says how it ended.
+fn end(child: &mut Child) -> String {
+    // Refused only when it has ended already.
+    let _killed = child.kill();
+    child.wait().map_or_else(|error| error.to_string(), |status| status.to_string())
+}
+
+/// Whether nothing that a story waits for can follow this line.
+fn hopeless(line: &Line) -> Option<Outcome> {
+    if let Some(why) = fatal(&line.text) {
+        return Some(Outcome::Fatal { why, line: line.text.clone() });
+    }
+    match line.event()?.word.as_str() {
+        "guru" => Some(Outcome::Guru { line: line.text.clone() }),
+        "off" => Some(Outcome::Off { line: line.text.clone() }),
+        _ => None,
+    }
+}
+
+/// The last event of each word (of each name, for those that have one), then the last lines.
+fn summary(lines: &[Line]) -> String {
+    let mut latest: Vec<Event> = Vec::new();
+    for event in lines.iter().filter_map(Line::event) {
+        latest.retain(|old| old.word != event.word || old.get("name") != event.get("name"));
+        latest.push(event);
+    }
+    let mut text = String::from("last status:\n");
+    for event in &latest {
+        let _infallible = writeln!(text, "  {event}");
+    }
+    text.push_str("last lines:\n");
+    for line in &lines[lines.len().saturating_sub(LAST_LINES)..] {
+        let _infallible = writeln!(text, "  {line}");
+    }
+    text
+}
+
+/// QEMU under `setpriv`, which asks the kernel to kill it when the thread that
+/// started it dies: a test that is killed leaves no machine behind. `setpriv`
+/// belongs to util-linux, which every Debian has, and becomes QEMU itself.
+#[expect(clippy::disallowed_methods, reason = "the rule is for the node; this runs on the host")]
+fn command() -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--", QEMU]);
+    command
+}
+
+fn listen(path: &Path) -> Result<UnixListener, Error> {
+    UnixListener::bind(path)
+        .map_err(|source| Error::Host { doing: format!("listen on {}", path.display()), source })
+}
+
+/// Takes the connection that QEMU makes while it starts.
+fn accept(listener: &UnixListener, child: &mut Child) -> Result<UnixStream, Error> {
+    /// How often the child is looked at: it may die without ever connecting.
+    const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    let deadline = Instant::now() + START_MAX;
+    let host = |source| Error::Host { doing: "connect to QEMU".to_owned(), source };
+    loop {
+        let mut fds = [PollFd::new(listener, PollFlags::IN)];
+        match poll(&mut fds, Some(&LOOK)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return listener.accept().map(|(stream, _)| stream).map_err(host),
+            Err(error) => return Err(host(error.into())),
+        }
+        let ended = child.try_wait().map_err(host)?;
+        if ended.is_some() || Instant::now() > deadline {
+            let said = match ended {
+                Some(status) => status.to_string(),
+                None => format!("no connection within {START_MAX:?}"),
+            };
+            return Err(Error::Refused { said });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Accelerator, Firmware, Network, Screen};
+
+    fn line(text: &str) -> Line {
+        Line { at: Duration::from_secs(1), text: text.to_owned() }
+    }
+
+    #[test]
+    fn a_summary_shows_the_last_event_of_each_stage() {
+        let lines = [
+            line("POLIS stage name=network state=started t=1"),
+            line("POLIS stage name=storage state=started t=1"),
+            line("POLIS stage name=network state=done t=2"),
+        ];
+        let text = summary(&lines);
+        let status = text.split("last lines").next().unwrap();
+        assert!(!status.contains(r#"name="network" state="started""#), "{text}");
+        assert!(status.contains(r#"name="network" state="done""#), "{text}");
+        assert!(status.contains(r#"name="storage" state="started""#), "{text}");
+    }
+
+    #[test]
+    fn an_unexpected_guru_ends_a_wait() {
+        let outcome = hopeless(&line(r#"POLIS guru code=#0601.0000 cause="x" t=9"#)).unwrap();
+        assert!(outcome.to_string().contains("#0601.0000"));
+        assert_eq!(hopeless(&line("POLIS ready node=x t=9")), None);
+    }
+
+    #[test]
+    fn a_qemu_that_refuses_its_arguments_is_quoted() {
+        let dir = tempfile::tempdir().unwrap();
+        let firmware = Firmware::Direct {
+            kernel: "/nonexistent".into(),
+            initramfs: "/nonexistent".into(),
+            cmdline: String::new(),
+        };
+        let config = Config {
+            network: Network::None,
+            screen: Screen::None,
+            ..Config::new(firmware, Accelerator::Tcg)
+        };
+        // A host without QEMU may run the quick tests.
+        if crate::host::version().is_none() {
+            return;
+        }
+        let error = Machine::start(&config, dir.path()).unwrap_err();
+        assert!(
+            matches!(&error, Error::Refused { said } if said.contains("nonexistent")),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,182 @@
+//! Speaks QEMU's machine protocol: what a hand on the power switch, a keyboard
+//! or a camera in front of the screen would do to a machine.
+//!
+//! One command at a time, each answered before the next is sent. Events that
+//! come in between are dropped: the serial line tells the same story better.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// QEMU answers at once, except while its host is very busy or a screen is being written.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+/// Why a command did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// QEMU has ended, or hangs.
+    #[error("cannot speak to QEMU while sending `{command}`")]
+    Lost {
+        /// What was being said.
+        command: String,
+        /// The socket's complaint.
+        source: io::Error,
+    },
+    /// QEMU understood and said no.
+    #[error("QEMU refuses `{command}`: {reason}")]
+    Refused {
+        /// What was being said.
+        command: String,
+        /// QEMU's words.
+        reason: String,
+    },
+}
+
+/// A session with one QEMU.
+#[derive(Debug)]
+pub struct Client {
+    stream: UnixStream,
+    answers: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Takes over a fresh connection: hears the greeting and leaves negotiation.
+    ///
+    /// # Errors
+    /// When QEMU does not answer, or not in its protocol.
+    pub fn new(stream: UnixStream) -> Result<Self, Error> {
+        const NEGOTIATE: &str = "qmp_capabilities";
+        let lost = |source| Error::Lost { command: NEGOTIATE.to_owned(), source };
+        stream.set_read_timeout(Some(ANSWER_MAX)).map_err(lost)?;
+        stream.set_write_timeout(Some(ANSWER_MAX)).map_err(lost)?;
+        let answers = BufReader::new(stream.try_clone().map_err(lost)?);
+        let mut client = Self { stream, answers };
+        client.message().map_err(lost)?;
+        client.execute(NEGOTIATE, Value::Null)?;
+        Ok(client)
+    }
+
+    /// Sends one command and waits for what it returns.
+    ///
+    /// # Errors
+    /// When QEMU refuses or is gone.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, Error> {
+        let lost = |source| Error::Lost { command: command.to_owned(), source };
+        let mut request = json!({ "execute": command });
+        if !arguments.is_null() {
+            request["arguments"] = arguments;
+        }
+        writeln!(self.stream, "{request}").map_err(lost)?;
+        loop {
+            let mut answer = self.message().map_err(lost)?;
+            if let Some(value) = answer.get_mut("return") {
+                return Ok(value.take());
+            }
+            if let Some(error) = answer.get("error") {
+                let reason = error["desc"].as_str().unwrap_or("no reason given").to_owned();
+                return Err(Error::Refused { command: command.to_owned(), reason });
+            }
+        }
+    }
+
+    fn message(&mut self) -> io::Result<Value> {
+        let mut line = String::new();
+        if self.answers.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    /// The reset button.
+    ///
+    /// # Errors
+    /// When QEMU is gone.
+    pub fn reset(&mut self) -> Result<(), Error> {
+        self.execute("system_reset", Value::Null).map(drop)
+    }
+
+    /// The power button: the guest decides what to do about it.
+    ///
+    /// # Errors
+    /// When QEMU is gone.
+    pub fn power_button(&mut self) -> Result<(), Error> {
+        self.execute("system_powerdown", Value::Null).map(drop)
+    }
+
+    /// Ends QEMU as an orderly program ends.
+    ///
+    /// # Errors
+    /// When QEMU is gone already.
+    pub fn quit(&mut self) -> Result<(), Error> {
+        self.execute("quit", Value::Null).map(drop)
+    }
+
+    /// Presses keys together, by QEMU's names: `["ctrl", "alt", "delete"]`.
+    ///
+    /// # Errors
+    /// When a name is unknown, or QEMU is gone.
+    pub fn press(&mut self, keys: &[&str]) -> Result<(), Error> {
+        let keys: Vec<Value> =
+            keys.iter().map(|key| json!({ "type": "qcode", "data": key })).collect();
+        self.execute("send-key", json!({ "keys": keys })).map(drop)
+    }
+
+    /// Writes what the screen shows to `file`, in `format` (`png` or `ppm`).
+    ///
+    /// # Errors
+    /// When there is no screen, or the file cannot be written.
+    pub fn screendump(&mut self, file: &Path, format: &str) -> Result<(), Error> {
+        let arguments = json!({ "filename": file, "format": format });
+        self.execute("screendump", arguments).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    /// A QEMU that answers each line it hears with the next of `answers`.
+    fn fake(answers: &'static [&'static str]) -> UnixStream {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        thread::spawn(move || {
+            let mut heard = BufReader::new(theirs.try_clone().unwrap()).lines();
+            let mut theirs = theirs;
+            writeln!(theirs, r#"{{"QMP": {{"version": {{}}}}}}"#).unwrap();
+            for answer in answers {
+                heard.next().unwrap().unwrap();
+                writeln!(theirs, "{answer}").unwrap();
+            }
+        });
+        ours
+    }
+
+    #[test]
+    fn events_before_an_answer_are_passed_over() {
+        let mut client = Client::new(fake(&[
+            r#"{"return": {}}"#,
+            "{\"event\": \"RESET\"}\n{\"return\": {\"status\": \"running\"}}",
+        ]))
+        .unwrap();
+        let answer = client.execute("query-status", Value::Null).unwrap();
+        assert_eq!(answer["status"], "running");
+    }
+
+    #[test]
+    fn a_refusal_carries_qemu_s_words() {
+        let refusal = r#"{"error": {"class": "GenericError", "desc": "no console"}}"#;
+        let answers: &[&str] = Box::leak(Box::new([r#"{"return": {}}"#, refusal]));
+        let mut client = Client::new(fake(answers)).unwrap();
+        let error = client.screendump(Path::new("x.png"), "png").unwrap_err();
+        assert_eq!(error.to_string(), "QEMU refuses `screendump`: no console");
+    }
+
+    #[test]
+    fn a_qemu_that_ended_is_told_apart() {
+        let mut client = Client::new(fake(&[r#"{"return": {}}"#])).unwrap();
+        assert!(matches!(client.reset(), Err(Error::Lost { .. })));
+    }
+}

@@ -1,0 +1,312 @@
+//! Turns bytes into checked parameters.
+//!
+//! Bounds on counts are far above any use and far below what could hurt: the
+//! whole message has at most 64 KiB anyway.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ed25519_dalek::VerifyingKey;
+use polis_proto::v1;
+use prost::Message as _;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+use zeroize::Zeroizing;
+
+use super::error::{Error, FieldError};
+use super::text::{self, Refusal};
+use super::{
+    Bootstrap, Cidr, Cluster, ClusterConfiguration, DirectoryNode, Interface, Match, Network,
+    Parameters, Register, Route, StoragePolicy, Ticket, TpmMode, wire,
+};
+
+const LABELS_MAX: usize = 64;
+const DIRECTORY_NODES_MAX: usize = 64;
+/// Of one node of the directory.
+const ADDRESSES_MAX: usize = 16;
+const INTERFACES_MAX: usize = 32;
+/// Addresses or routes of one interface.
+const PER_INTERFACE_MAX: usize = 64;
+const SERVERS_MAX: usize = 8;
+const TERMINALS_MAX: usize = 8;
+const TICKET_MAX: usize = 1024;
+const CERTIFICATE_MAX: usize = 16 * 1024;
+/// The least that IPv6 works with, to the most that an Ethernet driver takes.
+const MTU: std::ops::RangeInclusive<u32> = 1280..=65_535;
+
+/// Reads encoded node parameters.
+///
+/// # Errors
+///
+/// [`Error`], for the first thing that is not allowed.
+pub fn parse(bytes: &[u8]) -> Result<Parameters, Error> {
+    wire::check(bytes)?;
+    let message = v1::NodeParameters::decode(bytes).map_err(Error::Malformed)?;
+    let cluster = match message.cluster.ok_or(Error::NothingChosen)? {
+        v1::node_parameters::Cluster::ClusterBootstrap(message) => {
+            Cluster::Bootstrap(bootstrap(message)?)
+        }
+        v1::node_parameters::Cluster::ClusterRegister(message) => {
+            Cluster::Register(register(message)?)
+        }
+    };
+    let network = network(message.network.unwrap_or_default())?;
+    let console_tui = message.console.unwrap_or_default().tui;
+    text::at_most(console_tui.len(), TERMINALS_MAX, "names").at("console.tui", 1)?;
+    for (i, name) in console_tui.iter().enumerate() {
+        text::terminal(name).at(format!("console.tui[{i}]"), 1)?;
+    }
+    Ok(Parameters { cluster, network, console_tui })
+}
+
+/// Says where a refused value stands.
+trait At<T> {
+    fn at(self, path: impl Into<String>, number: u16) -> Result<T, Error>;
+}
+
+impl<T> At<T> for Result<T, Refusal> {
+    fn at(self, path: impl Into<String>, number: u16) -> Result<T, Error> {
+        self.map_err(|refusal| Error::Field(located(refusal, path, number)))
+    }
+}
+
+fn located(refusal: Refusal, path: impl Into<String>, number: u16) -> FieldError {
+    FieldError { path: path.into(), number, value: refusal.value, allowed: refusal.allowed }
+}
+
+fn bootstrap(message: v1::ClusterBootstrap) -> Result<Bootstrap, Error> {
+    let owner_public_key = owner_key(&message.owner_public_key).map_err(|refusal| {
+        Error::OwnerKey(located(refusal, "cluster_bootstrap.owner_public_key", 1))
+    })?;
+    let configuration = match message.cluster_configuration {
+        Some(message) => configuration(message)?,
+        None => ClusterConfiguration::default(),
+    };
+    let labels = labels(message.labels, "cluster_bootstrap.labels", 3)?;
+    Ok(Bootstrap { owner_public_key, configuration, labels })
+}
+
+fn owner_key(bytes: &[u8]) -> Result<[u8; 32], Refusal> {
+    let allowed = "a raw Ed25519 public key of 32 bytes";
+    let key: [u8; 32] = bytes
+        .try_into()
+        .map_err(|_length| Refusal::described(format!("{} bytes", bytes.len()), allowed))?;
+    let point = VerifyingKey::from_bytes(&key)
+        .map_err(|_error| Refusal::described("32 bytes that are no point of the curve", allowed))?;
+    if point.is_weak() {
+        // Anyone could sign for a point of small order.
+        return Err(Refusal::described("a weak point of small order", allowed));
+    }
+    Ok(key)
+}
+
+fn configuration(message: v1::ClusterConfiguration) -> Result<ClusterConfiguration, Error> {
+    const PATH: &str = "cluster_bootstrap.cluster_configuration";
+    let unknown =
+        |value: i32, max: i32| Refusal::described(value, format!("a number from 0 to {max}"));
+    let mut configuration = ClusterConfiguration::default();
+    if !message.cluster_domain.is_empty() {
+        text::cluster_domain(&message.cluster_domain).at(format!("{PATH}.cluster_domain"), 1)?;
+        configuration.domain = message.cluster_domain;
+    }
+    {
+        use v1::cluster_configuration::TpmMode as Message;
+        configuration.tpm = match Message::try_from(message.tpm_mode) {
+            Ok(Message::Unspecified | Message::BestEffort) => TpmMode::BestEffort,
+            Ok(Message::Required) => TpmMode::Required,
+            Ok(Message::Disabled) => TpmMode::Disabled,
+            Err(_) => return Err(unknown(message.tpm_mode, 3)).at(format!("{PATH}.tpm_mode"), 2),
+        };
+    }
+    {
+        use v1::cluster_configuration::StorageSecurityPolicy as Message;
+        configuration.storage = match Message::try_from(message.storage_security_policy) {
+            Ok(Message::Unspecified) => StoragePolicy::Unspecified,
+            Ok(Message::Permissive) => StoragePolicy::Permissive,
+            Ok(Message::NeedsEncryption) => StoragePolicy::NeedsEncryption,
+            Ok(Message::NeedsEncryptionAndAuthentication) => {
+                StoragePolicy::NeedsEncryptionAndAuthentication
+            }
+            Ok(Message::NeedsInsecure) => StoragePolicy::NeedsInsecure,
+            Err(_) => {
+                return Err(unknown(message.storage_security_policy, 4))
+                    .at(format!("{PATH}.storage_security_policy"), 3);
+            }
+        };
+    }
+    Ok(configuration)
+}
+
+fn labels(
+    labels: BTreeMap<String, String>,
+    path: &str,
+    number: u16,
+) -> Result<BTreeMap<String, String>, Error> {
+    text::at_most(labels.len(), LABELS_MAX, "labels").at(path, number)?;
+    for (key, value) in &labels {
+        text::label_key(key).at(path, number)?;
+        text::label_value(value).at(format!("{path}[{}]", text::quoted(key)), number)?;
+    }
+    Ok(labels)
+}
+
+fn register(message: v1::ClusterRegister) -> Result<Register, Error> {
+    let directory = directory(message.cluster_directory.unwrap_or_default())?;
+    let ticket = message.register_ticket;
+    if ticket.is_empty() || ticket.len() > TICKET_MAX {
+        let refusal = Refusal::described(
+            if ticket.is_empty() { "empty".to_owned() } else { format!("{} bytes", ticket.len()) },
+            format!("a ticket of 1 to {TICKET_MAX} bytes"),
+        );
+        return Err(Error::Ticket(located(refusal, "cluster_register.register_ticket", 2)));
+    }
+    ca_certificate(&message.ca_certificate).map_err(|refusal| {
+        Error::CaCertificate(located(refusal, "cluster_register.ca_certificate", 3))
+    })?;
+    let labels = labels(message.labels, "cluster_register.labels", 4)?;
+    Ok(Register {
+        directory,
+        ticket: Ticket(Zeroizing::new(ticket)),
+        ca_certificate: message.ca_certificate,
+        labels,
+    })
+}
+
+fn directory(message: v1::ClusterDirectory) -> Result<Vec<DirectoryNode>, Error> {
+    const PATH: &str = "cluster_register.cluster_directory.nodes";
+    if message.nodes.is_empty() {
+        return Err(Refusal::described("empty", "at least one node to ask")).at(PATH, 1);
+    }
+    text::at_most(message.nodes.len(), DIRECTORY_NODES_MAX, "nodes").at(PATH, 1)?;
+    let mut seen = BTreeSet::new();
+    let mut nodes = Vec::with_capacity(message.nodes.len());
+    for (i, node) in message.nodes.into_iter().enumerate() {
+        let id = node.id.parse().map_err(|_invalid| {
+            Refusal::of(&node.id, "\"polis-\" and 32 lower-case hexadecimal digits")
+        });
+        let id = id.at(format!("{PATH}[{i}].id"), 1)?;
+        if !seen.insert(id) {
+            return Err(Refusal::of(&node.id, "each node once")).at(format!("{PATH}[{i}].id"), 1);
+        }
+        let path = format!("{PATH}[{i}].addresses");
+        if node.addresses.is_empty() {
+            return Err(Refusal::described("empty", "at least one address")).at(path, 2);
+        }
+        text::at_most(node.addresses.len(), ADDRESSES_MAX, "addresses").at(path.as_str(), 2)?;
+        for (j, address) in node.addresses.iter().enumerate() {
+            text::endpoint(address).at(format!("{path}[{j}]"), 2)?;
+        }
+        nodes.push(DirectoryNode { id, addresses: node.addresses });
+    }
+    Ok(nodes)
+}
+
+fn ca_certificate(der: &[u8]) -> Result<(), Refusal> {
+    let allowed = format!("the DER of one X.509 CA certificate, at most {CERTIFICATE_MAX} bytes");
+    if der.is_empty() || der.len() > CERTIFICATE_MAX {
+        return Err(Refusal::described(format!("{} bytes", der.len()), allowed));
+    }
+    let Ok((rest, certificate)) = X509Certificate::from_der(der) else {
+        return Err(Refusal::described(format!("{} bytes of something else", der.len()), allowed));
+    };
+    if !rest.is_empty() {
+        let more = format!("a certificate with {} bytes after it", rest.len());
+        return Err(Refusal::described(more, allowed));
+    }
+    let constraints = certificate.basic_constraints().ok().flatten();
+    if !constraints.is_some_and(|constraints| constraints.value.ca) {
+        return Err(Refusal::described("a certificate that is not a CA's", allowed));
+    }
+    Ok(())
+}
+
+fn network(message: v1::NetworkConfiguration) -> Result<Network, Error> {
+    const PATH: &str = "network.interfaces";
+    text::at_most(message.interfaces.len(), INTERFACES_MAX, "interfaces").at(PATH, 1)?;
+    let mut seen = BTreeSet::new();
+    let mut interfaces = Vec::with_capacity(message.interfaces.len());
+    for (i, message) in message.interfaces.into_iter().enumerate() {
+        let path = format!("{PATH}[{i}]");
+        let interface = interface(message, &path)?;
+        if !seen.insert(interface.matches.clone()) {
+            let refusal = Refusal::of(&interface.matches.to_string(), "each interface once");
+            return Err(refusal).at(format!("{path}.match"), 1);
+        }
+        interfaces.push(interface);
+    }
+    text::at_most(message.nameservers.len(), SERVERS_MAX, "servers")
+        .at("network.nameservers", 2)?;
+    let mut nameservers = Vec::with_capacity(message.nameservers.len());
+    for (i, server) in message.nameservers.iter().enumerate() {
+        let address = server.parse().map_err(|_invalid| Refusal::of(server, "an IP address"));
+        nameservers.push(address.at(format!("network.nameservers[{i}]"), 2)?);
+    }
+    text::at_most(message.ntp_servers.len(), SERVERS_MAX, "servers")
+        .at("network.ntp_servers", 3)?;
+    for (i, server) in message.ntp_servers.iter().enumerate() {
+        text::host(server).at(format!("network.ntp_servers[{i}]"), 3)?;
+    }
+    Ok(Network { interfaces, nameservers, ntp_servers: message.ntp_servers })
+}
+
+fn interface(
+    message: v1::network_configuration::Interface,
+    path: &str,
+) -> Result<Interface, Error> {
+    let matches = match message.r#match.parse() {
+        Ok(mac) => Match::Mac(mac),
+        Err(_) => {
+            text::interface_name(&message.r#match).at(format!("{path}.match"), 1)?;
+            Match::Name(message.r#match)
+        }
+    };
+    text::at_most(message.addresses.len(), PER_INTERFACE_MAX, "addresses")
+        .at(format!("{path}.addresses"), 3)?;
+    let mut addresses = Vec::with_capacity(message.addresses.len());
+    for (i, address) in message.addresses.iter().enumerate() {
+        addresses.push(host_address(address).at(format!("{path}.addresses[{i}]"), 3)?);
+    }
+    text::at_most(message.routes.len(), PER_INTERFACE_MAX, "routes")
+        .at(format!("{path}.routes"), 4)?;
+    let mut routes = Vec::with_capacity(message.routes.len());
+    for (i, message) in message.routes.into_iter().enumerate() {
+        routes.push(route(&message, &format!("{path}.routes[{i}]"))?);
+    }
+    let mtu = (message.mtu != 0).then_some(message.mtu);
+    if let Some(mtu) = mtu.filter(|mtu| !MTU.contains(mtu)) {
+        let allowed = format!("a number from {} to {}", MTU.start(), MTU.end());
+        return Err(Refusal::described(mtu, allowed)).at(format!("{path}.mtu"), 5);
+    }
+    Ok(Interface { matches, dhcp: message.dhcp, addresses, routes, mtu })
+}
+
+fn host_address(text: &str) -> Result<Cidr, Refusal> {
+    let refusal = || {
+        Refusal::of(text, "a host's address and the length of its network, such as 192.0.2.7/24")
+    };
+    let cidr: Cidr = text.parse().map_err(|_invalid| refusal())?;
+    let address = cidr.address();
+    if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+        return Err(refusal());
+    }
+    Ok(cidr)
+}
+
+fn route(message: &v1::network_configuration::Route, path: &str) -> Result<Route, Error> {
+    let destination: Result<Cidr, _> = message.destination.parse();
+    let destination = destination
+        .ok()
+        .filter(|cidr| *cidr == cidr.network())
+        .ok_or_else(|| {
+            Refusal::of(&message.destination, "a network without host bits, such as 192.0.2.0/24")
+        })
+        .at(format!("{path}.destination"), 1)?;
+    let gateway: Option<std::net::IpAddr> = message.gateway.parse().ok();
+    let gateway = gateway
+        .filter(|gateway| gateway.is_ipv4() == destination.address().is_ipv4())
+        .filter(|gateway| !gateway.is_unspecified() && !gateway.is_multicast())
+        .ok_or_else(|| Refusal::of(&message.gateway, "an IP address of the destination's family"))
+        .at(format!("{path}.gateway"), 2)?;
+    Ok(Route { destination, gateway, metric: message.metric })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,277 @@
+//! Decides what is to be done with the disk: mount, make, finish or refuse.
+//!
+//! Pure: `storage::apply` looks at the disk and carries out what comes from here.
+//!
+//! ```text
+//!                    no POLIS-DATA            POLIS-DATA
+//!                         |                  /          \
+//!                       [Free]       [Made, marked]   [Made]
+//!                         |            |        |       |
+//!   nothing recognised: Create      Finish    Mount   Mount    (our XFS, complete)
+//!   anything else:      refuse      refuse            refuse
+//! ```
+//!
+//! The mark is an attribute of the partition, [`BEING_MADE`]: it comes to the
+//! disk in the same write as the partition and goes when the file system on it
+//! is complete. So a power cut at any moment leaves one of these pictures.
+//!
+//! Invariants:
+//! - What is recognised is never formatted, except our own unfinished file
+//!   system on a partition that carries the mark.
+//! - An unmarked partition is never formatted.
+//! - A plan is total: it needs no look at the disk while it is carried out.
+
+use uuid::{Uuid, uuid};
+
+use super::probe::{Content, Xfs};
+use super::table::{Partition, Table};
+
+/// What the data partition is called.
+pub const NAME: &str = "POLIS-DATA";
+
+/// What kind of partition it is; the image builder has the same table.
+pub const TYPE_ID: Uuid = uuid!("5141e997-d959-497c-b0e8-f6f81294567c");
+
+/// What the file system is called. XFS has room for twelve bytes.
+pub const LABEL: &str = "polis-data";
+
+/// The attribute of a partition whose file system is not complete. Bits 48 to
+/// 63 mean what the partition's type says; no other program knows this one.
+pub const BEING_MADE: u64 = 1 << 48;
+
+/// The smallest data partition: etcd preallocates 123 MiB and keeps snapshots
+/// beside them, and `mkfs.xfs` refuses less than 300 MB.
+pub const SIZE_MIN: u64 = 512 << 20;
+
+/// Partitions begin and end at multiples of this, as every tool does it.
+const ALIGNMENT: u64 = 1 << 20;
+
+/// Less than this at the end is not worth a change of the partition table.
+const GROWTH_MIN: u64 = 64 << 20;
+
+/// Where the data partition is, or would be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// There is none; it would be this one.
+    Free(Partition),
+    /// It is there.
+    Made(Partition),
+}
+
+impl Place {
+    /// The stretch of the disk that this is about.
+    #[must_use]
+    pub fn partition(&self) -> &Partition {
+        match self {
+            Self::Free(partition) | Self::Made(partition) => partition,
+        }
+    }
+}
+
+/// What to do, in the order in which the variants' names say it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Write `table`, tell the kernel, format, mount, take off the mark.
+    Create {
+        /// The table with the marked partition.
+        table: Table,
+        /// The partition.
+        partition: Partition,
+    },
+    /// Format, mount, take off the mark: an earlier boot got only this far.
+    Finish {
+        /// The partition.
+        partition: Partition,
+    },
+    /// Mount.
+    Mount {
+        /// The partition.
+        partition: Partition,
+        /// Take off the mark: an earlier boot was cut just before that.
+        unmark: bool,
+        /// Let partition and file system grow to this last block: the disk is larger now.
+        grow: Option<u64>,
+    },
+}
+
+impl Plan {
+    /// The partition that will be mounted.
+    #[must_use]
+    pub fn partition(&self) -> &Partition {
+        match self {
+            Self::Create { partition, .. }
+            | Self::Finish { partition }
+            | Self::Mount { partition, .. } => partition,
+        }
+    }
+}
+
+/// Why the disk is left alone.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Not enough room behind the system.
+    #[error(
+        "the disk has {free} MiB free for the data partition, and {needed} MiB are needed",
+        free = free >> 20,
+        needed = SIZE_MIN >> 20
+    )]
+    TooSmall {
+        /// The largest free stretch, in bytes.
+        free: u64,
+    },
+    /// The table has no entry left.
+    #[error("the partition table has no entry left for the data partition")]
+    TableFull,
+    /// More than one partition claims to be it.
+    #[error("partitions {first} and {second} both are {NAME}")]
+    Ambiguous {
+        /// One of them.
+        first: u32,
+        /// The other.
+        second: u32,
+    },
+    /// Somebody's data is where the partition would be made.
+    #[error("the free space of the disk, where the data partition belongs, carries {found}")]
+    Occupied {
+        /// What was recognised.
+        found: String,
+    },
+    /// The data partition carries something that we never put there.
+    #[error("partition {number} ({NAME}) carries {found}, not the file system of this node")]
+    Foreign {
+        /// The partition.
+        number: u32,
+        /// What was recognised.
+        found: String,
+    },
+    /// A partition that was complete once has no readable file system.
+    #[error("partition {number} ({NAME}) was complete and has no readable file system now")]
+    Damaged {
+        /// The partition.
+        number: u32,
+    },
+}
+
+/// Finds the data partition in `table`, or the place for it. A new partition
+/// gets the identity `id`.
+///
+/// # Errors
+///
+/// [`Refusal`] where there is neither.
+pub fn place(table: &Table, id: Uuid) -> Result<Place, Refusal> {
+    // The type alone decides: names are for people.
+    let mut ours = table.partitions.iter().filter(|partition| partition.type_id == TYPE_ID);
+    if let Some(first) = ours.next() {
+        if let Some(second) = ours.next() {
+            return Err(Refusal::Ambiguous { first: first.number, second: second.number });
+        }
+        return Ok(Place::Made(first.clone()));
+    }
+    // The table keeps numbers without a gap, so the next is free if any is.
+    let number = u32::try_from(table.partitions.len() + 1).unwrap_or(u32::MAX);
+    if number > 128 {
+        return Err(Refusal::TableFull);
+    }
+    let (first, last) = largest_gap(table);
+    let free = (last + 1).saturating_sub(first) * table.block_size;
+    if free < SIZE_MIN {
+        return Err(Refusal::TooSmall { free });
+    }
+    Ok(Place::Free(Partition {
+        number,
+        name: NAME.to_owned(),
+        type_id: TYPE_ID,
+        id,
+        first,
+        last,
+        attributes: BEING_MADE,
+    }))
+}
+
+/// Decides, knowing what the stretch of `place` carries.
+///
+/// # Errors
+///
+/// [`Refusal`] where going on would destroy something.
+pub fn plan(table: &Table, place: Place, content: &Content) -> Result<Plan, Refusal> {
+    match place {
+        Place::Free(partition) => match content {
+            Content::Blank | Content::Unknown => {
+                let mut table = table.clone();
+                table.partitions.push(partition.clone());
+                Ok(Plan::Create { table, partition })
+            }
+            Content::Xfs(xfs) => Err(Refusal::Occupied { found: describe(xfs) }),
+            Content::Other(name) => Err(Refusal::Occupied { found: (*name).to_owned() }),
+        },
+        Place::Made(partition) => made(table, partition, content),
+    }
+}
+
+fn made(table: &Table, partition: Partition, content: &Content) -> Result<Plan, Refusal> {
+    let number = partition.number;
+    let marked = partition.attributes & BEING_MADE != 0;
+    match content {
+        Content::Xfs(xfs) if xfs.id != partition.id => {
+            Err(Refusal::Foreign { number, found: describe(xfs) })
+        }
+        Content::Xfs(xfs) if !xfs.in_progress => {
+            let grow = growth(table, &partition, xfs);
+            Ok(Plan::Mount { partition, unmark: marked, grow })
+        }
+        Content::Blank | Content::Unknown | Content::Xfs(_) if marked => {
+            Ok(Plan::Finish { partition })
+        }
+        Content::Blank | Content::Unknown | Content::Xfs(_) => Err(Refusal::Damaged { number }),
+        Content::Other(name) => Err(Refusal::Foreign { number, found: (*name).to_owned() }),
+    }
+}
+
+/// What a person needs to know to tell one file system from another.
+fn describe(xfs: &Xfs) -> String {
+    let state = if xfs.in_progress { "an unfinished XFS" } else { "XFS" };
+    format!("{state} \"{}\" ({}, {} MiB)", xfs.label, xfs.id, xfs.size >> 20)
+}
+
+/// The last block that the partition could have, if that is worth it.
+fn growth(table: &Table, partition: &Partition, xfs: &Xfs) -> Option<u64> {
+    let end = table
+        .partitions
+        .iter()
+        .filter(|other| other.first > partition.last)
+        .map(|other| other.first)
+        .min();
+    let last = align_end(table, end.map_or(table.last_usable(), |first| first - 1));
+    let size = (last + 1).saturating_sub(partition.first) * table.block_size;
+    (size >= xfs.size.saturating_add(GROWTH_MIN)).then_some(last.max(partition.last))
+}
+
+/// The largest aligned stretch without a partition: first and last block.
+fn largest_gap(table: &Table) -> (u64, u64) {
+    let mut taken: Vec<_> = table.partitions.iter().map(|p| (p.first, p.last)).collect();
+    taken.sort_unstable();
+    taken.push((table.last_usable() + 1, table.last_usable() + 1));
+    let mut start = table.first_usable();
+    // Empty, so that any gap is larger.
+    let mut largest = (start, start - 1);
+    for (first, last) in taken {
+        let aligned = start.next_multiple_of(ALIGNMENT / table.block_size);
+        let end = align_end(table, first - 1);
+        if (end + 1).saturating_sub(aligned) > largest.1 + 1 - largest.0 {
+            largest = (aligned, end);
+        }
+        start = last + 1;
+    }
+    largest
+}
+
+/// The last block at or before `last` after which an aligned block follows.
+fn align_end(table: &Table, last: u64) -> u64 {
+    let unit = ALIGNMENT / table.block_size;
+    ((last + 1) / unit * unit).saturating_sub(1)
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

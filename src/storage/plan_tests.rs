@@ -1,0 +1,214 @@
+//! The rules of `storage::plan`, as examples and under random disks.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const ID: Uuid = Uuid::from_bytes([7; 16]);
+
+fn partition(number: u32, first_mib: u64, size_mib: u64) -> Partition {
+    Partition {
+        number,
+        name: format!("P{number}"),
+        type_id: Uuid::from_bytes([1; 16]),
+        id: Uuid::from_u128(number.into()),
+        first: first_mib * 2048,
+        last: (first_mib + size_mib) * 2048 - 1,
+        attributes: 0,
+    }
+}
+
+/// ESP and system on the first 200 MiB of a disk.
+fn disk(size_mib: u64) -> Table {
+    let partitions = vec![partition(1, 1, 64), partition(2, 65, 135)];
+    Table { block_size: 512, blocks: size_mib * 2048, partitions }
+}
+
+/// The same with the data partition as an earlier boot made it.
+fn with_data(size_mib: u64, data_mib: u64, attributes: u64) -> Table {
+    let mut table = disk(size_mib);
+    let data = Partition {
+        name: NAME.to_owned(),
+        type_id: TYPE_ID,
+        id: ID,
+        attributes,
+        ..partition(3, 200, data_mib)
+    };
+    table.partitions.push(data);
+    table
+}
+
+fn xfs(id: Uuid, in_progress: bool, size_mib: u64) -> Content {
+    Content::Xfs(Xfs { id, label: LABEL.to_owned(), in_progress, size: size_mib * MIB })
+}
+
+fn decide(table: &Table, content: &Content) -> Result<Plan, Refusal> {
+    plan(table, place(table, ID)?, content)
+}
+
+#[test]
+fn a_first_boot_makes_a_marked_partition_in_all_of_the_free_space() {
+    let table = disk(2048);
+    let Plan::Create { table: written, partition } = decide(&table, &Content::Blank).unwrap()
+    else {
+        panic!("not created")
+    };
+    assert_eq!((partition.first, partition.number), (200 * 2048, 3));
+    // The last MiB holds the backup table.
+    assert_eq!(partition.last, 2047 * 2048 - 1);
+    assert_eq!(partition.attributes, BEING_MADE);
+    assert_eq!(written.partitions.last(), Some(&partition));
+    assert_eq!(written.partitions[..2], table.partitions);
+}
+
+#[test]
+fn a_disk_with_too_little_room_is_refused_with_numbers() {
+    let refusal = decide(&disk(600), &Content::Blank).unwrap_err();
+    assert_eq!(refusal, Refusal::TooSmall { free: 399 * MIB });
+    assert_eq!(
+        refusal.to_string(),
+        "the disk has 399 MiB free for the data partition, and 512 MiB are needed"
+    );
+    assert!(decide(&disk(713), &Content::Blank).is_ok());
+    assert!(matches!(decide(&disk(712), &Content::Blank), Err(Refusal::TooSmall { .. })));
+}
+
+#[test]
+fn what_is_recognised_in_the_free_space_is_left_alone() {
+    let table = disk(2048);
+    for content in [xfs(ID, false, 1000), xfs(ID, true, 1000), Content::Other("LUKS")] {
+        assert!(matches!(decide(&table, &content), Err(Refusal::Occupied { .. })), "{content:?}");
+    }
+    // Old bytes in no known format are not.
+    assert!(matches!(decide(&table, &Content::Unknown), Ok(Plan::Create { .. })));
+}
+
+#[test]
+fn a_complete_partition_is_mounted() {
+    let table = with_data(1001, 800, 0);
+    let plan = decide(&table, &xfs(ID, false, 800)).unwrap();
+    let partition = table.partitions[2].clone();
+    assert_eq!(plan, Plan::Mount { partition, unmark: false, grow: None });
+}
+
+#[test]
+fn a_boot_that_was_cut_before_the_mark_was_off_is_not_formatted_again() {
+    let table = with_data(1001, 800, BEING_MADE);
+    let plan = decide(&table, &xfs(ID, false, 800)).unwrap();
+    assert!(matches!(plan, Plan::Mount { unmark: true, .. }), "{plan:?}");
+}
+
+#[test]
+fn a_boot_that_was_cut_while_formatting_formats_again() {
+    let table = with_data(1001, 800, BEING_MADE);
+    for content in [Content::Blank, Content::Unknown, xfs(ID, true, 800)] {
+        assert!(matches!(decide(&table, &content), Ok(Plan::Finish { .. })), "{content:?}");
+    }
+}
+
+#[test]
+fn a_complete_partition_that_cannot_be_read_is_never_formatted() {
+    let table = with_data(1001, 800, 0);
+    for content in [Content::Blank, Content::Unknown, xfs(ID, true, 800)] {
+        let refusal = decide(&table, &content).unwrap_err();
+        assert_eq!(refusal, Refusal::Damaged { number: 3 }, "{content:?}");
+    }
+}
+
+#[test]
+fn another_file_system_in_the_data_partition_is_left_alone_marked_or_not() {
+    for attributes in [0, BEING_MADE] {
+        let table = with_data(1001, 800, attributes);
+        for content in [xfs(Uuid::nil(), false, 800), Content::Other("ext")] {
+            assert!(matches!(decide(&table, &content), Err(Refusal::Foreign { number: 3, .. })));
+        }
+    }
+}
+
+#[test]
+fn a_larger_disk_lets_the_partition_grow() {
+    let table = with_data(4096, 800, 0);
+    let Plan::Mount { grow, .. } = decide(&table, &xfs(ID, false, 800)).unwrap() else {
+        panic!("not mounted")
+    };
+    assert_eq!(grow, Some(4095 * 2048 - 1));
+    // A boot that was cut between the partition and the file system finishes.
+    let table = with_data(4096, 3895, 0);
+    let Plan::Mount { grow, .. } = decide(&table, &xfs(ID, false, 800)).unwrap() else {
+        panic!("not mounted")
+    };
+    assert_eq!(grow, Some(4095 * 2048 - 1));
+}
+
+#[test]
+fn two_data_partitions_are_refused() {
+    let mut table = with_data(4096, 800, 0);
+    let twin = Partition {
+        number: 4,
+        first: 3000 * 2048,
+        last: 3500 * 2048,
+        ..table.partitions[2].clone()
+    };
+    table.partitions.push(twin);
+    let refusal = decide(&table, &Content::Blank).unwrap_err();
+    assert_eq!(refusal, Refusal::Ambiguous { first: 3, second: 4 });
+}
+
+fn contents() -> impl Strategy<Value = Content> {
+    prop_oneof![
+        Just(Content::Blank),
+        Just(Content::Unknown),
+        Just(Content::Other("LUKS")),
+        (any::<bool>(), any::<bool>(), 0_u64..5000).prop_map(|(ours, in_progress, size)| {
+            xfs(if ours { ID } else { Uuid::nil() }, in_progress, size)
+        }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn no_plan_formats_what_is_not_ours_or_touches_another_partition(
+        size in 201_u64..8000,
+        data in prop::option::of((1_u64..4000, any::<bool>())),
+        content in contents(),
+        block_size in prop::sample::select(vec![512_u64, 4096]),
+    ) {
+        let mut table = match data {
+            Some((data, marked)) if 200 + data < size => {
+                with_data(size, data, if marked { BEING_MADE } else { 0 })
+            }
+            _ => disk(size),
+        };
+        let scale = block_size / 512;
+        table.block_size = block_size;
+        table.blocks /= scale;
+        for partition in &mut table.partitions {
+            partition.first /= scale;
+            partition.last = (partition.last + 1) / scale - 1;
+        }
+        let before = table.partitions.clone();
+        let Ok(plan) = decide(&table, &content) else { return Ok(()) };
+
+        let partition = plan.partition().clone();
+        let end = match &plan {
+            Plan::Create { .. } | Plan::Finish { .. } => {
+                prop_assert!(!matches!(content, Content::Other(_)));
+                if let Content::Xfs(xfs) = &content {
+                    prop_assert!(xfs.in_progress && xfs.id == ID);
+                }
+                prop_assert!(partition.attributes & BEING_MADE != 0);
+                partition.last
+            }
+            Plan::Mount { grow, .. } => grow.unwrap_or(partition.last),
+        };
+        prop_assert!(end >= partition.last);
+        prop_assert!(end <= table.last_usable());
+        if let Plan::Create { .. } = plan {
+            prop_assert!(partition.blocks() * block_size >= SIZE_MIN);
+        }
+        for other in before.iter().filter(|other| other.number != partition.number) {
+            prop_assert!(end < other.first || other.last < partition.first);
+        }
+    }
+}

@@ -1,0 +1,522 @@
+//! Reads and writes the partition table of the disk that the machine runs from.
+//!
+//! `storage::plan` decides on a [`Table`]; `storage::apply` writes it with
+//! [`write`]. The `gpt` crate knows the format; this module gives it a view of
+//! the disk in memory, checks what it would trust, and decides the order in
+//! which blocks reach the disk.
+//!
+//! ```text
+//! LBA 0     1       2..33            ...           -33..-2          -1
+//! [MBR][header][entries]   partitions   [backup entries][backup header]
+//!  `------ second write ------'            `------ first write ------'
+//! ```
+//!
+//! Invariants:
+//! - One of the two copies on the disk is whole at every moment: the backup is
+//!   flushed before the primary is touched.
+//! - The primary copy goes to the disk in one write.
+//! - A table with anything unusual in it is refused, never repaired by guess.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+
+use gpt::GptConfig;
+use gpt::disk::LogicalBlockSize;
+use gpt::mbr::ProtectiveMBR;
+use uuid::Uuid;
+
+use crate::sys::block;
+
+/// Both copies of the table hold 128 entries of 128 bytes, as on every disk.
+const ENTRIES: u32 = 128;
+const ENTRY_SIZE: u32 = 128;
+
+/// Below this there is no room for two copies and an ESP.
+const DISK_SIZE_MIN: u64 = 1 << 20;
+
+/// Why a table cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The disk failed.
+    #[error("cannot {operation} the disk")]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Blocks of a size that no disk has.
+    #[error("the disk has blocks of {0} bytes; 512 and 4096 are known")]
+    BlockSize(u32),
+    /// No disk at all.
+    #[error("the disk has {0} bytes")]
+    TooSmall(u64),
+    /// The primary copy is not a table that we could have written.
+    #[error("the partition table is damaged or unusual: {0}")]
+    Unusual(String),
+    /// The crate that knows the format refused.
+    #[error("cannot {operation} the partition table")]
+    Format {
+        /// What was tried.
+        operation: &'static str,
+        /// Why not.
+        source: gpt::GptError,
+    },
+}
+
+/// One partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// Counted from 1; the kernel's device ends with it.
+    pub number: u32,
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    pub type_id: Uuid,
+    /// Who it is.
+    pub id: Uuid,
+    /// Its first block.
+    pub first: u64,
+    /// Its last block.
+    pub last: u64,
+    /// The attribute bits; 48 to 63 belong to the type.
+    pub attributes: u64,
+}
+
+impl Partition {
+    /// How many blocks it has.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.last - self.first + 1
+    }
+}
+
+/// The table of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Bytes in a block.
+    pub block_size: u64,
+    /// Blocks of the disk.
+    pub blocks: u64,
+    /// The partitions by number, without a gap in the numbers.
+    pub partitions: Vec<Partition>,
+}
+
+impl Table {
+    /// Blocks that one copy of the entries takes.
+    fn entry_blocks(&self) -> u64 {
+        entry_blocks(self.block_size)
+    }
+
+    /// The first block that a partition may have.
+    #[must_use]
+    pub fn first_usable(&self) -> u64 {
+        2 + self.entry_blocks()
+    }
+
+    /// The last block that a partition may have, once the backup is at the end.
+    #[must_use]
+    pub fn last_usable(&self) -> u64 {
+        self.blocks - 2 - self.entry_blocks()
+    }
+}
+
+fn entry_blocks(block_size: u64) -> u64 {
+    u64::from(ENTRIES * ENTRY_SIZE).div_ceil(block_size)
+}
+
+/// Reads the table of `disk`.
+///
+/// # Errors
+///
+/// [`Error`] if the disk cannot be read or its primary table is not sound.
+pub fn read(disk: &File) -> Result<Table, Error> {
+    let (view, geometry) = View::open(disk)?;
+    let opened = open(view, geometry)?;
+    let mut partitions = Vec::new();
+    for (number, entry) in opened.partitions() {
+        if !entry.is_used() {
+            continue;
+        }
+        partitions.push(Partition {
+            number: *number,
+            name: entry.name.clone(),
+            type_id: entry.part_type_guid.guid,
+            id: entry.part_guid,
+            first: entry.first_lba,
+            last: entry.last_lba,
+            attributes: entry.flags,
+        });
+    }
+    let table = Table { block_size: geometry.block_size, blocks: geometry.blocks, partitions };
+    check(&table).map_err(Error::Unusual)?;
+    Ok(table)
+}
+
+/// Puts `table` on `disk`, both copies, the backup at the very end.
+///
+/// # Errors
+///
+/// [`Error`] if the disk cannot be written, or does not carry a table yet.
+pub fn write(disk: &File, table: &Table) -> Result<(), Error> {
+    check(table).map_err(Error::Unusual)?;
+    let (view, geometry) = View::open(disk)?;
+    let mut opened = open(view, geometry)?;
+    let failed = |source| Error::Format { operation: "write", source };
+
+    let mut entries = BTreeMap::new();
+    for partition in &table.partitions {
+        let entry = gpt::partition::Partition {
+            part_type_guid: partition.type_id.into(),
+            part_guid: partition.id,
+            first_lba: partition.first,
+            last_lba: partition.last,
+            flags: partition.attributes,
+            name: partition.name.clone(),
+        };
+        entries.insert(partition.number, entry);
+    }
+    // Also puts the backup where the disk ends now.
+    opened.update_partitions(entries).map_err(failed)?;
+    let mut view = opened.write().map_err(failed)?;
+    let protective = u32::try_from(geometry.blocks - 1).unwrap_or(u32::MAX);
+    ProtectiveMBR::with_lb_size(protective)
+        .overwrite_lba0(&mut view)
+        .map_err(|e| failed(gpt::GptError::Io(io::Error::other(e))))?;
+    view.commit()
+}
+
+/// What every table of ours fulfils.
+fn check(table: &Table) -> Result<(), String> {
+    let mut taken: Vec<Range<u64>> = Vec::new();
+    for (index, partition) in table.partitions.iter().enumerate() {
+        let number = partition.number;
+        // The crate closes gaps between numbers when it writes.
+        if usize::try_from(number).ok() != Some(index + 1) {
+            return Err(format!("partition {} is missing, {number} is there", index + 1));
+        }
+        let usable = table.first_usable()..=table.last_usable();
+        if partition.first > partition.last
+            || !usable.contains(&partition.first)
+            || !usable.contains(&partition.last)
+        {
+            return Err(format!(
+                "partition {number} goes from block {} to {}, the disk from {} to {}",
+                partition.first,
+                partition.last,
+                usable.start(),
+                usable.end(),
+            ));
+        }
+        let range = partition.first..partition.last + 1;
+        if taken.iter().any(|other| range.start < other.end && other.start < range.end) {
+            return Err(format!("partition {number} overlaps another"));
+        }
+        taken.push(range);
+    }
+    Ok(())
+}
+
+/// Lets the crate read a table that was checked for what it would trust.
+fn open(view: View<'_>, geometry: Geometry) -> Result<gpt::GptDisk<View<'_>>, Error> {
+    let size = match geometry.block_size {
+        4096 => LogicalBlockSize::Lb4096,
+        _ => LogicalBlockSize::Lb512,
+    };
+    let opened = GptConfig::new()
+        .writable(true)
+        .logical_block_size(size)
+        .open_from_device(view)
+        .map_err(|source| Error::Format { operation: "read", source })?;
+    if let Err(error) = opened.primary_header() {
+        return Err(Error::Unusual(format!("its header is not sound, {error}")));
+    }
+    Ok(opened)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Geometry {
+    block_size: u64,
+    blocks: u64,
+}
+
+/// The disk as the crate sees it: both copies of the table in memory, all else
+/// out of reach for writing.
+struct View<'a> {
+    disk: &'a File,
+    head: Vec<u8>,
+    tail: Vec<u8>,
+    tail_start: u64,
+    size: u64,
+    position: u64,
+}
+
+impl<'a> View<'a> {
+    fn open(disk: &'a File) -> Result<(Self, Geometry), Error> {
+        let io = |operation| move |source| Error::Io { operation, source };
+        let size = block::size(disk).map_err(io("measure"))?;
+        let block_size = block::logical_block_size(disk).map_err(io("measure"))?;
+        if !matches!(block_size, 512 | 4096) {
+            return Err(Error::BlockSize(block_size));
+        }
+        if size < DISK_SIZE_MIN {
+            return Err(Error::TooSmall(size));
+        }
+        let block_size = u64::from(block_size);
+        let geometry = Geometry { block_size, blocks: size / block_size };
+        let size = geometry.blocks * block_size;
+        let copy = (1 + entry_blocks(block_size)) * block_size;
+        let tail_start = size - copy;
+        let head = read_at(disk, 0, copy + block_size).map_err(io("read"))?;
+        let mut tail = read_at(disk, tail_start, copy).map_err(io("read"))?;
+
+        let header = bytes_at(&head, block_size, block_size).unwrap_or_default();
+        plain_header(header).map_err(Error::Unusual)?;
+        // What stands at the end may be older than the disk's use for us. It is
+        // replaced whenever we write, and must not mislead the crate before.
+        let backup = bytes_at(&tail, copy - block_size, block_size).unwrap_or_default();
+        if plain_header(backup).is_err() {
+            tail.fill(0);
+        }
+        Ok((Self { disk, head, tail, tail_start, size, position: 0 }, geometry))
+    }
+
+    /// Puts both copies on the disk.
+    fn commit(self) -> Result<(), Error> {
+        let io = |source| Error::Io { operation: "write the partition table to", source };
+        self.disk.write_all_at(&self.tail, self.tail_start).map_err(io)?;
+        self.disk.sync_data().map_err(io)?;
+        self.disk.write_all_at(&self.head, 0).map_err(io)?;
+        self.disk.sync_data().map_err(io)
+    }
+
+    /// The window that `length` bytes from the position on lie in.
+    fn window(&mut self, length: usize) -> Option<&mut [u8]> {
+        let position = self.position;
+        if let Some(offset) = position.checked_sub(self.tail_start) {
+            return slice(&mut self.tail, offset, length);
+        }
+        slice(&mut self.head, position, length)
+    }
+}
+
+fn slice(bytes: &mut [u8], offset: u64, length: usize) -> Option<&mut [u8]> {
+    let start = usize::try_from(offset).ok()?;
+    bytes.get_mut(start..start.checked_add(length)?)
+}
+
+fn bytes_at(bytes: &[u8], offset: u64, length: u64) -> Option<&[u8]> {
+    let start = usize::try_from(offset).ok()?;
+    bytes.get(start..start.checked_add(usize::try_from(length).ok()?)?)
+}
+
+fn read_at(disk: &File, offset: u64, length: u64) -> io::Result<Vec<u8>> {
+    let length = usize::try_from(length).map_err(io::Error::other)?;
+    let mut bytes = vec![0; length];
+    disk.read_exact_at(&mut bytes, offset)?;
+    Ok(bytes)
+}
+
+/// Refuses headers whose counts the crate would trust too far.
+fn plain_header(header: &[u8]) -> Result<(), String> {
+    if !header.starts_with(b"EFI PART") {
+        return Err("it has no GPT header".to_owned());
+    }
+    let number = |offset| {
+        let bytes = header.get(offset..offset + 4).and_then(|bytes| bytes.try_into().ok());
+        u32::from_le_bytes(bytes.unwrap_or_default())
+    };
+    let (entries, entry_size) = (number(80), number(84));
+    if (entries, entry_size) != (ENTRIES, ENTRY_SIZE) {
+        return Err(format!(
+            "it has {entries} entries of {entry_size} bytes instead of {ENTRIES} of {ENTRY_SIZE}"
+        ));
+    }
+    Ok(())
+}
+
+impl std::fmt::Debug for View<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("View").field("size", &self.size).finish_non_exhaustive()
+    }
+}
+
+impl Read for View<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.size.saturating_sub(self.position)).unwrap_or(usize::MAX);
+        let length = buffer.len().min(left);
+        let buffer = &mut buffer[..length];
+        match self.window(length) {
+            Some(window) => buffer.copy_from_slice(window),
+            // A backup that the disk has outgrown.
+            None => self.disk.read_exact_at(buffer, self.position)?,
+        }
+        self.position += length as u64;
+        Ok(length)
+    }
+}
+
+impl Write for View<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let window = self.window(bytes.len());
+        let window = window.ok_or_else(|| io::Error::other("a write outside the table"))?;
+        window.copy_from_slice(bytes);
+        self.position += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for View<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let position = match to {
+            SeekFrom::Start(offset) => Some(offset),
+            SeekFrom::Current(offset) => self.position.checked_add_signed(offset),
+            SeekFrom::End(offset) => self.size.checked_add_signed(offset),
+        };
+        self.position = position.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.position)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    pub(in crate::storage) const MIB: u64 = 1 << 20;
+
+    /// An image as the builder makes it: ESP and system, on a disk that may be larger.
+    pub(in crate::storage) fn image(built: u64, disk: u64) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(built).unwrap();
+        let mut device = file.try_clone().unwrap();
+        let blocks = u32::try_from(built / 512 - 1).unwrap();
+        ProtectiveMBR::with_lb_size(blocks).overwrite_lba0(&mut device).unwrap();
+        let mut disk_image =
+            GptConfig::new().writable(true).create_from_device(device, None).unwrap();
+        for (name, size) in [("POLIS-ESP", 32 * MIB), ("POLIS-SYSTEM-A", 16 * MIB)] {
+            let kind = gpt::partition_types::EFI;
+            disk_image.add_partition(name, size, kind, 0, Some(2048)).unwrap();
+        }
+        disk_image.write().unwrap();
+        file.set_len(disk).unwrap();
+        file
+    }
+
+    fn both_copies_are_sound(file: &File) {
+        GptConfig::new()
+            .only_valid_headers(true)
+            .open_from_device(file.try_clone().unwrap())
+            .unwrap();
+    }
+
+    #[test]
+    fn a_table_is_read_changed_and_read_back_on_a_disk_that_is_larger_than_the_image() {
+        let file = image(64 * MIB, 1024 * MIB);
+        let mut table = read(&file).unwrap();
+        let names: Vec<_> = table.partitions.iter().map(|p| p.name.as_str()).collect();
+        assert_eq!(names, ["POLIS-ESP", "POLIS-SYSTEM-A"]);
+        assert_eq!(table.last_usable(), 1024 * MIB / 512 - 34);
+
+        table.partitions.push(Partition {
+            number: 3,
+            name: "POLIS-DATA".to_owned(),
+            type_id: Uuid::from_bytes([1; 16]),
+            id: Uuid::from_bytes([2; 16]),
+            first: 64 * MIB / 512,
+            last: table.last_usable(),
+            attributes: 1 << 48,
+        });
+        write(&file, &table).unwrap();
+        assert_eq!(read(&file).unwrap(), table);
+        both_copies_are_sound(&file);
+        // Writing again what is there changes nothing.
+        write(&file, &table).unwrap();
+        assert_eq!(read(&file).unwrap(), table);
+    }
+
+    #[test]
+    fn a_write_touches_nothing_but_the_two_copies() {
+        let file = image(64 * MIB, 64 * MIB);
+        let inner = (34 * 512, 64 * MIB - 33 * 512);
+        let marks = [inner.0, 40 * MIB, inner.1 - 8];
+        for at in marks {
+            file.write_all_at(b"precious", at).unwrap();
+        }
+        let table = read(&file).unwrap();
+        write(&file, &table).unwrap();
+        for at in marks {
+            assert_eq!(read_at(&file, at, 8).unwrap(), b"precious");
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_in_the_primary_table_is_refused() {
+        for at in [512 + 16, 512 + 80, 512 + 84, 1024 + 40] {
+            let file = image(64 * MIB, 64 * MIB);
+            let mut byte = read_at(&file, at, 1).unwrap();
+            byte[0] ^= 4;
+            file.write_all_at(&byte, at).unwrap();
+            assert!(read(&file).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_strange_backup_does_not_stop_anything() {
+        let file = image(64 * MIB, 64 * MIB);
+        let mut strange = vec![0xff; 512];
+        strange[..8].copy_from_slice(b"EFI PART");
+        file.write_all_at(&strange, 64 * MIB - 512).unwrap();
+        let table = read(&file).unwrap();
+        write(&file, &table).unwrap();
+        both_copies_are_sound(&file);
+    }
+
+    #[test]
+    fn overlaps_gaps_and_ends_outside_the_disk_are_refused() {
+        let file = image(64 * MIB, 64 * MIB);
+        let table = read(&file).unwrap();
+        let mut overlap = table.clone();
+        overlap.partitions[1].first = overlap.partitions[0].last;
+        let mut gap = table.clone();
+        gap.partitions[1].number = 3;
+        let mut outside = table.clone();
+        outside.partitions[1].last = table.last_usable() + 1;
+        let mut backwards = table;
+        backwards.partitions[1].last = backwards.partitions[1].first - 1;
+        for bad in [overlap, gap, outside, backwards] {
+            assert!(matches!(write(&file, &bad), Err(Error::Unusual(_))), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_disk_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(matches!(read(&file), Err(Error::TooSmall(0))));
+        file.set_len(64 * MIB).unwrap();
+        assert!(matches!(read(&file), Err(Error::Unusual(_))));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn noise_over_the_table_never_panics(
+            noise in prop::collection::vec((0_usize..34 * 512, any::<u8>()), 1..40),
+        ) {
+            let file = image(64 * MIB, 64 * MIB);
+            for (at, byte) in noise {
+                file.write_all_at(&[byte], at as u64).unwrap();
+            }
+            drop(read(&file));
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Makes devices of the device mapper, by ioctl on its control device.
+//!
+//! No udev and no library: the kernel makes `/dev/dm-N` itself.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+
+/// `struct dm_ioctl`, from `linux/dm-ioctl.h`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Header {
+    version: [u32; 3],
+    data_size: u32,
+    data_start: u32,
+    target_count: u32,
+    open_count: i32,
+    flags: u32,
+    event_number: u32,
+    padding: u32,
+    device: u64,
+    name: [u8; NAME_SIZE],
+    uuid: [u8; 129],
+    data: [u8; 7],
+}
+
+const NAME_SIZE: usize = 128;
+/// The header is 312 bytes, in every version of the interface.
+const HEADER_SIZE: usize = size_of::<Header>();
+/// `struct dm_target_spec` without its parameters.
+const TARGET_SIZE: usize = 40;
+/// The kernel's bound for the name of a target.
+const KIND_SIZE: usize = 16;
+/// A table of one target fits easily; the kernel needs room to answer, too.
+const REQUEST_MAX: usize = 4096;
+/// The same two as the kernel reads them; a test compares them.
+const REQUEST_SIZE: u32 = 4096;
+const DATA_START: u32 = 312;
+
+/// `DM_READONLY_FLAG`.
+const READ_ONLY: u32 = 1;
+/// Version 4.0.0 of the interface: all that is used here is as old as that.
+const VERSION: [u32; 3] = [4, 0, 0];
+
+/// The commands, by their number in `linux/dm-ioctl.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Command {
+    Create = 3,
+    Remove = 4,
+    /// Resume, too: that is a suspend without the suspend flag.
+    Suspend = 6,
+    LoadTable = 9,
+}
+
+impl Command {
+    /// `_IOWR(0xfd, number, struct dm_ioctl)`.
+    fn request(self) -> libc::Ioctl {
+        const READ_AND_WRITE: libc::Ioctl = 3 << 30;
+        const TYPE: libc::Ioctl = 0xfd << 8;
+        READ_AND_WRITE | ((HEADER_SIZE as libc::Ioctl) << 16) | TYPE | self as libc::Ioctl
+    }
+}
+
+/// A table with one target: `length` sectors of 512 bytes from 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Sectors of 512 bytes.
+    pub length: u64,
+    /// For example `verity`.
+    pub kind: &'static str,
+    /// As `dmsetup table` shows them after the kind.
+    pub parameters: String,
+}
+
+impl Table {
+    /// The target as the kernel reads it.
+    fn encode(&self) -> io::Result<Vec<u8>> {
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        // Room for the closing NUL of both strings.
+        if self.kind.len() >= KIND_SIZE || self.parameters.contains('\0') {
+            return Err(invalid());
+        }
+        let whole = (TARGET_SIZE + self.parameters.len() + 1).next_multiple_of(8);
+        if HEADER_SIZE + whole > REQUEST_MAX {
+            return Err(invalid());
+        }
+        let mut bytes = Vec::with_capacity(whole);
+        bytes.extend(0_u64.to_ne_bytes());
+        bytes.extend(self.length.to_ne_bytes());
+        bytes.extend(0_i32.to_ne_bytes());
+        bytes.extend(u32::try_from(whole).map_err(|_large| invalid())?.to_ne_bytes());
+        bytes.extend(self.kind.as_bytes());
+        bytes.resize(TARGET_SIZE, 0);
+        bytes.extend(self.parameters.as_bytes());
+        bytes.resize(whole, 0);
+        Ok(bytes)
+    }
+}
+
+/// The buffer of one ioctl: the header, and behind it the data.
+#[repr(C, align(8))]
+struct Request {
+    header: Header,
+    data: [u8; REQUEST_MAX - HEADER_SIZE],
+}
+
+/// The open control device.
+#[derive(Debug)]
+pub struct DeviceMapper {
+    control: File,
+}
+
+impl DeviceMapper {
+    /// Opens the control device.
+    ///
+    /// # Errors
+    ///
+    /// When the module is not loaded.
+    pub fn open() -> io::Result<Self> {
+        let control = OpenOptions::new().read(true).write(true).open("/dev/mapper/control")?;
+        Ok(Self { control })
+    }
+
+    /// Makes the read-only device `name` and returns its path.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says; its log says more.
+    pub fn create_read_only(&self, name: &str, table: &Table) -> io::Result<PathBuf> {
+        let device = self.call(Command::Create, name, 0, None)?;
+        let loaded = self
+            .call(Command::LoadTable, name, READ_ONLY, Some(table))
+            .and_then(|_device| self.call(Command::Suspend, name, 0, None));
+        if let Err(error) = loaded {
+            // The first error is the one that matters.
+            self.remove(name).ok();
+            return Err(error);
+        }
+        // The minor number in the kernel's encoding: bits 0 to 7 and 20 to 31.
+        let minor = (device & 0xff) | ((device >> 12) & !0xff);
+        Ok(PathBuf::from(format!("/dev/dm-{minor}")))
+    }
+
+    /// Removes the device `name`.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while it is in use.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        self.call(Command::Remove, name, 0, None)?;
+        Ok(())
+    }
+
+    /// One ioctl; returns the number of the device.
+    #[expect(unsafe_code, reason = "ioctls of the device mapper")]
+    fn call(
+        &self,
+        command: Command,
+        name: &str,
+        flags: u32,
+        table: Option<&Table>,
+    ) -> io::Result<u64> {
+        if name.len() >= NAME_SIZE || name.contains('\0') {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut header = Header {
+            version: VERSION,
+            data_size: REQUEST_SIZE,
+            data_start: DATA_START,
+            target_count: u32::from(table.is_some()),
+            open_count: 0,
+            flags,
+            event_number: 0,
+            padding: 0,
+            device: 0,
+            name: [0; NAME_SIZE],
+            uuid: [0; 129],
+            data: [0; 7],
+        };
+        header.name[..name.len()].copy_from_slice(name.as_bytes());
+        let mut request = Box::new(Request { header, data: [0; REQUEST_MAX - HEADER_SIZE] });
+        if let Some(table) = table {
+            let bytes = table.encode()?;
+            request.data[..bytes.len()].copy_from_slice(&bytes);
+        }
+        let buffer = &raw mut *request;
+        // SAFETY: the descriptor is open. `buffer` points to `REQUEST_MAX`
+        // initialised bytes that live across the call, as `data_size` says, and
+        // the kernel reads and writes only within them.
+        let result = unsafe { libc::ioctl(self.control.as_raw_fd(), command.request(), buffer) };
+        if result == 0 { Ok(request.header.device) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_is_the_kernel_s() {
+        assert_eq!(HEADER_SIZE, 312);
+        assert_eq!(usize::try_from(DATA_START).unwrap(), HEADER_SIZE);
+        assert_eq!(usize::try_from(REQUEST_SIZE).unwrap(), size_of::<Request>());
+        assert_eq!(Command::LoadTable.request(), 0xc138_fd09);
+    }
+
+    #[test]
+    fn a_target_says_where_the_next_one_would_start() {
+        let table = Table { length: 8, kind: "verity", parameters: "1 a b".to_owned() };
+        let bytes = table.encode().unwrap();
+        assert_eq!(bytes.len(), 48);
+        assert_eq!(&bytes[8..16], &8_u64.to_ne_bytes());
+        assert_eq!(&bytes[20..24], &48_u32.to_ne_bytes());
+        assert_eq!(&bytes[24..31], b"verity\0");
+        assert_eq!(&bytes[40..], b"1 a b\0\0\0");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let long = Table { length: 8, kind: "verity", parameters: "x".repeat(REQUEST_MAX) };
+        assert!(long.encode().is_err());
+        let kind = Table { length: 8, kind: "sixteen-letters-", parameters: String::new() };
+        assert!(kind.encode().is_err());
+    }
+}

@@ -1,0 +1,151 @@
+//! Mounts, moves and removes file systems.
+//!
+//! `boot` builds the machine's tree with it, and `storage` mounts the data partition.
+
+use std::ffi::CString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, UnmountFlags};
+
+/// One file system to mount: what, where, which kind, how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// A device, or a name that only people read.
+    pub source: String,
+    /// An existing directory.
+    pub target: PathBuf,
+    /// The kernel's name of the kind, for example `xfs`.
+    pub kind: &'static str,
+    /// `NOSUID` and so on.
+    pub flags: MountFlags,
+    /// Options of the kind, separated by commas.
+    pub options: String,
+}
+
+/// A mount that the kernel refused.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot mount {source_name} ({kind}) on {target}")]
+pub struct Error {
+    source_name: String,
+    kind: &'static str,
+    target: String,
+    source: io::Error,
+}
+
+impl Mount {
+    /// A mount without flags and options.
+    pub fn new(source: impl Into<String>, target: impl Into<PathBuf>, kind: &'static str) -> Self {
+        Self {
+            source: source.into(),
+            target: target.into(),
+            kind,
+            flags: MountFlags::empty(),
+            options: String::new(),
+        }
+    }
+
+    /// The same mount with these flags.
+    #[must_use]
+    pub fn flags(self, flags: MountFlags) -> Self {
+        Self { flags, ..self }
+    }
+
+    /// The same mount with these options.
+    #[must_use]
+    pub fn options(self, options: impl Into<String>) -> Self {
+        Self { options: options.into(), ..self }
+    }
+
+    /// Mounts it.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says; `ENODEV` means that the kind's module is not loaded.
+    pub fn apply(&self) -> Result<(), Error> {
+        let refused = |source| Error {
+            source_name: self.source.clone(),
+            kind: self.kind,
+            target: self.target.display().to_string(),
+            source,
+        };
+        let options = CString::new(self.options.as_str())
+            .map_err(|nul| refused(io::Error::new(io::ErrorKind::InvalidInput, nul)))?;
+        rustix::mount::mount(
+            self.source.as_str(),
+            &self.target,
+            self.kind,
+            self.flags,
+            Some(options.as_c_str()),
+        )
+        .map_err(|errno| refused(errno.into()))
+    }
+}
+
+/// Moves the file system mounted at `from` to `to`.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn move_to(from: &Path, to: &Path) -> io::Result<()> {
+    Ok(rustix::mount::mount_move(from, to)?)
+}
+
+/// Unmounts what is mounted at `target`.
+///
+/// # Errors
+///
+/// `EBUSY` while a process uses it.
+pub fn unmount(target: &Path) -> io::Result<()> {
+    Ok(rustix::mount::unmount(target, UnmountFlags::NOFOLLOW)?)
+}
+
+/// Takes `target` out of the tree at once; the kernel ends it when its last user has gone.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn detach(target: &Path) -> io::Result<()> {
+    Ok(rustix::mount::unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
+}
+
+/// Makes the mounted file system read-only, writing out what is not yet on the disk.
+///
+/// # Errors
+///
+/// `EBUSY` while a file is open for writing.
+pub fn read_only(target: &Path) -> io::Result<()> {
+    Ok(rustix::mount::mount_remount(target, MountFlags::RDONLY, c"")?)
+}
+
+/// Makes the file system mounted at `root` the root of this process, in place
+/// of the initramfs, which stays below it and can't be reached any more.
+///
+/// # Errors
+///
+/// What the kernel says; the process is then between two roots and must stop.
+pub fn switch_root(root: &Path) -> io::Result<()> {
+    rustix::process::chdir(root)?;
+    rustix::mount::mount_move(".", "/")?;
+    rustix::process::chroot(".")?;
+    Ok(rustix::process::chdir("/")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_mount_names_what_and_where() {
+        // Fails for everyone: root finds no such directory, others may not mount.
+        let error = Mount::new("/dev/none", "/nowhere/at/all", "xfs").apply().unwrap_err();
+        assert_eq!(error.to_string(), "cannot mount /dev/none (xfs) on /nowhere/at/all");
+    }
+
+    #[test]
+    fn a_nul_in_the_options_is_refused_and_not_cut_off() {
+        let mount = Mount::new("none", "/nowhere", "tmpfs").options("mode=755\0,size=1");
+        let error = mount.apply().unwrap_err();
+        assert_eq!(error.source.kind(), io::ErrorKind::InvalidInput);
+    }
+}

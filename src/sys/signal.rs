@@ -1,0 +1,136 @@
+//! Receives signals through a descriptor, so that the main loop waits in one place.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
+
+/// A descriptor that is ready when one of its signals has arrived.
+#[derive(Debug)]
+pub struct Signals {
+    descriptor: OwnedFd,
+}
+
+/// The set of these signals.
+#[expect(unsafe_code, reason = "rustix leaves signal sets to libc implementations")]
+fn set_of(signals: &[Signal]) -> libc::sigset_t {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `sigemptyset` writes the whole set and reads nothing of it.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    // SAFETY: `sigemptyset` has just initialised it.
+    let mut set = unsafe { set.assume_init() };
+    for signal in signals {
+        // SAFETY: the set is initialised and the number is one of a real signal.
+        unsafe { libc::sigaddset(&raw mut set, signal.as_raw()) };
+    }
+    set
+}
+
+/// Sets the mask of this thread; threads and processes that it starts inherit it.
+#[expect(unsafe_code, reason = "rustix leaves signal masks to libc implementations")]
+fn set_mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
+    // SAFETY: `set` is initialised, and the old mask is not asked for.
+    let result = unsafe { libc::pthread_sigmask(how, &raw const *set, std::ptr::null_mut()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
+}
+
+impl Signals {
+    /// Blocks `signals` and receives them here instead. Call it before any thread starts.
+    ///
+    /// # Errors
+    ///
+    /// When the process has too many descriptors.
+    #[expect(unsafe_code, reason = "rustix has no signalfd")]
+    pub fn receive(signals: &[Signal]) -> io::Result<Self> {
+        let set = set_of(signals);
+        set_mask(libc::SIG_BLOCK, &set)?;
+        // SAFETY: `set` is initialised and read only; -1 asks for a new descriptor.
+        let raw =
+            unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if raw < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call above has just made this descriptor, and nobody else has it.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
+        Ok(Self { descriptor })
+    }
+
+    /// The number of the next signal that has arrived. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn next_signal(&self) -> io::Result<Option<i32>> {
+        // `struct signalfd_siginfo` begins with the number, in 32 bits.
+        let mut info = [0_u8; 128];
+        loop {
+            match rustix::io::read(&self.descriptor, &mut info) {
+                Ok(length) if length == info.len() => {
+                    return Ok(Some(i32::from_ne_bytes([info[0], info[1], info[2], info[3]])));
+                }
+                Ok(_) | Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// Lets this thread be interrupted by every signal again. Async-signal-safe:
+/// a child calls it between fork and exec.
+///
+/// # Errors
+///
+/// Never for a valid set; what the kernel says otherwise.
+pub fn unblock_all() -> io::Result<()> {
+    set_mask(libc::SIG_SETMASK, &set_of(&[]))
+}
+
+/// Sends `signal` to every process that may get it, except the caller.
+///
+/// # Errors
+///
+/// `ESRCH` when there is none.
+#[expect(unsafe_code, reason = "rustix has no kill of every process")]
+pub fn send_to_all(signal: Signal) -> io::Result<()> {
+    // SAFETY: takes two numbers and touches no memory.
+    let result = unsafe { libc::kill(-1, signal.as_raw()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sends `signal` to one process.
+///
+/// # Errors
+///
+/// `ESRCH` when it is gone.
+pub fn send(process: Pid, signal: Signal) -> io::Result<()> {
+    Ok(rustix::process::kill_process(process, signal)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_received_and_nothing_after_it() {
+        let signals = Signals::receive(&[Signal::USR2]).unwrap();
+        assert_eq!(signals.next_signal().unwrap(), None);
+        // To this thread alone: the test's process has others without the mask.
+        let number = Signal::USR2.as_raw();
+        #[expect(unsafe_code, reason = "raise is not in rustix")]
+        // SAFETY: takes a number; the signal is blocked in this thread.
+        let raised = unsafe { libc::raise(number) };
+        assert_eq!(raised, 0);
+        assert_eq!(signals.next_signal().unwrap(), Some(number));
+        assert_eq!(signals.next_signal().unwrap(), None);
+        unblock_all().unwrap();
+    }
+}

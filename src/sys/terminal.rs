@@ -1,0 +1,195 @@
+//! Opens a terminal device, makes it raw, asks for its size and gives it back as it was.
+//!
+//! Each terminal is used through its own descriptor, so one process can serve
+//! several (`tty1`, `hvc0`, a serial port), and none of them becomes the
+//! controlling terminal of anything.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use rustix::fs::OFlags;
+use rustix::termios::{
+    self, InputModes, LocalModes, OptionalActions, OutputModes, SpecialCodeIndex, Termios,
+};
+
+/// What a terminal is taken for that does not say its size, as serial lines do.
+pub const SIZE_DEFAULT: Size = Size { columns: 80, rows: 24 };
+
+/// Columns and rows of characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Characters a row.
+    pub columns: u16,
+    /// Rows.
+    pub rows: u16,
+}
+
+/// What the terminal does with what it is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Every byte passes unchanged, both ways: for screens.
+    Raw,
+    /// Keys arrive one by one and are not echoed; a written line feed returns
+    /// the carriage too: for a log that also listens.
+    Keys,
+}
+
+/// An open terminal. Reads and writes never block. Restores its modes when dropped.
+#[derive(Debug)]
+pub struct Terminal {
+    file: File,
+    before: Termios,
+}
+
+impl Terminal {
+    /// Opens the terminal `path`, for example `/dev/tty1`.
+    ///
+    /// # Errors
+    ///
+    /// `ENOTTY` if it is not a terminal; `EIO` for a serial port without hardware.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        // Without NONBLOCK the open of a serial port waits for a carrier.
+        let flags = OFlags::NOCTTY | OFlags::NONBLOCK;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(flags.bits().cast_signed())
+            .open(path)?;
+        let before = termios::tcgetattr(&file)?;
+        Ok(Self { file, before })
+    }
+
+    /// Changes the mode. Takes effect at once and drops no output.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn set_mode(&self, mode: Mode) -> io::Result<()> {
+        let mut modes = self.before.clone();
+        modes.make_raw();
+        // A read returns what is there, if only one byte.
+        modes.special_codes[SpecialCodeIndex::VMIN] = 1;
+        modes.special_codes[SpecialCodeIndex::VTIME] = 0;
+        if mode == Mode::Keys {
+            modes.output_modes.insert(OutputModes::OPOST | OutputModes::ONLCR);
+            modes.input_modes.insert(InputModes::ICRNL);
+            modes.local_modes.remove(LocalModes::ISIG);
+        }
+        Ok(termios::tcsetattr(&self.file, OptionalActions::Now, &modes)?)
+    }
+
+    /// The size, or [`SIZE_DEFAULT`] if the terminal does not know.
+    #[must_use]
+    pub fn size(&self) -> Size {
+        match termios::tcgetwinsize(&self.file) {
+            Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
+                Size { columns: size.ws_col, rows: size.ws_row }
+            }
+            Ok(_) | Err(_) => SIZE_DEFAULT,
+        }
+    }
+
+    /// A second descriptor of the same terminal, for a thread of its own.
+    ///
+    /// # Errors
+    ///
+    /// When the process has too many descriptors.
+    pub fn try_clone_file(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // A terminal that is gone needs no modes.
+        termios::tcsetattr(&self.file, OptionalActions::Now, &self.before).ok();
+    }
+}
+
+impl AsFd for Terminal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Read for Terminal {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.file.read(buffer)
+    }
+}
+
+impl Write for Terminal {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::path::PathBuf;
+
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::Winsize;
+
+    use super::*;
+
+    /// The far end and the path of a terminal that nobody looks at.
+    fn pseudo() -> (OwnedFd, PathBuf) {
+        let far = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&far).unwrap();
+        unlockpt(&far).unwrap();
+        let name = ptsname(&far, Vec::new()).unwrap().into_string().unwrap();
+        (far, PathBuf::from(name))
+    }
+
+    #[test]
+    fn a_terminal_without_a_size_is_taken_for_a_small_one() {
+        let (far, path) = pseudo();
+        let terminal = Terminal::open(&path).unwrap();
+        assert_eq!(terminal.size(), SIZE_DEFAULT);
+        let size = Winsize { ws_col: 160, ws_row: 50, ws_xpixel: 0, ws_ypixel: 0 };
+        termios::tcsetwinsize(&far, size).unwrap();
+        assert_eq!(terminal.size(), Size { columns: 160, rows: 50 });
+    }
+
+    #[test]
+    fn a_key_arrives_alone_and_silently_and_a_read_never_blocks() {
+        let (far, path) = pseudo();
+        let mut terminal = Terminal::open(&path).unwrap();
+        terminal.set_mode(Mode::Keys).unwrap();
+        let mut buffer = [0; 8];
+        let nothing = terminal.read(&mut buffer).unwrap_err();
+        assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
+        rustix::io::write(&far, b"r").unwrap();
+        assert_eq!(terminal.read(&mut buffer).unwrap(), 1);
+        terminal.write_all(b"a\n").unwrap();
+        let read = rustix::io::read(&far, &mut buffer).unwrap();
+        assert_eq!(&buffer[..read], b"a\r\n");
+    }
+
+    #[test]
+    fn the_modes_come_back_when_the_terminal_is_closed() {
+        let (_far, path) = pseudo();
+        let watcher = Terminal::open(&path).unwrap();
+        let before = termios::tcgetattr(&watcher).unwrap().local_modes;
+        let terminal = Terminal::open(&path).unwrap();
+        terminal.set_mode(Mode::Raw).unwrap();
+        assert_ne!(termios::tcgetattr(&watcher).unwrap().local_modes, before);
+        drop(terminal);
+        assert_eq!(termios::tcgetattr(&watcher).unwrap().local_modes, before);
+    }
+
+    #[test]
+    fn what_is_not_a_terminal_is_refused() {
+        let error = Terminal::open(Path::new("/dev/null")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOTTY.raw_os_error()));
+    }
+}

@@ -1,0 +1,45 @@
+//! Rules the virtual terminals: which one is shown, and that the kernel keeps off.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+
+/// `VT_ACTIVATE`, from `linux/vt.h`.
+const ACTIVATE: libc::Ioctl = 0x5606;
+/// `VT_WAITACTIVE`.
+const WAIT_ACTIVE: libc::Ioctl = 0x5607;
+/// `SYSLOG_ACTION_CONSOLE_LEVEL`, from `linux/syslog.h`.
+const CONSOLE_LEVEL: libc::c_int = 8;
+
+/// Only a panic still reaches the consoles. The kernel would draw over the
+/// screen, and write into the middle of a line on the serial port.
+///
+/// # Errors
+///
+/// When the caller may not.
+#[expect(unsafe_code, reason = "a system call that rustix does not have")]
+pub fn silence_kernel() -> io::Result<()> {
+    // Level 1 shows emergencies alone; 0 is not allowed.
+    // SAFETY: this action reads no memory; the null pointer is what it asks for.
+    let result = unsafe { libc::klogctl(CONSOLE_LEVEL, std::ptr::null_mut(), 1) };
+    if result >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Shows virtual terminal `number` on the screen.
+///
+/// # Errors
+///
+/// When there is no screen, or its terminal refuses.
+pub fn activate(number: u8) -> io::Result<()> {
+    let screen = File::options().read(true).write(true).open("/dev/tty0")?;
+    number_ioctl(screen.as_raw_fd(), ACTIVATE, number)?;
+    number_ioctl(screen.as_raw_fd(), WAIT_ACTIVE, number)
+}
+
+#[expect(unsafe_code, reason = "ioctls that rustix does not have")]
+fn number_ioctl(terminal: RawFd, request: libc::Ioctl, number: u8) -> io::Result<()> {
+    // SAFETY: the descriptor is open while the caller's `File` lives, and both
+    // requests take a number in place of a pointer.
+    let result = unsafe { libc::ioctl(terminal, request, libc::c_ulong::from(number)) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
