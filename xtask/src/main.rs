@@ -15,7 +15,9 @@
 mod bench;
 mod host;
 mod image;
+mod parameters;
 mod run;
+mod terminal;
 mod test;
 
 use std::process::ExitCode;

@@ -1,10 +1,243 @@
-//! `cargo xtask run`.
+//! `cargo xtask run`: boots the image in QEMU as a new cluster of one node.
+//!
+//! In a terminal, the node's console appears in it and the serial line goes to
+//! `serial.log`; without one, or with `--headless` or `--until-ready`, the serial
+//! line is printed instead.
+//!
+//! Everything of a machine lies in `target/run/<name>/`: disk, firmware
+//! variables, parameters, the owner's key, logs.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use polis_qemu::args::{Cache, Disk, FwCfg};
+use polis_qemu::host::{Wish, accelerator};
+use polis_qemu::image::Flash;
+use polis_qemu::machine::Outcome;
+use polis_qemu::{Bus, Config, Event, Image, Machine};
+
+use crate::{host, parameters, terminal};
+
+/// What running a machine needs: `setpriv` ends QEMU with this process.
+pub(crate) const QEMU: &[host::Need] = &[
+    host::Need { what: polis_qemu::host::QEMU, package: "qemu-system-x86" },
+    host::Need { what: "setpriv", package: "util-linux" },
+];
+
+/// How long a guest that was told to stop may take before its power is cut.
+const STOP_MAX: Duration = Duration::from_secs(45);
 
 /// Arguments of `cargo xtask run`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Number of nodes.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    nodes: u32,
+    /// Memory of a node in MiB.
+    #[arg(long, default_value_t = 1024, value_name = "MiB",
+          value_parser = clap::value_parser!(u32).range(256..=1_048_576))]
+    memory: u32,
+    /// Processors of a node.
+    #[arg(long, default_value_t = 1, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: u32,
+    /// Start through UEFI firmware, as hardware does (the default).
+    #[arg(long, conflicts_with = "direct")]
+    uefi: bool,
+    /// Let QEMU place the kernel: some seconds less, and no firmware.
+    #[arg(long)]
+    direct: bool,
+    /// How the guest's instructions are run.
+    #[arg(long, value_enum, default_value_t = Accel::Auto)]
+    accel: Accel,
+    /// Keep the disk of the last run with this name, and boot it again.
+    #[arg(long)]
+    keep: bool,
+    /// Print the serial line, also in a terminal.
+    #[arg(long)]
+    headless: bool,
+    /// Print the serial line and end when the node is ready: with status 0, or
+    /// with 1 if it does not get there.
+    #[arg(long)]
+    until_ready: bool,
+    /// How long `--until-ready` waits.
+    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    timeout: u64,
+    /// Name of the machine, and of its folder in target/run.
+    #[arg(long, default_value = "polis", value_parser = name)]
+    name: String,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Accel {
+    /// KVM where it works, else TCG.
+    Auto,
+    /// By the processor.
+    Kvm,
+    /// By translation; works everywhere.
+    Tcg,
+}
+
+/// A name becomes a folder: one plain word.
+fn name(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if text.is_empty() || text.len() > 32 || !text.chars().all(plain) {
+        return Err("1 to 32 letters, digits, `-` and `_` are allowed".to_owned());
+    }
+    Ok(text.to_owned())
+}
 
 /// Runs the command.
-pub(crate) fn run(_args: Args) -> anyhow::Result<()> {
-    anyhow::bail!("`cargo xtask run` is not part of this build")
+pub(crate) fn run(args: Args) -> Result<()> {
+    ensure!(
+        args.nodes == 1,
+        "--nodes {}: this version runs clusters of one node only; leave the option out",
+        args.nodes
+    );
+    host::require(&[QEMU])?;
+    let image = built_image()?;
+    let shown = !args.headless && !args.until_ready && terminal::is_interactive();
+    let dir = PathBuf::from("target/run").join(&args.name);
+    let config = prepare(&args, &image, &dir, shown)?;
+
+    let first = if args.keep { "again" } else { "for the first time" };
+    eprintln!(
+        "run: booting image {} {first}, {:?}, {} MiB, logs in {}",
+        image.version,
+        config.accelerator,
+        config.memory,
+        dir.display()
+    );
+    let mut machine = Machine::start(&config, &dir)?;
+    if shown { show(machine, args.keep) } else { stream(&mut machine, &args) }
+}
+
+/// The image of these sources, built by `cargo xtask image` where it is not
+/// yet; `POLIS_IMAGE_DIR` names a folder with one that is to be used as it is.
+pub(crate) fn built_image() -> Result<Image> {
+    if let Some(dir) = env::var_os("POLIS_IMAGE_DIR") {
+        return Ok(Image::load(Path::new(&dir))?);
+    }
+    let program = env::current_exe().context("cannot find this program itself")?;
+    let status =
+        Command::new(program).arg("image").status().context("cannot start the image builder")?;
+    ensure!(status.success(), "there is no image to run");
+    Ok(Image::load(Path::new("target/image"))?)
+}
+
+/// Makes the folder of the machine and says what the machine is like.
+fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let disk = dir.join("disk.img");
+    let again = args.keep && disk.exists();
+    if !again {
+        for old in [dir.join("vars.fd"), dir.join("serial.log")] {
+            if old.exists() {
+                fs::remove_file(&old)
+                    .with_context(|| format!("cannot remove {}", old.display()))?;
+            }
+        }
+        polis_qemu::disk::copy(&image.disk(), &disk)
+            .with_context(|| format!("cannot copy the image to {}", disk.display()))?;
+    }
+    let owner = parameters::owner_key(dir)?;
+    let file = dir.join("parameters.pb");
+    fs::write(&file, parameters::bootstrap(&owner, shown.then_some("hvc0")))
+        .with_context(|| format!("cannot write {}", file.display()))?;
+
+    let firmware =
+        if args.direct { image.direct("") } else { image.uefi(Flash::Plain, dir, "")? };
+    let wish = match args.accel {
+        Accel::Auto => Wish::Auto,
+        Accel::Kvm => Wish::Kvm,
+        Accel::Tcg => Wish::Tcg,
+    };
+    let cache = if args.keep { Cache::Writeback } else { Cache::Unsafe };
+    Ok(Config {
+        disk: Some(Disk { file: disk, bus: Bus::Virtio, cache }),
+        memory: args.memory,
+        cpus: args.cpus,
+        fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".to_owned(), file }],
+        watchdog: true,
+        console: shown,
+        ..Config::new(firmware, accelerator(wish, args.cpus))
+    })
+}
+
+/// The node's console in this terminal, until either side has enough.
+fn show(mut machine: Machine, keep: bool) -> Result<()> {
+    let console = machine.take_console().context("QEMU opened no console")?;
+    eprintln!("run: this terminal becomes the node's console; Ctrl-] leaves it");
+    let end = terminal::lend(&console)?;
+    if end == terminal::End::Quit && keep {
+        eprintln!("run: stopping the node, so that its disk is whole");
+        machine.qmp.power_button()?;
+        machine.wait_for("off", STOP_MAX, |_| true)?;
+        machine.wait_end(STOP_MAX)?;
+    }
+    if let Some(guru) = machine.seen(|event| event.word == "guru").last() {
+        bail!("the node gave up: {guru}");
+    }
+    if let Some(ready) = machine.seen(|event| event.word == "ready").last() {
+        eprintln!("run: {}", at_home(ready));
+    }
+    eprintln!("run: the serial line is in {}", machine.log().display());
+    Ok(())
+}
+
+/// The serial line on the standard output.
+fn stream(machine: &mut Machine, args: &Args) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(args.timeout);
+    let watched = args.until_ready;
+    let far = Duration::from_secs(3600);
+    loop {
+        let within = if watched { deadline.saturating_duration_since(Instant::now()) } else { far };
+        let printed = machine.wait("the end", within, |line| {
+            println!("{}", line.text);
+            line.event().filter(|event| ["ready", "guru", "off"].contains(&&*event.word))
+        });
+        let event = match printed {
+            Ok(event) => event,
+            Err(polis_qemu::Error::Wait { outcome: Outcome::Late { .. }, .. }) if !watched => {
+                continue;
+            }
+            Err(error) => return Err(error).context("the node did not become ready"),
+        };
+        match &*event.word {
+            "ready" if watched => {
+                eprintln!("run: {}", at_home(&event));
+                return Ok(());
+            }
+            "guru" if watched => bail!("the node gave up: {event}"),
+            "off" if watched => bail!("the machine went off before the node was ready"),
+            "off" if !event.is("reason", "reboot") => return Ok(()),
+            _ => {}
+        }
+    }
+}
+
+fn at_home(ready: &Event) -> String {
+    format!(
+        "{} is ready at {}, {:.1} s after QEMU started",
+        ready.text("node"),
+        ready.text("address"),
+        ready.at.as_secs_f64()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_plain_word() {
+        assert!(name("polis-2_b").is_ok());
+        for bad in ["", "..", "a/b", "a b", &"x".repeat(33)] {
+            assert!(name(bad).is_err(), "{bad}");
+        }
+    }
 }
