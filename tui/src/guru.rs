@@ -1,4 +1,30 @@
-//! Describes a failure that a machine cannot recover from, for the screen.
+//! Paints the guru meditation: why this machine cannot go on, and what a person can do.
+//!
+//! `init` draws it after the trapdoor has opened, on every terminal that shows
+//! the console. The whole screen is red on black inside a border that blinks;
+//! the caller turns `phase` over twice a second, so the border blinks alike on
+//! terminals with and without an attribute for it.
+//!
+//! ```text
+//! [report] --L--> [logs] --L, Esc--> [report]
+//! ```
+//!
+//! Invariants:
+//! - The code, the next step, the keys and the countdown are on the screen from
+//!   80 × 24 on, however long the rest is. What had to be cut says so, and `L`
+//!   shows all of it.
+//!
+//! What this module does not do: count down or act. Keys become commands.
+
+use ratatui::Frame;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::Line;
+
+use crate::text::{clean, cut, wrap};
+use crate::widgets::{Row, window};
+use crate::{Command, Key};
 
 /// Everything that the guru meditation shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,7 +39,7 @@ pub struct Guru {
     pub tried: Vec<String>,
     /// What the person in front of the machine should do next.
     pub next: String,
-    /// The last log lines, the newest last.
+    /// The last log lines, the newest last; at most [`LOG_MAX`] are shown.
     pub log: Vec<String>,
     /// The version of the system.
     pub version: String,
@@ -45,4 +71,285 @@ impl Default for Countdown {
     fn default() -> Self {
         Self::Reboot { seconds: 0 }
     }
+}
+
+/// Lines that are shown of the log: what `init` keeps.
+pub const LOG_MAX: usize = 200;
+
+const TEXT: Style = Style::new().fg(Color::LightRed).bg(Color::Black);
+const STRONG: Style = TEXT.add_modifier(Modifier::BOLD);
+const FAINT: Style = Style::new().fg(Color::Red).bg(Color::Black);
+
+/// What a person looks at: the report, or the logs and how far down.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    logs: bool,
+    top: usize,
+    size: Rect,
+}
+
+impl View {
+    /// A view of the report on a terminal of `columns` × `rows`.
+    #[must_use]
+    pub fn new(columns: u16, rows: u16) -> Self {
+        Self { logs: false, top: 0, size: Rect::new(0, 0, columns, rows) }
+    }
+
+    /// The terminal has another size.
+    pub fn resize(&mut self, columns: u16, rows: u16) {
+        self.size = Rect::new(0, 0, columns, rows);
+    }
+
+    /// Takes in a key; returns what the owner of the terminal must do about it.
+    pub fn key(&mut self, key: Key, guru: &Guru) -> Option<Command> {
+        let Areas { body, .. } = Areas::of(self.size);
+        let end = || window::end(everything(guru, text_width(body)).len(), body.height);
+        let page = usize::from(body.height.saturating_sub(1).max(1));
+        let top = match key {
+            Key::Char('r' | 'R') => return Some(Command::Reboot),
+            Key::Char('p' | 'P') => return Some(Command::PowerOff),
+            Key::Char('h' | 'H') => return Some(Command::Hold),
+            Key::Ctrl('l') => return Some(Command::Redraw),
+            Key::Char('l' | 'L') => {
+                self.logs = !self.logs;
+                end()
+            }
+            Key::Esc => {
+                self.logs = false;
+                return None;
+            }
+            Key::Up => self.top.saturating_sub(1),
+            Key::Down => self.top + 1,
+            Key::PageUp => self.top.saturating_sub(page),
+            Key::PageDown => self.top + page,
+            Key::Home => 0,
+            Key::End => end(),
+            _ => return None,
+        };
+        self.top = top.min(end());
+        None
+    }
+}
+
+/// Paints the whole screen; `phase` turns over to make the border blink.
+pub fn render(guru: &Guru, view: &View, phase: bool, frame: &mut Frame<'_>) {
+    let area = frame.area();
+    let areas = Areas::of(area);
+    let buffer = frame.buffer_mut();
+    fill(area, if phase { "█" } else { " " }, FAINT, buffer);
+    fill(areas.inside, " ", TEXT, buffer);
+    let width = text_width(areas.body);
+    put(&head(guru, width), areas.head, buffer);
+    if view.logs {
+        window::draw(&everything(guru, width), view.top, areas.body, FAINT, buffer);
+    } else {
+        put(&report(guru, width, usize::from(areas.body.height)), areas.body, buffer);
+    }
+    put(&foot(guru, view, usize::from(areas.foot.width)), areas.foot, buffer);
+}
+
+/// How the screen is shared out.
+struct Areas {
+    inside: Rect,
+    head: Rect,
+    body: Rect,
+    foot: Rect,
+}
+
+impl Areas {
+    /// A border of one row and two columns looks equally thick on all sides.
+    fn of(area: Rect) -> Self {
+        let inside = if area.width >= 20 && area.height >= 8 { inset(area, 2, 1) } else { area };
+        let text = inset(inside, 2.min(inside.width / 8), 0);
+        let foot = 3.min(text.height);
+        let head = 3.min(text.height - foot);
+        let body = text.height - foot - head;
+        Self {
+            inside,
+            head: Rect { height: head, ..text },
+            body: Rect { y: text.y + head, height: body, ..text },
+            foot: Rect { y: text.y + head + body, height: foot, ..text },
+        }
+    }
+}
+
+/// `area` without so many columns and rows on each side; it is large enough.
+fn inset(area: Rect, columns: u16, rows: u16) -> Rect {
+    Rect {
+        x: area.x + columns,
+        y: area.y + rows,
+        width: area.width - 2 * columns,
+        height: area.height - 2 * rows,
+    }
+}
+
+/// Columns for text: the scroll bar and one that keeps it apart are not.
+fn text_width(area: Rect) -> usize {
+    usize::from(area.width.saturating_sub(2))
+}
+
+fn fill(area: Rect, glyph: &str, style: Style, buffer: &mut Buffer) {
+    for position in area.positions() {
+        buffer[position].set_symbol(glyph).set_style(style);
+    }
+}
+
+fn put(lines: &[Line<'_>], area: Rect, buffer: &mut Buffer) {
+    for (line, y) in lines.iter().zip(area.top()..area.bottom()) {
+        buffer.set_line(area.x, y, line, area.width);
+    }
+}
+
+/// The first two rows: the code to search for, and what was started from what.
+fn head(guru: &Guru, width: usize) -> Vec<Line<'static>> {
+    let version = format!("Polis {}, image {}", guru.version, guru.image);
+    let first = Row::default().put(STRONG, "GURU MEDITATION  ").put(STRONG, &guru.code).gap(2);
+    let left = width.saturating_sub(first.used());
+    let what = format!("This machine cannot go on: the stage \"{}\" has failed.", guru.stage);
+    vec![first.right(left, FAINT, &version).line(), Row::default().put(TEXT, &what).line()]
+}
+
+/// The report in at most `rows`: what to do is never cut, the causes give way
+/// to it, and the log has what is left, a row a line.
+fn report(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
+    let next = next(guru, width);
+    let left = rows.saturating_sub(next.len());
+    // Every cause with its beginning says more than the first one with its end.
+    let causes = [usize::MAX, 4, 3, 2, 1]
+        .into_iter()
+        .map(|each| causes(guru, width, each))
+        .find(|lines| lines.len() <= left)
+        .unwrap_or_else(|| causes(guru, width, 1));
+    let mut lines = shorten(causes, left);
+    lines.extend(next);
+    let left = rows.saturating_sub(lines.len());
+    lines.extend(shorten(tried(guru, width), left));
+    let left = rows.saturating_sub(lines.len());
+    // A title without a line below it says nothing.
+    if left >= 2 && !guru.log.is_empty() {
+        lines.push(title("Last log lines"));
+        let newest = &guru.log[guru.log.len().saturating_sub(left - 1)..];
+        lines.extend(newest.iter().flat_map(|line| block(2, "", FAINT, line, width, 1)));
+    }
+    lines
+}
+
+/// All of the report and the log, for the logs mode.
+fn everything(guru: &Guru, width: usize) -> Vec<Line<'static>> {
+    let mut lines = causes(guru, width, usize::MAX);
+    lines.extend(next(guru, width));
+    lines.extend(tried(guru, width));
+    lines.push(title("Last log lines"));
+    if guru.log.is_empty() {
+        lines.push(Row::indented(2).put(FAINT, "none").line());
+    }
+    lines.extend(log(guru, width));
+    lines
+}
+
+/// The first `rows` of a block, with a word about it where that is not all.
+/// A block ends with an empty line, which may fall off the screen unsaid.
+fn shorten(mut lines: Vec<Line<'static>>, rows: usize) -> Vec<Line<'static>> {
+    if lines.len() > rows + 1 {
+        lines.truncate(rows.saturating_sub(2));
+        lines.push(Row::indented(2).put(FAINT, ".. press L for the rest").line());
+        lines.push(Line::default());
+    }
+    lines.truncate(rows);
+    lines
+}
+
+fn title(text: &str) -> Line<'static> {
+    Row::default().put(FAINT, text).line()
+}
+
+/// The chain of causes, at most `rows` of each.
+fn causes(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
+    let mut lines = vec![title("What happened")];
+    for (depth, cause) in guru.causes.iter().enumerate() {
+        // Each cause hangs below its effect; a long chain stops moving to the right.
+        let lead = if depth == 0 { "" } else { "└ " };
+        let indent = 2 * depth.clamp(1, 4);
+        let style = if depth == 0 { STRONG } else { TEXT };
+        lines.extend(block(indent, lead, style, cause, width, rows));
+    }
+    lines.push(Line::default());
+    lines
+}
+
+fn next(guru: &Guru, width: usize) -> Vec<Line<'static>> {
+    let mut lines = vec![title("What to do")];
+    lines.extend(block(0, "► ", STRONG, &guru.next, width, usize::MAX));
+    lines.push(Line::default());
+    lines
+}
+
+fn tried(guru: &Guru, width: usize) -> Vec<Line<'static>> {
+    if guru.tried.is_empty() {
+        return Vec::new();
+    }
+    let mut lines = vec![title("What was tried")];
+    lines
+        .extend(guru.tried.iter().flat_map(|tried| block(2, "• ", TEXT, tried, width, usize::MAX)));
+    lines.push(Line::default());
+    lines
+}
+
+fn log(guru: &Guru, width: usize) -> Vec<Line<'static>> {
+    let newest = guru.log.len().saturating_sub(LOG_MAX);
+    guru.log[newest..]
+        .iter()
+        .flat_map(|line| block(2, "", FAINT, line, width, usize::MAX))
+        .collect()
+}
+
+/// A text beside its `lead`, in at most `rows`.
+fn block(
+    indent: usize,
+    lead: &str,
+    style: Style,
+    text: &str,
+    width: usize,
+    rows: usize,
+) -> Vec<Line<'static>> {
+    let column = indent + crate::text::width(lead);
+    let width = width.saturating_sub(column);
+    let mut lines = wrap(&clean(text), width);
+    if lines.len() > rows {
+        let rest = lines.split_off(rows - 1).join(" ");
+        lines.push(cut(&rest, width));
+    }
+    let row = |(at, line): (usize, &String)| {
+        let lead = if at == 0 { lead } else { "" };
+        Row::indented(indent).put(style, lead).to(column).put(style, line).line()
+    };
+    lines.iter().enumerate().map(row).collect()
+}
+
+/// The keys, and what happens without them.
+fn foot(guru: &Guru, view: &View, width: usize) -> Vec<Line<'static>> {
+    let counts = matches!(guru.countdown, Countdown::Reboot { .. });
+    let keys = [
+        Some(("R", "reboot")),
+        Some(("P", "power off")),
+        Some(("L", if view.logs { "back to the report" } else { "all of it, with logs" })),
+        counts.then_some(("H", "hold")),
+    ];
+    let keys = keys.into_iter().flatten().fold(Row::default(), |row, (key, what)| {
+        row.put(STRONG, key).gap(1).put(TEXT, what).gap(4)
+    });
+    let Guru { attempt, attempts_max, .. } = guru;
+    let wait = match guru.countdown {
+        Countdown::Reboot { seconds } => format!(
+            "Reboots by itself in {seconds} s: failed boot {attempt} of {attempts_max}, then it holds."
+        ),
+        Countdown::Held => {
+            format!("Holding, as asked, after failed boot {attempt}: only a key ends it.")
+        }
+        Countdown::Exhausted => {
+            format!("Holding after {attempt} failed boots in a row: only a key ends it.")
+        }
+    };
+    let wait = cut(&clean(&wait), width);
+    vec![Line::default(), keys.line(), Row::default().put(STRONG, &wait).line()]
 }

@@ -1,13 +1,47 @@
 //! Draws the console: a pure function from a snapshot to a frame, and from keys to commands.
+//!
+//! `node` fills a [`Snapshot`] and calls [`render`]; `init` draws a failure with
+//! [`guru::render`]. Both feed what a terminal sends to a [`keys::Parser`], give
+//! the keys to the view, and carry out the [`Command`] that may come back.
+//!
+//! ```text
+//! event values --(node)--> Snapshot --+
+//!                                     +--render--> Frame --(ratatui)--> terminal
+//! bytes --Parser--> Key --> View -----+
+//!                            \------------> Command --(node, init)
+//! ```
+//!
+//! Invariants:
+//! - Nothing here reads a clock, a file or a lock, and nothing blocks.
+//! - No snapshot, key or size of terminal panics.
+//! - Every glyph is in the font of the Linux console, and no colour says what no
+//!   word or glyph says.
+//!
+//! What this crate does not do: own a terminal. It knows no file descriptor.
 
 pub mod guru;
+mod header;
+mod help;
 pub mod keys;
+mod pages;
+#[cfg(any(test, feature = "samples"))]
+pub mod samples;
 pub mod snapshot;
+mod text;
+mod theme;
+mod view;
+mod widgets;
+mod words;
 
+use ratatui::Frame;
+
+/// The version of ratatui that frames come from.
 pub use ratatui;
 
 pub use self::keys::Key;
 pub use self::snapshot::Snapshot;
+pub use self::view::{Page, View};
+pub use self::words::words;
 
 /// What a key asks of whoever owns the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,3 +55,18 @@ pub enum Command {
     /// Stop the countdown.
     Hold,
 }
+
+/// Draws `snapshot` as `view` wants to see it.
+pub fn render(snapshot: &Snapshot, view: &View, frame: &mut Frame<'_>) {
+    let areas = view::Areas::of(frame.area());
+    let buffer = frame.buffer_mut();
+    header::draw(snapshot, areas.header, buffer);
+    view.draw(snapshot, areas.body, buffer);
+    header::draw_keys(view.page(), areas.keys, buffer);
+    if view.helps() {
+        help::draw(areas.body, buffer);
+    }
+}
+
+#[cfg(test)]
+mod tests;

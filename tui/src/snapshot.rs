@@ -24,8 +24,8 @@ pub struct Snapshot {
     pub warnings: Vec<String>,
     /// The stages of this boot in their order, those to come included.
     pub stages: Vec<Stage>,
-    /// One line an interface, ready to print.
-    pub network: Vec<String>,
+    /// The network interfaces.
+    pub network: Vec<Interface>,
     /// The etcd cluster as this node sees it.
     pub etcd: Option<Etcd>,
     /// Authorities and certificates.
@@ -121,6 +121,15 @@ pub enum StageState {
     Done,
     /// Ended badly.
     Failed,
+}
+
+/// A network interface.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Interface {
+    /// Its name, for example `eth0`.
+    pub name: String,
+    /// Its addresses and where they are from, or why it has none; ready to print.
+    pub text: String,
 }
 
 /// The etcd cluster as this node sees it.

@@ -1,0 +1,77 @@
+//! Draws what is the same on every page: the bar at the top, the keys at the bottom.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier};
+
+use crate::snapshot::{Cluster, Snapshot};
+use crate::text::{duration, plural};
+use crate::theme::{BAR, BUSY, DIM, Mark, OPEN, PLAIN};
+use crate::view::Page;
+use crate::widgets::Row;
+
+/// Draws the bar: who this is and how it stands; below it where, how long, and the time.
+pub(crate) fn draw(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
+    let header = &snapshot.header;
+    let strong = BAR.add_modifier(Modifier::BOLD);
+    let (mark, state) = match header.cluster {
+        Cluster::Home => (Mark::Good, strong),
+        Cluster::Unknown | Cluster::Foreign | Cluster::Trusted => (Mark::Busy, strong),
+        Cluster::Disowning | Cluster::Split => (Mark::Bad, strong.bg(Color::Red)),
+    };
+    let node = header.node.as_deref().unwrap_or("no node ID yet");
+    let who = Row::indented(1).put(strong, "POLIS").gap(2).put(BAR, node);
+    let how = Row::default().put(state, &format!(" {} {} ", mark.glyph(), header.cluster.name()));
+    let remarks = snapshot.warnings.len() + usize::from(snapshot.previous_failure.is_some());
+    let remarks = match remarks {
+        0 => Row::default(),
+        some => Row::default().put(
+            BAR.fg(Color::LightYellow),
+            &format!("{} {}  ", Mark::Attention.glyph(), plural(some as u64, "warning")),
+        ),
+    };
+    let address = header.address.as_deref().unwrap_or("no address yet");
+    let place = Row::indented(1)
+        .put(BAR, &format!("{} slot {}", header.version, header.slot))
+        .gap(3)
+        .put(BAR, address)
+        .gap(3)
+        .put(BAR, &format!("up {}", duration(header.uptime)));
+    let clock = Row::default().put(BAR, &header.clock).gap(1);
+    buffer.set_style(area, BAR);
+    spread(area, 0, who, &[remarks, how], buffer);
+    spread(area, 1, place, &[clock], buffer);
+}
+
+/// Draws a row from both ends; what stands at the right goes first where both do not fit.
+fn spread(area: Rect, row: u16, left: Row, right: &[Row], buffer: &mut Buffer) {
+    if row >= area.height {
+        return;
+    }
+    let y = area.y + row;
+    buffer.set_line(area.x, y, &left.clone().line(), area.width);
+    let mut end = usize::from(area.width);
+    for part in right.iter().rev() {
+        let Some(start) = end.checked_sub(part.used()).filter(|start| *start > left.used()) else {
+            return;
+        };
+        // Both fit in the width of the area, which is a `u16`.
+        let [x, width] = [start, part.used()].map(|cells| u16::try_from(cells).unwrap_or(0));
+        buffer.set_line(area.x + x, y, &part.clone().line(), width);
+        end = start;
+    }
+}
+
+/// Draws the row of keys; the open page is in brackets.
+pub(crate) fn draw_keys(open: Page, area: Rect, buffer: &mut Buffer) {
+    let mut keys = Row::default();
+    for (page, number) in Page::ALL.into_iter().zip(1..) {
+        keys = if page == open {
+            keys.put(OPEN, &format!("[F{number} {}]", page.title()))
+        } else {
+            keys.put(BUSY, &format!(" F{number} ")).put(PLAIN, page.title()).gap(1)
+        };
+    }
+    let help = Row::default().put(BUSY, "?").put(DIM, " all keys").gap(1);
+    spread(area, 0, keys, &[help], buffer);
+}

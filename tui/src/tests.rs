@@ -1,0 +1,268 @@
+//! Draws every page in every state, and lets chance press the keys.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::{Frame, Terminal};
+
+use crate::guru::{self, Countdown, Guru};
+use crate::snapshot::{LogEntry, Severity};
+use crate::view::Page;
+use crate::{Command, Key, Snapshot, View, render, samples, text};
+
+fn draw(columns: u16, rows: u16, draw: impl FnOnce(&mut Frame<'_>)) -> TestBackend {
+    let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
+    terminal.draw(draw).unwrap();
+    terminal.backend().clone()
+}
+
+fn screen(snapshot: &Snapshot, view: &View, columns: u16, rows: u16) -> String {
+    draw(columns, rows, |frame| render(snapshot, view, frame)).to_string()
+}
+
+fn guru_screen(guru: &Guru, view: &guru::View, columns: u16, rows: u16) -> String {
+    draw(columns, rows, |frame| guru::render(guru, view, true, frame)).to_string()
+}
+
+fn view(page: Page, columns: u16, rows: u16) -> View {
+    let mut view = View::new(columns, rows);
+    view.key(Key::F(page as u8 + 1), &Snapshot::default());
+    view
+}
+
+/// One file a page, state and size.
+#[track_caller]
+fn check(name: &str, snapshot: &Snapshot) {
+    for page in Page::ALL {
+        for (columns, rows) in [(80, 24), (120, 40)] {
+            let file = format!("{}-{name}-{columns}x{rows}", page.title().to_lowercase());
+            let screen = screen(snapshot, &view(page, columns, rows), columns, rows);
+            insta::assert_snapshot!(file, screen);
+        }
+    }
+}
+
+#[track_caller]
+fn check_guru(name: &str, guru: &Guru, keys: &[Key]) {
+    for (columns, rows) in [(80, 24), (120, 40)] {
+        let mut view = guru::View::new(columns, rows);
+        keys.iter().for_each(|key| assert_eq!(view.key(*key, guru), None));
+        let file = format!("guru-{name}-{columns}x{rows}");
+        insta::assert_snapshot!(file, guru_screen(guru, &view, columns, rows));
+    }
+}
+
+#[test]
+fn every_page_says_that_nothing_is_known_yet() {
+    check("empty", &samples::empty());
+}
+
+#[test]
+fn every_page_shows_an_ordinary_day() {
+    check("ordinary", &samples::ordinary());
+}
+
+#[test]
+fn every_page_shows_what_fails() {
+    check("failing", &samples::failing());
+}
+
+#[test]
+fn every_page_keeps_its_shape_with_overlong_texts() {
+    check("overflowing", &samples::overflowing());
+}
+
+#[test]
+fn a_guru_fills_the_screen() {
+    check_guru("ordinary", &samples::guru(), &[]);
+    check_guru("held", &Guru { countdown: Countdown::Held, ..samples::guru() }, &[]);
+    check_guru("empty", &Guru::default(), &[]);
+}
+
+#[test]
+fn a_guru_shows_its_logs() {
+    check_guru("logs", &samples::guru_overflowing(), &[Key::Char('l')]);
+}
+
+#[test]
+fn an_overlong_guru_keeps_what_matters_on_a_small_screen() {
+    let guru = samples::guru_overflowing();
+    check_guru("overflowing", &guru, &[]);
+    let screen = guru_screen(&guru, &guru::View::new(80, 24), 80, 24);
+    for needed in
+        ["#0601.0000", "and reboot.", "writes", "R reboot", "P power off", "Holding after 3"]
+    {
+        assert!(screen.contains(needed), "{needed:?} is not on\n{screen}");
+    }
+}
+
+#[test]
+fn only_the_border_of_a_guru_blinks() {
+    let of = |phase| {
+        let view = guru::View::new(80, 24);
+        draw(80, 24, |frame| guru::render(&samples::guru(), &view, phase, frame)).buffer().clone()
+    };
+    let (on, off): (Buffer, Buffer) = (of(true), of(false));
+    for (x, y) in (0..80).flat_map(|x| (0..24).map(move |y| (x, y))) {
+        let border = !(2..78).contains(&x) || !(1..23).contains(&y);
+        assert_eq!(border, on[(x, y)] != off[(x, y)], "at {x}, {y}");
+    }
+}
+
+#[test]
+fn a_guru_s_keys_are_commands() {
+    let guru = samples::guru();
+    let mut view = guru::View::new(80, 24);
+    assert_eq!(view.key(Key::Char('r'), &guru), Some(Command::Reboot));
+    assert_eq!(view.key(Key::Char('P'), &guru), Some(Command::PowerOff));
+    assert_eq!(view.key(Key::Char('h'), &guru), Some(Command::Hold));
+    assert_eq!(view.key(Key::Ctrl('l'), &guru), Some(Command::Redraw));
+    assert_eq!(view.key(Key::Char('x'), &guru), None);
+}
+
+#[test]
+fn tab_walks_through_all_pages_and_back() {
+    let snapshot = samples::ordinary();
+    let mut view = View::new(80, 24);
+    let forth = Page::ALL.map(|_| {
+        view.key(Key::Tab, &snapshot);
+        view.page()
+    });
+    assert_eq!(forth, [Page::Etcd, Page::Pki, Page::Services, Page::Logs, Page::Boot]);
+    view.key(Key::BackTab, &snapshot);
+    assert_eq!(view.page(), Page::Logs);
+}
+
+#[test]
+fn help_lists_the_keys_and_any_key_closes_it() {
+    let snapshot = samples::ordinary();
+    let mut view = View::new(80, 24);
+    view.key(Key::Char('?'), &snapshot);
+    insta::assert_snapshot!("help-80x24", screen(&snapshot, &view, 80, 24));
+    view.key(Key::F(5), &snapshot);
+    assert_eq!(view.page(), Page::Boot, "the key that closes the help does nothing else");
+    assert!(!screen(&snapshot, &view, 80, 24).contains("Keys"));
+}
+
+/// A snapshot with `number` log lines, which say their number.
+fn chatter(number: u64) -> Snapshot {
+    let mut snapshot = samples::ordinary();
+    // The log tree keeps the newest hundred.
+    snapshot.logs.entries = (number.saturating_sub(100)..number)
+        .map(|number| LogEntry {
+            time: Duration::from_secs(number),
+            severity: if number % 10 == 0 { Severity::Error } else { Severity::Info },
+            name: "root".to_owned(),
+            text: format!("line <{number}>"),
+        })
+        .collect();
+    snapshot.logs.total = number;
+    snapshot
+}
+
+#[test]
+fn logs_follow_until_someone_reads() {
+    let mut view = view(Page::Logs, 80, 24);
+    assert!(screen(&chatter(150), &view, 80, 24).contains("<149>"));
+    view.key(Key::PageUp, &chatter(150));
+    view.key(Key::Up, &chatter(150));
+    let before = screen(&chatter(150), &view, 80, 24);
+    let after = screen(&chatter(900), &view, 80, 24);
+    assert!(!before.contains("<149>") && before.contains("<120>"), "{before}");
+    assert!(after.contains("<120>") && after.contains("750 newer"), "{after}");
+    view.key(Key::End, &chatter(900));
+    assert!(screen(&chatter(901), &view, 80, 24).contains("<900>"));
+}
+
+#[test]
+fn logs_show_from_the_chosen_severity_on() {
+    let mut view = view(Page::Logs, 80, 24);
+    view.key(Key::Char('s'), &chatter(150));
+    let screen = screen(&chatter(150), &view, 80, 24);
+    assert!(screen.contains("<140>") && !screen.contains("<149>"), "{screen}");
+}
+
+#[test]
+fn one_key_up_from_the_end_moves_one_line() {
+    let snapshot = samples::failing();
+    let mut view = View::new(80, 12);
+    view.key(Key::End, &snapshot);
+    view.key(Key::Down, &snapshot);
+    let end = screen(&snapshot, &view, 80, 12);
+    view.key(Key::Up, &snapshot);
+    let above = screen(&snapshot, &view, 80, 12);
+    assert!(end.contains("enp0s20f0u1"), "{end}");
+    assert!(!above.contains("enp0s20f0u1") && above.contains("eth0 "), "{above}");
+}
+
+fn key() -> impl Strategy<Value = Key> {
+    prop_oneof![
+        (0u8..8).prop_map(Key::F),
+        prop::sample::select(vec!['?', 's', 'l', 'r', 'h', '1', '5', '9', 'é']).prop_map(Key::Char),
+        prop::sample::select(vec![
+            Key::Up,
+            Key::Down,
+            Key::PageUp,
+            Key::PageDown,
+            Key::Home,
+            Key::End,
+            Key::Tab,
+            Key::BackTab,
+            Key::Esc,
+            Key::Ctrl('l'),
+        ]),
+    ]
+}
+
+/// Terminals: most of them small, where the trouble is.
+fn size() -> impl Strategy<Value = (u16, u16)> {
+    prop_oneof![4 => (1u16..40, 1u16..14), 2 => (1u16..160, 1u16..60), 1 => (1u16..=500, 1u16..=200)]
+}
+
+#[track_caller]
+fn assert_glyphs_are_in_the_font(backend: &TestBackend) {
+    for cell in backend.buffer().content() {
+        assert_eq!(text::clean(cell.symbol()), cell.symbol());
+        assert_eq!(cell.symbol().chars().count(), 1);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn no_key_and_no_size_of_terminal_panics(
+        first in size(),
+        then in size(),
+        keys in prop::collection::vec((key(), 0usize..4), 0..12),
+    ) {
+        let snapshots =
+            [samples::empty(), samples::ordinary(), samples::failing(), samples::overflowing()];
+        let mut view = View::new(first.0, first.1);
+        for (key, snapshot) in keys {
+            view.key(key, &snapshots[snapshot]);
+            let backend = draw(first.0, first.1, |frame| render(&snapshots[snapshot], &view, frame));
+            assert_glyphs_are_in_the_font(&backend);
+            // The host may learn of a new size late: drawing must not rely on it.
+            draw(then.0, then.1, |frame| render(&snapshots[snapshot], &view, frame));
+        }
+    }
+
+    #[test]
+    fn a_guru_can_be_read_at_any_size(
+        size in size(),
+        keys in prop::collection::vec(key(), 0..8),
+        long in any::<bool>(),
+        phase in any::<bool>(),
+    ) {
+        let guru = if long { samples::guru_overflowing() } else { samples::guru() };
+        let mut view = guru::View::new(size.0, size.1);
+        for key in keys {
+            view.key(key, &guru);
+        }
+        let backend = draw(size.0, size.1, |frame| guru::render(&guru, &view, phase, frame));
+        assert_glyphs_are_in_the_font(&backend);
+    }
+}

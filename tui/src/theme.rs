@@ -1,0 +1,59 @@
+//! Names the few styles there are. Sixteen colours, and none of them says what no word says.
+
+use ratatui::style::{Color, Modifier, Style};
+
+/// Headings and names that lead a block.
+pub(crate) const STRONG: Style = Style::new().add_modifier(Modifier::BOLD);
+/// Ordinary text.
+pub(crate) const PLAIN: Style = Style::new();
+/// What is there for the second look: units, axes, column heads.
+pub(crate) const DIM: Style = Style::new().fg(Color::DarkGray);
+/// As it should be.
+pub(crate) const GOOD: Style = Style::new().fg(Color::Green);
+/// At work.
+pub(crate) const BUSY: Style = Style::new().fg(Color::Cyan);
+/// Worth a look.
+pub(crate) const ATTENTION: Style = Style::new().fg(Color::Yellow);
+/// Someone must act.
+pub(crate) const BAD: Style = Style::new().fg(Color::LightRed).add_modifier(Modifier::BOLD);
+/// The bar at the top.
+pub(crate) const BAR: Style = Style::new().fg(Color::White).bg(Color::Blue);
+/// The page that is open, in the row of keys.
+pub(crate) const OPEN: Style = Style::new().fg(Color::Black).bg(Color::Gray);
+
+/// How something stands: a glyph and a style that always go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Mark {
+    /// To come, or over.
+    Idle,
+    /// As it should be.
+    Good,
+    /// At work.
+    Busy,
+    /// Worth a look.
+    Attention,
+    /// Someone must act.
+    Bad,
+}
+
+impl Mark {
+    pub(crate) fn glyph(self) -> &'static str {
+        match self {
+            Self::Idle => "·",
+            Self::Good => "■",
+            Self::Busy => "►",
+            Self::Attention => "▲",
+            Self::Bad => "!",
+        }
+    }
+
+    pub(crate) fn style(self) -> Style {
+        match self {
+            Self::Idle => DIM,
+            Self::Good => GOOD,
+            Self::Busy => BUSY,
+            Self::Attention => ATTENTION,
+            Self::Bad => BAD,
+        }
+    }
+}

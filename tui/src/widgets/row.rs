@@ -1,0 +1,72 @@
+//! Builds one line out of columns.
+
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+
+use crate::text::{clean, cut, width};
+
+/// A line under construction; it knows how far it has come.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Row {
+    spans: Vec<Span<'static>>,
+    used: usize,
+}
+
+impl Row {
+    /// An empty line that starts after `indent` cells.
+    pub(crate) fn indented(indent: usize) -> Self {
+        Self::default().gap(indent)
+    }
+
+    /// Adds `text` as it is.
+    pub(crate) fn put(mut self, style: Style, text: &str) -> Self {
+        let text = clean(text);
+        self.used += width(&text);
+        self.spans.push(Span::styled(text, style));
+        self
+    }
+
+    /// Adds `cells` of nothing.
+    pub(crate) fn gap(self, cells: usize) -> Self {
+        self.put(Style::new(), &" ".repeat(cells))
+    }
+
+    /// Goes to `column`, or nowhere if the line is past it.
+    pub(crate) fn to(self, column: usize) -> Self {
+        let cells = column.saturating_sub(self.used);
+        self.gap(cells)
+    }
+
+    /// Adds a column of `cells`, filled from the left; what does not fit is cut.
+    pub(crate) fn cell(self, cells: usize, style: Style, text: &str) -> Self {
+        let column = self.used + cells;
+        self.put(style, &cut(&clean(text), cells)).to(column)
+    }
+
+    /// Adds a column of `cells`, filled from the right; what does not fit is cut.
+    pub(crate) fn right(self, cells: usize, style: Style, text: &str) -> Self {
+        let text = cut(&clean(text), cells);
+        let column = (self.used + cells).saturating_sub(width(&text));
+        self.to(column).put(style, &text)
+    }
+
+    /// Adds a column of `cells` that holds `other`, which is cut where it must be.
+    pub(crate) fn join(mut self, cells: usize, other: Self) -> Self {
+        let column = self.used + cells;
+        for span in other.spans {
+            let left = column - self.used;
+            self = self.put(span.style, &cut(&span.content, left));
+        }
+        self.to(column)
+    }
+
+    /// Cells used so far.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// The line.
+    pub(crate) fn line(self) -> Line<'static> {
+        Line::from(self.spans)
+    }
+}
