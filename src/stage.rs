@@ -137,6 +137,13 @@ pub struct Entry {
 /// Every stage that has started.
 pub type Stages = BTreeMap<Stage, Entry>;
 
+/// The stage that the boot is in: the last one reached in the usual order.
+#[must_use]
+pub fn current(stages: &Stages) -> Stage {
+    let open = stages.iter().find(|(_, entry)| entry.state != State::Done);
+    open.or_else(|| stages.last_key_value()).map_or(Stage::System, |(stage, _)| *stage)
+}
+
 /// Where services report the stage that they work on. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Board {

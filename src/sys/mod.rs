@@ -10,6 +10,8 @@ pub mod kmsg;
 pub mod module;
 pub mod mount;
 pub mod poll;
+pub mod process;
+pub mod readiness;
 pub mod reboot;
 pub mod signal;
 pub mod spawn;

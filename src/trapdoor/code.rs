@@ -53,6 +53,9 @@ impl fmt::Display for Code {
     }
 }
 
+/// A service of `node` died more often than it may, up to the root of the tree.
+pub const SERVICE_GAVE_UP: Code = Code::new(Stage::System, 31);
+
 /// Neither fw_cfg nor the ESP carries node parameters.
 pub const PARAMETERS_ABSENT: Code = Code::new(Stage::Parameters, 1);
 
@@ -79,6 +82,7 @@ pub const PARAMETERS_CA_CERTIFICATE: Code = Code::new(Stage::Parameters, 11);
 
 /// Every code there is, for the check against `docs/errors.md`.
 pub const ALL: &[Code] = &[
+    SERVICE_GAVE_UP,
     PARAMETERS_ABSENT,
     PARAMETERS_UNREADABLE,
     PARAMETERS_TOO_LARGE,

@@ -1,0 +1,465 @@
+//! Starts child processes: the one way to do it.
+//!
+//! A child gets the environment and the arguments that are named here and
+//! nothing else; its output goes line by line into the log tree; it dies with
+//! the node, or when its [`Child`] is dropped.
+//!
+//! ```text
+//! Command --spawn--> Child --wait------------> Exit
+//!    |                 +----terminate(grace)-> Exit   SIGTERM, then SIGKILL
+//!    |                 +----drop-------------> SIGKILL
+//!    +------run------> output, or Error::Failed with the last lines
+//! ```
+//!
+//! Invariants:
+//! - No child outlives the node: the kernel kills it when the thread that
+//!   started it ends, and that thread ends with the process only.
+//! - A child never waits for its output to be read, and never inherits a
+//!   descriptor beyond the standard three.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::io;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
+use tokio::io::{
+    AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader,
+};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use zeroize::Zeroizing;
+
+use crate::logtree::Sink;
+
+/// Bytes of one line of output; a longer one is taken apart.
+const LINE_MAX: u64 = 16 * 1024;
+/// Bytes of standard output that [`Command::run`] keeps.
+const OUTPUT_MAX: usize = 1024 * 1024;
+/// Lines kept for the error message of a failed program.
+const TAIL_MAX: usize = 12;
+/// How long the last lines may take after the exit. A grandchild may hold the
+/// pipe open for ever.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Why a program did not run, or did not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It could not be started.
+    #[error("cannot start {}", program.display())]
+    Start {
+        /// Which one.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It runs, and the kernel does not say how it ended.
+    #[error("cannot wait for {}", program.display())]
+    Wait {
+        /// Which one.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It did not read what it was given.
+    #[error("cannot write to {}", program.display())]
+    Write {
+        /// Which one.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It ended, and not well.
+    #[error("{} {exit}{}", program.display(), said(tail))]
+    Failed {
+        /// Which one.
+        program: PathBuf,
+        /// How it ended.
+        exit: Exit,
+        /// The last lines of its output.
+        tail: Vec<String>,
+    },
+}
+
+fn said(tail: &[String]) -> String {
+    match tail {
+        [] => ", and said nothing".to_owned(),
+        lines => format!(", and said: {}", lines.join(" / ")),
+    }
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exit(ExitStatus);
+
+impl Exit {
+    /// Whether it ended with status 0.
+    #[must_use]
+    pub fn is_success(self) -> bool {
+        self.0.success()
+    }
+
+    /// Its exit status, unless a signal ended it.
+    #[must_use]
+    pub fn code(self) -> Option<i32> {
+        self.0.code()
+    }
+
+    /// The number of the signal that ended it.
+    #[must_use]
+    pub fn signal(self) -> Option<i32> {
+        self.0.signal()
+    }
+}
+
+impl fmt::Display for Exit {
+    /// In words, to be read after the name of the program.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0.code(), self.0.signal()) {
+            (Some(code), _) => write!(f, "ended with status {code}"),
+            (None, Some(signal)) => match signal_name(signal) {
+                Some(name) => write!(f, "was killed by {name}"),
+                None => write!(f, "was killed by signal {signal}"),
+            },
+            (None, None) => f.write_str("ended in an unknown way"),
+        }
+    }
+}
+
+fn signal_name(signal: i32) -> Option<&'static str> {
+    const NAMED: [(Signal, &str); 9] = [
+        (Signal::HUP, "SIGHUP"),
+        (Signal::INT, "SIGINT"),
+        (Signal::ILL, "SIGILL"),
+        (Signal::ABORT, "SIGABRT"),
+        (Signal::BUS, "SIGBUS"),
+        (Signal::KILL, "SIGKILL"),
+        (Signal::SEGV, "SIGSEGV"),
+        (Signal::PIPE, "SIGPIPE"),
+        (Signal::TERM, "SIGTERM"),
+    ];
+    NAMED.iter().find(|(known, _)| known.as_raw() == signal).map(|(_, name)| *name)
+}
+
+/// A program that is to be started.
+#[derive(Debug)]
+#[must_use = "a command does nothing until it is started"]
+pub struct Command {
+    program: PathBuf,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    directory: Option<PathBuf>,
+    input: Option<Input>,
+    sink: Option<Sink>,
+}
+
+/// What a child reads: maybe a secret, so it is wiped, and never printed.
+struct Input(Zeroizing<Vec<u8>>);
+
+impl fmt::Debug for Input {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
+    }
+}
+
+impl Command {
+    /// `program` is a path; nothing is searched. The environment is empty, the
+    /// input is `/dev/null`, the output goes nowhere.
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        Self {
+            program: program.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            directory: None,
+            input: None,
+            sink: None,
+        }
+    }
+
+    /// Adds an argument.
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.args.push(arg.as_ref().to_owned());
+        self
+    }
+
+    /// Adds arguments.
+    pub fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets a variable of the environment.
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets the working directory; without it, `/`.
+    pub fn directory(mut self, path: impl Into<PathBuf>) -> Self {
+        self.directory = Some(path.into());
+        self
+    }
+
+    /// What the program reads from its standard input; wiped from memory after.
+    pub fn input(mut self, bytes: Vec<u8>) -> Self {
+        self.input = Some(Input(Zeroizing::new(bytes)));
+        self
+    }
+
+    /// Where its output lines go: `ctx.sink("etcd", Parser::Zap)`.
+    pub fn log(mut self, sink: Sink) -> Self {
+        self.sink = Some(sink);
+        self
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Start`], and [`Error::Write`] when it does not take its input.
+    pub async fn spawn(self) -> Result<Child, Error> {
+        let (mut child, stdout) = self.start(Stdout::Logged).await?;
+        debug_assert!(stdout.is_none(), "standard output is read by the child's readers");
+        child.feed().await?;
+        Ok(child)
+    }
+
+    /// Runs it to its end and returns what it wrote to standard output, at most
+    /// a mebibyte. Standard error goes to the log. Dropping this kills it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`] unless it ends with status 0.
+    pub async fn run(self) -> Result<Vec<u8>, Error> {
+        let (mut child, stdout) = self.start(Stdout::Kept).await?;
+        let mut output = Vec::new();
+        let drain = async {
+            let Some(mut stdout) = stdout else { return };
+            let mut head = (&mut stdout).take(OUTPUT_MAX as u64);
+            // A broken pipe is the end of the output; the exit status tells the rest.
+            let _end = head.read_to_end(&mut output).await;
+            let _end = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
+        };
+        let (fed, ()) = tokio::join!(child.feed(), drain);
+        let exit = child.wait().await?;
+        if !exit.is_success() {
+            return Err(Error::Failed { program: child.program.clone(), exit, tail: child.tail() });
+        }
+        fed?;
+        Ok(output)
+    }
+
+    async fn start(
+        self,
+        stdout: Stdout,
+    ) -> Result<(Child, Option<tokio::process::ChildStdout>), Error> {
+        let Self { program, args, env, directory, input, sink } = self;
+        #[expect(clippy::disallowed_methods, reason = "this is the one way to start a child")]
+        let mut command = std::process::Command::new(&program);
+        command
+            .args(args)
+            .env_clear()
+            .envs(env)
+            .current_dir(directory.as_deref().unwrap_or("/".as_ref()))
+            .stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() })
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // A signal for the node's terminal is not one for its children.
+            .process_group(0);
+        let failed = |source| Error::Start { program: program.clone(), source };
+        let mut inner = spawn_from_lasting_thread(command).await.map_err(failed)?;
+
+        let tail = Arc::<Mutex<VecDeque<String>>>::default();
+        let mut readers = JoinSet::new();
+        if let Some(stderr) = inner.stderr.take() {
+            readers.spawn(read_lines(stderr, sink.clone(), Arc::clone(&tail)));
+        }
+        let kept = match stdout {
+            Stdout::Kept => inner.stdout.take(),
+            Stdout::Logged => {
+                if let Some(stdout) = inner.stdout.take() {
+                    readers.spawn(read_lines(stdout, sink, Arc::clone(&tail)));
+                }
+                None
+            }
+        };
+        Ok((Child { program, inner, input, readers, tail }, kept))
+    }
+}
+
+/// What happens to standard output.
+#[derive(Clone, Copy)]
+enum Stdout {
+    Logged,
+    Kept,
+}
+
+/// A running process. Dropping it kills it.
+#[derive(Debug)]
+pub struct Child {
+    program: PathBuf,
+    inner: tokio::process::Child,
+    input: Option<Input>,
+    /// Aborted on drop; they end by themselves with the pipes.
+    readers: JoinSet<()>,
+    tail: Arc<Mutex<VecDeque<String>>>,
+}
+
+impl Child {
+    /// Its process ID, until it has been waited for.
+    #[must_use]
+    pub fn id(&self) -> Option<u32> {
+        self.inner.id()
+    }
+
+    /// The last lines that it wrote, oldest first.
+    #[must_use]
+    pub fn tail(&self) -> Vec<String> {
+        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        tail.iter().cloned().collect()
+    }
+
+    /// Waits for its end, and for its last lines to be in the log. Cancel-safe.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Wait`] when the kernel does not know it.
+    pub async fn wait(&mut self) -> Result<Exit, Error> {
+        let status = self.inner.wait().await;
+        let status =
+            status.map_err(|source| Error::Wait { program: self.program.clone(), source })?;
+        let drained = async { while self.readers.join_next().await.is_some() {} };
+        // Late lines of a grandchild are not worth waiting for.
+        let _late = timeout(DRAIN_DEADLINE, drained).await;
+        Ok(Exit(status))
+    }
+
+    /// The error to end with when the program should not have ended.
+    #[must_use]
+    pub fn failed(&self, exit: Exit) -> Error {
+        Error::Failed { program: self.program.clone(), exit, tail: self.tail() }
+    }
+
+    /// Asks it to end (SIGTERM), kills it if it has not within `grace`, and
+    /// waits for it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Wait`] when the kernel does not know it.
+    pub async fn terminate(&mut self, grace: Duration) -> Result<Exit, Error> {
+        self.signal(Signal::TERM);
+        if let Ok(exit) = timeout(grace, self.wait()).await {
+            return exit;
+        }
+        tracing::warn!(program = %self.program.display(), ?grace, "did not end in time, killed");
+        self.signal(Signal::KILL);
+        self.wait().await
+    }
+
+    /// Sends `signal`, if it still runs.
+    pub fn signal(&self, signal: Signal) {
+        let id = self.inner.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        if let Some(id) = id {
+            // It may end at any moment: that is not an error.
+            let _gone = rustix::process::kill_process(id, signal);
+        }
+    }
+
+    async fn feed(&mut self) -> Result<(), Error> {
+        let (Some(input), Some(mut stdin)) = (self.input.take(), self.inner.stdin.take()) else {
+            return Ok(());
+        };
+        let written = async {
+            stdin.write_all(&input.0).await?;
+            stdin.shutdown().await
+        };
+        written.await.map_err(|source| Error::Write { program: self.program.clone(), source })
+    }
+}
+
+async fn read_lines(
+    pipe: impl AsyncRead + Unpin,
+    sink: Option<Sink>,
+    tail: Arc<Mutex<VecDeque<String>>>,
+) {
+    let mut pipe = BufReader::new(pipe);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match (&mut pipe).take(LINE_MAX).read_until(b'\n', &mut line).await {
+            // A broken pipe is an end like any other.
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        if let Some(sink) = &sink {
+            sink.line(&line);
+        }
+        let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+        let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+        if tail.len() == TAIL_MAX {
+            tail.pop_front();
+        }
+        tail.push_back(text);
+    }
+}
+
+/// A start that the lasting thread is asked for.
+struct Request {
+    command: std::process::Command,
+    runtime: tokio::runtime::Handle,
+    reply: oneshot::Sender<io::Result<tokio::process::Child>>,
+}
+
+/// Starts `command` from a thread that lives as long as the process.
+///
+/// The kernel sends the death signal when the *thread* that forked ends, and
+/// the threads of a runtime come and go.
+async fn spawn_from_lasting_thread(
+    command: std::process::Command,
+) -> io::Result<tokio::process::Child> {
+    static THREAD: OnceLock<Option<std::sync::mpsc::Sender<Request>>> = OnceLock::new();
+    let thread = THREAD.get_or_init(|| {
+        let (requests, queue) = std::sync::mpsc::channel::<Request>();
+        let thread = std::thread::Builder::new().name("starter".to_owned()).stack_size(64 * 1024);
+        let started = thread.spawn(move || {
+            for Request { command, runtime, reply } in queue {
+                let _in_runtime = runtime.enter();
+                // Whoever asked may have gone: then the child is dropped, and killed.
+                let _child = reply.send(start(command));
+            }
+        });
+        started.is_ok().then_some(requests)
+    });
+    let gone = || io::Error::other("the thread that starts processes is gone");
+    let (reply, answer) = oneshot::channel();
+    let request = Request { command, runtime: tokio::runtime::Handle::current(), reply };
+    thread.as_ref().ok_or_else(gone)?.send(request).map_err(|_closed| gone())?;
+    answer.await.map_err(|_closed| gone())?
+}
+
+fn start(mut command: std::process::Command) -> io::Result<tokio::process::Child> {
+    let parent = getpid();
+    let before_exec = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The parent may have died before the kernel was told.
+        if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+    };
+    #[expect(unsafe_code, reason = "what runs between fork and exec cannot be set otherwise")]
+    // SAFETY: the closure makes two system calls and allocates nothing, so it
+    // may run in the child of a process with several threads.
+    unsafe {
+        command.pre_exec(before_exec);
+    }
+    let mut command = tokio::process::Command::from(command);
+    command.kill_on_drop(true).spawn()
+}
+
+#[cfg(test)]
+#[path = "process_tests.rs"]
+mod tests;

@@ -1,0 +1,103 @@
+//! Child processes, with the shell of the build host.
+
+use super::*;
+use crate::logtree::{Parser, Query, Tree};
+
+fn sh(script: &str) -> Command {
+    Command::new("/bin/sh").args(["-c", script])
+}
+
+#[tokio::test]
+async fn the_environment_is_what_was_named_and_nothing_else() {
+    let output = Command::new("/usr/bin/env").env("A", "1").run().await.unwrap();
+    assert_eq!(String::from_utf8(output).unwrap(), "A=1\n");
+}
+
+#[tokio::test]
+async fn what_it_writes_stands_in_the_log_tree_before_wait_returns() {
+    let logs = Tree::new(None);
+    let command = sh("echo one; echo two >&2; exit 3").log(logs.sink("root.sh", Parser::Raw));
+    let mut child = command.spawn().await.unwrap();
+    let exit = child.wait().await.unwrap();
+    assert_eq!(exit.to_string(), "ended with status 3");
+    let mut lines: Vec<_> =
+        logs.backlog(&Query::all()).iter().map(|it| format!("{} {}", it.name, it.body)).collect();
+    lines.sort();
+    assert_eq!(lines, ["root.sh one", "root.sh two"]);
+}
+
+#[tokio::test]
+async fn a_failed_run_says_how_and_quotes_the_last_lines() {
+    let error = sh("echo no space >&2; exit 1").run().await.unwrap_err();
+    assert_eq!(error.to_string(), "/bin/sh ended with status 1, and said: no space");
+}
+
+#[tokio::test]
+async fn a_missing_program_is_named() {
+    let error = Command::new("/no/such").run().await.unwrap_err();
+    assert_eq!(error.to_string(), "cannot start /no/such");
+}
+
+#[tokio::test]
+async fn input_reaches_the_program_and_no_message() {
+    let command = Command::new("/bin/cat").input(b"secret".to_vec());
+    assert!(!format!("{command:?}").contains("115") && format!("{command:?}").contains('…'));
+    assert_eq!(command.run().await.unwrap(), b"secret");
+}
+
+#[tokio::test]
+async fn an_input_larger_than_a_pipe_does_not_hang() {
+    let bytes = vec![b'x'; 300_000];
+    let output = Command::new("/bin/cat").input(bytes.clone()).run().await.unwrap();
+    assert_eq!(output.len(), bytes.len());
+}
+
+#[tokio::test]
+async fn terminate_asks_first() {
+    let mut child =
+        sh("trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done").spawn().await.unwrap();
+    while child.tail().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let exit = child.terminate(Duration::from_secs(20)).await.unwrap();
+    assert_eq!(exit.code(), Some(7));
+}
+
+#[tokio::test]
+async fn terminate_kills_what_does_not_listen() {
+    let mut child =
+        sh("trap '' TERM; echo up; while :; do sleep 0.05; done").spawn().await.unwrap();
+    while child.tail().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let exit = child.terminate(Duration::from_millis(100)).await.unwrap();
+    assert_eq!(exit.to_string(), "was killed by SIGKILL");
+}
+
+#[tokio::test]
+async fn a_dropped_child_is_gone() {
+    let mut pipe = std::io::pipe().unwrap();
+    let child = sh("sleep 600").spawn().await.unwrap();
+    let id = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
+    drop(child);
+    drop(pipe.1);
+    std::io::Read::read_to_end(&mut pipe.0, &mut Vec::new()).unwrap();
+    // The runtime reaps it; until then it is a zombie that can be signalled.
+    while rustix::process::test_kill_process(id).is_ok() {
+        sh("exit 0").run().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_line_without_an_end_is_taken_apart() {
+    let logs = Tree::new(None);
+    let script = "head -c 100000 /dev/zero | tr '\\0' x";
+    let mut child = sh(script)
+        .env("PATH", "/usr/bin:/bin")
+        .log(logs.sink("root.sh", Parser::Raw))
+        .spawn()
+        .await
+        .unwrap();
+    child.wait().await.unwrap();
+    assert_eq!(logs.backlog(&Query::all()).len(), 100_000_usize.div_ceil(16 * 1024));
+}
