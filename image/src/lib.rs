@@ -1,3 +1,46 @@
 //! Builds the disk image: same inputs, same bytes.
+//!
+//! [`build()`] runs every step that has something to do and leaves the image and
+//! its parts in one folder, with a [`Manifest`] that describes them.
+//! [`assemble`] puts parts that are there on another disk, with other
+//! parameters. `docs/images.md` tells the whole story.
+//!
+//! Invariants:
+//! - No root, no mount, nothing installed on the host.
+//! - The library prints nothing: it tells an [`Observer`].
 
+mod apt;
+mod build;
+mod cpio;
+mod digest;
+mod disk;
+mod elf;
+mod error;
+mod esp;
+mod inspect;
 pub mod layout;
+mod lock;
+mod manifest;
+mod mirror;
+mod modules;
+mod packages;
+mod payload;
+mod program;
+mod root;
+mod step;
+mod tree;
+mod uki;
+mod verify;
+mod verity;
+
+pub use build::{Config, build, payload};
+pub use digest::sha256;
+pub use error::{Error, Result};
+pub use inspect::{Inspection, Part, System, inspect};
+pub use lock::{Lock, Package};
+pub use manifest::{Format, Manifest, Options, SIZE_DEFAULT, Sizes, assemble};
+pub use packages::Category;
+pub use payload::{Payload, Source};
+pub use step::{Observer, Report, Silent};
+pub use verify::verify_reproducible;
+pub use verity::Verity;

@@ -1,12 +1,296 @@
 //! `cargo xtask image`: builds the disk image, or looks into one.
 
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result};
+use clap::{Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use polis_image::{
+    Config, Format, Inspection, Manifest, Observer, Options, Report, Source, System,
+};
+
+use crate::host;
+
+/// Where everything is built, below the workspace.
+const TARGET: &str = "target/x86_64-unknown-linux-gnu/image";
+
 /// Arguments of `cargo xtask image`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Option<Sub>,
+    #[command(flatten)]
+    build: Build,
+}
+
+#[derive(Debug, Subcommand)]
+enum Sub {
+    /// Print partitions, sections, versions and packages of an image file.
+    Inspect {
+        /// The image: raw or qcow2.
+        file: PathBuf,
+    },
+    /// Build twice from the same inputs and compare every byte.
+    Verify,
+}
+
+#[derive(Debug, clap::Args)]
+struct Build {
+    /// Write the image here as well.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Format of the file.
+    #[arg(long, value_enum, default_value_t)]
+    format: FileFormat,
+    /// Put this parameters file on the ESP.
+    #[arg(long, value_name = "FILE")]
+    parameters: Option<PathBuf>,
+    /// Size of the disk in bytes.
+    #[arg(long, value_name = "BYTES", default_value_t = polis_image::SIZE_DEFAULT)]
+    size: u64,
+    /// Take Debian's packages from this mirror instead of the host's.
+    #[arg(long, value_name = "URL")]
+    mirror: Option<String>,
+    /// Lock the packages that are current now, then build.
+    #[arg(long)]
+    update_payload: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum FileFormat {
+    #[default]
+    Raw,
+    Qcow2,
+}
 
 /// Runs the command.
-pub(crate) fn run(_args: Args) -> anyhow::Result<()> {
-    crate::host::require(&[crate::host::PAYLOAD, crate::host::BUILD, crate::host::QEMU_IMG])?;
-    println!("nothing to do");
+pub(crate) fn run(args: Args) -> Result<()> {
+    match args.command {
+        None => build_and_report(&args.build),
+        Some(Sub::Inspect { file }) => {
+            if file.extension().is_some_and(|extension| extension == "qcow2") {
+                host::require(&[host::QEMU_IMG])?;
+            }
+            print(&polis_image::inspect(&file)?);
+            Ok(())
+        }
+        Some(Sub::Verify) => verify(),
+    }
+}
+
+fn build_and_report(arguments: &Build) -> Result<()> {
+    let start = Instant::now();
+    let mut config = config(arguments.mirror.clone())?;
+    config.size = arguments.size;
+    if let Some(path) = &arguments.parameters {
+        let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        config.parameters = Some(bytes);
+    }
+    if matches!(arguments.format, FileFormat::Qcow2) {
+        host::require(&[host::QEMU_IMG])?;
+    }
+    if arguments.update_payload {
+        host::require(&[host::PAYLOAD])?;
+        let lock = config.source.update()?;
+        println!("locked {} packages in {}", lock.packages.len(), config.source.lock.display());
+    }
+    let manifest = build(&config)?;
+    let built = manifest.path(&manifest.image);
+    let file = match (arguments.format, &arguments.out) {
+        (FileFormat::Raw, None) => built,
+        (format, out) => {
+            let (format, extension) = match format {
+                FileFormat::Raw => (Format::Raw, "img"),
+                FileFormat::Qcow2 => (Format::Qcow2, "qcow2"),
+            };
+            let out = out.clone().unwrap_or_else(|| built.with_extension(extension));
+            let options = Options { format, size: config.size, parameters: config.parameters, out };
+            polis_image::assemble(&manifest, &options)?;
+            options.out
+        }
+    };
+    report(&manifest, &file)?;
+    println!("total {:.2} s", start.elapsed().as_secs_f64());
     Ok(())
+}
+
+fn build(config: &Config) -> Result<Manifest> {
+    host::require(&[host::PAYLOAD, host::BUILD])?;
+    cargo_build()?;
+    let manifest = polis_image::build(config, &Terminal::default())?;
+    link(&config.source.root()?)?;
+    Ok(manifest)
+}
+
+/// Builds the two programs of the image with the image's profile.
+fn cargo_build() -> Result<()> {
+    let start = Instant::now();
+    let workspace = workspace();
+    // Paths of this machine would otherwise be in the binaries, as places of panics.
+    let home =
+        env::var("CARGO_HOME").or_else(|_unset| env::var("HOME").map(|home| home + "/.cargo"));
+    let flags = [(workspace.display().to_string(), "/polis"), (home.unwrap_or_default(), "/cargo")]
+        .iter()
+        .filter(|(from, _)| !from.is_empty())
+        .map(|(from, to)| format!("\"--remap-path-prefix={from}={to}\""))
+        .collect::<Vec<_>>()
+        .join(",");
+    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .current_dir(&workspace)
+        .args(["build", "--quiet", "--profile", "image", "--package", "polis"])
+        .args(["--bin", "init", "--bin", "node", "--config"])
+        .arg(format!("target.x86_64-unknown-linux-gnu.rustflags=[{flags}]"))
+        .status()
+        .context("cannot start cargo")?;
+    anyhow::ensure!(status.success(), "cargo build ended with {status}");
+    println!("{:<10} {:>7.2} s", "cargo", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn config(mirror: Option<String>) -> Result<Config> {
+    let workspace = workspace();
+    let cache = match env::var_os("POLIS_CACHE") {
+        Some(folder) => PathBuf::from(folder),
+        None => workspace.join("target/payload"),
+    };
+    Ok(Config {
+        source: Source { lock: workspace.join("image/payload.lock"), cache, mirror },
+        init: workspace.join(TARGET).join("init"),
+        node: workspace.join(TARGET).join("node"),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        out: workspace.join("target/image"),
+        parameters: None,
+        size: polis_image::SIZE_DEFAULT,
+    })
+}
+
+/// The folder of the workspace: this package's parent.
+fn workspace() -> PathBuf {
+    let package = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let package = package.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")));
+    package.parent().map_or_else(|| PathBuf::from("."), Path::to_owned)
+}
+
+/// Makes the unpacked payload known as `target/payload/root`.
+fn link(root: &Path) -> Result<PathBuf> {
+    let link = workspace().join("target/payload/root");
+    if fs::read_link(&link).is_ok_and(|target| target == root) {
+        return Ok(link);
+    }
+    if link.symlink_metadata().is_ok() {
+        fs::remove_file(&link).with_context(|| format!("cannot remove {}", link.display()))?;
+    }
+    if let Some(folder) = link.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    std::os::unix::fs::symlink(root, &link)
+        .with_context(|| format!("cannot make {}", link.display()))?;
+    Ok(link)
+}
+
+fn verify() -> Result<()> {
+    host::require(&[host::PAYLOAD, host::BUILD])?;
+    cargo_build()?;
+    let folder = workspace().join("target/image/verify");
+    let digests = polis_image::verify_reproducible(&config(None)?, &folder, &Terminal::default())?;
+    for (name, digest) in digests {
+        println!("{digest}  {name}");
+    }
+    println!("two builds of the same inputs are equal");
+    Ok(())
+}
+
+fn report(manifest: &Manifest, file: &Path) -> Result<()> {
+    let sizes = &manifest.sizes;
+    let line = |name: &str, bytes: u64| println!("  {name:<28} {bytes:>12}");
+    println!("bytes by part:");
+    line("kernel", sizes.kernel);
+    line("initramfs", sizes.initramfs);
+    line("unified kernel image", sizes.uki);
+    line("system, erofs", sizes.erofs);
+    line("system, hash tree", sizes.verity);
+    line("what a node needs", sizes.uki + sizes.erofs + sizes.verity);
+    line("ESP partition", sizes.esp_partition);
+    line("SYSTEM-A partition", sizes.system_partition);
+    println!("image {} ({})", manifest.image_version, file.display());
+    println!("sha256 {}", polis_image::sha256(file)?);
+    Ok(())
+}
+
+fn print(inspection: &Inspection) {
+    println!("partitions:");
+    for part in &inspection.partitions {
+        let (start, length) = part.place;
+        let (kind, own) = &part.guids;
+        println!("  {:<16} at {start:>10}, {length:>11} bytes, type {kind}, guid {own}", part.name);
+    }
+    println!("sections of the unified kernel image:");
+    for (name, length) in &inspection.sections {
+        println!("  {name:<10} {length:>10}");
+    }
+    println!("os-release:");
+    for line in inspection.os_release.lines() {
+        println!("  {line}");
+    }
+    println!("kernel {}", inspection.kernel_release);
+    println!("command line: {}", inspection.cmdline);
+    match inspection.parameters {
+        Some(length) => println!("parameters on the ESP: {length} bytes"),
+        None => println!("parameters on the ESP: none"),
+    }
+    match &inspection.system {
+        System::Intact => println!("system: intact"),
+        System::Damaged { root_hash } => println!("system: DAMAGED (its root hash is {root_hash})"),
+    }
+    println!("packages:");
+    for line in inspection.packages.lines() {
+        println!("  {line}");
+    }
+}
+
+/// Prints a line a step, and a bar for long work when someone watches.
+#[derive(Debug)]
+struct Terminal {
+    bar: ProgressBar,
+}
+
+impl Default for Terminal {
+    fn default() -> Self {
+        // Draws on the standard error, and nothing at all when that is no terminal.
+        let bar = ProgressBar::new(0);
+        if let Ok(style) =
+            ProgressStyle::with_template("{msg:<10} {wide_bar} {bytes}/{total_bytes} {eta}")
+        {
+            bar.set_style(style);
+        }
+        Self { bar }
+    }
+}
+
+impl Observer for Terminal {
+    fn step(&self, report: &Report) {
+        let (state, why) = match &report.why {
+            None => ("cached", String::new()),
+            Some(why) => ("built", format!(" ({why})")),
+        };
+        let Report { name, time, .. } = report;
+        self.bar.suspend(|| println!("{name:<10} {:>7.2} s  {state}{why}", time.as_secs_f64()));
+    }
+
+    fn progress(&self, what: &str, done: u64, total: u64) {
+        if done == total {
+            self.bar.reset();
+            self.bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+        } else {
+            self.bar.set_message(what.to_owned());
+            self.bar.set_length(total);
+            self.bar.set_position(done);
+        }
+    }
 }

@@ -62,7 +62,9 @@ fn main() -> ExitCode {
 
 /// Prints an error, its causes and the next step, in the form every command shares.
 fn report(error: &anyhow::Error) {
-    let help = error.downcast_ref::<host::Help>().map(ToString::to_string);
+    let named = error.downcast_ref::<host::Help>().map(ToString::to_string);
+    let known = error.downcast_ref::<polis_image::Error>().and_then(polis_image::Error::help);
+    let help = named.or(known);
     let mut chain =
         error.chain().map(ToString::to_string).filter(|text| Some(text) != help.as_ref());
     if let Some(first) = chain.next() {

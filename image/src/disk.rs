@@ -1,0 +1,228 @@
+//! Writes the disk image: partition table, ESP, system.
+//!
+//! Invariants:
+//! - The file is sparse: what is zero is not stored.
+//! - The file appears whole or not at all; one that a machine has open stays as
+//!   that machine left it.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions},
+    io::{self, Seek as _, SeekFrom, Write as _},
+    path::{Path, PathBuf},
+};
+
+use gpt::{
+    GptConfig,
+    disk::LogicalBlockSize,
+    mbr::ProtectiveMBR,
+    partition::Partition,
+    partition_types::{OperatingSystem, Type},
+};
+
+use crate::{
+    error::{At as _, Error, Result},
+    layout::{Layout, SECTOR},
+};
+
+/// Zeros are looked for in pieces of this size.
+const PIECE: usize = 64 << 10;
+
+/// Writes an image to `path`.
+pub(crate) fn write(path: &Path, layout: &Layout, parts: &mut [&mut dyn io::Read]) -> Result<()> {
+    let aside = aside(path);
+    let outcome = write_aside(&aside, layout, parts);
+    if outcome.is_err() {
+        // What was begun is of no use; that it cannot be removed changes nothing for the caller.
+        fs::remove_file(&aside).unwrap_or_default();
+    }
+    outcome?;
+    fs::rename(&aside, path).at("put in place", path)
+}
+
+/// A name beside `path`, for what is not whole yet.
+pub(crate) fn aside(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".new-{}", std::process::id()));
+    path.with_file_name(name)
+}
+
+fn write_aside(path: &Path, layout: &Layout, parts: &mut [&mut dyn io::Read]) -> Result<()> {
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(path)
+        .at("create", path)?;
+    file.set_len(layout.size).at("size", path)?;
+    for (partition, part) in layout.partitions.iter().zip(parts) {
+        copy(&mut **part, &mut file, partition.start).at("write", path)?;
+    }
+    write_table(path, &mut file, layout)
+}
+
+/// Copies a part to its place, leaving holes where it is zero.
+fn copy(part: &mut dyn io::Read, file: &mut File, start: u64) -> io::Result<()> {
+    let mut piece = vec![0; PIECE];
+    let mut place = start;
+    loop {
+        let count = fill(part, &mut piece)?;
+        if count == 0 {
+            return Ok(());
+        }
+        if piece[..count].iter().any(|byte| *byte != 0) {
+            file.seek(SeekFrom::Start(place))?;
+            file.write_all(&piece[..count])?;
+        }
+        place += count as u64;
+    }
+}
+
+/// Reads until the buffer is full or the source is at its end.
+fn fill(source: &mut dyn io::Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut count = 0;
+    while count < buffer.len() {
+        match source.read(&mut buffer[count..])? {
+            0 => break,
+            more => count += more,
+        }
+    }
+    Ok(count)
+}
+
+fn write_table(path: &Path, file: &mut File, layout: &Layout) -> Result<()> {
+    let failed = |source| Error::Gpt { path: path.to_owned(), source };
+    let sectors = u32::try_from(layout.size / SECTOR - 1).unwrap_or(u32::MAX);
+    ProtectiveMBR::with_lb_size(sectors)
+        .overwrite_lba0(file)
+        .map_err(|error| failed(gpt::GptError::from(io::Error::other(error.to_string()))))?;
+    let mut table = GptConfig::new()
+        .writable(true)
+        .logical_block_size(LogicalBlockSize::Lb512)
+        .create_from_device(file, Some(layout.disk_guid))
+        .map_err(failed)?;
+    let entries: BTreeMap<u32, Partition> = (1..)
+        .zip(&layout.partitions)
+        .map(|(index, partition)| {
+            let entry = Partition {
+                part_type_guid: Type { guid: partition.kind.type_guid, os: OperatingSystem::None },
+                part_guid: partition.guid,
+                first_lba: partition.start / SECTOR,
+                last_lba: (partition.start + partition.length) / SECTOR - 1,
+                flags: 0,
+                name: partition.kind.name.to_owned(),
+            };
+            (index, entry)
+        })
+        .collect();
+    table.update_partitions(entries).map_err(failed)?;
+    table.write().map_err(failed)?;
+    Ok(())
+}
+
+/// A range of bytes of a file, as a disk of its own.
+#[derive(Debug)]
+pub(crate) struct Window<D> {
+    disk: D,
+    start: u64,
+    length: u64,
+    at: u64,
+}
+
+impl<D> Window<D> {
+    pub(crate) fn new(disk: D, start: u64, length: u64) -> Self {
+        Self { disk, start, length, at: 0 }
+    }
+
+    fn clamp(&self, wanted: usize) -> usize {
+        usize::try_from(self.length.saturating_sub(self.at)).unwrap_or(usize::MAX).min(wanted)
+    }
+}
+
+impl<D: io::Read + io::Seek> io::Read for Window<D> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.clamp(buffer.len());
+        self.disk.seek(SeekFrom::Start(self.start + self.at))?;
+        let count = self.disk.read(&mut buffer[..count])?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+/// The library that reads the ESP wants to be able to write; nothing here lets it.
+impl<D> io::Write for Window<D> {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "opened to be looked at"))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<D> io::Seek for Window<D> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::End(by) => self.length.checked_add_signed(by),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+        };
+        self.at = at.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Read as _, os::unix::fs::MetadataExt as _};
+
+    use super::*;
+    use crate::layout;
+
+    #[test]
+    fn an_image_has_its_parts_in_place_and_stores_no_zeros() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        let layout = layout::plan("seed", 1 << 20, 1 << 30).unwrap();
+        write(&path, &layout, &mut [&mut &b"esp"[..], &mut &[7; 1 << 20][..]]).unwrap();
+        let disk = GptConfig::new().open(&path).unwrap();
+        assert_eq!(*disk.guid(), layout.disk_guid);
+        let names: Vec<_> = disk.partitions().values().map(|entry| entry.name.clone()).collect();
+        assert_eq!(names, ["POLIS-ESP", "POLIS-SYSTEM-A"]);
+        let system = &layout.partitions[1];
+        let mut window = Window::new(File::open(&path).unwrap(), system.start, 10);
+        let mut read = Vec::new();
+        window.read_to_end(&mut read).unwrap();
+        assert_eq!(read, [7; 10]);
+        let metadata = fs::metadata(&path).unwrap();
+        assert_eq!(metadata.len(), 1 << 30);
+        assert!(metadata.blocks() * 512 < 4 << 20, "{} blocks", metadata.blocks());
+    }
+
+    #[test]
+    fn the_same_parts_give_the_same_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let layout = layout::plan("seed", 1 << 20, 128 << 20).unwrap();
+        let [one, two] = ["one", "two"].map(|name| {
+            let path = folder.path().join(name);
+            write(&path, &layout, &mut [&mut &b"esp"[..]]).unwrap();
+            crate::digest::hash_file(&path).unwrap()
+        });
+        assert_eq!(one, two);
+    }
+
+    #[test]
+    fn a_part_that_cannot_be_read_leaves_nothing_behind() {
+        struct Broken;
+        impl io::Read for Broken {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::InvalidData.into())
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let layout = layout::plan("seed", 1 << 20, 128 << 20).unwrap();
+        assert!(write(&folder.path().join("disk"), &layout, &mut [&mut Broken]).is_err());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

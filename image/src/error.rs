@@ -1,0 +1,179 @@
+//! Says why an image could not be built, and what to do next.
+
+use std::{io, path::PathBuf};
+
+use crate::layout;
+
+/// What every function of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The command that renews the lock file; named wherever that is the next step.
+const UPDATE: &str = "cargo xtask image --update-payload";
+
+/// Why an image could not be built or read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file or folder could not be used.
+    #[error("cannot {what} {path}", path = path.display())]
+    File {
+        /// The operation.
+        what: &'static str,
+        /// Its object.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A program could not be started.
+    #[error("cannot start {program}")]
+    Start {
+        /// The program.
+        program: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A program ended with a failure.
+    #[error("{program} ended with {status}: {output}")]
+    Program {
+        /// The program.
+        program: String,
+        /// Its exit status, in words.
+        status: String,
+        /// The end of what it wrote.
+        output: String,
+    },
+    /// The host's apt knows no Debian mirror.
+    #[error("the host's apt is set up with no Debian mirror")]
+    NoMirror,
+    /// There is no lock file to build from.
+    #[error("there is no lock file {path}", path = path.display())]
+    NoLock {
+        /// Where it was expected.
+        path: PathBuf,
+    },
+    /// A line of the lock file makes no sense.
+    #[error("line {line} of the lock file is wrong: {reason}")]
+    Lock {
+        /// Counted from 1.
+        line: usize,
+        /// What was wrong with it.
+        reason: String,
+    },
+    /// The lock file does not name what the builder asks for.
+    #[error("the lock file and the package list differ: {difference}")]
+    Stale {
+        /// The packages on one side only.
+        difference: String,
+    },
+    /// The archive offers no such package.
+    #[error("the archive has no package {package}")]
+    NoPackage {
+        /// Its name.
+        package: String,
+    },
+    /// The mirror does not have a locked package.
+    #[error("the mirror does not have {package} {version} as locked: {output}")]
+    Vanished {
+        /// Its name.
+        package: String,
+        /// The version in the lock file.
+        version: String,
+        /// What apt said.
+        output: String,
+    },
+    /// A program of the payload needs a library that the payload lacks.
+    #[error("{file} needs {library}, which no package of the payload brings")]
+    Library {
+        /// The program or library that needs it.
+        file: String,
+        /// The name it asks for.
+        library: String,
+    },
+    /// A file that the payload should have is not in it.
+    #[error("the payload has no {path}")]
+    Absent {
+        /// Path inside the payload.
+        path: String,
+    },
+    /// A binary file is not what its name says.
+    #[error("{path} is no {expected}: {reason}", path = path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What it should have been.
+        expected: &'static str,
+        /// Why it is not.
+        reason: String,
+    },
+    /// The stub has no room for our sections, or is laid out as no stub is.
+    #[error("cannot build a unified kernel image: {reason}")]
+    Uki {
+        /// What stood in the way.
+        reason: String,
+    },
+    /// There is no such disk.
+    #[error(transparent)]
+    Layout(#[from] layout::Error),
+    /// The partition table could not be written or read.
+    #[error("cannot write or read the partition table of {path}", path = path.display())]
+    Gpt {
+        /// The image.
+        path: PathBuf,
+        /// What the table's library said.
+        source: gpt::GptError,
+    },
+    /// The ESP could not be written or read.
+    #[error("cannot {what} on the ESP")]
+    Esp {
+        /// The operation, with its object.
+        what: String,
+        /// What the file system's library said.
+        source: io::Error,
+    },
+    /// A file does not hold an image of ours.
+    #[error("{path} holds no image of Polis: {reason}", path = path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What is missing or wrong.
+        reason: String,
+    },
+    /// Two builds of the same inputs gave different bytes.
+    #[error("two builds of the same inputs differ in {0}")]
+    NotReproducible(String),
+}
+
+impl Error {
+    /// The next step for whoever reads the error.
+    #[must_use]
+    pub fn help(&self) -> Option<String> {
+        Some(match self {
+            Self::NoMirror => {
+                "name one: cargo xtask image --mirror URL (a URL that ends in /debian)".to_owned()
+            }
+            Self::NoLock { .. } | Self::Stale { .. } | Self::Lock { .. } => {
+                format!("renew the lock file: {UPDATE}")
+            }
+            Self::Vanished { .. } => format!(
+                "if the network works, the archive has moved on; renew the lock file: {UPDATE}"
+            ),
+            Self::NoPackage { .. } | Self::Library { .. } => {
+                "correct the package list in image/src/packages.rs".to_owned()
+            }
+            Self::Layout(layout::Error::TooSmall { needed, .. }) => {
+                format!("ask for more: --size {}", needed.next_multiple_of(1 << 30))
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// Names the operation and its object in an I/O error.
+pub(crate) trait At<T> {
+    fn at(self, what: &'static str, path: impl Into<PathBuf>) -> Result<T>;
+}
+
+impl<T> At<T> for io::Result<T> {
+    fn at(self, what: &'static str, path: impl Into<PathBuf>) -> Result<T> {
+        self.map_err(|source| Error::File { what, path: path.into(), source })
+    }
+}

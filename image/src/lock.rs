@@ -1,0 +1,206 @@
+//! The lock file: which version of each package an image is built from.
+//!
+//! ```text
+//! # category package version origin size sha256 path
+//! node etcd-server 3.5.16-4 archive 11302964 0875... pool/main/e/etcd/....deb
+//! ```
+//!
+//! The hashes come from indices that apt has verified against Debian's keys, so
+//! a file that matches is as good as one that apt itself would install.
+
+use std::{collections::BTreeSet, fmt::Write as _};
+
+use crate::{
+    error::{Error, Result},
+    packages::{Category, KERNEL, PACKAGES},
+};
+
+const HEAD: &str = "\
+# The Debian packages that images are built from and with.
+# Written by `cargo xtask image --update-payload`; do not edit.
+# category package version origin size sha256 path
+";
+
+/// Which of Debian's two archives has a package.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Archive,
+    Security,
+}
+
+impl Origin {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Archive => "archive",
+            Self::Security => "security",
+        }
+    }
+}
+
+/// One locked package.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Package {
+    /// What it is for.
+    pub category: Category,
+    /// Its name.
+    pub name: String,
+    /// Its exact version.
+    pub version: String,
+    pub(crate) origin: Origin,
+    pub(crate) size: u64,
+    /// SHA-256 of the package file.
+    pub sha256: String,
+    pub(crate) path: String,
+}
+
+/// The packages in order of category and name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lock {
+    /// All of them.
+    pub packages: Vec<Package>,
+}
+
+impl Lock {
+    /// Reads the text of a lock file and checks it against the package list.
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        let mut packages = Vec::new();
+        for (index, line) in text.lines().enumerate() {
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let package =
+                parse_line(line).map_err(|reason| Error::Lock { line: index + 1, reason })?;
+            packages.push(package);
+        }
+        let lock = Self { packages };
+        lock.check()?;
+        Ok(lock)
+    }
+
+    /// The text of the lock file.
+    pub(crate) fn print(&self) -> String {
+        let mut text = HEAD.to_owned();
+        for package in &self.packages {
+            let Package { category, name, version, origin, size, sha256, path } = package;
+            let origin = origin.word();
+            // Writing to a string cannot fail.
+            writeln!(text, "{category} {name} {version} {origin} {size} {sha256} {path}")
+                .unwrap_or_default();
+        }
+        text
+    }
+
+    /// What an image carries as its package list: a line each.
+    #[must_use]
+    pub fn listing(&self) -> String {
+        self.packages.iter().fold(String::new(), |text, package| {
+            let Package { category, name, version, sha256, .. } = package;
+            text + &format!("{category} {name} {version} {sha256}\n")
+        })
+    }
+
+    /// Whether the lock names what the builder asks for, neither more nor less.
+    fn check(&self) -> Result<()> {
+        let wanted: BTreeSet<_> =
+            PACKAGES.iter().map(|(category, name)| (*category, *name)).collect();
+        let locked: BTreeSet<_> = self
+            .packages
+            .iter()
+            .map(|package| match package.category {
+                Category::Kernel => (Category::Kernel, KERNEL),
+                other => (other, package.name.as_str()),
+            })
+            .collect();
+        let only = |set: &BTreeSet<(Category, &str)>, other: &BTreeSet<(Category, &str)>| {
+            set.difference(other).map(|(_, name)| *name).collect::<Vec<_>>().join(" ")
+        };
+        let difference = match (only(&wanted, &locked), only(&locked, &wanted)) {
+            (missing, extra) if missing.is_empty() && extra.is_empty() => return Ok(()),
+            (missing, extra) if extra.is_empty() => format!("not locked: {missing}"),
+            (missing, extra) if missing.is_empty() => format!("locked in vain: {extra}"),
+            (missing, extra) => format!("not locked: {missing}; locked in vain: {extra}"),
+        };
+        Err(Error::Stale { difference })
+    }
+}
+
+fn parse_line(line: &str) -> Result<Package, String> {
+    let fields: Vec<&str> = line.split(' ').collect();
+    let [category, name, version, origin, size, sha256, path] = fields[..] else {
+        return Err(format!("it has {} fields instead of 7", fields.len()));
+    };
+    let category = Category::ALL
+        .into_iter()
+        .find(|known| known.word() == category)
+        .ok_or_else(|| format!("{category:?} is no category"))?;
+    let origin = [Origin::Archive, Origin::Security]
+        .into_iter()
+        .find(|known| known.word() == origin)
+        .ok_or_else(|| format!("{origin:?} is neither archive nor security"))?;
+    let size = size.parse().map_err(|_err| format!("{size:?} is no size"))?;
+    if sha256.len() != 64 || !sha256.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+        return Err(format!("{sha256:?} is no SHA-256"));
+    }
+    if !path.starts_with("pool/") || path.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        return Err(format!("{path:?} is no path of a package"));
+    }
+    Ok(Package {
+        category,
+        name: name.to_owned(),
+        version: version.to_owned(),
+        origin,
+        size,
+        sha256: sha256.to_owned(),
+        path: path.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn lock() -> Lock {
+        let packages = PACKAGES
+            .iter()
+            .map(|(category, name)| Package {
+                category: *category,
+                name: (*name).to_owned(),
+                version: "1:2.3-4".to_owned(),
+                origin: Origin::Security,
+                size: 12,
+                sha256: "ab".repeat(32),
+                path: format!("pool/main/x/{name}.deb"),
+            })
+            .collect();
+        Lock { packages }
+    }
+
+    #[test]
+    fn what_is_printed_is_read_again() {
+        assert_eq!(Lock::parse(&lock().print()).unwrap(), lock());
+    }
+
+    #[test]
+    fn a_lock_without_a_wanted_package_is_stale() {
+        let mut lock = lock();
+        let gone = lock.packages.remove(3).name;
+        let error = Lock::parse(&lock.print()).unwrap_err();
+        assert!(matches!(&error, Error::Stale { difference } if difference.contains(&gone)));
+        assert!(error.help().unwrap().contains("--update-payload"));
+    }
+
+    #[test]
+    fn a_path_that_leaves_the_archive_is_refused() {
+        let text = lock().print().replacen("pool/main", "pool/../..", 1);
+        assert!(matches!(Lock::parse(&text), Err(Error::Lock { line: 4, .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_refused_and_never_a_panic(text in "\\PC*") {
+            prop_assert!(Lock::parse(&text).is_err());
+        }
+    }
+}

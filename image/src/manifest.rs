@@ -1,0 +1,177 @@
+//! What a build has made: for those who boot it, measure it, or test it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    disk,
+    error::{At as _, Error, Result},
+    esp, layout, program,
+    verity::Verity,
+};
+
+/// Name of the file in the output folder.
+pub(crate) const FILE: &str = "manifest.json";
+
+/// Size of an image when nobody says one: the system, and some gigabytes for data.
+pub const SIZE_DEFAULT: u64 = 4 << 30;
+
+/// The parts of an image. Paths are names in the folder that holds the manifest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// The folder; not written down, so that it may be moved.
+    #[serde(skip)]
+    pub folder: PathBuf,
+    /// Version of Polis.
+    pub version: String,
+    /// First 16 digits of the hash of the content.
+    pub image_version: String,
+    /// Release of the kernel.
+    pub kernel_release: String,
+    /// The kernel's command line, as it is in the unified kernel image.
+    pub cmdline: String,
+    /// How the system is opened.
+    pub verity: Verity,
+    /// The kernel, for direct boot.
+    pub kernel: PathBuf,
+    /// The initramfs, for direct boot.
+    pub initramfs: PathBuf,
+    /// The unified kernel image.
+    pub uki: PathBuf,
+    /// The content of the system partition.
+    pub system: PathBuf,
+    /// Folder with firmware for virtual machines.
+    pub firmware: PathBuf,
+    /// The disk image.
+    pub image: PathBuf,
+    /// Bytes by part.
+    pub sizes: Sizes,
+}
+
+/// Bytes by part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sizes {
+    /// The kernel.
+    pub kernel: u64,
+    /// The initramfs.
+    pub initramfs: u64,
+    /// The unified kernel image, which holds both.
+    pub uki: u64,
+    /// The system's file system.
+    pub erofs: u64,
+    /// The hash tree behind it.
+    pub verity: u64,
+    /// The ESP's partition.
+    pub esp_partition: u64,
+    /// The system's partition.
+    pub system_partition: u64,
+}
+
+/// How an image is put on disk.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes of a parameters file for the ESP.
+    pub parameters: Option<Vec<u8>>,
+    /// Size of the disk in bytes.
+    pub size: u64,
+    /// Where to write it.
+    pub out: PathBuf,
+    /// How to write it.
+    pub format: Format,
+}
+
+impl Options {
+    /// A raw image of the usual size without parameters.
+    #[must_use]
+    pub fn new(out: impl Into<PathBuf>) -> Self {
+        Self { parameters: None, size: SIZE_DEFAULT, out: out.into(), format: Format::Raw }
+    }
+}
+
+/// File formats of disk images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Byte for byte what is on the disk.
+    Raw,
+    /// QEMU's own.
+    Qcow2,
+}
+
+impl Manifest {
+    /// Reads the manifest of an output folder.
+    ///
+    /// # Errors
+    ///
+    /// There is none, or it is of another version.
+    pub fn load(folder: &Path) -> Result<Self> {
+        let path = folder.join(FILE);
+        let bytes = fs::read(&path).at("read", &path)?;
+        let mut manifest: Self =
+            serde_json::from_slice(&bytes).map_err(std::io::Error::from).at("understand", &path)?;
+        folder.clone_into(&mut manifest.folder);
+        Ok(manifest)
+    }
+
+    /// Writes it to its folder.
+    pub(crate) fn save(&self) -> Result<()> {
+        let path = self.folder.join(FILE);
+        let text = serde_json::to_string_pretty(self).map_err(std::io::Error::from);
+        fs::write(&path, text.at("describe", &path)?).at("write", &path)
+    }
+
+    /// The full path of one of the parts.
+    #[must_use]
+    pub fn path(&self, part: &Path) -> PathBuf {
+        self.folder.join(part)
+    }
+}
+
+/// Puts the parts together on a disk, with other parameters or another size than
+/// the built image has. Builds nothing, so it takes as long as copying.
+///
+/// # Errors
+///
+/// The size is too small, a part is missing, or the file cannot be written.
+pub fn assemble(manifest: &Manifest, options: &Options) -> Result<()> {
+    let layout = layout::plan(
+        &manifest.verity.root_hash,
+        manifest.sizes.erofs + manifest.sizes.verity,
+        options.size,
+    )?;
+    let uki = manifest.path(&manifest.uki);
+    let uki = fs::read(&uki).at("read", &uki)?;
+    let mut files: Vec<(&str, &[u8])> = vec![(esp::LOADER, &uki)];
+    if let Some(parameters) = &options.parameters {
+        files.push((esp::PARAMETERS, parameters));
+    }
+    let esp = esp::build(&manifest.verity.root_hash, &files)?;
+    let system = manifest.path(&manifest.system);
+    let mut system = fs::File::open(&system).at("open", &system)?;
+    match options.format {
+        Format::Raw => disk::write(&options.out, &layout, &mut [&mut &*esp, &mut system]),
+        Format::Qcow2 => {
+            let raw = disk::aside(&options.out).with_extension("raw");
+            disk::write(&raw, &layout, &mut [&mut &*esp, &mut system])?;
+            let converted = convert(&raw, &options.out, "qcow2");
+            fs::remove_file(&raw).at("remove", &raw)?;
+            converted
+        }
+    }
+}
+
+/// Converts an image with QEMU's own tool.
+pub(crate) fn convert(from: &Path, to: &Path, format: &str) -> Result<()> {
+    let mut command = program::host("qemu-img");
+    program::run(command.args(["convert", "-O", format]).arg(from).arg(to)).map(drop).map_err(
+        |error| match error {
+            Error::Start { source, .. } => {
+                Error::Start { program: "qemu-img (package qemu-utils)".to_owned(), source }
+            }
+            other => other,
+        },
+    )
+}

@@ -1,0 +1,386 @@
+//! Chooses kernel modules: all that a node may need, and the few that reach a disk.
+//!
+//! Debian's kernel has four thousand modules. The root keeps those that are not
+//! left out by the list below, compressed as Debian ships them (the kernel
+//! unpacks them); the initramfs gets the ones that lead to a disk, uncompressed,
+//! since unpacking them costs more than reading them.
+//!
+//! Invariants:
+//! - Whatever a kept module depends on is kept, even from a folder left out.
+//! - The index files name kept modules only.
+//!
+//! What this module does not do: read modules. Kmod's `depmod` has done that,
+//! and here its text output is filtered.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::error::{Error, Result};
+
+/// Folders (below `kernel/`) of what a node has no use for.
+const LEFT_OUT: &[&str] = &[
+    // People: sound, cameras, television, gamepads, braille, touch screens.
+    "sound",
+    "drivers/accessibility",
+    "drivers/input/gameport",
+    "drivers/input/joystick",
+    "drivers/input/tablet",
+    "drivers/input/touchscreen",
+    "drivers/media",
+    "drivers/soundwire",
+    "drivers/slimbus",
+    // Radios.
+    "drivers/bluetooth",
+    "drivers/bcma",
+    "drivers/gnss",
+    "drivers/net/ieee802154",
+    "drivers/net/wireless",
+    "drivers/net/wwan",
+    "drivers/nfc",
+    "drivers/ssb",
+    "net/6lowpan",
+    "net/bluetooth",
+    "net/ieee802154",
+    "net/mac80211",
+    "net/mac802154",
+    "net/nfc",
+    "net/rfkill",
+    "net/wireless",
+    // Graphics beyond a text screen; the ones that stay drive servers' and hypervisors' screens.
+    "drivers/accel",
+    "drivers/gpu/drm/amd",
+    "drivers/gpu/drm/gma500",
+    "drivers/gpu/drm/i915",
+    "drivers/gpu/drm/nouveau",
+    "drivers/gpu/drm/radeon",
+    "drivers/gpu/drm/vgem",
+    "drivers/gpu/drm/xe",
+    // Laptops, phones, sensors, laboratory and factory buses.
+    "drivers/comedi",
+    "drivers/counter",
+    "drivers/extcon",
+    "drivers/firewire",
+    "drivers/iio",
+    "drivers/isdn",
+    "drivers/leds/flash",
+    "drivers/memstick",
+    "drivers/net/can",
+    "drivers/net/hamradio",
+    "drivers/parport",
+    "drivers/pcmcia",
+    "drivers/platform/chrome",
+    "drivers/platform/surface",
+    "drivers/power",
+    "drivers/staging",
+    "drivers/usb/gadget",
+    "drivers/usb/atm",
+    "drivers/usb/image",
+    "drivers/usb/misc",
+    "drivers/w1",
+    "net/can",
+    // Networks of the past, and fabrics that need user-space libraries we do not ship.
+    "drivers/atm",
+    "drivers/infiniband",
+    "drivers/net/arcnet",
+    "drivers/net/fddi",
+    "drivers/net/hippi",
+    "drivers/net/plip",
+    "drivers/net/ppp",
+    "drivers/net/slip",
+    "drivers/net/wan",
+    "net/appletalk",
+    "net/atm",
+    "net/ax25",
+    "net/batman-adv",
+    "net/dccp",
+    "net/l2tp",
+    "net/lapb",
+    "net/netrom",
+    "net/phonet",
+    "net/rds",
+    "net/rose",
+    "net/rxrpc",
+    "net/smc",
+    "net/tipc",
+    "net/x25",
+    // Flash chips without a controller, and being a target of others.
+    "drivers/mtd",
+    "drivers/target",
+    // File systems that no volume of a node has.
+    "fs/9p",
+    "fs/adfs",
+    "fs/affs",
+    "fs/afs",
+    "fs/bcachefs",
+    "fs/befs",
+    "fs/bfs",
+    "fs/btrfs",
+    "fs/ceph",
+    "fs/coda",
+    "fs/cramfs",
+    "fs/dlm",
+    "fs/ecryptfs",
+    "fs/efs",
+    "fs/exfat",
+    "fs/f2fs",
+    "fs/freevxfs",
+    "fs/gfs2",
+    "fs/hfs",
+    "fs/hfsplus",
+    "fs/hpfs",
+    "fs/jffs2",
+    "fs/jfs",
+    "fs/minix",
+    "fs/nilfs2",
+    "fs/ntfs3",
+    "fs/ocfs2",
+    "fs/omfs",
+    "fs/orangefs",
+    "fs/qnx4",
+    "fs/qnx6",
+    "fs/reiserfs",
+    "fs/romfs",
+    "fs/smb",
+    "fs/sysv",
+    "fs/ubifs",
+    "fs/ufs",
+    "fs/zonefs",
+];
+
+/// Modules by which stage 1 reaches a disk, in the root's words. Stage 1 loads
+/// the drivers of devices that are there, and the rest by name.
+const INITRAMFS: &[&str] = &[
+    // The way to the system: partition, verity, file system, firmware variables.
+    "dm_verity",
+    "efivarfs",
+    "erofs",
+    // Buses and disks of virtual machines.
+    "hv_storvsc",
+    "virtio_blk",
+    "virtio_pci",
+    "virtio_scsi",
+    "vmw_pvscsi",
+    "xen_blkfront",
+    // Disks of machines.
+    "ahci",
+    "ata_piix",
+    "megaraid_sas",
+    "mmc_block",
+    "mpt3sas",
+    "nvme",
+    "sd_mod",
+    "sdhci_acpi",
+    "sdhci_pci",
+    "uas",
+    "usb_storage",
+    "vmd",
+    // USB, for disks and for the keyboard of who must answer.
+    "ehci_pci",
+    "hid_generic",
+    "uhci_hcd",
+    "ohci_pci",
+    "usbhid",
+    "xhci_pci",
+];
+
+/// What `depmod` wrote about the modules of one kernel.
+#[derive(Debug)]
+pub(crate) struct Index {
+    /// Module path below the kernel's folder → paths that it depends on, nearest first.
+    dependencies: BTreeMap<String, Vec<String>>,
+    /// Module name → path.
+    paths: BTreeMap<String, String>,
+    builtin: BTreeSet<String>,
+    aliases: String,
+    soft: String,
+}
+
+impl Index {
+    /// Reads the texts of `modules.{dep,alias,softdep,builtin}`.
+    pub(crate) fn parse(dep: &str, alias: &str, softdep: &str, builtin: &str) -> Self {
+        let dependencies: BTreeMap<_, _> = dep
+            .lines()
+            .filter_map(|line| {
+                let (path, needs) = line.split_once(':')?;
+                Some((path.to_owned(), needs.split_whitespace().map(str::to_owned).collect()))
+            })
+            .collect();
+        let paths = dependencies.keys().map(|path| (name(path), path.clone())).collect();
+        Self {
+            dependencies,
+            paths,
+            builtin: builtin.lines().map(name).collect(),
+            aliases: alias.to_owned(),
+            soft: softdep.to_owned(),
+        }
+    }
+
+    /// Paths of the modules for the root.
+    pub(crate) fn root(&self) -> BTreeSet<String> {
+        let wanted = self.dependencies.keys().filter(|path| !left_out(path)).cloned();
+        self.close(wanted)
+    }
+
+    /// Paths of the modules for the initramfs.
+    pub(crate) fn initramfs(&self) -> Result<BTreeSet<String>> {
+        let mut wanted = Vec::new();
+        for module in INITRAMFS {
+            match self.paths.get(*module) {
+                Some(path) => wanted.push(path.clone()),
+                None if self.builtin.contains(*module) => {}
+                None => return Err(Error::Absent { path: format!("kernel module {module}") }),
+            }
+        }
+        Ok(self.close(wanted))
+    }
+
+    /// Adds what modules depend on, firmly or softly, until nothing is missing.
+    fn close(&self, wanted: impl IntoIterator<Item = String>) -> BTreeSet<String> {
+        let mut kept = BTreeSet::new();
+        let mut queue: VecDeque<String> = wanted.into_iter().collect();
+        while let Some(path) = queue.pop_front() {
+            if kept.contains(&path) {
+                continue;
+            }
+            queue.extend(self.dependencies.get(&path).into_iter().flatten().cloned());
+            queue.extend(self.softly_needed(&name(&path)));
+            kept.insert(path);
+        }
+        kept
+    }
+
+    /// What a module wants loaded before it, if there is such a module: by name or alias.
+    fn softly_needed(&self, module: &str) -> Vec<String> {
+        let mut paths = Vec::new();
+        for line in self.soft.lines() {
+            let mut words = line.split_whitespace();
+            if words.next() != Some("softdep") || words.next() != Some(module) {
+                continue;
+            }
+            let before = words.skip_while(|word| *word != "pre:").skip(1);
+            for wanted in before.take_while(|word| *word != "post:") {
+                let wanted = wanted.replace('-', "_");
+                paths.extend(self.paths.get(&wanted).cloned());
+                paths.extend(
+                    aliases(&self.aliases)
+                        .filter(|(alias, _)| alias.replace('-', "_") == wanted)
+                        .filter_map(|(_, module)| self.paths.get(module).cloned()),
+                );
+            }
+        }
+        paths
+    }
+
+    /// `modules.dep` for these modules; `place` says what a path is called there.
+    pub(crate) fn dep(&self, kept: &BTreeSet<String>, place: impl Fn(&str) -> String) -> String {
+        let mut text = String::new();
+        for path in kept {
+            text += &place(path);
+            text.push(':');
+            for needed in self.dependencies.get(path).into_iter().flatten() {
+                text.push(' ');
+                text += &place(needed);
+            }
+            text.push('\n');
+        }
+        text
+    }
+
+    /// `modules.alias` for these modules.
+    pub(crate) fn alias(&self, kept: &BTreeSet<String>) -> String {
+        let names: BTreeSet<String> = kept.iter().map(|path| name(path)).collect();
+        aliases(&self.aliases)
+            .filter(|(_, module)| names.contains(*module))
+            .map(|(alias, module)| format!("alias {alias} {module}\n"))
+            .collect()
+    }
+
+    /// `modules.softdep` for these modules.
+    pub(crate) fn softdep(&self, kept: &BTreeSet<String>) -> String {
+        let names: BTreeSet<String> = kept.iter().map(|path| name(path)).collect();
+        self.soft
+            .lines()
+            .filter(|line| {
+                line.split_whitespace().nth(1).is_some_and(|module| names.contains(module))
+            })
+            .map(|line| format!("{line}\n"))
+            .collect()
+    }
+}
+
+/// The lines of `modules.alias`: pattern and module.
+fn aliases(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.lines().filter_map(|line| line.strip_prefix("alias ")?.rsplit_once(' '))
+}
+
+/// What a module is called, wherever its file lies and however it is packed.
+pub(crate) fn name(path: &str) -> String {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    file.split(".ko").next().unwrap_or(file).replace('-', "_")
+}
+
+fn left_out(path: &str) -> bool {
+    let path = path.strip_prefix("kernel/").unwrap_or(path);
+    LEFT_OUT
+        .iter()
+        .any(|folder| path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEP: &str = "\
+kernel/drivers/net/a.ko.xz: kernel/drivers/ssb/b-c.ko.xz kernel/lib/d.ko.xz
+kernel/drivers/ssb/b-c.ko.xz: kernel/lib/d.ko.xz
+kernel/drivers/ssb/x.ko.xz:
+kernel/lib/d.ko.xz:
+kernel/crypto/crc_fast.ko.xz:
+kernel/sound/s.ko.xz:
+";
+    const ALIAS: &str =
+        "# Aliases\nalias pci:v1d2 a\nalias pci:v3d4 s\nalias crypto-crc crc_fast\n";
+    const SOFT: &str = "softdep d pre: crypto-crc none post: s\nsoftdep s pre: a\n";
+
+    fn index() -> Index {
+        Index::parse(DEP, ALIAS, SOFT, "kernel/fs/builtin.ko\n")
+    }
+
+    #[test]
+    fn what_a_kept_module_needs_is_kept_even_from_a_folder_left_out() {
+        let root = index().root();
+        assert!(root.contains("kernel/drivers/ssb/b-c.ko.xz"));
+        assert!(!root.contains("kernel/drivers/ssb/x.ko.xz"));
+        assert!(!root.contains("kernel/sound/s.ko.xz"));
+    }
+
+    #[test]
+    fn what_must_be_loaded_before_a_module_is_found_by_alias_too() {
+        let kept = index().close(["kernel/lib/d.ko.xz".to_owned()]);
+        assert_eq!(
+            kept.into_iter().collect::<Vec<_>>(),
+            ["kernel/crypto/crc_fast.ko.xz", "kernel/lib/d.ko.xz"]
+        );
+    }
+
+    #[test]
+    fn the_index_files_name_kept_modules_only() {
+        let index = index();
+        let root = index.root();
+        assert_eq!(index.alias(&root), "alias pci:v1d2 a\nalias crypto-crc crc_fast\n");
+        assert_eq!(index.softdep(&root), "softdep d pre: crypto-crc none post: s\n");
+        let dep = index.dep(&root, |path| format!("{}.ko", name(path)));
+        assert!(dep.contains("a.ko: b_c.ko d.ko\n"));
+        assert!(!dep.contains("s.ko"));
+    }
+
+    #[test]
+    fn a_module_of_the_initramfs_that_the_kernel_lacks_is_an_error() {
+        assert!(matches!(index().initramfs(), Err(Error::Absent { .. })));
+    }
+
+    #[test]
+    fn no_folder_is_left_out_twice() {
+        let unique: BTreeSet<_> = LEFT_OUT.iter().collect();
+        assert_eq!(unique.len(), LEFT_OUT.len());
+    }
+}

@@ -1,0 +1,112 @@
+//! The list of Debian packages that an image is made of and made with.
+//!
+//! The list is explicit: nothing is pulled in by a dependency, since no
+//! maintainer script is ever run. That it is complete is checked by
+//! [`crate::elf`], program by program.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The metapackage whose dependency is the kernel of the day.
+pub(crate) const KERNEL: &str = "linux-image-amd64";
+
+/// What a package is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Category {
+    /// The kernel and its modules.
+    Kernel,
+    /// What firmware starts.
+    Boot,
+    /// Programs that run on a node.
+    Node,
+    /// Libraries that those programs need.
+    Library,
+    /// Tools that build the image; not in it.
+    Tool,
+    /// Firmware for virtual machines; not in the image.
+    Firmware,
+}
+
+impl Category {
+    /// All of them, in the order of the lock file.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Kernel, Self::Boot, Self::Node, Self::Library, Self::Tool, Self::Firmware];
+
+    /// The word in the lock file.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Boot => "boot",
+            Self::Node => "node",
+            Self::Library => "library",
+            Self::Tool => "tool",
+            Self::Firmware => "firmware",
+        }
+    }
+
+    /// Whether files of such a package are in the image.
+    #[must_use]
+    pub fn in_image(self) -> bool {
+        match self {
+            Self::Kernel | Self::Boot | Self::Node | Self::Library => true,
+            Self::Tool | Self::Firmware => false,
+        }
+    }
+}
+
+impl fmt::Display for Category {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+/// Every package by name; the kernel stands for what it depends on.
+pub(crate) const PACKAGES: &[(Category, &str)] = &[
+    (Category::Kernel, KERNEL),
+    (Category::Boot, "systemd-boot-efi"),
+    (Category::Node, "etcd-server"),
+    (Category::Node, "xfsprogs"),
+    (Category::Library, "libblkid1"),
+    (Category::Library, "libc6"),
+    (Category::Library, "libinih1"),
+    (Category::Library, "liburcu8t64"),
+    (Category::Library, "libuuid1"),
+    (Category::Tool, "erofs-utils"),
+    (Category::Tool, "kmod"),
+    (Category::Tool, "libdeflate0"),
+    (Category::Tool, "liblz4-1"),
+    (Category::Tool, "liblzma5"),
+    (Category::Tool, "libpcre2-8-0"),
+    (Category::Tool, "libselinux1"),
+    (Category::Tool, "libssl3t64"),
+    (Category::Tool, "libxxhash0"),
+    (Category::Tool, "libzstd1"),
+    (Category::Tool, "xz-utils"),
+    (Category::Tool, "zlib1g"),
+    (Category::Firmware, "ovmf"),
+];
+
+/// Programs that go into the image. Their libraries follow from them.
+pub(crate) const PROGRAMS: &[&str] = &[
+    "usr/bin/etcd",
+    "usr/bin/etcdutl",
+    "usr/sbin/mkfs.xfs",
+    "usr/sbin/xfs_growfs",
+    "usr/sbin/xfs_repair",
+];
+
+/// Programs that the builder runs.
+pub(crate) const TOOLS: &[&str] = &["usr/bin/mkfs.erofs", "usr/bin/kmod", "usr/bin/xz"];
+
+/// Firmware files for virtual machines: with and without Secure Boot, and with
+/// the usual keys enrolled.
+pub(crate) const FIRMWARE: &[&str] = &[
+    "OVMF_CODE_4M.fd",
+    "OVMF_CODE_4M.ms.fd",
+    "OVMF_CODE_4M.secboot.fd",
+    "OVMF_VARS_4M.fd",
+    "OVMF_VARS_4M.ms.fd",
+];

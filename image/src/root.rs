@@ -1,0 +1,181 @@
+//! Decides what is in the root file system and in the initramfs.
+//!
+//! Both are plans ([`Tree`]): nothing is written here.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    elf,
+    error::{At as _, Result},
+    lock::Lock,
+    modules::{self, Index},
+    packages::PROGRAMS,
+    program::{LIBRARIES, LOADER},
+    tree::Tree,
+};
+
+/// Where the list of packages is in the root.
+const PACKAGE_LIST: &str = "usr/share/polis/packages";
+/// Folders that are mounted over.
+const MOUNT_POINTS: &[&str] =
+    &["data", "dev", "ephemeral", "esp", "mnt", "proc", "run", "sys", "tmp"];
+/// Files that differ from node to node; the node writes them where it may.
+const OF_THE_NODE: &[&str] = &["hostname", "hosts", "machine-id", "resolv.conf"];
+
+/// What both trees are made from.
+#[derive(Debug)]
+pub(crate) struct Sources<'a> {
+    /// The unpacked payload.
+    pub(crate) payload: &'a Path,
+    pub(crate) lock: &'a Lock,
+    /// Release of the kernel, which names the folder of its modules.
+    pub(crate) release: &'a str,
+    pub(crate) init: &'a Path,
+    pub(crate) node: &'a Path,
+    pub(crate) os_release: &'a str,
+    /// `modules.{dep,alias,softdep,builtin}` of all modules, in one folder.
+    pub(crate) index: &'a Path,
+}
+
+impl Sources<'_> {
+    fn modules(&self) -> PathBuf {
+        self.payload.join("usr/lib/modules").join(self.release)
+    }
+
+    fn read_index(&self) -> Result<Index> {
+        let read = |folder: &Path, name: &str| {
+            let path = folder.join(name);
+            fs::read_to_string(&path).at("read", &path)
+        };
+        Ok(Index::parse(
+            &read(self.index, "modules.dep")?,
+            &read(self.index, "modules.alias")?,
+            &read(self.index, "modules.softdep")?,
+            &read(&self.modules(), "modules.builtin")?,
+        ))
+    }
+
+    /// The root file system.
+    pub(crate) fn root(&self) -> Result<Tree> {
+        let mut tree = Tree::default();
+        for name in ["bin", "lib", "lib64", "sbin"] {
+            tree.folder(&format!("usr/{name}"), 0o755);
+            tree.link(name, &format!("usr/{name}"));
+        }
+        for name in MOUNT_POINTS {
+            tree.folder(name, 0o755);
+        }
+        tree.program("init", self.init);
+        tree.program("usr/bin/node", self.node);
+        // The kernel asks for modules by running this; `init` knows it by its name.
+        tree.link("usr/sbin/modprobe", "/init");
+        self.add_programs(&mut tree)?;
+        self.add_modules(&mut tree)?;
+        self.add_settings(&mut tree);
+        self.add_copyrights(&mut tree)?;
+        Ok(tree)
+    }
+
+    fn add_programs(&self, tree: &mut Tree) -> Result<()> {
+        for program in PROGRAMS {
+            tree.program(program, self.payload.join(program));
+        }
+        for library in elf::closure(self.payload, PROGRAMS)? {
+            // The payload has links from short names to long ones; the root needs the short ones.
+            let path = format!("{LIBRARIES}/{library}");
+            tree.file(&path, self.payload.join(&path));
+        }
+        tree.program(LOADER, self.payload.join(LOADER));
+        tree.link("usr/lib64/ld-linux-x86-64.so.2", &format!("/{LOADER}"));
+        Ok(())
+    }
+
+    fn add_modules(&self, tree: &mut Tree) -> Result<()> {
+        let index = self.read_index()?;
+        let kept = index.root();
+        let folder = format!("usr/lib/modules/{}", self.release);
+        for path in &kept {
+            tree.file(&format!("{folder}/{path}"), self.modules().join(path));
+        }
+        add_index(tree, &folder, &index, &kept, str::to_owned);
+        tree.file(&format!("{folder}/modules.builtin"), self.modules().join("modules.builtin"));
+        Ok(())
+    }
+
+    fn add_settings(&self, tree: &mut Tree) {
+        for name in OF_THE_NODE {
+            tree.link(&format!("etc/{name}"), &format!("/ephemeral/{name}"));
+        }
+        tree.text("etc/os-release", self.os_release);
+        tree.link("usr/lib/os-release", "/etc/os-release");
+        tree.text(
+            "etc/passwd",
+            "root:x:0:0:root:/:/bin/false\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+        );
+        tree.text("etc/group", "root:x:0:\nnogroup:x:65534:\n");
+        tree.text("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n");
+        tree.link("etc/mtab", "/proc/self/mounts");
+        tree.link("var/run", "/run");
+        tree.text(PACKAGE_LIST, self.lock.listing());
+    }
+
+    /// Whoever hands out the image hands out these programs: their terms go with them.
+    fn add_copyrights(&self, tree: &mut Tree) -> Result<()> {
+        for package in self.lock.packages.iter().filter(|package| package.category.in_image()) {
+            let path = format!("usr/share/doc/{}/copyright", package.name);
+            let source = self.payload.join(&path);
+            let text = fs::read(&source).at("read", &source)?;
+            tree.text(&path, text);
+        }
+        Ok(())
+    }
+
+    /// The initramfs; `unpacked` holds its modules as `<name>.ko`.
+    pub(crate) fn initramfs(&self, unpacked: &Path) -> Result<Tree> {
+        let index = self.read_index()?;
+        let kept = index.initramfs()?;
+        let mut tree = Tree::default();
+        tree.program("init", self.init);
+        // By this file `init` knows that it is in the initramfs.
+        tree.text("stage1", "");
+        tree.folder("dev", 0o755);
+        // The kernel opens it for `init`'s first three descriptors, before anything is mounted.
+        tree.device("dev/console", 5, 1);
+        for name in ["proc", "sys", "run", "system"] {
+            tree.folder(name, 0o755);
+        }
+        for path in &kept {
+            let file = flat(path);
+            tree.file(&format!("modules/{file}"), unpacked.join(&file));
+        }
+        add_index(&mut tree, "modules", &index, &kept, flat);
+        Ok(tree)
+    }
+
+    /// The modules of the initramfs: where each is in the payload, and its file's name unpacked.
+    pub(crate) fn initramfs_modules(&self) -> Result<Vec<(PathBuf, String)>> {
+        let kept = self.read_index()?.initramfs()?;
+        Ok(kept.iter().map(|path| (self.modules().join(path), flat(path))).collect())
+    }
+}
+
+fn add_index(
+    tree: &mut Tree,
+    folder: &str,
+    index: &Index,
+    kept: &BTreeSet<String>,
+    place: impl Fn(&str) -> String,
+) {
+    tree.text(&format!("{folder}/modules.dep"), index.dep(kept, place));
+    tree.text(&format!("{folder}/modules.alias"), index.alias(kept));
+    tree.text(&format!("{folder}/modules.softdep"), index.softdep(kept));
+}
+
+/// What a module's file is called in the initramfs.
+fn flat(path: &str) -> String {
+    format!("{}.ko", modules::name(path))
+}

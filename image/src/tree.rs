@@ -1,0 +1,162 @@
+//! A file tree in memory: what goes into the root and into the initramfs.
+//!
+//! A tree is a plan: paths in order, with what each is. It is then laid out in
+//! a folder for `mkfs.erofs`, or written as a cpio archive ([`crate::cpio`]).
+//!
+//! Invariants:
+//! - Every folder on the way to a file is in the tree.
+//! - The order is that of the paths, whatever the order of insertion.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+};
+
+use crate::error::{At as _, Result};
+
+/// What one path is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    Folder {
+        mode: u32,
+    },
+    File {
+        content: Content,
+        mode: u32,
+    },
+    Link {
+        target: String,
+    },
+    /// A character device.
+    Device {
+        major: u32,
+        minor: u32,
+        mode: u32,
+    },
+}
+
+/// Where a file's bytes come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    Bytes(Vec<u8>),
+    File(PathBuf),
+}
+
+impl Content {
+    pub(crate) fn read(&self) -> Result<Vec<u8>> {
+        match self {
+            Self::Bytes(bytes) => Ok(bytes.clone()),
+            Self::File(path) => fs::read(path).at("read", path),
+        }
+    }
+}
+
+/// The tree. Paths have no slash at either end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tree(BTreeMap<String, Entry>);
+
+impl Tree {
+    pub(crate) fn folder(&mut self, path: &str, mode: u32) {
+        self.insert(path, Entry::Folder { mode });
+    }
+
+    pub(crate) fn text(&mut self, path: &str, text: impl Into<Vec<u8>>) {
+        self.insert(path, Entry::File { content: Content::Bytes(text.into()), mode: 0o644 });
+    }
+
+    pub(crate) fn file(&mut self, path: &str, source: impl Into<PathBuf>) {
+        self.insert(path, Entry::File { content: Content::File(source.into()), mode: 0o644 });
+    }
+
+    pub(crate) fn program(&mut self, path: &str, source: impl Into<PathBuf>) {
+        self.insert(path, Entry::File { content: Content::File(source.into()), mode: 0o755 });
+    }
+
+    pub(crate) fn link(&mut self, path: &str, target: &str) {
+        self.insert(path, Entry::Link { target: target.to_owned() });
+    }
+
+    pub(crate) fn device(&mut self, path: &str, major: u32, minor: u32) {
+        self.insert(path, Entry::Device { major, minor, mode: 0o600 });
+    }
+
+    fn insert(&mut self, path: &str, entry: Entry) {
+        for (slash, _) in path.match_indices('/') {
+            self.0.entry(path[..slash].to_owned()).or_insert(Entry::Folder { mode: 0o755 });
+        }
+        self.0.insert(path.to_owned(), entry);
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &Entry)> {
+        self.0.iter().map(|(path, entry)| (path.as_str(), entry))
+    }
+
+    /// Lays the tree out below `root`, which is emptied first. Devices are left
+    /// out: making them takes a privilege, and the root needs none.
+    pub(crate) fn lay_out(&self, root: &Path) -> Result<()> {
+        if root.exists() {
+            fs::remove_dir_all(root).at("clear", root)?;
+        }
+        fs::create_dir_all(root).at("make", root)?;
+        fs::set_permissions(root, fs::Permissions::from_mode(0o755)).at("set the mode of", root)?;
+        for (path, entry) in self.iter() {
+            let path = root.join(path);
+            let mode = match entry {
+                Entry::Folder { mode } => {
+                    fs::create_dir(&path).at("make", &path)?;
+                    *mode
+                }
+                Entry::File { content: Content::Bytes(bytes), mode } => {
+                    fs::write(&path, bytes).at("write", &path)?;
+                    *mode
+                }
+                Entry::File { content: Content::File(source), mode } => {
+                    fs::copy(source, &path).at("copy", source)?;
+                    *mode
+                }
+                Entry::Link { target } => {
+                    symlink(target, &path).at("make", &path)?;
+                    continue;
+                }
+                Entry::Device { .. } => continue,
+            };
+            // The caller's umask must not show in the image.
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode))
+                .at("set the mode of", &path)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_on_the_way_come_before_what_is_in_them() {
+        let mut tree = Tree::default();
+        tree.text("a/b/c", "x");
+        tree.link("a-link", "a");
+        let paths: Vec<_> = tree.iter().map(|(path, _)| path).collect();
+        assert_eq!(paths, ["a", "a-link", "a/b", "a/b/c"]);
+    }
+
+    #[test]
+    fn a_tree_is_laid_out_with_its_own_modes() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("source");
+        fs::write(&source, "program").unwrap();
+        let mut tree = Tree::default();
+        tree.program("usr/bin/p", &source);
+        tree.folder("run", 0o700);
+        tree.link("bin", "usr/bin");
+        let root = folder.path().join("root");
+        tree.lay_out(&root).unwrap();
+        tree.lay_out(&root).unwrap();
+        assert_eq!(fs::read_to_string(root.join("bin/p")).unwrap(), "program");
+        let mode = |path: &str| fs::metadata(root.join(path)).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode("usr/bin/p"), mode("run")), (0o755, 0o700));
+    }
+}
