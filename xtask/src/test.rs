@@ -1,10 +1,403 @@
-//! `cargo xtask test`.
+//! `cargo xtask test`: formatting, lints, and every test, the last in QEMU.
+//!
+//! All parts run, whatever the ones before said, so one run lists every
+//! failure. The image is built once, before the first part that needs it.
+//!
+//! What cannot run on a host says so: a tool that is not installed here, a
+//! device that its QEMU does not have.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader, IsTerminal as _, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{host, run};
+
+/// Where stories keep their logs, a folder each. A story that could not run
+/// leaves a file `skipped` there with the reason.
+const STORIES: &str = "target/e2e";
+
+/// etcd of the payload, for the tests that drive a real one on the host.
+const ETCD: &str = "target/payload/root/usr/bin/etcd";
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Run one part only.
+    #[arg(value_enum)]
+    part: Option<Part>,
+    /// Of the tests, run those whose name contains this.
+    filter: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Formatting, lints, licences.
+    Lint,
+    /// Tests without an image: seconds.
+    Unit,
+    /// Tests with a real etcd, on the host.
+    Etcd,
+    /// Stories of whole machines in QEMU: minutes.
+    E2e,
+}
+
+impl Part {
+    const ALL: [Self; 4] = [Self::Lint, Self::Unit, Self::Etcd, Self::E2e];
+}
+
+/// What a step came to.
+#[derive(Debug)]
+struct Outcome {
+    name: &'static str,
+    took: Duration,
+    /// Why it failed; nothing if it did not.
+    failure: Option<String>,
+    counts: Counts,
+}
+
+/// Tests that ran. A build error counts none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    passed: usize,
+    failed: usize,
+}
 
 /// Runs the command.
-pub(crate) fn run(_args: Args) -> anyhow::Result<()> {
-    anyhow::bail!("`cargo xtask test` is not part of this build")
+pub(crate) fn run(args: Args) -> Result<()> {
+    let wanted = |part| args.part.is_none_or(|only| only == part);
+    let mut needs = vec![host::BUILD];
+    if wanted(Part::Etcd) || wanted(Part::E2e) {
+        needs.extend([host::PAYLOAD, run::QEMU]);
+    }
+    host::require(&needs)?;
+    let mut report = Report::default();
+    let runner = Runner::find();
+    for part in Part::ALL.into_iter().filter(|part| wanted(*part)) {
+        match part {
+            Part::Lint => lint(&mut report),
+            Part::Unit => report.tests("unit", &mut runner.quick(args.filter.as_deref())),
+            Part::Etcd => {
+                if report.image() {
+                    let mut command = runner.binary("etcd", args.filter.as_deref());
+                    report.tests("etcd", command.env("POLIS_ETCD", absolute(ETCD)?));
+                }
+            }
+            Part::E2e => {
+                if report.image() {
+                    stories(&mut report, &runner, args.filter.as_deref())?;
+                }
+            }
+        }
+    }
+    report.close()
+}
+
+fn lint(report: &mut Report) {
+    report.step("formatting", cargo().args(["fmt", "--all", "--check"]));
+    let lints = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
+    report.step("lints", cargo().args(lints));
+    if host::find("cargo-deny").is_some() || in_cargo_home("cargo-deny") {
+        report.step("licences", cargo().args(["deny", "--log-level", "warn", "check"]));
+    } else {
+        report.skips.push("licences: cargo-deny is not installed on this host".to_owned());
+    }
+}
+
+fn stories(report: &mut Report, runner: &Runner, filter: Option<&str>) -> Result<()> {
+    let folder = Path::new(STORIES);
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("cannot empty {STORIES}"))?;
+    }
+    if let Some((major, minor)) = polis_qemu::host::version() {
+        let accelerator = polis_qemu::host::accelerator(polis_qemu::host::Wish::Auto, 1);
+        println!("test: QEMU {major}.{minor}, {accelerator:?}; logs go to {STORIES}");
+    }
+    let images =
+        env::var_os("POLIS_IMAGE_DIR").map_or_else(|| "target/image".into(), PathBuf::from);
+    let mut command = runner.binary("e2e", filter);
+    report.tests("e2e", command.env("POLIS_IMAGE_DIR", absolute(images)?));
+    report.skips.extend(skipped_stories(folder));
+    Ok(())
+}
+
+/// A line for each story that said that it cannot run here.
+fn skipped_stories(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut skips: BTreeMap<String, String> = BTreeMap::new();
+    for entry in entries.flatten() {
+        if let Ok(reason) = fs::read_to_string(entry.path().join("skipped")) {
+            skips.insert(entry.file_name().display().to_string(), reason.trim().to_owned());
+        }
+    }
+    skips.into_iter().map(|(story, reason)| format!("{story}: {reason}")).collect()
+}
+
+fn absolute(path: impl AsRef<Path>) -> Result<PathBuf> {
+    std::path::absolute(path).context("cannot tell the current folder")
+}
+
+fn cargo() -> Command {
+    Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Where `cargo install` puts programs, which need not be on the path.
+fn in_cargo_home(program: &str) -> bool {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".cargo")));
+    home.is_some_and(|home| home.join("bin").join(program).is_file())
+}
+
+/// Which program runs tests.
+#[derive(Clone, Copy, Debug)]
+enum Runner {
+    /// A process a test, and a deadline for each.
+    Nextest,
+    /// Cargo's own: everywhere, and good enough.
+    Cargo,
+}
+
+impl Runner {
+    fn find() -> Self {
+        if host::find("cargo-nextest").is_some() || in_cargo_home("cargo-nextest") {
+            Self::Nextest
+        } else {
+            println!("test: cargo-nextest is not installed; `cargo test` does its work");
+            Self::Cargo
+        }
+    }
+
+    /// Everything that needs no image.
+    fn quick(self, filter: Option<&str>) -> Command {
+        let mut command = cargo();
+        match self {
+            Self::Nextest => command.args(["nextest", "run", "--workspace", "--no-tests=pass"]),
+            Self::Cargo => {
+                command.args(["test", "--workspace", "--lib", "--bins", "--no-fail-fast"])
+            }
+        };
+        command.args(filter);
+        command
+    }
+
+    /// One of the binaries in `tests/`, which is also the name of its profile.
+    fn binary(self, name: &str, filter: Option<&str>) -> Command {
+        let mut command = cargo();
+        match self {
+            Self::Nextest => {
+                command.args(["nextest", "run", "--package", "polis", "--no-tests=pass"]);
+                command.args(["--test", name, "--profile", name]).args(filter);
+            }
+            Self::Cargo => {
+                command.args(["test", "--package", "polis", "--test", name, "--"]).args(filter);
+                // As in `.config/nextest.toml`: a machine keeps a processor busy.
+                let threads = thread::available_parallelism().map_or(1, usize::from);
+                command.arg(format!("--test-threads={threads}"));
+            }
+        }
+        command
+    }
+}
+
+#[derive(Default)]
+struct Report {
+    outcomes: Vec<Outcome>,
+    skips: Vec<String>,
+    /// Whether the image is there; unknown before the first part that needs it.
+    image: Option<bool>,
+}
+
+impl Report {
+    /// Builds the image, at the first call.
+    fn image(&mut self) -> bool {
+        if let Some(built) = self.image {
+            return built;
+        }
+        let start = Instant::now();
+        println!("test: image");
+        let failure = run::built_image().err().map(|error| format!("{error:#}"));
+        let built = failure.is_none();
+        self.push("image", start, failure, Counts::default());
+        self.image = Some(built);
+        built
+    }
+
+    /// Runs a command that tells by its status alone.
+    fn step(&mut self, name: &'static str, command: &mut Command) {
+        println!("test: {name}: {}", shown(command));
+        let start = Instant::now();
+        let failure = match command.status() {
+            Ok(status) if status.success() => None,
+            Ok(status) => Some(status.to_string()),
+            Err(error) => Some(format!("cannot be started: {error}")),
+        };
+        self.push(name, start, failure, Counts::default());
+    }
+
+    /// Runs a command that runs tests, shows what it prints and counts them.
+    fn tests(&mut self, name: &'static str, command: &mut Command) {
+        println!("test: {name}: {}", shown(command));
+        let start = Instant::now();
+        if std::io::stdout().is_terminal() {
+            // The pipes below would make it plain.
+            command.env("CARGO_TERM_COLOR", "always");
+        }
+        let (failure, counts) = match counted(command) {
+            Ok((None, counts)) => (None, counts),
+            Ok((Some(failure), counts)) => (Some(failure), counts),
+            Err(error) => (Some(format!("{error:#}")), Counts::default()),
+        };
+        self.push(name, start, failure, counts);
+    }
+
+    fn push(
+        &mut self,
+        name: &'static str,
+        start: Instant,
+        failure: Option<String>,
+        counts: Counts,
+    ) {
+        self.outcomes.push(Outcome { name, took: start.elapsed(), failure, counts });
+    }
+
+    /// Prints the times, the skips, every failure, and the closing line.
+    fn close(&self) -> Result<()> {
+        println!();
+        let mut total = Counts::default();
+        for Outcome { name, took, failure, counts } in &self.outcomes {
+            total.passed += counts.passed;
+            total.failed += counts.failed;
+            let result = failure.as_ref().map_or("ok", |_failed| "FAILED");
+            println!("{name:<12} {:>8.1} s  {result}", took.as_secs_f64());
+        }
+        for skip in &self.skips {
+            println!("skipped      {skip}");
+        }
+        let failed: Vec<String> = self
+            .outcomes
+            .iter()
+            .filter_map(|outcome| Some(format!("{}: {}", outcome.name, outcome.failure.as_ref()?)))
+            .collect();
+        for failure in &failed {
+            println!("failed       {failure}");
+        }
+        println!("{} passed, {} failed", total.passed, total.failed);
+        if failed.is_empty() {
+            return Ok(());
+        }
+        bail!("{} of {} parts failed: {}", failed.len(), self.outcomes.len(), failed.join("; "))
+    }
+}
+
+/// The command line, for a person who wants to run it again.
+fn shown(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name().unwrap_or_default().display();
+    let mut line = program.to_string();
+    for arg in command.get_args() {
+        line.push(' ');
+        line.push_str(&arg.display().to_string());
+    }
+    line
+}
+
+/// Runs `command` with its output passed on, and adds up what its summaries say.
+fn counted(command: &mut Command) -> Result<(Option<String>, Counts)> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot be started")?;
+    let stdout = child.stdout.take().context("has no output")?;
+    let stderr = child.stderr.take().context("has no error output")?;
+    let errors = thread::spawn(move || tee(stderr, std::io::stderr()));
+    let mut counts = tee(stdout, std::io::stdout());
+    let status = child.wait().context("cannot be waited for")?;
+    let more = errors.join().unwrap_or_default();
+    counts.passed += more.passed;
+    counts.failed += more.failed;
+    let failure = match (status.success(), counts.failed) {
+        (true, _) => None,
+        (false, 0) => Some(status.to_string()),
+        (false, failed) => Some(format!("{failed} of {} tests", failed + counts.passed)),
+    };
+    Ok((failure, counts))
+}
+
+fn tee(from: impl Read, mut to: impl Write) -> Counts {
+    let mut counts = Counts::default();
+    for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
+        // A reader of ours that went away must not end the tests.
+        let _shown = to.write_all(&line).and_then(|()| to.write_all(b"\n"));
+        let summary = summary(&String::from_utf8_lossy(&line));
+        counts.passed += summary.passed;
+        counts.failed += summary.failed;
+    }
+    counts
+}
+
+/// Reads a summary of nextest (`Summary [ 1.2s] 3 tests run: 2 passed (1 slow),
+/// 1 failed, 0 skipped`) or of cargo's own runner (`test result: ok. 2 passed; 1
+/// failed; ...`). Any other line counts nothing.
+fn summary(line: &str) -> Counts {
+    let line = polis_qemu::line::clean(line.as_bytes());
+    let line = line.trim_start();
+    if !line.starts_with("Summary [") && !line.starts_with("test result:") {
+        return Counts::default();
+    }
+    let words: Vec<&str> = line.split([' ', ',', ';']).filter(|word| !word.is_empty()).collect();
+    let before = |what: &[&str]| -> usize {
+        let numbers = words.windows(2).filter(|pair| what.contains(&pair[1]));
+        numbers.filter_map(|pair| pair[0].parse::<usize>().ok()).sum()
+    };
+    // A test that ran out of time failed, and nextest counts it apart.
+    Counts { passed: before(&["passed"]), failed: before(&["failed", "timed"]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summaries_of_both_runners_are_counted() {
+        let nextest = "     Summary [   0.287s] 31/40 tests run: 28 passed (1 slow), 2 failed, 1 timed out, 9 skipped";
+        assert_eq!(summary(nextest), Counts { passed: 28, failed: 3 });
+        let coloured = "\u{1b}[32;1m     Summary\u{1b}[0m [   0.3s] \u{1b}[1m2\u{1b}[0m tests run: \u{1b}[1m2\u{1b}[0m passed, 0 skipped";
+        assert_eq!(summary(coloured), Counts { passed: 2, failed: 0 });
+        let cargo =
+            "test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out";
+        assert_eq!(summary(cargo), Counts { passed: 3, failed: 1 });
+    }
+
+    #[test]
+    fn what_a_test_prints_is_no_summary() {
+        assert_eq!(summary("7 passed, 9 failed"), Counts::default());
+        assert_eq!(summary("PASS [ 0.1s] x::y::3 passed"), Counts::default());
+    }
+
+    #[test]
+    fn a_story_that_could_not_run_is_listed_with_its_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        for story in ["b", "a", "ran"] {
+            fs::create_dir(dir.path().join(story)).unwrap();
+        }
+        fs::write(dir.path().join("b/skipped"), "no igb\n").unwrap();
+        fs::write(dir.path().join("a/skipped"), "no kvm").unwrap();
+        assert_eq!(skipped_stories(dir.path()), ["a: no kvm", "b: no igb"]);
+    }
+
+    #[test]
+    fn a_failing_command_is_told_with_its_count() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo 'test result: FAILED. 1 passed; 2 failed;'; exit 101"]);
+        let (failure, counts) = counted(&mut command).unwrap();
+        assert_eq!(counts, Counts { passed: 1, failed: 2 });
+        assert_eq!(failure.as_deref(), Some("2 of 3 tests"));
+    }
 }
