@@ -1,7 +1,8 @@
 //! Finds what `cargo xtask image` built, and makes a machine's firmware of it.
 //!
-//! The folder holds the raw disk image, kernel and initramfs on their own (for
-//! direct boots), the UEFI firmware of the payload, and `manifest.json`.
+//! The folder holds `manifest.json`, which names the rest: the raw disk image,
+//! kernel and initramfs on their own (for direct boots), and a folder with the
+//! payload's UEFI firmware.
 
 use std::fs;
 use std::io;
@@ -43,7 +44,14 @@ pub enum Error {
 /// A built image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    dir: PathBuf,
+    /// The raw disk image: never to be started, only to be copied.
+    pub disk: PathBuf,
+    /// The kernel on its own.
+    pub kernel: PathBuf,
+    /// The initramfs on its own.
+    pub initramfs: PathBuf,
+    /// The folder with UEFI firmware.
+    pub firmware: PathBuf,
     /// The kernel command line that is built into the unified kernel image.
     pub cmdline: String,
     /// What a node prints as `image=`.
@@ -76,35 +84,23 @@ impl Image {
             Some(value) => Ok(value.to_owned()),
             None => Err(Error::Manifest { path: path.clone(), key }),
         };
-        let (cmdline, version) = (get("cmdline")?, get("image_version")?);
-        let dir = std::path::absolute(dir).map_err(read)?;
-        Ok(Self { dir, cmdline, version })
-    }
-
-    /// The raw disk image: never to be started, only to be copied.
-    #[must_use]
-    pub fn disk(&self) -> PathBuf {
-        self.dir.join("polis.img")
-    }
-
-    /// The kernel on its own.
-    #[must_use]
-    pub fn kernel(&self) -> PathBuf {
-        self.dir.join("vmlinuz")
-    }
-
-    /// The initramfs on its own.
-    #[must_use]
-    pub fn initramfs(&self) -> PathBuf {
-        self.dir.join("initramfs.cpio")
+        let folder = std::path::absolute(dir).map_err(read)?;
+        Ok(Self {
+            disk: folder.join(get("image")?),
+            kernel: folder.join(get("kernel")?),
+            initramfs: folder.join(get("initramfs")?),
+            firmware: folder.join(get("firmware")?),
+            cmdline: get("cmdline")?,
+            version: get("image_version")?,
+        })
     }
 
     /// A direct boot of the image's own kernel, with `append` behind its command line.
     #[must_use]
     pub fn direct(&self, append: &str) -> Firmware {
         Firmware::Direct {
-            kernel: self.kernel(),
-            initramfs: self.initramfs(),
+            kernel: self.kernel.clone(),
+            initramfs: self.initramfs.clone(),
             cmdline: format!("{} {append}", self.cmdline).trim_end().to_owned(),
         }
     }
@@ -114,7 +110,6 @@ impl Image {
     /// # Errors
     /// When the firmware is not in the image's folder, or cannot be copied.
     pub fn uefi(&self, flash: Flash, dir: &Path, append: &str) -> Result<Firmware, Error> {
-        let firmware = self.dir.join("firmware");
         let (code, secure) = match flash {
             Flash::Plain => ("OVMF_CODE_4M.fd", false),
             Flash::Secure => ("OVMF_CODE_4M.secboot.fd", true),
@@ -122,11 +117,12 @@ impl Image {
         let vars = dir.join("vars.fd");
         if !vars.exists() {
             let copied = fs::create_dir_all(dir)
-                .and_then(|()| fs::copy(firmware.join("OVMF_VARS_4M.fd"), &vars));
+                .and_then(|()| fs::copy(self.firmware.join("OVMF_VARS_4M.fd"), &vars));
             copied
                 .map_err(|source| Error::Variables { path: vars.display().to_string(), source })?;
         }
-        Ok(Firmware::Uefi { code: firmware.join(code), vars, secure, append: append.to_owned() })
+        let code = self.firmware.join(code);
+        Ok(Firmware::Uefi { code, vars, secure, append: append.to_owned() })
     }
 }
 
@@ -134,10 +130,23 @@ impl Image {
 mod tests {
     use super::*;
 
+    const MANIFEST: &str = r#"{"image": "polis.img", "kernel": "vmlinuz", "firmware": "firmware",
+        "initramfs": "initramfs.cpio", "cmdline": "quiet", "image_version": "1"}"#;
+
+    fn built() -> (tempfile::TempDir, Image) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("firmware")).unwrap();
+        fs::write(dir.path().join("firmware/OVMF_VARS_4M.fd"), "fresh").unwrap();
+        fs::write(dir.path().join("manifest.json"), MANIFEST).unwrap();
+        let image = Image::load(dir.path()).unwrap();
+        (dir, image)
+    }
+
     #[test]
     fn a_manifest_without_a_command_line_is_refused_by_name() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("manifest.json"), r#"{"image_version": "1"}"#).unwrap();
+        let (dir, _image) = built();
+        let without = MANIFEST.replace("cmdline", "other");
+        fs::write(dir.path().join("manifest.json"), without).unwrap();
         let error = Image::load(dir.path()).unwrap_err();
         assert!(error.to_string().contains("no `cmdline`"), "{error}");
     }
@@ -150,12 +159,7 @@ mod tests {
 
     #[test]
     fn variables_are_copied_once_and_then_kept() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("firmware")).unwrap();
-        fs::write(dir.path().join("firmware/OVMF_VARS_4M.fd"), "fresh").unwrap();
-        let manifest = r#"{"cmdline": "quiet", "image_version": "1"}"#;
-        fs::write(dir.path().join("manifest.json"), manifest).unwrap();
-        let image = Image::load(dir.path()).unwrap();
+        let (dir, image) = built();
         let machine = dir.path().join("machine");
         image.uefi(Flash::Plain, &machine, "").unwrap();
         fs::write(machine.join("vars.fd"), "written by the guest").unwrap();
@@ -165,11 +169,11 @@ mod tests {
 
     #[test]
     fn a_direct_boot_adds_to_the_built_in_command_line() {
-        let image =
-            Image { dir: "/i".into(), cmdline: "quiet".to_owned(), version: "1".to_owned() };
-        let Firmware::Direct { cmdline, .. } = image.direct("polis.x=1") else {
+        let (dir, image) = built();
+        let Firmware::Direct { kernel, cmdline, .. } = image.direct("polis.x=1") else {
             panic!("a direct boot")
         };
         assert_eq!(cmdline, "quiet polis.x=1");
+        assert_eq!(kernel, dir.path().join("vmlinuz"));
     }
 }

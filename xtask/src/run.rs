@@ -141,7 +141,7 @@ fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config
                     .with_context(|| format!("cannot remove {}", old.display()))?;
             }
         }
-        polis_qemu::disk::copy(&image.disk(), &disk)
+        polis_qemu::disk::copy(&image.disk, &disk)
             .with_context(|| format!("cannot copy the image to {}", disk.display()))?;
     }
     let owner = parameters::owner_key(dir)?;
