@@ -1,0 +1,79 @@
+//! Deaths inside a running node: of a child process, of a service, of the node.
+//!
+//! No shell reaches a machine from the outside, so the node kills itself: the
+//! word `polis.fault=` on the kernel command line names what dies, once the
+//! node is ready.
+
+use anyhow::{Result, ensure};
+use polis_qemu::Machine;
+
+use crate::world::{SOON, World, home};
+
+#[test]
+fn etcd_that_is_killed_is_restarted_with_its_membership() -> Result<()> {
+    let (_world, mut machine, before) = faulty("kill-etcd")?;
+    let death = machine.wait_for("service", SOON, |event| !event.is("state", "healthy"))?;
+    ensure!(death.text("name").contains("consensus"), "another service died: {death}");
+    ensure!(death.text("cause").contains("signal"), "not killed by a signal: {death}");
+    machine.wait_for("service", SOON, |event| {
+        event.is("name", death.text("name")) && event.is("state", "healthy")
+    })?;
+    let etcd = machine.wait_for("etcd", SOON, |event| event.is("state", "voter"))?;
+    ensure!(etcd.is("member", &before.member), "another member came back: {etcd}");
+    Ok(())
+}
+
+#[test]
+fn a_service_that_panics_is_restarted_and_says_why() -> Result<()> {
+    let (_world, mut machine, _) = faulty("service-panic")?;
+    let death = machine.wait_for("service", SOON, |event| event.text("cause").contains("panic"))?;
+    let back = machine.wait_for("service", SOON, |event| {
+        event.is("name", death.text("name")) && event.is("state", "healthy")
+    })?;
+    ensure!(back.text("restarts").parse::<u32>()? >= 1, "recovered without a restart: {back}");
+    Ok(())
+}
+
+#[test]
+fn a_service_that_dies_past_its_bound_opens_the_trapdoor() -> Result<()> {
+    let (_world, mut machine, _) = faulty("service-flaps")?;
+    let mut deaths = 0;
+    let outcome = machine.wait("the trapdoor after several deaths", SOON, |line| {
+        line.event().filter(|event| event.word == "guru")
+    })?;
+    deaths += machine.seen(|event| event.word == "service").len();
+    ensure!(deaths >= 2, "the trapdoor opened after {deaths} deaths: {outcome}");
+    ensure!(!outcome.text("cause").is_empty(), "{outcome}");
+    Ok(())
+}
+
+#[test]
+fn a_node_that_is_killed_opens_the_trapdoor() -> Result<()> {
+    let (_world, mut machine, _) = faulty("kill-node")?;
+    let guru = machine.wait_for("guru", SOON, |_| true)?;
+    ensure!(guru.text("cause").contains("signal"), "the cause is not the signal: {guru}");
+    documented(&guru)
+}
+
+#[test]
+fn a_node_whose_main_panics_opens_the_trapdoor() -> Result<()> {
+    let (_world, mut machine, _) = faulty("main-panic")?;
+    let guru = machine.wait_for("guru", SOON, |_| true)?;
+    ensure!(guru.text("cause").contains("panic"), "the cause is not the panic: {guru}");
+    documented(&guru)
+}
+
+fn documented(event: &polis_qemu::Event) -> Result<()> {
+    let code = event.text("code").trim_start_matches('#').split('.').next().unwrap_or_default();
+    let page = include_str!("../../docs/errors.md");
+    ensure!(page.contains(&format!("## {code} ")), "docs/errors.md has no section {code}");
+    Ok(())
+}
+
+/// A machine that was home and now does `fault` to itself.
+fn faulty(fault: &str) -> Result<(World, Machine, crate::world::Identity)> {
+    let world = World::new(&format!("death-{fault}"))?;
+    let mut machine = world.boot(&world.founder(&format!("polis.fault={fault}"))?)?;
+    let identity = home(&mut machine)?;
+    Ok((world, machine, identity))
+}

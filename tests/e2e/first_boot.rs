@@ -1,0 +1,110 @@
+//! First boots: from an empty disk to a cluster of one node.
+
+use anyhow::{Context as _, Result, ensure};
+use polis_proto::v1::ClusterConfiguration;
+use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
+use polis_proto::v1::node_parameters::Cluster;
+use polis_qemu::host::{Wish, accelerator};
+use polis_qemu::image::Flash;
+use polis_qemu::{Config, Machine};
+use prost::Message as _;
+
+use crate::world::{SOON, World, bootstrap, home_with, this_boot};
+
+/// The stages that a boot goes through one after the other.
+const IN_ORDER: [&str; 3] = ["kernel", "initramfs", "system"];
+
+/// The stages that wait for each other as their services need it.
+const SERVICES: [&str; 6] =
+    ["storage", "network", "parameters", "cluster", "consensus", "roles"];
+
+/// Most resident memory that each process may have at rest, in KiB.
+const MEMORY: [(&str, u64); 2] = [("init", 4 * 1024), ("node", 40 * 1024)];
+
+#[test]
+fn a_machine_with_firmware_and_parameters_on_its_esp_founds_a_cluster() -> Result<()> {
+    let world = World::new("first-boot-uefi")?;
+    let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
+    let config = Config {
+        disk: Some(world.disk(Some(&bootstrap().encode_to_vec()))?),
+        ..Config::new(firmware, accelerator(Wish::Auto, 1))
+    };
+    let mut machine = world.boot(&config)?;
+    founds_a_cluster(&mut machine, &world.image.version)
+}
+
+#[test]
+fn a_machine_with_parameters_in_fw_cfg_founds_a_cluster() -> Result<()> {
+    let world = World::new("first-boot-direct")?;
+    let mut machine = world.boot(&world.founder("")?)?;
+    founds_a_cluster(&mut machine, &world.image.version)
+}
+
+/// Every promise about a first boot, in the order in which it is kept.
+fn founds_a_cluster(machine: &mut Machine, image: &str) -> Result<()> {
+    let (_identity, events) = home_with(machine, this_boot)?;
+    let boot = events.first().context("no event at all")?;
+    ensure!(boot.is("slot", "A") && boot.is("image", image), "another system: {boot}");
+
+    let place = |stage: &str, state: &str| {
+        let found = events
+            .iter()
+            .position(|event| event.word == "stage" && event.is("name", stage) && event.is("state", state));
+        found.with_context(|| format!("no `POLIS stage name={stage} state={state}`"))
+    };
+    let order = IN_ORDER.map(|stage| place(stage, "done"));
+    let order = order.into_iter().collect::<Result<Vec<_>>>()?;
+    ensure!(order.is_sorted(), "{IN_ORDER:?} ended in another order: {order:?}");
+    let ready = events.iter().position(|event| event.word == "ready").context("no ready")?;
+    for stage in SERVICES {
+        let (started, done) = (place(stage, "started")?, place(stage, "done")?);
+        ensure!(started < done && done < ready, "{stage}: {started}, {done}, ready {ready}");
+    }
+    let times: Vec<f64> = events.iter().filter_map(polis_qemu::Event::uptime).collect();
+    ensure!(times.len() == events.len(), "an event without a time");
+    ensure!(events.iter().all(|event| event.word != "guru"), "a guru meditation on the way");
+    Ok(())
+}
+
+#[test]
+fn where_both_sources_differ_fw_cfg_wins_and_a_warning_names_both() -> Result<()> {
+    let world = World::new("parameters-both")?;
+    // What lies on the ESP would end this boot, if anyone took it.
+    let mut other = bootstrap();
+    if let Some(Cluster::ClusterBootstrap(bootstrap)) = &mut other.cluster {
+        bootstrap.cluster_configuration = Some(ClusterConfiguration {
+            storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
+            ..ClusterConfiguration::default()
+        });
+    }
+    let config = Config {
+        disk: Some(world.disk(Some(&other.encode_to_vec()))?),
+        fw_cfg: world.fw_cfg(&bootstrap().encode_to_vec())?,
+        ..world.bare("")
+    };
+    let mut machine = world.boot(&config)?;
+    home_with(&mut machine, |machine| {
+        let warning = machine.lines().into_iter().find(|line| {
+            line.text.contains("] W ")
+                && line.text.contains("fw_cfg")
+                && line.text.contains("polis/parameters.pb")
+        });
+        warning.map(drop).context("no warning names both sources")
+    })?
+    .1
+}
+
+#[test]
+fn a_machine_at_rest_keeps_to_its_memory() -> Result<()> {
+    let world = World::new("memory")?;
+    let mut machine = world.boot(&world.founder("")?)?;
+    let memory = machine
+        .wait_for("ready", crate::world::BOOT, |_| true)
+        .and_then(|_ready| machine.wait_for("memory", SOON, |_| true))?;
+    for (process, most) in MEMORY {
+        let resident: u64 =
+            memory.text(process).parse().with_context(|| format!("no `{process}`: {memory}"))?;
+        ensure!(resident <= most, "{process} has {resident} KiB resident, more than {most}");
+    }
+    Ok(())
+}

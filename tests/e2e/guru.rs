@@ -1,0 +1,149 @@
+//! Parameters that a machine must refuse: each ends in a guru meditation of its
+//! own, in words, with a next step, on the screen, and never in a loop of reboots.
+
+use anyhow::{Context as _, Result, ensure};
+use polis_proto::v1::node_parameters::Cluster;
+use polis_proto::v1::{ClusterBootstrap, ClusterDirectory, ClusterRegister, NodeParameters, cluster_directory};
+use polis_qemu::host::{Wish, accelerator};
+use polis_qemu::image::Flash;
+use polis_qemu::screen::{is_black, is_red};
+use polis_qemu::{Config, Machine};
+use prost::Message as _;
+
+use crate::world::{BOOT, OWNER, SOON, World, bootstrap, guru, with_cluster};
+
+/// Attempts that end by themselves; the one after them holds.
+const REBOOTS: usize = 3;
+
+#[test]
+fn a_machine_without_parameters_says_where_it_looked() -> Result<()> {
+    let world = World::new("guru-absent")?;
+    let config = Config { disk: Some(world.disk(None)?), ..world.bare("") };
+    let mut machine = world.boot(&config)?;
+    let guru = guru(&mut machine, "0601")?;
+    ensure!(guru.is("stage", "parameters"), "{guru}");
+    let text = format!("{} {}", guru.text("cause"), guru.text("next"));
+    for place in ["fw_cfg", "ESP"] {
+        ensure!(text.contains(place), "{place} is not named: {guru}");
+    }
+    shows_red(&mut machine)
+}
+
+#[test]
+fn a_guru_meditation_fills_the_screen_of_a_machine_with_firmware() -> Result<()> {
+    let world = World::new("guru-screen")?;
+    let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
+    let config = Config {
+        disk: Some(world.disk(None)?),
+        ..Config::new(firmware, accelerator(Wish::Auto, 1))
+    };
+    let mut machine = world.boot(&config)?;
+    guru(&mut machine, "0601")?;
+    shows_red(&mut machine)
+}
+
+#[test]
+fn truncated_parameters_are_called_malformed() -> Result<()> {
+    let whole = bootstrap().encode_to_vec();
+    refuses("guru-truncated", &whole[..whole.len() / 2], "0604", &[])
+}
+
+#[test]
+fn an_unknown_field_is_named() -> Result<()> {
+    let mut bytes = bootstrap().encode_to_vec();
+    // Field 99 as a number: what a newer version might have.
+    bytes.extend([0x98, 0x06, 0x01]);
+    refuses("guru-unknown-field", &bytes, "0605", &["99"])
+}
+
+#[test]
+fn an_owner_key_of_31_bytes_is_called_too_short() -> Result<()> {
+    let short = ClusterBootstrap {
+        owner_public_key: OWNER[..31].to_vec(),
+        ..ClusterBootstrap::default()
+    };
+    let bytes = with_cluster(short).encode_to_vec();
+    refuses("guru-owner-key", &bytes, "0609", &["owner_public_key", "31", "32"])
+}
+
+#[test]
+fn an_empty_ticket_is_refused_before_anything_else_of_a_registration() -> Result<()> {
+    let node = cluster_directory::Node {
+        id: "polis-00112233445566778899aabbccddeeff".to_owned(),
+        addresses: vec!["10.0.2.2".to_owned()],
+    };
+    let register = ClusterRegister {
+        cluster_directory: Some(ClusterDirectory { nodes: vec![node] }),
+        ..ClusterRegister::default()
+    };
+    let parameters = NodeParameters {
+        cluster: Some(Cluster::ClusterRegister(register)),
+        ..NodeParameters::default()
+    };
+    refuses("guru-ticket", &parameters.encode_to_vec(), "0610", &["register_ticket"])
+}
+
+#[test]
+fn a_hundred_kilobytes_of_noise_are_refused_unread() -> Result<()> {
+    let noise: Vec<u8> = (0..100_000).map(|_| rand::random()).collect();
+    refuses("guru-noise", &noise, "0603", &["100000"])
+}
+
+fn refuses(story: &str, parameters: &[u8], code: &str, words: &[&str]) -> Result<()> {
+    let world = World::new(story)?;
+    let config = Config {
+        disk: Some(world.disk(None)?),
+        fw_cfg: world.fw_cfg(parameters)?,
+        ..world.bare("")
+    };
+    let mut machine = world.boot(&config)?;
+    let guru = guru(&mut machine, code)?;
+    for word in words {
+        ensure!(guru.text("cause").contains(word), "`{word}` is not in the cause: {guru}");
+    }
+    ensure!(
+        machine.seen(|event| event.word == "ready").is_empty(),
+        "ready in spite of a guru meditation"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_machine_reboots_three_times_after_a_guru_meditation_and_then_holds() -> Result<()> {
+    let world = World::new("guru-reboots")?;
+    let disk = Some(world.disk(None)?);
+    let config = Config { disk, ..world.bare("polis.guru-countdown=1") };
+    let mut machine = world.boot(&config)?;
+    for attempt in 1..=REBOOTS {
+        guru(&mut machine, "0601").with_context(|| format!("attempt {attempt}"))?;
+        machine.wait_for("boot", BOOT, |_| true).with_context(|| format!("reboot {attempt}"))?;
+    }
+    guru(&mut machine, "0601").context("the last attempt")?;
+    machine.wait_for_text("holds", SOON)?;
+    let boots = machine.seen(|event| event.word == "boot").len();
+    ensure!(boots == REBOOTS + 1, "{boots} boots");
+    Ok(())
+}
+
+/// Waits until the screen shows a guru meditation: red on black, and not blank.
+fn shows_red(machine: &mut Machine) -> Result<()> {
+    /// Text and a border cover little of a screen, and always more than this.
+    const RED_MIN: f64 = 0.005;
+    let deadline = std::time::Instant::now() + SOON;
+    loop {
+        let picture = machine.picture("guru")?;
+        let (red, black) = (picture.share(is_red), picture.share(is_black));
+        if red >= RED_MIN && black > 0.5 {
+            return Ok(());
+        }
+        ensure!(
+            std::time::Instant::now() < deadline,
+            "no guru meditation on the screen: {:.1} % red, {:.1} % black; see guru.png",
+            red * 100.0,
+            black * 100.0
+        );
+        // The border blinks, and painting takes a moment after the line: look
+        // again when the guest says something, or at the next blink.
+        machine.next_line(std::time::Duration::from_millis(300));
+    }
+}

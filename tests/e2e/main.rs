@@ -1,0 +1,18 @@
+//! Stories of whole machines, told against QEMU and the serial line.
+//!
+//! Each file is a theme, each test a story, and each story gets a folder in
+//! `target/e2e` with the logs of every boot. `world` is what they share.
+//!
+//! A story waits for event lines and never sleeps; it knows nothing of the node
+//! but what the contract of the serial line says. `cargo xtask test e2e` builds
+//! the image and runs them; `docs/testing.md` says how to run one.
+#![cfg(test)]
+
+mod deaths;
+mod disks;
+mod first_boot;
+mod guru;
+mod hardware;
+mod power_cut;
+mod restart;
+mod world;

@@ -1,0 +1,62 @@
+//! Restarts of a machine that was home: it must be the same node of the same cluster.
+
+use anyhow::{Result, ensure};
+use polis_qemu::{Machine, Reset};
+
+use crate::world::{SOON, World, home};
+
+#[test]
+fn a_reset_and_an_orderly_stop_end_at_home_as_the_same_node() -> Result<()> {
+    let world = World::new("restart-reset")?;
+    let config = world.founder("")?;
+    let mut machine = world.boot(&config)?;
+    let founded = home(&mut machine)?;
+
+    machine.qmp.reset()?;
+    let back = home(&mut machine)?;
+    ensure!(back == founded, "after a reset: {back:?}, before: {founded:?}");
+
+    machine.qmp.power_button()?;
+    orderly_end(&mut machine, "poweroff")?;
+    machine.wait_end(SOON)?;
+    let mut machine = world.boot(&config)?;
+    let back = home(&mut machine)?;
+    ensure!(back == founded, "after a power-off: {back:?}, before: {founded:?}");
+    Ok(())
+}
+
+#[test]
+fn a_reboot_by_the_keyboard_is_orderly_and_ends_at_home() -> Result<()> {
+    let world = World::new("restart-keyboard")?;
+    let config = polis_qemu::Config { reset: Reset::Exit, ..world.founder("")? };
+    let mut machine = world.boot(&config)?;
+    let founded = home(&mut machine)?;
+    machine.qmp.press(&["ctrl", "alt", "delete"])?;
+    orderly_end(&mut machine, "reboot")?;
+    machine.wait_end(SOON)?;
+    let mut machine = world.boot(&config)?;
+    let back = home(&mut machine)?;
+    ensure!(back == founded, "after a reboot: {back:?}, before: {founded:?}");
+    Ok(())
+}
+
+#[test]
+fn a_power_cut_after_ready_ends_at_home_as_the_same_node() -> Result<()> {
+    let world = World::new("restart-power-cut")?;
+    let config = world.founder("")?;
+    let mut machine = world.boot(&config)?;
+    let founded = home(&mut machine)?;
+    for cut in 1..=2 {
+        machine.kill();
+        machine = world.boot(&config)?;
+        let back = home(&mut machine)?;
+        ensure!(back == founded, "after power cut {cut}: {back:?}, before: {founded:?}");
+    }
+    Ok(())
+}
+
+fn orderly_end(machine: &mut Machine, reason: &str) -> Result<()> {
+    let off = machine.wait_for("off", SOON, |_| true)?;
+    ensure!(off.is("reason", reason), "another reason than {reason}: {off}");
+    Ok(())
+}
