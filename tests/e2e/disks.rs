@@ -40,7 +40,8 @@ fn a_machine_without_a_disk_stops_in_stage_1_and_says_so() -> Result<()> {
 }
 
 #[test]
-fn a_system_with_a_flipped_byte_in_its_superblock_is_refused_by_partition_and_block() -> Result<()> {
+fn a_system_with_a_flipped_byte_in_its_superblock_is_refused_by_partition_and_block() -> Result<()>
+{
     let world = World::new("disk-flipped-superblock")?;
     let config = world.founder("")?;
     let system = system(&config)?;

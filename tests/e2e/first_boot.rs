@@ -15,8 +15,7 @@ use crate::world::{SOON, World, bootstrap, home_with, this_boot};
 const IN_ORDER: [&str; 3] = ["kernel", "initramfs", "system"];
 
 /// The stages that wait for each other as their services need it.
-const SERVICES: [&str; 6] =
-    ["storage", "network", "parameters", "cluster", "consensus", "roles"];
+const SERVICES: [&str; 6] = ["storage", "network", "parameters", "cluster", "consensus", "roles"];
 
 /// Most resident memory that each process may have at rest, in KiB.
 const MEMORY: [(&str, u64); 2] = [("init", 4 * 1024), ("node", 40 * 1024)];
@@ -47,9 +46,9 @@ fn founds_a_cluster(machine: &mut Machine, image: &str) -> Result<()> {
     ensure!(boot.is("slot", "A") && boot.is("image", image), "another system: {boot}");
 
     let place = |stage: &str, state: &str| {
-        let found = events
-            .iter()
-            .position(|event| event.word == "stage" && event.is("name", stage) && event.is("state", state));
+        let found = events.iter().position(|event| {
+            event.word == "stage" && event.is("name", stage) && event.is("state", state)
+        });
         found.with_context(|| format!("no `POLIS stage name={stage} state={state}`"))
     };
     let order = IN_ORDER.map(|stage| place(stage, "done"));

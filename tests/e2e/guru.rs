@@ -3,7 +3,9 @@
 
 use anyhow::{Context as _, Result, ensure};
 use polis_proto::v1::node_parameters::Cluster;
-use polis_proto::v1::{ClusterBootstrap, ClusterDirectory, ClusterRegister, NodeParameters, cluster_directory};
+use polis_proto::v1::{
+    ClusterBootstrap, ClusterDirectory, ClusterRegister, NodeParameters, cluster_directory,
+};
 use polis_qemu::host::{Wish, accelerator};
 use polis_qemu::image::Flash;
 use polis_qemu::screen::{is_black, is_red};
@@ -58,10 +60,8 @@ fn an_unknown_field_is_named() -> Result<()> {
 
 #[test]
 fn an_owner_key_of_31_bytes_is_called_too_short() -> Result<()> {
-    let short = ClusterBootstrap {
-        owner_public_key: OWNER[..31].to_vec(),
-        ..ClusterBootstrap::default()
-    };
+    let short =
+        ClusterBootstrap { owner_public_key: OWNER[..31].to_vec(), ..ClusterBootstrap::default() };
     let bytes = with_cluster(short).encode_to_vec();
     refuses("guru-owner-key", &bytes, "0609", &["owner_public_key", "31", "32"])
 }

@@ -30,35 +30,44 @@ struct Hardware {
 
 #[test]
 fn an_nvme_disk_an_e1000e_card_and_a_virtio_screen_behind_firmware() -> Result<()> {
-    ready("hardware-nvme", &Hardware {
-        start: Start::Uefi(Flash::Plain),
-        bus: Bus::Nvme,
-        network: Network::E1000e,
-        screen: Screen::Virtio,
-        cpus: 1,
-    })
+    ready(
+        "hardware-nvme",
+        &Hardware {
+            start: Start::Uefi(Flash::Plain),
+            bus: Bus::Nvme,
+            network: Network::E1000e,
+            screen: Screen::Virtio,
+            cpus: 1,
+        },
+    )
 }
 
 #[test]
 fn a_sata_disk_and_no_screen_at_all() -> Result<()> {
-    ready("hardware-ahci", &Hardware {
-        start: Start::Direct,
-        bus: Bus::Ahci,
-        network: Network::E1000e,
-        screen: Screen::None,
-        cpus: 1,
-    })
+    ready(
+        "hardware-ahci",
+        &Hardware {
+            start: Start::Direct,
+            bus: Bus::Ahci,
+            network: Network::E1000e,
+            screen: Screen::None,
+            cpus: 1,
+        },
+    )
 }
 
 #[test]
 fn a_usb_disk_behind_firmware() -> Result<()> {
-    ready("hardware-usb", &Hardware {
-        start: Start::Uefi(Flash::Plain),
-        bus: Bus::Usb,
-        network: Network::Virtio,
-        screen: Screen::Std,
-        cpus: 1,
-    })
+    ready(
+        "hardware-usb",
+        &Hardware {
+            start: Start::Uefi(Flash::Plain),
+            bus: Bus::Usb,
+            network: Network::Virtio,
+            screen: Screen::Std,
+            cpus: 1,
+        },
+    )
 }
 
 /// The flash has no keys enrolled (setup mode): a Secure Boot build of the
@@ -66,24 +75,30 @@ fn a_usb_disk_behind_firmware() -> Result<()> {
 /// unsigned image. Enforcing is for an image that is signed.
 #[test]
 fn firmware_that_is_built_for_secure_boot() -> Result<()> {
-    ready("hardware-secure-boot", &Hardware {
-        start: Start::Uefi(Flash::Secure),
-        bus: Bus::Virtio,
-        network: Network::Virtio,
-        screen: Screen::Virtio,
-        cpus: 1,
-    })
+    ready(
+        "hardware-secure-boot",
+        &Hardware {
+            start: Start::Uefi(Flash::Secure),
+            bus: Bus::Virtio,
+            network: Network::Virtio,
+            screen: Screen::Virtio,
+            cpus: 1,
+        },
+    )
 }
 
 #[test]
 fn four_processors() -> Result<()> {
-    ready("hardware-four-processors", &Hardware {
-        start: Start::Direct,
-        bus: Bus::Virtio,
-        network: Network::Virtio,
-        screen: Screen::Std,
-        cpus: 4,
-    })
+    ready(
+        "hardware-four-processors",
+        &Hardware {
+            start: Start::Direct,
+            bus: Bus::Virtio,
+            network: Network::Virtio,
+            screen: Screen::Std,
+            cpus: 4,
+        },
+    )
 }
 
 #[test]
@@ -91,13 +106,16 @@ fn an_igb_card_and_an_nvme_disk() -> Result<()> {
     if !has_device("igb") {
         return skip("hardware-igb", "this QEMU has no igb card; 8.0 and later do");
     }
-    ready("hardware-igb", &Hardware {
-        start: Start::Direct,
-        bus: Bus::Nvme,
-        network: Network::Igb,
-        screen: Screen::Virtio,
-        cpus: 1,
-    })
+    ready(
+        "hardware-igb",
+        &Hardware {
+            start: Start::Direct,
+            bus: Bus::Nvme,
+            network: Network::Igb,
+            screen: Screen::Virtio,
+            cpus: 1,
+        },
+    )
 }
 
 fn ready(story: &str, hardware: &Hardware) -> Result<()> {

@@ -76,9 +76,7 @@ fn cut(number: u32) -> Result<()> {
 
 fn until_ready(machine: &mut polis_qemu::Machine, within: Duration) -> bool {
     let deadline = Instant::now() + within;
-    while let Some(line) =
-        machine.next_line(deadline.saturating_duration_since(Instant::now()))
-    {
+    while let Some(line) = machine.next_line(deadline.saturating_duration_since(Instant::now())) {
         if line.event().is_some_and(|event| event.word == "ready") {
             return true;
         }

@@ -120,6 +120,11 @@ fn build_and_report(arguments: &Build) -> Result<()> {
     Ok(())
 }
 
+/// The image of these sources, for the commands that boot it.
+pub(crate) fn built() -> Result<Manifest> {
+    build(&config(None)?)
+}
+
 fn build(config: &Config) -> Result<Manifest> {
     host::require(&[host::PAYLOAD, host::BUILD])?;
     cargo_build()?;
@@ -171,7 +176,7 @@ fn config(mirror: Option<String>) -> Result<Config> {
 }
 
 /// The folder of the workspace: this package's parent.
-fn workspace() -> PathBuf {
+pub(crate) fn workspace() -> PathBuf {
     let package = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     let package = package.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")));
     package.parent().map_or_else(|| PathBuf::from("."), Path::to_owned)

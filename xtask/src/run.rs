@@ -10,7 +10,6 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -20,7 +19,7 @@ use polis_qemu::image::Flash;
 use polis_qemu::machine::Outcome;
 use polis_qemu::{Bus, Config, Event, Image, Machine};
 
-use crate::{host, parameters, terminal};
+use crate::{host, image, parameters, terminal};
 
 /// What running a machine needs: `setpriv` ends QEMU with this process.
 pub(crate) const QEMU: &[host::Need] = &[
@@ -101,7 +100,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     host::require(&[QEMU])?;
     let image = built_image()?;
     let shown = !args.headless && !args.until_ready && terminal::is_interactive();
-    let dir = PathBuf::from("target/run").join(&args.name);
+    let dir = image::workspace().join("target/run").join(&args.name);
     let config = prepare(&args, &image, &dir, shown)?;
 
     let first = if args.keep { "again" } else { "for the first time" };
@@ -116,17 +115,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if shown { show(machine, args.keep) } else { stream(&mut machine, &args) }
 }
 
-/// The image of these sources, built by `cargo xtask image` where it is not
-/// yet; `POLIS_IMAGE_DIR` names a folder with one that is to be used as it is.
+/// The image of these sources, built where it is not yet; `POLIS_IMAGE_DIR`
+/// names a folder with one that is to be used as it is.
 pub(crate) fn built_image() -> Result<Image> {
-    if let Some(dir) = env::var_os("POLIS_IMAGE_DIR") {
-        return Ok(Image::load(Path::new(&dir))?);
-    }
-    let program = env::current_exe().context("cannot find this program itself")?;
-    let status =
-        Command::new(program).arg("image").status().context("cannot start the image builder")?;
-    ensure!(status.success(), "there is no image to run");
-    Ok(Image::load(Path::new("target/image"))?)
+    let folder = match env::var_os("POLIS_IMAGE_DIR") {
+        Some(folder) => PathBuf::from(folder),
+        None => image::built()?.folder,
+    };
+    Ok(Image::load(&folder)?)
 }
 
 /// Makes the folder of the machine and says what the machine is like.
