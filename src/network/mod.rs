@@ -1,1 +1,81 @@
-//! Placeholder.
+//! Gives the node an address, and tells everyone which.
+//!
+//! [`Service`] owns every Ethernet interface and the loopback interface of the
+//! machine; nobody else sets links, addresses or routes. `console`, `consensus`
+//! and the cluster manager read its [`Status`]; [`names`] makes the node's own
+//! name resolve to the address.
+//!
+//! ```text
+//! kernel --links, addresses, routes--> Observed --+
+//! parameters ------------------------> Network ---+--> plan --> Wanted --> actions --> apply
+//! DHCP ------------------------------> leases ----+      +----> Status (event value), resolv.conf
+//! ```
+//!
+//! Invariants:
+//! - Every wake reads all, plans all and applies the difference, so a lost
+//!   message, a pulled cable and a late interface are all the same case.
+//! - `Status::primary` is an address that the kernel has on an interface.
+//! - What a DHCP server says is bounded and checked before it is believed.
+//!
+//! What this module does not do: filter packets, or configure IPv6 beyond what
+//! the parameters say: the kernel accepts router advertisements by itself.
+
+mod apply;
+pub mod clock;
+mod dhcp;
+mod holding;
+mod lease;
+pub mod names;
+mod observe;
+mod plan;
+mod service;
+
+use std::net::IpAddr;
+
+use crate::parameters::{Cidr, Mac};
+
+pub use self::service::{Config, Error, Interfaces, Service};
+
+/// What the world may know of the network; an event value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// The address of the node; `None` while it has none.
+    pub primary: Option<IpAddr>,
+    /// The way out.
+    pub gateway: Option<IpAddr>,
+    /// DNS servers, best first.
+    pub nameservers: Vec<IpAddr>,
+    /// Time servers, by name or address.
+    pub ntp_servers: Vec<String>,
+    /// Every Ethernet interface, in the kernel's order.
+    pub interfaces: Vec<Interface>,
+    /// What an address is waited for, and what to do about it.
+    pub waiting: Option<String>,
+}
+
+impl Status {
+    /// All addresses of the node, the primary first.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let all = self.interfaces.iter().flat_map(|interface| &interface.addresses);
+        let others = all.map(Cidr::address).filter(|address| Some(*address) != self.primary);
+        self.primary.into_iter().chain(others).collect()
+    }
+}
+
+/// One Ethernet interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// What the kernel calls it.
+    pub name: String,
+    /// Its hardware address.
+    pub mac: Mac,
+    /// Whether a cable is plugged in and the other end is there.
+    pub carrier: bool,
+    /// The kernel's driver, if it has one.
+    pub driver: Option<String>,
+    /// Its addresses, IPv6 link-local ones left out.
+    pub addresses: Vec<Cidr>,
+    /// Whether a DHCP server is asked for an address.
+    pub asking: bool,
+}

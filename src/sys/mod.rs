@@ -2,6 +2,7 @@
 //!
 //! Each file wraps one part of the kernel's interface in safe functions.
 
+pub mod arp;
 pub mod block;
 pub mod clock;
 pub mod dm;

@@ -1,0 +1,104 @@
+//! Carries out the actions of a plan. Nothing is left to decide, and doing an
+//! action twice is doing it once.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use netlink_packet_route::address::{AddressAttribute, AddressMessage, CacheInfo};
+use netlink_packet_route::route::{RouteMessage, RouteProtocol, RouteScope};
+use rtnetlink::{AddressMessageBuilder, Error, Handle, LinkUnspec, RouteMessageBuilder};
+
+use super::plan::{Action, Origin, Route};
+use crate::parameters::Cidr;
+
+/// Carries out one action.
+pub(super) async fn apply(handle: &Handle, action: &Action) -> Result<(), Error> {
+    match action {
+        Action::Up(link) => {
+            let up = LinkUnspec::new_with_index(*link).up().build();
+            handle.link().set(up).execute().await
+        }
+        Action::Mtu(link, mtu) => {
+            let mtu = LinkUnspec::new_with_index(*link).mtu(*mtu).build();
+            handle.link().set(mtu).execute().await
+        }
+        Action::RemoveAddress(link, cidr) => {
+            let gone = handle.address().del(address(*link, *cidr)).execute().await;
+            ignore(gone, rustix::io::Errno::ADDRNOTAVAIL)
+        }
+        Action::AddAddress(link, cidr, lifetime) => {
+            let mut request = handle.address().add(*link, cidr.address(), cidr.prefix()).replace();
+            if let Some(lifetime) = lifetime {
+                request.message_mut().attributes.push(lasting(*lifetime));
+            }
+            request.execute().await
+        }
+        Action::RemoveRoute(route) => {
+            let gone = handle.route().del(message(route)).execute().await;
+            ignore(gone, rustix::io::Errno::SRCH)
+        }
+        Action::AddRoute(route) => handle.route().add(message(route)).replace().execute().await,
+    }
+}
+
+/// That something is gone already is what was wanted.
+fn ignore(result: Result<(), Error>, errno: rustix::io::Errno) -> Result<(), Error> {
+    match result {
+        Err(Error::NetlinkError(message)) if message.raw_code() == -errno.raw_os_error() => Ok(()),
+        other => other,
+    }
+}
+
+fn address(link: u32, cidr: Cidr) -> AddressMessage {
+    match cidr.address() {
+        IpAddr::V4(v4) => {
+            AddressMessageBuilder::<Ipv4Addr>::new().index(link).address(v4, cidr.prefix()).build()
+        }
+        IpAddr::V6(v6) => {
+            AddressMessageBuilder::<Ipv6Addr>::new().index(link).address(v6, cidr.prefix()).build()
+        }
+    }
+}
+
+/// The kernel takes the address away at the end of the lease, even if the node is dead by then.
+fn lasting(lifetime: Duration) -> AddressAttribute {
+    let mut info = CacheInfo::default();
+    // `u32::MAX` is "for ever" here and in DHCP alike.
+    info.ifa_valid = u32::try_from(lifetime.as_secs()).unwrap_or(u32::MAX);
+    info.ifa_preferred = info.ifa_valid;
+    AddressAttribute::CacheInfo(info)
+}
+
+fn message(route: &Route) -> RouteMessage {
+    let protocol = match route.origin {
+        Origin::Parameters => RouteProtocol::Static,
+        Origin::Dhcp => RouteProtocol::Dhcp,
+    };
+    // Neighbours need no gateway.
+    let scope = if route.gateway.is_none() { RouteScope::Link } else { RouteScope::Universe };
+    let prefix = route.destination.prefix();
+    // The two builders have the same methods and no trait in common.
+    macro_rules! build {
+        ($family:ty, $variant:path, $destination:expr) => {{
+            let mut builder = RouteMessageBuilder::<$family>::new()
+                .destination_prefix($destination, prefix)
+                .output_interface(route.link)
+                .protocol(protocol)
+                .scope(scope);
+            if let Some($variant(gateway)) = route.gateway {
+                builder = builder.gateway(gateway);
+            }
+            if route.metric != 0 {
+                builder = builder.priority(route.metric);
+            }
+            if route.on_link {
+                builder = builder.onlink();
+            }
+            builder.build()
+        }};
+    }
+    match route.destination.address() {
+        IpAddr::V4(v4) => build!(Ipv4Addr, IpAddr::V4, v4),
+        IpAddr::V6(v6) => build!(Ipv6Addr, IpAddr::V6, v6),
+    }
+}

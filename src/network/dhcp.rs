@@ -1,0 +1,124 @@
+//! Asks DHCP servers for an address on one link, for as long as it is polled.
+//!
+//! The protocol is `mozim`'s. It retries by itself and tells only the log, so
+//! this module watches it: a server that offered and then fell silent is left
+//! after [`SELECTING_MAX`], and what it leased is checked before anyone hears of it.
+//!
+//! ```text
+//! [asking] --acknowledged, checked--> Leased --T1: renewed--> Leased ..
+//!    ^   +--acknowledged, refused---> Refused                   |
+//!    |                                   |                      |
+//!    +--REFUSED_WAIT---------------------+      Ended <--expired+
+//! ```
+//!
+//! What this module does not do: touch the link (`apply`), or keep a lease (`holding`).
+
+use std::time::Duration;
+
+use futures::stream::{self, Stream};
+use mozim::{DhcpV4Client, DhcpV4Config, DhcpV4State};
+use tracing::debug;
+
+use super::lease::{Lease, Refused};
+use crate::parameters::Mac;
+
+/// How long a server may take from its offer to its acknowledgement. The first
+/// repetition comes after 5 s; a server that misses two is not there.
+const SELECTING_MAX: Duration = Duration::from_secs(15);
+
+/// Wait after an answer that was refused: the next will most likely be the same.
+const REFUSED_WAIT: Duration = Duration::from_secs(10);
+
+/// Wait after a failure of the client itself, for example without a socket.
+const FAILED_WAIT: Duration = Duration::from_secs(2);
+
+/// What happened.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A lease is new, or it was renewed.
+    Leased(Lease),
+    /// A server answered, and the answer cannot be used.
+    Refused(Refused),
+    /// The lease is over.
+    Ended,
+    /// The client cannot work; it is tried again.
+    Failed(mozim::DhcpError),
+}
+
+struct Client {
+    name: String,
+    index: u32,
+    mac: Mac,
+    client: Option<DhcpV4Client>,
+    leased: bool,
+    wait: Option<Duration>,
+}
+
+/// Asks on a link; dropping the stream ends it.
+pub(super) fn ask(index: u32, name: String, mac: Mac) -> impl Stream<Item = Event> + Send {
+    let client = Client { name, index, mac, client: None, leased: false, wait: None };
+    stream::unfold(client, |mut client| async {
+        let event = client.next().await;
+        Some((event, client))
+    })
+}
+
+impl Client {
+    async fn next(&mut self) -> Event {
+        if let Some(wait) = self.wait.take() {
+            tokio::time::sleep(wait).await;
+        }
+        let mut selecting = false;
+        loop {
+            let client = match &mut self.client {
+                Some(client) => client,
+                none => match start(&self.name, self.index, self.mac).await {
+                    Ok(client) => none.insert(client),
+                    Err(error) => return self.failed(error),
+                },
+            };
+            let state = if selecting {
+                let Ok(state) = tokio::time::timeout(SELECTING_MAX, client.run()).await else {
+                    debug!("a DHCP server on {} offered and fell silent", self.name);
+                    self.client = None;
+                    selecting = false;
+                    continue;
+                };
+                state
+            } else {
+                client.run().await
+            };
+            match state {
+                Err(error) => return self.failed(error),
+                Ok(DhcpV4State::Done(offer)) => match Lease::check(&offer) {
+                    Ok(lease) => {
+                        self.leased = true;
+                        return Event::Leased(lease);
+                    }
+                    Err(refused) => {
+                        self.client = None;
+                        self.wait = Some(REFUSED_WAIT);
+                        return Event::Refused(refused);
+                    }
+                },
+                Ok(DhcpV4State::InitReboot) if self.leased => {
+                    self.leased = false;
+                    return Event::Ended;
+                }
+                Ok(state) => selecting = matches!(state, DhcpV4State::Selecting),
+            }
+        }
+    }
+
+    fn failed(&mut self, error: mozim::DhcpError) -> Event {
+        self.client = None;
+        self.wait = Some(FAILED_WAIT);
+        Event::Failed(error)
+    }
+}
+
+async fn start(name: &str, index: u32, mac: Mac) -> Result<DhcpV4Client, mozim::DhcpError> {
+    let mut config = DhcpV4Config::new(name);
+    config.set_iface_index(index).set_iface_mac_raw(&mac.0)?.use_mac_as_client_id();
+    DhcpV4Client::init(config, None).await
+}

@@ -1,0 +1,181 @@
+//! Makes the node known to itself: host name, machine-id, and an address for its name.
+//!
+//! etcd dials the peers by name, and one of them is this node; programs ask for
+//! the host name and the machine-id at the strangest moments. All of it lies in
+//! memory, behind links from `/etc`, and follows from the node's key.
+//!
+//! ```text
+//! identity unknown:                   hosts: localhost
+//! identity known:                     host name, machine-id
+//! identity and primary address known: hosts: the node's ID has that address
+//! ```
+//!
+//! Invariants:
+//! - Once [`Status::resolves`] is set, the node's ID resolves to that address,
+//!   and it follows the address when that changes.
+//! - The files exist from the first moment on, so the links never dangle.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::Status as Network;
+use crate::event::Closed;
+use crate::identity::{Identity, NodeId};
+use crate::storage::file::{self, File};
+use crate::supervisor::Context;
+
+/// The host name of a machine that does not know yet who it is.
+const NAMELESS: &str = "polis";
+
+/// What the world may know; an event value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// The name of the node and the address that it has for this machine's programs.
+    pub resolves: Option<(NodeId, IpAddr)>,
+}
+
+/// Where the names go.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// `/etc/hosts`.
+    pub hosts: File,
+    /// `/etc/hostname`.
+    pub hostname: File,
+    /// `/etc/machine-id`.
+    pub machine_id: File,
+    /// Whether the kernel's host name is set too.
+    pub kernel: Kernel,
+}
+
+/// Whether the kernel's host name is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// As a node must.
+    Set,
+    /// As a test must.
+    Leave,
+}
+
+/// The service. A run holds all progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// Where the names go.
+    pub config: Config,
+    /// Who this node is, once it knows.
+    pub identity: watch::Receiver<Option<Identity>>,
+    /// The address.
+    pub network: watch::Receiver<Network>,
+    /// What the world may know.
+    pub status: watch::Sender<Status>,
+}
+
+/// Why a run ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file cannot be written.
+    #[error(transparent)]
+    Write(#[from] file::Error),
+    /// The kernel does not take the host name.
+    #[error("cannot set the host name")]
+    HostName(#[source] rustix::io::Errno),
+    /// The owner of an input ended.
+    #[error(transparent)]
+    Lost(#[from] Closed),
+}
+
+impl Service {
+    /// Keeps the names in step until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]; a restart writes everything again.
+    pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
+        let mut written: Option<(Option<Identity>, Option<IpAddr>)> = None;
+        loop {
+            let identity = *self.identity.borrow_and_update();
+            let address = self.network.borrow_and_update().primary;
+            if written != Some((identity, address)) {
+                if written.is_none_or(|(former, _)| former != identity) {
+                    self.name(identity.as_ref()).await?;
+                }
+                let hosts = hosts(identity.as_ref(), address);
+                self.config.hosts.save(hosts.into_bytes()).await?;
+                written = Some((identity, address));
+                let resolves = identity.map(|identity| identity.id).zip(address);
+                if let Some((id, address)) = resolves {
+                    info!("{id} is {address}");
+                }
+                self.status.send_replace(Status { resolves });
+            }
+            ctx.healthy();
+            tokio::select! {
+                // Cancel-safe: only waits.
+                () = ctx.cancelled() => return Ok(()),
+                // Cancel-safe per the docs of `changed`.
+                changed = self.identity.changed() => changed.map_err(|_closed| Closed("identity"))?,
+                // Cancel-safe per the docs of `changed`.
+                changed = self.network.changed() => changed.map_err(|_closed| Closed("network"))?,
+            }
+        }
+    }
+
+    /// Writes host name and machine-id.
+    async fn name(&self, identity: Option<&Identity>) -> Result<(), Error> {
+        let name = identity.map_or_else(|| NAMELESS.to_owned(), |known| known.id.to_string());
+        if self.config.kernel == Kernel::Set {
+            rustix::system::sethostname(name.as_bytes()).map_err(Error::HostName)?;
+        }
+        self.config.hostname.save(format!("{name}\n").into_bytes()).await?;
+        // systemd's word for "not known yet"; an empty file means "make one up".
+        let machine_id = identity.map_or_else(|| "uninitialized".to_owned(), Identity::machine_id);
+        self.config.machine_id.save(format!("{machine_id}\n").into_bytes()).await?;
+        Ok(())
+    }
+}
+
+/// Checks that the resolver of this machine gives the node's name its address;
+/// logs what is wrong otherwise. For the cluster manager, before it starts etcd.
+pub async fn check(id: NodeId, address: IpAddr) -> bool {
+    match tokio::net::lookup_host((id.to_string(), 0)).await {
+        Ok(found) => {
+            let found: Vec<IpAddr> = found.map(|socket| socket.ip()).collect();
+            let right = found.contains(&address);
+            if !right {
+                warn!("{id} resolves to {found:?}, and this node is at {address}");
+            }
+            right
+        }
+        Err(error) => {
+            warn!("{id} does not resolve: {error}");
+            false
+        }
+    }
+}
+
+fn hosts(identity: Option<&Identity>, address: Option<IpAddr>) -> String {
+    let mut hosts = String::from("127.0.0.1 localhost\n::1 localhost\n");
+    if let Some((identity, address)) = identity.zip(address) {
+        // Writing to a string cannot fail.
+        let _written = writeln!(hosts, "{address} {}", identity.id);
+    }
+    hosts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_node_s_name_has_its_address_once_both_are_known() {
+        let identity = Identity::new([0xab; 32]);
+        let address = Some(IpAddr::from([10, 0, 2, 15]));
+        assert!(
+            hosts(Some(&identity), address)
+                .ends_with("\n10.0.2.15 polis-abababababababababababababababab\n")
+        );
+        assert_eq!(hosts(Some(&identity), None), hosts(None, address));
+    }
+}

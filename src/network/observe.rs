@@ -1,0 +1,136 @@
+//! Reads links, addresses and routes from the kernel.
+//!
+//! Only what the plan decides about is kept: loopback and Ethernet interfaces,
+//! addresses that are not link-local, and routes that the node made itself.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use futures::TryStreamExt as _;
+use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol,
+};
+use rtnetlink::{Handle, RouteMessageBuilder};
+
+use super::plan::{Kind, Link, Observed, Origin, Route};
+use super::service::Interfaces;
+use crate::parameters::{Cidr, Mac};
+
+/// Reads everything.
+pub(super) async fn observe(
+    handle: &Handle,
+    interfaces: Interfaces,
+) -> Result<Observed, rtnetlink::Error> {
+    let mut links = BTreeMap::new();
+    let mut messages = handle.link().get().execute();
+    while let Some(message) = messages.try_next().await? {
+        if let Some(link) = link(&message, interfaces) {
+            links.insert(message.header.index, link);
+        }
+    }
+    let mut observed = Observed { links, ..Observed::default() };
+    let mut messages = handle.address().get().execute();
+    while let Some(message) = messages.try_next().await? {
+        let index = message.header.index;
+        if let Some(cidr) = address(&message).filter(|_| observed.links.contains_key(&index)) {
+            observed.addresses.insert((index, cidr));
+        }
+    }
+    for request in [
+        RouteMessageBuilder::<Ipv4Addr>::new().build(),
+        RouteMessageBuilder::<Ipv6Addr>::new().build(),
+    ] {
+        let mut messages = handle.route().get(request).execute();
+        while let Some(message) = messages.try_next().await? {
+            observed.routes.extend(route(&message));
+        }
+    }
+    Ok(observed)
+}
+
+fn link(message: &LinkMessage, interfaces: Interfaces) -> Option<Link> {
+    let flags = message.header.flags;
+    let kind = match message.header.link_layer_type {
+        LinkLayerType::Loopback => Kind::Loopback,
+        LinkLayerType::Ether => Kind::Ethernet,
+        _ => return None,
+    };
+    let mut link = Link {
+        kind,
+        name: String::new(),
+        mac: Mac([0; 6]),
+        up: flags.contains(LinkFlags::Up),
+        carrier: flags.contains(LinkFlags::LowerUp),
+        mtu: 0,
+    };
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name.clone_from(name),
+            LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+            LinkAttribute::Address(mac) => link.mac = Mac(mac.as_slice().try_into().ok()?),
+            // Bridges, tunnels and the like name their kind; hardware has none.
+            LinkAttribute::LinkInfo(info)
+                if interfaces == Interfaces::Hardware
+                    && info.iter().any(|info| matches!(info, LinkInfo::Kind(_))) =>
+            {
+                return None;
+            }
+            _ => {}
+        }
+    }
+    (!link.name.is_empty()).then_some(link)
+}
+
+fn address(message: &AddressMessage) -> Option<Cidr> {
+    if message.header.scope == AddressScope::Link {
+        return None;
+    }
+    let find =
+        |pick: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(pick);
+    // On a point-to-point link, `Address` is the other end.
+    let local = find(|a| if let AddressAttribute::Local(ip) = a { Some(*ip) } else { None });
+    let own = || find(|a| if let AddressAttribute::Address(ip) = a { Some(*ip) } else { None });
+    Cidr::new(local.or_else(own)?, message.header.prefix_len)
+}
+
+/// Reads a route, if the node made it.
+fn route(message: &RouteMessage) -> Option<Route> {
+    let header = &message.header;
+    let origin = match header.protocol {
+        RouteProtocol::Static => Origin::Parameters,
+        RouteProtocol::Dhcp => Origin::Dhcp,
+        _ => return None,
+    };
+    if header.table != RouteHeader::RT_TABLE_MAIN {
+        return None;
+    }
+    let ip = |address: &RouteAddress| match address {
+        RouteAddress::Inet(v4) => Some(IpAddr::V4(*v4)),
+        RouteAddress::Inet6(v6) => Some(IpAddr::V6(*v6)),
+        _ => None,
+    };
+    let v4 = header.address_family == netlink_packet_route::AddressFamily::Inet;
+    // The kernel leaves the destination of a default route out.
+    let mut destination =
+        if v4 { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    let (mut link, mut gateway, mut metric) = (None, None, 0);
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Destination(address) => destination = ip(address)?,
+            RouteAttribute::Gateway(address) => gateway = Some(ip(address)?),
+            RouteAttribute::Oif(index) => link = Some(*index),
+            RouteAttribute::Priority(priority) => metric = *priority,
+            _ => {}
+        }
+    }
+    Some(Route {
+        link: link?,
+        destination: Cidr::new(destination, header.destination_prefix_length)?,
+        gateway,
+        metric,
+        origin,
+        on_link: header.flags.contains(RouteFlags::Onlink),
+    })
+}

@@ -1,0 +1,343 @@
+//! Decides what links, addresses and routes the machine should have.
+//!
+//! This module only computes: what the kernel has, what the parameters say and
+//! what DHCP gave go in, what should be comes out, and then the difference.
+//!
+//! ```text
+//! no interface configured:  every link up; all with carrier ask DHCP; the first lease
+//!                           is the node's, its link alone goes on asking
+//! interfaces configured:    every link up; each does what its configuration says,
+//!                           the others nothing
+//! ```
+//!
+//! Invariants:
+//! - Applying the plan to what it was made from and planning again gives no action.
+//! - An IPv4 address is taken away only when another is wanted or one was lost:
+//!   a restarted service leaves the address of its former run alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::lease::Lease;
+use crate::parameters::{self, Cidr, Mac, Match};
+
+/// What the kernel has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Observed {
+    /// By index.
+    pub(super) links: BTreeMap<u32, Link>,
+    /// Without link-local ones.
+    pub(super) addresses: BTreeSet<(u32, Cidr)>,
+    /// Those that this module or its former runs made.
+    pub(super) routes: BTreeSet<Route>,
+}
+
+/// A link that this module cares for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Link {
+    pub(super) kind: Kind,
+    pub(super) name: String,
+    pub(super) mac: Mac,
+    pub(super) up: bool,
+    pub(super) carrier: bool,
+    pub(super) mtu: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Loopback,
+    Ethernet,
+}
+
+/// Who asked for a route; the kernel remembers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Origin {
+    Parameters,
+    Dhcp,
+}
+
+/// A route of the main table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Route {
+    pub(super) link: u32,
+    pub(super) destination: Cidr,
+    pub(super) gateway: Option<IpAddr>,
+    pub(super) metric: u32,
+    pub(super) origin: Origin,
+    /// The gateway is on the wire although no address of the link says so.
+    pub(super) on_link: bool,
+}
+
+/// What should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    up: BTreeSet<u32>,
+    mtu: BTreeMap<u32, u32>,
+    /// With what is left of their lifetime; `None` is for ever.
+    addresses: BTreeMap<(u32, Cidr), Option<Duration>>,
+    routes: BTreeSet<Route>,
+    /// Links that ask DHCP.
+    pub(super) dhcp: BTreeSet<u32>,
+    /// The node's address, whether or not the kernel has it already.
+    pub(super) primary: Option<(u32, Cidr)>,
+    pub(super) gateway: Option<IpAddr>,
+    pub(super) nameservers: Vec<IpAddr>,
+    pub(super) ntp_servers: Vec<String>,
+}
+
+/// One step from what is to what should be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Action {
+    Up(u32),
+    Mtu(u32, u32),
+    RemoveAddress(u32, Cidr),
+    /// Also renews the lifetime of an address that is there.
+    AddAddress(u32, Cidr, Option<Duration>),
+    RemoveRoute(Route),
+    AddRoute(Route),
+}
+
+/// IPv6 routes without a metric get this one from the kernel.
+const METRIC_DEFAULT_V6: u32 = 1024;
+
+/// The links that may ask DHCP, with or without carrier.
+pub(super) fn candidates(observed: &Observed, config: &parameters::Network) -> Vec<u32> {
+    let ethernet = observed.links.iter().filter(|(_, link)| link.kind == Kind::Ethernet);
+    ethernet
+        .filter(|(_, link)| {
+            config.interfaces.is_empty() || configured(link, config).is_some_and(|(_, c)| c.dhcp)
+        })
+        .map(|(index, _)| *index)
+        .collect()
+}
+
+/// The configuration of a link and its place in the order of the parameters.
+fn configured<'a>(
+    link: &Link,
+    config: &'a parameters::Network,
+) -> Option<(usize, &'a parameters::Interface)> {
+    config.interfaces.iter().enumerate().find(|(_, interface)| match &interface.matches {
+        Match::Name(name) => *name == link.name,
+        Match::Mac(mac) => *mac == link.mac,
+    })
+}
+
+/// Plans. `config` is `None` until the parameters are known: then links come up,
+/// and nothing else.
+pub(super) fn wanted(
+    observed: &Observed,
+    config: Option<&parameters::Network>,
+    leases: &BTreeMap<u32, &Lease>,
+) -> Wanted {
+    let mut wanted = Wanted { up: observed.links.keys().copied().collect(), ..Wanted::default() };
+    let Some(config) = config else { return wanted };
+    wanted.nameservers.clone_from(&config.nameservers);
+    wanted.ntp_servers.clone_from(&config.ntp_servers);
+
+    // In the order of the parameters, so that the first of them gives the primary address.
+    let mut order: Vec<_> = observed
+        .links
+        .iter()
+        .filter(|(_, link)| link.kind == Kind::Ethernet)
+        .map(|(index, link)| (configured(link, config), *index))
+        .collect();
+    order.sort_by_key(|(configured, index)| (configured.map_or(usize::MAX, |(at, _)| at), *index));
+    for (configured, index) in order {
+        if let Some((_, interface)) = configured {
+            wanted.configure(index, interface);
+        }
+        if let Some(lease) = leases.get(&index) {
+            let metric = configured.map_or(0, |(at, _)| u32::try_from(at).unwrap_or(0));
+            wanted.take(index, lease, metric);
+        }
+    }
+
+    let carrier = |index: &u32| observed.links.get(index).is_some_and(|link| link.carrier);
+    let asks = candidates(observed, config).into_iter().filter(carrier);
+    wanted.dhcp = if config.interfaces.is_empty() && !leases.is_empty() {
+        asks.filter(|index| leases.contains_key(index)).collect()
+    } else {
+        asks.collect()
+    };
+    wanted
+}
+
+impl Wanted {
+    /// Adds what the parameters say of a link.
+    fn configure(&mut self, link: u32, interface: &parameters::Interface) {
+        if let Some(mtu) = interface.mtu {
+            self.mtu.insert(link, mtu);
+        }
+        for address in &interface.addresses {
+            self.addresses.insert((link, *address), None);
+            self.primary.get_or_insert((link, *address));
+        }
+        for route in &interface.routes {
+            if route.destination.prefix() == 0 {
+                self.gateway.get_or_insert(route.gateway);
+            }
+            let metric = match (route.metric, route.gateway) {
+                (0, IpAddr::V6(_)) => METRIC_DEFAULT_V6,
+                (metric, _) => metric,
+            };
+            self.routes.insert(Route {
+                link,
+                destination: route.destination,
+                gateway: Some(route.gateway),
+                metric,
+                origin: Origin::Parameters,
+                on_link: !is_link_local(route.gateway)
+                    && !interface.addresses.iter().any(|own| own.contains(route.gateway)),
+            });
+        }
+    }
+
+    /// Adds what DHCP gave a link.
+    fn take(&mut self, link: u32, lease: &Lease, metric: u32) {
+        if let Some(mtu) = lease.mtu {
+            self.mtu.entry(link).or_insert(mtu);
+        }
+        self.addresses.insert((link, lease.address), Some(lease.lifetime));
+        self.primary.get_or_insert((link, lease.address));
+        if let Some(gateway) = lease.gateway() {
+            self.gateway.get_or_insert(gateway.into());
+        }
+        for (destination, gateway) in &lease.routes {
+            self.routes.insert(Route {
+                link,
+                destination: *destination,
+                gateway: gateway.map(IpAddr::V4),
+                metric,
+                origin: Origin::Dhcp,
+                on_link: gateway.is_some_and(|gateway| !lease.address.contains(gateway.into())),
+            });
+        }
+        for server in &lease.nameservers {
+            if !self.nameservers.contains(server) {
+                self.nameservers.push(*server);
+            }
+        }
+        for server in lease.ntp_servers.iter().map(ToString::to_string) {
+            if !self.ntp_servers.contains(&server) {
+                self.ntp_servers.push(server);
+            }
+        }
+    }
+}
+
+/// Link-local gateways are on the wire by their nature.
+fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
+}
+
+/// Whether addresses that nobody wants are taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Former {
+    /// They may be of a former run, whose lease this run is about to get again.
+    Keep,
+    /// This run has had an address of its own.
+    Remove,
+}
+
+/// The difference. `renewed` is a link whose lease was just renewed.
+pub(super) fn actions(
+    observed: &Observed,
+    wanted: &Wanted,
+    former: Former,
+    renewed: Option<u32>,
+) -> Vec<Action> {
+    let mut actions = Vec::new();
+    let links = &observed.links;
+    let down = |index: &&u32| links.get(index).is_some_and(|link| !link.up);
+    actions.extend(wanted.up.iter().filter(down).map(|index| Action::Up(*index)));
+    let other = |(index, mtu): &(&u32, &u32)| links.get(index).is_some_and(|l| l.mtu != **mtu);
+    actions.extend(wanted.mtu.iter().filter(other).map(|(index, mtu)| Action::Mtu(*index, *mtu)));
+
+    let ethernet = |index: &u32| links.get(index).is_some_and(|l| l.kind == Kind::Ethernet);
+    let wants_v4 = wanted.addresses.keys().any(|(_, cidr)| cidr.address().is_ipv4());
+    if former == Former::Remove || wants_v4 {
+        // IPv6 addresses are the kernel's own, by router advertisement.
+        let surplus = observed.addresses.iter().filter(|(index, cidr)| {
+            cidr.address().is_ipv4()
+                && ethernet(index)
+                && !wanted.addresses.contains_key(&(*index, *cidr))
+        });
+        actions.extend(surplus.map(|(index, cidr)| Action::RemoveAddress(*index, *cidr)));
+    }
+    for ((index, cidr), lifetime) in &wanted.addresses {
+        let there = observed.addresses.contains(&(*index, *cidr));
+        if !there || (renewed == Some(*index) && lifetime.is_some()) {
+            actions.push(Action::AddAddress(*index, *cidr, *lifetime));
+        }
+    }
+    if former == Former::Remove || !wanted.routes.is_empty() {
+        let surplus = observed.routes.difference(&wanted.routes);
+        actions.extend(surplus.map(|route| Action::RemoveRoute(*route)));
+    }
+    let missing = wanted.routes.difference(&observed.routes);
+    actions.extend(missing.map(|route| Action::AddRoute(*route)));
+    actions
+}
+
+/// What the node's address waits for and what would help; `None` once it is there.
+pub(super) fn waiting(
+    observed: &Observed,
+    config: Option<&parameters::Network>,
+    wanted: &Wanted,
+) -> Option<String> {
+    let Some(config) = config else {
+        return Some("the node parameters, which say how to reach the network".to_owned());
+    };
+    if wanted.primary.is_some_and(|primary| observed.addresses.contains(&primary)) {
+        return None;
+    }
+    if let Some((link, cidr)) = wanted.primary {
+        let name = observed.links.get(&link).map_or("a link", |link| link.name.as_str());
+        return Some(format!("the kernel to take the address {cidr} on {name}; the log says why"));
+    }
+    let named = |indices: &mut dyn Iterator<Item = &u32>| {
+        let names = indices.filter_map(|index| observed.links.get(index));
+        names.map(|link| link.name.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    if !wanted.dhcp.is_empty() {
+        return Some(format!(
+            "an answer from a DHCP server on {}: check that one serves this network, or configure \
+             an address in the node parameters",
+            named(&mut wanted.dhcp.iter())
+        ));
+    }
+    let ethernet: Vec<_> =
+        observed.links.iter().filter(|(_, l)| l.kind == Kind::Ethernet).map(|(i, _)| *i).collect();
+    if ethernet.is_empty() {
+        return Some(
+            "an Ethernet interface: none was found, plug one in or check that this kernel \
+             has its driver"
+                .to_owned(),
+        );
+    }
+    let candidates = candidates(observed, config);
+    if !candidates.is_empty() {
+        return Some(format!(
+            "a carrier on {}: plug in the cable, check the switch",
+            named(&mut candidates.iter())
+        ));
+    }
+    let missing: Vec<_> = config.interfaces.iter().map(|i| i.matches.to_string()).collect();
+    let there: Vec<_> = ethernet
+        .iter()
+        .filter_map(|index| observed.links.get(index))
+        .map(|link| format!("{} ({})", link.name, link.mac))
+        .collect();
+    Some(format!(
+        "an interface that the node parameters give an address: they name {}, there is {}",
+        missing.join(", "),
+        there.join(", ")
+    ))
+}
+
+#[cfg(test)]
+pub(super) mod tests;

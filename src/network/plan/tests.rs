@@ -1,0 +1,284 @@
+use std::net::Ipv4Addr;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Loopback 1, `eth0` 2 and `eth1` 3, both with carrier, as after `Up`.
+pub(in super::super) fn observed() -> Observed {
+    let link = |kind, name: &str, last| Link {
+        kind,
+        name: name.to_owned(),
+        mac: Mac([0x52, 0x54, 0, 0, 0, last]),
+        up: true,
+        carrier: true,
+        mtu: 1500,
+    };
+    let links = BTreeMap::from([
+        (1, link(Kind::Loopback, "lo", 0)),
+        (2, link(Kind::Ethernet, "eth0", 2)),
+        (3, link(Kind::Ethernet, "eth1", 3)),
+    ]);
+    Observed { links, ..Observed::default() }
+}
+
+pub(in super::super) fn unplug(mut observed: Observed, link: u32) -> Observed {
+    observed.links.get_mut(&link).unwrap().carrier = false;
+    observed
+}
+
+fn cidr(text: &str) -> Cidr {
+    text.parse().unwrap()
+}
+
+fn lease(address: &str, gateway: [u8; 4]) -> Lease {
+    Lease {
+        address: cidr(address),
+        routes: vec![(cidr("0.0.0.0/0"), Some(Ipv4Addr::from(gateway)))],
+        nameservers: vec![IpAddr::from([10, 0, 2, 3])],
+        ntp_servers: Vec::new(),
+        mtu: None,
+        lifetime: Duration::from_secs(3600),
+        server: Ipv4Addr::from(gateway),
+    }
+}
+
+fn interface(matches: Match, addresses: &[&str]) -> parameters::Interface {
+    parameters::Interface {
+        matches,
+        dhcp: false,
+        addresses: addresses.iter().map(|address| cidr(address)).collect(),
+        routes: Vec::new(),
+        mtu: None,
+    }
+}
+
+fn by_name(name: &str, addresses: &[&str]) -> parameters::Interface {
+    interface(Match::Name(name.to_owned()), addresses)
+}
+
+fn network(interfaces: Vec<parameters::Interface>) -> parameters::Network {
+    parameters::Network { interfaces, ..parameters::Network::default() }
+}
+
+/// What the kernel would have after `actions`.
+fn after(mut observed: Observed, actions: &[Action]) -> Observed {
+    for action in actions {
+        match action {
+            Action::Up(link) => observed.links.get_mut(link).unwrap().up = true,
+            Action::Mtu(link, mtu) => observed.links.get_mut(link).unwrap().mtu = *mtu,
+            Action::RemoveAddress(link, cidr) => {
+                assert!(observed.addresses.remove(&(*link, *cidr)));
+            }
+            Action::AddAddress(link, cidr, _) => {
+                observed.addresses.insert((*link, *cidr));
+            }
+            Action::RemoveRoute(route) => assert!(observed.routes.remove(route)),
+            Action::AddRoute(route) => {
+                observed.routes.insert(*route);
+            }
+        }
+    }
+    observed
+}
+
+#[test]
+fn links_come_up_before_the_parameters_are_known_and_nothing_else_happens() {
+    let mut observed = observed();
+    for link in observed.links.values_mut() {
+        link.up = false;
+    }
+    let wanted = wanted(&observed, None, &BTreeMap::new());
+    let actions = actions(&observed, &wanted, Former::Keep, None);
+    assert_eq!(actions, [Action::Up(1), Action::Up(2), Action::Up(3)]);
+    assert!(wanted.dhcp.is_empty());
+}
+
+#[test]
+fn without_a_configuration_every_interface_with_carrier_asks() {
+    let observed = unplug(observed(), 3);
+    let wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::new());
+    assert_eq!(wanted.dhcp, BTreeSet::from([2]));
+}
+
+#[test]
+fn the_first_lease_wins_and_the_others_stay_spares() {
+    let lease = lease("10.0.2.15/24", [10, 0, 2, 2]);
+    let wanted = wanted(&observed(), Some(&network(vec![])), &BTreeMap::from([(3, &lease)]));
+    assert_eq!(wanted.dhcp, BTreeSet::from([3]));
+    assert_eq!(wanted.primary, Some((3, lease.address)));
+    assert_eq!(wanted.gateway, Some(IpAddr::from([10, 0, 2, 2])));
+    assert_eq!(wanted.nameservers, [IpAddr::from([10, 0, 2, 3])]);
+    assert!(wanted.up.contains(&2));
+    let route = Route {
+        link: 3,
+        destination: cidr("0.0.0.0/0"),
+        gateway: Some(IpAddr::from([10, 0, 2, 2])),
+        metric: 0,
+        origin: Origin::Dhcp,
+        on_link: false,
+    };
+    assert_eq!(
+        actions(&observed(), &wanted, Former::Keep, None),
+        [Action::AddAddress(3, lease.address, Some(lease.lifetime)), Action::AddRoute(route)]
+    );
+}
+
+#[test]
+fn a_new_address_replaces_the_old_one() {
+    let mut observed = observed();
+    observed.addresses.insert((2, cidr("10.0.2.15/24")));
+    let lease = lease("10.0.9.1/24", [10, 0, 9, 254]);
+    let wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::from([(2, &lease)]));
+    let actions = actions(&observed, &wanted, Former::Keep, None);
+    assert_eq!(actions[0], Action::RemoveAddress(2, cidr("10.0.2.15/24")));
+    assert_eq!(actions[1], Action::AddAddress(2, lease.address, Some(lease.lifetime)));
+}
+
+#[test]
+fn an_address_of_a_former_run_stays_until_there_is_another() {
+    let mut observed = observed();
+    observed.addresses.insert((2, cidr("10.0.2.15/24")));
+    let wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::new());
+    assert!(actions(&observed, &wanted, Former::Keep, None).is_empty());
+    assert_eq!(
+        actions(&observed, &wanted, Former::Remove, None),
+        [Action::RemoveAddress(2, cidr("10.0.2.15/24"))]
+    );
+}
+
+#[test]
+fn what_the_kernel_configures_by_itself_is_left_alone() {
+    let mut observed = observed();
+    observed.addresses.insert((1, cidr("127.0.0.1/8")));
+    observed.addresses.insert((2, cidr("fd00::5054:ff:fe00:2/64")));
+    let wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::new());
+    assert!(actions(&observed, &wanted, Former::Remove, None).is_empty());
+}
+
+#[test]
+fn a_renewal_extends_the_address_in_place() {
+    let mut observed = observed();
+    let lease = lease("10.0.2.15/24", [10, 0, 2, 2]);
+    let wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::from([(2, &lease)]));
+    observed = after(observed.clone(), &actions(&observed, &wanted, Former::Keep, None));
+    assert_eq!(
+        actions(&observed, &wanted, Former::Remove, Some(2)),
+        [Action::AddAddress(2, lease.address, Some(lease.lifetime))]
+    );
+}
+
+#[test]
+fn a_gateway_outside_the_network_is_on_the_wire_all_the_same() {
+    let lease = lease("10.0.2.15/32", [10, 0, 0, 1]);
+    let wanted = wanted(&observed(), Some(&network(vec![])), &BTreeMap::from([(2, &lease)]));
+    assert!(wanted.routes.iter().all(|route| route.on_link));
+}
+
+#[test]
+fn a_static_configuration_is_found_by_name_and_by_mac() {
+    let mut by_mac = interface(Match::Mac(Mac([0x52, 0x54, 0, 0, 0, 3])), &["192.0.2.7/24"]);
+    by_mac.routes.push(parameters::Route {
+        destination: cidr("0.0.0.0/0"),
+        gateway: IpAddr::from([192, 0, 2, 1]),
+        metric: 0,
+    });
+    by_mac.mtu = Some(9000);
+    let config = network(vec![by_mac, by_name("eth0", &["198.51.100.7/24"])]);
+    let wanted = wanted(&observed(), Some(&config), &BTreeMap::new());
+    assert!(wanted.dhcp.is_empty());
+    assert_eq!(wanted.primary, Some((3, cidr("192.0.2.7/24"))), "the first of the parameters");
+    assert_eq!(wanted.gateway, Some(IpAddr::from([192, 0, 2, 1])));
+    let actions = actions(&observed(), &wanted, Former::Keep, None);
+    assert!(actions.contains(&Action::Mtu(3, 9000)));
+    assert!(actions.contains(&Action::AddAddress(2, cidr("198.51.100.7/24"), None)));
+}
+
+#[test]
+fn configured_interfaces_ask_only_where_the_parameters_say_so() {
+    let mut asking = by_name("eth1", &[]);
+    asking.dhcp = true;
+    let config = network(vec![asking]);
+    assert_eq!(candidates(&observed(), &config), [3]);
+    assert_eq!(wanted(&observed(), Some(&config), &BTreeMap::new()).dhcp, BTreeSet::from([3]));
+}
+
+#[test]
+fn servers_of_the_parameters_come_before_those_of_dhcp() {
+    let mut config = network(vec![]);
+    config.nameservers.push(IpAddr::from([192, 0, 2, 53]));
+    let lease = lease("10.0.2.15/24", [10, 0, 2, 2]);
+    let wanted = wanted(&observed(), Some(&config), &BTreeMap::from([(2, &lease)]));
+    assert_eq!(wanted.nameservers, [IpAddr::from([192, 0, 2, 53]), IpAddr::from([10, 0, 2, 3])]);
+}
+
+#[track_caller]
+fn waits(observed: &Observed, config: &parameters::Network) -> String {
+    let wanted = wanted(observed, Some(config), &BTreeMap::new());
+    waiting(observed, Some(config), &wanted).unwrap()
+}
+
+#[test]
+fn what_is_waited_for_says_what_would_help() {
+    let all = network(vec![]);
+    insta::assert_snapshot!(waits(&Observed::default(), &all), @"an Ethernet interface: none was found, plug one in or check that this kernel has its driver");
+    let dark = unplug(unplug(observed(), 2), 3);
+    insta::assert_snapshot!(waits(&dark, &all), @"a carrier on eth0, eth1: plug in the cable, check the switch");
+    insta::assert_snapshot!(waits(&observed(), &all), @"an answer from a DHCP server on eth0, eth1: check that one serves this network, or configure an address in the node parameters");
+    let config = network(vec![by_name("eth7", &["192.0.2.7/24"])]);
+    insta::assert_snapshot!(waits(&observed(), &config), @"an interface that the node parameters give an address: they name eth7, there is eth0 (52:54:00:00:00:02), eth1 (52:54:00:00:00:03)");
+}
+
+#[test]
+fn nothing_is_waited_for_once_the_kernel_has_the_address() {
+    let mut observed = observed();
+    let config = network(vec![by_name("eth0", &["192.0.2.7/24"])]);
+    assert!(waits(&observed, &config).contains("192.0.2.7/24"));
+    observed.addresses.insert((2, cidr("192.0.2.7/24")));
+    let wanted = wanted(&observed, Some(&config), &BTreeMap::new());
+    assert_eq!(waiting(&observed, Some(&config), &wanted), None);
+}
+
+prop_compose! {
+    fn any_observed()(
+        up in any::<[bool; 3]>(),
+        carrier in any::<[bool; 3]>(),
+        mtu in 1280u32..9000,
+        addresses in prop::collection::btree_set((2u32..=3, (0u8..3, 8u8..=32)), 0..4),
+    ) -> Observed {
+        let mut observed = observed();
+        for (i, link) in observed.links.values_mut().enumerate() {
+            link.up = up[i];
+            link.carrier = carrier[i];
+            link.mtu = mtu;
+        }
+        observed.addresses = addresses.into_iter().map(|(link, (last, prefix))| {
+            (link, Cidr::new(IpAddr::from([10, 0, 2, last]), prefix).unwrap())
+        }).collect();
+        observed
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_plan_that_was_applied_leaves_nothing_to_do(
+        observed in any_observed(),
+        leased in prop::option::of((2u32..=3, 1u8..250)),
+        fixed in prop::option::of((2u32..=3, 1u8..250)),
+    ) {
+        let lease = leased.map(|(link, last)| (link, lease(&format!("10.0.3.{last}/24"), [10, 0, 3, 254])));
+        let leases = lease.iter().map(|(link, lease)| (*link, lease)).collect();
+        let config = network(fixed.iter().map(|(link, last)| {
+            let mut fixed = by_name(&format!("eth{}", link - 2), &[&format!("10.0.4.{last}/24")]);
+            fixed.mtu = Some(1400);
+            fixed
+        }).collect());
+        let wanted = wanted(&observed, Some(&config), &leases);
+        let first = actions(&observed, &wanted, Former::Remove, None);
+        let observed = after(observed, &first);
+        prop_assert_eq!(actions(&observed, &wanted, Former::Remove, None), []);
+        if wanted.primary.is_some() {
+            prop_assert_eq!(waiting(&observed, Some(&config), &wanted), None);
+        }
+    }
+}
