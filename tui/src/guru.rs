@@ -160,7 +160,7 @@ impl Areas {
     /// A border of one row and two columns looks equally thick on all sides.
     fn of(area: Rect) -> Self {
         let inside = if area.width >= 20 && area.height >= 8 { inset(area, 2, 1) } else { area };
-        let text = inset(inside, 2.min(inside.width / 8), 0);
+        let text = inset(inside, 2.min(inside.width / 8), u16::from(inside.height >= 28));
         let foot = 3.min(text.height);
         let head = 3.min(text.height - foot);
         let body = text.height - foot - head;

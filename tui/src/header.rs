@@ -5,7 +5,7 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier};
 
 use crate::snapshot::{Cluster, Snapshot};
-use crate::text::{duration, plural};
+use crate::text::{clean, cut, duration, plural};
 use crate::theme::{BAR, BUSY, DIM, Mark, OPEN, PLAIN};
 use crate::view::Page;
 use crate::widgets::Row;
@@ -19,9 +19,12 @@ pub(crate) fn draw(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
         Cluster::Unknown | Cluster::Foreign | Cluster::Trusted => (Mark::Busy, strong),
         Cluster::Disowning | Cluster::Split => (Mark::Bad, strong.bg(Color::Red)),
     };
-    let node = header.node.as_deref().unwrap_or("no node ID yet");
-    let who = Row::indented(1).put(strong, "POLIS").gap(2).put(BAR, node);
     let how = Row::default().put(state, &format!(" {} {} ", mark.glyph(), header.cluster.name()));
+    let who = Row::indented(1).put(strong, "POLIS").gap(2);
+    // How it stands is always there; a name that leaves no room for it is cut.
+    let room = usize::from(area.width).saturating_sub(who.used() + how.used() + 1);
+    let node = clean(header.node.as_deref().unwrap_or("no node ID yet"));
+    let who = who.put(BAR, &cut(&node, room));
     let remarks = snapshot.warnings.len() + usize::from(snapshot.previous_failure.is_some());
     let remarks = match remarks {
         0 => Row::default(),
@@ -43,7 +46,7 @@ pub(crate) fn draw(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
     spread(area, 1, place, &[clock], buffer);
 }
 
-/// Draws a row from both ends; what stands at the right goes first where both do not fit.
+/// Draws a row from both ends; parts at the right that no longer fit are left out.
 fn spread(area: Rect, row: u16, left: Row, right: &[Row], buffer: &mut Buffer) {
     if row >= area.height {
         return;

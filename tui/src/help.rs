@@ -41,10 +41,8 @@ pub(crate) fn draw(area: Rect, buffer: &mut Buffer) {
     let inner = usize::from(columns - 2);
     let rule = |left: &str, title: &str, right: &str| {
         let fill = "─".repeat(inner.saturating_sub(width(title)));
-        Row::default()
-            .put(PLAIN, left)
-            .cell(inner, STRONG, &format!("{title}{fill}"))
-            .put(PLAIN, right)
+        let title = Row::default().put(STRONG, &format!("{title}{fill}"));
+        Row::default().put(PLAIN, left).join(inner, title).put(PLAIN, right)
     };
     let line = |row: Row| Row::default().put(PLAIN, "│").join(inner, row).put(PLAIN, "│");
     let keys = KEYS

@@ -54,6 +54,14 @@ pub(crate) fn pad(text: &str, max: usize) -> String {
     format!("{text:max$}")
 }
 
+/// Longest name inside a sentence.
+const NAME_MAX: usize = 32;
+
+/// A name as a part of a sentence, which stays a sentence however long the name is.
+pub(crate) fn name(text: &str) -> String {
+    cut(&clean(text), NAME_MAX)
+}
+
 /// Breaks `text` into lines of at most `max` cells, at spaces where it can.
 /// There is always at least one line, and a width of zero counts as one.
 pub(crate) fn wrap(text: &str, max: usize) -> Vec<String> {

@@ -13,7 +13,7 @@ pub(crate) const GOOD: Style = Style::new().fg(Color::Green);
 /// At work.
 pub(crate) const BUSY: Style = Style::new().fg(Color::Cyan);
 /// Worth a look.
-pub(crate) const ATTENTION: Style = Style::new().fg(Color::Yellow);
+pub(crate) const ATTENTION: Style = Style::new().fg(Color::LightYellow);
 /// Someone must act.
 pub(crate) const BAD: Style = Style::new().fg(Color::LightRed).add_modifier(Modifier::BOLD);
 /// The bar at the top.

@@ -7,7 +7,7 @@ use ratatui::text::Line;
 
 use super::{Content, blank, title};
 use crate::snapshot::{Cluster, Snapshot, Stage, StageState};
-use crate::text::{clean, duration, pad};
+use crate::text::{clean, duration, name, pad};
 use crate::theme::{ATTENTION, BAD, BUSY, DIM, GOOD, Mark, PLAIN};
 use crate::widgets::Row;
 use crate::widgets::headline::{INDENT, hanging, headline, note};
@@ -20,6 +20,11 @@ const LENGTH: usize = 11;
 
 /// Longer bars than this say nothing more, and pull the eye away from the names.
 const BAR_MAX: usize = 100;
+
+const SPLIT: &str = "Up, but cut off from the cluster: too few of its members answer. \
+                     The etcd page (F2) names them.";
+const DISOWNING: &str = "This node was removed from its cluster, for ever. \
+                         To use the machine again, install it anew.";
 
 pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let (mark, answer) = answer(snapshot);
@@ -52,43 +57,32 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     Content { head: Vec::new(), body }
 }
 
+/// The worst thing first: what failed, what is lost, what is waited for.
 fn answer(snapshot: &Snapshot) -> (Mark, String) {
-    let failed = snapshot.stages.iter().find(|stage| stage.state == StageState::Failed);
-    let waiting = snapshot.stages.iter().find_map(|stage| match &stage.state {
-        StageState::Waiting { what, since } => Some((stage, what, since)),
-        _ => None,
-    });
-    if let Some(stage) = failed {
-        return (Mark::Bad, format!("Not up: the stage \"{}\" has failed.", stage.name));
+    let is_failed = |stage: &&Stage| stage.state == StageState::Failed;
+    if let Some(stage) = snapshot.stages.iter().find(is_failed) {
+        return (Mark::Bad, format!("Not up: the stage \"{}\" has failed.", name(&stage.name)));
     }
     match snapshot.header.cluster {
-        Cluster::Split => return (Mark::Bad, "Up, but cut off from the cluster: too few members answer. The etcd page (F2) names them.".to_owned()),
-        Cluster::Disowning => return (Mark::Bad, "This node was removed from its cluster and will never be a member again.".to_owned()),
+        Cluster::Split => return (Mark::Bad, SPLIT.to_owned()),
+        Cluster::Disowning => return (Mark::Bad, DISOWNING.to_owned()),
         Cluster::Unknown | Cluster::Foreign | Cluster::Trusted | Cluster::Home => {}
     }
-    if let Some((stage, _, since)) = waiting {
-        let verb = if snapshot.ready.is_some() { "Up, but" } else { "Not up yet:" };
-        return (
-            Mark::Busy,
-            format!("{verb} {} has been waiting for {}.", stage.name, duration(*since)),
-        );
+    for stage in &snapshot.stages {
+        if let StageState::Waiting { since, .. } = &stage.state {
+            let up = if snapshot.ready.is_some() { "Up, but" } else { "Not up yet:" };
+            let (name, since) = (name(&stage.name), duration(*since));
+            return (Mark::Busy, format!("{up} {name} has been waiting for {since}."));
+        }
     }
     if let Some(ready) = snapshot.ready {
-        return (
-            Mark::Good,
-            format!("Up. It was ready {} after the kernel started.", duration(ready)),
-        );
+        let ready = duration(ready);
+        return (Mark::Good, format!("Up. It was ready {ready} after the kernel started."));
     }
-    let running: Vec<&str> = snapshot
-        .stages
-        .iter()
-        .filter(|stage| stage.state == StageState::Started)
-        .map(|stage| stage.name.as_str())
-        .collect();
-    match running.as_slice() {
-        [] => (Mark::Busy, "Starting.".to_owned()),
-        names => (Mark::Busy, format!("Starting: {}.", names.join(", "))),
-    }
+    let started = snapshot.stages.iter().filter(|stage| stage.state == StageState::Started);
+    let names: Vec<String> = started.map(|stage| name(&stage.name)).collect();
+    let what = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
+    (Mark::Busy, format!("Starting{what}."))
 }
 
 fn timeline(stages: &[Stage], width: usize) -> Vec<Line<'static>> {
@@ -128,7 +122,7 @@ fn rows(stage: &Stage, line: Timeline, column: usize, width: usize) -> Vec<Line<
     });
     let mut lines = vec![row.line()];
     if let StageState::Waiting { what, since } = &stage.state {
-        let text = format!("for {what} - {} so far", duration(*since));
+        let text = format!("{} so far, for {what}", duration(*since));
         lines.extend(hanging(INDENT, "└ ", ATTENTION, &text, width));
     }
     lines

@@ -4,7 +4,7 @@ use ratatui::text::Line;
 
 use super::{Content, blank, title};
 use crate::snapshot::{Etcd, Member, Snapshot, Standing};
-use crate::text::{bytes, count, plural, width as cells};
+use crate::text::{bytes, count, name, plural};
 use crate::theme::{BUSY, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::headline::{INDENT, headline};
 use crate::widgets::{Row, life};
@@ -20,6 +20,12 @@ const BAR_MAX: usize = 30;
 
 /// From here on, in percent, a person should think about the database's size.
 const DB_FULL: u8 = 80;
+
+const NO_QUORUM: &str = "No quorum: nothing can be written to the cluster. \
+                         Bring back the members that do not answer.";
+const ONLY_VOTER: &str = "Losing this node stops the cluster: it is the only voter. \
+                          Three voters survive the loss of one.";
+const MORE_VOTERS: &str = "Bring back those that do not answer, or add one.";
 
 pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let Some(etcd) = &snapshot.etcd else {
@@ -39,36 +45,26 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
 }
 
 fn answer(etcd: &Etcd) -> (Mark, String) {
-    let voters =
-        etcd.members.iter().filter(|member| member.standing == Standing::Voter).count() as u64;
+    let is_voter = |member: &&Member| member.standing == Standing::Voter;
+    let voters = etcd.members.iter().filter(is_voter).count() as u64;
     let learners = etcd.members.len() as u64 - voters;
-    let (mark, mut text) = match etcd.survives {
-        _ if voters == 0 => (Mark::Busy, format!("etcd is {}.", etcd.state)),
-        None => (
-            Mark::Bad,
-            "No quorum: the cluster cannot be written to. Bring back the members that do not answer.".to_owned(),
-        ),
-        Some(0) if voters == 1 => (
-            Mark::Attention,
-            "Losing this node stops the cluster: it is the only voter. Three voters survive the loss of one.".to_owned(),
-        ),
+    let (mark, answer) = match etcd.survives {
+        _ if voters == 0 => (Mark::Busy, format!("This member is {}.", name(&etcd.state))),
+        None => (Mark::Bad, NO_QUORUM.to_owned()),
+        Some(0) if voters == 1 => (Mark::Attention, ONLY_VOTER.to_owned()),
         Some(0) => (
             Mark::Attention,
-            format!("Losing one more voter stops the cluster of {voters}. Bring back the others, or add members."),
+            format!("Losing one more of the {voters} voters stops the cluster. {MORE_VOTERS}"),
         ),
-        Some(some) => (Mark::Good, format!("The cluster survives the loss of {} of its {voters}.", plural(u64::from(some), "voter").replace(" voters", "").replace(" voter", ""))),
+        Some(some) => {
+            (Mark::Good, format!("The cluster survives the loss of {some} of its {voters} voters."))
+        }
     };
-    if learners > 0 {
-        text.push_str(&format!(
-            " {} catching up.",
-            if learners == 1 {
-                "A learner is".to_owned()
-            } else {
-                format!("{learners} learners are")
-            }
-        ));
+    match learners {
+        0 => (mark, answer),
+        1 => (mark, format!("{answer} A learner is catching up.")),
+        some => (mark, format!("{answer} {some} learners are catching up.")),
     }
-    (mark, text)
 }
 
 fn alarm_text(alarm: &str) -> String {
@@ -107,7 +103,7 @@ fn rows(member: &Member, width: usize) -> Vec<Line<'static>> {
         .put(mark.style(), &words);
     let left = width.saturating_sub(row.used() + 1).min(BAR_MAX);
     if let (Standing::Learner { caught_up: Some(percent) }, 5..) = (member.standing, left) {
-        row = row.gap(1).put(BUSY, &life::share(left, percent));
+        row = life::share(row.gap(1), left, BUSY, percent, None);
     }
     let place = Row::indented(INDENT).put(DIM, &format!("{:016x}  {}", member.id, member.url));
     vec![row.line(), place.line()]
@@ -127,10 +123,9 @@ fn facts(etcd: &Etcd, width: usize) -> Vec<Line<'static>> {
         let style = if percent < DB_FULL { Mark::Good } else { Mark::Attention }.style();
         database = database.put(PLAIN, &format!(" of {}, {percent} %  ", bytes(etcd.db_quota)));
         let left = width.saturating_sub(database.used()).min(BAR_MAX);
-        database = database.put(style, &life::share(left, percent));
+        database = life::share(database, left, style, percent, Some(DB_FULL));
     }
     let alarms = if etcd.alarms.is_empty() { "none".to_owned() } else { etcd.alarms.join(", ") };
-    debug_assert!(cells("Database") < FACT, "facts line up");
     vec![
         fact("Member").put(PLAIN, &etcd.state).line(),
         fact("Raft").put(PLAIN, &raft).line(),

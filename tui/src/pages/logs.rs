@@ -41,7 +41,11 @@ pub(crate) fn content(
     let mut head = headline(mark, &text, width);
     head.push(blank());
     let body = shown.entries.iter().filter(|entry| entry.severity >= severity);
-    Content { head, body: body.flat_map(|entry| lines(entry, width)).collect() }
+    let mut body: Vec<_> = body.flat_map(|entry| lines(entry, width)).collect();
+    if body.is_empty() {
+        body.push(Row::indented(2).put(DIM, "Nothing yet.").line());
+    }
+    Content { head, body }
 }
 
 fn lines(entry: &LogEntry, width: usize) -> Vec<Line<'static>> {

@@ -4,17 +4,17 @@ use ratatui::text::Line;
 
 use super::{Content, blank, title};
 use crate::snapshot::{Authority, Certificate, Crl, Pki, Snapshot};
-use crate::text::{count, cut, duration, plural};
+use crate::text::{count, duration, name, plural};
 use crate::theme::{DIM, Mark, PLAIN};
 use crate::widgets::headline::{INDENT, headline};
 use crate::widgets::{Row, life};
 use crate::words::words;
 
 /// Columns of a certificate: name, issuer, two dates, days.
-const NAME: usize = 17;
-const ISSUER: usize = 15;
+const NAME: usize = 16;
+const ISSUER: usize = 13;
 const DATE: usize = 11;
-const LEFT: usize = 11;
+const LEFT: usize = 14;
 
 /// Longest bar.
 const BAR_MAX: usize = 40;
@@ -39,7 +39,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
             .cell(ISSUER, DIM, "signed by")
             .cell(DATE, DIM, "renews")
             .cell(DATE, DIM, "ends")
-            .cell(LEFT, DIM, "in")
+            .cell(LEFT, DIM, "")
             .put(DIM, "life so far")
             .line(),
     );
@@ -48,55 +48,68 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     Content { head: Vec::new(), body }
 }
 
-/// What matters most: what has ended, then what a person must renew, then what renews itself.
+/// Something that ends.
+struct End<'a> {
+    name: String,
+    ends: &'a str,
+    days_left: i64,
+    renews: Option<&'a str>,
+    late: bool,
+}
+
+/// Everything that ends, the soonest first.
+fn ends(pki: &Pki) -> Vec<End<'_>> {
+    let authorities = pki.authorities.iter().map(|authority| End {
+        name: name(&authority.name),
+        ends: &authority.ends,
+        days_left: authority.days_left,
+        renews: None,
+        late: false,
+    });
+    let certificates = pki.certificates.iter().map(|certificate| End {
+        name: name(&certificate.name),
+        ends: &certificate.ends,
+        days_left: certificate.days_left,
+        renews: certificate.renews.as_deref(),
+        late: is_late(certificate),
+    });
+    let mut ends: Vec<_> = authorities.chain(certificates).collect();
+    ends.sort_by_key(|end| end.days_left);
+    ends
+}
+
+/// What matters most: what has ended, what should have renewed itself, what a
+/// person must renew; then what comes next without anyone.
 fn answer(pki: &Pki) -> (Mark, String) {
-    let all = || {
-        let authorities = pki.authorities.iter().map(|a| (&a.name, &a.ends, a.days_left, None));
-        let certificates =
-            pki.certificates.iter().map(|c| (&c.name, &c.ends, c.days_left, c.renews.as_ref()));
-        authorities.chain(certificates)
-    };
-    let Some((name, ends, days, _)) = all().min_by_key(|(_, _, days, _)| *days) else {
+    let ends = ends(pki);
+    let Some(first) = ends.first() else {
         return (Mark::Idle, "There are no certificates yet.".to_owned());
     };
-    if days < 0 {
-        return (Mark::Bad, format!("\"{name}\" ended on {ends}, {} ago.", self::days(days)));
+    if first.days_left < 0 {
+        let End { name, ends, days_left, .. } = first;
+        return (Mark::Bad, format!("\"{name}\" ended on {ends}, {} ago.", days(*days_left)));
     }
-    if let Some(late) = pki.certificates.iter().find(|c| c.renews.is_some() && c.used > c.renew_at)
-    {
-        return (
-            Mark::Attention,
-            format!(
-                "\"{}\" should have renewed itself and has not; it ends in {}. The logs (F5) say why.",
-                late.name,
-                self::days(late.days_left)
-            ),
-        );
+    if let Some(End { name, days_left, .. }) = ends.iter().find(|end| end.late) {
+        let what = format!("\"{name}\" should have renewed itself, and ends in");
+        return (Mark::Attention, format!("{what} {}. The logs (F5) say why.", days(*days_left)));
     }
-    let manual =
-        all().filter(|(_, _, _, renews)| renews.is_none()).min_by_key(|(_, _, days, _)| *days);
-    if let Some((name, ends, days, _)) = manual.filter(|(_, _, days, _)| *days < DAYS_FOR_A_PERSON)
-    {
-        return (
-            Mark::Attention,
-            format!(
-                "\"{name}\" ends in {}, on {ends}, and does not renew itself.",
-                self::days(days)
-            ),
-        );
+    let needs_a_person = |end: &&End<'_>| end.renews.is_none() && end.days_left < DAYS_FOR_A_PERSON;
+    if let Some(End { name, ends, days_left, .. }) = ends.iter().find(needs_a_person) {
+        let left = days(*days_left);
+        let what = format!("\"{name}\" ends in {left}, on {ends}, and does not renew itself.");
+        return (Mark::Attention, what);
     }
-    match all()
-        .filter_map(|(name, _, days, renews)| Some((name, renews?, days)))
-        .min_by_key(|(_, _, days)| *days)
-    {
-        Some((name, renews, _)) => {
-            (Mark::Good, format!("Nothing needs you. Next, \"{name}\" renews itself on {renews}."))
-        }
-        None => (
-            Mark::Good,
-            format!("Nothing needs you. Next, \"{name}\" ends in {}.", self::days(days)),
-        ),
-    }
+    let next = ends.iter().find_map(|end| Some((&end.name, end.renews?)));
+    let what = match next {
+        Some((name, day)) => format!("\"{name}\" renews itself on {day}"),
+        None => format!("\"{}\" ends in {}", first.name, days(first.days_left)),
+    };
+    (Mark::Good, format!("Nothing needs you. Next, {what}."))
+}
+
+/// Whether a certificate lives although it should have been replaced.
+fn is_late(certificate: &Certificate) -> bool {
+    certificate.renews.is_some() && certificate.used > certificate.renew_at
 }
 
 fn days(days: i64) -> String {
@@ -109,8 +122,8 @@ fn authority(authority: &Authority) -> Vec<Line<'static>> {
     vec![
         Row::default()
             .cell(INDENT, mark.style(), mark.glyph())
-            .put(PLAIN, &authority.name)
-            .put(DIM, &format!("  ends {}, {}", authority.ends, left(authority.days_left)))
+            .put(PLAIN, &name(&authority.name))
+            .put(DIM, &format!("  ends {}, {}", authority.ends, remaining(authority.days_left)))
             .line(),
         Row::indented(INDENT)
             .cell(9, DIM, "words")
@@ -121,23 +134,19 @@ fn authority(authority: &Authority) -> Vec<Line<'static>> {
 }
 
 fn row(certificate: &Certificate, width: usize) -> Line<'static> {
-    let late = certificate.renews.is_some() && certificate.used > certificate.renew_at;
-    let days = if certificate.renews.is_none() { DAYS_FOR_A_PERSON } else { 0 };
-    let mark = if late {
-        Mark::Attention.max(mark(certificate.days_left, 0))
-    } else {
-        mark(certificate.days_left, days)
-    };
+    let enough = if certificate.renews.is_some() { 0 } else { DAYS_FOR_A_PERSON };
+    let late = if is_late(certificate) { Mark::Attention } else { Mark::Good };
+    let mark = mark(certificate.days_left, enough).max(late);
     let row = Row::default()
         .cell(INDENT, mark.style(), mark.glyph())
-        .cell(NAME, PLAIN, &cut(&certificate.name, NAME - 1))
-        .cell(ISSUER, PLAIN, &cut(&certificate.issuer, ISSUER - 1))
+        .cell(NAME, PLAIN, &certificate.name)
+        .cell(ISSUER, PLAIN, &certificate.issuer)
         .cell(DATE, PLAIN, certificate.renews.as_deref().unwrap_or("by hand"))
         .cell(DATE, PLAIN, &certificate.ends)
-        .cell(LEFT, mark.style(), &left(certificate.days_left));
+        .cell(LEFT, mark.style(), &remaining(certificate.days_left));
     let cells = width.saturating_sub(row.used()).min(BAR_MAX);
-    let until = if certificate.renews.is_some() { certificate.renew_at } else { 100 };
-    row.put(mark.style(), &life::share_until(cells, certificate.used, until)).line()
+    let renewal = certificate.renews.as_ref().map(|_day| certificate.renew_at);
+    life::share(row, cells, mark.style(), certificate.used, renewal).line()
 }
 
 fn mark(days_left: i64, days_enough: i64) -> Mark {
@@ -148,8 +157,8 @@ fn mark(days_left: i64, days_enough: i64) -> Mark {
     }
 }
 
-fn left(days_left: i64) -> String {
-    if days_left < 0 { "ended".to_owned() } else { days(days_left) }
+fn remaining(days_left: i64) -> String {
+    if days_left < 0 { "ended".to_owned() } else { format!("in {}", days(days_left)) }
 }
 
 fn crl(crl: Option<&Crl>) -> Line<'static> {

@@ -4,7 +4,7 @@ use ratatui::text::Line;
 
 use super::{Content, blank};
 use crate::snapshot::{Service, ServiceState, Snapshot};
-use crate::text::{clean, count, duration, plural, width as cells};
+use crate::text::{clean, count, duration, name, plural, width as cells};
 use crate::theme::{ATTENTION, DIM, Mark, PLAIN};
 use crate::widgets::Row;
 use crate::widgets::headline::{INDENT, hanging, headline};
@@ -79,7 +79,7 @@ fn answer(services: &[Service]) -> (Mark, String) {
 
 /// The first few names, and how many more there are.
 fn list(names: &[&str]) -> String {
-    let first = names.iter().take(NAMED_MAX).copied().collect::<Vec<_>>().join(", ");
+    let first = names.iter().take(NAMED_MAX).map(|text| name(text)).collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(NAMED_MAX) {
         0 => first,
         more => format!("{first} and {more} more"),
@@ -118,7 +118,8 @@ fn lines(service: &Service, branch: &str, tree: usize, width: usize) -> Vec<Line
     let name = Row::default().put(DIM, branch).put(PLAIN, &service.name);
     let mut row = Row::default()
         .cell(INDENT, mark.style(), mark.glyph())
-        .join(tree, name)
+        .join(tree.saturating_sub(1), name)
+        .gap(1)
         .cell(STATE, mark.style(), word)
         .right(SINCE, PLAIN, &duration(service.since))
         .right(RESTARTS, restarts, &count(service.restarts))

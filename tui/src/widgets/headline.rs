@@ -42,7 +42,7 @@ pub(crate) fn hanging(
     let lines = wrap(&clean(text), width.saturating_sub(column));
     let row = |(at, line): (usize, &String)| {
         let lead = if at == 0 { lead } else { "" };
-        Row::indented(indent).put(crate::theme::DIM, lead).to(column).put(style, line).line()
+        Row::indented(indent).put(style, lead).to(column).put(style, line).line()
     };
     lines.iter().enumerate().map(row).collect()
 }

@@ -1,30 +1,35 @@
 //! Draws a share of a whole as a bar: how full, how far, how old.
 
-/// A bar of `cells`, filled to `percent`. What has begun shows, and what is not
-/// complete is not drawn full.
-pub(crate) fn share(cells: usize, percent: u8) -> String {
-    let filled = filled(cells, percent);
-    format!("{}{}", "█".repeat(filled), "░".repeat(cells - filled))
+use ratatui::style::Style;
+
+use super::Row;
+use crate::theme::DIM;
+
+/// Adds a bar of `cells` to `row`, filled to `percent`, and with a line through
+/// it at `mark` percent. What has begun shows, and what is not complete is not
+/// drawn full.
+pub(crate) fn share(row: Row, cells: usize, style: Style, percent: u8, mark: Option<u8>) -> Row {
+    let bar = bar(cells, percent, mark);
+    let rest = bar.find('·').unwrap_or(bar.len());
+    row.put(style, &bar[..rest]).put(DIM, &bar[rest..])
 }
 
-/// A bar like [`share`], with a line through it at `mark` percent.
-pub(crate) fn share_until(cells: usize, percent: u8, mark: u8) -> String {
-    let at = cells * usize::from(mark.min(100)) / 100;
-    share(cells, percent)
-        .chars()
-        .enumerate()
-        .map(|(cell, c)| if cell == at { '│' } else { c })
-        .collect()
-}
-
-fn filled(cells: usize, percent: u8) -> usize {
-    match percent {
+fn bar(cells: usize, percent: u8, mark: Option<u8>) -> String {
+    let filled = match percent {
         0 => 0,
         1..100 => {
-            (cells * usize::from(percent) / 100).min(cells.saturating_sub(1)).max(1).min(cells)
+            let whole = cells * usize::from(percent) / 100;
+            whole.min(cells.saturating_sub(1)).max(1).min(cells)
         }
         _ => cells,
-    }
+    };
+    let mark = mark.map(|percent| cells * usize::from(percent) / 100);
+    let cell = |cell| match cell {
+        cell if Some(cell) == mark => '│',
+        cell if cell < filled => '▄',
+        _ => '·',
+    };
+    (0..cells).map(cell).collect()
 }
 
 #[cfg(test)]
@@ -33,19 +38,20 @@ mod tests {
 
     #[test]
     fn a_bar_is_full_only_at_the_end_and_empty_only_at_the_start() {
-        assert_eq!(share(4, 0), "░░░░");
-        assert_eq!(share(4, 1), "█░░░");
-        assert_eq!(share(4, 50), "██░░");
-        assert_eq!(share(4, 99), "███░");
-        assert_eq!(share(4, 100), "████");
-        assert_eq!(share(4, 255), "████");
-        assert_eq!(share(1, 50), "█");
+        let share = |cells, percent| bar(cells, percent, None);
+        assert_eq!(share(4, 0), "····");
+        assert_eq!(share(4, 1), "▄···");
+        assert_eq!(share(4, 50), "▄▄··");
+        assert_eq!(share(4, 99), "▄▄▄·");
+        assert_eq!(share(4, 100), "▄▄▄▄");
+        assert_eq!(share(4, 255), "▄▄▄▄");
+        assert_eq!(share(1, 50), "▄");
         assert_eq!(share(0, 50), "");
     }
 
     #[test]
     fn the_renewal_is_a_line_in_the_bar() {
-        assert_eq!(share_until(6, 33, 66), "█░░│░░");
-        assert_eq!(share_until(6, 33, 100), "█░░░░░");
+        assert_eq!(bar(6, 33, Some(66)), "▄··│··");
+        assert_eq!(bar(6, 33, Some(100)), "▄·····");
     }
 }

@@ -37,15 +37,16 @@ impl Row {
         self.gap(cells)
     }
 
-    /// Adds a column of `cells`, filled from the left; what does not fit is cut.
+    /// Adds a column of `cells`, filled from the left; what does not fit is cut,
+    /// so that the last cell keeps the next column apart.
     pub(crate) fn cell(self, cells: usize, style: Style, text: &str) -> Self {
         let column = self.used + cells;
-        self.put(style, &cut(&clean(text), cells)).to(column)
+        self.put(style, &cut(&clean(text), cells.saturating_sub(1))).to(column)
     }
 
-    /// Adds a column of `cells`, filled from the right; what does not fit is cut.
+    /// Adds a column of `cells`, filled from the right; its first cell stays free.
     pub(crate) fn right(self, cells: usize, style: Style, text: &str) -> Self {
-        let text = cut(&clean(text), cells);
+        let text = cut(&clean(text), cells.saturating_sub(1));
         let column = (self.used + cells).saturating_sub(width(&text));
         self.to(column).put(style, &text)
     }
@@ -54,7 +55,7 @@ impl Row {
     pub(crate) fn join(mut self, cells: usize, other: Self) -> Self {
         let column = self.used + cells;
         for span in other.spans {
-            let left = column - self.used;
+            let left = column.saturating_sub(self.used);
             self = self.put(span.style, &cut(&span.content, left));
         }
         self.to(column)

@@ -1,7 +1,7 @@
 //! Draws when something began and how long it took, on one scale for all rows.
 //!
-//! Bars of what is over are drawn to half a cell; the shades of what still runs
-//! or waits differ from them in more than colour.
+//! What is over is a low bar; what still runs or waits is a tall one in a shade
+//! of its own, so that the eye goes there, colours or not.
 
 use std::time::Duration;
 
@@ -40,32 +40,24 @@ impl Timeline {
         Self { cells, millis: end.as_millis().max(1) }
     }
 
-    /// The half cell in which `at` lies.
-    fn half(self, at: Duration) -> usize {
-        let halves = 2 * self.cells;
-        usize::try_from(at.as_millis() * halves as u128 / self.millis)
-            .map_or(halves, |half| half.min(halves))
+    /// The cell in which `at` lies, or the one after the last.
+    fn cell(self, at: Duration) -> usize {
+        let cell = at.as_millis() * self.cells as u128 / self.millis;
+        usize::try_from(cell).map_or(self.cells, |cell| cell.min(self.cells))
     }
 
-    /// A row with a bar from `start`; whatever has begun is at least half a cell long.
+    /// A row with a bar from `start`; whatever has begun is at least a cell long.
     pub(crate) fn bar(self, start: Duration, length: Duration, fill: Fill) -> String {
-        let first = self.half(start).min((2 * self.cells).saturating_sub(1));
-        let end = self.half(start.saturating_add(length)).max(first + 1);
-        let ticks = self.ticks();
-        let cell = |at: usize| {
-            let (left, right) = (2 * at, 2 * at + 1);
-            let within = |half: usize| (first..end).contains(&half);
-            match (within(left), within(right), fill) {
-                (false, false, _) if ticks.iter().any(|tick| tick.0 == at) => '·',
-                (false, false, _) => ' ',
-                (true, false, Fill::Solid) => '▌',
-                (false, true, Fill::Solid) => '▐',
-                (_, _, Fill::Solid) => '█',
-                (_, _, Fill::Dense) => '▓',
-                (_, _, Fill::Light) => '▒',
-            }
+        let first = self.cell(start).min(self.cells.saturating_sub(1));
+        let end = self.cell(start.saturating_add(length)).max(first + 1);
+        let glyph = match fill {
+            Fill::Solid => '▄',
+            Fill::Dense => '▓',
+            Fill::Light => '▒',
         };
-        (0..self.cells).map(cell).collect()
+        let within = |cell: usize| (first..end).contains(&cell);
+        let row = self.empty();
+        row.chars().enumerate().map(|(at, c)| if within(at) { glyph } else { c }).collect()
     }
 
     /// A row without a bar.
@@ -129,8 +121,8 @@ mod tests {
         assert_eq!(line.axis(), "0         5 s");
         assert_eq!(line.empty(), "·         ·         ");
         assert_eq!(Timeline::new(36, 100 * 60 * second).axis(), "0      20 min 40 min 1 h");
-        assert_eq!(line.bar(2 * second, second, Fill::Solid), "·   ██    ·         ");
-        assert_eq!(line.bar(2 * second, second / 4, Fill::Solid), "·   ▌     ·         ");
+        assert_eq!(line.bar(2 * second, second, Fill::Solid), "·   ▄▄    ·         ");
+        assert_eq!(line.bar(2 * second, second / 4, Fill::Solid), "·   ▄     ·         ");
         assert_eq!(line.bar(5 * second, 5 * second, Fill::Light), "·         ▒▒▒▒▒▒▒▒▒▒");
         assert_eq!(line.bar(11 * second, second, Fill::Dense), "·         ·        ▓");
     }
