@@ -146,6 +146,18 @@ fn help_lists_the_keys_and_any_key_closes_it() {
     assert!(!screen(&snapshot, &view, 80, 24).contains("Keys"));
 }
 
+#[test]
+fn the_screens_in_the_documentation_are_drawn_by_this_code() {
+    let boot = screen(&samples::failing(), &View::new(80, 24), 80, 24);
+    let guru = guru_screen(&samples::guru(), &guru::View::new(80, 24), 80, 24);
+    let page = include_str!("../../docs/console.md");
+    for screen in [boot, guru] {
+        let rows = screen.lines().map(|row| row.trim_matches('"').trim_end());
+        let screen = rows.collect::<Vec<_>>().join("\n");
+        assert!(page.contains(&screen), "docs/console.md does not show\n{screen}");
+    }
+}
+
 /// A snapshot with `number` log lines, which say their number.
 fn chatter(number: u64) -> Snapshot {
     let mut snapshot = samples::ordinary();
