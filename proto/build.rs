@@ -6,7 +6,8 @@ use std::{env, fs};
 use prost::Message;
 
 /// Every file of the API; each imports nothing outside this folder.
-const FILES: [&str; 1] = ["polis/v1/parameters.proto"];
+const FILES: [&str; 3] =
+    ["polis/v1/node.proto", "polis/v1/parameters.proto", "polis/v1/sealed.proto"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=polis");

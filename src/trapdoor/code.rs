@@ -55,6 +55,28 @@ impl fmt::Display for Code {
 
 /// A service of `node` died more often than it may, up to the root of the tree.
 pub const SERVICE_GAVE_UP: Code = Code::new(Stage::System, 31);
+/// The disk cannot be read or written.
+pub const STORAGE_DISK: Code = Code::new(Stage::Storage, 1);
+/// The partition table is damaged, unusual or full.
+pub const STORAGE_PARTITION_TABLE: Code = Code::new(Stage::Storage, 2);
+/// The disk has no room for a data partition.
+pub const STORAGE_TOO_SMALL: Code = Code::new(Stage::Storage, 3);
+/// The free space for the data partition carries somebody's data.
+pub const STORAGE_OCCUPIED: Code = Code::new(Stage::Storage, 4);
+/// The data partition carries something that is not ours.
+pub const STORAGE_FOREIGN: Code = Code::new(Stage::Storage, 5);
+/// The data partition has no readable file system any more.
+pub const STORAGE_DAMAGED: Code = Code::new(Stage::Storage, 6);
+/// More than one partition claims to be the data partition.
+pub const STORAGE_AMBIGUOUS: Code = Code::new(Stage::Storage, 7);
+/// The file system of the data partition cannot be made.
+pub const STORAGE_FORMAT: Code = Code::new(Stage::Storage, 8);
+/// The data partition cannot be mounted.
+pub const STORAGE_MOUNT: Code = Code::new(Stage::Storage, 9);
+/// A directory or file of the node cannot be made.
+pub const STORAGE_FILE: Code = Code::new(Stage::Storage, 10);
+/// The cluster demands an encrypted data partition, and this version makes none.
+pub const STORAGE_CANNOT_ENCRYPT: Code = Code::new(Stage::Storage, 11);
 
 /// Neither fw_cfg nor the ESP carries node parameters.
 pub const PARAMETERS_ABSENT: Code = Code::new(Stage::Parameters, 1);
@@ -83,6 +105,17 @@ pub const PARAMETERS_CA_CERTIFICATE: Code = Code::new(Stage::Parameters, 11);
 /// Every code there is, for the check against `docs/errors.md`.
 pub const ALL: &[Code] = &[
     SERVICE_GAVE_UP,
+    STORAGE_DISK,
+    STORAGE_PARTITION_TABLE,
+    STORAGE_TOO_SMALL,
+    STORAGE_OCCUPIED,
+    STORAGE_FOREIGN,
+    STORAGE_DAMAGED,
+    STORAGE_AMBIGUOUS,
+    STORAGE_FORMAT,
+    STORAGE_MOUNT,
+    STORAGE_FILE,
+    STORAGE_CANNOT_ENCRYPT,
     PARAMETERS_ABSENT,
     PARAMETERS_UNREADABLE,
     PARAMETERS_TOO_LARGE,

@@ -1,0 +1,169 @@
+//! Carries out what `storage::plan` decided.
+//!
+//! [`apply`] knows the order of the steps, a [`Machine`] takes them: the live one
+//! is `storage::machine`, the tests' one ends at any step they choose.
+//!
+//! ```text
+//! Create: table (marked) -> kernel -> format -> mount -> table (unmarked)
+//! Finish:                   kernel -> format -> mount -> table (unmarked)
+//! Mount:                    kernel -----------> mount -> [table (unmarked)] -> [grow]
+//! ```
+//!
+//! Invariants:
+//! - A run that ends anywhere leaves a disk for which a new plan ends in the
+//!   same place.
+//! - When `apply` returns well, the partition is mounted and not marked.
+
+use std::path::PathBuf;
+
+use tracing::{info, warn};
+
+use super::plan::{BEING_MADE, Plan};
+use super::table::{self, Partition, Table};
+use crate::sys::{mount, process};
+
+/// Why the data partition is not mounted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The partition table cannot be written.
+    #[error("cannot write the partition table")]
+    Table(#[source] table::Error),
+    /// The kernel does not take the partition.
+    #[error("the kernel does not take partition {number}")]
+    Register {
+        /// Which one.
+        number: u32,
+        /// What it said.
+        source: std::io::Error,
+    },
+    /// There is no file system on it, and none could be made.
+    #[error("cannot make a file system on {device}")]
+    Format {
+        /// The partition.
+        device: PathBuf,
+        /// What `mkfs.xfs` said.
+        source: process::Error,
+    },
+    /// There is a file system, and the kernel does not mount it.
+    #[error("cannot mount the data partition")]
+    Mount(#[from] mount::Error),
+    /// The file system did not grow with the disk.
+    #[error("cannot grow the file system on {device}")]
+    Grow {
+        /// The partition.
+        device: PathBuf,
+        /// What `xfs_growfs` said.
+        source: process::Error,
+    },
+    /// The thread that did the work ended with a panic.
+    #[error("the thread that works on the disk was lost")]
+    Lost,
+}
+
+/// What can be done with the disk of a machine. Every step may be repeated.
+pub trait Machine {
+    /// Puts `table` on the disk.
+    fn write_table(&self, table: &Table) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Sees to it that the kernel knows `partition`.
+    fn register(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Makes a file system on `partition`, whatever was there.
+    fn format(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Mounts `partition`.
+    fn mount(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Lets the mounted file system fill `partition`, which the kernel knows smaller.
+    fn grow(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+/// Carries out `plan` for a disk with `table`; returns the partition that is mounted.
+///
+/// # Errors
+///
+/// The first step that failed.
+pub async fn apply(machine: &impl Machine, table: Table, plan: Plan) -> Result<Partition, Error> {
+    match plan {
+        Plan::Create { table, partition } => {
+            info!(partition = partition.number, "making the data partition");
+            machine.write_table(&table).await?;
+            finish(machine, table, partition).await
+        }
+        Plan::Finish { partition } => {
+            info!(partition = partition.number, "finishing the data partition");
+            finish(machine, table, partition).await
+        }
+        Plan::Mount { partition, unmark, grow } => {
+            machine.register(&partition).await?;
+            machine.mount(&partition).await?;
+            let (table, partition) = match unmark {
+                true => take_off_mark(machine, table, partition).await?,
+                false => (table, partition),
+            };
+            let Some(last) = grow else { return Ok(partition) };
+            match enlarge(machine, table, &partition, last).await {
+                Ok(larger) => Ok(larger),
+                Err(error) => {
+                    // What was there is still there, and the next boot tries again.
+                    warn!(
+                        error = &error as &dyn std::error::Error,
+                        "the data partition did not grow"
+                    );
+                    Ok(partition)
+                }
+            }
+        }
+    }
+}
+
+async fn finish(
+    machine: &impl Machine,
+    table: Table,
+    partition: Partition,
+) -> Result<Partition, Error> {
+    machine.register(&partition).await?;
+    machine.format(&partition).await?;
+    machine.mount(&partition).await?;
+    let (_table, partition) = take_off_mark(machine, table, partition).await?;
+    Ok(partition)
+}
+
+async fn take_off_mark(
+    machine: &impl Machine,
+    table: Table,
+    partition: Partition,
+) -> Result<(Table, Partition), Error> {
+    let partition = Partition { attributes: partition.attributes & !BEING_MADE, ..partition };
+    let table = replaced(table, &partition);
+    machine.write_table(&table).await?;
+    Ok((table, partition))
+}
+
+async fn enlarge(
+    machine: &impl Machine,
+    table: Table,
+    partition: &Partition,
+    last: u64,
+) -> Result<Partition, Error> {
+    let larger = Partition { last, ..partition.clone() };
+    info!(from = partition.blocks(), to = larger.blocks(), "the data partition grows");
+    machine.write_table(&replaced(table, &larger)).await?;
+    machine.grow(&larger).await?;
+    Ok(larger)
+}
+
+/// `table` with `partition` in place of the one of that number.
+fn replaced(mut table: Table, partition: &Partition) -> Table {
+    for entry in &mut table.partitions {
+        if entry.number == partition.number {
+            entry.clone_from(partition);
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+#[path = "apply_tests.rs"]
+mod tests;

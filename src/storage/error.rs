@@ -1,0 +1,105 @@
+//! Says why the node has no storage, with a code and the next step for each cause.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::{apply, file, plan, table};
+use crate::stage::Stage;
+use crate::trapdoor::{Code, Report, code};
+
+/// Why there is no data partition.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The disk or its table cannot be used.
+    #[error("cannot use the disk {}", disk.display())]
+    Disk {
+        /// Which one.
+        disk: PathBuf,
+        /// Why.
+        source: table::Error,
+    },
+    /// A part of the disk cannot be read.
+    #[error("cannot read the {what} of the disk")]
+    Content {
+        /// Which part.
+        what: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Going on would destroy something, or there is no room.
+    #[error(transparent)]
+    Refused(#[from] plan::Refusal),
+    /// A step failed.
+    #[error(transparent)]
+    Apply(#[from] apply::Error),
+    /// A directory or file of the tree cannot be made.
+    #[error(transparent)]
+    File(#[from] file::Error),
+}
+
+impl Error {
+    /// The code of this failure.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Disk { source: table::Error::Io { source, .. }, .. }
+            | Self::Content { source, .. } => code::STORAGE_DISK.with_detail(errno(source)),
+            Self::Disk { source, .. } => match source {
+                table::Error::Unusual(_) | table::Error::Format { .. } => {
+                    code::STORAGE_PARTITION_TABLE
+                }
+                table::Error::Io { .. }
+                | table::Error::BlockSize(_)
+                | table::Error::TooSmall(_) => code::STORAGE_DISK,
+            },
+            Self::Refused(refusal) => match refusal {
+                plan::Refusal::TooSmall { .. } => code::STORAGE_TOO_SMALL,
+                plan::Refusal::TableFull => code::STORAGE_PARTITION_TABLE,
+                plan::Refusal::Ambiguous { .. } => code::STORAGE_AMBIGUOUS,
+                plan::Refusal::Occupied { .. } => code::STORAGE_OCCUPIED,
+                plan::Refusal::Foreign { .. } => code::STORAGE_FOREIGN,
+                plan::Refusal::Damaged { .. } => code::STORAGE_DAMAGED,
+            },
+            Self::Apply(error) => match error {
+                apply::Error::Table(_) | apply::Error::Register { .. } | apply::Error::Lost => {
+                    code::STORAGE_DISK
+                }
+                apply::Error::Format { .. } => code::STORAGE_FORMAT,
+                apply::Error::Mount(_) | apply::Error::Grow { .. } => code::STORAGE_MOUNT,
+            },
+            Self::File(_) => code::STORAGE_FILE,
+        }
+    }
+
+    /// What a person does next.
+    #[must_use]
+    pub fn help(&self) -> &'static str {
+        let code = self.code().with_detail(0);
+        if code == code::STORAGE_TOO_SMALL {
+            "give the machine a larger disk, or write the image to one, then reboot"
+        } else if code == code::STORAGE_OCCUPIED {
+            "save what is there if it matters, wipe the free space of the disk, then reboot"
+        } else if code == code::STORAGE_FOREIGN || code == code::STORAGE_AMBIGUOUS {
+            "save what is there if it matters, delete the partition, then reboot"
+        } else if code == code::STORAGE_DAMAGED || code == code::STORAGE_MOUNT {
+            "repair the file system with xfs_repair from another system, or delete the partition \
+             to begin anew; nothing was changed"
+        } else if code == code::STORAGE_PARTITION_TABLE {
+            "repair the partition table from another system, or write the image again, then reboot"
+        } else {
+            "check the disk and its cable, replace it if it fails again, then reboot"
+        }
+    }
+
+    /// This failure for the trapdoor.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        Report::from_error(self.code(), Stage::Storage, self, self.help())
+    }
+}
+
+/// The kernel's error number, as far as it fits into a detail.
+fn errno(error: &io::Error) -> u16 {
+    error.raw_os_error().and_then(|number| u16::try_from(number).ok()).unwrap_or(0)
+}
