@@ -109,8 +109,8 @@ pub struct Status {
     pub members: Vec<Member>,
     /// The way to the member while it serves.
     pub clients: Option<Clients>,
-    /// The certificate of the CA of the etcd peers, DER.
-    pub ca: Option<Vec<u8>>,
+    /// Whether other members may be added; see [`super::Members::add`].
+    pub ready_to_grow: bool,
 }
 
 impl Status {

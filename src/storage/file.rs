@@ -255,6 +255,20 @@ impl Dir {
         flush_directory(self.path.parent().unwrap_or(Path::new("/")))
     }
 
+    /// Makes the directory empty, with everything below it gone for good. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if something cannot be removed.
+    pub fn clear(&self) -> Result<(), Error> {
+        match std::fs::remove_dir_all(&self.path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::io("clear", &self.path, error)),
+        }
+        self.create()
+    }
+
     /// Whether nothing is in it; an absent directory is empty.
     ///
     /// # Errors

@@ -216,6 +216,10 @@ pub struct Etcd {
     pub peer_pki: PeerPki,
     /// Serial numbers that peers must not show any more, PEM.
     pub peer_crl: File,
+    /// There while a bootstrap is not finished; see `consensus::bootstrap`.
+    pub bootstrapping: File,
+    /// There while this member is the only one; see `consensus::service`.
+    pub alone: File,
     /// The ring of local snapshots.
     pub snapshots: Dir,
 }
@@ -226,6 +230,8 @@ impl Etcd {
             data: Dir::private(base.join("data")),
             peer_pki: PeerPki::at(base.join("peer_pki")),
             peer_crl: File::private(base.join("peer.crl")),
+            bootstrapping: File::private(base.join("bootstrapping")),
+            alone: File::private(base.join("alone")),
             snapshots: Dir::private(base.join("snapshots")),
             dir: Dir::private(base),
         }

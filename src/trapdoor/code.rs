@@ -102,6 +102,11 @@ pub const PARAMETERS_TICKET: Code = Code::new(Stage::Parameters, 10);
 /// The CA certificate in the node parameters is not one.
 pub const PARAMETERS_CA_CERTIFICATE: Code = Code::new(Stage::Parameters, 11);
 
+/// This node was a member, and no member is on its disk.
+pub const CONSENSUS_MEMBER_ABSENT: Code = Code::new(Stage::Consensus, 1);
+/// The member on the disk lacks a part.
+pub const CONSENSUS_MEMBER_DAMAGED: Code = Code::new(Stage::Consensus, 2);
+
 /// Every code there is, for the check against `docs/errors.md`.
 pub const ALL: &[Code] = &[
     SERVICE_GAVE_UP,
@@ -127,6 +132,8 @@ pub const ALL: &[Code] = &[
     PARAMETERS_OWNER_KEY,
     PARAMETERS_TICKET,
     PARAMETERS_CA_CERTIFICATE,
+    CONSENSUS_MEMBER_ABSENT,
+    CONSENSUS_MEMBER_DAMAGED,
 ];
 
 #[cfg(test)]

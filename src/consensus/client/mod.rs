@@ -78,7 +78,8 @@ impl User {
 /// The way to this node's member. Cheap to clone; survives a restart of etcd.
 #[derive(Clone)]
 pub struct Clients {
-    etcd: etcd_client::Client,
+    /// Shared: it is some kilobytes of clients for each part of the protocol.
+    etcd: Arc<etcd_client::Client>,
     socket: Arc<PathBuf>,
 }
 
@@ -114,14 +115,19 @@ impl Clients {
         let options = ConnectOptions::new().with_require_leader(true);
         let etcd = etcd_client::Client::from_channel(channel, Some(options)).await;
         let etcd = etcd.map_err(|error| Error::new("connect", error))?;
-        Ok(Self { etcd, socket: Arc::new(socket.to_owned()) })
+        Ok(Self { etcd: Arc::new(etcd), socket: Arc::new(socket.to_owned()) })
     }
 
     /// The namespace of `user`.
     #[must_use]
     pub fn user(&self, user: User) -> Client {
         let namespace = format!("{ROOT}:{}", user.namespace());
-        Client { etcd: self.etcd.clone(), namespace: namespace.into() }
+        Client { etcd: Arc::clone(&self.etcd), namespace: namespace.into() }
+    }
+
+    /// Members and maintenance, for the service that runs the member.
+    pub(in crate::consensus) fn raw(&self) -> &etcd_client::Client {
+        &self.etcd
     }
 }
 
@@ -152,7 +158,7 @@ pub struct Listing {
 /// One namespace of etcd. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
-    etcd: etcd_client::Client,
+    etcd: Arc<etcd_client::Client>,
     namespace: Arc<str>,
 }
 
@@ -168,7 +174,7 @@ impl Client {
     pub fn sub(&self, name: &str) -> Self {
         debug_assert!(!name.contains([':', '/']), "{name:?} would leave its namespace");
         let namespace = format!("{}:{name}", self.namespace);
-        Self { etcd: self.etcd.clone(), namespace: namespace.into() }
+        Self { etcd: Arc::clone(&self.etcd), namespace: namespace.into() }
     }
 
     /// The whole name, for example `polis:curator`.

@@ -1,0 +1,90 @@
+//! Founds a cluster: etcd needs certificates, and certificates live in etcd.
+//!
+//! ```text
+//! mark -> clear -> start without a port -> authority -> certificate
+//!                                                           |
+//!              unmark <- stop <- write to the disk <--------+
+//! ```
+//!
+//! Invariants:
+//! - Removing the mark is the one moment at which the cluster comes to be. Until
+//!   then nobody but this function has seen it, so every attempt starts afresh:
+//!   half a log or half a database is never opened again.
+//! - etcd has ended before the mark goes, so all of it is on the disk.
+//!
+//! What this module does not do: start etcd for good (`service`).
+
+use std::time::Duration;
+
+use tracing::info;
+
+use super::args::{Pace, Purpose};
+use super::client::User;
+use super::credentials::{Credentials, authority, peer_certificate};
+use super::service::{Service, blocking};
+use super::{Error, Orders, Step, credentials};
+use crate::pki::Namespace;
+use crate::supervisor::Context;
+use crate::sys::clock;
+
+/// Far more than etcd needs on the slowest machine: past it, something is wrong
+/// and a fresh attempt is better.
+const READY_MAX: Duration = Duration::from_secs(60);
+
+/// A lone etcd ends within milliseconds.
+const STOP_MAX: Duration = Duration::from_secs(8);
+
+/// Takes every step. Safe to repeat after an end anywhere.
+pub(super) async fn bootstrap(
+    service: &Service,
+    ctx: &Context,
+    orders: &Orders,
+) -> Result<(), Error> {
+    let tree = &service.config.tree;
+    let probe = &service.config.probe;
+    info!("founding a cluster");
+
+    tree.bootstrapping.save(Vec::new()).await?;
+    probe.passed(Step::Marked)?;
+
+    let (data, alone) = (tree.data.clone(), tree.alone.clone());
+    blocking(move || data.clear().and_then(|()| alone.remove())).await?;
+    probe.passed(Step::Cleared)?;
+
+    let mut child = service.spawn(ctx, orders, Pace::Alone, Purpose::Found).await?;
+    let clients = tokio::select! {
+        // Cancel-safe: both only wait.
+        exit = child.wait() => return Err(Error::Died(child.failed(exit.map_err(Error::Process)?))),
+        clients = tokio::time::timeout(READY_MAX, service.ready()) => {
+            clients.map_err(|_elapsed| Error::Silent(READY_MAX))??
+        }
+    };
+    probe.passed(Step::Started)?;
+
+    let namespace = Namespace::new(clients.user(User::EtcdPki), "");
+    let authority = authority();
+    namespace.ensure(&authority, clock::now()).await?;
+    probe.passed(Step::Authority)?;
+
+    let wish = peer_certificate(&orders.key.identity(), &orders.peer);
+    let issued = namespace.ensure(&wish, clock::now()).await?;
+    let crl = namespace.crl(&authority).await?.ok_or(Error::Damaged { missing: "CRL" })?;
+    probe.passed(Step::Certificate)?;
+
+    let credentials = Credentials { ca: issued.issuer_der, certificate: issued.der, crl: crl.der };
+    credentials::write(tree, &credentials, &orders.key).await?;
+    probe.passed(Step::Written)?;
+
+    // It may have ended by itself in the meantime: what it acknowledged is on
+    // the disk either way.
+    child.terminate(STOP_MAX).await.map_err(Error::Process)?;
+    probe.passed(Step::Stopped)?;
+
+    // A cluster of one from its first start on.
+    tree.alone.save(Vec::new()).await?;
+    let mark = tree.bootstrapping.clone();
+    blocking(move || mark.remove()).await?;
+    probe.passed(Step::Finished)?;
+    info!("the cluster is founded");
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! Adds, promotes and removes members of etcd.
+//!
+//! ```text
+//! add:    room for more -> certificate -> learner -> (it starts) -> voter
+//! evict:  quorum without it? -> remove from etcd -> revoke its certificate
+//! ```
+//!
+//! Invariants:
+//! - Every call may be repeated; a step that is done already is passed over.
+//! - A member is removed before its certificate is revoked: a CRL alone does not
+//!   cut off a peer that the others dial.
+//! - No voter goes unless those that answer without it are a majority.
+//!
+//! What this module does not do: decide who may be a member (`curator`).
+
+use std::time::Duration;
+
+use etcd_client::{MemberAddOptions, MemberListResponse};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::client::{self, Clients, User};
+use super::credentials::{authority, peer_certificate};
+use super::serve::members_of;
+use super::{Invitation, Member, Peer, Refusal, Status, peers, quorum};
+use crate::event::{Closed, until};
+use crate::identity::{Identity, NodeId};
+use crate::pki::{self, Namespace, Reason};
+use crate::storage::tree::Sockets;
+use crate::supervisor::Context;
+use crate::sys::clock;
+
+/// etcd takes no second change before everyone was heard for five seconds.
+const CHANGE_MAX: Duration = Duration::from_secs(15);
+
+/// Between two attempts at a change that etcd is not ready for.
+const CHANGE_RETRY: Duration = Duration::from_millis(100);
+
+/// A restart at another pace takes less than a second.
+const ROOM_MAX: Duration = Duration::from_secs(30);
+
+/// Between two looks for learners: quick while there is one.
+const PROMOTE: Duration = Duration::from_millis(50);
+
+/// Why the membership was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The member's service is gone.
+    #[error("the etcd member of this node is gone")]
+    Gone(#[from] Closed),
+    /// Only a voter can change anything.
+    #[error("the etcd member of this node is no voter, or could not make room in time")]
+    NoVoter,
+    /// It would harm the cluster.
+    #[error("the member must stay")]
+    Refused(#[from] Refusal),
+    /// A member does not remove itself: it could not revoke its certificate then.
+    #[error("this member cannot remove itself: ask another one")]
+    Itself,
+    /// The other members could not be asked who answers.
+    #[error("cannot find out which members answer")]
+    Peers(#[source] std::io::Error),
+    /// A certificate could not be made or revoked.
+    #[error("cannot change the certificates of the etcd peers")]
+    Pki(#[from] pki::Error),
+    /// etcd refused.
+    #[error("cannot change the members of etcd")]
+    Etcd(#[from] client::Error),
+}
+
+/// The way to change the membership. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Members {
+    status: watch::Receiver<Status>,
+    growth: watch::Sender<bool>,
+    sockets: Sockets,
+}
+
+impl Members {
+    pub(super) fn new(
+        status: watch::Receiver<Status>,
+        growth: watch::Sender<bool>,
+        sockets: Sockets,
+    ) -> Self {
+        Self { status, growth, sockets }
+    }
+
+    /// Makes `identity` a member, as a learner at first, unless it is one
+    /// already; returns what it needs to start. The first time, this member's
+    /// etcd starts again to make room.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]; the call may be repeated.
+    pub async fn add(&self, identity: &Identity, peer: &Peer) -> Result<Invitation, Error> {
+        let mut status = self.status.clone();
+        self.growth.send_if_modified(|wanted| !std::mem::replace(wanted, true));
+        let room = until(&mut status, "the etcd member", |status| {
+            status.voter().filter(|_| status.ready_to_grow).cloned()
+        });
+        let clients = tokio::time::timeout(ROOM_MAX, room).await;
+        let clients = clients.map_err(|_elapsed| Error::NoVoter)??;
+
+        let namespace = Namespace::new(clients.user(User::EtcdPki), "");
+        let wish = peer_certificate(identity, peer);
+        let issued = namespace.ensure(&wish, clock::now()).await?;
+        let crl = namespace
+            .crl(&authority())
+            .await?
+            .ok_or_else(|| pki::Error::Damaged { what: "CRL", name: authority().name.clone() })?;
+
+        let url = peer.url();
+        let mut members = list(&clients).await?;
+        if !members.iter().any(|member| member.peer_url == url) {
+            let added = change("add a member", || {
+                let mut etcd = clients.raw().cluster_client();
+                let url = url.clone();
+                async move {
+                    let options = MemberAddOptions::new().with_is_learner();
+                    etcd.member_add([url], Some(options)).await
+                }
+            });
+            members = members_of(added.await?.member_list());
+            info!(node = %identity.id, "added a learner");
+        }
+        Ok(Invitation { ca: issued.issuer_der, certificate: issued.der, crl: crl.der, members })
+    }
+
+    /// Removes a member for good and revokes its certificates.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the others could not go on without it.
+    pub async fn evict(&self, id: NodeId) -> Result<(), Error> {
+        let status = self.status.borrow().clone();
+        let clients = status.voter().cloned().ok_or(Error::NoVoter)?;
+        let name = id.to_string();
+        let members = list(&clients).await?;
+        if let Some(member) = members.iter().find(|member| member.name == name) {
+            if Some(member.id) == status.member {
+                return Err(Error::Itself);
+            }
+            let mut answering =
+                peers::answering(self.sockets.client()).await.map_err(Error::Peers)?;
+            answering.extend(status.member);
+            let leaving = quorum::may_leave(&name, &members, &answering)?;
+            change("remove a member", || {
+                let mut etcd = clients.raw().cluster_client();
+                async move { etcd.member_remove(leaving.0).await }
+            })
+            .await?;
+            info!(node = name, "removed a member");
+        }
+        let namespace = Namespace::new(clients.user(User::EtcdPki), "");
+        namespace.revoke(&authority(), &name, Reason::Left, clock::now()).await?;
+        Ok(())
+    }
+
+    /// Promotes learners that have caught up, while this member leads, and keeps
+    /// this member's peer URL right. A service.
+    pub(super) async fn promote(mut self, ctx: Context) -> Result<(), Error> {
+        let url = self.status.borrow().peer_url.clone();
+        loop {
+            let waiting = until(&mut self.status, "the etcd member", |status| {
+                let clients = status.voter()?.clone();
+                ctx.healthy();
+                let own = status.members.iter().find(|member| Some(member.id) == status.member)?;
+                let learner = status.members.iter().find(|member| member.learner);
+                match learner.filter(|_| status.leader == status.member) {
+                    Some(learner) => Some((clients, Change::Promote(learner.clone()))),
+                    None if own.peer_url != url => Some((clients, Change::Move(own.clone()))),
+                    None => None,
+                }
+            });
+            let Some(found) = ctx.until_cancelled(waiting).await else { return Ok(()) };
+            let (clients, change) = found?;
+            let changed = match &change {
+                Change::Promote(learner) => promote(&clients, learner).await,
+                Change::Move(own) => follow(&clients, own, &url).await,
+            };
+            if let Err(error) = changed {
+                warn!(error = &error as &dyn std::error::Error, "cannot change a member yet");
+            }
+            if ctx.until_cancelled(tokio::time::sleep(PROMOTE)).await.is_none() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+enum Change {
+    Promote(Member),
+    Move(Member),
+}
+
+/// A learner that has not caught up is no error: it is asked for again.
+async fn promote(clients: &Clients, learner: &Member) -> Result<(), client::Error> {
+    let what = "promote a learner";
+    match clients.raw().cluster_client().member_promote(learner.id.0).await {
+        Ok(_) => {
+            info!(node = learner.name, "promoted a learner");
+            Ok(())
+        }
+        Err(error) => {
+            let error = client::Error::new(what, error);
+            let early = error.says("in sync with leader");
+            // Someone was faster: the next look at the members shows it.
+            let done = error.says("can only promote a learner member");
+            if early || done { Ok(()) } else { Err(error) }
+        }
+    }
+}
+
+/// Tells the others where this member is.
+async fn follow(clients: &Clients, own: &Member, url: &str) -> Result<(), client::Error> {
+    let updated = clients.raw().cluster_client().member_update(own.id.0, [url.to_owned()]).await;
+    updated.map_err(|error| client::Error::new("update the peer URL", error))?;
+    info!(from = own.peer_url, to = url, "updated the peer URL");
+    Ok(())
+}
+
+async fn list(clients: &Clients) -> Result<Vec<Member>, client::Error> {
+    let listed: MemberListResponse = change("list the members", || {
+        let mut etcd = clients.raw().cluster_client();
+        async move { etcd.member_list().await }
+    })
+    .await?;
+    Ok(members_of(listed.members()))
+}
+
+/// Makes a call again while etcd is not ready for it: just after another change,
+/// or just after an election.
+async fn change<T, F>(what: &'static str, attempt: impl Fn() -> F) -> Result<T, client::Error>
+where
+    F: Future<Output = Result<T, etcd_client::Error>>,
+{
+    let end = tokio::time::Instant::now() + CHANGE_MAX;
+    loop {
+        let error = match attempt().await {
+            Ok(done) => return Ok(done),
+            Err(error) => client::Error::new(what, error),
+        };
+        let passing = error.retriable()
+            || error.says("unhealthy cluster")
+            || error.says("too many learner members");
+        if !passing || tokio::time::Instant::now() >= end {
+            return Err(error);
+        }
+        tokio::time::sleep(CHANGE_RETRY).await;
+    }
+}

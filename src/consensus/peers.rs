@@ -1,0 +1,79 @@
+//! Asks etcd which of its peers it is connected to.
+//!
+//! The client protocol does not say; the metrics, on the same socket, do.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+
+use super::MemberId;
+
+/// The metrics of a busy member are some hundred kilobytes.
+const ANSWER_MAX: u64 = 8 << 20;
+
+/// They are computed in milliseconds.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
+
+/// Version 1.0 of HTTP: the answer comes in one piece and ends with the connection.
+const REQUEST: &[u8] = b"GET /metrics HTTP/1.0\r\nHost: etcd\r\n\r\n";
+
+/// One for each peer; 1 while there is a connection in either direction.
+const METRIC: &str = "etcd_network_active_peers{";
+
+/// The peers that the member behind this socket is connected to.
+pub(super) async fn answering(socket: &Path) -> io::Result<BTreeSet<MemberId>> {
+    let asked = async {
+        let mut stream = UnixStream::connect(socket).await?;
+        stream.write_all(REQUEST).await?;
+        let mut answer = Vec::new();
+        stream.take(ANSWER_MAX).read_to_end(&mut answer).await?;
+        Ok::<_, io::Error>(answer)
+    };
+    let answer = tokio::time::timeout(ANSWER_TIME, asked).await??;
+    Ok(parse(&String::from_utf8_lossy(&answer)))
+}
+
+/// `etcd_network_active_peers{Local="8e9e05c5",Remote="8211f1d0"} 1`
+fn parse(metrics: &str) -> BTreeSet<MemberId> {
+    let remote = |line: &str| {
+        let rest = line.strip_prefix(METRIC)?;
+        let (labels, value) = rest.split_once("} ")?;
+        if value.trim().parse::<f64>().ok()? < 1.0 {
+            return None;
+        }
+        let (_, remote) = labels.split_once("Remote=\"")?;
+        let (remote, _) = remote.split_once('"')?;
+        u64::from_str_radix(remote, 16).ok().map(MemberId)
+    };
+    metrics.lines().filter_map(remote).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn connected_peers_are_those_whose_gauge_is_one() {
+        let metrics = "HTTP/1.0 200 OK\r\n\r\n\
+            # TYPE etcd_network_active_peers gauge\n\
+            etcd_network_active_peers{Local=\"8e9e05c52164694d\",Remote=\"91bc3c398fb3c146\"} 1\n\
+            etcd_network_active_peers{Local=\"8e9e05c52164694d\",Remote=\"fd422379fda50e48\"} 0\n\
+            etcd_network_client_grpc_sent_bytes_total 26464\n";
+        assert_eq!(parse(metrics), BTreeSet::from([MemberId(0x91bc_3c39_8fb3_c146)]));
+    }
+
+    proptest! {
+        #[test]
+        fn noise_names_nobody_and_never_panics(text in "[ -~\n]{0,200}") {
+            let _peers = parse(&text);
+            let nameless = format!("{METRIC}{}", text.replace("Remote", ""));
+            prop_assert!(parse(&nameless).is_empty());
+        }
+    }
+}

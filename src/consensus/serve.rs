@@ -1,0 +1,344 @@
+//! Watches a running etcd: says how it is, and why it ended.
+//!
+//! ```text
+//! [starting] --leader--> [voter] --growth wanted, pace of a lone one--> Grow
+//!      |                    ^  |
+//!      +-----> [learner] ---+  +--ended--> Error
+//! ```
+//!
+//! What this module does not do: start etcd (`service`).
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+use tracing::{info, warn};
+
+use super::args::Pace;
+use super::client::{self, Clients};
+use super::service::{STOP_MAX, Service, blocking};
+use super::{Alarm, Error, Member, MemberId, Standing, Status};
+use crate::serial::EventLine;
+use crate::stage::{Stage, State};
+use crate::supervisor::Context;
+use crate::sys::process::{self, Child, Exit};
+
+/// Between two looks at a member that is not there yet: short against its start.
+pub(super) const LOOK_SOON: Duration = Duration::from_millis(10);
+
+/// Between two looks at a member that learns, so that the console shows it move.
+const LOOK_LEARNING: Duration = Duration::from_millis(100);
+
+/// Between two looks at a voter: what a person can follow.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// An answer that takes longer than an election is none.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// A start that takes longer is worth an explanation on the screen.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Why etcd was stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum After {
+    /// The node stops.
+    Cancelled,
+    /// It must be started again such that others may come.
+    Grow,
+}
+
+enum Event {
+    Cancelled,
+    Exited(Result<Exit, process::Error>),
+    GrowthWanted,
+    Seen(Result<Status, Silence>),
+}
+
+/// Why nothing was seen of the member.
+enum Silence {
+    /// It does not answer.
+    Mute,
+    /// It answers that nobody leads.
+    Leaderless,
+}
+
+/// One etcd process and what is known of it.
+pub(super) struct Serving<'a> {
+    service: &'a Service,
+    ctx: &'a Context,
+    child: Child,
+    clients: Clients,
+    pace: Pace,
+    /// Whether the file `alone` is on the disk.
+    marked: bool,
+    growth: watch::Receiver<bool>,
+    started: Instant,
+    reported: Option<EventLine>,
+}
+
+impl<'a> Serving<'a> {
+    pub(super) async fn new(
+        service: &'a Service,
+        ctx: &'a Context,
+        child: Child,
+        pace: Pace,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            service,
+            ctx,
+            child,
+            clients: Clients::connect(service.config.sockets.client()).await?,
+            pace,
+            marked: pace == Pace::Alone,
+            growth: service.growth.subscribe(),
+            started: Instant::now(),
+            reported: None,
+        })
+    }
+
+    /// Watches until etcd ends, or must.
+    pub(super) async fn run(mut self) -> Result<After, Error> {
+        let mut pause = LOOK_SOON;
+        loop {
+            if *self.growth.borrow_and_update() && self.make_room().await? == Room::Restart {
+                return Ok(After::Grow);
+            }
+            match self.next_event(pause).await {
+                Event::Cancelled => {
+                    self.stop().await?;
+                    return Ok(After::Cancelled);
+                }
+                Event::Exited(exit) => return Err(self.died(exit.map_err(Error::Process)?)),
+                Event::GrowthWanted => {}
+                Event::Seen(Err(silence)) => self.unseen(&silence),
+                Event::Seen(Ok(seen)) => {
+                    pause = match seen.standing {
+                        Standing::Voter => LOOK,
+                        Standing::Learner { .. } => LOOK_LEARNING,
+                        Standing::Starting | Standing::Stopped => LOOK_SOON,
+                    };
+                    self.seen(seen).await?;
+                }
+            }
+        }
+    }
+
+    async fn next_event(&mut self, pause: Duration) -> Event {
+        let look = async {
+            tokio::time::sleep(pause).await;
+            look(self.service, &self.clients).await
+        };
+        tokio::select! {
+            // Cancel-safe: only waits.
+            () = self.ctx.cancelled() => Event::Cancelled,
+            // Cancel-safe per its documentation.
+            exit = self.child.wait() => Event::Exited(exit),
+            // Cancel-safe per the documentation of `changed`.
+            Ok(()) = self.growth.changed() => Event::GrowthWanted,
+            // Cancel-safe: only reads.
+            seen = look => Event::Seen(seen),
+        }
+    }
+
+    async fn stop(&mut self) -> Result<(), Error> {
+        self.child.terminate(STOP_MAX).await.map(drop).map_err(Error::Process)
+    }
+
+    /// The etcd of a removed member ends well, and would do so again.
+    fn died(&self, exit: Exit) -> Error {
+        let removed = self.child.tail().iter().any(|line| line.contains("permanently removed"));
+        if removed { Error::Removed } else { Error::Died(self.child.failed(exit)) }
+    }
+
+    /// Sees to it that other members may be added.
+    async fn make_room(&mut self) -> Result<Room, Error> {
+        if self.pace == Pace::Alone {
+            self.service.status.send_modify(|status| status.clients = None);
+            self.stop().await?;
+            return Ok(Room::Restart);
+        }
+        if self.marked {
+            let alone = self.service.config.tree.alone.clone();
+            blocking(move || alone.remove()).await?;
+            self.marked = false;
+        }
+        self.service
+            .status
+            .send_if_modified(|status| !std::mem::replace(&mut status.ready_to_grow, true));
+        Ok(Room::Ready)
+    }
+
+    fn unseen(&self, silence: &Silence) {
+        if self.started.elapsed() < PATIENCE {
+            return;
+        }
+        let what = match silence {
+            Silence::Mute => "etcd to answer; its log says what it is doing",
+            Silence::Leaderless => {
+                "a leader of etcd; more than half of the voters must be on, and reachable on port 7834"
+            }
+        };
+        self.ctx.stage(Stage::Consensus, State::Waiting(what.to_owned()));
+        self.service.status.send_if_modified(|status| status.leader.take().is_some());
+    }
+
+    async fn seen(&mut self, seen: Status) -> Result<(), Error> {
+        let standing = seen.standing;
+        let alone = standing == Standing::Voter && seen.members.len() == 1;
+        let entered = self.service.status.borrow().standing != standing;
+        self.service.status.send_if_modified(|status| {
+            let changed = *status != seen;
+            status.clone_from(&seen);
+            changed
+        });
+        self.reported = report(self.service, self.ctx, self.reported.take());
+        match standing {
+            Standing::Voter => {
+                if entered {
+                    let member = seen.member.map(|id| id.to_string()).unwrap_or_default();
+                    info!(member, "etcd is serving, voter");
+                }
+                self.ctx.stage(Stage::Consensus, State::Done);
+                self.ctx.healthy();
+            }
+            Standing::Learner { behind } => {
+                let what = format!("the leader to promote this learner, {behind} entries behind");
+                self.ctx.stage(Stage::Consensus, State::Waiting(what));
+            }
+            Standing::Starting | Standing::Stopped => {}
+        }
+        if alone && !self.marked && !*self.growth.borrow() {
+            self.service.config.tree.alone.save(Vec::new()).await?;
+            self.marked = true;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Ready,
+    Restart,
+}
+
+/// Prints the event line, unless it says the same as `last`.
+pub(super) fn report(
+    service: &Service,
+    ctx: &Context,
+    last: Option<EventLine>,
+) -> Option<EventLine> {
+    let status = service.status.borrow().clone();
+    let line = EventLine::new("etcd")
+        .field("state", status.standing.name())
+        .field("members", status.members.len())
+        .field("term", status.term);
+    if last.as_ref() != Some(&line) {
+        ctx.lines().event(line.clone());
+    }
+    Some(line)
+}
+
+/// Asks the member how it is; what it does not say now stays as it was.
+async fn look(service: &Service, clients: &Clients) -> Result<Status, Silence> {
+    // A look at a name is cheaper than a refused connection.
+    if !service.config.sockets.client().exists() {
+        return Err(Silence::Mute);
+    }
+    let before = service.status.borrow().clone();
+    let etcd = clients.raw();
+    let answer = timeout(ANSWER_MAX, etcd.maintenance_client().status())
+        .await
+        .map_err(|_elapsed| Silence::Mute)?;
+    let answer = answer.map_err(|error| {
+        let error = client::Error::new("ask for the status", error);
+        if error.says("no leader") { Silence::Leaderless } else { Silence::Mute }
+    })?;
+
+    let leader = Some(MemberId(answer.leader())).filter(|id| id.0 != 0);
+    let members = match (answer.is_learner(), leader) {
+        // A learner is not told who the others are.
+        (true, _) | (false, None) => None,
+        (false, Some(_)) => {
+            let listed = timeout(ANSWER_MAX, etcd.cluster_client().member_list()).await;
+            listed.ok().and_then(Result::ok)
+        }
+    };
+    let members = members.map_or(before.members, |list| members_of(list.members()));
+    let index = answer.raft_index();
+    let applied = answer.raft_applied_index();
+    let standing = if answer.is_learner() {
+        Standing::Learner { behind: index.saturating_sub(applied) }
+    } else if leader.is_some() && !members.is_empty() {
+        Standing::Voter
+    } else {
+        before.standing
+    };
+    let header = answer.header();
+    Ok(Status {
+        standing,
+        member: header.map(|header| MemberId(header.member_id())),
+        cluster: header.map(etcd_client::ResponseHeader::cluster_id),
+        peer_url: before.peer_url,
+        version: answer.version().to_owned(),
+        leader,
+        term: answer.raft_term(),
+        index,
+        applied,
+        db_size: u64::try_from(answer.db_size()).unwrap_or(0),
+        db_used: u64::try_from(answer.raft_used_db_size()).unwrap_or(0),
+        db_quota: before.db_quota,
+        alarms: alarms(answer.errors()),
+        members,
+        clients: Some(clients.clone()),
+        ready_to_grow: before.ready_to_grow,
+    })
+}
+
+/// etcd's list in our words, in order of the numbers.
+pub(super) fn members_of(list: &[etcd_client::Member]) -> Vec<Member> {
+    let mut members: Vec<_> = list
+        .iter()
+        .map(|member| Member {
+            id: MemberId(member.id()),
+            name: member.name().to_owned(),
+            // More than one URL is never set.
+            peer_url: member.peer_urls().first().cloned().unwrap_or_default(),
+            learner: member.is_learner(),
+        })
+        .collect();
+    members.sort_by_key(|member| member.id);
+    members
+}
+
+/// etcd lists its alarms among the errors of its status.
+fn alarms(errors: &[String]) -> Vec<Alarm> {
+    let mut alarms: Vec<_> = errors
+        .iter()
+        .filter_map(|error| {
+            if error.contains("alarm:NOSPACE") {
+                Some(Alarm::NoSpace)
+            } else if error.contains("alarm:CORRUPT") {
+                warn!(error, "the data of a member is not that of the others");
+                Some(Alarm::Corrupt)
+            } else {
+                None
+            }
+        })
+        .collect();
+    alarms.sort();
+    alarms.dedup();
+    alarms
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alarms_are_read_from_the_errors_of_a_status() {
+        let errors =
+            ["memberID:1 alarm:NOSPACE ", "etcdserver: no leader", "memberID:2 alarm:NOSPACE "]
+                .map(str::to_owned);
+        assert_eq!(alarms(&errors), [Alarm::NoSpace]);
+    }
+}

@@ -1,0 +1,287 @@
+//! Prepares the disk, starts etcd, and starts it again at another pace.
+//!
+//! ```text
+//! orders -> (bootstrap, or write an invitation) -> start -> serve
+//!                                                    ^         |
+//!                                                    +- Grow --+
+//! ```
+//!
+//! Invariants:
+//! - While the file `alone` is on the disk, this member is the only one. It is
+//!   written when the list of members says so (`serve`), and removed, with etcd
+//!   restarted at the pace of many, before any member is added. Both happen in
+//!   this one task, so neither overtakes the other. Without the file the pace is
+//!   that of many: the worst that a lost file does is a slower start.
+//!
+//! What this module does not do: watch the member (`serve`), change the
+//! membership (`members`), or care for certificates (`watchers`).
+
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tracing::info;
+
+use super::args::{self, Call, Pace, Purpose};
+use super::client::Clients;
+use super::credentials::{self, Credentials, Found};
+use super::members::Members;
+use super::serve::{After, LOOK_SOON, Serving, report};
+use super::{Config, Error, Orders, Standing, Start, Status, bootstrap, maintenance, watchers};
+use crate::event::until;
+use crate::logtree::Parser;
+use crate::pki::Overview;
+use crate::stage::{Stage, State};
+use crate::storage::file;
+use crate::supervisor::{Context, Policy};
+use crate::sys::process::{Child, Command};
+use crate::trapdoor::{Report, code};
+
+/// A member that hands its leadership over takes six seconds at worst; the
+/// supervisor waits for ten.
+pub(super) const STOP_MAX: Duration = Duration::from_secs(8);
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    pub(super) config: Config,
+    orders: watch::Receiver<Option<Orders>>,
+    pub(super) status: watch::Sender<Status>,
+    overview: watch::Sender<Overview>,
+    pub(super) growth: watch::Sender<bool>,
+}
+
+impl Service {
+    /// A service that waits for orders.
+    #[must_use]
+    pub fn new(config: Config, orders: watch::Receiver<Option<Orders>>) -> Self {
+        Self {
+            config,
+            orders,
+            status: watch::Sender::default(),
+            overview: watch::Sender::default(),
+            growth: watch::Sender::new(false),
+        }
+    }
+
+    /// The member as an event value.
+    #[must_use]
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    /// The certificates of the cluster as an event value.
+    #[must_use]
+    pub fn overview(&self) -> watch::Receiver<Overview> {
+        self.overview.subscribe()
+    }
+
+    /// The way to add and remove members.
+    #[must_use]
+    pub fn members(&self) -> Members {
+        Members::new(self.status(), self.growth.clone(), self.config.sockets.clone())
+    }
+
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// Whenever etcd is not running any more, or could not be started.
+    pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
+        readahead(&self.config.binary).await;
+        let waiting = until(&mut self.orders, "the orders", Clone::clone);
+        let Some(orders) = ctx.until_cancelled(waiting).await else { return Ok(()) };
+        let ended = self.member(&ctx, &orders?).await;
+        self.status.send_modify(|status| {
+            status.standing = Standing::Stopped;
+            status.leader = None;
+            status.clients = None;
+            status.ready_to_grow = false;
+        });
+        report(&self, &ctx, None);
+        if let Err(error @ (Error::NoMember | Error::Damaged { .. })) = &ended {
+            // No restart brings lost files back.
+            match ctx.until_cancelled(ctx.trapdoor(hopeless(error))).await {
+                Some(never) => match never {},
+                None => return Ok(()),
+            }
+        }
+        ended
+    }
+
+    async fn member(&self, ctx: &Context, orders: &Orders) -> Result<(), Error> {
+        ctx.stage(Stage::Consensus, State::Started);
+        let peer_url = orders.peer.url();
+        self.status.send_replace(Status {
+            peer_url,
+            db_quota: self.config.quota,
+            ..Status::default()
+        });
+        report(self, ctx, None);
+
+        self.config.sockets.dir.create()?;
+        let Some(prepared) = ctx.until_cancelled(self.prepare(ctx, orders)).await else {
+            return Ok(());
+        };
+        prepared?;
+        self.start_watchers(ctx, orders);
+
+        let mut purpose = match &orders.start {
+            Start::Join(invitation) => Purpose::Join(&invitation.members),
+            Start::Bootstrap | Start::Again => Purpose::Serve,
+        };
+        loop {
+            let alone = self.config.tree.alone.clone();
+            let alone = blocking(move || alone.read()).await?.is_some();
+            let pace = if alone { Pace::Alone } else { Pace::Lan };
+            let child = self.spawn(ctx, orders, pace, purpose).await?;
+            match Serving::new(self, ctx, child, pace).await?.run().await? {
+                After::Cancelled => return Ok(()),
+                After::Grow => {
+                    info!("making room for a second member");
+                    let alone = self.config.tree.alone.clone();
+                    blocking(move || alone.remove()).await?;
+                }
+            }
+            purpose = Purpose::Serve;
+        }
+    }
+
+    /// Makes the disk such that etcd can be started for good.
+    async fn prepare(&self, ctx: &Context, orders: &Orders) -> Result<(), Error> {
+        let tree = self.config.tree.clone();
+        let found = blocking(move || credentials::look(&tree)).await?;
+        match (&orders.start, found) {
+            (Start::Bootstrap, Found::Nothing | Found::Unfinished) => {
+                // Its future is large, and needed once in a lifetime.
+                Box::pin(bootstrap::bootstrap(self, ctx, orders)).await
+            }
+            (Start::Bootstrap | Start::Again, Found::Complete) => Ok(()),
+            (Start::Bootstrap | Start::Again, Found::Damaged { missing }) => {
+                Err(Error::Damaged { missing })
+            }
+            (Start::Again, Found::Nothing | Found::Unfinished) => Err(Error::NoMember),
+            (Start::Join(invitation), found) => {
+                let tree = self.config.tree.clone();
+                blocking(move || {
+                    if found == Found::Unfinished {
+                        tree.data.clear()?;
+                        tree.bootstrapping.remove()?;
+                    }
+                    tree.alone.remove()?;
+                    tree.data.create()
+                })
+                .await?;
+                let credentials = Credentials {
+                    ca: invitation.ca.clone(),
+                    certificate: invitation.certificate.clone(),
+                    crl: invitation.crl.clone(),
+                };
+                credentials::write(&self.config.tree, &credentials, &orders.key).await
+            }
+        }
+    }
+
+    fn start_watchers(&self, ctx: &Context, orders: &Orders) {
+        let watchers = watchers::Watchers {
+            tree: self.config.tree.clone(),
+            identity: orders.key.identity(),
+            peer: orders.peer.clone(),
+            status: self.status.subscribe(),
+            overview: self.overview.clone(),
+        };
+        let crl = watchers.clone();
+        ctx.spawn("crl", Policy::forever(), move |ctx| crl.clone().crl(ctx));
+        let certificate = watchers.clone();
+        ctx.spawn("certificate", Policy::forever(), move |ctx| {
+            certificate.clone().certificate(ctx)
+        });
+        ctx.spawn("overview", Policy::forever(), move |ctx| watchers.clone().overview(ctx));
+        let promoter = self.members();
+        ctx.spawn("promoter", Policy::forever(), move |ctx| promoter.clone().promote(ctx));
+        let maintenance = maintenance::Maintenance { status: self.status.subscribe() };
+        ctx.spawn("maintenance", Policy::forever(), move |ctx| maintenance.clone().run(ctx));
+    }
+
+    /// Starts etcd. Nobody listens on its socket before it does.
+    pub(super) async fn spawn(
+        &self,
+        ctx: &Context,
+        orders: &Orders,
+        pace: Pace,
+        purpose: Purpose<'_>,
+    ) -> Result<Child, Error> {
+        let socket = self.config.sockets.client();
+        // A socket that a killed etcd left behind looks like one that serves.
+        let _absent = std::fs::remove_file(socket);
+        let name = orders.key.id().to_string();
+        let call = Call {
+            name: &name,
+            tree: &self.config.tree,
+            socket,
+            peer: &orders.peer,
+            listen: self.config.listen,
+            quota: self.config.quota,
+            pace,
+            purpose,
+        };
+        let mut command = Command::new(&self.config.binary)
+            .args(args::arguments(&call))
+            .directory(self.config.sockets.dir.path())
+            .log(ctx.sink("etcd", Parser::Zap));
+        for (name, value) in args::ENVIRONMENT {
+            command = command.env(name, value);
+        }
+        command.spawn().await.map_err(Error::Process)
+    }
+
+    /// Waits until the member answers and has a leader.
+    pub(super) async fn ready(&self) -> Result<Clients, Error> {
+        let socket = self.config.sockets.client();
+        let clients = Clients::connect(socket).await?;
+        loop {
+            // A look at a name is cheaper than a refused connection.
+            if socket.exists() {
+                let read = clients.raw().kv_client().get("ready", None).await;
+                if read.is_ok() {
+                    return Ok(clients);
+                }
+            }
+            tokio::time::sleep(LOOK_SOON).await;
+        }
+    }
+}
+
+/// Work that waits for the disk, on a thread that may wait.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, file::Error> + Send + 'static,
+) -> Result<T, Error> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => Ok(done?),
+        Err(lost) => std::panic::resume_unwind(lost.into_panic()),
+    }
+}
+
+/// Asks the kernel to have the program in memory by the time it is started.
+/// Call it as early as there is a disk; calling it again costs nothing.
+pub async fn readahead(binary: &Path) {
+    let binary = binary.to_owned();
+    let read = tokio::task::spawn_blocking(move || {
+        let file = std::fs::File::open(binary)?;
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed)?;
+        Ok::<_, std::io::Error>(())
+    });
+    // An advice: whoever starts the program finds out what is wrong with it.
+    let _unheeded = read.await;
+}
+
+/// What a person does about a member that cannot be started ever again.
+fn hopeless(error: &Error) -> Report {
+    let code = match error {
+        Error::NoMember => code::CONSENSUS_MEMBER_ABSENT,
+        _ => code::CONSENSUS_MEMBER_DAMAGED,
+    };
+    let next = "remove this node from the cluster and let it register again; \
+                if it was the only one, restore a snapshot of etcd";
+    Report::from_error(code, Stage::Consensus, error, next)
+}
