@@ -14,6 +14,7 @@ pub mod event;
 pub mod identity;
 pub mod logtree;
 pub mod network;
+pub mod node;
 pub mod parameters;
 pub mod pki;
 pub mod roles;

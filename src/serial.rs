@@ -194,6 +194,8 @@ const LINES_MAX: usize = 2048;
 #[derive(Clone, Debug)]
 pub struct Lines {
     queue: mpsc::Sender<String>,
+    /// Lines that were queued and not yet written.
+    pending: Arc<AtomicU64>,
     dropped: Arc<AtomicU64>,
 }
 
@@ -202,14 +204,27 @@ impl Lines {
     #[must_use]
     pub fn channel() -> (Self, mpsc::Receiver<String>) {
         let (queue, lines) = mpsc::channel(LINES_MAX);
-        (Self { queue, dropped: Arc::default() }, lines)
+        (Self { queue, pending: Arc::default(), dropped: Arc::default() }, lines)
     }
 
     /// Queues `line`; a full queue drops it and counts it.
     pub fn put(&self, line: String) {
+        self.pending.fetch_add(1, Ordering::AcqRel);
         if self.queue.try_send(line).is_err() {
+            self.written(1);
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// For the one that writes: `count` lines out of the queue are written.
+    pub fn written(&self, count: u64) {
+        self.pending.fetch_sub(count, Ordering::AcqRel);
+    }
+
+    /// Whether every queued line was written.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.pending.load(Ordering::Acquire) == 0
     }
 
     /// Queues an event line that happened now.

@@ -1,3 +1,7 @@
 //! The node: every service of a machine under one supervision tree.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    polis::node::main()
+}

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -14,10 +14,10 @@ use tracing::warn;
 use super::Shared;
 use super::keeper;
 use super::restart::Policy;
-use super::tree::State;
+use super::tree::{State, Tree};
 use crate::logtree::{self, Parser, Sink};
 use crate::serial::Lines;
-use crate::stage::{self, Stage};
+use crate::stage::{self, Stage, Stages};
 use crate::trapdoor::Report;
 
 /// What the supervisor lends to one run of a service. Cheap to clone.
@@ -207,6 +207,18 @@ impl Context {
     /// Reports a boot stage.
     pub fn stage(&self, stage: Stage, state: stage::State) {
         self.shared.stages.set(stage, state);
+    }
+
+    /// The boot stages, as an event value.
+    #[must_use]
+    pub fn stages(&self) -> watch::Receiver<Stages> {
+        self.shared.stages.watch()
+    }
+
+    /// What every service is doing, as an event value.
+    #[must_use]
+    pub fn tree(&self) -> watch::Receiver<Tree> {
+        self.shared.tree.subscribe()
     }
 
     /// The serial port, for event lines.

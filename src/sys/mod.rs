@@ -5,6 +5,7 @@
 pub mod arp;
 pub mod block;
 pub mod clock;
+pub mod control;
 pub mod dm;
 pub mod input;
 pub mod kmsg;

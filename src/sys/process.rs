@@ -44,6 +44,8 @@ const LINE_MAX: u64 = 16 * 1024;
 const OUTPUT_MAX: usize = 1024 * 1024;
 /// Lines kept for the error message of a failed program.
 const TAIL_MAX: usize = 12;
+/// Characters of each of them: an error message is no log.
+const TAIL_LINE_MAX: usize = 300;
 /// How long the last lines may take after the exit. A grandchild may hold the
 /// pipe open for ever.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(1);
@@ -383,6 +385,19 @@ impl Child {
     }
 }
 
+/// Every process whose program has this name.
+#[must_use]
+pub fn find(name: &str) -> Vec<Pid> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter(|entry| {
+            let command = std::fs::read_to_string(entry.path().join("comm"));
+            command.is_ok_and(|command| command.trim_end() == name)
+        })
+        .filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
+        .collect()
+}
+
 async fn read_lines(
     pipe: impl AsyncRead + Unpin,
     sink: Option<Sink>,
@@ -400,7 +415,8 @@ async fn read_lines(
         if let Some(sink) = &sink {
             sink.line(&line);
         }
-        let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+        let text = String::from_utf8_lossy(&line);
+        let text = text.trim_end().chars().take(TAIL_LINE_MAX).collect();
         let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
         if tail.len() == TAIL_MAX {
             tail.pop_front();

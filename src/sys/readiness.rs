@@ -1,20 +1,27 @@
-//! Waits for devices that the runtime has no type for.
+//! Waits for descriptors that the runtime has no type for.
 
-use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Registers an open file, opened with `O_NONBLOCK`, with the runtime.
+/// Tells when `fd`, opened with `O_NONBLOCK`, can be used again.
+///
+/// The runtime watches a second descriptor of the same open file, so whoever
+/// owns the first may close it at any time.
 ///
 /// # Errors
 ///
 /// The kernel's, for example for a file that is always ready.
-pub fn watch_file(file: File, interest: Interest) -> io::Result<AsyncFd<File>> {
-    #[expect(unsafe_code, reason = "the runtime cannot know that a type keeps its descriptor open")]
-    // SAFETY: a `File` returns the same descriptor each time, and owns it, so
-    // that it stays open until the `AsyncFd`, which owns the file, is dropped.
-    let watched = unsafe { AsyncFd::register_with_interest(file, interest) };
+pub fn watch(fd: impl AsFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    let second = fd.as_fd().try_clone_to_owned()?;
+    #[expect(
+        unsafe_code,
+        reason = "the runtime cannot know which types keep their descriptor open"
+    )]
+    // SAFETY: an `OwnedFd` returns the same descriptor each time, and keeps it
+    // open until the `AsyncFd`, which owns it, is dropped.
+    let watched = unsafe { AsyncFd::register_with_interest(second, interest) };
     watched.map_err(Into::into)
 }

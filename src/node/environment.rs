@@ -1,0 +1,154 @@
+//! Reads what `init` tells `node` about this boot.
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::stage::{Entry, Stage, Stages, State};
+
+/// What `init` tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Environment {
+    /// The descriptor of the control channel.
+    pub control: RawFd,
+    /// The disk that the machine was booted from.
+    pub disk: PathBuf,
+    /// The device of its EFI system partition.
+    pub esp: PathBuf,
+    /// The slot that the system was started from: `A` or `B`.
+    pub slot: String,
+    /// The version of the system.
+    pub version: String,
+    /// Which image it is.
+    pub image: String,
+    /// What `init` did before.
+    pub stages: Stages,
+    /// Why the boot before this one failed, if it did.
+    pub previous_guru: Option<String>,
+}
+
+/// `init` did not say it, or said what cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The variable is not there.
+    #[error("{0} is not set")]
+    Absent(&'static str),
+    /// The variable does not hold what it should.
+    #[error("{name} is {value:?}, not {expected}")]
+    Malformed {
+        /// The name of the variable.
+        name: &'static str,
+        /// What it holds.
+        value: String,
+        /// What it should hold.
+        expected: &'static str,
+    },
+}
+
+const CONTROL: &str = "POLIS_CONTROL_FD";
+const STAGES: &str = "POLIS_STAGES";
+
+impl Environment {
+    /// Reads the variables through `get`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] for the first variable that is absent or malformed.
+    pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        let required = |name| get(name).filter(|it| !it.is_empty()).ok_or(Error::Absent(name));
+        let control = required(CONTROL)?;
+        let control = control.parse().map_err(|_not_a_number| Error::Malformed {
+            name: CONTROL,
+            value: control.clone(),
+            expected: "the number of a descriptor",
+        })?;
+        let stages = get(STAGES).unwrap_or_default();
+        Ok(Self {
+            control,
+            disk: required("POLIS_DISK")?.into(),
+            esp: required("POLIS_ESP")?.into(),
+            slot: required("POLIS_SLOT")?,
+            version: required("POLIS_VERSION")?,
+            image: required("POLIS_IMAGE")?,
+            stages: parse_stages(&stages).ok_or(Error::Malformed {
+                name: STAGES,
+                value: stages.clone(),
+                expected: "a list of name=start-end in seconds",
+            })?,
+            previous_guru: get("POLIS_PREVIOUS_GURU").filter(|text| !text.is_empty()),
+        })
+    }
+}
+
+/// `kernel=0-4.310,initramfs=4.310-5.002`; an end may be missing.
+fn parse_stages(text: &str) -> Option<Stages> {
+    let mut stages = Stages::new();
+    for item in text.split(',').filter(|item| !item.is_empty()) {
+        let (name, times) = item.split_once('=')?;
+        let (start, end) = times.split_once('-').unwrap_or((times, ""));
+        let started = seconds(start)?;
+        let (state, changed) = match end {
+            "" => (State::Started, started),
+            end => (State::Done, seconds(end)?),
+        };
+        stages.insert(Stage::from_name(name)?, Entry { state, started, changed });
+    }
+    Some(stages)
+}
+
+fn seconds(text: &str) -> Option<Duration> {
+    Duration::try_from_secs_f64(text.parse().ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn variable(name: &str) -> Option<String> {
+        let value = match name {
+            "POLIS_CONTROL_FD" => "3",
+            "POLIS_DISK" => "/dev/vda",
+            "POLIS_ESP" => "/dev/vda1",
+            "POLIS_SLOT" => "A",
+            "POLIS_VERSION" => "0.1.0",
+            "POLIS_IMAGE" => "0123456789abcdef",
+            "POLIS_STAGES" => "kernel=0-4.310,initramfs=4.310-5.002,system=5.002",
+            _ => return None,
+        };
+        Some(value.to_owned())
+    }
+
+    #[test]
+    fn what_init_sets_is_understood() {
+        let environment = Environment::from_variables(variable).unwrap();
+        assert_eq!(environment.previous_guru, None);
+        let stages = environment.stages;
+        assert_eq!(stages[&Stage::Kernel].changed, Duration::from_millis(4310));
+        assert_eq!(stages[&Stage::System].state, State::Started);
+        assert_eq!(stages.len(), 3);
+    }
+
+    #[test]
+    fn without_a_channel_node_knows_that_it_was_started_by_hand() {
+        let error = Environment::from_variables(|_| None).unwrap_err();
+        assert_eq!(error.to_string(), "POLIS_CONTROL_FD is not set");
+    }
+
+    #[test]
+    fn a_variable_that_cannot_be_is_quoted() {
+        let wrong = |name: &str| match name {
+            "POLIS_STAGES" => Some("kernel=now".to_owned()),
+            name => variable(name),
+        };
+        let error = Environment::from_variables(wrong).unwrap_err();
+        assert!(error.to_string().starts_with("POLIS_STAGES is \"kernel=now\""));
+    }
+
+    proptest! {
+        #[test]
+        fn noise_never_panics(text in "[a-z=,.0-9-]{0,40}") {
+            let _parsed = parse_stages(&text);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Breaks the node on purpose, for the stories that say what happens then.
+//!
+//! The door is the word `polis.fault=NAME` on the kernel command line, and each
+//! use of it is logged as an error. Whoever can choose the command line can
+//! choose the whole system, so the door lets nobody in who was not in already.
+//!
+//! | name | what happens |
+//! |---|---|
+//! | `service-panic` | a service panics once |
+//! | `service-flaps` | a service panics more often than it may |
+//! | `main-panic` | the main task panics |
+//! | `etcd-killed` | once the node is ready, etcd gets SIGKILL |
+//! | `node-killed` | once the node is ready, it gets SIGKILL itself |
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Signal, getpid};
+use tokio::sync::watch;
+use tracing::error;
+
+use crate::event::{self, Closed};
+use crate::supervisor::{Context, Policy};
+use crate::sys::process;
+
+/// What breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A service panics once.
+    ServicePanic,
+    /// A service panics more often than it may.
+    ServiceFlaps,
+    /// The main task panics.
+    MainPanic,
+    /// etcd is killed.
+    EtcdKilled,
+    /// This process is killed.
+    NodeKilled,
+}
+
+impl Fault {
+    const ALL: [(&'static str, Self); 5] = [
+        ("service-panic", Self::ServicePanic),
+        ("service-flaps", Self::ServiceFlaps),
+        ("main-panic", Self::MainPanic),
+        ("etcd-killed", Self::EtcdKilled),
+        ("node-killed", Self::NodeKilled),
+    ];
+
+    /// What the command line of this boot asks for, if anything.
+    #[must_use]
+    pub fn of_this_boot() -> Option<Self> {
+        let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
+        let name = asked_for(&line)?;
+        let fault = Self::from_name(name);
+        match fault {
+            Some(_) => error!("polis.fault={name}: this node breaks on purpose"),
+            None => error!("polis.fault={name} is not a fault that this node knows: ignored"),
+        }
+        fault
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, fault)| *fault)
+    }
+
+    /// How often its service may die.
+    #[must_use]
+    pub fn policy(self) -> Policy {
+        Policy::at_most(2, Duration::from_secs(60))
+    }
+}
+
+fn asked_for(command_line: &str) -> Option<&str> {
+    command_line.split_ascii_whitespace().find_map(|word| word.strip_prefix("polis.fault="))
+}
+
+/// The service that breaks, or breaks something.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// What to break.
+    pub fault: Fault,
+    /// Whether the node is ready.
+    pub ready: watch::Receiver<bool>,
+    /// Whether it broke already, in an earlier run.
+    pub struck: Arc<AtomicBool>,
+}
+
+impl Service {
+    /// Breaks, or runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] when nobody can say any more whether the node is ready.
+    #[expect(clippy::panic, reason = "that is what it is for")]
+    pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        let first = !self.struck.swap(true, Ordering::Relaxed);
+        match self.fault {
+            Fault::ServicePanic if first => panic!("as asked for by polis.fault"),
+            Fault::ServiceFlaps => panic!("as asked for by polis.fault"),
+            Fault::EtcdKilled | Fault::NodeKilled if first => {
+                let ready = event::until(&mut self.ready, "ready", |ready| ready.then_some(()));
+                let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
+                ready?;
+                let victims = match self.fault {
+                    Fault::EtcdKilled => process::find("etcd"),
+                    _ => vec![getpid()],
+                };
+                for victim in victims {
+                    error!(
+                        process = victim.as_raw_pid(),
+                        "killing it, as asked for by polis.fault"
+                    );
+                    // It may have ended by itself.
+                    let _gone = rustix::process::kill_process(victim, Signal::KILL);
+                }
+            }
+            Fault::ServicePanic | Fault::MainPanic | Fault::EtcdKilled | Fault::NodeKilled => {}
+        }
+        ctx.healthy();
+        ctx.cancelled().await;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_door_is_one_word_of_the_command_line() {
+        assert_eq!(asked_for("quiet polis.fault=main-panic panic=30"), Some("main-panic"));
+        assert_eq!(asked_for("quiet xpolis.fault=main-panic"), None);
+    }
+
+    #[test]
+    fn every_name_leads_to_its_fault() {
+        for (name, fault) in Fault::ALL {
+            assert_eq!(Fault::from_name(name), Some(fault));
+        }
+        assert_eq!(Fault::from_name("all"), None);
+    }
+}

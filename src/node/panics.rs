@@ -1,0 +1,23 @@
+//! Says where a panic happened, whatever else still works.
+//!
+//! The supervisor reports the death of the service; the place in the code is
+//! known here only. Standard error goes to `init` without any help of ours.
+
+use std::any::Any;
+use std::panic;
+
+/// Replaces the hook that prints in the format of the standard library.
+pub(super) fn install() {
+    panic::set_hook(Box::new(|info| {
+        let text = payload(info.payload());
+        let place = info.location().map(|it| format!(" at {}:{}", it.file(), it.line()));
+        super::complain(&format!("panicked{}: {text}", place.unwrap_or_default()));
+    }));
+}
+
+/// What a panic says, if it is text.
+fn payload(payload: &dyn Any) -> &str {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| payload.downcast_ref::<&str>().copied())
+        .unwrap_or("with something that is not text")
+}

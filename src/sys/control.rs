@@ -1,0 +1,147 @@
+//! The channel between `init` and `node`, from `node`'s end: one message a datagram.
+
+use std::io;
+use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::io::{Errno, FdFlags};
+use rustix::net::{RecvFlags, SendFlags};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Bytes of a message; `init` reads no longer ones.
+pub const MESSAGE_MAX: usize = 16 * 1024;
+
+/// Takes over the descriptor that `init` left open at `number`.
+///
+/// # Errors
+///
+/// When nothing is open there, or it was taken before.
+pub fn inherit(number: RawFd) -> io::Result<OwnedFd> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    if number < 3 || TAKEN.swap(true, Ordering::Relaxed) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    #[expect(unsafe_code, reason = "an inherited descriptor is a number, whatever one does")]
+    // SAFETY: beyond the standard three, this process has opened nothing that
+    // early but its own files, and this is called once: if the descriptor is
+    // not open, the next call says so and the guard below forgets it.
+    let fd = unsafe { OwnedFd::from_raw_fd(number) };
+    if let Err(error) = rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC) {
+        std::mem::forget(fd);
+        return Err(error.into());
+    }
+    rustix::io::ioctl_fionbio(&fd, true)?;
+    Ok(fd)
+}
+
+/// The open channel.
+#[derive(Debug)]
+pub struct Channel {
+    socket: AsyncFd<OwnedFd>,
+}
+
+impl Channel {
+    /// Registers `socket` with the runtime.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        let socket = super::readiness::watch(socket, Interest::READABLE | Interest::WRITABLE)?;
+        Ok(Self { socket })
+    }
+
+    /// Sends one message. Cancel-safe: it is sent whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` for a message above [`MESSAGE_MAX`]; else the kernel's:
+    /// `BrokenPipe` when `init` is gone.
+    pub async fn send(&self, message: &str) -> io::Result<()> {
+        if message.len() > MESSAGE_MAX {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        loop {
+            let mut ready = self.socket.writable().await?;
+            match rustix::net::send(&self.socket, message.as_bytes(), SendFlags::NOSIGNAL) {
+                Ok(_) => return Ok(()),
+                Err(Errno::AGAIN) => ready.clear_ready(),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The next message; `None` when `init` is gone. Cancel-safe.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub async fn receive(&self) -> io::Result<Option<String>> {
+        let mut buffer = vec![0; MESSAGE_MAX];
+        loop {
+            let mut ready = self.socket.readable().await?;
+            match rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::empty()) {
+                Ok((0, _)) => return Ok(None),
+                Ok((length, _)) => {
+                    return Ok(Some(String::from_utf8_lossy(&buffer[..length]).into_owned()));
+                }
+                Err(Errno::AGAIN) => ready.clear_ready(),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    fn pair() -> (Channel, OwnedFd) {
+        let (node, init) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )
+        .unwrap();
+        (Channel::new(node).unwrap(), init)
+    }
+
+    #[tokio::test]
+    async fn messages_keep_their_bounds_both_ways() {
+        let (channel, init) = pair();
+        channel.send("one").await.unwrap();
+        channel.send("two").await.unwrap();
+        let mut buffer = [0; 16];
+        assert_eq!(rustix::net::recv(&init, &mut buffer[..], RecvFlags::empty()).unwrap().0, 3);
+        rustix::net::send(&init, b"stop", SendFlags::empty()).unwrap();
+        rustix::net::send(&init, b"again", SendFlags::empty()).unwrap();
+        assert_eq!(channel.receive().await.unwrap().as_deref(), Some("stop"));
+        assert_eq!(channel.receive().await.unwrap().as_deref(), Some("again"));
+    }
+
+    #[tokio::test]
+    async fn the_end_of_init_is_an_end_and_not_a_message() {
+        let (channel, init) = pair();
+        drop(init);
+        assert_eq!(channel.receive().await.unwrap(), None);
+        assert_eq!(channel.send("x").await.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[tokio::test]
+    async fn a_message_that_init_would_cut_is_refused() {
+        let (channel, _init) = pair();
+        let error = channel.send(&"x".repeat(MESSAGE_MAX + 1)).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_number_that_is_not_open_is_refused_and_only_one_is_taken() {
+        assert!(inherit(1023).is_err());
+        assert!(inherit(1023).is_err());
+    }
+}
