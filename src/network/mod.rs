@@ -29,6 +29,8 @@ pub mod names;
 mod observe;
 mod plan;
 mod service;
+#[cfg(test)]
+mod service_tests;
 
 use std::net::IpAddr;
 

@@ -80,7 +80,11 @@ fn link(message: &LinkMessage, interfaces: Interfaces) -> Option<Link> {
             _ => {}
         }
     }
-    (!link.name.is_empty()).then_some(link)
+    let ours = match interfaces {
+        Interfaces::Named(prefix) => kind == Kind::Loopback || link.name.starts_with(prefix),
+        Interfaces::Hardware => !link.name.is_empty(),
+    };
+    ours.then_some(link)
 }
 
 fn address(message: &AddressMessage) -> Option<Cidr> {

@@ -55,8 +55,9 @@ const NAMESERVERS_MAX: usize = 3;
 pub enum Interfaces {
     /// Those with hardware behind them.
     Hardware,
-    /// Virtual ones too: in a network namespace there are no others.
-    All,
+    /// Those whose names start so, and loopback: in a network namespace of a
+    /// test, all are virtual, and some are the other ends of cables.
+    Named(&'static str),
 }
 
 /// What does not change while the node runs.
@@ -112,11 +113,12 @@ impl Service {
         let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
         let (connection, handle, changes) =
             rtnetlink::new_multicast_connection(&groups).map_err(Error::Connect)?;
+        let network = configured(&self.known.borrow());
         let run = Run {
             service: self,
             ctx: ctx.clone(),
             handle,
-            network: None,
+            network,
             holding: Holding::default(),
             clients: StreamMap::new(),
             former: Former::Keep,
@@ -383,11 +385,8 @@ impl Run {
                 Ok(Event::Look)
             }
             // Cancel-safe: the value stays where it is.
-            network = event::until(&mut self.service.known, "parameters", |known| {
-                known.as_ref().map(|loaded| {
-                    loaded.parameters().map(|p| p.network.clone()).unwrap_or_default()
-                })
-            }), if unknown => Ok(Event::Known(network?)),
+            network = event::until(&mut self.service.known, "parameters", configured),
+                if unknown => Ok(Event::Known(network?)),
             // Cancel-safe: the clients keep their progress.
             Some((link, event)) = self.clients.next() => Ok(Event::Dhcp(link, event)),
             // Cancel-safe: only waits.
@@ -400,6 +399,12 @@ type Change = (
     rtnetlink::packet_core::NetlinkMessage<netlink_packet_route::RouteNetlinkMessage>,
     rtnetlink::sys::SocketAddr,
 );
+
+/// The configuration, once it is known whether there is one.
+fn configured(known: &Known) -> Option<parameters::Network> {
+    let loaded = known.as_ref()?;
+    Some(loaded.parameters().map(|parameters| parameters.network.clone()).unwrap_or_default())
+}
 
 fn name(observed: &Observed, link: u32) -> &str {
     observed.links.get(&link).map_or("a link that is gone", |link| link.name.as_str())

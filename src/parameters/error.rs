@@ -16,11 +16,8 @@ pub enum Error {
     #[error("cannot read the node parameters")]
     Unreadable(#[source] io::Error),
     /// More bytes than any sensible parameters have.
-    #[error("the node parameters have {size} bytes, allowed are at most {BYTES_MAX}")]
-    TooLarge {
-        /// How many there are.
-        size: u64,
-    },
+    #[error("the node parameters have more than the {BYTES_MAX} bytes that they may have")]
+    TooLarge,
     /// Not a protocol buffers message, or cut short.
     #[error("the node parameters are damaged or cut short")]
     Malformed(#[source] prost::DecodeError),
@@ -93,7 +90,7 @@ impl Error {
                 let errno = error.raw_os_error().and_then(|errno| u16::try_from(errno).ok());
                 code::PARAMETERS_UNREADABLE.with_detail(errno.unwrap_or(0))
             }
-            Self::TooLarge { .. } => code::PARAMETERS_TOO_LARGE,
+            Self::TooLarge => code::PARAMETERS_TOO_LARGE,
             Self::Malformed(_) | Self::Truncated { .. } => code::PARAMETERS_MALFORMED,
             Self::UnknownField { number, .. } => code::PARAMETERS_UNKNOWN_FIELD
                 .with_detail(u16::try_from(*number).unwrap_or(u16::MAX)),
@@ -111,7 +108,7 @@ impl Error {
         let place = from.place();
         match self {
             Self::Unreadable(_) => format!("Check the medium that carries {place}, then reboot."),
-            Self::TooLarge { .. } => {
+            Self::TooLarge => {
                 format!("Put node parameters, and nothing else, at {place}, then reboot.")
             }
             Self::Malformed(_) | Self::Truncated { .. } => {

@@ -22,8 +22,9 @@ use tracing::{info, warn};
 
 use super::error::Error;
 use super::source::{FwCfg, Places};
-use super::{Known, Loaded, Parameters, Source, parse};
+use super::{BYTES_MAX, Known, Loaded, Parameters, Source, parse};
 use crate::stage::{Stage, State};
+use crate::storage::file::File;
 use crate::supervisor::Context;
 
 /// How often a driver that is not done is looked at. sysfs tells nobody when it
@@ -42,8 +43,8 @@ const FW_CFG_WAIT: Duration = Duration::from_secs(10);
 pub struct Config {
     /// Where sysfs is mounted.
     pub sys: PathBuf,
-    /// Where the ESP is mounted.
-    pub esp: PathBuf,
+    /// The file on the ESP.
+    pub esp: File,
 }
 
 /// The service. A run holds all progress.
@@ -176,7 +177,7 @@ fn seen(source: Source, read: &Read) -> String {
     match read {
         Ok(None) => format!("{place}: nothing there"),
         Ok(Some(bytes)) => format!("{place}: {} bytes", bytes.len()),
-        Err(Error::TooLarge { size }) => format!("{place}: {size} bytes"),
+        Err(Error::TooLarge) => format!("{place}: more than {BYTES_MAX} bytes"),
         Err(_) => format!("{place}: unreadable"),
     }
 }
@@ -184,6 +185,59 @@ fn seen(source: Source, read: &Read) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::supervisor::Handles;
+    use crate::trapdoor::code;
+
+    /// Runs the service in an empty sysfs with `content` on the ESP.
+    async fn run(content: Option<&[u8]>, story: impl AsyncFnOnce(watch::Receiver<Known>, Handles)) {
+        let base = tempfile::tempdir().unwrap();
+        let root = crate::storage::Root::at(base.path());
+        root.esp.create().unwrap();
+        if let Some(content) = content {
+            root.esp.parameters.write(content).unwrap();
+        }
+        let config = Config { sys: base.path().join("sys"), esp: root.esp.parameters };
+        let (sender, known) = watch::channel(None);
+        let (ctx, handles) = Context::for_test();
+        tokio::select! {
+            ended = Service { config, known: sender }.run(ctx) => panic!("{ended:?}"),
+            () = story(known, handles) => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_found_is_published_and_the_stage_is_done() {
+        run(Some(&valid(&[])), async |mut known, handles| {
+            let loaded = crate::event::until(&mut known, "known", Clone::clone).await.unwrap();
+            assert!(loaded.parameters().is_some());
+            // The stage follows the value, and nothing after it waits.
+            tokio::task::yield_now().await;
+            assert_eq!(handles.stages.borrow()[&Stage::Parameters].state, State::Done);
+            assert!(handles.is_healthy());
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn parameters_that_cannot_be_used_open_the_trapdoor_and_are_not_published() {
+        run(Some(b"noise"), async |known, mut handles| {
+            let report = crate::event::until(&mut handles.trapdoor, "trapdoor", Clone::clone);
+            let report = report.await.unwrap();
+            assert_eq!(report.code, code::PARAMETERS_MALFORMED);
+            assert_eq!(report.tried.len(), 2);
+            assert_eq!(*known.borrow(), None);
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_machine_without_parameters_is_told_so() {
+        run(None, async |mut known, _handles| {
+            let loaded = crate::event::until(&mut known, "known", Clone::clone).await.unwrap();
+            assert_eq!(loaded.found, None);
+        })
+        .await;
+    }
 
     /// The least that is valid: a bootstrap with the base point as the owner's key.
     fn valid(extra: &[u8]) -> Vec<u8> {
@@ -227,9 +281,9 @@ mod tests {
 
     #[test]
     fn a_bad_file_on_the_esp_is_a_warning_while_fw_cfg_is_used() {
-        let esp = Err(Error::TooLarge { size: 100_000 });
+        let esp = Err(Error::TooLarge);
         let loaded = decide(FwCfg::Ready, Ok(Some(valid(&[]))), esp).unwrap();
-        assert!(loaded.warning.unwrap().contains("100000"));
+        assert!(loaded.warning.unwrap().contains("65536"));
     }
 
     #[test]

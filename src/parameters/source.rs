@@ -15,21 +15,18 @@
 //! bytes (`validate`).
 
 use std::fmt;
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use super::error::Error;
+use crate::storage::file::{self, File};
 
-/// The most bytes that parameters may have. The kernel reads fw_cfg through
-/// sysfs in quadratic time: 64 KiB take 0.15 s, a megabyte takes 40 s.
-pub const BYTES_MAX: u64 = 64 * 1024;
+/// The most bytes that parameters may have, in either place. The kernel reads
+/// fw_cfg through sysfs in quadratic time: 64 KiB take 0.15 s, a megabyte 40 s.
+pub const BYTES_MAX: u64 = crate::storage::tree::PARAMETERS_SIZE_MAX;
 
 /// The name of the fw_cfg item.
 pub(super) const FW_CFG_ITEM: &str = "opt/polis/parameters.pb";
-
-/// The file on the ESP.
-const ESP_FILE: &str = "polis/parameters.pb";
 
 /// A place that may carry parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +43,7 @@ impl Source {
     pub fn place(self) -> String {
         match self {
             Self::FwCfg => format!("fw_cfg item {FW_CFG_ITEM}"),
-            Self::Esp => format!("{ESP_FILE} on the ESP"),
+            Self::Esp => "polis/parameters.pb on the ESP".to_owned(),
         }
     }
 }
@@ -64,7 +61,7 @@ impl fmt::Display for Source {
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     sys: PathBuf,
-    esp: PathBuf,
+    esp: File,
 }
 
 /// What is known of fw_cfg at this moment.
@@ -79,9 +76,9 @@ pub(super) enum FwCfg {
 }
 
 impl Places {
-    /// `sys` is where sysfs is mounted, `esp` where the ESP is.
-    pub(super) fn new(sys: &Path, esp: &Path) -> Self {
-        Self { sys: sys.to_owned(), esp: esp.to_owned() }
+    /// `sys` is where sysfs is mounted, `esp` the file on the ESP.
+    pub(super) fn new(sys: &Path, esp: &File) -> Self {
+        Self { sys: sys.to_owned(), esp: esp.clone() }
     }
 
     /// Looks at what the kernel knows of fw_cfg.
@@ -116,38 +113,29 @@ impl Places {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                     other => other.map_err(Error::Unreadable)?,
                 };
-                let size = size.trim().parse().map_err(|_digits| {
+                let size: u64 = size.trim().parse().map_err(|_digits| {
                     Error::Unreadable(io::Error::other("the kernel shows no size"))
                 })?;
                 if size > BYTES_MAX {
-                    return Err(Error::TooLarge { size });
+                    return Err(Error::TooLarge);
                 }
-                bounded(&item.join("raw"))
+                raw(&item.join("raw")).map(Some)
             }
-            Source::Esp => bounded(&self.esp.join(ESP_FILE)),
+            Source::Esp => self.esp.read().map_err(|error| match error {
+                file::Error::TooLarge { .. } => Error::TooLarge,
+                file::Error::Io { source, .. } => Error::Unreadable(source),
+                other => Error::Unreadable(io::Error::other(other)),
+            }),
         }
     }
 }
 
-/// Reads a file that may be absent and must not be large.
-fn bounded(path: &Path) -> Result<Option<Vec<u8>>, Error> {
-    let file = match File::open(path) {
-        Err(error) if is_absent(&error) => return Ok(None),
-        other => other.map_err(Error::Unreadable)?,
-    };
-    let size = file.metadata().map_err(Error::Unreadable)?.len();
+/// Reads an item, whatever its size was said to be.
+fn raw(path: &Path) -> Result<Vec<u8>, Error> {
+    let item = std::fs::File::open(path).map_err(Error::Unreadable)?;
     let mut bytes = Vec::new();
-    // One more than allowed: whatever `size` says, more than that is never read.
-    file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(Error::Unreadable)?;
-    let read = bytes.len() as u64;
-    if read > BYTES_MAX {
-        return Err(Error::TooLarge { size: size.max(read) });
-    }
-    Ok(Some(bytes))
-}
-
-fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+    item.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(Error::Unreadable)?;
+    if bytes.len() as u64 > BYTES_MAX { Err(Error::TooLarge) } else { Ok(bytes) }
 }
 
 #[cfg(test)]
@@ -163,7 +151,8 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
         }
-        let places = Places::new(&root.path().join("sys"), &root.path().join("esp"));
+        let esp = crate::storage::Root::at(root.path()).esp.parameters;
+        let places = Places::new(&root.path().join("sys"), &esp);
         (root, places)
     }
 
@@ -204,13 +193,13 @@ mod tests {
     fn a_large_item_is_refused_by_its_size_and_never_read() {
         // `raw` is absent: reading it would be another error.
         let (_root, places) = places(&[(SIZE, b"100000\n")]);
-        assert!(matches!(places.read(Source::FwCfg), Err(Error::TooLarge { size: 100_000 })));
+        assert!(matches!(places.read(Source::FwCfg), Err(Error::TooLarge)));
     }
 
     #[test]
     fn a_large_file_is_refused() {
         let (_root, places) = places(&[("esp/polis/parameters.pb", &vec![7; 65_537])]);
-        assert!(matches!(places.read(Source::Esp), Err(Error::TooLarge { size: 65_537 })));
+        assert!(matches!(places.read(Source::Esp), Err(Error::TooLarge)));
     }
 
     #[test]
