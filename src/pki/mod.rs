@@ -40,6 +40,8 @@ pub use self::crl::{Crl, Reason, Revoked};
 pub use self::namespace::Namespace;
 pub use self::overview::{AuthorityView, CertificateView, Overview, RevokedView};
 pub use self::parse::Facts;
+#[cfg(test)]
+pub(crate) use self::store::memory;
 pub use self::store::{Entry, Guard, Store, Write};
 pub use self::template::{ETCD_PEER_NAME, Host, Template};
 

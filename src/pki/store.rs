@@ -52,7 +52,7 @@ pub trait Store: Send + Sync {
 }
 
 #[cfg(test)]
-pub(super) mod memory {
+pub(crate) mod memory {
     use std::collections::BTreeMap;
     use std::sync::{Arc, Mutex};
 
@@ -60,7 +60,7 @@ pub(super) mod memory {
 
     /// A map with revisions.
     #[derive(Clone, Default)]
-    pub(in crate::pki) struct Memory {
+    pub(crate) struct Memory {
         inner: Arc<Mutex<(i64, BTreeMap<String, Entry>)>>,
         pause: Option<Arc<tokio::sync::Barrier>>,
     }
@@ -71,7 +71,7 @@ pub(super) mod memory {
             Self { pause: Some(pause), ..self.clone() }
         }
 
-        pub(in crate::pki) fn contents(&self) -> BTreeMap<String, Vec<u8>> {
+        pub(crate) fn contents(&self) -> BTreeMap<String, Vec<u8>> {
             let inner = self.inner.lock().unwrap();
             inner.1.iter().map(|(key, entry)| (key.clone(), entry.value.clone())).collect()
         }

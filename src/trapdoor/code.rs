@@ -106,6 +106,22 @@ pub const PARAMETERS_CA_CERTIFICATE: Code = Code::new(Stage::Parameters, 11);
 pub const CONSENSUS_MEMBER_ABSENT: Code = Code::new(Stage::Consensus, 1);
 /// The member on the disk lacks a part.
 pub const CONSENSUS_MEMBER_DAMAGED: Code = Code::new(Stage::Consensus, 2);
+/// The sealed configuration on the ESP is damaged.
+pub const CLUSTER_SEALED_DAMAGED: Code = Code::new(Stage::Cluster, 1);
+/// There is a data partition in use, and no sealed configuration.
+pub const CLUSTER_SEALED_LOST: Code = Code::new(Stage::Cluster, 2);
+/// There is a sealed configuration, and no data partition.
+pub const CLUSTER_DATA_LOST: Code = Code::new(Stage::Cluster, 3);
+/// A bootstrap was under way, and its journal is damaged.
+pub const CLUSTER_JOURNAL_DAMAGED: Code = Code::new(Stage::Cluster, 4);
+/// The parameters ask to register, which this version cannot.
+pub const CLUSTER_CANNOT_REGISTER: Code = Code::new(Stage::Cluster, 5);
+/// The key of this node is lost, damaged or another node's.
+pub const CLUSTER_NODE_KEY: Code = Code::new(Stage::Cluster, 6);
+/// What the node must remember cannot be read or written.
+pub const CLUSTER_FILE: Code = Code::new(Stage::Cluster, 7);
+/// The cluster's store is damaged or another cluster's.
+pub const CLUSTER_STORE: Code = Code::new(Stage::Cluster, 8);
 
 /// Every code there is, for the check against `docs/errors.md`.
 pub const ALL: &[Code] = &[
@@ -134,6 +150,14 @@ pub const ALL: &[Code] = &[
     PARAMETERS_CA_CERTIFICATE,
     CONSENSUS_MEMBER_ABSENT,
     CONSENSUS_MEMBER_DAMAGED,
+    CLUSTER_SEALED_DAMAGED,
+    CLUSTER_SEALED_LOST,
+    CLUSTER_DATA_LOST,
+    CLUSTER_JOURNAL_DAMAGED,
+    CLUSTER_CANNOT_REGISTER,
+    CLUSTER_NODE_KEY,
+    CLUSTER_FILE,
+    CLUSTER_STORE,
 ];
 
 #[cfg(test)]

@@ -1,0 +1,138 @@
+//! Makes a node a member for good: in the cluster's store and on its own disk.
+//!
+//! ```text
+//! store: founding records -> CA -> node certificate
+//!     disk: credentials -> sealed configuration -> journal removed
+//! ```
+//!
+//! Invariants:
+//! - Every step may be taken again, and finds what an earlier attempt did.
+//! - The sealed configuration is written last of all that a member needs, so
+//!   whoever finds it finds the rest.
+//!
+//! What this module does not do: wait for anything (`service`).
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::Error;
+use super::sealed::Sealed;
+use crate::curator::{Founding, Store};
+use crate::identity::Identity;
+use crate::pki;
+use crate::storage::{Kind, Root};
+use crate::sys::clock;
+
+/// A step that was just taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The ESP says that a bootstrap has begun.
+    Begun,
+    /// The node has its key.
+    Key,
+    /// The founding records are in the store.
+    Founded,
+    /// The cluster's CA exists.
+    Authority,
+    /// The node's certificate exists.
+    Certificate,
+    /// Key and certificates are on the data partition.
+    Credentials,
+    /// The ESP says that this node is a member.
+    Sealed,
+    /// The ESP does not speak of a bootstrap any more.
+    Finished,
+}
+
+impl Step {
+    /// All steps, in order.
+    pub const ALL: [Self; 8] = [
+        Self::Begun,
+        Self::Key,
+        Self::Founded,
+        Self::Authority,
+        Self::Certificate,
+        Self::Credentials,
+        Self::Sealed,
+        Self::Finished,
+    ];
+}
+
+/// Lets a test end a run after any step, as a power cut would.
+#[derive(Clone, Default)]
+pub struct Probe(Option<Arc<dyn Fn(Step) -> bool + Send + Sync>>);
+
+impl Probe {
+    /// Asks `goes_on` after each step.
+    pub fn new(goes_on: impl Fn(Step) -> bool + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(goes_on)))
+    }
+
+    pub(super) fn passed(&self, step: Step) -> Result<(), Error> {
+        match &self.0 {
+            Some(goes_on) if !goes_on(step) => Err(Error::Interrupted(step)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Probe(set)" } else { "Probe(none)" })
+    }
+}
+
+/// Takes every step that is still to be taken.
+pub(super) async fn ensure<S: pki::Store + Clone>(
+    store: &Store<S>,
+    founding: &Founding,
+    kind: Kind,
+    root: &Root,
+    probe: &Probe,
+) -> Result<Sealed, Error> {
+    store.found(founding).await?;
+    probe.passed(Step::Founded)?;
+
+    let authority = store.ensure_authority(clock::now()).await?;
+    probe.passed(Step::Authority)?;
+
+    let issued = store.ensure_node_certificate(founding.node, clock::now()).await?;
+    probe.passed(Step::Certificate)?;
+
+    let credentials = &root.data.node.credentials;
+    let pem = |der: &[u8]| pki::certificate_pem(der).into_bytes();
+    credentials.certificate.save(pem(&issued.der)).await?;
+    credentials.ca.save(pem(&authority.der)).await?;
+    probe.passed(Step::Credentials)?;
+
+    let sealed = Sealed {
+        node_public_key: founding.node.public_key,
+        cluster_ca: authority.der,
+        storage: kind,
+    };
+    root.esp.sealed_configuration.save(sealed.to_record()).await?;
+    probe.passed(Step::Sealed)?;
+
+    remove_journal(root).await?;
+    probe.passed(Step::Finished)?;
+    Ok(sealed)
+}
+
+/// Checks that the store is that of the cluster that `sealed` speaks of.
+pub(super) async fn check<S: pki::Store + Clone>(
+    store: &Store<S>,
+    sealed: &Sealed,
+    node: Identity,
+) -> Result<(), Error> {
+    store.complete(node).await?;
+    if store.authority(clock::now()).await? != sealed.cluster_ca {
+        return Err(Error::OtherCluster);
+    }
+    Ok(())
+}
+
+/// Removes the journal of a bootstrap that is finished.
+pub(super) async fn remove_journal(root: &Root) -> Result<(), Error> {
+    let journal = root.esp.cluster_journal.clone();
+    super::blocking(move || Ok(journal.remove()?)).await
+}

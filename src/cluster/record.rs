@@ -1,0 +1,160 @@
+//! Frames what a node keeps on its EFI system partition.
+//!
+//! FAT has no journal: after a power cut a file may be short or hold another
+//! file's blocks. The frame tells whole from damaged, so that *absent* and
+//! *damaged* are never mistaken for each other.
+//!
+//! ```text
+//! 0      8        10     12       16        16+n        48+n
+//! | magic | version | kind | length | payload | SHA-256 of all before |
+//! ```
+//!
+//! Numbers are little-endian. Invariants:
+//! - A record reads back exactly as it was written, or not at all.
+//! - The version covers kind and payload: an old node refuses what it cannot know.
+
+use sha2::{Digest as _, Sha256};
+
+/// What the frame means; a change of it is a new number.
+const VERSION: u16 = 1;
+
+/// The payload as it is. Payloads that only a TPM can open get another number.
+const PLAIN: u16 = 0;
+
+const HEAD: usize = 16;
+const CHECKSUM: usize = 32;
+
+/// What kind of file a record is; its first eight bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Magic(pub(super) [u8; 8]);
+
+/// Why bytes are not a whole record.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Damage {
+    /// Something else, or nothing that makes sense.
+    #[error("it does not start as such a record does")]
+    Magic,
+    /// Written by a version that knows more.
+    #[error("it has version {0}, and this node knows version {VERSION}")]
+    Version(u16),
+    /// Protected in a way that this version does not know.
+    #[error("it is protected in way {0}, which this node does not know")]
+    Kind(u16),
+    /// Cut short, or with something behind it.
+    #[error("it has {has} bytes and should have {should}")]
+    Length {
+        /// What there is.
+        has: usize,
+        /// What the head says.
+        should: usize,
+    },
+    /// Changed after it was written.
+    #[error("its checksum does not fit its content")]
+    Checksum,
+    /// The frame is whole, and what is in it makes no sense.
+    #[error("its content is not understood: {0}")]
+    Content(String),
+}
+
+/// Frames `payload`.
+pub(super) fn write(magic: Magic, payload: &[u8]) -> Vec<u8> {
+    // Files of the tree are bounded far below four gigabytes.
+    let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+    let mut record = Vec::with_capacity(HEAD + payload.len() + CHECKSUM);
+    record.extend(magic.0);
+    record.extend(VERSION.to_le_bytes());
+    record.extend(PLAIN.to_le_bytes());
+    record.extend(length.to_le_bytes());
+    record.extend(payload);
+    let checksum = Sha256::digest(&record);
+    record.extend(checksum);
+    record
+}
+
+/// Takes the payload out of its frame.
+pub(super) fn read(magic: Magic, record: &[u8]) -> Result<&[u8], Damage> {
+    let has = record.len();
+    let rest = record.strip_prefix(&magic.0).ok_or(Damage::Magic)?;
+    let head: [u8; HEAD - 8] = rest
+        .get(..HEAD - 8)
+        .and_then(|head| head.try_into().ok())
+        .ok_or(Damage::Length { has, should: HEAD + CHECKSUM })?;
+    let [v0, v1, k0, k1, length @ ..] = head;
+    let version = u16::from_le_bytes([v0, v1]);
+    if version != VERSION {
+        return Err(Damage::Version(version));
+    }
+    let length = u32::from_le_bytes(length) as usize;
+    let should = HEAD.saturating_add(length).saturating_add(CHECKSUM);
+    if has != should {
+        return Err(Damage::Length { has, should });
+    }
+    let (body, checksum) = record.split_at(has - CHECKSUM);
+    if Sha256::digest(body).as_slice() != checksum {
+        return Err(Damage::Checksum);
+    }
+    // After the checksum: a flipped bit is damage, not an unknown kind.
+    let kind = u16::from_le_bytes([k0, k1]);
+    if kind != PLAIN {
+        return Err(Damage::Kind(kind));
+    }
+    Ok(&body[HEAD..])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MAGIC: Magic = Magic(*b"polistst");
+
+    #[test]
+    fn each_kind_of_damage_is_told_apart() {
+        let record = write(MAGIC, b"payload");
+        assert_eq!(read(MAGIC, &record), Ok(&b"payload"[..]));
+        assert_eq!(read(Magic(*b"another!"), &record), Err(Damage::Magic));
+        assert_eq!(read(MAGIC, b""), Err(Damage::Magic));
+        assert_eq!(read(MAGIC, &record[..10]), Err(Damage::Length { has: 10, should: 48 }));
+        assert_eq!(read(MAGIC, &record[..50]), Err(Damage::Length { has: 50, should: 55 }));
+        let mut newer = record.clone();
+        newer[8] = 2;
+        assert_eq!(read(MAGIC, &newer), Err(Damage::Version(2)));
+        let mut changed = record;
+        changed[20] ^= 1;
+        assert_eq!(read(MAGIC, &changed), Err(Damage::Checksum));
+    }
+
+    #[test]
+    fn a_way_of_protection_from_the_future_is_named() {
+        let mut record = write(MAGIC, b"payload");
+        record[10] = 1;
+        let body = record.len() - CHECKSUM;
+        let checksum = Sha256::digest(&record[..body]);
+        record[body..].copy_from_slice(&checksum);
+        assert_eq!(read(MAGIC, &record), Err(Damage::Kind(1)));
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_written_reads_back_and_no_change_goes_unseen(
+            payload in prop::collection::vec(any::<u8>(), 0..200),
+            at in any::<prop::sample::Index>(),
+            flip in 1_u8..=255,
+        ) {
+            let record = write(MAGIC, &payload);
+            prop_assert_eq!(read(MAGIC, &record), Ok(&payload[..]));
+            let mut changed = record.clone();
+            changed[at.index(record.len())] ^= flip;
+            prop_assert!(read(MAGIC, &changed).is_err());
+            prop_assert!(read(MAGIC, &record[..at.index(record.len())]).is_err());
+        }
+
+        #[test]
+        fn noise_never_panics(noise in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _refused = read(MAGIC, &noise);
+            let _refused = read(MAGIC, &[&MAGIC.0[..], &noise].concat());
+        }
+    }
+}
