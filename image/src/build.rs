@@ -1,27 +1,27 @@
 //! The steps from packages and our two programs to an image.
 //!
 //! ```text
-//! payload --> modules --+--> initramfs ----------+
-//!    |                  |                        v
-//!    |   init, node ----+--> system --roothash-> uki --> image
-//!    +--> kernel, firmware ----------------------^
+//! payload --> modules --+--> initramfs ------------+
+//!    |                  |                          v
+//!    |   init, node ----+--> system --root hash--> uki --> image
+//!    +--> kernel ----------------------------------^
 //! ```
 //!
-//! `initramfs` and `system` run at the same time.
+//! `initramfs`, `system` and `kernel` run at the same time.
 //!
 //! Invariants:
 //! - A step reads nothing that is not among its inputs.
 //! - Nothing of the host, the user or the clock reaches an output.
 
 use std::{
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
     thread,
 };
 
 use crate::{
     cpio,
-    digest::{hash, hex},
+    digest::{Digests, hash},
     error::{At as _, Error, Result},
     layout,
     lock::Lock,
@@ -31,23 +31,21 @@ use crate::{
     program,
     root::Sources,
     step::{Inputs, Observer, Steps},
+    system,
+    tree::Tree,
     uki::{self, Section},
     verity::{self, Verity},
 };
 
 /// Where systemd's stub is in the payload.
 const STUB: &str = "usr/lib/systemd/boot/efi/linuxx64.efi.stub";
-/// UUID of the file system: it tells nothing apart that the hash does not.
-const EROFS_UUID: &str = "00000000-0000-0000-0000-0000706f6c69";
-/// LZ4 at its best level but one: the last costs ten times as long for half a
-/// percent. Clusters of 64 KiB, since reading is bound by hashing, not by seeking.
-const EROFS_OPTIONS: &[&str] =
-    &["-zlz4hc,level=9", "-C65536", "-T0", "--all-root", "-x-1", "--quiet"];
-/// Modules are packed already: trying again costs time and gains nothing.
-const EROFS_HINTS: &str = "0 \\.ko\\.xz$\n";
-/// What every image is started with. Serial last, so that it is `/dev/console`.
+/// What every image is started with. Serial last, so that it is `/dev/console`;
+/// the kernel's own tests of its ciphers cost most of a second, and a busy host
+/// makes the check of the timer fail.
 const CMDLINE: &str = "console=tty0 console=ttyS0,115200 quiet loglevel=4 panic=30 \
     cryptomgr.notests no_timer_check";
+/// This file's own text: a recipe of the steps whose work is done here.
+const RECIPE: &str = include_str!("build.rs");
 
 /// What to build from, and where to.
 #[derive(Clone, Debug)]
@@ -68,34 +66,39 @@ pub struct Config {
     pub size: u64,
 }
 
-/// Brings the payload here, links it below the output's parent, and returns it.
-///
-/// # Errors
-///
-/// The lock file is absent or wrong, or the mirror lacks a locked package.
-pub fn payload(source: &Source, out: &Path, observer: &dyn Observer) -> Result<Payload> {
-    let steps = Steps::open(out.join("steps"), observer)?;
-    let lock = source.read()?;
-    let root = source.tree(&lock);
-    let inputs = Inputs::recipe(&[include_str!("payload.rs")]).text("payload.lock", &lock.print());
-    steps
-        .run("payload", inputs, std::slice::from_ref(&root), || source.prepare(&lock, observer))?;
-    Ok(Payload { root, lock })
-}
-
 /// Builds the image.
 ///
 /// # Errors
 ///
 /// A step failed; the error says which object was in the way.
 pub fn build(config: &Config, observer: &dyn Observer) -> Result<Manifest> {
-    let Payload { root, lock } = payload(&config.source, &config.out, observer)?;
+    let _guard = guard(&config.out)?;
     let steps = Steps::open(config.out.join("steps"), observer)?;
+    let Payload { root, lock } = payload(&config.source, &steps)?;
     let builder =
         Builder { config, payload: &root, lock: &lock, release: release(&lock)?, steps: &steps };
     let manifest = builder.build();
     steps.digests.save()?;
     manifest
+}
+
+/// One build at a time in one folder: a second waits, and then finds all cached.
+fn guard(out: &Path) -> Result<File> {
+    fs::create_dir_all(out).at("make", out)?;
+    let path = out.join("guard");
+    let file = File::create(&path).at("create", &path)?;
+    file.lock().at("lock", &path)?;
+    Ok(file)
+}
+
+/// Brings the payload here.
+fn payload(source: &Source, steps: &Steps<'_>) -> Result<Payload> {
+    let lock = source.read()?;
+    let root = source.tree(&lock);
+    let inputs = Inputs::recipe(&[]).text("payload.lock", &lock.print());
+    let prepare = || source.prepare(&lock, steps.observer);
+    steps.run("payload", inputs, std::slice::from_ref(&root), prepare)?;
+    Ok(Payload { root, lock })
 }
 
 /// The release that the locked kernel calls itself: its package's name says so.
@@ -116,28 +119,30 @@ struct Builder<'a> {
     steps: &'a Steps<'a>,
 }
 
+/// The two trees of an image, and a text for each that changes with it.
+struct Plan {
+    root: Tree,
+    root_listing: String,
+    initramfs: Tree,
+    initramfs_listing: String,
+    /// Modules for the initramfs: packed file, and name when unpacked.
+    unpack: Vec<(PathBuf, String)>,
+}
+
 impl Builder<'_> {
     fn build(&self) -> Result<Manifest> {
         self.modules()?;
-        let image_version = self.image_version()?;
+        let plan = self.plan()?;
+        let image_version = self.image_version(&plan)?;
         let os_release = os_release(&self.config.version, &image_version);
-        let sources = Sources {
-            payload: self.payload,
-            lock: self.lock,
-            release: &self.release,
-            init: &self.config.init,
-            node: &self.config.node,
-            os_release: &os_release,
-            index: &self.out("modules"),
-        };
-        let (initramfs, system, copies) = thread::scope(|scope| {
-            let initramfs = scope.spawn(|| self.initramfs(&sources));
-            let copies = scope.spawn(|| self.copies());
-            let system = self.system(&sources);
-            (join(initramfs), system, join(copies))
+        let (initramfs, system, kernel) = thread::scope(|scope| {
+            let initramfs = scope.spawn(|| self.initramfs(&plan));
+            let kernel = scope.spawn(|| self.kernel());
+            let system = self.system(&plan, &os_release);
+            (join(initramfs), system, join(kernel))
         });
         initramfs?;
-        copies?;
+        kernel?;
         let verity = system?;
         let cmdline = cmdline(&verity);
         self.uki(&cmdline, &os_release)?;
@@ -154,10 +159,11 @@ impl Builder<'_> {
             system: "system.img".into(),
             firmware: "firmware".into(),
             image: "polis.img".into(),
+            sha256: String::new(),
             sizes: Sizes::default(),
         };
         manifest.sizes = self.sizes(&manifest)?;
-        self.image(&manifest)?;
+        manifest.sha256 = self.image(&manifest)?;
         manifest.save()?;
         Ok(manifest)
     }
@@ -166,31 +172,13 @@ impl Builder<'_> {
         self.config.out.join(name)
     }
 
-    /// What the image is made of, in one hash: known before the image is.
-    fn image_version(&self) -> Result<String> {
-        let inputs =
-            self.content()?.text("version", &self.config.version).text("command line", CMDLINE);
-        Ok(inputs.digest()[..16].to_owned())
-    }
-
-    /// The inputs of everything that is in an image.
-    fn content(&self) -> Result<Inputs> {
-        let recipe = [
-            include_str!("build.rs"),
-            include_str!("root.rs"),
-            include_str!("modules.rs"),
-            include_str!("packages.rs"),
-            include_str!("verity.rs"),
-        ];
-        Inputs::recipe(&recipe)
-            .text("payload.lock", &self.lock.print())
-            .file("init", &self.config.init, &self.steps.digests)?
-            .file("node", &self.config.node, &self.steps.digests)
+    fn digests(&self) -> &Digests {
+        &self.steps.digests
     }
 
     /// Asks kmod what depends on what, for all modules of the kernel.
     fn modules(&self) -> Result<()> {
-        let inputs = Inputs::default().text("payload.lock", &self.lock.print());
+        let inputs = Inputs::recipe(&[RECIPE]).text("payload.lock", &self.lock.print());
         let names = ["modules.dep", "modules.alias", "modules.softdep"];
         let outputs = names.map(|name| self.out("modules").join(name));
         self.steps.run("modules", inputs, &outputs, || {
@@ -208,10 +196,53 @@ impl Builder<'_> {
         })
     }
 
-    /// What is taken from the payload as it is.
-    fn copies(&self) -> Result<()> {
-        let inputs =
-            Inputs::recipe(&[include_str!("packages.rs")]).text("payload.lock", &self.lock.print());
+    fn plan(&self) -> Result<Plan> {
+        let Config { init, node, .. } = self.config;
+        let sources = Sources::open(self.payload, self.lock, &self.release, &self.out("modules"))?;
+        let unpacked = self.out("unpacked");
+        let unpack = sources.initramfs_modules()?;
+        let root = sources.root(init, node)?;
+        let initramfs = sources.initramfs(init, &unpacked)?;
+        // Which file it is, not where it lies on this host: the lock and the hashes of our two
+        // programs say what is in it.
+        let origin = |path: &Path| {
+            let inside =
+                path.strip_prefix(self.payload).or_else(|_outside| path.strip_prefix(&unpacked));
+            inside.ok().or(path.file_name().map(Path::new)).unwrap_or(path).display().to_string()
+        };
+        Ok(Plan {
+            root_listing: root.listing(origin),
+            root,
+            initramfs_listing: initramfs.listing(origin),
+            initramfs,
+            unpack,
+        })
+    }
+
+    /// What the image is made of, in one hash: known before the image is, since
+    /// the image says it.
+    fn image_version(&self, plan: &Plan) -> Result<String> {
+        let inputs = self
+            .content(plan)?
+            .text("the initramfs's files", &plan.initramfs_listing)
+            .text("version", &self.config.version)
+            .text("command line", CMDLINE);
+        Ok(inputs.digest()[..16].to_owned())
+    }
+
+    /// The inputs that say what is in the system, but for its version.
+    fn content(&self, plan: &Plan) -> Result<Inputs> {
+        Inputs::recipe(&[include_str!("system.rs"), include_str!("verity.rs")])
+            .text("payload.lock", &self.lock.print())
+            .text("the list of files", &plan.root_listing)
+            .file("init", &self.config.init, self.digests())?
+            .file("node", &self.config.node, self.digests())
+    }
+
+    /// What is taken from the payload as it is: the kernel, and firmware for machines in QEMU.
+    fn kernel(&self) -> Result<()> {
+        let inputs = Inputs::recipe(&[RECIPE, include_str!("packages.rs")])
+            .text("payload.lock", &self.lock.print());
         let mut pairs = vec![(format!("boot/vmlinuz-{}", self.release), self.out("vmlinuz"))];
         for name in FIRMWARE {
             pairs.push((format!("usr/share/OVMF/{name}"), self.out("firmware").join(name)));
@@ -226,63 +257,46 @@ impl Builder<'_> {
         })
     }
 
-    fn initramfs(&self, sources: &Sources<'_>) -> Result<()> {
-        let recipe = [include_str!("root.rs"), include_str!("modules.rs"), include_str!("cpio.rs")];
-        let inputs = Inputs::recipe(&recipe).text("payload.lock", &self.lock.print()).file(
-            "init",
-            &self.config.init,
-            &self.steps.digests,
-        )?;
+    fn initramfs(&self, plan: &Plan) -> Result<()> {
+        let inputs = Inputs::recipe(&[include_str!("cpio.rs")])
+            .text("payload.lock", &self.lock.print())
+            .text("the list of files", &plan.initramfs_listing)
+            .file("init", &self.config.init, self.digests())?;
         let output = self.out("initramfs.cpio");
         self.steps.run("initramfs", inputs, std::slice::from_ref(&output), || {
             let unpacked = self.out("unpacked");
             fs::create_dir_all(&unpacked).at("make", &unpacked)?;
-            let modules = sources.initramfs_modules()?;
             let unpack = |(packed, name): &(PathBuf, String)| {
                 let mut xz = program::payload(self.payload, "usr/bin/xz");
                 let bytes = program::run(xz.args(["--decompress", "--stdout"]).arg(packed))?;
                 let path = unpacked.join(name);
                 fs::write(&path, bytes).at("write", &path)
             };
-            parallel(&modules, unpack, || {})?;
-            let archive = cpio::write(&sources.initramfs(&unpacked)?)?;
+            parallel(&plan.unpack, unpack, || {})?;
+            let archive = cpio::write(&plan.initramfs)?;
             fs::remove_dir_all(&unpacked).at("clear", &unpacked)?;
             fs::write(&output, archive).at("write", &output)
         })
     }
 
-    /// The root file system with its hash tree behind it.
-    fn system(&self, sources: &Sources<'_>) -> Result<Verity> {
-        let inputs = self.content()?.text("os-release", sources.os_release);
+    fn system(&self, plan: &Plan, os_release: &str) -> Result<Verity> {
+        let inputs = self.content(plan)?.text("os-release", os_release);
         let output = self.out("system.img");
         self.steps.run("system", inputs, std::slice::from_ref(&output), || {
-            let folder = self.out("root");
-            sources.root()?.lay_out(&folder)?;
-            let hints = self.out("hints");
-            fs::write(&hints, EROFS_HINTS).at("write", &hints)?;
-            if output.exists() {
-                fs::remove_file(&output).at("remove", &output)?;
-            }
-            let mut mkfs = program::payload(self.payload, "usr/bin/mkfs.erofs");
-            mkfs.args(EROFS_OPTIONS).arg(format!("-U{EROFS_UUID}"));
-            mkfs.arg(format!("--compress-hints={}", hints.display())).arg(&output).arg(&folder);
-            program::run(&mut mkfs)?;
-            for leftover in [fs::remove_dir_all(&folder), fs::remove_file(&hints)] {
-                leftover.at("clear", &folder)?;
-            }
-            append_verity(&output, sources.os_release)
+            let mut tree = plan.root.clone();
+            tree.text("etc/os-release", os_release);
+            system::make(self.payload, &tree, os_release, &self.out("scratch"), &output)
         })
     }
 
     fn uki(&self, cmdline: &str, os_release: &str) -> Result<()> {
         let (kernel, initramfs) = (self.out("vmlinuz"), self.out("initramfs.cpio"));
-        let stub = self.payload.join(STUB);
-        let inputs = Inputs::recipe(&[include_str!("uki.rs")])
+        let inputs = Inputs::recipe(&[RECIPE, include_str!("uki.rs")])
             .text("payload.lock", &self.lock.print())
             .text("command line", cmdline)
             .text("os-release", os_release)
-            .file("initramfs", &initramfs, &self.steps.digests)?
-            .file("kernel", &kernel, &self.steps.digests)?;
+            .file("initramfs", &initramfs, self.digests())?
+            .file("kernel", &kernel, self.digests())?;
         let output = self.out("polis.efi");
         self.steps.run("uki", inputs, std::slice::from_ref(&output), || {
             let read = |path: &Path| fs::read(path).at("read", path);
@@ -294,7 +308,8 @@ impl Builder<'_> {
                 Section::new(".linux", read(&kernel)?),
                 Section::new(".initrd", read(&initramfs)?),
             ];
-            fs::write(&output, uki::build(&read(&stub)?, &sections)?).at("write", &output)
+            let stub = read(&self.payload.join(STUB))?;
+            fs::write(&output, uki::build(&stub, &sections)?).at("write", &output)
         })
     }
 
@@ -306,19 +321,26 @@ impl Builder<'_> {
         let system = size(&manifest.system)?;
         let erofs = manifest.verity.blocks * verity::BLOCK as u64;
         let layout = layout::plan(&manifest.verity.root_hash, system, self.config.size)?;
-        let [esp, system_a] = &layout.partitions[..] else { return Ok(Sizes::default()) };
+        let partition = |kind| {
+            layout
+                .partitions
+                .iter()
+                .find(|entry| entry.kind == kind)
+                .map_or(0, |entry| entry.length)
+        };
         Ok(Sizes {
             kernel: size(&manifest.kernel)?,
             initramfs: size(&manifest.initramfs)?,
             uki: size(&manifest.uki)?,
             erofs,
             verity: system - erofs,
-            esp_partition: esp.length,
-            system_partition: system_a.length,
+            esp_partition: partition(layout::ESP),
+            system_partition: partition(layout::SYSTEM_A),
         })
     }
 
-    fn image(&self, manifest: &Manifest) -> Result<()> {
+    /// The disk image; returns its hash.
+    fn image(&self, manifest: &Manifest) -> Result<String> {
         let recipe = [
             include_str!("disk.rs"),
             include_str!("esp.rs"),
@@ -330,39 +352,24 @@ impl Builder<'_> {
             .text("the parameters", &parameters)
             .text("the size", &self.config.size.to_string())
             .text("the system", &manifest.verity.root_hash)
-            .file("the unified kernel image", &self.out("polis.efi"), &self.steps.digests)?;
+            .file("the unified kernel image", &self.out("polis.efi"), self.digests())?;
         let out = self.out("polis.img");
-        self.steps.run("image", inputs, std::slice::from_ref(&out), || {
+        let outputs = std::slice::from_ref(&out);
+        self.steps.run("image", inputs.clone(), outputs, || {
             let options = Options {
                 parameters: self.config.parameters.clone(),
                 size: self.config.size,
                 ..Options::new(&out)
             };
             manifest::assemble(manifest, &options)
-        })
+        })?;
+        self.steps.run("sha256", inputs, outputs, || self.digests().of(&out))
     }
 }
 
 /// A step's panic is its caller's.
 fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-/// Appends the hash tree to a file system and says how to open the two.
-fn append_verity(path: &Path, seed: &str) -> Result<Verity> {
-    let mut data = fs::read(path).at("read", path)?;
-    data.resize(data.len().next_multiple_of(verity::BLOCK), 0);
-    let blocks = (data.len() / verity::BLOCK) as u64;
-    // The salt need not be secret, only the image's own: two images share no hash.
-    let salt = hash(seed.as_bytes());
-    let salt_bytes: Vec<u8> = (0..salt.len())
-        .step_by(2)
-        .filter_map(|at| u8::from_str_radix(&salt[at..at + 2], 16).ok())
-        .collect();
-    let (root, tree) = verity::tree(&data, &salt_bytes);
-    data.extend(tree);
-    fs::write(path, &data).at("write", path)?;
-    Ok(Verity { root_hash: hex(&root), salt, blocks })
 }
 
 fn os_release(version: &str, image_version: &str) -> String {
@@ -379,4 +386,23 @@ fn cmdline(verity: &Verity) -> String {
         "polis.verity={root_hash} polis.verity-salt={salt} polis.verity-blocks={blocks} \
          polis.slot=A polis.esp={esp} {CMDLINE}"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_fits_what_every_kernel_accepts() {
+        let verity = Verity { root_hash: "a".repeat(64), salt: "b".repeat(64), blocks: u64::MAX };
+        let line = cmdline(&verity);
+        // COMMAND_LINE_SIZE of x86 less what a person may add.
+        assert!(line.len() < 1024, "{line}");
+        assert!(line.ends_with("no_timer_check") && !line.contains("  "), "{line}");
+    }
+
+    #[test]
+    fn a_lock_without_a_kernel_is_refused() {
+        assert!(release(&Lock { packages: Vec::new() }).is_err());
+    }
 }

@@ -11,12 +11,16 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::Read as _,
-    os::unix::fs::MetadataExt as _,
+    io,
+    os::unix::fs::{FileExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     sync::Mutex,
 };
 
+use rustix::{
+    fs::{SeekFrom, seek},
+    io::Errno,
+};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -72,7 +76,7 @@ impl Digests {
         {
             return Ok(digest.clone());
         }
-        let digest = hash_file(path)?;
+        let digest = sha256(path)?;
         self.known().insert(path.to_owned(), (stamp, digest.clone()));
         Ok(digest)
     }
@@ -91,26 +95,56 @@ impl Digests {
 }
 
 /// The SHA-256 of a file, in hexadecimal, read anew.
-pub(crate) fn hash_file(path: &Path) -> Result<String> {
-    let mut file = File::open(path).at("open", path)?;
-    let mut hasher = Sha256::new();
-    let mut buffer = vec![0; CHUNK];
-    loop {
-        let count = file.read(&mut buffer).at("read", path)?;
-        if count == 0 {
-            return Ok(hex(&hasher.finalize()));
-        }
-        hasher.update(&buffer[..count]);
-    }
-}
-
-/// The SHA-256 of a file, in hexadecimal, read anew.
 ///
 /// # Errors
 ///
 /// The file cannot be read.
 pub fn sha256(path: &Path) -> Result<String> {
-    hash_file(path)
+    hash_sparse(&File::open(path).at("open", path)?).at("read", path)
+}
+
+/// Hashes a file without reading its holes: that would fill the host's memory
+/// with gigabytes of zeros, which takes several times as long as hashing them.
+fn hash_sparse(file: &File) -> io::Result<String> {
+    let length = file.metadata()?.len();
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; CHUNK];
+    let mut at = 0;
+    while at < length {
+        let (start, end) = next_data(file, at, length)?;
+        buffer.fill(0);
+        while at < start {
+            let count = chunk(start - at);
+            hasher.update(&buffer[..count]);
+            at += count as u64;
+        }
+        while at < end {
+            let count = chunk(end - at);
+            file.read_exact_at(&mut buffer[..count], at)?;
+            hasher.update(&buffer[..count]);
+            at += count as u64;
+        }
+    }
+    Ok(hex(&hasher.finalize()))
+}
+
+/// Where data comes next from `at` on, and where it ends.
+fn next_data(file: &File, at: u64, length: u64) -> io::Result<(u64, u64)> {
+    let start = match seek(file, SeekFrom::Data(at)) {
+        Ok(start) => start,
+        // Nothing but a hole follows.
+        Err(Errno::NXIO) => return Ok((length, length)),
+        // Not every file system knows its holes.
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok((at, length)),
+        Err(error) => return Err(error.into()),
+    };
+    let end = seek(file, SeekFrom::Hole(start))?;
+    Ok((start.min(length), end.min(length)))
+}
+
+/// The next piece of a range: as much as the buffer holds.
+fn chunk(left: u64) -> usize {
+    usize::try_from(left).unwrap_or(CHUNK).min(CHUNK)
 }
 
 /// The SHA-256 of bytes, in hexadecimal.
@@ -138,6 +172,18 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::write(&path, "two").unwrap();
         assert_eq!(digests.of(&path).unwrap(), hash(b"two"));
+    }
+
+    #[test]
+    fn holes_are_hashed_as_the_zeros_that_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let file = File::create(&path).unwrap();
+        file.set_len(5_000_001).unwrap();
+        assert_eq!(sha256(&path).unwrap(), hash(&[0; 5_000_001]));
+        file.write_all_at(b"in the middle", 2_100_000).unwrap();
+        file.write_all_at(b"first", 0).unwrap();
+        assert_eq!(sha256(&path).unwrap(), hash(&fs::read(&path).unwrap()));
     }
 
     #[test]

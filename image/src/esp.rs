@@ -58,6 +58,8 @@ pub(crate) fn build(seed: &str, files: &[(&str, &[u8])]) -> Result<Vec<u8>> {
             let what = format!("write {path}");
             add(&fat, path, content).map_err(failed(&what))?;
         }
+        // Counts the free clusters, which are then written down for others to find.
+        fat.stats().map_err(failed("count what is free"))?;
         fat.unmount().map_err(failed("finish"))?;
     }
     Ok(storage.into_inner())

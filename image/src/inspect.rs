@@ -161,12 +161,8 @@ impl Expected {
                 .find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
                 .ok_or_else(|| format!("its command line has no {key}"))
         };
-        let salt = value("polis.verity-salt")?;
-        let salt = (0..salt.len())
-            .step_by(2)
-            .map(|at| u8::from_str_radix(salt.get(at..at + 2)?, 16).ok())
-            .collect::<Option<_>>()
-            .ok_or("its salt is not in hexadecimal")?;
+        let salt =
+            verity::bytes(value("polis.verity-salt")?).ok_or("its salt is not in hexadecimal")?;
         let length = value("polis.verity-blocks")?
             .parse::<u64>()
             .ok()

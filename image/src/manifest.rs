@@ -48,6 +48,8 @@ pub struct Manifest {
     pub firmware: PathBuf,
     /// The disk image.
     pub image: PathBuf,
+    /// SHA-256 of the disk image.
+    pub sha256: String,
     /// Bytes by part.
     pub sizes: Sizes,
 }

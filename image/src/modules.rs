@@ -182,6 +182,29 @@ const INITRAMFS: &[&str] = &[
     "xhci_pci",
 ];
 
+/// Modules that the root must have, whatever folder is left out one day: what
+/// the node asks for by name, and the hardware that it is tested on.
+const ROOT: &[&str] = &[
+    "dm_crypt",
+    "dm_integrity",
+    "e1000e",
+    "i6300esb",
+    "igb",
+    "nf_tables",
+    "nls_ascii",
+    "nls_cp437",
+    "overlay",
+    "qemu_fw_cfg",
+    "softdog",
+    "vfat",
+    "virtio_gpu",
+    "virtio_net",
+    "virtio_rng",
+    "wireguard",
+    "xfs",
+    "xts",
+];
+
 /// What `depmod` wrote about the modules of one kernel.
 #[derive(Debug)]
 pub(crate) struct Index {
@@ -215,22 +238,31 @@ impl Index {
     }
 
     /// Paths of the modules for the root.
-    pub(crate) fn root(&self) -> BTreeSet<String> {
+    pub(crate) fn root(&self) -> Result<BTreeSet<String>> {
         let wanted = self.dependencies.keys().filter(|path| !left_out(path)).cloned();
-        self.close(wanted)
+        let kept = self.close(wanted);
+        match self.named(ROOT)?.into_iter().find(|path| !kept.contains(path)) {
+            Some(path) => Err(Error::Absent { path: format!("{path} that is not left out") }),
+            None => Ok(kept),
+        }
     }
 
     /// Paths of the modules for the initramfs.
     pub(crate) fn initramfs(&self) -> Result<BTreeSet<String>> {
-        let mut wanted = Vec::new();
-        for module in INITRAMFS {
+        Ok(self.close(self.named(INITRAMFS)?))
+    }
+
+    /// Paths of modules by name. One that is built into the kernel has none.
+    fn named(&self, names: &[&str]) -> Result<Vec<String>> {
+        let mut paths = Vec::new();
+        for module in names {
             match self.paths.get(*module) {
-                Some(path) => wanted.push(path.clone()),
+                Some(path) => paths.push(path.clone()),
                 None if self.builtin.contains(*module) => {}
                 None => return Err(Error::Absent { path: format!("kernel module {module}") }),
             }
         }
-        Ok(self.close(wanted))
+        Ok(paths)
     }
 
     /// Adds what modules depend on, firmly or softly, until nothing is missing.
@@ -342,12 +374,13 @@ kernel/sound/s.ko.xz:
     const SOFT: &str = "softdep d pre: crypto-crc none post: s\nsoftdep s pre: a\n";
 
     fn index() -> Index {
-        Index::parse(DEP, ALIAS, SOFT, "kernel/fs/builtin.ko\n")
+        let builtin: String = ROOT.iter().map(|name| format!("kernel/x/{name}.ko\n")).collect();
+        Index::parse(DEP, ALIAS, SOFT, &builtin)
     }
 
     #[test]
     fn what_a_kept_module_needs_is_kept_even_from_a_folder_left_out() {
-        let root = index().root();
+        let root = index().root().unwrap();
         assert!(root.contains("kernel/drivers/ssb/b-c.ko.xz"));
         assert!(!root.contains("kernel/drivers/ssb/x.ko.xz"));
         assert!(!root.contains("kernel/sound/s.ko.xz"));
@@ -365,7 +398,7 @@ kernel/sound/s.ko.xz:
     #[test]
     fn the_index_files_name_kept_modules_only() {
         let index = index();
-        let root = index.root();
+        let root = index.root().unwrap();
         assert_eq!(index.alias(&root), "alias pci:v1d2 a\nalias crypto-crc crc_fast\n");
         assert_eq!(index.softdep(&root), "softdep d pre: crypto-crc none post: s\n");
         let dep = index.dep(&root, |path| format!("{}.ko", name(path)));
@@ -376,6 +409,18 @@ kernel/sound/s.ko.xz:
     #[test]
     fn a_module_of_the_initramfs_that_the_kernel_lacks_is_an_error() {
         assert!(matches!(index().initramfs(), Err(Error::Absent { .. })));
+    }
+
+    #[test]
+    fn a_module_that_must_be_there_is_not_left_out_unnoticed() {
+        let dep = "kernel/sound/xfs.ko.xz:\n";
+        let builtin: String =
+            ROOT.iter().skip(1).map(|name| format!("kernel/x/{name}.ko\n")).collect();
+        let error = Index::parse(dep, "", "", &builtin).root().unwrap_err();
+        assert!(error.to_string().contains("dm_crypt"), "{error}");
+        let dep = "kernel/sound/dm-crypt.ko.xz:\n";
+        let error = Index::parse(dep, "", "", &builtin).root().unwrap_err();
+        assert!(error.to_string().contains("sound/dm-crypt"), "{error}");
     }
 
     #[test]

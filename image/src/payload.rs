@@ -29,7 +29,7 @@ use std::{
 
 use crate::{
     apt::Apt,
-    digest::{hash, hash_file},
+    digest::{hash, sha256},
     elf,
     error::{At as _, Error, Result},
     lock::{Lock, Package},
@@ -39,8 +39,8 @@ use crate::{
     step::Observer,
 };
 
-/// Downloads at a time: mirrors are quick, and each file is its own process.
-const DOWNLOADS: usize = 4;
+/// Items of work at a time. Each is a process of its own, and mirrors ask for moderation.
+const WORKERS: usize = 4;
 /// How often the progress of downloads is looked at.
 const TICK: Duration = Duration::from_millis(100);
 /// Folders that Debian has merged: links must be there before anything is unpacked.
@@ -48,11 +48,11 @@ const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 
 /// The unpacked payload.
 #[derive(Clone, Debug)]
-pub struct Payload {
+pub(crate) struct Payload {
     /// Where the packages are unpacked.
-    pub root: PathBuf,
+    pub(crate) root: PathBuf,
     /// What they are.
-    pub lock: Lock,
+    pub(crate) lock: Lock,
 }
 
 /// Where packages are kept, and where they come from.
@@ -155,7 +155,7 @@ impl Source {
             let target = self.deb(package);
             let part = target.with_extension("part");
             apt.fetch(&mirror, package, &part)?;
-            if hash_file(&part)? != package.sha256 {
+            if sha256(&part)? != package.sha256 {
                 let output = "what arrived has another hash".to_owned();
                 let (package, version) = (package.name.clone(), package.version.clone());
                 return Err(Error::Vanished { package, version, output });
@@ -205,7 +205,7 @@ pub(crate) fn parallel<T: Sync>(
     let next = || queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).next();
     let (sender, receiver) = mpsc::sync_channel(items.len());
     thread::scope(|scope| {
-        for _ in 0..DOWNLOADS.min(items.len()) {
+        for _ in 0..WORKERS.min(items.len()) {
             let (next, work, sender) = (&next, &work, sender.clone());
             scope.spawn(move || {
                 while let Some(item) = next() {

@@ -29,38 +29,39 @@ const OF_THE_NODE: &[&str] = &["hostname", "hosts", "machine-id", "resolv.conf"]
 /// What both trees are made from.
 #[derive(Debug)]
 pub(crate) struct Sources<'a> {
-    /// The unpacked payload.
-    pub(crate) payload: &'a Path,
-    pub(crate) lock: &'a Lock,
-    /// Release of the kernel, which names the folder of its modules.
-    pub(crate) release: &'a str,
-    pub(crate) init: &'a Path,
-    pub(crate) node: &'a Path,
-    pub(crate) os_release: &'a str,
-    /// `modules.{dep,alias,softdep,builtin}` of all modules, in one folder.
-    pub(crate) index: &'a Path,
+    payload: &'a Path,
+    lock: &'a Lock,
+    release: &'a str,
+    index: Index,
 }
 
-impl Sources<'_> {
-    fn modules(&self) -> PathBuf {
-        self.payload.join("usr/lib/modules").join(self.release)
-    }
-
-    fn read_index(&self) -> Result<Index> {
+impl<'a> Sources<'a> {
+    /// Reads what `depmod` wrote to the folder `index` about the payload's modules.
+    pub(crate) fn open(
+        payload: &'a Path,
+        lock: &'a Lock,
+        release: &'a str,
+        index: &Path,
+    ) -> Result<Self> {
         let read = |folder: &Path, name: &str| {
             let path = folder.join(name);
             fs::read_to_string(&path).at("read", &path)
         };
-        Ok(Index::parse(
-            &read(self.index, "modules.dep")?,
-            &read(self.index, "modules.alias")?,
-            &read(self.index, "modules.softdep")?,
-            &read(&self.modules(), "modules.builtin")?,
-        ))
+        let index = Index::parse(
+            &read(index, "modules.dep")?,
+            &read(index, "modules.alias")?,
+            &read(index, "modules.softdep")?,
+            &read(&payload.join("usr/lib/modules").join(release), "modules.builtin")?,
+        );
+        Ok(Self { payload, lock, release, index })
     }
 
-    /// The root file system.
-    pub(crate) fn root(&self) -> Result<Tree> {
+    fn modules(&self) -> PathBuf {
+        self.payload.join("usr/lib/modules").join(self.release)
+    }
+
+    /// The root file system, but for `etc/os-release`, which says what all of it is.
+    pub(crate) fn root(&self, init: &Path, node: &Path) -> Result<Tree> {
         let mut tree = Tree::default();
         for name in ["bin", "lib", "lib64", "sbin"] {
             tree.folder(&format!("usr/{name}"), 0o755);
@@ -69,8 +70,8 @@ impl Sources<'_> {
         for name in MOUNT_POINTS {
             tree.folder(name, 0o755);
         }
-        tree.program("init", self.init);
-        tree.program("usr/bin/node", self.node);
+        tree.program("init", init);
+        tree.program("usr/bin/node", node);
         // The kernel asks for modules by running this; `init` knows it by its name.
         tree.link("usr/sbin/modprobe", "/init");
         self.add_programs(&mut tree)?;
@@ -95,13 +96,12 @@ impl Sources<'_> {
     }
 
     fn add_modules(&self, tree: &mut Tree) -> Result<()> {
-        let index = self.read_index()?;
-        let kept = index.root();
+        let kept = self.index.root()?;
         let folder = format!("usr/lib/modules/{}", self.release);
         for path in &kept {
             tree.file(&format!("{folder}/{path}"), self.modules().join(path));
         }
-        add_index(tree, &folder, &index, &kept, str::to_owned);
+        add_index(tree, &folder, &self.index, &kept, str::to_owned);
         tree.file(&format!("{folder}/modules.builtin"), self.modules().join("modules.builtin"));
         Ok(())
     }
@@ -110,7 +110,6 @@ impl Sources<'_> {
         for name in OF_THE_NODE {
             tree.link(&format!("etc/{name}"), &format!("/ephemeral/{name}"));
         }
-        tree.text("etc/os-release", self.os_release);
         tree.link("usr/lib/os-release", "/etc/os-release");
         tree.text(
             "etc/passwd",
@@ -135,11 +134,10 @@ impl Sources<'_> {
     }
 
     /// The initramfs; `unpacked` holds its modules as `<name>.ko`.
-    pub(crate) fn initramfs(&self, unpacked: &Path) -> Result<Tree> {
-        let index = self.read_index()?;
-        let kept = index.initramfs()?;
+    pub(crate) fn initramfs(&self, init: &Path, unpacked: &Path) -> Result<Tree> {
+        let kept = self.index.initramfs()?;
         let mut tree = Tree::default();
-        tree.program("init", self.init);
+        tree.program("init", init);
         // By this file `init` knows that it is in the initramfs.
         tree.text("stage1", "");
         tree.folder("dev", 0o755);
@@ -152,13 +150,13 @@ impl Sources<'_> {
             let file = flat(path);
             tree.file(&format!("modules/{file}"), unpacked.join(&file));
         }
-        add_index(&mut tree, "modules", &index, &kept, flat);
+        add_index(&mut tree, "modules", &self.index, &kept, flat);
         Ok(tree)
     }
 
     /// The modules of the initramfs: where each is in the payload, and its file's name unpacked.
     pub(crate) fn initramfs_modules(&self) -> Result<Vec<(PathBuf, String)>> {
-        let kept = self.read_index()?.initramfs()?;
+        let kept = self.index.initramfs()?;
         Ok(kept.iter().map(|path| (self.modules().join(path), flat(path))).collect())
     }
 }

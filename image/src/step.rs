@@ -43,6 +43,8 @@ pub struct Report {
 
 /// Watches a build. Called from several threads.
 pub trait Observer: Sync {
+    /// A step has work to do, and begins with it.
+    fn begin(&self, name: &'static str);
     /// A step has ended.
     fn step(&self, report: &Report);
     /// Long work has got so far, in bytes. Ends with `done == total`.
@@ -54,6 +56,7 @@ pub trait Observer: Sync {
 pub struct Silent;
 
 impl Observer for Silent {
+    fn begin(&self, _: &'static str) {}
     fn step(&self, _: &Report) {}
     fn progress(&self, _: &str, _: u64, _: u64) {}
 }
@@ -146,6 +149,7 @@ impl<'a> Steps<'a> {
                 }
             }
         };
+        self.observer.begin(name);
         let value = work()?;
         let outputs = outputs
             .iter()
@@ -191,6 +195,7 @@ mod tests {
         fn step(&self, report: &Report) {
             self.0.lock().unwrap().push(report.why.clone());
         }
+        fn begin(&self, _: &'static str) {}
         fn progress(&self, _: &str, _: u64, _: u64) {}
     }
 

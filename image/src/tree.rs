@@ -14,7 +14,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::error::{At as _, Result};
+use crate::{
+    digest::hash,
+    error::{At as _, Result},
+};
 
 /// What one path is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,6 +96,27 @@ impl Tree {
         self.0.iter().map(|(path, entry)| (path.as_str(), entry))
     }
 
+    /// A text that changes whenever the tree does. `origin` names a file that is
+    /// taken from elsewhere; what is in it is the caller's to know.
+    pub(crate) fn listing(&self, origin: impl Fn(&Path) -> String) -> String {
+        let mut text = String::new();
+        for (path, entry) in self.iter() {
+            let what = match entry {
+                Entry::Folder { mode } => format!("folder {mode:o}"),
+                Entry::File { content: Content::Bytes(bytes), mode } => {
+                    format!("text {mode:o} {}", hash(bytes))
+                }
+                Entry::File { content: Content::File(file), mode } => {
+                    format!("file {mode:o} {}", origin(file))
+                }
+                Entry::Link { target } => format!("link {target}"),
+                Entry::Device { major, minor, mode } => format!("device {mode:o} {major} {minor}"),
+            };
+            text += &format!("{path} {what}\n");
+        }
+        text
+    }
+
     /// Lays the tree out below `root`, which is emptied first. Devices are left
     /// out: making them takes a privilege, and the root needs none.
     pub(crate) fn lay_out(&self, root: &Path) -> Result<()> {
@@ -141,6 +165,21 @@ mod tests {
         tree.link("a-link", "a");
         let paths: Vec<_> = tree.iter().map(|(path, _)| path).collect();
         assert_eq!(paths, ["a", "a-link", "a/b", "a/b/c"]);
+    }
+
+    #[test]
+    fn a_listing_changes_with_anything_in_the_tree() {
+        let listing = |tree: &Tree| tree.listing(|path| path.display().to_string());
+        let mut tree = Tree::default();
+        tree.text("a", "one");
+        tree.file("b", "/x/b");
+        let first = listing(&tree);
+        assert_eq!(first, format!("a text 644 {}\nb file 644 /x/b\n", hash(b"one")));
+        tree.text("a", "two");
+        let second = listing(&tree);
+        assert_ne!(first, second);
+        tree.program("b", "/x/b");
+        assert_ne!(listing(&tree), second);
     }
 
     #[test]

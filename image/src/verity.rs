@@ -68,6 +68,15 @@ fn level(data: &[u8], salt: &[u8]) -> Vec<u8> {
     hashes
 }
 
+/// The bytes that hexadecimal digits say, as in a salt.
+pub(crate) fn bytes(digits: &str) -> Option<Vec<u8>> {
+    if !digits.len().is_multiple_of(2) {
+        return None;
+    }
+    let digit = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
+    (0..digits.len()).step_by(2).map(digit).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,9 +2,11 @@
 
 use std::{
     env, fs,
+    io::{self, IsTerminal as _},
     path::{Path, PathBuf},
     process::Command,
-    time::Instant,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
@@ -16,7 +18,14 @@ use polis_image::{
 
 use crate::host;
 
-/// Where everything is built, below the workspace.
+/// How often the terminal shows that work goes on.
+const TICK: Duration = Duration::from_millis(100);
+/// What it shows while steps run whose length nobody knows, ...
+const SPINNER: &str = "{spinner} {msg} {elapsed}";
+/// ... and while bytes are counted.
+const BAR: &str = "{spinner} {prefix} {wide_bar} {bytes}/{total_bytes} {eta}";
+
+/// Where cargo leaves the programs, below the workspace.
 const TARGET: &str = "target/x86_64-unknown-linux-gnu/image";
 
 /// Arguments of `cargo xtask image`.
@@ -115,7 +124,11 @@ fn build_and_report(arguments: &Build) -> Result<()> {
             options.out
         }
     };
-    report(&manifest, &file)?;
+    let sha256 = match file == manifest.path(&manifest.image) {
+        true => manifest.sha256.clone(),
+        false => polis_image::sha256(&file)?,
+    };
+    report(&manifest, &file, &sha256);
     println!("total {:.2} s", start.elapsed().as_secs_f64());
     Ok(())
 }
@@ -148,7 +161,8 @@ fn cargo_build() -> Result<()> {
         .join(",");
     let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .current_dir(&workspace)
-        .args(["build", "--quiet", "--profile", "image", "--package", "polis"])
+        .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })
+        .args(["--profile", "image", "--package", "polis"])
         .args(["--bin", "init", "--bin", "node", "--config"])
         .arg(format!("target.x86_64-unknown-linux-gnu.rustflags=[{flags}]"))
         .status()
@@ -211,7 +225,7 @@ fn verify() -> Result<()> {
     Ok(())
 }
 
-fn report(manifest: &Manifest, file: &Path) -> Result<()> {
+fn report(manifest: &Manifest, file: &Path, sha256: &str) {
     let sizes = &manifest.sizes;
     let line = |name: &str, bytes: u64| println!("  {name:<28} {bytes:>12}");
     println!("bytes by part:");
@@ -224,8 +238,7 @@ fn report(manifest: &Manifest, file: &Path) -> Result<()> {
     line("ESP partition", sizes.esp_partition);
     line("SYSTEM-A partition", sizes.system_partition);
     println!("image {} ({})", manifest.image_version, file.display());
-    println!("sha256 {}", polis_image::sha256(file)?);
-    Ok(())
+    println!("sha256 {sha256}");
 }
 
 fn print(inspection: &Inspection) {
@@ -259,26 +272,50 @@ fn print(inspection: &Inspection) {
     }
 }
 
-/// Prints a line a step, and a bar for long work when someone watches.
+/// Prints a line a step, and shows what is under way when someone watches.
 #[derive(Debug)]
 struct Terminal {
     bar: ProgressBar,
+    running: Mutex<Vec<&'static str>>,
 }
 
 impl Default for Terminal {
     fn default() -> Self {
         // Draws on the standard error, and nothing at all when that is no terminal.
-        let bar = ProgressBar::new(0);
-        if let Ok(style) =
-            ProgressStyle::with_template("{msg:<10} {wide_bar} {bytes}/{total_bytes} {eta}")
-        {
-            bar.set_style(style);
+        Self { bar: ProgressBar::new_spinner(), running: Mutex::default() }
+    }
+}
+
+impl Terminal {
+    /// Shows the names of the steps at work, or nothing when there are none.
+    fn show(&self, change: impl FnOnce(&mut Vec<&'static str>)) {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut running);
+        if running.is_empty() {
+            self.bar.finish_and_clear();
+            return;
         }
-        Self { bar }
+        if self.bar.is_finished() {
+            self.bar.reset();
+        }
+        self.bar.set_message(running.join(", "));
+        self.bar.enable_steady_tick(TICK);
+    }
+
+    fn style(&self, template: &str) {
+        // The templates are constants; a wrong one would only look plain.
+        self.bar.set_style(
+            ProgressStyle::with_template(template)
+                .unwrap_or_else(|_wrong| ProgressStyle::default_bar()),
+        );
     }
 }
 
 impl Observer for Terminal {
+    fn begin(&self, name: &'static str) {
+        self.show(|running| running.push(name));
+    }
+
     fn step(&self, report: &Report) {
         let (state, why) = match &report.why {
             None => ("cached", String::new()),
@@ -286,16 +323,17 @@ impl Observer for Terminal {
         };
         let Report { name, time, .. } = report;
         self.bar.suspend(|| println!("{name:<10} {:>7.2} s  {state}{why}", time.as_secs_f64()));
+        self.show(|running| running.retain(|other| other != name));
     }
 
     fn progress(&self, what: &str, done: u64, total: u64) {
         if done == total {
-            self.bar.reset();
-            self.bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
-        } else {
-            self.bar.set_message(what.to_owned());
-            self.bar.set_length(total);
-            self.bar.set_position(done);
+            self.style(SPINNER);
+            return;
         }
+        self.style(BAR);
+        self.bar.set_prefix(what.to_owned());
+        self.bar.set_length(total);
+        self.bar.set_position(done);
     }
 }
