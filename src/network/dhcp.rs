@@ -2,7 +2,8 @@
 //!
 //! The protocol is `mozim`'s. It retries by itself and tells only the log, so
 //! this module watches it: a server that offered and then fell silent is left
-//! after [`SELECTING_MAX`], and what it leased is checked before anyone hears of it.
+//! after [`SELECTING_MAX`], a client without an answer is replaced after
+//! [`ASKING_MAX`], and what was leased is checked before anyone hears of it.
 //!
 //! ```text
 //! [asking] --acknowledged, checked--> Leased --T1: renewed--> Leased ..
@@ -25,6 +26,11 @@ use crate::parameters::Mac;
 /// How long a server may take from its offer to its acknowledgement. The first
 /// repetition comes after 5 s; a server that misses two is not there.
 const SELECTING_MAX: Duration = Duration::from_secs(15);
+
+/// How long one client asks before a fresh one takes over. `mozim` doubles its
+/// waits up to a minute; a fresh one starts over, so that a switch which only
+/// forwards after half a minute costs the boot eight more seconds, not thirty.
+const ASKING_MAX: Duration = Duration::from_secs(20);
 
 /// Wait after an answer that was refused: the next will most likely be the same.
 const REFUSED_WAIT: Duration = Duration::from_secs(10);
@@ -77,16 +83,20 @@ impl Client {
                     Err(error) => return self.failed(error),
                 },
             };
-            let state = if selecting {
-                let Ok(state) = tokio::time::timeout(SELECTING_MAX, client.run()).await else {
-                    debug!("a DHCP server on {} offered and fell silent", self.name);
+            // A client with a lease works to the clock of the lease.
+            let state = if self.leased {
+                client.run().await
+            } else {
+                let limit = if selecting { SELECTING_MAX } else { ASKING_MAX };
+                let Ok(state) = tokio::time::timeout(limit, client.run()).await else {
+                    if selecting {
+                        debug!("a DHCP server on {} offered and fell silent", self.name);
+                    }
                     self.client = None;
                     selecting = false;
                     continue;
                 };
                 state
-            } else {
-                client.run().await
             };
             match state {
                 Err(error) => return self.failed(error),
@@ -112,6 +122,8 @@ impl Client {
 
     fn failed(&mut self, error: mozim::DhcpError) -> Event {
         self.client = None;
+        // What was leased is held to its end by `holding`.
+        self.leased = false;
         self.wait = Some(FAILED_WAIT);
         Event::Failed(error)
     }
