@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{host, run};
+use crate::{host, image, run};
 
 /// Where stories keep their logs, a folder each. A story that could not run
 /// leaves a file `skipped` there with the reason.
@@ -86,7 +86,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Part::Etcd => {
                 if report.image() {
                     let mut command = runner.binary("etcd", args.filter.as_deref());
-                    report.tests("etcd", command.env("POLIS_ETCD", absolute(ETCD)?));
+                    report.tests("etcd", command.env("POLIS_ETCD", image::workspace().join(ETCD)));
                 }
             }
             Part::E2e => {
@@ -111,7 +111,7 @@ fn lint(report: &mut Report) {
 }
 
 fn stories(report: &mut Report, runner: &Runner, filter: Option<&str>) -> Result<()> {
-    let folder = Path::new(STORIES);
+    let folder = &image::workspace().join(STORIES);
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| format!("cannot empty {STORIES}"))?;
     }
@@ -119,10 +119,12 @@ fn stories(report: &mut Report, runner: &Runner, filter: Option<&str>) -> Result
         let accelerator = polis_qemu::host::accelerator(polis_qemu::host::Wish::Auto, 1);
         println!("test: QEMU {major}.{minor}, {accelerator:?}; logs go to {STORIES}");
     }
-    let images =
-        env::var_os("POLIS_IMAGE_DIR").map_or_else(|| "target/image".into(), PathBuf::from);
+    let images = match env::var_os("POLIS_IMAGE_DIR") {
+        Some(folder) => std::path::absolute(folder).context("cannot tell the current folder")?,
+        None => image::workspace().join("target/image"),
+    };
     let mut command = runner.binary("e2e", filter);
-    report.tests("e2e", command.env("POLIS_IMAGE_DIR", absolute(images)?));
+    report.tests("e2e", command.env("POLIS_IMAGE_DIR", images));
     report.skips.extend(skipped_stories(folder));
     Ok(())
 }
@@ -139,12 +141,10 @@ fn skipped_stories(folder: &Path) -> Vec<String> {
     skips.into_iter().map(|(story, reason)| format!("{story}: {reason}")).collect()
 }
 
-fn absolute(path: impl AsRef<Path>) -> Result<PathBuf> {
-    std::path::absolute(path).context("cannot tell the current folder")
-}
-
 fn cargo() -> Command {
-    Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(image::workspace());
+    cargo
 }
 
 /// Where `cargo install` puts programs, which need not be on the path.
