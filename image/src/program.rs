@@ -29,7 +29,8 @@ pub(crate) fn host(program: &str) -> Command {
 }
 
 /// A program of the unpacked payload, run with the payload's loader.
-pub(crate) fn payload(root: &Path, program: &str) -> Command {
+#[must_use]
+pub fn payload(root: &Path, program: &str) -> Command {
     let name = program.rsplit('/').next().unwrap_or(program);
     let mut command = host(&root.join(LOADER).to_string_lossy());
     command
@@ -40,7 +41,11 @@ pub(crate) fn payload(root: &Path, program: &str) -> Command {
 }
 
 /// Runs a command to its end and returns what it wrote.
-pub(crate) fn run(command: &mut Command) -> Result<Vec<u8>> {
+///
+/// # Errors
+///
+/// It cannot be started, or it fails: the error has the end of its output.
+pub fn run(command: &mut Command) -> Result<Vec<u8>> {
     let program = name(command);
     let output =
         command.output().map_err(|source| Error::Start { program: program.clone(), source })?;

@@ -58,31 +58,46 @@ impl Content {
 
 /// The tree. Paths have no slash at either end.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tree(BTreeMap<String, Entry>);
+pub struct Tree(BTreeMap<String, Entry>);
 
 impl Tree {
-    pub(crate) fn folder(&mut self, path: &str, mode: u32) {
+    /// Adds a folder.
+    pub fn folder(&mut self, path: &str, mode: u32) {
         self.insert(path, Entry::Folder { mode });
     }
 
-    pub(crate) fn text(&mut self, path: &str, text: impl Into<Vec<u8>>) {
+    /// Adds a file with this content.
+    pub fn text(&mut self, path: &str, text: impl Into<Vec<u8>>) {
         self.insert(path, Entry::File { content: Content::Bytes(text.into()), mode: 0o644 });
     }
 
-    pub(crate) fn file(&mut self, path: &str, source: impl Into<PathBuf>) {
+    /// Adds a copy of a file of the host.
+    pub fn file(&mut self, path: &str, source: impl Into<PathBuf>) {
         self.insert(path, Entry::File { content: Content::File(source.into()), mode: 0o644 });
     }
 
-    pub(crate) fn program(&mut self, path: &str, source: impl Into<PathBuf>) {
+    /// Adds a copy of a program of the host.
+    pub fn program(&mut self, path: &str, source: impl Into<PathBuf>) {
         self.insert(path, Entry::File { content: Content::File(source.into()), mode: 0o755 });
     }
 
-    pub(crate) fn link(&mut self, path: &str, target: &str) {
+    /// Adds a symbolic link.
+    pub fn link(&mut self, path: &str, target: &str) {
         self.insert(path, Entry::Link { target: target.to_owned() });
     }
 
-    pub(crate) fn device(&mut self, path: &str, major: u32, minor: u32) {
+    /// Adds a character device.
+    pub fn device(&mut self, path: &str, major: u32, minor: u32) {
         self.insert(path, Entry::Device { major, minor, mode: 0o600 });
+    }
+
+    /// The tree as the archive that a kernel unpacks at boot.
+    ///
+    /// # Errors
+    ///
+    /// A file of the host cannot be read.
+    pub fn archive(&self) -> Result<Vec<u8>> {
+        crate::cpio::write(self)
     }
 
     fn insert(&mut self, path: &str, entry: Entry) {

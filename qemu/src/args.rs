@@ -37,6 +37,20 @@ pub enum Firmware {
         /// Appended to the kernel command line by the stub; empty for nothing.
         append: String,
     },
+    /// UEFI, which takes kernel and initramfs from QEMU and not from a disk: what
+    /// a measurement of a kernel behind firmware needs.
+    UefiDirect {
+        /// The read-only chip.
+        code: PathBuf,
+        /// The chip with the variables: a copy that belongs to this machine.
+        vars: PathBuf,
+        /// The kernel.
+        kernel: PathBuf,
+        /// Its initramfs.
+        initramfs: PathBuf,
+        /// The whole kernel command line.
+        cmdline: String,
+    },
     /// QEMU itself places kernel and initramfs: no firmware variables, some seconds less.
     Direct {
         /// The kernel.
@@ -241,7 +255,7 @@ fn machine(args: &mut Args, config: &Config) {
     let smm = match config.firmware {
         // The flash of a Secure Boot build is written from system management mode only.
         Firmware::Uefi { secure: true, .. } => ",smm=on",
-        Firmware::Uefi { .. } | Firmware::Direct { .. } => "",
+        Firmware::Uefi { .. } | Firmware::UefiDirect { .. } | Firmware::Direct { .. } => "",
     };
     args.flag("-machine", format!("q35{smm}"));
     args.flag(
@@ -275,9 +289,7 @@ fn firmware(args: &mut Args, firmware: &Firmware) {
                 // Secure Boot builds refuse flash that ordinary code could write.
                 args.flag("-global", "driver=cfi.pflash01,property=secure,value=on");
             }
-            let code = path(code);
-            args.flag("-drive", format!("if=pflash,unit=0,format=raw,readonly=on,file={code}"));
-            args.flag("-drive", format!("if=pflash,unit=1,format=raw,file={}", path(vars)));
+            flash(args, code, vars);
             if !append.is_empty() {
                 // systemd's stub appends this string to the command line that
                 // is built into the kernel image: no image a test is needed.
@@ -285,12 +297,26 @@ fn firmware(args: &mut Args, firmware: &Firmware) {
                 args.flag("-smbios", format!("type=11,value={}", extra.replace(',', ",,")));
             }
         }
+        Firmware::UefiDirect { code, vars, kernel, initramfs, cmdline } => {
+            flash(args, code, vars);
+            self::kernel(args, kernel, initramfs, cmdline);
+        }
         Firmware::Direct { kernel, initramfs, cmdline } => {
-            args.flag("-kernel", kernel);
-            args.flag("-initrd", initramfs);
-            args.flag("-append", cmdline);
+            self::kernel(args, kernel, initramfs, cmdline);
         }
     }
+}
+
+fn flash(args: &mut Args, code: &Path, vars: &Path) {
+    let code = path(code);
+    args.flag("-drive", format!("if=pflash,unit=0,format=raw,readonly=on,file={code}"));
+    args.flag("-drive", format!("if=pflash,unit=1,format=raw,file={}", path(vars)));
+}
+
+fn kernel(args: &mut Args, kernel: &Path, initramfs: &Path, cmdline: &str) {
+    args.flag("-kernel", kernel);
+    args.flag("-initrd", initramfs);
+    args.flag("-append", cmdline);
 }
 
 fn disk(args: &mut Args, disk: &Disk, bootable: bool) {

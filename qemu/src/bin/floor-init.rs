@@ -1,0 +1,117 @@
+//! The first process of the floor: the least that a boot to a working etcd can be.
+//!
+//! `cargo xtask bench boot` puts it into an initramfs with some modules, etcd and
+//! its C library, boots it beside Polis with the same kernel and the same QEMU,
+//! and compares. It loads the modules in the order of their names, mounts a disk
+//! that has a file system already, starts etcd, asks it until it answers, says
+//! so on the console, and ends the machine in good order, so that the next boot
+//! finds a whole disk as Polis does.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::system::{RebootCommand, finit_module, reboot};
+
+const DISK: &str = "/dev/vda";
+const DATA: &str = "/data";
+const SOCKET: &str = "/client.sock";
+
+/// Between two looks at something that gives no sign of its own.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Nothing here takes longer, on any host on which a measurement makes sense.
+const WAIT_MAX: Duration = Duration::from_secs(120);
+
+fn main() {
+    let outcome = run();
+    if let Err(error) = &outcome {
+        say(&format!("POLIS floor-failed cause={:?} t={}", error.to_string(), uptime()));
+    }
+    rustix::fs::sync();
+    // Comes back only where it is refused, and the kernel then panics, which the
+    // measurement notices.
+    let _never = reboot(RebootCommand::PowerOff);
+}
+
+fn run() -> io::Result<()> {
+    mount("devtmpfs", "/dev", "devtmpfs", MountFlags::empty(), None)?;
+    mount("proc", "/proc", "proc", MountFlags::empty(), None)?;
+    let mut modules: Vec<_> =
+        fs::read_dir("/modules")?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+    modules.sort();
+    for module in modules {
+        finit_module(File::open(module)?, c"", 0)?;
+    }
+    until("the disk", || fs::metadata(DISK).is_ok())?;
+    mount(DISK, DATA, "xfs", MountFlags::empty(), None)?;
+
+    let mut etcd = start()?;
+    until("etcd", || healthy().unwrap_or(false))?;
+    say(&format!("POLIS floor t={}", uptime()));
+
+    if let Some(pid) = i32::try_from(etcd.id()).ok().and_then(Pid::from_raw) {
+        kill_process(pid, Signal::TERM)?;
+    }
+    etcd.wait()?;
+    unmount(DATA, UnmountFlags::empty())?;
+    Ok(())
+}
+
+#[expect(clippy::disallowed_methods, reason = "the rule is for the node; this is no node")]
+fn start() -> io::Result<Child> {
+    // The same pace as a node's etcd that founds a cluster: a single member is
+    // up as soon as its own election timeout has passed.
+    Command::new("/etcd")
+        .args(["--name", "floor", "--data-dir", "/data/etcd", "--log-outputs", "/dev/null"])
+        .args(["--listen-client-urls", &format!("unix://{SOCKET}")])
+        .args(["--advertise-client-urls", "unix://floor:0"])
+        .args(["--listen-peer-urls", "unix://nobody:0"])
+        .args(["--initial-advertise-peer-urls", "https://floor.invalid:1"])
+        .args(["--initial-cluster", "floor=https://floor.invalid:1"])
+        .args(["--heartbeat-interval", "10", "--election-timeout", "50"])
+        .env_clear()
+        .env("GODEBUG", "netdns=go")
+        .stdin(Stdio::null())
+        .spawn()
+}
+
+/// Asks etcd over the port that also serves its clients.
+fn healthy() -> io::Result<bool> {
+    let mut etcd = UnixStream::connect(SOCKET)?;
+    etcd.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    etcd.read_to_string(&mut answer)?;
+    Ok(answer.contains(r#""health":"true""#))
+}
+
+#[expect(clippy::disallowed_methods, reason = "one thread, and nothing to wait on")]
+fn until(what: &str, mut there: impl FnMut() -> bool) -> io::Result<()> {
+    let start = Instant::now();
+    while !there() {
+        if start.elapsed() > WAIT_MAX {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, format!("{what} is not there")));
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+/// Seconds since the kernel started.
+fn uptime() -> String {
+    let text = fs::read_to_string("/proc/uptime").unwrap_or_default();
+    text.split(' ').next().unwrap_or("0").to_owned()
+}
+
+fn say(line: &str) {
+    // Without a console nobody listens.
+    let _written = File::options()
+        .write(true)
+        .open("/dev/console")
+        .and_then(|mut console| writeln!(console, "{line}"));
+}

@@ -1,0 +1,84 @@
+//! Makes the floor: the least that a boot to a working etcd can be.
+//!
+//! An initramfs whose first process (`floor-init`) mounts a disk and starts
+//! etcd, and a disk that has an empty file system already.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use polis_image::{Manifest, Tree, program};
+
+use crate::image::workspace;
+
+/// What reaches a virtio disk with XFS on it, each behind what it needs.
+const MODULES: [&str; 4] = [
+    "kernel/crypto/crc32c_generic",
+    "kernel/lib/libcrc32c",
+    "kernel/fs/xfs/xfs",
+    "kernel/drivers/block/virtio_blk",
+];
+
+/// As large as the data partition of a measured node may become.
+const DISK_SIZE: u64 = 2 << 30;
+
+/// The parts of the floor that a machine is started from.
+#[derive(Debug)]
+pub(super) struct Floor {
+    pub(super) initramfs: PathBuf,
+    /// To be copied for each first boot.
+    pub(super) disk: PathBuf,
+    /// The image's own command line, without what only Polis reads.
+    pub(super) cmdline: String,
+}
+
+/// Makes initramfs and disk in `folder`.
+pub(super) fn make(manifest: &Manifest, folder: &Path) -> Result<Floor> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let payload = workspace().join("target/payload/root");
+    let modules = payload.join("usr/lib/modules").join(&manifest.kernel_release);
+
+    let mut tree = Tree::default();
+    tree.device("dev/console", 5, 1);
+    tree.folder("proc", 0o755);
+    tree.folder("data", 0o755);
+    tree.program("init", first_process()?);
+    tree.program("etcd", payload.join("usr/bin/etcd"));
+    // etcd's whole closure: the C library and its loader.
+    let libraries = payload.join("usr/lib/x86_64-linux-gnu");
+    tree.program("lib64/ld-linux-x86-64.so.2", libraries.join("ld-linux-x86-64.so.2"));
+    tree.program("lib/x86_64-linux-gnu/libc.so.6", libraries.join("libc.so.6"));
+    for (order, module) in MODULES.iter().enumerate() {
+        let mut xz = program::payload(&payload, "usr/bin/xz");
+        let packed = modules.join(format!("{module}.ko.xz"));
+        let bytes = program::run(xz.args(["--decompress", "--stdout"]).arg(packed))?;
+        tree.text(&format!("modules/{order}.ko"), bytes);
+    }
+    let initramfs = folder.join("floor.cpio");
+    fs::write(&initramfs, tree.archive()?).context("cannot write the floor's initramfs")?;
+
+    let disk = folder.join("floor.img");
+    File::create(&disk)
+        .and_then(|file| file.set_len(DISK_SIZE))
+        .with_context(|| format!("cannot make {}", disk.display()))?;
+    // The payload's own, so that the file system is what the guest's kernel expects.
+    let mut mkfs = program::payload(&payload, "usr/sbin/mkfs.xfs");
+    program::run(mkfs.args(["-q", "-K", "-f"]).arg(&disk))?;
+
+    let words = manifest.cmdline.split(' ').filter(|word| !word.starts_with("polis."));
+    Ok(Floor { initramfs, disk, cmdline: words.collect::<Vec<_>>().join(" ") })
+}
+
+/// Builds `floor-init` as Polis's own programs are built.
+fn first_process() -> Result<PathBuf> {
+    let workspace = workspace();
+    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .current_dir(&workspace)
+        .args(["build", "--quiet", "--profile", "image"])
+        .args(["--package", "polis-qemu", "--bin", "floor-init"])
+        .status()
+        .context("cannot start cargo")?;
+    ensure!(status.success(), "cargo build ended with {status}");
+    Ok(workspace.join("target/x86_64-unknown-linux-gnu/image/floor-init"))
+}

@@ -1,0 +1,139 @@
+//! `cargo xtask bench image`: what a build costs, and what an image weighs.
+//!
+//! Each build is the command that a person types, in a process of its own. What
+//! cargo takes is told apart: it is the same with any builder.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::{Row, Table};
+use crate::image::workspace;
+
+/// Where a line is changed: a program of the image, so that every step behind
+/// it has something to do.
+const CHANGED: &str = "src/bin/node.rs";
+
+/// Bytes that a node needs without Kubernetes.
+const SIZE_GOAL: f64 = 200e6;
+
+pub(super) fn measure(runs: u32) -> Result<Table> {
+    let mut table = Table::new("image", runs)?;
+    build(None)?;
+    let mut same = Row::new("nothing changed, after cargo", "s").goal(1.0);
+    let mut changed = Row::new("one line changed, after cargo", "s").goal(5.0);
+    let mut cold = Row::new("cold with the payload downloaded, after cargo", "s");
+    for run in 0..runs {
+        same.values.push(build(None)?);
+        changed.values.push(with_changed_line(run)?);
+        build(None)?;
+        cold.values.push(cold_build()?);
+    }
+    // Again with the usual folders, which the cold builds replaced.
+    build(None)?;
+    table.rows.extend([same, changed, cold]);
+
+    let manifest = crate::image::built()?;
+    let sizes = manifest.sizes;
+    let parts = [
+        ("kernel", sizes.kernel, None),
+        ("initramfs", sizes.initramfs, None),
+        ("unified kernel image, on the ESP", sizes.uki, None),
+        ("system, file system", sizes.erofs, None),
+        ("system, hash tree", sizes.verity, None),
+        (
+            "ESP and system, what a node needs",
+            sizes.uki + sizes.erofs + sizes.verity,
+            Some(SIZE_GOAL),
+        ),
+    ];
+    for (name, bytes, goal) in parts {
+        #[expect(clippy::cast_precision_loss, reason = "an image has far less than 2^52 bytes")]
+        let values = vec![bytes as f64];
+        table.rows.push(Row { values, goal, ..Row::new(name, "bytes") });
+    }
+    Ok(table)
+}
+
+/// Builds with another line in one source file, which is then as it was.
+fn with_changed_line(run: u32) -> Result<f64> {
+    struct Restore {
+        path: PathBuf,
+        text: String,
+    }
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            if let Err(error) = fs::write(&self.path, &self.text) {
+                eprintln!("bench: cannot restore {}: {error}", self.path.display());
+            }
+        }
+    }
+    let path = workspace().join(CHANGED);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {CHANGED}"))?;
+    let restore = Restore { path, text };
+    // `#[used]` keeps it in the program: a comment would change nothing in it.
+    let line = format!("\n#[used]\nstatic MEASURED: u32 = {run};\n");
+    fs::write(&restore.path, format!("{}{line}", restore.text))
+        .with_context(|| format!("cannot change {CHANGED}"))?;
+    build(None)
+}
+
+/// Builds without any output of a build before, and without the unpacked
+/// payload: only the downloaded packages are there.
+fn cold_build() -> Result<f64> {
+    let usual = match std::env::var_os("POLIS_CACHE") {
+        Some(folder) => PathBuf::from(folder),
+        None => workspace().join("target/payload"),
+    };
+    let cache = workspace().join("target/bench/cache");
+    let images = workspace().join("target/image");
+    for folder in [&cache, &images] {
+        if folder.exists() {
+            fs::remove_dir_all(folder)
+                .with_context(|| format!("cannot empty {}", folder.display()))?;
+        }
+    }
+    fs::create_dir_all(&cache).context("cannot make a cache")?;
+    for downloaded in ["apt", "debs"] {
+        symlink(usual.join(downloaded), cache.join(downloaded)).context("cannot make a cache")?;
+    }
+    build(Some(&cache))
+}
+
+/// Runs `cargo xtask image`; returns the seconds behind cargo.
+fn build(cache: Option<&Path>) -> Result<f64> {
+    let program = std::env::current_exe().context("cannot find this program itself")?;
+    let mut command = Command::new(program);
+    if let Some(cache) = cache {
+        command.env("POLIS_CACHE", cache);
+    }
+    let output = command.arg("image").output().context("cannot start the image builder")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "the build failed:\n{text}{errors}");
+    behind_cargo(&text).with_context(|| format!("cannot read the builder's times:\n{text}"))
+}
+
+/// The seconds of line `total` less those of line `cargo`.
+fn behind_cargo(text: &str) -> Option<f64> {
+    let seconds = |name: &str| {
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix(name));
+        lines.find_map(|rest| rest.split_whitespace().next()?.parse::<f64>().ok())
+    };
+    Some(seconds("total ")? - seconds("cargo ")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_cargo_is_taken_off() {
+        let text = "cargo         80.31 s\npayload        0.00 s  cached\ntotal 85.50 s\n";
+        assert!((behind_cargo(text).unwrap() - 5.19).abs() < 1e-9);
+        assert_eq!(behind_cargo("total 1.00 s\n"), None);
+    }
+}

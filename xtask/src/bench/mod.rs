@@ -1,0 +1,209 @@
+//! `cargo xtask bench`: the measurements that the documentation states.
+//!
+//! Each measurement is a [`Table`] of rows with all their values; what is
+//! printed is their median and range, and `target/bench/<name>.json` has
+//! everything. `docs/benchmarks.md` keeps what was measured, where and when.
+
+mod boot;
+mod floor;
+mod image;
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+/// Arguments of `cargo xtask bench`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What to measure; everything if nothing is named.
+    #[arg(value_enum)]
+    name: Option<Name>,
+    /// How often each row is measured.
+    #[arg(long, default_value_t = 5, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: u32,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Name {
+    /// From the start of QEMU to a node that is ready, beside the floor; memory at rest.
+    Boot,
+    /// Building the image: nothing changed, one line changed, cold. Its size by part.
+    Image,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<()> {
+    let names = args.name.map_or_else(|| vec![Name::Image, Name::Boot], |name| vec![name]);
+    for name in names {
+        let table = match name {
+            Name::Boot => boot::measure(args.runs)?,
+            Name::Image => image::measure(args.runs)?,
+        };
+        table.publish()?;
+    }
+    Ok(())
+}
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+struct Table {
+    name: &'static str,
+    command: String,
+    date: String,
+    machine: String,
+    rows: Vec<Row>,
+}
+
+/// One quantity, measured some times.
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    unit: &'static str,
+    values: Vec<f64>,
+    /// What the median should not exceed.
+    goal: Option<f64>,
+}
+
+impl Row {
+    fn new(name: impl Into<String>, unit: &'static str) -> Self {
+        Self { name: name.into(), unit, values: Vec::new(), goal: None }
+    }
+
+    fn goal(self, goal: f64) -> Self {
+        Self { goal: Some(goal), ..self }
+    }
+
+    /// The middle value, or the mean of the two in the middle.
+    fn median(&self) -> f64 {
+        let mut sorted = self.values.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        match sorted.get(middle) {
+            None => f64::NAN,
+            Some(upper) if sorted.len() % 2 == 1 => *upper,
+            Some(upper) => f64::midpoint(sorted[middle - 1], *upper),
+        }
+    }
+
+    fn cells(&self) -> [String; 5] {
+        let digits = if self.unit == "bytes" || self.unit == "KiB" { 0 } else { 2 };
+        let show = |value: f64| format!("{value:.digits$}");
+        let least = self.values.iter().copied().fold(f64::NAN, f64::min);
+        let most = self.values.iter().copied().fold(f64::NAN, f64::max);
+        let median = self.median();
+        let goal = self.goal.map_or_else(String::new, |goal| {
+            let verdict = if median <= goal { "met" } else { "missed" };
+            format!("{} ({verdict})", show(goal))
+        });
+        let range = format!("{} to {}", show(least), show(most));
+        [self.name.clone(), self.unit.to_owned(), show(median), range, goal]
+    }
+}
+
+impl Table {
+    fn new(name: &'static str, runs: u32) -> Result<Self> {
+        let command = format!("cargo xtask bench {name} --runs {runs}");
+        Ok(Self { name, command, date: date()?, machine: machine(), rows: Vec::new() })
+    }
+
+    /// Prints the table as `docs/benchmarks.md` has it, and writes it for programs.
+    fn publish(&self) -> Result<()> {
+        println!("\n{}; `{}`; {}\n", self.date, self.command, self.machine);
+        print!("{}", self.markdown());
+        let folder = crate::image::workspace().join("target/bench");
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let file = folder.join(format!("{}.json", self.name));
+        let text = serde_json::to_string_pretty(self).context("cannot encode the table")?;
+        fs::write(&file, text + "\n")
+            .with_context(|| format!("cannot write {}", file.display()))?;
+        println!("\nall values: {}", file.display());
+        Ok(())
+    }
+
+    fn markdown(&self) -> String {
+        let heads = ["what", "unit", "median", "range", "goal"].map(str::to_owned);
+        let rows: Vec<[String; 5]> =
+            std::iter::once(heads).chain(self.rows.iter().map(Row::cells)).collect();
+        let widths: [usize; 5] = std::array::from_fn(|column| {
+            rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
+        });
+        let mut text = String::new();
+        for (index, row) in rows.iter().enumerate() {
+            let cells = row.iter().zip(widths).map(|(cell, width)| format!(" {cell:<width$} |"));
+            text.extend(std::iter::once("|".to_owned()).chain(cells));
+            text.push('\n');
+            if index == 0 {
+                text.push('|');
+                text.extend(widths.map(|width| format!("{}|", "-".repeat(width + 2))));
+                text.push('\n');
+            }
+        }
+        text
+    }
+}
+
+fn date() -> Result<String> {
+    let output = Command::new("date").args(["-u", "+%Y-%m-%d"]).output();
+    let output = output.context("cannot start date")?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Processor, cores, memory and QEMU of this host, in one line.
+fn machine() -> String {
+    let field = |file: &str, key: &str| {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default().to_owned();
+        line.split_once(':').map_or_else(String::new, |(_, value)| value.trim().to_owned())
+    };
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let memory = field("/proc/meminfo", "MemTotal");
+    let kibibytes: u64 =
+        memory.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or_default();
+    let qemu = polis_qemu::host::version()
+        .map_or_else(|| "no QEMU".to_owned(), |(major, minor)| format!("QEMU {major}.{minor}"));
+    let accelerator = polis_qemu::host::accelerator(polis_qemu::host::Wish::Auto, 1);
+    format!(
+        "{}, {cores} processors, {} GiB, {qemu} with {accelerator:?}",
+        field("/proc/cpuinfo", "model name"),
+        kibibytes / (1 << 20),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(values: &[f64]) -> Row {
+        Row { values: values.to_vec(), ..Row::new("x", "s") }
+    }
+
+    #[test]
+    fn a_median_is_the_middle_or_between_the_two_in_the_middle() {
+        assert!((row(&[9.0, 1.0, 2.0]).median() - 2.0).abs() < 1e-9);
+        assert!((row(&[9.0, 1.0, 2.0, 4.0]).median() - 3.0).abs() < 1e-9);
+        assert!(row(&[]).median().is_nan());
+    }
+
+    #[test]
+    fn a_table_shows_median_range_and_whether_the_goal_is_met() {
+        let table = Table {
+            name: "boot",
+            command: "c".to_owned(),
+            date: "d".to_owned(),
+            machine: "m".to_owned(),
+            rows: vec![
+                Row { name: "first boot".to_owned(), ..row(&[3.0, 1.0, 2.0]).goal(2.5) },
+                Row { unit: "bytes", ..row(&[10.0]).goal(9.0) },
+            ],
+        };
+        insta::assert_snapshot!(table.markdown(), @r"
+        | what       | unit  | median | range        | goal       |
+        |------------|-------|--------|--------------|------------|
+        | first boot | s     | 2.00   | 1.00 to 3.00 | 2.50 (met) |
+        | x          | bytes | 10     | 10 to 10     | 9 (missed) |
+        ");
+    }
+}
