@@ -10,9 +10,15 @@ use std::sync::atomic::AtomicBool;
 use tokio::sync::watch;
 
 use crate::logtree::kernel;
+use crate::network::{self, names};
 use crate::node::environment::Environment;
 use crate::node::fault::{self, Fault};
+use crate::parameters;
+use crate::storage;
 use crate::supervisor::{Context, Policy};
+
+/// Where `init` mounted sysfs.
+const SYS: &str = "/sys";
 
 /// What the root service needs.
 #[derive(Clone, Debug)]
@@ -41,6 +47,40 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         };
         ctx.spawn("fault", fault.policy(), move |ctx| service.clone().run(ctx));
     }
+    let files = storage::Root::live();
+    let known = watch::Sender::new(None);
+    let network = watch::Sender::new(network::Status::default());
+    let identity = watch::Sender::new(None);
+    let named = watch::Sender::new(names::Status::default());
+
+    let service = parameters::Service {
+        config: parameters::Config { sys: SYS.into(), esp: files.esp.parameters.clone() },
+        known: known.clone(),
+    };
+    ctx.spawn("parameters", Policy::forever(), move |ctx| service.clone().run(ctx));
+    let service = network::Service {
+        config: network::Config {
+            interfaces: network::Interfaces::Hardware,
+            sys: SYS.into(),
+            os_release: "/etc/os-release".into(),
+            resolv_conf: files.ephemeral.resolv_conf.clone(),
+        },
+        known: known.subscribe(),
+        status: network.clone(),
+    };
+    ctx.spawn("network", Policy::forever(), move |ctx| service.clone().run(ctx));
+    let service = names::Service {
+        config: names::Config {
+            hosts: files.ephemeral.hosts.clone(),
+            hostname: files.ephemeral.hostname.clone(),
+            machine_id: files.ephemeral.machine_id.clone(),
+            kernel: names::Kernel::Set,
+        },
+        identity: identity.subscribe(),
+        network: network.subscribe(),
+        status: named.clone(),
+    };
+    ctx.spawn("names", Policy::forever(), move |ctx| service.clone().run(ctx));
     ctx.healthy();
     ctx.cancelled().await;
     Ok(())

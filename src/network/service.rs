@@ -228,7 +228,7 @@ impl Run {
         Ok(observed)
     }
 
-    async fn observe(&self) -> Result<Observed, Error> {
+    async fn observe(&mut self) -> Result<Observed, Error> {
         let interfaces = self.service.config.interfaces;
         observe::observe(&self.handle, interfaces).await.map_err(Error::Observe)
     }
