@@ -13,10 +13,11 @@
 //!
 //! What this module does not do: decide who may be a member (`curator`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{MemberAddOptions, MemberListResponse};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
 use super::client::{self, Clients, User};
@@ -73,6 +74,7 @@ pub enum Error {
 pub struct Members {
     status: watch::Receiver<Status>,
     growth: watch::Sender<bool>,
+    news: Arc<Notify>,
     sockets: Sockets,
 }
 
@@ -80,9 +82,10 @@ impl Members {
     pub(super) fn new(
         status: watch::Receiver<Status>,
         growth: watch::Sender<bool>,
+        news: Arc<Notify>,
         sockets: Sockets,
     ) -> Self {
-        Self { status, growth, sockets }
+        Self { status, growth, news, sockets }
     }
 
     /// Makes `identity` a member, as a learner at first, unless it is one
@@ -121,6 +124,7 @@ impl Members {
                 }
             });
             members = members_of(added.await?.member_list());
+            self.news.notify_one();
             info!(node = %identity.id, "added a learner");
         }
         Ok(Invitation { ca: issued.issuer_der, certificate: issued.der, crl: crl.der, members })
@@ -149,6 +153,7 @@ impl Members {
                 async move { etcd.member_remove(leaving.0).await }
             })
             .await?;
+            self.news.notify_one();
             info!(node = name, "removed a member");
         }
         let namespace = Namespace::new(clients.user(User::EtcdPki), "");
@@ -178,8 +183,12 @@ impl Members {
                 Change::Promote(learner) => promote(&clients, learner).await,
                 Change::Move(own) => follow(&clients, own, &url).await,
             };
-            if let Err(error) = changed {
-                warn!(error = &error as &dyn std::error::Error, "cannot change a member yet");
+            match changed {
+                Ok(()) => self.news.notify_one(),
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    warn!(error, "cannot change a member yet");
+                }
             }
             if ctx.until_cancelled(tokio::time::sleep(PROMOTE)).await.is_none() {
                 return Ok(());

@@ -51,7 +51,7 @@ use crate::pki::Host;
 use crate::storage;
 use crate::storage::tree::{Etcd, Sockets};
 
-pub use self::members::Members;
+pub use self::members::{Error as MembersError, Members};
 pub use self::quorum::Refusal;
 pub use self::service::{Service, readahead};
 pub use self::status::{Alarm, Member, MemberId, Standing, Status};

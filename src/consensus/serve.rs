@@ -112,9 +112,10 @@ impl<'a> Serving<'a> {
                 Event::GrowthWanted => {}
                 Event::Seen(Err(silence)) => self.unseen(&silence),
                 Event::Seen(Ok(seen)) => {
+                    let learning = seen.members.iter().any(|member| member.learner);
                     pause = match seen.standing {
-                        Standing::Voter => LOOK,
-                        Standing::Learner { .. } => LOOK_LEARNING,
+                        Standing::Voter if !learning => LOOK,
+                        Standing::Voter | Standing::Learner { .. } => LOOK_LEARNING,
                         Standing::Starting | Standing::Stopped => LOOK_SOON,
                     };
                     self.seen(seen).await?;
@@ -125,7 +126,8 @@ impl<'a> Serving<'a> {
 
     async fn next_event(&mut self, pause: Duration) -> Event {
         let look = async {
-            tokio::time::sleep(pause).await;
+            // Whichever comes first; news that came before are kept.
+            let _slept = timeout(pause, self.service.news.notified()).await;
             look(self.service, &self.clients).await
         };
         tokio::select! {

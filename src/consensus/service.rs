@@ -17,9 +17,10 @@
 //! membership (`members`), or care for certificates (`watchers`).
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tracing::info;
 
 use super::args::{self, Call, Pace, Purpose};
@@ -49,6 +50,8 @@ pub struct Service {
     pub(super) status: watch::Sender<Status>,
     overview: watch::Sender<Overview>,
     pub(super) growth: watch::Sender<bool>,
+    /// Says that a look at the member will show something new.
+    pub(super) news: Arc<Notify>,
 }
 
 impl Service {
@@ -61,6 +64,7 @@ impl Service {
             status: watch::Sender::default(),
             overview: watch::Sender::default(),
             growth: watch::Sender::new(false),
+            news: Arc::default(),
         }
     }
 
@@ -79,7 +83,8 @@ impl Service {
     /// The way to add and remove members.
     #[must_use]
     pub fn members(&self) -> Members {
-        Members::new(self.status(), self.growth.clone(), self.config.sockets.clone())
+        let news = Arc::clone(&self.news);
+        Members::new(self.status(), self.growth.clone(), news, self.config.sockets.clone())
     }
 
     /// Runs until cancelled.
