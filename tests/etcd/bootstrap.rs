@@ -1,0 +1,111 @@
+//! A machine founds a cluster, whatever happens to it in between.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use polis::consensus::{Error, Probe, Service, Standing, Start, Step};
+use polis::supervisor::Context;
+use polis::trapdoor::code;
+use tokio::sync::watch;
+
+use crate::harness::Machine;
+
+#[tokio::test]
+async fn a_machine_founds_a_cluster_and_is_the_same_member_after_a_restart() {
+    let machine = Machine::new();
+    let mut node = machine.start(Start::Bootstrap);
+    let first = node.voter().await;
+    assert_eq!(first.members.len(), 1);
+    assert_eq!(first.members[0].name, machine.name());
+    assert_eq!(first.members[0].peer_url, machine.peer.url());
+    assert_eq!(first.leader, first.member);
+    let lines = node.lines("etcd");
+    assert_eq!(lines[0], "POLIS etcd state=starting members=0 term=0");
+    assert!(lines.last().unwrap().starts_with("POLIS etcd state=voter members=1"), "{lines:?}");
+    let ca = machine.config.tree.peer_pki.ca.read().unwrap();
+    node.stop().await;
+
+    // Bootstrap again is no second bootstrap; neither is a plain start.
+    for start in [Start::Bootstrap, Start::Again] {
+        let node = machine.start(start);
+        let again = node.voter().await;
+        assert_eq!((again.member, again.cluster), (first.member, first.cluster));
+        assert_eq!(machine.config.tree.peer_pki.ca.read().unwrap(), ca);
+        node.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_bootstrap_that_is_cut_off_after_every_step_ends_like_one_that_is_not() {
+    let mut machine = Machine::new();
+    let cut = Arc::new(Mutex::new(None));
+    let probe = Arc::clone(&cut);
+    machine.config.probe = Probe::new(move |step| *probe.lock().unwrap() != Some(step));
+    // Each attempt gets one step further than the one before, and then dies
+    // without a word: its etcd is killed with it.
+    for step in Step::ALL {
+        *cut.lock().unwrap() = Some(step);
+        let (_orders, orders) = watch::channel(Some(machine.orders(Start::Bootstrap)));
+        let (ctx, _handles) = Context::for_test();
+        let ended = Service::new(machine.config.clone(), orders).run(ctx).await;
+        assert!(matches!(ended, Err(Error::Interrupted(at)) if at == step), "{step:?}: {ended:?}");
+    }
+    *cut.lock().unwrap() = None;
+    let mut node = machine.start(Start::Bootstrap);
+    let status = node.voter().await;
+    assert_eq!(status.members.len(), 1);
+    let authorities = |overview: &polis::pki::Overview| {
+        (!overview.authorities.is_empty()).then(|| overview.clone())
+    };
+    let overview = polis::event::until(&mut node.overview, "overview", authorities).await.unwrap();
+    assert_eq!((overview.authorities.len(), overview.certificates.len()), (1, 1));
+    assert_eq!(overview.authorities[0].issued, 1);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_killed_etcd_is_started_again_and_nothing_is_lost() {
+    let machine = Machine::new();
+    let node = machine.start(Start::Bootstrap);
+    let before = node.voter().await;
+    let client = before.voter().unwrap().user(polis::consensus::client::User::Curator);
+    client.put("kept", "yes", None).await.unwrap();
+    let started = std::time::Instant::now();
+    node.kill();
+    node.waits("to be stopped", |status| status.standing == Standing::Stopped).await;
+    let after = node.voter().await;
+    println!("again a voter {:?} after SIGKILL", started.elapsed());
+    assert_eq!(after.member, before.member);
+    // A client from before goes on working.
+    assert_eq!(client.get("kept").await.unwrap().unwrap().value, b"yes");
+    let tree = node.supervisor.tree();
+    let cause = format!("{:?}", tree.borrow());
+    assert!(cause.contains("was killed by SIGKILL"), "{cause}");
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_member_without_a_disk_opens_the_trapdoor() {
+    let machine = Machine::new();
+    let node = machine.start(Start::Again);
+    let report = node.supervisor.trapdoor().await;
+    assert_eq!(report.code, code::CONSENSUS_MEMBER_ABSENT);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_damaged_member_is_neither_started_nor_made_anew() {
+    let machine = Machine::new();
+    let node = machine.start(Start::Bootstrap);
+    node.voter().await;
+    node.stop().await;
+    machine.config.tree.peer_pki.key.remove().unwrap();
+    for start in [Start::Bootstrap, Start::Again] {
+        let node = machine.start(start);
+        let report = node.supervisor.trapdoor().await;
+        assert_eq!(report.code, code::CONSENSUS_MEMBER_DAMAGED);
+        assert!(report.cause().contains("its key is missing"), "{}", report.cause());
+        node.stop().await;
+        assert!(!machine.config.tree.data.is_empty().unwrap(), "the data is still there");
+    }
+}

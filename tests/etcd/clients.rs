@@ -1,0 +1,217 @@
+//! The clients of etcd: namespaces, guards, pipes, leases and elections.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use polis::consensus::Start;
+use polis::consensus::client::{Change, Client, Guard, Kv, Mirror, Op, Txn, User};
+use polis::event::until;
+use tokio::sync::watch;
+
+use crate::harness::{Machine, Node};
+
+async fn cluster_of_one() -> (Machine, Node, Client) {
+    let machine = Machine::new();
+    let node = machine.start(Start::Bootstrap);
+    let client = node.voter().await.voter().unwrap().user(User::Curator);
+    (machine, node, client)
+}
+
+fn keys(entries: &[Kv]) -> Vec<&str> {
+    entries.iter().map(|kv| kv.key.as_str()).collect()
+}
+
+#[tokio::test]
+async fn a_namespace_sees_its_own_keys_only() {
+    let (_machine, node, client) = cluster_of_one().await;
+    let inside = client.sub("kubernetes");
+    client.put("nodes/a", "1", None).await.unwrap();
+    client.put("nodes/b", "2", None).await.unwrap();
+    client.put("other", "3", None).await.unwrap();
+    inside.put("nodes/a", "4", None).await.unwrap();
+    assert_eq!(keys(&client.list("nodes/").await.unwrap().entries), ["nodes/a", "nodes/b"]);
+    assert_eq!(keys(&client.list("").await.unwrap().entries), ["nodes/a", "nodes/b", "other"]);
+    assert_eq!(keys(&inside.list("").await.unwrap().entries), ["nodes/a"]);
+    assert_eq!(inside.get("nodes/a").await.unwrap().unwrap().value, b"4");
+    assert!(client.delete("nodes/a").await.unwrap());
+    assert!(!client.delete("nodes/a").await.unwrap());
+    assert_eq!(client.get("nodes/a").await.unwrap(), None);
+    assert!(inside.get("nodes/a").await.unwrap().is_some());
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_listing_of_many_pages_is_whole() {
+    let (_machine, node, client) = cluster_of_one().await;
+    for first in (0..1300).step_by(100) {
+        let then = (first..first + 100).map(|n| Op::Put(format!("n/{n:05}"), vec![b'x'; 100]));
+        client.txn(Txn { then: then.collect(), ..Txn::default() }).await.unwrap();
+    }
+    let listing = client.list("n/").await.unwrap();
+    let expected: Vec<_> = (0..1300).map(|n| format!("n/{n:05}")).collect();
+    assert_eq!(keys(&listing.entries), expected);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_transaction_happens_whole_or_not_at_all() {
+    let (_machine, node, client) = cluster_of_one().await;
+    let create = |value: &str| Txn {
+        guards: vec![Guard::Absent("a".to_owned())],
+        then: vec![Op::Put("a".to_owned(), value.into()), Op::Put("b".to_owned(), value.into())],
+        otherwise: vec![Op::Get("a".to_owned()), Op::Get("c".to_owned())],
+    };
+    let first = client.txn(create("1")).await.unwrap();
+    assert!(first.succeeded && first.read.is_empty());
+    let second = client.txn(create("2")).await.unwrap();
+    assert!(!second.succeeded);
+    let [Some(a), None] = second.read.as_slice() else { panic!("{second:?}") };
+    assert_eq!(
+        (a.key.as_str(), a.value.as_slice(), a.created),
+        ("a", b"1".as_slice(), first.revision)
+    );
+    // A change of somebody else is noticed.
+    client.put("a", "3", None).await.unwrap();
+    let stale = Txn {
+        guards: vec![Guard::Unchanged("a".to_owned(), a.modified)],
+        then: vec![Op::Delete("a".to_owned())],
+        ..Txn::default()
+    };
+    assert!(!client.txn(stale).await.unwrap().succeeded);
+    let same = Txn {
+        guards: vec![Guard::Created("a".to_owned(), a.created)],
+        then: vec![Op::Delete("a".to_owned())],
+        ..Txn::default()
+    };
+    assert!(client.txn(same).await.unwrap().succeeded);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_pipe_tells_of_what_vanished_while_it_was_cut_off() {
+    let (_machine, node, client) = cluster_of_one().await;
+    for key in ["n/a", "n/b", "n/c"] {
+        client.put(key, "1", None).await.unwrap();
+    }
+    let (told, mut known) = watch::channel(BTreeMap::<String, Vec<u8>>::new());
+    let follow = client.follow("n/", |_mirror, changes| {
+        told.send_modify(|known| {
+            for change in changes {
+                match change {
+                    Change::Put(kv) => drop(known.insert(kv.key.clone(), kv.value.clone())),
+                    Change::Gone(key) => {
+                        assert!(known.remove(key).is_some(), "{key} was never there");
+                    }
+                }
+            }
+        });
+    });
+    tokio::pin!(follow);
+    let names = |known: &BTreeMap<String, Vec<u8>>| known.keys().cloned().collect::<Vec<_>>();
+    let wanted = |wanted: &'static [&'static str]| {
+        move |known: &BTreeMap<String, Vec<u8>>| (names(known) == wanted).then_some(())
+    };
+    tokio::select! {
+        never = &mut follow => match never {},
+        seen = until(&mut known, "known", wanted(&["n/a", "n/b", "n/c"])) => seen.unwrap(),
+    }
+    // Nobody drives the pipe now. What happens meanwhile is forgotten by etcd,
+    // and the connection breaks.
+    node.kill();
+    node.waits("to be stopped", |status| status.voter().is_none()).await;
+    node.voter().await;
+    client.delete("n/a").await.unwrap();
+    client.put("n/b", "2", None).await.unwrap();
+    let newest = client.put("n/d", "1", None).await.unwrap();
+    compact(&node, newest).await;
+    tokio::select! {
+        never = &mut follow => match never {},
+        seen = until(&mut known, "known", wanted(&["n/b", "n/c", "n/d"])) => seen.unwrap(),
+    }
+    assert_eq!(known.borrow()["n/b"], b"2");
+    // And it goes on live.
+    client.delete("n/c").await.unwrap();
+    tokio::select! {
+        never = &mut follow => match never {},
+        seen = until(&mut known, "known", wanted(&["n/b", "n/d"])) => seen.unwrap(),
+    }
+    node.stop().await;
+}
+
+/// Makes etcd forget what was before `revision`, by another client: nothing of
+/// ours does so by hand.
+async fn compact(node: &Node, revision: i64) {
+    let socket = node.socket.display();
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("unix://{socket}")).unwrap();
+    let channel = etcd_client::Channel::Tonic(endpoint.connect_lazy());
+    let mut etcd = etcd_client::Client::from_channel(channel, None).await.unwrap();
+    etcd.compact(revision, None).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_key_is_unknown_then_absent_then_there_then_gone() {
+    let (_machine, node, client) = cluster_of_one().await;
+    let value = watch::Sender::new(None);
+    let mut seen = value.subscribe();
+    let whole = watch::Sender::new(None::<Mirror>);
+    let story = async {
+        assert_eq!(until(&mut seen, "value", Clone::clone).await.unwrap(), None);
+        client.put("k", "1", None).await.unwrap();
+        let there = until(&mut seen, "value", |value: &Option<Option<Kv>>| value.clone().flatten());
+        assert_eq!(there.await.unwrap().value, b"1");
+        // A longer key is another key.
+        client.put("k2", "1", None).await.unwrap();
+        client.delete("k").await.unwrap();
+        until(&mut seen, "value", |value| (*value == Some(None)).then_some(())).await.unwrap();
+        let whole = whole.subscribe().borrow().clone().unwrap();
+        assert!(whole.entries.contains_key("k2"), "{whole:?}");
+    };
+    assert_eq!(*value.borrow(), None);
+    tokio::select! {
+        never = client.follow_prefix("k", &whole) => match never {},
+        never = client.follow_key("k", &value) => match never {},
+        () = story => {}
+    }
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_written_under_a_lease_ends_with_it() {
+    let (_machine, node, client) = cluster_of_one().await;
+    let lease = client.lease(Duration::from_secs(2)).await.unwrap();
+    client.put("alive", "1", Some(&lease)).await.unwrap();
+    // Kept, it outlives its term.
+    let longer = tokio::time::timeout(Duration::from_secs(4), client.keep(&lease)).await;
+    assert!(longer.is_err(), "the lease was lost: {longer:?}");
+    assert_eq!(client.get("alive").await.unwrap().unwrap().lease, lease.id());
+    client.release(&lease).await.unwrap();
+    assert_eq!(client.get("alive").await.unwrap(), None);
+    // And keeping a lease that is gone says so.
+    client.keep(&lease).await;
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn only_the_leader_writes() {
+    let (_machine, node, client) = cluster_of_one().await;
+    let ttl = Duration::from_secs(5);
+    let (one, two) = (client.lease(ttl).await.unwrap(), client.lease(ttl).await.unwrap());
+    assert_eq!(client.leader("leader").await.unwrap(), None);
+    let first = client.campaign("leader", "one", &one).await.unwrap();
+    assert_eq!(client.leader("leader").await.unwrap().as_deref(), Some(&b"one"[..]));
+    let write = |leader: &polis::consensus::client::Leadership| Txn {
+        guards: vec![Guard::Leads(leader.clone())],
+        then: vec![Op::Put("state".to_owned(), b"x".to_vec())],
+        ..Txn::default()
+    };
+    assert!(client.txn(write(&first)).await.unwrap().succeeded);
+    let old = first.clone();
+    let (second, resigned) =
+        tokio::join!(client.campaign("leader", "two", &two), client.resign(first));
+    resigned.unwrap();
+    assert!(!client.txn(write(&old)).await.unwrap().succeeded, "deposed");
+    assert!(client.txn(write(&second.unwrap())).await.unwrap().succeeded);
+    // The same name in another namespace is another election.
+    assert_eq!(client.sub("x").leader("leader").await.unwrap(), None);
+    node.stop().await;
+}

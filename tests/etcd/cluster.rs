@@ -1,0 +1,118 @@
+//! Three members with mutual TLS, in one process.
+
+use std::time::Instant;
+
+use polis::consensus::client::User;
+use polis::consensus::{Refusal, Standing, Start};
+use polis::pki::{Crl, Overview};
+
+use crate::harness::{Machine, Node, eventually};
+
+/// Adds a machine to the cluster of `through`, and waits until it votes.
+async fn add(through: &Node, machine: &Machine, voters: usize) -> Node {
+    let started = Instant::now();
+    let invitation = through.members.add(&machine.key.identity(), &machine.peer).await.unwrap();
+    let added = Instant::now();
+    // Asked again, the answer is the same: a node may have lost the first one.
+    let again = through.members.add(&machine.key.identity(), &machine.peer).await.unwrap();
+    assert_eq!(invitation, again);
+    let node = machine.start(Start::Join(Box::new(invitation)));
+    node.voter_of(voters).await;
+    through.voter_of(voters).await;
+    println!(
+        "member {voters}: added after {:?}, a voter {:?} later",
+        added - started,
+        added.elapsed()
+    );
+    node
+}
+
+async fn put_and_read(writer: &Node, reader: &Node, value: &str) {
+    let status = writer.voter().await;
+    let client = status.voter().unwrap().user(User::Curator);
+    client.put("shared", value, None).await.unwrap();
+    let status = reader.voter().await;
+    let read = status.voter().unwrap().user(User::Curator).get("shared").await.unwrap();
+    assert_eq!(read.unwrap().value, value.as_bytes());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_members_grow_restart_and_shrink() {
+    let machines = [Machine::new(), Machine::new(), Machine::new()];
+    let [one, two, three] = &machines;
+    let first = one.start(Start::Bootstrap);
+    let lone = first.voter().await;
+    assert!(one.config.tree.alone.read().unwrap().is_some(), "it knows that it is alone");
+
+    let second = add(&first, two, 2).await;
+    assert!(one.config.tree.alone.read().unwrap().is_none(), "it is not alone any more");
+    let mut third = add(&second, three, 3).await;
+    let states = third.lines("etcd");
+    assert!(states.iter().any(|line| line.contains("state=learner")), "{states:?}");
+    assert_eq!(first.voter_of(3).await.member, lone.member);
+    put_and_read(&first, &third, "1").await;
+
+    // Each in turn, the leader too: the others go on, and it comes back by itself.
+    let mut nodes = [Some(first), Some(second), Some(third)];
+    for (at, machine) in machines.iter().enumerate() {
+        nodes[at].take().unwrap().stop().await;
+        let others: Vec<_> = nodes.iter().flatten().collect();
+        let [writer, reader] = others[..] else { panic!("two are left") };
+        put_and_read(writer, reader, machine.name().as_str()).await;
+        nodes[at] = Some(machine.start(Start::Again));
+        nodes[at].as_ref().unwrap().voter_of(3).await;
+    }
+    for node in nodes.iter().flatten() {
+        node.kill();
+        node.waits("to be stopped", |status| status.standing == Standing::Stopped).await;
+        node.voter_of(3).await;
+    }
+    let [first, second, third] = nodes.map(Option::unwrap);
+    put_and_read(&third, &first, "2").await;
+
+    // With the third off, taking away the second would be the end.
+    third.stop().await;
+    let refused = loop {
+        match first.members.evict(two.key.id()).await {
+            Err(polis::consensus::MembersError::Refused(refused)) => break refused,
+            // The connection to the third is not closed yet.
+            other => assert!(other.is_err(), "the second was let go"),
+        }
+    };
+    let Refusal::Quorum { voters: 2, needed: 2, answering: 1, missing, .. } = &refused else {
+        panic!("{refused}")
+    };
+    assert_eq!(*missing, [three.name()]);
+    let itself = first.members.evict(one.key.id()).await;
+    assert!(matches!(itself, Err(polis::consensus::MembersError::Itself)), "{itself:?}");
+
+    // The third itself may go. It is told, and cannot come back.
+    let third = three.start(Start::Again);
+    third.voter_of(3).await;
+    first.members.evict(three.key.id()).await.unwrap();
+    eventually("the third to be told", || {
+        format!("{:?}", third.supervisor.tree().borrow())
+            .contains("removed this one from the cluster")
+    })
+    .await;
+    third.stop().await;
+    // Repeated, it changes nothing.
+    first.members.evict(three.key.id()).await.unwrap();
+    first.voter_of(2).await;
+    let crl = |machine: &Machine| {
+        let pem = String::from_utf8(machine.crl_file()).unwrap();
+        x509_parser::pem::parse_x509_pem(pem.as_bytes()).unwrap().1.contents
+    };
+    eventually("every member to know the CRL", || {
+        [one, two].iter().all(|machine| Crl::read(&crl(machine)).unwrap().revoked.len() == 1)
+    })
+    .await;
+    put_and_read(&second, &first, "3").await;
+    let mut overview = second.overview.clone();
+    let shown = polis::event::until(&mut overview, "overview", |overview: &Overview| {
+        overview.authorities.iter().find(|it| it.revoked.len() == 1).cloned()
+    });
+    assert_eq!(shown.await.unwrap().revoked[0].subject, Some(three.name()));
+    first.stop().await;
+    second.stop().await;
+}

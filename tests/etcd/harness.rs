@@ -1,0 +1,214 @@
+//! Nodes that consist of `consensus` alone.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use polis::consensus::{
+    Config, Members, Orders, PEER_PORT, Peer, Probe, QUOTA, Service, Standing, Start, Status,
+};
+use polis::event::until;
+use polis::identity::NodeKey;
+use polis::logtree::{Query, Tree};
+use polis::pki::{Host, Overview};
+use polis::serial::Lines;
+use polis::stage::Board;
+use polis::storage::tree::Root;
+use polis::supervisor::{Policy, Supervisor};
+use tokio::sync::{mpsc, watch};
+
+/// Longer than anything here may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(45);
+
+/// The etcd to test with. There is no test without one.
+pub(crate) fn etcd() -> PathBuf {
+    let Some(path) = std::env::var_os("POLIS_ETCD") else {
+        panic!("POLIS_ETCD does not name an etcd; `cargo xtask test` provides one");
+    };
+    let path = PathBuf::from(path);
+    assert!(path.is_file(), "POLIS_ETCD names {}, which is no file", path.display());
+    path
+}
+
+/// A loopback address that no other test uses: the process is in its middle,
+/// the number of the node in this process at its end.
+fn address() -> Ipv4Addr {
+    static NODES: AtomicU8 = AtomicU8::new(1);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, high, low, NODES.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A machine that is off: its disk, its key, its address.
+pub(crate) struct Machine {
+    /// Gone with the machine.
+    _disk: tempfile::TempDir,
+    pub(crate) key: NodeKey,
+    pub(crate) peer: Peer,
+    pub(crate) config: Config,
+}
+
+impl Machine {
+    pub(crate) fn new() -> Self {
+        let disk = tempfile::tempdir().unwrap();
+        let root = Root::at(disk.path());
+        root.create().unwrap();
+        let address = address();
+        let config = Config {
+            binary: etcd(),
+            tree: root.data.etcd,
+            sockets: root.ephemeral.consensus,
+            listen: SocketAddr::from((address, PEER_PORT)),
+            quota: QUOTA,
+            probe: Probe::default(),
+        };
+        // Names would have to be in /etc/hosts; addresses are in the certificate.
+        let peer = Peer { host: Host::Address(IpAddr::V4(address)), port: PEER_PORT };
+        Self { _disk: disk, key: NodeKey::generate().unwrap(), peer, config }
+    }
+
+    pub(crate) fn name(&self) -> String {
+        self.key.id().to_string()
+    }
+
+    pub(crate) fn orders(&self, start: Start) -> Orders {
+        Orders { key: self.key.clone(), peer: self.peer.clone(), start }
+    }
+
+    /// Switches it on.
+    pub(crate) fn start(&self, start: Start) -> Node {
+        let (orders_to, orders) = watch::channel(Some(self.orders(start)));
+        let service = Service::new(self.config.clone(), orders);
+        let logs = Tree::new(None);
+        let (lines, written) = Lines::channel();
+        let board = Board::new(Default::default(), lines.clone());
+        let (status, overview, members) = (service.status(), service.overview(), service.members());
+        let supervisor = Supervisor::start(board, lines, logs.clone(), move |ctx| {
+            let service = service.clone();
+            async move {
+                ctx.healthy();
+                let _child =
+                    ctx.spawn("consensus", Policy::forever(), move |ctx| service.clone().run(ctx));
+                ctx.cancelled().await;
+                Ok::<_, polis::consensus::Error>(())
+            }
+        });
+        let name = self.name();
+        let socket = self.config.sockets.client().to_owned();
+        Node {
+            name,
+            socket,
+            supervisor,
+            status,
+            overview,
+            members,
+            logs,
+            written,
+            _orders: orders_to,
+        }
+    }
+
+    /// What the file holds that etcd reads its CRL from.
+    pub(crate) fn crl_file(&self) -> Vec<u8> {
+        self.config.tree.peer_crl.read().unwrap().unwrap()
+    }
+}
+
+/// A machine that is on.
+pub(crate) struct Node {
+    name: String,
+    pub(crate) supervisor: Supervisor,
+    pub(crate) status: watch::Receiver<Status>,
+    pub(crate) overview: watch::Receiver<Overview>,
+    pub(crate) members: Members,
+    pub(crate) socket: PathBuf,
+    logs: Tree,
+    written: mpsc::Receiver<String>,
+    _orders: watch::Sender<Option<Orders>>,
+}
+
+impl Node {
+    /// Waits until the status is as it should be, and returns it.
+    #[track_caller]
+    pub(crate) fn waits(
+        &self,
+        what: &'static str,
+        so: impl Fn(&Status) -> bool,
+    ) -> impl Future<Output = Status> {
+        let at = std::panic::Location::caller();
+        let mut status = self.status.clone();
+        let (logs, name) = (self.logs.clone(), self.name.clone());
+        async move {
+            let found = until(&mut status, "status", |status| so(status).then(|| status.clone()));
+            match tokio::time::timeout(PATIENCE, found).await {
+                Ok(found) => found.unwrap(),
+                Err(_elapsed) => {
+                    let log: Vec<_> =
+                        logs.backlog(&Query::all()).iter().map(|entry| entry.line()).collect();
+                    let last = log[log.len().saturating_sub(60)..].join("\n");
+                    let status = status.borrow().clone();
+                    panic!("{at}: waited for {name} {what}, but it is {status:#?}\n{last}");
+                }
+            }
+        }
+    }
+
+    pub(crate) async fn voter(&self) -> Status {
+        self.waits("to be a voter", |status| status.standing == Standing::Voter).await
+    }
+
+    pub(crate) async fn voter_of(&self, members: usize) -> Status {
+        self.waits("to be a voter among so many", |status| {
+            status.standing == Standing::Voter && status.voters() == members
+        })
+        .await
+    }
+
+    /// Every event line of this word so far, without its time.
+    pub(crate) fn lines(&mut self, word: &str) -> Vec<String> {
+        let start = format!("POLIS {word} ");
+        let mut lines = Vec::new();
+        while let Ok(line) = self.written.try_recv() {
+            if line.starts_with(&start) {
+                lines.push(line.split(" t=").next().unwrap().to_owned());
+            }
+        }
+        lines
+    }
+
+    /// The process of its etcd.
+    pub(crate) fn pid(&self) -> rustix::process::Pid {
+        let wanted = format!("--name\0{}\0", self.name);
+        let found = std::fs::read_dir("/proc").unwrap().find_map(|entry| {
+            let pid = entry.unwrap().file_name().to_str()?.parse::<i32>().ok()?;
+            let command = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+            String::from_utf8_lossy(&command).contains(&wanted).then_some(pid)
+        });
+        rustix::process::Pid::from_raw(found.expect("its etcd runs")).unwrap()
+    }
+
+    /// Pulls the plug of etcd.
+    pub(crate) fn kill(&self) {
+        rustix::process::kill_process(self.pid(), rustix::process::Signal::KILL).unwrap();
+    }
+
+    pub(crate) async fn stop(self) {
+        self.supervisor.stop().await;
+    }
+}
+
+/// Waits for something that no event value tells of.
+#[track_caller]
+pub(crate) fn eventually(
+    what: &'static str,
+    mut so: impl FnMut() -> bool,
+) -> impl Future<Output = ()> {
+    let at = std::panic::Location::caller();
+    async move {
+        let end = tokio::time::Instant::now() + PATIENCE;
+        while !so() {
+            assert!(tokio::time::Instant::now() < end, "{at}: waited for {what}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
