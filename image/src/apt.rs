@@ -90,11 +90,7 @@ impl Apt {
         command.arg(format!("SHA256:{}", package.sha256));
         match program::run(&mut command) {
             Ok(_) => Ok(()),
-            Err(Error::Program { output, .. }) => Err(Error::Vanished {
-                package: package.name.clone(),
-                version: package.version.clone(),
-                output,
-            }),
+            Err(Error::Program { output, .. }) => Err(failure(package, &output)),
             Err(other) => Err(other),
         }
     }
@@ -117,6 +113,19 @@ impl Apt {
     }
 }
 
+/// Tells an archive that has moved on from one that was not reached.
+fn failure(package: &Package, output: &str) -> Error {
+    let last = output.split("; ").find(|line| line.starts_with("E: ")).unwrap_or(output);
+    let output = last.trim_start_matches("E: ").to_owned();
+    let (package, version) = (package.name.clone(), package.version.clone());
+    // The status is the server's; apt repeats it in every language.
+    if output.contains(" 404 ") {
+        Error::Vanished { package, version, output }
+    } else {
+        Error::Fetch { package, version, output }
+    }
+}
+
 /// The whole of apt's configuration: each default that would look at the host is replaced.
 fn configuration(root: &Path) -> String {
     let root = root.display();
@@ -131,6 +140,7 @@ APT::Architectures "amd64";
 APT::Install-Recommends "false";
 APT::Get::AllowUnauthenticated "false";
 APT::Sandbox::User "root";
+APT::Update::Error-Mode "any";
 Acquire::AllowInsecureRepositories "false";
 Acquire::AllowDowngradeToInsecureRepositories "false";
 Acquire::ForceHash "SHA256";
@@ -208,6 +218,19 @@ mod tests {
             find(output, &mirror, Category::Tool, "zz"),
             Err(Error::NoPackage { package }) if package == "zz"
         ));
+    }
+
+    #[test]
+    fn an_archive_that_moved_on_is_told_from_one_out_of_reach() {
+        let mirror = Mirror { archive: "a".to_owned(), security: "s".to_owned() };
+        let line = "'a/pool/x/ab_1_amd64.deb' ab_1_amd64.deb 3 SHA256:00";
+        let package = parse(line, &mirror, Category::Tool, "ab").unwrap();
+        let gone =
+            failure(&package, "Err:1 a; E: Failed to fetch a  404  Not Found; E: Download Failed");
+        assert!(gone.help().unwrap().contains("--update-payload"), "{gone}");
+        let away = failure(&package, "E: Failed to fetch a  Could not connect; E: Download Failed");
+        assert!(matches!(away, Error::Fetch { .. }));
+        assert!(away.to_string().ends_with("Could not connect"), "{away}");
     }
 
     #[test]

@@ -72,6 +72,8 @@ pub struct Config {
 ///
 /// A step failed; the error says which object was in the way.
 pub fn build(config: &Config, observer: &dyn Observer) -> Result<Manifest> {
+    // A size that cannot be is refused now, and not after all the work.
+    layout::plan("", 0, config.size)?;
     let _guard = guard(&config.out)?;
     let steps = Steps::open(config.out.join("steps"), observer)?;
     let Payload { root, lock } = payload(&config.source, &steps)?;
@@ -379,7 +381,8 @@ fn os_release(version: &str, image_version: &str) -> String {
     )
 }
 
-fn cmdline(verity: &Verity) -> String {
+/// The kernel's command line for a system.
+pub(crate) fn cmdline(verity: &Verity) -> String {
     let Verity { root_hash, salt, blocks } = verity;
     let esp = layout::esp_guid(root_hash);
     format!(

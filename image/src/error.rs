@@ -71,8 +71,18 @@ pub enum Error {
         package: String,
     },
     /// The mirror does not have a locked package.
-    #[error("the mirror does not have {package} {version} as locked: {output}")]
+    #[error("the mirror no longer has {package} {version}: {output}")]
     Vanished {
+        /// Its name.
+        package: String,
+        /// The version in the lock file.
+        version: String,
+        /// What apt said.
+        output: String,
+    },
+    /// A locked package could not be brought here.
+    #[error("cannot fetch {package} {version}: {output}")]
+    Fetch {
         /// Its name.
         package: String,
         /// The version in the lock file.
@@ -153,14 +163,20 @@ impl Error {
             Self::NoLock { .. } | Self::Stale { .. } | Self::Lock { .. } => {
                 format!("renew the lock file: {UPDATE}")
             }
-            Self::Vanished { .. } => format!(
-                "if the network works, the archive has moved on; renew the lock file: {UPDATE}"
-            ),
+            Self::Vanished { .. } => {
+                format!("Debian has replaced it; renew the lock file: {UPDATE}")
+            }
+            Self::Fetch { .. } => {
+                "look at the network, or name another mirror: --mirror URL".to_owned()
+            }
             Self::NoPackage { .. } | Self::Library { .. } => {
                 "correct the package list in image/src/packages.rs".to_owned()
             }
             Self::Layout(layout::Error::TooSmall { needed, .. }) => {
                 format!("ask for more: --size {}", needed.next_multiple_of(1 << 30))
+            }
+            Self::Layout(layout::Error::Ragged { size }) => {
+                format!("ask for {}", size.next_multiple_of(layout::ALIGNMENT))
             }
             _ => return None,
         })

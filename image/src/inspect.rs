@@ -98,7 +98,7 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
         |reason: &str| Error::Foreign { path: named.to_owned(), reason: reason.to_owned() };
     let disk = GptConfig::new()
         .open(path)
-        .map_err(|source| Error::Gpt { path: named.to_owned(), source })?;
+        .map_err(|error| foreign(&format!("it has no partition table ({error})")))?;
     let find = |kind: layout::Kind| {
         disk.partitions().values().find(|entry| entry.part_type_guid.guid == kind.type_guid)
     };
@@ -183,16 +183,120 @@ impl Expected {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt as _;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::{
+        Manifest, Options, assemble,
+        build::cmdline,
+        digest::sha256,
+        manifest::{SIZE_DEFAULT, Sizes},
+        uki::Section,
+        verity::Verity,
+    };
+
+    /// Parts as a build leaves them, but small.
+    fn parts(folder: &Path) -> Manifest {
+        let data = vec![0x5a; 200 * BLOCK];
+        let (root, tree) = verity::tree(&data, &[1, 2]);
+        let verity = Verity { root_hash: hex(&root), salt: "0102".to_owned(), blocks: 200 };
+        let cmdline = cmdline(&verity);
+        let sections = [
+            Section::new(".osrel", "ID=polis\n"),
+            Section::new(".cmdline", cmdline.as_str()),
+            Section::new(".uname", "6.0"),
+            Section::new(".pkgs", "node etcd 1 00\n"),
+            Section::new(".linux", "kernel"),
+        ];
+        let image = uki::build(&uki::tests::stub(), &sections).unwrap();
+        fs::write(folder.join("system.img"), [&data[..], &tree].concat()).unwrap();
+        fs::write(folder.join("polis.efi"), image).unwrap();
+        Manifest {
+            folder: folder.to_owned(),
+            version: "0".to_owned(),
+            image_version: "0".to_owned(),
+            kernel_release: "6.0".to_owned(),
+            cmdline,
+            kernel: "vmlinuz".into(),
+            initramfs: "initramfs.cpio".into(),
+            uki: "polis.efi".into(),
+            system: "system.img".into(),
+            firmware: "firmware".into(),
+            image: "polis.img".into(),
+            sha256: String::new(),
+            sizes: Sizes {
+                erofs: data.len() as u64,
+                verity: tree.len() as u64,
+                ..Sizes::default()
+            },
+            verity,
+        }
+    }
+
+    #[test]
+    fn what_was_put_together_is_found_in_the_file_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = parts(folder.path());
+        let out = folder.path().join("disk");
+        let options = Options { parameters: Some(vec![7; 3]), ..Options::new(&out) };
+        assemble(&manifest, &options).unwrap();
+        fs::remove_file(folder.path().join("system.img")).unwrap();
+        let found = inspect(&out).unwrap();
+        assert_eq!(found.parameters, Some(3));
+        assert_eq!(found.cmdline, manifest.cmdline);
+        assert_eq!(found.packages, "node etcd 1 00\n");
+        assert_eq!(found.system, System::Intact);
+        let names: Vec<_> = found.partitions.iter().map(|part| part.name.as_str()).collect();
+        assert_eq!(names, ["POLIS-ESP", "POLIS-SYSTEM-A"]);
+        assert!(found.sections.contains(&(".linux".to_owned(), 6)));
+        // The command line names the ESP that is there.
+        assert!(found.cmdline.contains(&format!("polis.esp={}", found.partitions[0].guids.1)));
+        assert_eq!(fs::metadata(&out).unwrap().len(), SIZE_DEFAULT);
+    }
+
+    #[test]
+    fn the_same_parts_give_the_same_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = parts(folder.path());
+        let disk = |name: &str, parameters: &[u8]| {
+            let out = folder.path().join(name);
+            let parameters = Some(parameters.to_vec());
+            let options = Options { parameters, size: 256 << 20, ..Options::new(&out) };
+            assemble(&manifest, &options).unwrap();
+            sha256(&out).unwrap()
+        };
+        assert_eq!(disk("a", b"one"), disk("another", b"one"));
+        assert_ne!(disk("a", b"one"), disk("b", b"two"));
+    }
+
+    #[test]
+    fn a_flipped_byte_of_the_system_is_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = parts(folder.path());
+        let out = folder.path().join("disk");
+        assemble(&manifest, &Options { size: 256 << 20, ..Options::new(&out) }).unwrap();
+        let start = inspect(&out).unwrap().partitions[1].place.0;
+        let disk = fs::OpenOptions::new().write(true).open(&out).unwrap();
+        disk.write_all_at(&[0], start + 100_000).unwrap();
+        assert!(matches!(inspect(&out).unwrap().system, System::Damaged { .. }));
+    }
+
+    #[test]
+    fn a_disk_that_is_too_small_is_refused_with_a_size_that_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = Options { size: 64 << 20, ..Options::new(folder.path().join("disk")) };
+        let error = assemble(&parts(folder.path()), &options).unwrap_err();
+        assert_eq!(error.help().unwrap(), "ask for more: --size 1073741824");
+    }
 
     #[test]
     fn a_file_that_is_no_disk_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("noise");
         fs::write(&path, vec![0xa5; 1 << 20]).unwrap();
-        assert!(matches!(inspect(&path), Err(Error::Gpt { .. })));
+        assert!(matches!(inspect(&path), Err(Error::Foreign { .. })));
     }
 
     #[test]

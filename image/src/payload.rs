@@ -158,7 +158,7 @@ impl Source {
             if sha256(&part)? != package.sha256 {
                 let output = "what arrived has another hash".to_owned();
                 let (package, version) = (package.name.clone(), package.version.clone());
-                return Err(Error::Vanished { package, version, output });
+                return Err(Error::Fetch { package, version, output });
             }
             fs::rename(&part, &target).at("put in place", &target)
         };

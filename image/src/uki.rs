@@ -168,13 +168,13 @@ pub(crate) fn sections(path: &Path, image: &[u8]) -> Result<Vec<Section>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
     /// The least that passes for a stub: headers, room, and one section.
-    fn stub() -> Vec<u8> {
+    pub(crate) fn stub() -> Vec<u8> {
         let mut stub = vec![0; 0x600];
         stub[..2].copy_from_slice(b"MZ");
         stub[0x3c] = 0x40;

@@ -48,6 +48,12 @@ fn decide(table: &Table, content: &Content) -> Result<Plan, Refusal> {
 }
 
 #[test]
+fn the_image_builder_and_the_node_mean_the_same_partition() {
+    let kind = polis_image::layout::DATA;
+    assert_eq!((kind.name, kind.type_guid), (NAME, TYPE_ID));
+}
+
+#[test]
 fn a_first_boot_makes_a_marked_partition_in_all_of_the_free_space() {
     let table = disk(2048);
     let Plan::Create { table: written, partition } = decide(&table, &Content::Blank).unwrap()

@@ -9,7 +9,7 @@
 //!   have the same program from another suite, and apt would refuse to mix.
 //!
 //! What this module does not do: install Rust, or anything that goes into the
-//! image (`polis_image::payload` unpacks that in a folder of its own).
+//! image (`polis_image` unpacks that in a folder of its own).
 
 use std::{
     env,

@@ -42,6 +42,8 @@ enum Part {
     Lint,
     /// Tests without an image: seconds.
     Unit,
+    /// The image, built twice: the same inputs must give the same bytes.
+    Image,
     /// Tests with a real etcd, on the host.
     Etcd,
     /// Stories of whole machines in QEMU: minutes.
@@ -49,7 +51,7 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Self; 4] = [Self::Lint, Self::Unit, Self::Etcd, Self::E2e];
+    const ALL: [Self; 5] = [Self::Lint, Self::Unit, Self::Image, Self::Etcd, Self::E2e];
 }
 
 /// What a step came to.
@@ -73,7 +75,7 @@ struct Counts {
 pub(crate) fn run(args: Args) -> Result<()> {
     let wanted = |part| args.part.is_none_or(|only| only == part);
     let mut needs = vec![host::BUILD];
-    if wanted(Part::Etcd) || wanted(Part::E2e) {
+    if wanted(Part::Image) || wanted(Part::Etcd) || wanted(Part::E2e) {
         needs.extend([host::PAYLOAD, run::QEMU]);
     }
     host::require(&needs)?;
@@ -83,6 +85,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
         match part {
             Part::Lint => lint(&mut report),
             Part::Unit => report.tests("unit", &mut runner.quick(args.filter.as_deref())),
+            Part::Image => {
+                if report.image() {
+                    let mut command = Command::new(
+                        env::current_exe().context("cannot find this program itself")?,
+                    );
+                    report.step("two images", command.args(["image", "verify"]));
+                }
+            }
             Part::Etcd => {
                 if report.image() {
                     let mut command = runner.binary("etcd", args.filter.as_deref());
