@@ -4,19 +4,21 @@
 //! use of it is logged as an error. Whoever can choose the command line can
 //! choose the whole system, so the door lets nobody in who was not in already.
 //!
+//! It strikes once the node is ready.
+//!
 //! | name | what happens |
 //! |---|---|
 //! | `service-panic` | a service panics once |
 //! | `service-flaps` | a service panics more often than it may |
 //! | `main-panic` | the main task panics |
-//! | `etcd-killed` | once the node is ready, etcd gets SIGKILL |
-//! | `node-killed` | once the node is ready, it gets SIGKILL itself |
+//! | `kill-etcd` | etcd gets SIGKILL |
+//! | `kill-node` | the node gets SIGKILL |
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Signal, getpid};
+use rustix::process::{Pid, Signal, getpid};
 use tokio::sync::watch;
 use tracing::error;
 
@@ -34,9 +36,9 @@ pub enum Fault {
     /// The main task panics.
     MainPanic,
     /// etcd is killed.
-    EtcdKilled,
+    KillEtcd,
     /// This process is killed.
-    NodeKilled,
+    KillNode,
 }
 
 impl Fault {
@@ -44,8 +46,8 @@ impl Fault {
         ("service-panic", Self::ServicePanic),
         ("service-flaps", Self::ServiceFlaps),
         ("main-panic", Self::MainPanic),
-        ("etcd-killed", Self::EtcdKilled),
-        ("node-killed", Self::NodeKilled),
+        ("kill-etcd", Self::KillEtcd),
+        ("kill-node", Self::KillNode),
     ];
 
     /// What the command line of this boot asks for, if anything.
@@ -95,33 +97,28 @@ impl Service {
     /// [`Closed`] when nobody can say any more whether the node is ready.
     #[expect(clippy::panic, reason = "that is what it is for")]
     pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        let ready = event::until(&mut self.ready, "ready", |ready| ready.then_some(()));
+        let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
+        ready?;
         let first = !self.struck.swap(true, Ordering::Relaxed);
         match self.fault {
             Fault::ServicePanic if first => panic!("as asked for by polis.fault"),
             Fault::ServiceFlaps => panic!("as asked for by polis.fault"),
-            Fault::EtcdKilled | Fault::NodeKilled if first => {
-                let ready = event::until(&mut self.ready, "ready", |ready| ready.then_some(()));
-                let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
-                ready?;
-                let victims = match self.fault {
-                    Fault::EtcdKilled => process::find("etcd"),
-                    _ => vec![getpid()],
-                };
-                for victim in victims {
-                    error!(
-                        process = victim.as_raw_pid(),
-                        "killing it, as asked for by polis.fault"
-                    );
-                    // It may have ended by itself.
-                    let _gone = rustix::process::kill_process(victim, Signal::KILL);
-                }
-            }
-            Fault::ServicePanic | Fault::MainPanic | Fault::EtcdKilled | Fault::NodeKilled => {}
+            Fault::KillEtcd if first => process::find("etcd").into_iter().for_each(kill),
+            Fault::KillNode => kill(getpid()),
+            // The main task looks for itself.
+            Fault::MainPanic | Fault::ServicePanic | Fault::KillEtcd => {}
         }
         ctx.healthy();
         ctx.cancelled().await;
         Ok(())
     }
+}
+
+fn kill(victim: Pid) {
+    error!(process = victim.as_raw_pid(), "killing it, as asked for by polis.fault");
+    // It may have ended by itself.
+    let _gone = rustix::process::kill_process(victim, Signal::KILL);
 }
 
 #[cfg(test)]

@@ -1,14 +1,15 @@
 //! What the `node` binary is made of: everything around the supervision tree.
 //!
 //! `init` starts `node` with its environment ([`environment`]) and a channel.
-//! `node` builds the services ([`crate::root`]), and ends in one of four ways:
+//! `node` builds the services ([`crate::root`]), and ends in one of five ways:
 //!
 //! ```text
 //!               a service opens the trapdoor
 //! [running] ------------------------------------> guru on the channel, status 70
 //!     |  \--- `stop` on the channel --> ordered stop --> `off` on it, status 0
+//!     |---- panic in the main task ---> guru on the channel, status 70
 //!     |---- `init` is gone -----------> status 71: nobody is left to work for
-//!     +---- panic here, or killed ----> `init` sees it, and says so itself
+//!     +---- killed -------------------> `init` sees it, and says so itself
 //! ```
 //!
 //! Invariants:
@@ -32,10 +33,10 @@ use self::environment::Environment;
 use crate::logtree::{self, layer};
 use crate::root::{self, Root};
 use crate::serial::{EventLine, Lines};
-use crate::stage::Board;
+use crate::stage::{Board, Stage};
 use crate::supervisor::Supervisor;
 use crate::sys::control::{self, Channel};
-use crate::trapdoor::Report;
+use crate::trapdoor::{Report, code};
 
 /// Status after the trapdoor: the report is on the channel.
 pub const STATUS_TRAPDOOR: u8 = 70;
@@ -99,10 +100,31 @@ fn start(environment: Environment) -> anyhow::Result<u8> {
         .context("cannot start the runtime")?;
     // Never dropped: that would wait for threads that may be stuck in a device.
     let runtime = Box::leak(Box::new(runtime));
-    runtime.block_on(async {
-        let control = Channel::new(control).context("cannot watch the control channel")?;
-        Ok(run(environment, &control, lines, logs).await)
+    let last_words = control.try_clone().context("cannot keep a second control channel")?;
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        runtime.block_on(async {
+            let control = Channel::new(control).context("cannot watch the control channel")?;
+            Ok(run(environment, &control, lines, logs).await)
+        })
+    }));
+    // Nothing that the main task owned is used after its panic.
+    ended.unwrap_or_else(|payload| {
+        let report = fit(panicked(panics::text(payload.as_ref())));
+        control::send_now(&last_words, &report.to_line().to_string())
+            .context("cannot tell init about a panic")?;
+        Ok(STATUS_TRAPDOOR)
     })
+}
+
+/// The main task panicked: nobody is left to start it again.
+fn panicked(text: &str) -> Report {
+    Report {
+        code: code::NODE_PANICKED,
+        stage: Stage::System,
+        causes: vec!["the main task of node panicked".to_owned(), text.to_owned()],
+        tried: Vec::new(),
+        next: "reboot; report this with the last log lines, which say where it happened".to_owned(),
+    }
 }
 
 /// Why `node` ends.
@@ -112,6 +134,7 @@ enum End {
     Orphaned,
 }
 
+#[expect(clippy::panic, reason = "a fault that the stories ask for")]
 async fn run(environment: Environment, control: &Channel, lines: Lines, logs: logtree::Tree) -> u8 {
     let fault = fault::Fault::of_this_boot();
     let board = Board::new(environment.stages.clone(), lines.clone());
@@ -119,9 +142,6 @@ async fn run(environment: Environment, control: &Channel, lines: Lines, logs: lo
     let root = Root { environment, fault, ready };
     let supervisor =
         Supervisor::start(board, lines.clone(), logs, move |ctx| root::run(root.clone(), ctx));
-    if fault == Some(fault::Fault::MainPanic) {
-        panic!("as asked for by polis.fault");
-    }
     let end = loop {
         tokio::select! {
             // Cancel-safe: waits for an event value.
@@ -142,8 +162,9 @@ async fn run(environment: Environment, control: &Channel, lines: Lines, logs: lo
             },
             // Cancel-safe: waits for an event value.
             Ok(()) = is_ready.changed() => {
-                if *is_ready.borrow_and_update() {
-                    tell(control, &EventLine::new("ready")).await;
+                tell(control, &EventLine::new("ready")).await;
+                if fault == Some(fault::Fault::MainPanic) {
+                    panic!("as asked for by polis.fault");
                 }
             }
         }
@@ -205,8 +226,6 @@ fn fit(mut report: Report) -> Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stage::Stage;
-    use crate::trapdoor::code;
 
     #[test]
     fn the_longest_report_fits_into_one_message() {

@@ -9,14 +9,14 @@ use std::panic;
 /// Replaces the hook that prints in the format of the standard library.
 pub(super) fn install() {
     panic::set_hook(Box::new(|info| {
-        let text = payload(info.payload());
+        let text = text(info.payload());
         let place = info.location().map(|it| format!(" at {}:{}", it.file(), it.line()));
         super::complain(&format!("panicked{}: {text}", place.unwrap_or_default()));
     }));
 }
 
 /// What a panic says, if it is text.
-fn payload(payload: &dyn Any) -> &str {
+pub(super) fn text(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| payload.downcast_ref::<&str>().copied())
         .unwrap_or("with something that is not text")

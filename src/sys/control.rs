@@ -35,6 +35,16 @@ pub fn inherit(number: RawFd) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Sends one message from where nothing may wait: a panic.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn send_now(socket: &OwnedFd, message: &str) -> io::Result<()> {
+    rustix::net::send(socket, message.as_bytes(), SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
 /// The open channel.
 #[derive(Debug)]
 pub struct Channel {

@@ -126,7 +126,7 @@ impl fmt::Display for Exit {
         match (self.0.code(), self.0.signal()) {
             (Some(code), _) => write!(f, "ended with status {code}"),
             (None, Some(signal)) => match signal_name(signal) {
-                Some(name) => write!(f, "was killed by {name}"),
+                Some(name) => write!(f, "was killed by signal {signal} ({name})"),
                 None => write!(f, "was killed by signal {signal}"),
             },
             (None, None) => f.write_str("ended in an unknown way"),

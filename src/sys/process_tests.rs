@@ -71,7 +71,7 @@ async fn terminate_kills_what_does_not_listen() {
         tokio::task::yield_now().await;
     }
     let exit = child.terminate(Duration::from_millis(100)).await.unwrap();
-    assert_eq!(exit.to_string(), "was killed by SIGKILL");
+    assert_eq!(exit.to_string(), "was killed by signal 9 (SIGKILL)");
 }
 
 #[tokio::test]

@@ -55,6 +55,8 @@ impl fmt::Display for Code {
 
 /// A service of `node` died more often than it may, up to the root of the tree.
 pub const SERVICE_GAVE_UP: Code = Code::new(Stage::System, 31);
+/// The main task of `node` panicked.
+pub const NODE_PANICKED: Code = Code::new(Stage::System, 32);
 /// The disk cannot be read or written.
 pub const STORAGE_DISK: Code = Code::new(Stage::Storage, 1);
 /// The partition table is damaged, unusual or full.
@@ -126,6 +128,7 @@ pub const CLUSTER_STORE: Code = Code::new(Stage::Cluster, 8);
 /// Every code there is, for the check against `docs/errors.md`.
 pub const ALL: &[Code] = &[
     SERVICE_GAVE_UP,
+    NODE_PANICKED,
     STORAGE_DISK,
     STORAGE_PARTITION_TABLE,
     STORAGE_TOO_SMALL,
