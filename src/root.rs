@@ -1,9 +1,20 @@
 //! Builds every service of the node and hands event values over.
 //!
-//! Only this file knows them all. Nothing is ordered here by hand except the
-//! stop: what is started last is stopped first. Each service waits for the
-//! event values that it needs, so whatever can start early does.
+//! Only this file knows them all. Nothing is ordered here by hand but the stop:
+//! what is started last is stopped first. Each service waits for the event
+//! values that it needs, so whatever can start early does.
+//!
+//! ```text
+//! parameters --> network --> names          storage
+//!      |            |          ^   \       ^   |
+//!      |            v          |    \wanted|   | mounted
+//!      +-------> cluster --identity--> ----+   |
+//!                   | \--orders--> consensus <-+
+//!                   v                  v
+//!                 roles <--------------+ ----> ready       console watches all
+//! ```
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -13,12 +24,9 @@ use crate::logtree::kernel;
 use crate::network::{self, names};
 use crate::node::environment::Environment;
 use crate::node::fault::{self, Fault};
-use crate::parameters;
-use crate::storage;
+use crate::storage::{self, tree};
 use crate::supervisor::{Context, Policy};
-
-/// Where `init` mounted sysfs.
-const SYS: &str = "/sys";
+use crate::{cluster, consensus, parameters, roles};
 
 /// What the root service needs.
 #[derive(Clone, Debug)]
@@ -37,50 +45,84 @@ pub struct Root {
 ///
 /// None: only a child's death can end it.
 pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallible> {
-    let kernel = kernel::Service { tree: ctx.logs().clone() };
-    ctx.spawn("kernel", Policy::forever(), move |ctx| kernel.clone().run(ctx));
-    if let Some(fault) = root.fault {
-        let service = fault::Service {
-            fault,
-            ready: root.ready.subscribe(),
-            struck: Arc::<AtomicBool>::default(),
-        };
-        ctx.spawn("fault", fault.policy(), move |ctx| service.clone().run(ctx));
-    }
-    let files = storage::Root::live();
-    let known = watch::Sender::new(None);
-    let network = watch::Sender::new(network::Status::default());
-    let identity = watch::Sender::new(None);
-    let named = watch::Sender::new(names::Status::default());
+    let Root { environment, fault, ready } = root;
+    let tree = tree::Root::live();
 
-    let service = parameters::Service {
-        config: parameters::Config { sys: SYS.into(), esp: files.esp.parameters.clone() },
+    let known = watch::Sender::new(None);
+    let addresses = watch::Sender::<network::Status>::default();
+    let mounted = watch::Sender::new(storage::Status::Starting);
+    let (wanted, kind) = watch::channel(None);
+    let (orders, ordered) = watch::channel(None);
+    let identity = watch::Sender::new(None);
+    let standing = watch::Sender::<cluster::Status>::default();
+
+    let member = consensus::Service::new(consensus::Config::live(&tree), ordered);
+    let kernel = kernel::Service { tree: ctx.logs().clone() };
+    let storage = storage::Service {
+        config: storage::Config { disk: environment.disk.clone(), root: tree.clone() },
+        wanted: kind,
+        status: mounted.clone(),
+    };
+    let parameters = parameters::Service {
+        config: parameters::Config { sys: PathBuf::from("/sys"), esp: tree.esp.parameters.clone() },
         known: known.clone(),
     };
-    ctx.spawn("parameters", Policy::forever(), move |ctx| service.clone().run(ctx));
-    let service = network::Service {
+    let network = network::Service {
         config: network::Config {
             interfaces: network::Interfaces::Hardware,
-            sys: SYS.into(),
-            os_release: "/etc/os-release".into(),
-            resolv_conf: files.ephemeral.resolv_conf.clone(),
+            sys: PathBuf::from("/sys"),
+            os_release: PathBuf::from("/etc/os-release"),
+            resolv_conf: tree.ephemeral.resolv_conf.clone(),
         },
         known: known.subscribe(),
-        status: network.clone(),
+        status: addresses.clone(),
     };
-    ctx.spawn("network", Policy::forever(), move |ctx| service.clone().run(ctx));
-    let service = names::Service {
+    let names = names::Service {
         config: names::Config {
-            hosts: files.ephemeral.hosts.clone(),
-            hostname: files.ephemeral.hostname.clone(),
-            machine_id: files.ephemeral.machine_id.clone(),
+            hosts: tree.ephemeral.hosts.clone(),
+            hostname: tree.ephemeral.hostname.clone(),
+            machine_id: tree.ephemeral.machine_id.clone(),
             kernel: names::Kernel::Set,
         },
         identity: identity.subscribe(),
-        network: network.subscribe(),
-        status: named.clone(),
+        network: addresses.subscribe(),
+        status: watch::Sender::default(),
     };
-    ctx.spawn("names", Policy::forever(), move |ctx| service.clone().run(ctx));
+    let cluster = cluster::Service {
+        config: cluster::Config { root: tree, probe: cluster::Probe::default() },
+        parameters: known.subscribe(),
+        storage: mounted.subscribe(),
+        network: addresses.subscribe(),
+        consensus: member.status(),
+        wanted,
+        identity,
+        orders,
+        status: standing.clone(),
+    };
+    let roles = roles::Service {
+        image: environment.image,
+        cluster: standing.subscribe(),
+        consensus: member.status(),
+        network: addresses.subscribe(),
+        ready: ready.clone(),
+    };
+
+    // Whatever fails for want of something outside may find it later: only a
+    // service itself can tell that it never will, and then opens the trapdoor.
+    let forever = Policy::forever();
+    ctx.spawn("kernel", forever, move |ctx| kernel.clone().run(ctx));
+    ctx.spawn("storage", forever, move |ctx| storage.clone().run(ctx));
+    ctx.spawn("network", forever, move |ctx| network.clone().run(ctx));
+    ctx.spawn("names", forever, move |ctx| names.clone().run(ctx));
+    ctx.spawn("parameters", forever, move |ctx| parameters.clone().run(ctx));
+    ctx.spawn("consensus", forever, move |ctx| member.clone().run(ctx));
+    ctx.spawn("cluster", forever, move |ctx| cluster.clone().run(ctx));
+    ctx.spawn("roles", forever, move |ctx| roles.clone().run(ctx));
+    if let Some(fault) = fault {
+        let struck = Arc::<AtomicBool>::default();
+        let service = fault::Service { fault, ready: ready.subscribe(), struck };
+        ctx.spawn("fault", fault.policy(), move |ctx| service.clone().run(ctx));
+    }
     ctx.healthy();
     ctx.cancelled().await;
     Ok(())

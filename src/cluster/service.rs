@@ -203,8 +203,12 @@ impl<C: Consensus> Service<C> {
         };
         self.address(ctx).await?;
         let Config { root, probe } = &self.config;
-        retrying(async || membership::ensure(&store, &founding, kind, root, probe).await).await?;
-        Ok(node)
+        loop {
+            match membership::ensure(&store, &founding, kind, root, probe).await {
+                Err(error) if waited_out(&error).await => {}
+                made => break made.map(|_sealed| node),
+            }
+        }
     }
 
     async fn start_again(&mut self, ctx: &Context, sealed: &Sealed) -> Result<Identity, Error> {
@@ -224,7 +228,12 @@ impl<C: Consensus> Service<C> {
         self.give_orders(key, Start::Again);
 
         let store = self.store(ctx).await?;
-        retrying(async || membership::check(&store, sealed, node).await).await?;
+        loop {
+            match membership::check(&store, sealed, node).await {
+                Err(error) if waited_out(&error).await => {}
+                checked => break checked?,
+            }
+        }
         // Where a power cut came between the last two steps of the bootstrap.
         membership::remove_journal(&self.config.root).await?;
         Ok(node)
@@ -304,20 +313,15 @@ fn kind_for(policy: StoragePolicy) -> Result<Kind, Error> {
     }
 }
 
-/// Repeats `work` for as long as the store does not answer.
-async fn retrying<T>(work: impl AsyncFn() -> Result<T, Error>) -> Result<T, Error> {
-    loop {
-        match work().await {
-            Err(Error::Store(error)) if error.retriable() => {
-                warn!(
-                    error = &error as &dyn std::error::Error,
-                    "the cluster's store does not answer yet"
-                );
-                sleep(RETRY).await;
-            }
-            other => return other,
-        }
+/// Whether `error` was that the store did not answer; if so, waits before the
+/// next attempt.
+async fn waited_out(error: &Error) -> bool {
+    let Error::Store(error) = error else { return false };
+    if error.retriable() {
+        warn!(error = error as &dyn std::error::Error, "the cluster's store does not answer yet");
+        sleep(RETRY).await;
     }
+    error.retriable()
 }
 
 async fn read_record<T: Send + 'static>(

@@ -1,1 +1,129 @@
-//! Placeholder.
+//! Says when this node is ready: home, and everything that its roles need serves.
+//!
+//! ```text
+//! [waiting] --home, etcd votes, an address--> [ready]: `POLIS ready`, once a boot
+//! ```
+//!
+//! What this module does not do: start what a role needs. The one role of this
+//! version, consensus member, is served by `consensus` from the moment that the
+//! cluster manager gives its orders.
+
+use std::net::IpAddr;
+
+use tokio::sync::watch;
+use tracing::info;
+
+use crate::event::Closed;
+use crate::identity::NodeId;
+use crate::serial::EventLine;
+use crate::stage::{Stage, State};
+use crate::supervisor::Context;
+use crate::{cluster, consensus, network};
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// Which image this machine runs.
+    pub image: String,
+    /// What this machine is to its cluster.
+    pub cluster: watch::Receiver<cluster::Status>,
+    /// Its etcd member.
+    pub consensus: watch::Receiver<consensus::Status>,
+    /// Its address.
+    pub network: watch::Receiver<network::Status>,
+    /// Whether this node was ready in this boot.
+    pub ready: watch::Sender<bool>,
+}
+
+/// What a ready node says about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Ready {
+    node: NodeId,
+    roles: String,
+    address: IpAddr,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] when an owner of an input ended.
+    pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        ctx.stage(Stage::Roles, State::Started);
+        let ready = loop {
+            if let Some(ready) = self.look() {
+                break ready;
+            }
+            let changed = async {
+                tokio::select! {
+                    // Cancel-safe, all three: they wait for event values.
+                    changed = self.cluster.changed() => changed.map_err(|_closed| "the cluster"),
+                    changed = self.consensus.changed() => changed.map_err(|_closed| "etcd"),
+                    changed = self.network.changed() => changed.map_err(|_closed| "the network"),
+                }
+            };
+            match ctx.until_cancelled(changed).await {
+                Some(changed) => changed.map_err(Closed)?,
+                None => return Ok(()),
+            }
+        };
+        ctx.stage(Stage::Roles, State::Done);
+        // A service that is started again after the node was ready says nothing new.
+        if !self.ready.send_replace(true) {
+            let Ready { node, roles, address } = ready;
+            let line = EventLine::new("ready").field("node", node).field("roles", &roles);
+            ctx.lines().event(line.field("address", address).field("image", &self.image));
+            info!(%node, roles, %address, "ready");
+        }
+        ctx.healthy();
+        ctx.cancelled().await;
+        Ok(())
+    }
+
+    fn look(&mut self) -> Option<Ready> {
+        let votes = self.consensus.borrow_and_update().voter().is_some();
+        let address = self.network.borrow_and_update().primary;
+        let cluster = self.cluster.borrow_and_update();
+        let home = cluster.state == cluster::State::Home;
+        let (node, address) = cluster.node.zip(address).filter(|_| home && votes)?;
+        Some(Ready { node, roles: words(&cluster.roles), address })
+    }
+}
+
+/// The roles as one value of an event line.
+fn words(roles: &[cluster::Role]) -> String {
+    let words: Vec<_> = roles.iter().map(|role| role.to_string().replace(' ', "-")).collect();
+    words.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_role_is_one_word() {
+        assert_eq!(words(&[cluster::Role::ConsensusMember]), "consensus-member");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_without_a_cluster_is_not_ready() {
+        let (ctx, mut handles) = Context::for_test();
+        let (_cluster, cluster) = watch::channel(cluster::Status::default());
+        let (_consensus, consensus) = watch::channel(consensus::Status::default());
+        let (network, networks) = watch::channel(network::Status::default());
+        let (ready, is_ready) = watch::channel(false);
+        let service =
+            Service { image: "i".to_owned(), cluster, consensus, network: networks, ready };
+        let end = async {
+            network.send_modify(|status| status.primary = Some([10, 0, 2, 15].into()));
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            handles.cancel().await;
+        };
+        let (ended, ()) = tokio::join!(service.run(ctx), end);
+        assert_eq!(ended, Ok(()));
+        assert!(!*is_ready.borrow());
+        let lines = handles.take_lines();
+        assert!(lines.iter().all(|line| !line.starts_with("POLIS ready")), "{lines:?}");
+    }
+}
