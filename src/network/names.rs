@@ -46,16 +46,16 @@ pub struct Config {
     pub hostname: File,
     /// `/etc/machine-id`.
     pub machine_id: File,
-    /// Whether the kernel's host name is set too.
+    /// Whether the kernel is told the host name, and the resolver asked for it.
     pub kernel: Kernel,
 }
 
-/// Whether the kernel's host name is set.
+/// Whether the names are those of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// As a node must.
+    /// They are: this is a node.
     Set,
-    /// As a test must.
+    /// They lie elsewhere: this is a test.
     Leave,
 }
 
@@ -105,10 +105,13 @@ impl Service {
                 self.config.hosts.save(hosts.into_bytes()).await?;
                 written = Some((identity, address));
                 let resolves = identity.map(|identity| identity.id).zip(address);
+                self.status.send_replace(Status { resolves });
                 if let Some((id, address)) = resolves {
                     info!("{id} is {address}");
+                    if self.config.kernel == Kernel::Set {
+                        ctx.until_cancelled(check(id, address)).await;
+                    }
                 }
-                self.status.send_replace(Status { resolves });
             }
             ctx.healthy();
             tokio::select! {
@@ -136,22 +139,17 @@ impl Service {
     }
 }
 
-/// Checks that the resolver of this machine gives the node's name its address;
-/// logs what is wrong otherwise. For the cluster manager, before it starts etcd.
-pub async fn check(id: NodeId, address: IpAddr) -> bool {
+/// Asks the resolver, and says so in the log if it does not agree. That would be
+/// a fault of the image, not of this boot: nothing here could mend it.
+async fn check(id: NodeId, address: IpAddr) {
     match tokio::net::lookup_host((id.to_string(), 0)).await {
         Ok(found) => {
             let found: Vec<IpAddr> = found.map(|socket| socket.ip()).collect();
-            let right = found.contains(&address);
-            if !right {
+            if !found.contains(&address) {
                 warn!("{id} resolves to {found:?}, and this node is at {address}");
             }
-            right
         }
-        Err(error) => {
-            warn!("{id} does not resolve: {error}");
-            false
-        }
+        Err(error) => warn!("{id} does not resolve: {error}"),
     }
 }
 
@@ -167,6 +165,47 @@ fn hosts(identity: Option<&Identity>, address: Option<IpAddr>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::until;
+    use crate::storage::Root;
+
+    #[tokio::test]
+    async fn the_files_follow_the_identity_and_the_address() {
+        let base = tempfile::tempdir().unwrap();
+        let files = Root::at(base.path()).ephemeral;
+        files.create().unwrap();
+        let (identity, known) = watch::channel(None);
+        let (network, addressed) = watch::channel(Network::default());
+        let status = watch::Sender::new(Status::default());
+        let mut named = status.subscribe();
+        let config = Config {
+            hosts: files.hosts.clone(),
+            hostname: files.hostname.clone(),
+            machine_id: files.machine_id.clone(),
+            kernel: Kernel::Leave,
+        };
+        let service = Service { config, identity: known, network: addressed, status };
+        let read = |file: &File| String::from_utf8(file.read().unwrap().unwrap()).unwrap();
+        let story = async {
+            let id = Identity::new([0xab; 32]);
+            identity.send_replace(Some(id));
+            for address in [[10, 0, 2, 15], [10, 0, 2, 16]].map(IpAddr::from) {
+                network.send_modify(|status| status.primary = Some(address));
+                until(&mut named, "names", |status| {
+                    (status.resolves == Some((id.id, address))).then_some(())
+                })
+                .await
+                .unwrap();
+                assert!(read(&files.hosts).ends_with(&format!("\n{address} {}\n", id.id)));
+            }
+            assert_eq!(read(&files.hostname), format!("{}\n", id.id));
+            assert_eq!(read(&files.machine_id), format!("{}\n", id.machine_id()));
+        };
+        let (ctx, _handles) = Context::for_test();
+        tokio::select! {
+            ended = service.run(ctx) => panic!("{ended:?}"),
+            () = story => {}
+        }
+    }
 
     #[test]
     fn the_node_s_name_has_its_address_once_both_are_known() {
