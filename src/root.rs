@@ -59,7 +59,11 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     let member = consensus::Service::new(consensus::Config::live(&tree), ordered);
     let kernel = kernel::Service { tree: ctx.logs().clone() };
     let storage = storage::Service {
-        config: storage::Config { disk: environment.disk.clone(), root: tree.clone() },
+        config: storage::Config {
+            disk: environment.disk.clone(),
+            root: tree.clone(),
+            mount_options: storage::machine::MOUNT_OPTIONS,
+        },
         wanted: kind,
         status: mounted.clone(),
     };

@@ -21,35 +21,32 @@ use crate::sys::process::Command;
 const MKFS: &str = "/usr/sbin/mkfs.xfs";
 const GROWFS: &str = "/usr/sbin/xfs_growfs";
 
-/// Project quotas bound what a volume may take; nothing on the data partition
-/// is a device or gains privileges. Nobody reads access times.
-const MOUNT_OPTIONS: &str = "prjquota";
+/// Project quotas bound what a volume may take.
+pub const MOUNT_OPTIONS: &str = "prjquota";
+
+/// Nothing on the data partition is a device or gains privileges, and nobody
+/// reads access times.
 const MOUNT_FLAGS: MountFlags =
     MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOATIME);
 
 /// The disk, and where its data partition is mounted.
 #[derive(Clone, Debug)]
 pub struct Live {
-    disk: PathBuf,
-    mount_point: PathBuf,
-    block_size: u64,
-    kind: Kind,
-    log: Sink,
+    /// A whole disk, for example `/dev/vda`.
+    pub disk: PathBuf,
+    /// Where the data partition is mounted.
+    pub mount_point: PathBuf,
+    /// Options of the mount: [`MOUNT_OPTIONS`].
+    pub mount_options: &'static str,
+    /// Bytes in a block of the disk.
+    pub block_size: u64,
+    /// How the data partition is protected.
+    pub kind: Kind,
+    /// Where the programs write.
+    pub log: Sink,
 }
 
 impl Live {
-    /// `disk` is a whole disk, for example `/dev/vda`.
-    #[must_use]
-    pub fn new(
-        disk: PathBuf,
-        mount_point: PathBuf,
-        block_size: u64,
-        kind: Kind,
-        log: Sink,
-    ) -> Self {
-        Self { disk, mount_point, block_size, kind, log }
-    }
-
     /// The device that carries the file system of `partition`.
     #[must_use]
     pub fn device(&self, partition: &Partition) -> PathBuf {
@@ -61,6 +58,27 @@ impl Live {
 
     fn open(&self) -> io::Result<File> {
         File::options().read(true).write(true).open(&self.disk)
+    }
+
+    /// Makes the kernel know partition `number` as `start` and `length` say.
+    fn tell_kernel(&self, number: u32, (start, length): (u64, u64)) -> Result<(), Error> {
+        let failed = |source| Error::Register { number, source };
+        let device = block::partition_path(&self.disk, number);
+        match block::known_extent(&device).map_err(failed)? {
+            Some(known) if known == (start, length) => Ok(()),
+            Some((known, _)) if known != start => {
+                let what = format!("it knows it at byte {known} instead of {start}");
+                Err(failed(io::Error::other(what)))
+            }
+            Some(_) => {
+                let disk = self.open().map_err(failed)?;
+                block::resize_partition(&disk, number, start, length).map_err(failed)
+            }
+            None => {
+                let disk = self.open().map_err(failed)?;
+                block::add_partition(&disk, number, start, length).map_err(failed)
+            }
+        }
     }
 
     /// First byte and length of `partition`.
@@ -110,17 +128,9 @@ impl Machine for Live {
     }
 
     async fn register(&self, partition: &Partition) -> Result<(), Error> {
-        if block::partition_path(&self.disk, partition.number).exists() {
-            return Ok(());
-        }
-        let (start, length) = self.extent(partition);
+        let wanted = self.extent(partition);
         let (live, number) = (self.clone(), partition.number);
-        blocking(move || {
-            live.open()
-                .and_then(|disk| block::add_partition(&disk, number, start, length))
-                .map_err(|source| Error::Register { number, source })
-        })
-        .await
+        blocking(move || live.tell_kernel(number, wanted)).await
     }
 
     async fn format(&self, partition: &Partition) -> Result<(), Error> {
@@ -140,25 +150,19 @@ impl Machine for Live {
     async fn mount(&self, partition: &Partition) -> Result<(), Error> {
         let device = self.device(partition);
         let target = self.mount_point.clone();
+        let options = self.mount_options;
         blocking(move || {
             if is_mounted(&device, &target) {
                 return Ok(());
             }
             let mount = Mount::new(device.to_string_lossy(), target, "xfs");
-            Ok(mount.flags(MOUNT_FLAGS).options(MOUNT_OPTIONS).apply()?)
+            Ok(mount.flags(MOUNT_FLAGS).options(options).apply()?)
         })
         .await
     }
 
     async fn grow(&self, partition: &Partition) -> Result<(), Error> {
-        let (start, length) = self.extent(partition);
-        let (live, number) = (self.clone(), partition.number);
-        blocking(move || {
-            live.open()
-                .and_then(|disk| block::resize_partition(&disk, number, start, length))
-                .map_err(|source| Error::Register { number, source })
-        })
-        .await?;
+        self.register(partition).await?;
         let grown =
             Command::new(GROWFS).arg("-d").arg(&self.mount_point).log(self.log.clone()).run().await;
         grown.map(drop).map_err(|source| Error::Grow { device: self.device(partition), source })

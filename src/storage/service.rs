@@ -39,6 +39,9 @@ pub struct Config {
     pub disk: PathBuf,
     /// The tree; its mount points exist.
     pub root: Root,
+    /// Options of the mount: [`super::machine::MOUNT_OPTIONS`], unless the
+    /// kernel is a test's and lacks them.
+    pub mount_options: &'static str,
 }
 
 /// The service. A run holds all progress.
@@ -115,13 +118,14 @@ impl Service {
         let kind = Kind::Insecure;
 
         let block_size = table.block_size;
-        let live = Live::new(
-            self.config.disk.clone(),
-            self.config.root.data.mount.path().to_owned(),
+        let live = Live {
+            disk: self.config.disk.clone(),
+            mount_point: self.config.root.data.mount.path().to_owned(),
+            mount_options: self.config.mount_options,
             block_size,
             kind,
-            ctx.sink("xfs", Parser::Raw),
-        );
+            log: ctx.sink("xfs", Parser::Raw),
+        };
         let partition = apply(&live, table, plan).await?;
         let root = self.config.root.clone();
         blocking(move || Ok(root.data.create()?)).await?;
@@ -176,3 +180,7 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, Error> {
     tokio::task::spawn_blocking(work).await.unwrap_or(Err(Error::Apply(apply::Error::Lost)))
 }
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;

@@ -396,7 +396,16 @@ pub(super) mod tests {
 
     /// An image as the builder makes it: ESP and system, on a disk that may be larger.
     pub(in crate::storage) fn image(built: u64, disk: u64) -> File {
-        let file = tempfile::tempfile().unwrap();
+        fill(tempfile::tempfile().unwrap(), built, disk)
+    }
+
+    /// The same in a file with a name.
+    pub(in crate::storage) fn image_at(path: &std::path::Path, built: u64, disk: u64) -> File {
+        let file = File::options().read(true).write(true).create_new(true).open(path);
+        fill(file.unwrap(), built, disk)
+    }
+
+    fn fill(file: File, built: u64, disk: u64) -> File {
         file.set_len(built).unwrap();
         let mut device = file.try_clone().unwrap();
         let blocks = u32::try_from(built / 512 - 1).unwrap();

@@ -31,7 +31,7 @@
 mod context;
 mod keeper;
 pub mod restart;
-mod testing;
+pub(crate) mod testing;
 mod tree;
 
 #[cfg(test)]

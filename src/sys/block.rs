@@ -109,6 +109,29 @@ fn change(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// First byte and length of a partition as the kernel knows it; `None` if it
+/// knows no device of that name.
+///
+/// # Errors
+///
+/// What the kernel says, or that sysfs is not readable as it should be.
+pub fn known_extent(device: &Path) -> io::Result<Option<(u64, u64)>> {
+    let name = device.file_name().unwrap_or_default();
+    let directory = Path::new("/sys/class/block").join(name);
+    let number = |file: &str| -> io::Result<Option<u64>> {
+        match std::fs::read_to_string(directory.join(file)) {
+            // sysfs counts in 512 bytes, whatever the device does.
+            Ok(text) => match text.trim().parse::<u64>() {
+                Ok(sectors) => Ok(Some(sectors.saturating_mul(512))),
+                Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    };
+    Ok(number("start")?.zip(number("size")?))
+}
+
 /// Where the kernel puts partition `number` of `disk`: `/dev/vda3`, `/dev/nvme0n1p3`.
 #[must_use]
 pub fn partition_path(disk: &Path, number: u32) -> PathBuf {

@@ -1,0 +1,180 @@
+//! The service on a real disk: a loop device, `mkfs.xfs`, the kernel's XFS.
+//!
+//! Needs root and the programs; where one is missing, the test says so and ends.
+//! The stories in QEMU run the same code on every machine.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::super::table::tests::{MIB, image_at};
+use super::*;
+use crate::supervisor::testing::Handles;
+use crate::sys::process::Command;
+
+/// Longer than any test may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A loop device with everything that is mounted from it; gone at the end.
+struct Disk {
+    directory: tempfile::TempDir,
+    device: PathBuf,
+}
+
+impl Disk {
+    /// `None` where this machine cannot have one.
+    async fn new(size: u64) -> Option<Self> {
+        let needed = ["/usr/sbin/mkfs.xfs", "/usr/sbin/losetup", "/dev/loop-control"];
+        let missing = needed.iter().find(|path| !Path::new(path).exists());
+        if missing.is_some() || !rustix::process::geteuid().is_root() {
+            println!("not tested: needs root and {needed:?}");
+            return None;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        image_at(&directory.path().join("disk.img"), 64 * MIB, size);
+        let mut disk = Self { directory, device: PathBuf::new() };
+        match disk.attach().await {
+            Ok(()) => Some(disk),
+            Err(error) => {
+                println!("not tested: {error}");
+                None
+            }
+        }
+    }
+
+    async fn attach(&mut self) -> Result<(), crate::sys::process::Error> {
+        let image = self.directory.path().join("disk.img");
+        let attach =
+            Command::new("/usr/sbin/losetup").args(["--find", "--show", "--partscan"]).arg(image);
+        let output = attach.run().await?;
+        self.device = PathBuf::from(String::from_utf8(output).unwrap().trim());
+        Ok(())
+    }
+
+    /// A machine that is switched off, with a larger disk when it is on again.
+    async fn enlarge(&mut self, size: u64) {
+        let detach = Command::new("/usr/sbin/losetup").arg("--detach").arg(&self.device);
+        detach.run().await.unwrap();
+        let image =
+            std::fs::File::options().write(true).open(self.directory.path().join("disk.img"));
+        image.unwrap().set_len(size).unwrap();
+        self.attach().await.unwrap();
+    }
+
+    fn root(&self) -> Root {
+        Root::at(self.directory.path())
+    }
+
+    /// Starts the service; `wanted` is what the cluster manager asks for.
+    fn boot(&self, wanted: Option<Kind>) -> Boot {
+        let root = self.root();
+        for mount_point in [&root.esp.mount, &root.data.mount, &root.ephemeral.mount] {
+            mount_point.create().unwrap();
+        }
+        let status = watch::Sender::new(Status::Starting);
+        let seen = status.subscribe();
+        let wanted = watch::Sender::new(wanted);
+        let config = Config {
+            disk: self.device.clone(),
+            root,
+            // The kernel of a build machine may have XFS without quotas.
+            mount_options: "",
+        };
+        let service = Service { config, wanted: wanted.subscribe(), status };
+        let (ctx, handles) = Context::for_test();
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(service.run(ctx));
+        Boot { status: seen, wanted, handles, tasks }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _unmounted = mount::detach(self.root().data.mount.path());
+        #[expect(clippy::disallowed_methods, reason = "nothing can be awaited here")]
+        let mut detach = std::process::Command::new("/usr/sbin/losetup");
+        let _detached = detach.arg("--detach").arg(&self.device).status();
+    }
+}
+
+struct Boot {
+    status: watch::Receiver<Status>,
+    wanted: watch::Sender<Option<Kind>>,
+    handles: Handles,
+    tasks: tokio::task::JoinSet<Result<(), RunError>>,
+}
+
+impl Boot {
+    async fn until<T>(&mut self, pick: impl FnMut(&Status) -> Option<T>) -> T {
+        let found = event::until(&mut self.status, "storage", pick);
+        let found = tokio::time::timeout(PATIENCE, found).await;
+        match found {
+            Ok(found) => found.unwrap(),
+            Err(_elapsed) => panic!("{:?}", self.handles.trapdoor.borrow()),
+        }
+    }
+
+    async fn ready(&mut self) -> Arc<Ready> {
+        self.until(|status| match status {
+            Status::Ready(ready) => Some(Arc::clone(ready)),
+            Status::Starting | Status::Absent => None,
+        })
+        .await
+    }
+
+    async fn off(mut self) {
+        self.handles.cancel().await;
+        self.tasks.join_next().await.unwrap().unwrap().unwrap();
+        assert_eq!(*self.status.borrow(), Status::Starting, "it is still mounted");
+    }
+}
+
+fn capacity(root: &Root) -> u64 {
+    let stat = rustix::fs::statvfs(root.data.mount.path()).unwrap();
+    stat.f_blocks * stat.f_frsize
+}
+
+#[tokio::test]
+async fn a_partition_is_made_once_kept_and_grows_with_its_disk() {
+    let Some(mut disk) = Disk::new(1024 * MIB).await else { return };
+
+    let mut first = disk.boot(None);
+    first.until(|status| (*status == Status::Absent).then_some(())).await;
+    first.wanted.send_replace(Some(Kind::Insecure));
+    let ready = first.ready().await;
+    assert_eq!(ready.size, 974 * MIB);
+    ready.root.data.etcd.peer_pki.key.write(b"precious").unwrap();
+    let options = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let mounted = ready.root.data.mount.path().to_string_lossy().into_owned();
+    let options = options.lines().find(|line| line.contains(&mounted)).unwrap();
+    for option in ["xfs", "nosuid", "nodev", "noatime"] {
+        assert!(options.contains(option), "{options}");
+    }
+    first.off().await;
+
+    // Nobody wants anything: it is there, so it is mounted.
+    let mut second = disk.boot(None);
+    let ready = second.ready().await;
+    let key = ready.root.data.etcd.peer_pki.key.clone();
+    assert_eq!(key.read().unwrap().as_deref(), Some(&b"precious"[..]));
+    let before = capacity(&ready.root);
+    second.off().await;
+
+    disk.enlarge(2048 * MIB).await;
+    let mut third = disk.boot(None);
+    let ready = third.ready().await;
+    assert_eq!(ready.size, 1998 * MIB);
+    assert!(capacity(&ready.root) > before + 900 * MIB);
+    assert_eq!(key.read().unwrap().as_deref(), Some(&b"precious"[..]));
+    third.off().await;
+}
+
+#[tokio::test]
+async fn a_disk_that_is_too_small_opens_the_trapdoor_with_numbers() {
+    let Some(disk) = Disk::new(256 * MIB).await else { return };
+    let boot = disk.boot(Some(Kind::Insecure));
+    let mut trapdoor = boot.handles.trapdoor.clone();
+    let report = event::until(&mut trapdoor, "trapdoor", Clone::clone);
+    let report = tokio::time::timeout(PATIENCE, report).await.unwrap().unwrap();
+    assert_eq!(report.code, crate::trapdoor::code::STORAGE_TOO_SMALL);
+    assert!(report.cause().contains("206 MiB free"), "{}", report.cause());
+}
