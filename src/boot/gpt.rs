@@ -1,0 +1,288 @@
+//! Reads the partition table of a disk, far enough to find a partition in it.
+//!
+//! The kernel reads the table, too, and makes the partition devices; but it
+//! keeps the GUIDs to itself. `storage` changes tables with the `gpt` crate;
+//! here, before anything is mounted, some thirty sectors of a disk that may be
+//! anyone's are read, and each number in them is checked before it is used.
+//!
+//! Invariants:
+//! - A table whose checksums are wrong is no table: the same rule by which the
+//!   kernel and the firmware turn to the backup at the end of the disk.
+//! - At most [`ENTRIES_MAX`] entries are looked at, whatever the header says.
+
+use std::fmt;
+use std::io::{self, Read, Seek, SeekFrom};
+
+/// Tables have 128 entries; tools can make more, and nobody does.
+const ENTRIES_MAX: usize = 256;
+/// The size of an entry in every table seen so far; the standard allows more.
+const ENTRY_SIZES: std::ops::RangeInclusive<usize> = 128..=512;
+/// Size of the header before its reserved rest.
+const HEADER_SIZES: std::ops::RangeInclusive<usize> = 92..=512;
+const SIGNATURE: &[u8; 8] = b"EFI PART";
+
+/// A GUID in the byte order of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Guid([u8; 16]);
+
+/// Where the bytes of the written form lie on the disk: the first three groups
+/// are little-endian.
+const ORDER: [usize; 16] = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15];
+
+impl Guid {
+    /// Reads the written form, in either case.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let groups: Vec<&str> = text.split('-').collect();
+        let lengths: Vec<usize> = groups.iter().map(|group| group.len()).collect();
+        if lengths != [8, 4, 4, 4, 12] {
+            return None;
+        }
+        let digits: Vec<u32> =
+            groups.concat().chars().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
+        let mut bytes = [0; 16];
+        for (place, pair) in ORDER.iter().zip(digits.chunks_exact(2)) {
+            bytes[*place] = u8::try_from(pair[0] * 16 + pair[1]).ok()?;
+        }
+        Some(Self(bytes))
+    }
+}
+
+impl fmt::Display for Guid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, place) in ORDER.iter().enumerate() {
+            if [4, 6, 8, 10].contains(&at) {
+                f.write_str("-")?;
+            }
+            write!(f, "{:02x}", self.0[*place])?;
+        }
+        Ok(())
+    }
+}
+
+/// A partition that is in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// Counted from 1, as the kernel does.
+    pub number: u32,
+    /// Its own GUID.
+    pub guid: Guid,
+    /// Its name, for example `POLIS-ESP`.
+    pub name: String,
+}
+
+/// What a header says, checked.
+struct Header {
+    entries_at: u64,
+    entries: usize,
+    entry_size: usize,
+    entries_sum: u32,
+}
+
+/// Reads the table of a disk with sectors of `sector` bytes and `sectors` of
+/// them: the first one that is whole, the primary or its backup at the end.
+///
+/// # Errors
+///
+/// When the disk can't be read. A disk without a table is `Ok(None)`.
+pub fn read<D: Read + Seek>(
+    disk: &mut D,
+    sector: u64,
+    sectors: u64,
+) -> io::Result<Option<Vec<Partition>>> {
+    for at in [1, sectors.saturating_sub(1)] {
+        if let Some(table) = read_at(disk, sector, at)? {
+            return Ok(Some(table));
+        }
+    }
+    Ok(None)
+}
+
+fn read_at<D: Read + Seek>(
+    disk: &mut D,
+    sector: u64,
+    at: u64,
+) -> io::Result<Option<Vec<Partition>>> {
+    let mut bytes = vec![0; *HEADER_SIZES.end()];
+    if !read_exact_at(disk, sector.saturating_mul(at), &mut bytes)? {
+        return Ok(None);
+    }
+    let Some(header) = parse_header(&bytes, at) else { return Ok(None) };
+    let mut bytes = vec![0; header.entries * header.entry_size];
+    if !read_exact_at(disk, sector.saturating_mul(header.entries_at), &mut bytes)?
+        || checksum(&bytes) != header.entries_sum
+    {
+        return Ok(None);
+    }
+    let entries = bytes.chunks_exact(header.entry_size);
+    Ok(Some((1..).zip(entries).filter_map(|(number, entry)| parse_entry(number, entry)).collect()))
+}
+
+/// `false` where the disk ends.
+fn read_exact_at<D: Read + Seek>(disk: &mut D, at: u64, bytes: &mut [u8]) -> io::Result<bool> {
+    disk.seek(SeekFrom::Start(at))?;
+    match disk.read_exact(bytes) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The header in `bytes`, which lay in sector `at`, if it is one.
+fn parse_header(bytes: &[u8], at: u64) -> Option<Header> {
+    if bytes.get(..8)? != SIGNATURE {
+        return None;
+    }
+    let size = usize::try_from(u32_at(bytes, 12)?).ok()?;
+    if !HEADER_SIZES.contains(&size) {
+        return None;
+    }
+    let mut summed = bytes.get(..size)?.to_vec();
+    // The checksum is made with zeros in its own place.
+    summed.get_mut(16..20)?.fill(0);
+    if checksum(&summed) != u32_at(bytes, 16)? || u64_at(bytes, 24)? != at {
+        return None;
+    }
+    let entries = usize::try_from(u32_at(bytes, 80)?).ok()?;
+    let entry_size = usize::try_from(u32_at(bytes, 84)?).ok()?;
+    if entries > ENTRIES_MAX || !ENTRY_SIZES.contains(&entry_size) {
+        return None;
+    }
+    let entries_at = u64_at(bytes, 72)?;
+    Some(Header { entries_at, entries, entry_size, entries_sum: u32_at(bytes, 88)? })
+}
+
+/// A partition, if the entry is in use.
+fn parse_entry(number: u32, entry: &[u8]) -> Option<Partition> {
+    let kind: [u8; 16] = entry.get(..16)?.try_into().ok()?;
+    if kind == [0; 16] {
+        return None;
+    }
+    let guid = Guid(entry.get(16..32)?.try_into().ok()?);
+    let letters: Vec<u16> = entry
+        .get(56..128)?
+        .chunks_exact(2)
+        .map(|letter| u16::from_le_bytes([letter[0], letter[1]]))
+        .take_while(|letter| *letter != 0)
+        .collect();
+    Some(Partition { number, guid, name: String::from_utf16_lossy(&letters) })
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+/// CRC-32 as in Ethernet, bit by bit: 16 KiB of it take no time, and a table
+/// of constants would be longer than this.
+fn checksum(bytes: &[u8]) -> u32 {
+    const POLYNOMIAL: u32 = 0xedb8_8320;
+    !bytes.iter().fold(u32::MAX, |sum, byte| {
+        (0..8).fold(sum ^ u32::from(*byte), |sum, _bit| {
+            if sum & 1 == 1 { (sum >> 1) ^ POLYNOMIAL } else { sum >> 1 }
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECTOR: u64 = 512;
+
+    fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+        bytes[at..at + value.len()].copy_from_slice(value);
+    }
+
+    /// A disk as the `gpt` crate writes it, with one named partition.
+    fn disk() -> (Vec<u8>, String) {
+        let size = 1 << 18;
+        let mut disk = Cursor::new(vec![0; size]);
+        gpt::mbr::ProtectiveMBR::with_lb_size(u32::try_from(size / 512).unwrap() - 1)
+            .overwrite_lba0(&mut disk)
+            .unwrap();
+        let config = gpt::GptConfig::new().writable(true);
+        let mut table = config.create_from_device(disk, None).unwrap();
+        let number =
+            table.add_partition("POLIS-ESP", 1 << 16, gpt::partition_types::EFI, 0, None).unwrap();
+        let guid = table.partitions()[&number].part_guid.to_string();
+        (table.write().unwrap().into_inner(), guid)
+    }
+
+    fn sectors(disk: &[u8]) -> u64 {
+        disk.len() as u64 / SECTOR
+    }
+
+    #[test]
+    fn a_table_written_by_the_gpt_crate_is_read() {
+        let (disk, guid) = disk();
+        let table = read(&mut Cursor::new(&disk), SECTOR, sectors(&disk)).unwrap().unwrap();
+        let [partition] = &table[..] else { panic!("one partition, not {table:?}") };
+        assert_eq!((partition.number, partition.name.as_str()), (1, "POLIS-ESP"));
+        assert_eq!(partition.guid.to_string(), guid.to_lowercase());
+        assert_eq!(Guid::parse(&guid.to_uppercase()), Some(partition.guid));
+    }
+
+    #[test]
+    fn a_torn_primary_table_is_replaced_by_its_backup() {
+        let (mut disk, _guid) = disk();
+        // One byte of the entries: the checksum in the header no longer fits.
+        put(&mut disk, 1024 + 60, b"x");
+        let table = read(&mut Cursor::new(&disk), SECTOR, sectors(&disk)).unwrap().unwrap();
+        assert_eq!(table[0].name, "POLIS-ESP");
+        let torn = sectors(&disk) - 1;
+        put(&mut disk, usize::try_from(torn * SECTOR).unwrap(), b"x");
+        assert_eq!(read(&mut Cursor::new(&disk), SECTOR, torn + 1).unwrap(), None);
+    }
+
+    #[test]
+    fn a_disk_without_a_table_or_of_no_size_has_none() {
+        assert_eq!(read(&mut Cursor::new(vec![0; 1 << 16]), SECTOR, 128).unwrap(), None);
+        assert_eq!(read(&mut Cursor::new(Vec::new()), SECTOR, 0).unwrap(), None);
+    }
+
+    #[test]
+    fn the_checksum_is_the_usual_one() {
+        assert_eq!(checksum(b"123456789"), 0xcbf4_3926);
+    }
+
+    proptest! {
+        #[test]
+        fn a_guid_reads_as_it_is_written(bytes in any::<[u8; 16]>()) {
+            let guid = Guid(bytes);
+            prop_assert_eq!(Guid::parse(&guid.to_string()), Some(guid));
+        }
+
+        #[test]
+        fn noise_never_panics(
+            text in any::<String>(),
+            at in 512_usize..4096,
+            noise in prop::collection::vec(any::<u8>(), 1..64),
+        ) {
+            let _guid = Guid::parse(&text);
+            let (mut disk, _guid) = disk();
+            put(&mut disk, at, &noise);
+            let _table = read(&mut Cursor::new(&disk), SECTOR, sectors(&disk));
+        }
+
+        #[test]
+        fn a_header_with_noise_and_a_right_checksum_never_panics(
+            noise in prop::collection::vec(any::<u8>(), 68),
+        ) {
+            let (mut disk, _guid) = disk();
+            put(&mut disk, 512 + 24, &noise);
+            put(&mut disk, 512 + 24, &1_u64.to_le_bytes());
+            put(&mut disk, 512 + 16, &[0; 4]);
+            let sum = checksum(&disk[512..512 + 92]);
+            put(&mut disk, 512 + 16, &sum.to_le_bytes());
+            let _table = read(&mut Cursor::new(&disk), SECTOR, sectors(&disk));
+        }
+    }
+}
