@@ -1,3 +1,7 @@
 //! PID 1: starts the machine, outlives `node`, and has the last word.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    polis::boot::main(std::env::args())
+}

@@ -53,6 +53,41 @@ impl fmt::Display for Code {
     }
 }
 
+/// The kernel's own file systems cannot be mounted in the initramfs.
+pub const INITRAMFS_PREPARATION: Code = Code::new(Stage::Initramfs, 1);
+/// The kernel command line lacks what Polis needs.
+pub const COMMAND_LINE_INVALID: Code = Code::new(Stage::Initramfs, 2);
+/// No disk has appeared.
+pub const DISK_ABSENT: Code = Code::new(Stage::Initramfs, 3);
+/// No disk has the ESP that the machine was started from.
+pub const ESP_ABSENT: Code = Code::new(Stage::Initramfs, 4);
+/// The disk has no system partition.
+pub const SYSTEM_ABSENT: Code = Code::new(Stage::Initramfs, 5);
+/// A block of the system partition is damaged.
+pub const SYSTEM_DAMAGED: Code = Code::new(Stage::Initramfs, 6);
+/// The kernel refuses to verify the system partition.
+pub const VERITY_REFUSED: Code = Code::new(Stage::Initramfs, 7);
+/// The system cannot be mounted.
+pub const SYSTEM_UNMOUNTABLE: Code = Code::new(Stage::Initramfs, 8);
+/// The system cannot become the root.
+pub const SWITCH_FAILED: Code = Code::new(Stage::Initramfs, 9);
+
+/// `node` returned, and nobody had asked it to.
+pub const NODE_EXITED: Code = Code::new(Stage::System, 1);
+/// A signal killed `node`.
+pub const NODE_KILLED: Code = Code::new(Stage::System, 2);
+/// The kernel was out of memory and killed `node`.
+pub const NODE_OUT_OF_MEMORY: Code = Code::new(Stage::System, 3);
+/// `node` cannot be started.
+pub const NODE_NOT_STARTED: Code = Code::new(Stage::System, 4);
+/// A block of the system partition is damaged, seen while the machine ran.
+pub const SYSTEM_DAMAGED_RUNNING: Code = Code::new(Stage::System, 5);
+/// A file system that `node` needs cannot be mounted.
+pub const TREE_INCOMPLETE: Code = Code::new(Stage::System, 6);
+/// A bug in `init`.
+pub const INIT_PANICKED: Code = Code::new(Stage::System, 7);
+/// The kernel refuses `init` something that it cannot do without.
+pub const INIT_IMPAIRED: Code = Code::new(Stage::System, 8);
 /// A service of `node` died more often than it may, up to the root of the tree.
 pub const SERVICE_GAVE_UP: Code = Code::new(Stage::System, 31);
 /// The main task of `node` panicked.
@@ -127,6 +162,23 @@ pub const CLUSTER_STORE: Code = Code::new(Stage::Cluster, 8);
 
 /// Every code there is, for the check against `docs/errors.md`.
 pub const ALL: &[Code] = &[
+    INITRAMFS_PREPARATION,
+    COMMAND_LINE_INVALID,
+    DISK_ABSENT,
+    ESP_ABSENT,
+    SYSTEM_ABSENT,
+    SYSTEM_DAMAGED,
+    VERITY_REFUSED,
+    SYSTEM_UNMOUNTABLE,
+    SWITCH_FAILED,
+    NODE_EXITED,
+    NODE_KILLED,
+    NODE_OUT_OF_MEMORY,
+    NODE_NOT_STARTED,
+    SYSTEM_DAMAGED_RUNNING,
+    TREE_INCOMPLETE,
+    INIT_PANICKED,
+    INIT_IMPAIRED,
     SERVICE_GAVE_UP,
     NODE_PANICKED,
     STORAGE_DISK,

@@ -1,0 +1,205 @@
+//! Loads the drivers of all devices, beside everything else that happens.
+//!
+//! One thread, since drivers are handed to the kernel in an order that matters
+//! to a boot: the network first, what the data partition needs next, the rest
+//! when the processor has nothing better to do.
+//!
+//! ```text
+//! /sys/bus/*/devices/*/modalias --+
+//!                                 +--> [modules, in order] --> kernel
+//! announcements (main loop) ------+
+//! ```
+//!
+//! What this module does not do: wait for a device. Whoever needs one waits.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, PipeWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
+use std::thread;
+
+use super::modules::Modules;
+
+/// Modaliases that wait for the thread. A hub full of devices has dozens.
+const QUEUE_MAX: usize = 256;
+
+/// What every node needs and no device asks for: the data partition's file system.
+const BY_NAME: &[&str] = &["xfs"];
+
+/// The priority of a thread whose work can wait.
+const LATER: i32 = 10;
+
+/// How soon a device is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Urgency {
+    /// Nothing goes on without: parameters and network.
+    Boot,
+    /// The rest.
+    Later,
+}
+
+fn urgency(alias: &str) -> Urgency {
+    // fw_cfg; network devices of virtio, of PCI (class 02) and of hypervisors.
+    let starts = ["virtio:d00000001v", "acpi:QEMU0002:", "vmbus:"];
+    let network = alias.starts_with("pci:") && alias.contains("bc02sc");
+    if network || starts.iter().any(|start| alias.starts_with(start)) {
+        Urgency::Boot
+    } else {
+        Urgency::Later
+    }
+}
+
+/// Where the main loop puts what it hears.
+#[derive(Clone, Debug)]
+pub struct Coldplug {
+    queue: SyncSender<String>,
+    again: Arc<AtomicBool>,
+}
+
+impl Coldplug {
+    /// Starts the thread. It writes what it has to say to `said`, a line each.
+    ///
+    /// # Errors
+    ///
+    /// When no thread can be started.
+    pub fn start(said: PipeWriter) -> io::Result<Self> {
+        let (queue, heard) = mpsc::sync_channel(QUEUE_MAX);
+        let again = Arc::new(AtomicBool::new(false));
+        let mut worker = Worker { heard, again: Arc::clone(&again), said };
+        thread::Builder::new().name("modules".to_owned()).spawn(move || worker.run())?;
+        Ok(Self { queue, again })
+    }
+
+    /// A device with this modalias has appeared. Never blocks.
+    pub fn put(&self, alias: String) {
+        if let Err(TrySendError::Full(_)) = self.queue.try_send(alias) {
+            // The queue wakes the thread, which then looks at everything.
+            self.look_again();
+        }
+    }
+
+    /// Something was lost on the way: look at all devices.
+    pub fn look_again(&self) {
+        self.again.store(true, Ordering::Release);
+        // An empty modalias fits nothing, and wakes.
+        self.queue.try_send(String::new()).ok();
+    }
+}
+
+struct Worker {
+    heard: Receiver<String>,
+    again: Arc<AtomicBool>,
+    said: PipeWriter,
+}
+
+impl Worker {
+    fn run(&mut self) {
+        match Modules::of_running_kernel() {
+            Ok(mut modules) => self.first(&mut modules),
+            Err(error) => self.say(&format!("the system has no modules for this kernel: {error}")),
+        }
+        // The tables of the first pass are half a megabyte, and rarely needed again.
+        while let Ok(alias) = self.heard.recv() {
+            let mut aliases = BTreeSet::from([alias]);
+            while let Ok(alias) = self.heard.try_recv() {
+                aliases.insert(alias);
+            }
+            if self.again.swap(false, Ordering::AcqRel) {
+                aliases.extend(present());
+            }
+            if let Ok(mut modules) = Modules::of_running_kernel() {
+                self.load(&mut modules, &aliases);
+            }
+        }
+    }
+
+    fn first(&mut self, modules: &mut Modules) {
+        let (soon, later): (BTreeSet<_>, BTreeSet<_>) =
+            present().into_iter().partition(|alias| urgency(alias) == Urgency::Boot);
+        self.load(modules, &soon);
+        for name in BY_NAME {
+            self.one(modules, name);
+        }
+        // Only this thread's priority: on Linux the call means a thread.
+        rustix::process::setpriority_process(Some(rustix::thread::gettid()), LATER).ok();
+        self.load(modules, &later);
+    }
+
+    fn load(&mut self, modules: &mut Modules, aliases: &BTreeSet<String>) {
+        let aliases = aliases.iter().map(String::as_str).collect();
+        let found = match modules.find(&aliases) {
+            Ok(found) => found,
+            Err(error) => {
+                return self.say(&format!("cannot read which modules there are: {error}"));
+            }
+        };
+        let mut seen = BTreeSet::new();
+        for name in found.into_values().flatten() {
+            if seen.insert(name.clone()) {
+                self.one(modules, &name);
+            }
+        }
+    }
+
+    fn one(&mut self, modules: &mut Modules, name: &str) {
+        match modules.load(name) {
+            Ok(()) => {}
+            Err(error) if error.is_absence() => {}
+            Err(error) => {
+                let source = std::error::Error::source(&error).map(ToString::to_string);
+                self.say(&format!("{error}: {}", source.unwrap_or_default()));
+            }
+        }
+    }
+
+    fn say(&mut self, text: &str) {
+        // The reader is gone only when the machine ends.
+        self.said.write_all(format!("{text}\n").as_bytes()).ok();
+    }
+}
+
+/// The modaliases of all devices that are there.
+#[must_use]
+pub fn present() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut take = |path: &Path| {
+        if let Ok(text) = fs::read_to_string(path) {
+            found.insert(text.trim_end().to_owned());
+        }
+    };
+    for bus in entries("/sys/bus") {
+        for device in entries(bus.join("devices")) {
+            take(&device.join("modalias"));
+        }
+    }
+    for input in entries("/sys/class/input") {
+        take(&input.join("modalias"));
+    }
+    take(Path::new("/sys/devices/system/cpu/modalias"));
+    found.remove("");
+    found
+}
+
+fn entries(directory: impl AsRef<Path>) -> Vec<std::path::PathBuf> {
+    fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_network_comes_before_the_rest() {
+        let soon = [
+            "virtio:d00000001v00001AF4",
+            "pci:v00008086d000010D3sv00008086sd00000000bc02sc00i00",
+            "acpi:QEMU0002:",
+        ];
+        assert!(soon.iter().all(|alias| urgency(alias) == Urgency::Boot));
+        let later = ["virtio:d00000002v00001AF4", "cpu:type:x86,ven0000fam0006"];
+        assert!(later.iter().all(|alias| urgency(alias) == Urgency::Later));
+    }
+}

@@ -1,0 +1,414 @@
+//! Shows a failure on every terminal until someone or the countdown ends it.
+//!
+//! ```text
+//!  report --> serial line --> ESP --> end of every process --> screens
+//!                                                                 |
+//!  [counting down] --H--> [held]            R, P, button ---------+--> end
+//!        |                                                        |
+//!        +--- the time is up, and the count of it is on the ESP --+
+//! ```
+//!
+//! Invariants:
+//! - The first thing that happens is the event line: whatever fails after it,
+//!   someone knows.
+//! - Without a count on the ESP the machine holds.
+//! - The watchdog is petted: a machine that holds is not reset.
+//!
+//! What this module does not do: decide how often (`attempts`) or draw
+//! (`polis_tui::guru`).
+
+use std::fmt::Write as _;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use polis_tui::Command;
+use polis_tui::guru::{self, Guru};
+use polis_tui::keys::{Key, Parser};
+use rustix::process::Signal;
+
+use crate::serial::{EventLine, Severity};
+use crate::sys::poll::{self, Interest};
+use crate::sys::reboot::Reason;
+use crate::sys::{clock, vt};
+use crate::trapdoor::Report;
+
+use super::attempts::{Ledger, REBOOTS_MAX};
+use super::machine::{Identity, Machine, reap};
+use super::screen::Screen;
+
+/// The border blinks twice a second.
+const PHASE: Duration = Duration::from_millis(500);
+
+/// What happens if nobody does anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Vigil {
+    /// The machine reboots then.
+    Until(Duration),
+    /// Nothing, because someone asked for it.
+    Held,
+    /// Nothing, because it happened too often, or can't be counted.
+    Exhausted,
+}
+
+impl Vigil {
+    fn countdown(self, now: Duration) -> guru::Countdown {
+        match self {
+            Self::Until(end) => {
+                // Rounded up: the last thing that is shown is a 1.
+                let left = end.saturating_sub(now) + Duration::from_millis(999);
+                let seconds = u32::try_from(left.as_secs()).unwrap_or(u32::MAX);
+                guru::Countdown::Reboot { seconds }
+            }
+            Self::Held => guru::Countdown::Held,
+            Self::Exhausted => guru::Countdown::Exhausted,
+        }
+    }
+
+    fn is_over(self, now: Duration) -> bool {
+        matches!(self, Self::Until(end) if now >= end)
+    }
+
+    /// What a person's command makes of it: a new vigil, or the end.
+    fn command(self, command: Command) -> Result<Self, Reason> {
+        match (self, command) {
+            (_, Command::Reboot) => Err(Reason::Reboot),
+            (_, Command::PowerOff) => Err(Reason::PowerOff),
+            (Self::Until(_), Command::Hold) => Ok(Self::Held),
+            (vigil, Command::Hold | Command::Redraw) => Ok(vigil),
+        }
+    }
+}
+
+/// Whether the kernel explains it: adds what its log says to the causes.
+fn explain(machine: &mut Machine, report: &mut Report) {
+    machine.investigate();
+    let Some((system, kind, block)) = machine.damage() else { return };
+    let text = format!(
+        "the kernel found {} ({}) damaged: {kind} block {block}",
+        system.partition,
+        system.device.display()
+    );
+    let known = format!("block {block}");
+    if !report.causes.iter().any(|cause| cause.contains(&known)) {
+        report.causes.push(text);
+    }
+}
+
+/// Shows `report` until the machine is to end, and returns how.
+pub fn meditate(machine: &mut Machine, mut report: Report) -> Reason {
+    explain(machine, &mut report);
+    // In case a screen is drawn there, the line starts on a line of its own.
+    machine.port.mute(false);
+    machine.port.line("");
+    announce(machine, &report);
+    let ledger = remember(machine, &report);
+    let attempt = ledger.as_ref().map_or(1, |ledger| ledger.reboots.saturating_add(1));
+    let mut vigil = if ledger.as_ref().is_some_and(|ledger| ledger.rebooting().is_some()) {
+        Vigil::Until(clock::uptime() + machine.countdown)
+    } else {
+        Vigil::Exhausted
+    };
+    say_what_comes(machine, vigil, attempt);
+    machine.end_processes();
+    // Without a screen there is nothing to turn to.
+    vt::activate(1).ok();
+    let mut screens = open(machine);
+    let mut shown = shown(machine, &report, attempt);
+    let mut parser = Parser::default();
+    loop {
+        let now = clock::uptime();
+        if vigil.is_over(now) {
+            match count(machine, ledger.as_ref()) {
+                Ok(()) => return Reason::Reboot,
+                Err(error) => {
+                    let text = format!("holding, since the reboot can't be counted: {error}");
+                    machine.port.log(Severity::Error, &text);
+                    vigil = Vigil::Exhausted;
+                }
+            }
+        }
+        shown.countdown = vigil.countdown(now);
+        let phase = (now.as_millis() / PHASE.as_millis()).is_multiple_of(2);
+        // A terminal that is gone shows nothing; the others do.
+        screens.retain_mut(|screen| screen.draw(&shown, phase).is_ok());
+        wait(machine, &screens, until_next(now));
+        machine.pet();
+        machine.hear();
+        machine.port.flush();
+        reap();
+        if let Some(reason) = wished(machine) {
+            return reason;
+        }
+        for command in commands(machine, &mut screens, &mut parser, &shown) {
+            let before = vigil;
+            match vigil.command(command) {
+                Ok(next) => vigil = next,
+                Err(reason) => return reason,
+            }
+            if vigil != before {
+                machine.port.log(Severity::Info, "holding, as asked; R reboots, P powers off");
+            }
+        }
+    }
+}
+
+fn announce(machine: &mut Machine, report: &Report) {
+    machine.failed(report.stage);
+    let line = EventLine::new("guru")
+        .field("code", report.code)
+        .field("stage", report.stage)
+        .field("cause", report.cause())
+        .field("next", &report.next);
+    machine.port.event(line);
+    for line in body(report).lines() {
+        machine.port.log(Severity::Fatal, line);
+    }
+}
+
+/// Puts the report on the ESP. Returns the ledger if it is there, too.
+fn remember(machine: &mut Machine, report: &Report) -> Option<Ledger> {
+    let Some(store) = machine.attempts.clone() else {
+        let text = "the ESP is not mounted: this failure is not kept, and attempts are not counted";
+        machine.port.log(Severity::Warning, text);
+        return None;
+    };
+    let log: Vec<&str> = machine.port.kept().collect();
+    let text = text(report, &machine.identity, clock::uptime(), &log);
+    let kept = store.load().and_then(|ledger| {
+        let summary = format!("{} {}", report.code, report.cause());
+        let (ledger, name) = ledger.failed(&summary);
+        store.write(&name, text.as_bytes())?;
+        store.save(&ledger)?;
+        Ok(ledger)
+    });
+    match kept {
+        Ok(ledger) => Some(ledger),
+        Err(error) => {
+            let text = format!("cannot keep this failure on the ESP: {error}");
+            machine.port.log(Severity::Error, &text);
+            None
+        }
+    }
+}
+
+/// Counts the reboot that comes now.
+fn count(machine: &Machine, ledger: Option<&Ledger>) -> std::io::Result<()> {
+    let lost = || std::io::Error::other("there is no count");
+    let ledger = ledger.and_then(Ledger::rebooting).ok_or_else(lost)?;
+    machine.attempts.as_ref().ok_or_else(lost)?.save(&ledger)
+}
+
+fn say_what_comes(machine: &mut Machine, vigil: Vigil, attempt: u32) {
+    let boots = REBOOTS_MAX + 1;
+    let text = match vigil {
+        Vigil::Until(_) => format!(
+            "boot {attempt} of {boots} that failed in a row; rebooting in {} s; \
+             H holds, R reboots, P powers off, L shows the log",
+            machine.countdown.as_secs()
+        ),
+        Vigil::Held | Vigil::Exhausted => format!(
+            "boot {attempt} of {boots} that failed in a row; holding; R reboots, P powers off, \
+             L shows the log"
+        ),
+    };
+    machine.port.log(Severity::Info, &text);
+}
+
+/// The report as lines for people.
+fn body(report: &Report) -> String {
+    let mut text = String::new();
+    let list = [("cause", &report.causes), ("tried", &report.tried)];
+    writeln!(text, "GURU MEDITATION {} in stage {}", report.code, report.stage).ok();
+    for (name, lines) in list {
+        for line in lines {
+            writeln!(text, "{name}: {line}").ok();
+        }
+    }
+    writeln!(text, "next: {}", report.next).ok();
+    text
+}
+
+/// The file on the ESP.
+fn text(report: &Report, identity: &Identity, uptime: Duration, log: &[&str]) -> String {
+    let Identity { version, image, slot } = identity;
+    let seconds = uptime.as_secs_f64();
+    let mut text = body(report);
+    writeln!(text, "version: {version}\nimage: {image}\nslot: {slot}").ok();
+    writeln!(text, "uptime: {seconds:.3}\n\nlog:").ok();
+    for line in log {
+        writeln!(text, "{line}").ok();
+    }
+    text
+}
+
+fn shown(machine: &Machine, report: &Report, attempt: u32) -> Guru {
+    Guru {
+        code: report.code.to_string(),
+        stage: report.stage.to_string(),
+        causes: report.causes.clone(),
+        tried: report.tried.clone(),
+        next: report.next.clone(),
+        log: machine.port.kept().map(str::to_owned).collect(),
+        version: machine.identity.version.clone(),
+        image: machine.identity.image.clone(),
+        attempt,
+        attempts_max: REBOOTS_MAX + 1,
+        countdown: guru::Countdown::Held,
+    }
+}
+
+fn open(machine: &mut Machine) -> Vec<Screen> {
+    let mut screens = Vec::new();
+    for name in machine.terminals.clone() {
+        match Screen::open(&Path::new("/dev").join(&name)) {
+            Ok(screen) => screens.push(screen),
+            Err(error) => {
+                machine.port.log(Severity::Warning, &format!("no screen on {name}: {error}"));
+            }
+        }
+    }
+    screens
+}
+
+/// Until the border or the countdown changes.
+fn until_next(now: Duration) -> Duration {
+    let phase = PHASE.as_nanos();
+    Duration::from_nanos(u64::try_from(phase - now.as_nanos() % phase).unwrap_or(1))
+}
+
+fn wait(machine: &Machine, screens: &[Screen], time: Duration) {
+    let mut waited = Vec::new();
+    for screen in screens {
+        waited.push((screen.as_fd(), Interest::Read));
+        if screen.is_behind() {
+            waited.push((screen.as_fd(), Interest::Write));
+        }
+    }
+    waited.extend(machine.port.keys().map(|keys| (keys, Interest::Read)));
+    waited.extend(machine.port.waiting().map(|port| (port, Interest::Write)));
+    waited.extend(machine.signals.iter().map(|signals| (signals.as_fd(), Interest::Read)));
+    waited.extend(machine.buttons.values().map(|button| (button.as_fd(), Interest::Read)));
+    waited.extend(machine.uevents.iter().map(|uevents| (uevents.as_fd(), Interest::Read)));
+    poll::wait(&waited, Some(time)).ok();
+}
+
+/// What the button, Ctrl-Alt-Del or a signal asks for.
+fn wished(machine: &mut Machine) -> Option<Reason> {
+    if machine.pressed() {
+        return Some(Reason::PowerOff);
+    }
+    machine.received().into_iter().find_map(reason_of)
+}
+
+/// What a signal to process 1 asks for.
+#[must_use]
+pub fn reason_of(signal: i32) -> Option<Reason> {
+    let reboot = [Signal::INT, Signal::TERM];
+    let power_off = [Signal::USR2, Signal::POWER];
+    if reboot.iter().any(|one| one.as_raw() == signal) {
+        Some(Reason::Reboot)
+    } else {
+        power_off.iter().any(|one| one.as_raw() == signal).then_some(Reason::PowerOff)
+    }
+}
+
+fn commands(
+    machine: &mut Machine,
+    screens: &mut Vec<Screen>,
+    parser: &mut Parser,
+    shown: &Guru,
+) -> Vec<Command> {
+    let mut commands = Vec::new();
+    screens.retain_mut(|screen| match screen.commands(shown) {
+        Ok(asked) => {
+            // A screen that shows something else than it should is drawn anew.
+            let redraw = asked.contains(&Command::Redraw);
+            commands.extend(asked);
+            !redraw || screen.clear().is_ok()
+        }
+        Err(_) => false,
+    });
+    let typed = machine.port.typed();
+    for key in parser.feed(&typed) {
+        match key {
+            Key::Char('r' | 'R') => commands.push(Command::Reboot),
+            Key::Char('p' | 'P') => commands.push(Command::PowerOff),
+            Key::Char('h' | 'H') => commands.push(Command::Hold),
+            Key::Char('l' | 'L') => {
+                for line in &shown.log {
+                    machine.port.line(&format!("  {line}"));
+                }
+            }
+            _ => {}
+        }
+    }
+    commands
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stage::Stage;
+    use crate::trapdoor::code;
+
+    #[test]
+    fn the_countdown_ends_at_its_time_and_shows_one_before() {
+        let end = Duration::from_secs(70);
+        let vigil = Vigil::Until(end);
+        let before = end - Duration::from_millis(1);
+        assert_eq!(vigil.countdown(before), guru::Countdown::Reboot { seconds: 1 });
+        assert_eq!(
+            vigil.countdown(Duration::from_secs(10)),
+            guru::Countdown::Reboot { seconds: 60 }
+        );
+        assert!(!vigil.is_over(before));
+        assert!(vigil.is_over(end));
+    }
+
+    #[test]
+    fn a_held_machine_waits_for_ever_and_still_takes_a_command() {
+        let held = Vigil::Until(Duration::ZERO).command(Command::Hold).unwrap();
+        assert_eq!(held, Vigil::Held);
+        assert!(!held.is_over(Duration::MAX));
+        assert_eq!(held.command(Command::Reboot), Err(Reason::Reboot));
+        let exhausted = Vigil::Exhausted.command(Command::Hold).unwrap();
+        assert_eq!(exhausted, Vigil::Exhausted);
+        assert_eq!(exhausted.command(Command::PowerOff), Err(Reason::PowerOff));
+    }
+
+    #[test]
+    fn the_file_says_what_happened_and_to_what() {
+        let report = Report {
+            code: code::NODE_KILLED.with_detail(9),
+            stage: Stage::System,
+            causes: vec!["node was killed".to_owned(), "by signal 9".to_owned()],
+            tried: vec!["storage".to_owned()],
+            next: "Reboot.".to_owned(),
+        };
+        let identity =
+            Identity { version: "0.1.0".to_owned(), image: "abc".to_owned(), slot: "A".to_owned() };
+        let text = text(&report, &identity, Duration::from_millis(9412), &["last line"]);
+        insta::assert_snapshot!(text, @r"
+        GURU MEDITATION #0302.0009 in stage system
+        cause: node was killed
+        cause: by signal 9
+        tried: storage
+        next: Reboot.
+        version: 0.1.0
+        image: abc
+        slot: A
+        uptime: 9.412
+
+        log:
+        last line
+        ");
+    }
+
+    #[test]
+    fn signals_that_ask_for_an_end_are_told_apart() {
+        assert_eq!(reason_of(Signal::INT.as_raw()), Some(Reason::Reboot));
+        assert_eq!(reason_of(Signal::POWER.as_raw()), Some(Reason::PowerOff));
+        assert_eq!(reason_of(Signal::CHILD.as_raw()), None);
+    }
+}

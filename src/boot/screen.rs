@@ -1,0 +1,242 @@
+//! Paints the guru meditation on terminals, each at its own pace.
+//!
+//! A terminal that does not take what is drawn (a serial line at 9,600 baud, a
+//! console that nobody is connected to) gets the next picture when it has taken
+//! this one: it is late, and nobody waits for it.
+
+use std::cell::RefCell;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use polis_tui::Command;
+use polis_tui::guru::{self, Guru, View};
+use polis_tui::keys::Parser;
+use ratatui::backend::CrosstermBackend;
+use ratatui::layout::Rect;
+use ratatui::{TerminalOptions, Viewport};
+
+use crate::sys::terminal::{Mode, Size, Terminal};
+
+/// Resets colours, clears, and goes home: what was there before is gone.
+const CLEAR: &[u8] = b"\x1b[0m\x1b[2J\x1b[H\x1b[?25l";
+
+/// A terminal of the screen wall. A larger one is drawn on in part: a cell is
+/// some fifty bytes of memory, and this is process 1.
+const COLUMNS_MAX: u16 = 200;
+const ROWS_MAX: u16 = 80;
+
+/// Where the terminal library writes: bytes that we hand on when there is room.
+#[derive(Clone, Debug, Default)]
+struct Buffer(Rc<RefCell<Vec<u8>>>);
+
+impl Write for Buffer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.borrow_mut().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One terminal with a guru meditation on it.
+#[derive(Debug)]
+pub struct Screen {
+    path: PathBuf,
+    terminal: Terminal,
+    size: Size,
+    buffer: Buffer,
+    canvas: ratatui::Terminal<CrosstermBackend<Buffer>>,
+    view: View,
+    parser: Parser,
+    pending: Vec<u8>,
+}
+
+impl Screen {
+    /// Opens the terminal `path` and makes it ours.
+    ///
+    /// # Errors
+    ///
+    /// When it is not there or not a terminal.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let terminal = Terminal::open(path)?;
+        terminal.set_mode(Mode::Raw)?;
+        let size = bounded(terminal.size());
+        let buffer = Buffer::default();
+        let canvas = canvas(&buffer, size)?;
+        Ok(Self {
+            path: path.to_owned(),
+            terminal,
+            size,
+            buffer,
+            canvas,
+            view: View::new(size.columns, size.rows),
+            parser: Parser::default(),
+            pending: CLEAR.to_vec(),
+        })
+    }
+
+    /// Which terminal it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Draws, unless the terminal is not through with the last picture.
+    ///
+    /// # Errors
+    ///
+    /// When the terminal is gone.
+    pub fn draw(&mut self, guru: &Guru, phase: bool) -> io::Result<()> {
+        self.flush()?;
+        if !self.pending.is_empty() {
+            return Ok(());
+        }
+        let size = bounded(self.terminal.size());
+        if size != self.size {
+            self.size = size;
+            self.view.resize(size.columns, size.rows);
+            self.clear()?;
+        }
+        let view = &self.view;
+        self.canvas.draw(|frame| guru::render(guru, view, phase, frame))?;
+        self.pending.append(&mut self.buffer.0.borrow_mut());
+        self.flush()
+    }
+
+    /// Starts from an empty screen, whatever is on it.
+    ///
+    /// # Errors
+    ///
+    /// Never for a size that is not zero.
+    pub fn clear(&mut self) -> io::Result<()> {
+        self.canvas = canvas(&self.buffer, self.size)?;
+        // What the old canvas said when it went does not matter any more.
+        self.buffer.0.borrow_mut().clear();
+        self.pending.extend(CLEAR);
+        Ok(())
+    }
+
+    /// Gives the terminal as much as it takes at once.
+    ///
+    /// # Errors
+    ///
+    /// When the terminal is gone.
+    pub fn flush(&mut self) -> io::Result<()> {
+        while !self.pending.is_empty() {
+            match self.terminal.write(&self.pending) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => drop(self.pending.drain(..written)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the terminal has yet to take something.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Reads what was typed; returns what it asks for.
+    ///
+    /// # Errors
+    ///
+    /// When the terminal is gone.
+    pub fn commands(&mut self, guru: &Guru) -> io::Result<Vec<Command>> {
+        let mut bytes = [0; 64];
+        let length = match self.terminal.read(&mut bytes) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(length) => length,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Vec::new()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let keys = self.parser.feed(&bytes[..length]);
+        Ok(keys.into_iter().filter_map(|key| self.view.key(key, guru)).collect())
+    }
+
+    /// Nothing was typed for a while.
+    pub fn idle(&mut self, guru: &Guru) {
+        if let Some(key) = self.parser.idle() {
+            self.view.key(key, guru);
+        }
+    }
+}
+
+impl AsFd for Screen {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.terminal.as_fd()
+    }
+}
+
+fn bounded(size: Size) -> Size {
+    Size { columns: size.columns.clamp(1, COLUMNS_MAX), rows: size.rows.clamp(1, ROWS_MAX) }
+}
+
+/// A canvas of a fixed size: it never asks the terminal anything, since the
+/// library would ask the process's own standard input.
+fn canvas(buffer: &Buffer, size: Size) -> io::Result<ratatui::Terminal<CrosstermBackend<Buffer>>> {
+    let area = Rect::new(0, 0, size.columns, size.rows);
+    let options = TerminalOptions { viewport: Viewport::Fixed(area) };
+    ratatui::Terminal::with_options(CrosstermBackend::new(buffer.clone()), options)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+    use super::*;
+
+    fn pseudo() -> (OwnedFd, PathBuf) {
+        let far = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        rustix::io::ioctl_fionbio(&far, true).unwrap();
+        grantpt(&far).unwrap();
+        unlockpt(&far).unwrap();
+        let name = ptsname(&far, Vec::new()).unwrap().into_string().unwrap();
+        (far, PathBuf::from(name))
+    }
+
+    fn all(far: &OwnedFd) -> String {
+        let (mut text, mut bytes) = (Vec::new(), [0; 4096]);
+        while let Ok(length @ 1..) = rustix::io::read(far, &mut bytes) {
+            text.extend(&bytes[..length]);
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    #[test]
+    fn a_guru_is_painted_and_a_key_comes_back() {
+        let (far, path) = pseudo();
+        let mut screen = Screen::open(&path).unwrap();
+        let guru = Guru { code: "#0601.0000".to_owned(), ..Guru::default() };
+        let mut text = String::new();
+        // The far end is as slow as a terminal: a picture goes through in parts.
+        while {
+            screen.draw(&guru, true).unwrap();
+            text.push_str(&all(&far));
+            screen.is_behind()
+        } {}
+        assert!(text.contains("#0601.0000"), "{text}");
+        rustix::io::write(&far, b"\x1b[Ah").unwrap();
+        assert_eq!(screen.commands(&guru).unwrap(), [Command::Hold]);
+    }
+
+    #[test]
+    fn a_terminal_that_takes_nothing_is_not_waited_for_and_holds_one_picture_at_most() {
+        let (_far, path) = pseudo();
+        let mut screen = Screen::open(&path).unwrap();
+        for turn in 0..50 {
+            screen.draw(&Guru::default(), turn % 2 == 0).unwrap();
+        }
+        assert!(screen.pending.len() < 64 << 10, "{}", screen.pending.len());
+    }
+}

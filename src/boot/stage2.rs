@@ -1,0 +1,656 @@
+//! Runs the machine: builds the tree of mounts, starts `node`, and stays.
+//!
+//! ```text
+//! mounts --> ESP --> node --> [main loop] --> how it ended
+//!                      |          ^
+//!                      |          |  node's lines, its messages, its end
+//!                      |          |  signals, buttons, devices, the kernel's log
+//!                      +----------+
+//! ```
+//!
+//! The main loop waits in one place for all of it, turns each into an event of
+//! [`life`](super::life) and carries the effects out. Drivers load in a thread
+//! of their own (`coldplug`).
+//!
+//! Invariants:
+//! - The loop never blocks but in its one wait.
+//! - What `node` says last is read before its death is judged.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs;
+use std::io::{self, PipeReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use rustix::process::Pid;
+
+use crate::serial::{EventLine, Severity};
+use crate::stage::Stage;
+use crate::sys::poll::{self, Interest};
+use crate::sys::reboot::Reason;
+use crate::sys::spawn::{self, Ended, Started};
+use crate::sys::{clock, vt};
+use crate::trapdoor::{Report, code};
+
+use super::attempts::Store;
+use super::coldplug::Coldplug;
+use super::error::Error;
+use super::guru::reason_of;
+use super::life::{Effect, Event, Outcome, State};
+use super::machine::{Machine, Times, reap};
+use super::mounts::{self, Need};
+use super::relay::Partial;
+use super::stage1::Start;
+
+/// The program with all services.
+const NODE: &str = "/usr/bin/node";
+
+/// The longest message on the control channel.
+const MESSAGE_MAX: usize = 16 << 10;
+/// How much is read from a pipe at once; it is full at 64 KiB.
+const READ_MAX: usize = 16 << 10;
+/// How often a pipe is read before the others have their turn.
+const READS_MAX: usize = 4;
+/// What `node` wrote last to its standard error: a panic takes three lines.
+const LAST_WORDS: usize = 4;
+/// More terminals than a machine has places for.
+const TERMINALS_MAX: usize = 8;
+
+/// `node`, while it runs.
+#[derive(Debug)]
+struct Node {
+    process: Pid,
+    stdout: Option<OwnedFd>,
+    stderr: Option<OwnedFd>,
+    control: Option<OwnedFd>,
+    lines: Partial,
+    errors: Partial,
+    last_words: VecDeque<String>,
+    /// Stages that it has started, by name, and their state.
+    stages: BTreeMap<String, String>,
+}
+
+/// How the machine is to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// In order.
+    Off(Reason),
+    /// With a guru meditation.
+    Guru(Report),
+}
+
+/// Runs the machine until it is to end.
+///
+/// # Errors
+///
+/// When it can't even start.
+pub fn run(machine: &mut Machine, start: &Start) -> Result<End, Error> {
+    identify(machine);
+    let identity = machine.identity.clone();
+    let line = EventLine::new("boot")
+        .field("version", &identity.version)
+        .field("image", &identity.image)
+        .field("slot", &identity.slot);
+    machine.port.event(line);
+    machine.started(Stage::System);
+    mount_tree(machine)?;
+    // A name that says that the machine has none yet.
+    rustix::system::sethostname(b"polis").ok();
+    greet();
+    let previous = mount_esp(machine, &start.esp);
+    machine.done(Stage::System);
+    let variables = variables(machine, start, previous);
+    let node = spawn::start(Path::new(NODE), variables)
+        .map_err(|source| Error::StartNode { program: NODE, source })?;
+    let (said, coldplug) = coldplug(machine);
+    machine.find_devices();
+    let main = Main {
+        machine,
+        node: Node::new(node),
+        state: State::Running,
+        coldplug,
+        said,
+        partial: Partial::default(),
+    };
+    Ok(main.run())
+}
+
+/// Reads what system this is.
+fn identify(machine: &mut Machine) {
+    let text = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    for (key, place) in [
+        ("VERSION_ID", &mut machine.identity.version),
+        ("IMAGE_VERSION", &mut machine.identity.image),
+    ] {
+        if let Some(value) = os_release(&text, key) {
+            value.clone_into(place);
+        }
+    }
+}
+
+/// The value of `key` in the text of an `os-release` file.
+fn os_release<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
+    Some(value.trim().trim_matches('"')).filter(|value| !value.is_empty())
+}
+
+fn mount_tree(machine: &mut Machine) -> Result<(), Error> {
+    for (mount, need) in mounts::rest() {
+        match (mounts::apply(&mount), need) {
+            (Ok(()), _) => {}
+            (Err(error), Need::Must) => return Err(Error::Tree(error)),
+            (Err(error), Need::May) => {
+                let text = format!("{error}: {}", source_of(&error));
+                machine.port.log(Severity::Debug, &text);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A word for whoever looks at the screen before `node` draws on it.
+fn greet() {
+    // Without a screen there is nobody to greet.
+    vt::activate(1).ok();
+    let version = env!("CARGO_PKG_VERSION");
+    let text = format!("\x1b[2J\x1b[H\n  Polis {version} is starting\n");
+    if let Ok(mut terminal) = crate::sys::terminal::Terminal::open(Path::new("/dev/tty1")) {
+        io::Write::write_all(&mut terminal, text.as_bytes()).ok();
+    }
+}
+
+/// Mounts the ESP unless stage 1 has; returns why the last boot failed, if it did.
+fn mount_esp(machine: &mut Machine, device: &Path) -> Option<String> {
+    if machine.attempts.is_none() {
+        match mounts::esp(device).apply() {
+            Ok(()) => machine.attempts = Some(Store::on(Path::new("/esp"))),
+            Err(error) => {
+                let text = format!("{error}: {}; going on without it", source_of(&error));
+                machine.port.log(Severity::Error, &text);
+            }
+        }
+    }
+    match machine.attempts.as_ref()?.load() {
+        Ok(ledger) => ledger.last,
+        Err(error) => {
+            let text = format!("cannot read how many boots have failed: {error}");
+            machine.port.log(Severity::Warning, &text);
+            None
+        }
+    }
+}
+
+fn source_of(error: &dyn std::error::Error) -> String {
+    error.source().map(ToString::to_string).unwrap_or_default()
+}
+
+/// What `node` is told.
+fn variables(machine: &Machine, start: &Start, previous: Option<String>) -> Vec<(String, String)> {
+    let mut variables = vec![
+        ("PATH", "/usr/sbin:/usr/bin".to_owned()),
+        ("POLIS_DISK", start.disk.display().to_string()),
+        ("POLIS_SLOT", machine.identity.slot.clone()),
+        ("POLIS_VERSION", machine.identity.version.clone()),
+        ("POLIS_IMAGE", machine.identity.image.clone()),
+        ("POLIS_STAGES", stages(&machine.times)),
+        ("POLIS_CONTROL_FD", spawn::CONTROL_FD.to_string()),
+    ];
+    // Without it the ESP is not mounted, and must not be written to.
+    if machine.attempts.is_some() {
+        variables.push(("POLIS_ESP", start.esp.display().to_string()));
+    }
+    if let Some(previous) = previous {
+        variables.push(("POLIS_PREVIOUS_GURU", previous));
+    }
+    variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The stages that are over, as `name=start-end,...` in seconds.
+fn stages(times: &Times) -> String {
+    let over = times.iter().filter_map(|(stage, (started, ended))| {
+        Some(format!("{stage}={:.3}-{:.3}", started.as_secs_f64(), (*ended)?.as_secs_f64()))
+    });
+    over.collect::<Vec<_>>().join(",")
+}
+
+/// Starts to load drivers; what the thread says comes out of the pipe.
+fn coldplug(machine: &mut Machine) -> (Option<PipeReader>, Option<Coldplug>) {
+    let started = io::pipe().and_then(|(said, writer)| {
+        rustix::io::ioctl_fionbio(&said, true)?;
+        Ok((said, Coldplug::start(writer)?))
+    });
+    match started {
+        Ok((said, coldplug)) => (Some(said), Some(coldplug)),
+        Err(error) => {
+            let text = format!("cannot load drivers: {error}");
+            machine.port.log(Severity::Error, &text);
+            (None, None)
+        }
+    }
+}
+
+impl Node {
+    fn new(started: Started) -> Self {
+        Self {
+            process: started.process,
+            stdout: Some(started.stdout),
+            stderr: Some(started.stderr),
+            control: Some(started.control),
+            lines: Partial::default(),
+            errors: Partial::default(),
+            last_words: VecDeque::new(),
+            stages: BTreeMap::new(),
+        }
+    }
+
+    /// Remembers which stage a line of the board is about.
+    fn note(&mut self, line: &str) {
+        if !line.starts_with("POLIS stage ") {
+            return;
+        }
+        let Some(line) = EventLine::parse(line) else { return };
+        // Unknown names are bounded by not being kept.
+        if let (Some(name), Some(state)) = (line.get("name"), line.get("state"))
+            && Stage::from_name(name).is_some()
+        {
+            self.stages.insert(name.to_owned(), state.to_owned());
+        }
+    }
+
+    /// The stages that are neither done nor failed.
+    fn at_work(&self) -> Vec<&str> {
+        let open = ["started", "waiting"];
+        let open = self.stages.iter().filter(|(_, state)| open.contains(&state.as_str()));
+        open.map(|(name, _)| name.as_str()).collect()
+    }
+}
+
+/// What the loop works on.
+struct Main<'a> {
+    machine: &'a mut Machine,
+    node: Node,
+    state: State,
+    coldplug: Option<Coldplug>,
+    said: Option<PipeReader>,
+    partial: Partial,
+}
+
+impl Main<'_> {
+    fn run(mut self) -> End {
+        loop {
+            if self.machine.investigate() {
+                return End::Guru(self.damaged());
+            }
+            self.machine.pet();
+            let ended = self.reap();
+            self.read_node();
+            self.step(Event::Tick);
+            // Its messages are read by now: a report comes before the death.
+            if let Some(ended) = ended {
+                self.finish_node();
+                self.step(Event::NodeEnded(ended));
+            }
+            if let State::Over(outcome) = &self.state {
+                let outcome = outcome.clone();
+                return self.end(outcome);
+            }
+            self.wait();
+            self.listen();
+            self.machine.port.flush();
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let state = std::mem::replace(&mut self.state, State::Running);
+        let (state, effects) = state.step(event, clock::uptime());
+        self.state = state;
+        for effect in effects {
+            match effect {
+                Effect::Forgive => self.forgive(),
+                Effect::AskToStop(reason) => self.ask_to_stop(reason),
+                Effect::Warn(text) => self.machine.port.log(Severity::Warning, &text),
+            }
+        }
+    }
+
+    /// This boot is good.
+    fn forgive(&mut self) {
+        let Some(store) = &self.machine.attempts else { return };
+        let forgiven = store.load().and_then(|ledger| {
+            let ready = ledger.ready();
+            // The ESP is written only when there is something to forgive.
+            if ready == ledger { Ok(()) } else { store.save(&ready) }
+        });
+        // A ledger that can't be read is replaced: this boot shows that the machine is well.
+        if let Err(error) =
+            forgiven.or_else(|_error| store.save(&super::attempts::Ledger::default()))
+        {
+            let text = format!("cannot forget the boots that failed: {error}");
+            self.machine.port.log(Severity::Warning, &text);
+        }
+    }
+
+    fn ask_to_stop(&mut self, reason: Reason) {
+        let text = format!("stopping: {}", reason.name());
+        self.machine.port.log(Severity::Info, &text);
+        let line = EventLine::new("stop").field("reason", reason.name()).to_string();
+        let sent = self.node.control.as_ref().map(|control| {
+            rustix::net::send(control, line.as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+        });
+        if !matches!(sent, Some(Ok(_))) {
+            self.machine.port.log(Severity::Warning, "node can't be asked to stop");
+        }
+    }
+
+    /// Waits for anything to happen.
+    fn wait(&self) {
+        let mut waited = Vec::new();
+        let node = [&self.node.stdout, &self.node.stderr, &self.node.control];
+        waited.extend(node.into_iter().flatten().map(|pipe| (pipe.as_fd(), Interest::Read)));
+        waited.extend(self.said.iter().map(|said| (said.as_fd(), Interest::Read)));
+        let machine = &self.machine;
+        waited.extend(machine.signals.iter().map(|signals| (signals.as_fd(), Interest::Read)));
+        waited.extend(machine.uevents.iter().map(|uevents| (uevents.as_fd(), Interest::Read)));
+        waited.extend(machine.kernel.iter().map(|kernel| (kernel.as_fd(), Interest::Read)));
+        waited.extend(machine.buttons.values().map(|button| (button.as_fd(), Interest::Read)));
+        waited.extend(machine.port.waiting().map(|port| (port, Interest::Write)));
+        let next = [self.state.deadline(), machine.pet_at()].into_iter().flatten().min();
+        let time = next.map(|at| at.saturating_sub(clock::uptime()));
+        if poll::wait(&waited, time).is_err() {
+            // Out of memory: the next turn may be luckier, and must not spin.
+            poll::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Takes in what is not `node`'s.
+    fn listen(&mut self) {
+        let (aliases, lost) = self.machine.hear();
+        if let Some(coldplug) = &self.coldplug {
+            aliases.into_iter().for_each(|alias| coldplug.put(alias));
+            if lost {
+                coldplug.look_again();
+            }
+        }
+        self.read_drivers();
+        if self.machine.pressed() {
+            self.step(Event::Asked(Reason::PowerOff));
+        }
+        for signal in self.machine.received() {
+            if let Some(reason) = reason_of(signal) {
+                self.step(Event::Asked(reason));
+            }
+        }
+    }
+
+    fn read_drivers(&mut self) {
+        let Some(said) = &mut self.said else { return };
+        let mut buffer = [0; READ_MAX];
+        match said.read(&mut buffer) {
+            Ok(length) if length > 0 => {
+                for line in self.partial.take(&buffer[..length]) {
+                    self.machine.port.log_as(Severity::Warning, "init.modules", &line);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(_) | Err(_) => self.said = None,
+        }
+    }
+
+    /// Reaps every child; returns how `node` ended if it has.
+    fn reap(&mut self) -> Option<Ended> {
+        let (ended, _none_left) = reap();
+        let own = ended.into_iter().find(|(process, _)| *process == self.node.process);
+        own.map(|(_, ended)| ended)
+    }
+
+    /// Reads what `node` says, a bounded part of it.
+    fn read_node(&mut self) {
+        for _ in 0..READS_MAX {
+            let more = self.read_lines() | self.read_errors() | self.read_message();
+            if !more {
+                return;
+            }
+        }
+    }
+
+    fn read_lines(&mut self) -> bool {
+        let (bytes, open) = read_some(self.node.stdout.as_ref());
+        if !open {
+            self.node.stdout = None;
+        }
+        for line in self.node.lines.take(&bytes) {
+            self.node.note(&line);
+            self.machine.port.line(&line);
+        }
+        !bytes.is_empty()
+    }
+
+    fn read_errors(&mut self) -> bool {
+        let (bytes, open) = read_some(self.node.stderr.as_ref());
+        if !open {
+            self.node.stderr = None;
+        }
+        for line in self.node.errors.take(&bytes) {
+            self.complain(&line);
+        }
+        !bytes.is_empty()
+    }
+
+    fn complain(&mut self, line: &str) {
+        if self.node.last_words.len() == LAST_WORDS {
+            self.node.last_words.pop_front();
+        }
+        self.node.last_words.push_back(line.to_owned());
+        self.machine.port.log_as(Severity::Error, "root", line);
+    }
+
+    fn read_message(&mut self) -> bool {
+        let Some(control) = &self.node.control else { return false };
+        let mut buffer = vec![0; MESSAGE_MAX];
+        match rustix::net::recv(control, &mut buffer, RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
+            Ok((_, 0)) => {
+                self.node.control = None;
+                false
+            }
+            Ok((_, length)) => {
+                let message =
+                    buffer.get(..length).and_then(|bytes| std::str::from_utf8(bytes).ok());
+                match message.and_then(EventLine::parse) {
+                    Some(message) => self.message(&message),
+                    None => self.refuse("it is no event line, or longer than 16 KiB"),
+                }
+                true
+            }
+            Err(Errno::AGAIN | Errno::INTR) => false,
+            Err(_) => {
+                self.node.control = None;
+                false
+            }
+        }
+    }
+
+    fn message(&mut self, message: &EventLine) {
+        match message.word() {
+            "ready" => self.step(Event::Ready),
+            "off" => match message.get("reason").and_then(Reason::from_name) {
+                Some(reason) => self.step(Event::Off(reason)),
+                None => self.refuse("off needs reason=reboot or reason=poweroff"),
+            },
+            "guru" => match Report::from_line(message) {
+                Some(report) => self.step(Event::Guru(report)),
+                None => self.refuse("a guru needs code, stage and next"),
+            },
+            "terminals" => self.terminals(message),
+            _ => self.refuse("the word is not known"),
+        }
+    }
+
+    /// `terminals tty=hvc0 tty=ttyS1`: where `node` draws besides tty1.
+    fn terminals(&mut self, message: &EventLine) {
+        let mut terminals = vec!["tty1".to_owned()];
+        for name in message.all("tty").take(TERMINALS_MAX) {
+            // A name below /dev and nothing else.
+            let plain = name.len() <= 32 && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+            if !plain || name.is_empty() {
+                self.refuse("a tty is a name below /dev, of letters and digits");
+            } else if !terminals.iter().any(|known| known == name) {
+                terminals.push(name.to_owned());
+            }
+        }
+        self.machine.port.mute(terminals.iter().any(|name| name == "ttyS0"));
+        self.machine.terminals = terminals;
+    }
+
+    fn refuse(&mut self, why: &str) {
+        let text = format!("a message of node is not understood: {why}");
+        self.machine.port.log(Severity::Error, &text);
+    }
+
+    /// Reads the rest of what `node` said: it says no more.
+    fn finish_node(&mut self) {
+        while self.read_message() {}
+        while self.read_lines() | self.read_errors() {}
+        if let Some(line) = self.node.lines.end() {
+            self.machine.port.line(&line);
+        }
+        if let Some(line) = self.node.errors.end() {
+            self.complain(&line);
+        }
+    }
+
+    fn end(self, outcome: Outcome) -> End {
+        match outcome {
+            Outcome::Off(reason) => End::Off(reason),
+            Outcome::Guru(report) => End::Guru(report),
+            Outcome::Death(ended) => {
+                let damaged = self.machine.investigate() || self.machine.damage().is_some();
+                End::Guru(if damaged { self.damaged() } else { self.death(ended) })
+            }
+        }
+    }
+
+    /// The report of `node`'s death.
+    fn death(&self, ended: Ended) -> Report {
+        let killed = |evidence: &super::evidence::Evidence| evidence.killed(self.node.process);
+        let (code, text) = match ended {
+            Ended::Signal(_) if self.machine.evidence.iter().any(killed) => (
+                code::NODE_OUT_OF_MEMORY,
+                "the kernel was out of memory and killed node".to_owned(),
+            ),
+            Ended::Signal(signal) => (
+                code::NODE_KILLED.with_detail(u16::try_from(signal).unwrap_or(0)),
+                format!("node was killed by signal {signal}"),
+            ),
+            Ended::Status(status) => (
+                code::NODE_EXITED.with_detail(u16::try_from(status).unwrap_or(0)),
+                format!("node ended with status {status}, and nobody had asked it to"),
+            ),
+        };
+        let mut causes = vec![text];
+        causes.extend(self.node.last_words.iter().map(|line| format!("it said: {line}")));
+        let at_work = self.node.at_work();
+        let tried =
+            (!at_work.is_empty()).then(|| format!("it was at work on {}", at_work.join(", ")));
+        let next = if code.anchor() == code::NODE_OUT_OF_MEMORY.anchor() {
+            "Give the machine more memory, then reboot."
+        } else {
+            "Reboot. If it comes back, report it with the file from polis/guru/ of the EFI system partition."
+        };
+        Report {
+            code,
+            stage: Stage::System,
+            causes,
+            tried: tried.into_iter().collect(),
+            next: next.to_owned(),
+        }
+    }
+
+    /// The report of a damaged system.
+    fn damaged(&self) -> Report {
+        let cause = match self.machine.damage() {
+            Some((system, kind, block)) => format!(
+                "{} ({}) is damaged: {kind} block {block} is not what the image was made with",
+                system.partition,
+                system.device.display()
+            ),
+            None => "the system partition is damaged".to_owned(),
+        };
+        let next = "Check the disk, which may be failing, and write the image to it again. \
+                    The data partition can stay.";
+        Report {
+            code: code::SYSTEM_DAMAGED_RUNNING,
+            stage: Stage::System,
+            causes: vec![cause],
+            tried: Vec::new(),
+            next: next.to_owned(),
+        }
+    }
+}
+
+/// What a pipe has now, and whether it is still open.
+fn read_some(pipe: Option<&OwnedFd>) -> (Vec<u8>, bool) {
+    let Some(pipe) = pipe else { return (Vec::new(), false) };
+    let mut buffer = vec![0; READ_MAX];
+    match rustix::io::read(pipe, &mut buffer) {
+        Ok(length) => {
+            buffer.truncate(length);
+            (buffer, length > 0)
+        }
+        Err(Errno::AGAIN | Errno::INTR) => (Vec::new(), true),
+        Err(_) => (Vec::new(), false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_says_its_version_with_and_without_quotes() {
+        let text = "ID=polis\nNAME=\"Polis\"\nVERSION_ID=\"0.1.0\"\nIMAGE_VERSION=abcd\nX=\n";
+        assert_eq!(os_release(text, "VERSION_ID"), Some("0.1.0"));
+        assert_eq!(os_release(text, "IMAGE_VERSION"), Some("abcd"));
+        assert_eq!(os_release(text, "X"), None);
+        assert_eq!(os_release(text, "VERSION"), None);
+    }
+
+    #[test]
+    fn only_stages_that_are_over_are_handed_on() {
+        let second = Duration::from_secs(1);
+        let times = Times::from([
+            (Stage::Kernel, (Duration::ZERO, Some(second))),
+            (Stage::Initramfs, (second, Some(second * 2))),
+            (Stage::System, (second * 2, None)),
+        ]);
+        assert_eq!(stages(&times), "kernel=0.000-1.000,initramfs=1.000-2.000");
+    }
+
+    #[test]
+    fn what_node_was_at_is_known_when_it_dies() {
+        let (stdout, stderr) = rustix::pipe::pipe().unwrap();
+        let (control, _theirs) = rustix::pipe::pipe().unwrap();
+        let process = Pid::from_raw(4242).unwrap();
+        let mut node = Node::new(Started { process, stdout, stderr, control });
+        node.note("POLIS stage name=network state=started t=1.000");
+        node.note("POLIS stage name=storage state=started t=1.000");
+        node.note("POLIS stage name=storage state=done t=2.000");
+        node.note("POLIS stage name=nonsense state=started t=2.000");
+        assert_eq!(node.at_work(), ["network"]);
+        let mut machine = Machine::default();
+        let main = Main {
+            machine: &mut machine,
+            node,
+            state: State::Running,
+            coldplug: None,
+            said: None,
+            partial: Partial::default(),
+        };
+        let report = main.death(Ended::Signal(9));
+        assert_eq!(report.code.to_string(), "#0302.0009");
+        assert_eq!(report.tried, ["it was at work on network"]);
+    }
+}
