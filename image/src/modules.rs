@@ -153,6 +153,11 @@ const INITRAMFS: &[&str] = &[
     "dm_verity",
     "efivarfs",
     "erofs",
+    // What `node` needs at once: the ESP, which also counts attempts, and the parameters.
+    "nls_ascii",
+    "nls_cp437",
+    "qemu_fw_cfg",
+    "vfat",
     // Buses and disks of virtual machines.
     "hv_storvsc",
     "virtio_blk",

@@ -214,8 +214,7 @@ impl Modules {
         let needed: Vec<String> = needed.iter().map(|path| name(path).to_owned()).collect();
         let (before, after) = softdeps(&self.softdeps, &own);
         for soft in before {
-            // It works without: that is what makes the dependency soft.
-            self.load_within(&soft, depth).ok();
+            self.load_softly(&soft, depth);
         }
         for needed in needed.iter().rev() {
             self.load_within(needed, depth)?;
@@ -223,9 +222,21 @@ impl Modules {
         module::load(&path).map_err(|source| Error::Refused { name: own.clone(), source })?;
         self.loaded.insert(own);
         for soft in after {
-            self.load_within(&soft, depth).ok();
+            self.load_softly(&soft, depth);
         }
         Ok(())
+    }
+
+    /// Loads what a module would like to have: a module, or all that serve an
+    /// alias. It may work without: that is what makes the dependency soft.
+    fn load_softly(&mut self, wanted: &str, depth: usize) {
+        if !matches!(self.load_within(wanted, depth), Err(Error::Absent { .. })) {
+            return;
+        }
+        let found = self.find(&BTreeSet::from([wanted])).unwrap_or_default();
+        for name in found.into_values().flatten() {
+            self.load_within(&name, depth).ok();
+        }
     }
 }
 

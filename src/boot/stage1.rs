@@ -66,6 +66,9 @@ const FIRMWARE_FIRST: Duration = Duration::from_secs(10);
 const LOADER_VARIABLE: &str =
     "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 
+/// The device of QEMU's fw_cfg.
+const FW_CFG: &str = "/sys/bus/acpi/devices/QEMU0002:00";
+
 /// Data and hash blocks, as every image is made with.
 const BLOCK: u64 = 4096;
 /// What the device mapper counts in.
@@ -104,6 +107,10 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     let (found, esp) = find(machine, &mut drivers, &command_line)?;
     let disk = Path::new("/dev").join(&found.disk);
     mount_esp(machine, &mut drivers, &esp.path);
+    // The parameters may be there: `node` shall not have to wait for the driver.
+    if Path::new(FW_CFG).exists() {
+        drivers.load(machine, "qemu_fw_cfg");
+    }
     let system = system(&found, &command_line)?;
     let partition = command_line.slot.partition();
     machine.system =
