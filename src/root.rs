@@ -26,7 +26,7 @@ use crate::node::environment::Environment;
 use crate::node::fault::{self, Fault};
 use crate::storage::{self, tree};
 use crate::supervisor::{Context, Policy};
-use crate::{cluster, consensus, parameters, roles};
+use crate::{cluster, consensus, console, parameters, roles};
 
 /// What the root service needs.
 #[derive(Clone, Debug)]
@@ -104,17 +104,31 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         status: standing.clone(),
     };
     let roles = roles::Service {
-        image: environment.image,
+        image: environment.image.clone(),
         cluster: standing.subscribe(),
         consensus: member.status(),
         network: addresses.subscribe(),
         ready: ready.clone(),
     };
 
+    let console = console::Service {
+        environment,
+        inputs: console::Inputs {
+            known: known.subscribe(),
+            network: addresses.subscribe(),
+            storage: mounted.subscribe(),
+            cluster: standing.subscribe(),
+            consensus: member.status(),
+            pki: member.overview(),
+        },
+    };
+
     // Whatever fails for want of something outside may find it later: only a
     // service itself can tell that it never will, and then opens the trapdoor.
     let forever = Policy::forever();
     ctx.spawn("kernel", forever, move |ctx| kernel.clone().run(ctx));
+    // Early, so that it stops late, and shows the stop.
+    ctx.spawn("console", forever, move |ctx| console.clone().run(ctx));
     ctx.spawn("storage", forever, move |ctx| storage.clone().run(ctx));
     ctx.spawn("network", forever, move |ctx| network.clone().run(ctx));
     ctx.spawn("names", forever, move |ctx| names.clone().run(ctx));

@@ -1,1 +1,193 @@
-//! Placeholder.
+//! Shows the node on its screen, and on every terminal that the parameters name.
+//!
+//! ```text
+//! event values --+
+//!                +--fold--> Snapshot (event value) --> screen: tty1, hvc0, ...
+//! log tree ------+            at most 10 a second        one service each
+//! ```
+//!
+//! Invariants:
+//! - A terminal that is gone, slow or stuck delays nothing but itself.
+//! - Nothing is drawn while nothing changes, but for the clock once a second.
+//!
+//! What this module does not do: lay out pages (`polis_tui`), or draw failures
+//! that open the trapdoor (`boot`).
+
+mod draw;
+mod fold;
+mod logs;
+mod screen;
+mod writer;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, select_all};
+use polis_tui::Snapshot;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use self::logs::Window;
+use crate::event::Closed;
+use crate::node::environment::Environment;
+use crate::parameters::Known;
+use crate::pki::Overview;
+use crate::stage::Stages;
+use crate::supervisor::{Context, Policy, Tree};
+use crate::sys::clock;
+use crate::{cluster, consensus, network, storage};
+
+/// The machine's own screen.
+const SCREEN: &str = "tty1";
+/// Between two snapshots: ten a second is as fast as anybody reads.
+const PACE: Duration = Duration::from_millis(100);
+/// The same before the node is ready: the boot needs the processor more.
+const PACE_BOOTING: Duration = Duration::from_millis(250);
+/// The clock shows seconds.
+const CLOCK: Duration = Duration::from_secs(1);
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// What `init` told.
+    pub environment: Environment,
+    /// What is watched.
+    pub inputs: Inputs,
+}
+
+/// What is watched, beside what the context has.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// What this machine was told.
+    pub known: watch::Receiver<Known>,
+    /// Its addresses.
+    pub network: watch::Receiver<network::Status>,
+    /// Its data partition.
+    pub storage: watch::Receiver<storage::Status>,
+    /// What it is to its cluster.
+    pub cluster: watch::Receiver<cluster::Status>,
+    /// Its etcd member.
+    pub consensus: watch::Receiver<consensus::Status>,
+    /// The certificates of the cluster.
+    pub pki: watch::Receiver<Overview>,
+}
+
+/// The newest of everything at one moment.
+#[derive(Clone, Debug)]
+struct Values {
+    environment: Environment,
+    stages: Stages,
+    services: Tree,
+    known: Known,
+    network: network::Status,
+    storage: storage::Status,
+    cluster: cluster::Status,
+    consensus: consensus::Status,
+    pki: Overview,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] when an owner of an input ended.
+    pub async fn run(self, ctx: Context) -> Result<(), Closed> {
+        let snapshot = watch::Sender::new(Arc::<Snapshot>::default());
+        let mut logs = Window::new(ctx.logs());
+        let mut watched =
+            Watched { inputs: self.inputs, stages: ctx.stages(), services: ctx.tree() };
+        let mut shown = BTreeSet::new();
+        let mut last = Instant::now();
+        loop {
+            let values = watched.newest(&self.environment);
+            for name in terminals(&values.known) {
+                if shown.insert(name.clone()) {
+                    let screen = screen::Service { name, snapshot: snapshot.subscribe() };
+                    let service = screen.name.replace('/', "-");
+                    ctx.spawn(&service, Policy::forever(), move |ctx| screen.clone().run(ctx));
+                }
+            }
+            logs.catch_up();
+            let drawn = fold::fold(&values, logs.shown(), clock::uptime(), clock::now());
+            let pace = if drawn.ready.is_some() { PACE } else { PACE_BOOTING };
+            snapshot.send_replace(Arc::new(drawn));
+            // Twice changes nothing.
+            ctx.healthy();
+
+            let wait = async {
+                tokio::select! {
+                    // Cancel-safe: only waits.
+                    () = sleep(CLOCK) => Ok(()),
+                    // Cancel-safe: what arrived stays in the window.
+                    () = logs.wait() => Ok(()),
+                    // Cancel-safe: waits for event values.
+                    changed = watched.changed() => changed,
+                }?;
+                // What happens meanwhile is in the next snapshot.
+                sleep_until(last + pace).await;
+                Ok(())
+            };
+            match ctx.until_cancelled(wait).await {
+                Some(waited) => waited?,
+                None => return Ok(()),
+            }
+            last = Instant::now();
+        }
+    }
+}
+
+/// The terminals that carry the console, by name under `/dev`.
+fn terminals(known: &Known) -> Vec<String> {
+    let told = known.as_ref().and_then(|known| known.parameters());
+    let more = told.into_iter().flat_map(|told| told.console_tui.iter().cloned());
+    std::iter::once(SCREEN.to_owned()).chain(more).collect()
+}
+
+struct Watched {
+    inputs: Inputs,
+    stages: watch::Receiver<Stages>,
+    services: watch::Receiver<Tree>,
+}
+
+impl Watched {
+    fn newest(&mut self, environment: &Environment) -> Values {
+        let Inputs { known, network, storage, cluster, consensus, pki } = &mut self.inputs;
+        Values {
+            environment: environment.clone(),
+            stages: self.stages.borrow_and_update().clone(),
+            services: self.services.borrow_and_update().clone(),
+            known: known.borrow_and_update().clone(),
+            network: network.borrow_and_update().clone(),
+            storage: storage.borrow_and_update().clone(),
+            cluster: cluster.borrow_and_update().clone(),
+            consensus: consensus.borrow_and_update().clone(),
+            pki: pki.borrow_and_update().clone(),
+        }
+    }
+
+    /// Waits until any of them changes. Cancel-safe.
+    async fn changed(&mut self) -> Result<(), Closed> {
+        let Inputs { known, network, storage, cluster, consensus, pki } = &mut self.inputs;
+        let any = [
+            changed(&mut self.stages, "the stages"),
+            changed(&mut self.services, "the services"),
+            changed(known, "the parameters"),
+            changed(network, "the network"),
+            changed(storage, "the storage"),
+            changed(cluster, "the cluster"),
+            changed(consensus, "etcd"),
+            changed(pki, "the certificates"),
+        ];
+        select_all(any).await.0
+    }
+}
+
+fn changed<'a, T: Send + Sync>(
+    value: &'a mut watch::Receiver<T>,
+    name: &'static str,
+) -> BoxFuture<'a, Result<(), Closed>> {
+    async move { value.changed().await.map_err(|_closed| Closed(name)) }.boxed()
+}

@@ -84,12 +84,26 @@ impl Terminal {
     /// The size, or [`SIZE_DEFAULT`] if the terminal does not know.
     #[must_use]
     pub fn size(&self) -> Size {
-        match termios::tcgetwinsize(&self.file) {
-            Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
-                Size { columns: size.ws_col, rows: size.ws_row }
-            }
-            Ok(_) | Err(_) => SIZE_DEFAULT,
-        }
+        self.reported_size().unwrap_or(SIZE_DEFAULT)
+    }
+
+    /// The size, if the terminal knows it.
+    #[must_use]
+    pub fn reported_size(&self) -> Option<Size> {
+        let size = termios::tcgetwinsize(&self.file).ok()?;
+        let known = size.ws_col > 0 && size.ws_row > 0;
+        known.then_some(Size { columns: size.ws_col, rows: size.ws_row })
+    }
+
+    /// Sets the speed of a serial port, in baud. Takes effect at once.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn set_speed(&self, baud: u32) -> io::Result<()> {
+        let mut modes = termios::tcgetattr(&self.file)?;
+        modes.set_speed(baud)?;
+        Ok(termios::tcsetattr(&self.file, OptionalActions::Now, &modes)?)
     }
 
     /// A second descriptor of the same terminal, for a thread of its own.

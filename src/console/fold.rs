@@ -1,0 +1,352 @@
+//! Folds event values into what the console shows. Pure: time comes in as a value.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use polis_tui::snapshot::{
+    Authority, Certificate, Cluster, Crl, Etcd, Header, Interface, Logs, Member, Pki, Service,
+    ServiceState, Snapshot, Stage, StageState, Standing,
+};
+use time::OffsetDateTime;
+use time::format_description::BorrowedFormatItem;
+use time::macros::format_description;
+
+use super::Values;
+use crate::pki::{AuthorityView, CertificateView, Overview};
+use crate::stage::{self, Stages};
+use crate::supervisor::{self, Tree};
+use crate::{cluster, consensus, network, storage};
+
+/// The only kind of wall clock shown: machines of one cluster stand anywhere.
+const CLOCK: &[BorrowedFormatItem<'_>] =
+    format_description!("[year]-[month]-[day] [hour]:[minute]:[second] UTC");
+const DAY: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
+const SECONDS_A_DAY: i64 = 86_400;
+
+/// What the console shows at `uptime`, when the wall clock says `now`.
+pub(super) fn fold(values: &Values, logs: &Logs, uptime: Duration, now: SystemTime) -> Snapshot {
+    let roles = values.stages.get(&stage::Stage::Roles);
+    let ready = roles.filter(|entry| entry.state == stage::State::Done).map(|entry| entry.changed);
+    Snapshot {
+        header: header(values, uptime, now),
+        ready,
+        previous_failure: values.environment.previous_guru.clone(),
+        warnings: warnings(values),
+        stages: stages(&values.stages, uptime),
+        network: values.network.interfaces.iter().map(interface).collect(),
+        etcd: etcd(&values.consensus),
+        pki: pki(&values.pki, now),
+        services: services(&values.services, uptime),
+        logs: logs.clone(),
+    }
+}
+
+fn header(values: &Values, uptime: Duration, now: SystemTime) -> Header {
+    Header {
+        node: values.cluster.node.map(|id| id.to_string()),
+        version: values.environment.version.clone(),
+        slot: values.environment.slot.clone(),
+        cluster: match values.cluster.state {
+            cluster::State::Unknown => Cluster::Unknown,
+            cluster::State::Foreign => Cluster::Foreign,
+            cluster::State::Trusted => Cluster::Trusted,
+            cluster::State::Home => Cluster::Home,
+            cluster::State::Disowning => Cluster::Disowning,
+            cluster::State::Split => Cluster::Split,
+        },
+        address: values.network.primary.map(|address| address.to_string()),
+        uptime,
+        clock: printed(now, CLOCK),
+    }
+}
+
+fn printed(time: SystemTime, format: &[BorrowedFormatItem<'_>]) -> String {
+    // Fails only for years that no clock of a machine can hold.
+    OffsetDateTime::from(time).format(format).unwrap_or_default()
+}
+
+fn warnings(values: &Values) -> Vec<String> {
+    let told = values.known.as_ref().and_then(|known| known.warning.clone());
+    let insecure = values.storage.ready().filter(|ready| ready.kind == storage::Kind::Insecure);
+    let insecure = insecure.map(|_| "the data partition is not encrypted".to_owned());
+    told.into_iter().chain(insecure).collect()
+}
+
+fn stages(stages: &Stages, uptime: Duration) -> Vec<Stage> {
+    let shown = |stage: stage::Stage| {
+        let Some(entry) = stages.get(&stage) else {
+            return Stage {
+                name: stage.name().to_owned(),
+                state: StageState::Pending,
+                started: Duration::ZERO,
+                elapsed: Duration::ZERO,
+                progress: None,
+            };
+        };
+        let (state, end) = match &entry.state {
+            stage::State::Started => (StageState::Started, uptime),
+            stage::State::Waiting(what) => {
+                let since = uptime.saturating_sub(entry.changed);
+                (StageState::Waiting { what: what.clone(), since }, uptime)
+            }
+            stage::State::Done => (StageState::Done, entry.changed),
+            stage::State::Failed => (StageState::Failed, entry.changed),
+        };
+        Stage {
+            name: stage.name().to_owned(),
+            state,
+            started: entry.started,
+            elapsed: end.saturating_sub(entry.started),
+            progress: None,
+        }
+    };
+    stage::Stage::ALL.map(shown).into()
+}
+
+fn interface(interface: &network::Interface) -> Interface {
+    let addresses: Vec<_> = interface.addresses.iter().map(ToString::to_string).collect();
+    let text = match (addresses.is_empty(), interface.carrier, interface.asking) {
+        (false, _, true) => format!("{} by DHCP", addresses.join(", ")),
+        (false, _, false) => addresses.join(", "),
+        (true, false, _) => "no carrier: no cable, or nothing at its other end".to_owned(),
+        (true, true, true) => "asks for an address (DHCP)".to_owned(),
+        (true, true, false) => "no address".to_owned(),
+    };
+    Interface { name: interface.name.clone(), text }
+}
+
+fn etcd(status: &consensus::Status) -> Option<Etcd> {
+    let never_started = status.member.is_none() && status.standing == Default::default();
+    if never_started && status.peer_url.is_empty() {
+        return None;
+    }
+    let serves = status.clients.is_some();
+    let members = status.members.iter().map(|member| {
+        let own = Some(member.id) == status.member;
+        Member {
+            name: member.name.clone(),
+            id: member.id.0,
+            url: member.peer_url.clone(),
+            standing: if member.learner { learner(status, own) } else { Standing::Voter },
+            leader: Some(member.id) == status.leader,
+            own,
+            // Of the others, this member only knows what the leader tells.
+            answers: if own { serves } else { status.leader.is_some() },
+        }
+    });
+    Some(Etcd {
+        state: status.standing.name().to_owned(),
+        members: members.collect(),
+        term: status.term,
+        index: status.index,
+        applied: status.applied,
+        db_size: status.db_size,
+        db_quota: status.db_quota,
+        alarms: status.alarms.iter().map(ToString::to_string).collect(),
+        survives: status.leader.and(u32::try_from(status.tolerates()).ok()),
+    })
+}
+
+/// How far a learner is; only this node's own progress is known.
+fn learner(status: &consensus::Status, own: bool) -> Standing {
+    let caught_up = match status.standing {
+        consensus::Standing::Learner { behind } if own && status.index > 0 => {
+            let has = status.index.saturating_sub(behind);
+            u8::try_from(has.saturating_mul(100) / status.index).ok()
+        }
+        _ => None,
+    };
+    Standing::Learner { caught_up }
+}
+
+fn pki(overview: &Overview, now: SystemTime) -> Option<Pki> {
+    let latest = overview.authorities.iter().max_by_key(|authority| authority.crl_number);
+    let latest = latest?;
+    Some(Pki {
+        authorities: overview.authorities.iter().map(|view| authority(view, now)).collect(),
+        certificates: overview.certificates.iter().map(|view| certificate(view, now)).collect(),
+        crl: Some(Crl {
+            number: latest.crl_number,
+            entries: latest.revoked.len() as u64,
+            age: latest
+                .revoked
+                .iter()
+                .map(|entry| entry.at)
+                .max()
+                .and_then(|at| now.duration_since(at).ok())
+                .unwrap_or_default(),
+        }),
+    })
+}
+
+fn authority(view: &AuthorityView, now: SystemTime) -> Authority {
+    Authority {
+        name: format!("{} {}", view.namespace, view.name),
+        fingerprint: bytes(&view.fingerprint),
+        ends: printed(view.not_after, DAY),
+        days_left: days(now, view.not_after),
+    }
+}
+
+fn certificate(view: &CertificateView, now: SystemTime) -> Certificate {
+    let life = span(view.not_before, view.not_after).max(1);
+    let share = |time| u8::try_from((span(view.not_before, time) * 100 / life).clamp(0, 100));
+    Certificate {
+        name: view.name.clone(),
+        issuer: view.issuer.clone(),
+        ends: printed(view.not_after, DAY),
+        days_left: days(now, view.not_after),
+        renews: view.managed.then(|| printed(view.renew_at, DAY)),
+        renew_at: share(view.renew_at).unwrap_or(100),
+        used: share(now).unwrap_or(100),
+    }
+}
+
+/// Full days from `from` to `to`; negative where that is past.
+fn days(from: SystemTime, to: SystemTime) -> i64 {
+    span(from, to).div_euclid(SECONDS_A_DAY)
+}
+
+/// Seconds from `from` to `to`.
+fn span(from: SystemTime, to: SystemTime) -> i64 {
+    (OffsetDateTime::from(to) - OffsetDateTime::from(from)).whole_seconds()
+}
+
+/// The 32 bytes of a fingerprint; what is not one shows as zeros.
+fn bytes(hex: &str) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    for (byte, digits) in bytes.iter_mut().zip(hex.as_bytes().chunks(2)) {
+        let digits = std::str::from_utf8(digits).unwrap_or_default();
+        *byte = u8::from_str_radix(digits, 16).unwrap_or(0);
+    }
+    bytes
+}
+
+fn services(tree: &Tree, uptime: Duration) -> Vec<Service> {
+    // By parts, so that a name that only begins like its neighbour's does not
+    // come between the neighbour and its children.
+    let by_parts: BTreeMap<Vec<&str>, &supervisor::Entry> =
+        tree.iter().map(|(name, entry)| (parts(name), entry)).collect();
+    by_parts
+        .into_iter()
+        .map(|(parts, entry)| Service {
+            depth: u16::try_from(parts.len() - 1).unwrap_or(u16::MAX),
+            name: parts.last().copied().unwrap_or_default().to_owned(),
+            state: match entry.state {
+                supervisor::State::Starting => ServiceState::Starting,
+                supervisor::State::Healthy => ServiceState::Healthy,
+                supervisor::State::Done | supervisor::State::Stopped => ServiceState::Done,
+                supervisor::State::Dead => ServiceState::Restarting,
+                supervisor::State::Failed => ServiceState::Dead,
+            },
+            restarts: u64::from(entry.restarts),
+            cause: entry.cause.clone(),
+            since: uptime.saturating_sub(entry.since),
+        })
+        .collect()
+}
+
+fn parts(name: &Arc<str>) -> Vec<&str> {
+    name.split('.').collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::environment::Environment;
+
+    fn values() -> Values {
+        let variable = |name: &str| {
+            Some(if name == "POLIS_CONTROL_FD" || name == "POLIS_STAGES" {
+                if name == "POLIS_STAGES" { "kernel=0-4.5".to_owned() } else { "3".to_owned() }
+            } else {
+                name.to_owned()
+            })
+        };
+        let environment = Environment::from_variables(variable).unwrap();
+        Values {
+            stages: environment.stages.clone(),
+            environment,
+            services: Tree::default(),
+            known: None,
+            network: network::Status::default(),
+            storage: storage::Status::Starting,
+            cluster: cluster::Status::default(),
+            consensus: consensus::Status::default(),
+            pki: Overview::default(),
+        }
+    }
+
+    fn folded(values: &Values) -> Snapshot {
+        fold(values, &Logs::default(), Duration::from_secs(9), SystemTime::UNIX_EPOCH)
+    }
+
+    #[test]
+    fn what_nobody_knows_yet_is_not_made_up() {
+        let snapshot = folded(&values());
+        assert_eq!((snapshot.etcd, snapshot.pki, snapshot.ready), (None, None, None));
+        assert_eq!(snapshot.header.clock, "1970-01-01 00:00:00 UTC");
+        assert_eq!(snapshot.stages.len(), stage::Stage::ALL.len());
+        assert_eq!(snapshot.stages[0].elapsed, Duration::from_millis(4500));
+        assert_eq!(snapshot.stages[1].state, StageState::Pending);
+    }
+
+    #[test]
+    fn a_stage_that_waits_says_for_how_long() {
+        let mut values = values();
+        let state = stage::State::Waiting("a lease".to_owned());
+        let (started, changed) = (Duration::from_secs(5), Duration::from_secs(7));
+        values.stages.insert(stage::Stage::Network, stage::Entry { state, started, changed });
+        let shown = folded(&values).stages.remove(4);
+        let since = Duration::from_secs(2);
+        assert_eq!(shown.state, StageState::Waiting { what: "a lease".to_owned(), since });
+        assert_eq!(shown.elapsed, Duration::from_secs(4));
+    }
+
+    #[test]
+    fn children_follow_their_parent_whatever_its_neighbour_is_called() {
+        let mut values = values();
+        for name in ["root", "root.a", "root.a-b", "root.a.c"] {
+            let entry = supervisor::Entry {
+                state: supervisor::State::Dead,
+                restarts: 1,
+                cause: None,
+                since: Duration::from_secs(4),
+            };
+            values.services.insert(name.into(), entry);
+        }
+        let shown: Vec<_> =
+            folded(&values).services.iter().map(|it| format!("{} {}", it.depth, it.name)).collect();
+        assert_eq!(shown, ["0 root", "1 a", "2 c", "1 a-b"]);
+    }
+
+    #[test]
+    fn a_certificate_that_has_ended_has_negative_days_and_is_all_used() {
+        let at = |days: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(days * 86_400);
+        let view = CertificateView {
+            namespace: "n".to_owned(),
+            issuer: "i".to_owned(),
+            name: "c".to_owned(),
+            serial: String::new(),
+            fingerprint: String::new(),
+            not_before: at(100),
+            renew_at: at(150),
+            not_after: at(200),
+            managed: true,
+            revoked: false,
+        };
+        let early = certificate(&view, at(125));
+        assert_eq!((early.used, early.renew_at, early.days_left), (25, 50, 75));
+        assert_eq!(early.renews.as_deref(), Some("1970-05-31"));
+        let late = certificate(&view, at(201));
+        assert_eq!((late.used, late.days_left), (100, -1));
+        assert_eq!(certificate(&view, at(0)).used, 0);
+    }
+
+    #[test]
+    fn a_fingerprint_is_read_and_noise_is_zero() {
+        assert_eq!(bytes("ff0a")[..3], [0xff, 0x0a, 0]);
+        assert_eq!(bytes("é!")[0], 0);
+    }
+}

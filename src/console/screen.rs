@@ -1,0 +1,289 @@
+//! Drives one terminal: opens it, draws on it, listens to its keys.
+//!
+//! ```text
+//!            opened                       size known, or asked for
+//! [absent] ----------> [attached] --> draw <--+-- snapshot, key, size, answer
+//!     ^                    |            |     |
+//!     +---- RETRY ---------+            +-----+
+//!           hung up, read or write failed
+//! ```
+//!
+//! A serial line does not say its size, and nobody says when a person plugs in
+//! at its other end. So such a terminal is asked now and then where its cursor
+//! is after a jump to the far corner: the answer is the size, and an answer
+//! after silence means that somebody new looks, who needs the whole picture.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use polis_tui::keys::Parser;
+use polis_tui::{Command, Key, Snapshot, View};
+use tokio::io::Interest;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{debug, info};
+
+use super::draw::Canvas;
+use super::writer::Writer;
+use crate::event::Closed;
+use crate::supervisor::Context;
+use crate::sys::readiness;
+use crate::sys::terminal::{Mode, SIZE_DEFAULT, Size, Terminal};
+
+/// Between two attempts to open a terminal that is not there.
+const RETRY: Duration = Duration::from_secs(2);
+/// How often the size is looked at, or asked for.
+const SIZE_PACE: Duration = Duration::from_secs(2);
+/// Silence after which an Escape is the key, and not the start of a sequence.
+const ESCAPE: Duration = Duration::from_millis(50);
+/// Baud of a serial port, the same as of the one with the log lines.
+const SPEED: u32 = 115_200;
+/// Keeps the cursor, jumps to the far corner, asks where that is, comes back.
+const WHERE: &[u8] = b"\x1b7\x1b[999;999H\x1b[6n\x1b8";
+
+/// One terminal. Holds no progress.
+#[derive(Clone, Debug)]
+pub(super) struct Service {
+    /// Its name under `/dev`.
+    pub(super) name: String,
+    /// What to draw.
+    pub(super) snapshot: watch::Receiver<Arc<Snapshot>>,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    pub(super) async fn run(self, ctx: Context) -> Result<(), Closed> {
+        let path = Path::new("/dev").join(&self.name);
+        let mut said = None;
+        loop {
+            match Attached::open(&path) {
+                Ok(mut attached) => {
+                    info!("the console is on {}", path.display());
+                    said = None;
+                    ctx.healthy();
+                    let mut snapshot = self.snapshot.clone();
+                    snapshot.mark_changed();
+                    let work = attached.drive(&mut snapshot);
+                    match ctx.until_cancelled(work).await {
+                        None => return Ok(()),
+                        Some(Ended::Closed(closed)) => return Err(closed),
+                        Some(Ended::Lost(error)) => {
+                            info!(%error, "the console lost {}", path.display());
+                        }
+                    }
+                }
+                // Once for each reason: most machines lack some terminal.
+                Err(error) if said != Some(error.kind()) => {
+                    debug!(%error, "no console on {}", path.display());
+                    said = Some(error.kind());
+                    // Waiting for a terminal is what it is for.
+                    ctx.healthy();
+                }
+                Err(_) => {}
+            }
+            if ctx.until_cancelled(sleep(RETRY)).await.is_none() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Why a terminal is not driven any more.
+enum Ended {
+    Closed(Closed),
+    Lost(io::Error),
+}
+
+/// What happened.
+enum Event {
+    Snapshot,
+    Typed(Vec<u8>),
+    Silence,
+    LookAtSize,
+}
+
+/// An open terminal with what a person looks at.
+struct Attached {
+    terminal: Terminal,
+    readable: tokio::io::unix::AsyncFd<std::os::fd::OwnedFd>,
+    writer: Writer,
+    canvas: Canvas,
+    view: View,
+    parser: Parser,
+    /// Questions about the size that got no answer.
+    unanswered: u32,
+    look_at_size: Instant,
+    /// When a lone Escape becomes a key.
+    escape: Option<Instant>,
+    stale: bool,
+}
+
+impl Attached {
+    fn open(path: &Path) -> io::Result<Self> {
+        let terminal = Terminal::open(path)?;
+        terminal.set_mode(Mode::Raw)?;
+        if is_serial(path) {
+            terminal.set_speed(SPEED)?;
+        }
+        let size = terminal.reported_size().unwrap_or(SIZE_DEFAULT);
+        let canvas = Canvas::new(size)?;
+        let Size { columns, rows } = canvas.size();
+        Ok(Self {
+            readable: readiness::watch(&terminal, Interest::READABLE)?,
+            writer: Writer::start(terminal.try_clone_file()?)?,
+            terminal,
+            view: View::new(columns, rows),
+            canvas,
+            parser: Parser::default(),
+            unanswered: 0,
+            look_at_size: Instant::now(),
+            escape: None,
+            stale: true,
+        })
+    }
+
+    async fn drive(&mut self, snapshot: &mut watch::Receiver<Arc<Snapshot>>) -> Ended {
+        loop {
+            if let Err(ended) = self.step(snapshot).await {
+                return ended;
+            }
+        }
+    }
+
+    async fn step(&mut self, snapshot: &mut watch::Receiver<Arc<Snapshot>>) -> Result<(), Ended> {
+        let Some(event) = self.next_event(snapshot).await? else {
+            return self.draw(&snapshot.borrow_and_update().clone());
+        };
+        match event {
+            Event::Snapshot => self.stale = true,
+            Event::Typed(bytes) => {
+                let keys = self.parser.feed(&bytes);
+                self.escape = Some(Instant::now() + ESCAPE);
+                self.press(keys, snapshot).map_err(Ended::Lost)?;
+            }
+            Event::Silence => {
+                self.escape = None;
+                let keys = self.parser.idle().into_iter().collect();
+                self.press(keys, snapshot).map_err(Ended::Lost)?;
+            }
+            Event::LookAtSize => {
+                self.look_at_size = Instant::now() + SIZE_PACE;
+                match self.terminal.reported_size() {
+                    Some(size) => self.resize(size).map_err(Ended::Lost)?,
+                    None => {
+                        self.unanswered = self.unanswered.saturating_add(1);
+                        self.writer.offer(WHERE);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What happens next; `None` when there is something to draw and room for it.
+    /// Cancel-safe.
+    async fn next_event(
+        &self,
+        snapshot: &mut watch::Receiver<Arc<Snapshot>>,
+    ) -> Result<Option<Event>, Ended> {
+        let silence = self.escape;
+        tokio::select! {
+            // Keys first: a person waits for them.
+            biased;
+            // Cancel-safe: nothing is read before the branch is taken.
+            ready = self.readable.readable() => {
+                let mut ready = ready.map_err(Ended::Lost)?;
+                let mut buffer = [0; 256];
+                match self.read(&mut buffer) {
+                    Ok(0) => Err(Ended::Lost(io::ErrorKind::UnexpectedEof.into())),
+                    Ok(length) => Ok(Some(Event::Typed(buffer[..length].to_vec()))),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        ready.clear_ready();
+                        Ok(Some(Event::Typed(Vec::new())))
+                    }
+                    Err(error) => Err(Ended::Lost(error)),
+                }
+            }
+            // Cancel-safe: only waits.
+            () = sleep_until(silence.unwrap_or_else(Instant::now)), if silence.is_some() => {
+                Ok(Some(Event::Silence))
+            }
+            // Cancel-safe: only waits.
+            () = sleep_until(self.look_at_size) => Ok(Some(Event::LookAtSize)),
+            // Cancel-safe: a place in the queue that is not used is given back.
+            there_is_room = self.writer.ready(), if self.stale => match there_is_room {
+                true => Ok(None),
+                false => Err(Ended::Lost(io::ErrorKind::BrokenPipe.into())),
+            },
+            // Cancel-safe: waits for an event value.
+            changed = snapshot.changed(), if !self.stale => match changed {
+                Ok(()) => Ok(Some(Event::Snapshot)),
+                Err(_closed) => Err(Ended::Closed(Closed("the snapshot"))),
+            },
+        }
+    }
+
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        rustix::io::read(&self.terminal, buffer).map_err(Into::into)
+    }
+
+    fn press(
+        &mut self,
+        keys: Vec<Key>,
+        snapshot: &watch::Receiver<Arc<Snapshot>>,
+    ) -> io::Result<()> {
+        for key in keys {
+            self.stale = true;
+            if let Key::Cursor { row, column } = key {
+                let someone_new = std::mem::take(&mut self.unanswered) > 1;
+                if self.terminal.reported_size().is_none() {
+                    self.resize(Size { columns: column, rows: row })?;
+                }
+                if someone_new {
+                    self.redraw(self.canvas.size())?;
+                }
+                continue;
+            }
+            match self.view.key(key, &snapshot.borrow()) {
+                Some(Command::Redraw) => self.redraw(self.canvas.size())?,
+                // Only the guru meditation offers these.
+                Some(Command::Reboot | Command::PowerOff | Command::Hold) | None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn resize(&mut self, size: Size) -> io::Result<()> {
+        if Canvas::bounded(size) != self.canvas.size() { self.redraw(size) } else { Ok(()) }
+    }
+
+    /// Starts from an empty screen.
+    fn redraw(&mut self, size: Size) -> io::Result<()> {
+        self.canvas = Canvas::new(size)?;
+        let Size { columns, rows } = self.canvas.size();
+        self.view.resize(columns, rows);
+        self.stale = true;
+        Ok(())
+    }
+
+    fn draw(&mut self, snapshot: &Snapshot) -> Result<(), Ended> {
+        let picture = self.canvas.draw(snapshot, &self.view).map_err(Ended::Lost)?;
+        self.stale = false;
+        if !self.writer.send(picture) {
+            // The picture is lost, and with it what the canvas believes.
+            self.redraw(self.canvas.size()).map_err(Ended::Lost)?;
+        }
+        Ok(())
+    }
+}
+
+fn is_serial(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    ["ttyS", "ttyUSB", "ttyAMA"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+#[path = "screen_tests.rs"]
+mod tests;

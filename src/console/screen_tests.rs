@@ -1,0 +1,122 @@
+//! One terminal, with the test at its far end.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use tokio::io::unix::AsyncFd;
+
+use super::*;
+
+/// The far end of a terminal, and its name under `/dev`.
+struct Far {
+    fd: AsyncFd<OwnedFd>,
+    name: String,
+    seen: Vec<u8>,
+}
+
+impl Far {
+    fn new(size: Option<Size>) -> Self {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
+        let fd = openpt(flags).unwrap();
+        grantpt(&fd).unwrap();
+        unlockpt(&fd).unwrap();
+        if let Some(Size { columns, rows }) = size {
+            let size = Winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 };
+            tcsetwinsize(&fd, size).unwrap();
+        }
+        rustix::io::ioctl_fionbio(&fd, true).unwrap();
+        let path = PathBuf::from(ptsname(&fd, Vec::new()).unwrap().into_string().unwrap());
+        let name = path.strip_prefix("/dev").unwrap().to_str().unwrap().to_owned();
+        let fd = readiness::watch(fd, Interest::READABLE).unwrap();
+        Self { fd, name, seen: Vec::new() }
+    }
+
+    fn press(&self, keys: &[u8]) {
+        rustix::io::write(&self.fd, keys).unwrap();
+    }
+
+    /// Reads until `text` was drawn; forgets what came before it.
+    async fn wait_for(&mut self, text: &str) {
+        loop {
+            if let Some(at) = self.seen.windows(text.len()).position(|it| it == text.as_bytes()) {
+                self.seen.drain(..at + text.len());
+                return;
+            }
+            let mut ready = self.fd.readable().await.unwrap();
+            let mut buffer = [0; 4096];
+            match rustix::io::read(&self.fd, &mut buffer) {
+                Ok(length) => self.seen.extend(&buffer[..length]),
+                // The near end is not open yet, or not any more.
+                Err(rustix::io::Errno::IO) => tokio::task::yield_now().await,
+                Err(_again) => ready.clear_ready(),
+            }
+        }
+    }
+}
+
+fn named(version: &str) -> Arc<Snapshot> {
+    let mut snapshot = Snapshot::default();
+    version.clone_into(&mut snapshot.header.version);
+    Arc::new(snapshot)
+}
+
+fn start(far: &Far) -> (watch::Sender<Arc<Snapshot>>, Context, crate::supervisor::Handles) {
+    let (sender, snapshot) = watch::channel(named("first"));
+    let (ctx, handles) = Context::for_test();
+    let service = Service { name: far.name.clone(), snapshot };
+    let policy = crate::supervisor::Policy::forever();
+    ctx.spawn("screen", policy, move |ctx| service.clone().run(ctx));
+    (sender, ctx, handles)
+}
+
+#[tokio::test]
+async fn what_changes_is_drawn_and_keys_turn_pages() {
+    let mut far = Far::new(Some(Size { columns: 80, rows: 24 }));
+    let (snapshot, _ctx, handles) = start(&far);
+    far.wait_for("\x1b[2J").await;
+    far.wait_for("first").await;
+    snapshot.send_replace(named("other"));
+    far.wait_for("other").await;
+    far.press(b"\x0c");
+    far.wait_for("\x1b[2J").await;
+    far.wait_for("other").await;
+    handles.cancel().await;
+}
+
+#[tokio::test]
+async fn a_terminal_without_a_size_is_asked_for_it() {
+    let mut far = Far::new(None);
+    let (_snapshot, _ctx, handles) = start(&far);
+    far.wait_for("\x1b[6n").await;
+    far.press(b"\x1b[50;160R");
+    // A larger screen begins anew.
+    far.wait_for("\x1b[2J").await;
+    handles.cancel().await;
+}
+
+#[tokio::test]
+async fn a_terminal_that_hangs_up_is_opened_again() {
+    let far = Far::new(Some(Size { columns: 80, rows: 24 }));
+    let (_snapshot, ctx, mut handles) = start(&far);
+    let mut tree = handles.tree.clone();
+    crate::event::until(&mut tree, "tree", |tree| {
+        let state = tree.get("test.screen").map(|it| it.state);
+        (state == Some(crate::supervisor::State::Healthy)).then_some(())
+    })
+    .await
+    .unwrap();
+    drop(far);
+    // It goes on looking for the terminal, and does not die of it.
+    handles.cancel().await;
+    assert_eq!(ctx.tree().borrow()["test.screen"].cause, None);
+    assert!(handles.take_lines().is_empty());
+}
+
+#[test]
+fn a_serial_port_is_told_from_a_screen() {
+    assert!(is_serial(Path::new("/dev/ttyS1")));
+    assert!(!is_serial(Path::new("/dev/tty1")));
+    assert!(!is_serial(Path::new("/dev/hvc0")));
+}
