@@ -21,6 +21,7 @@ use tracing::info;
 use super::args::{Pace, Purpose};
 use super::client::User;
 use super::credentials::{Credentials, authority, peer_certificate};
+use super::serve::died;
 use super::service::{Service, blocking};
 use super::{Error, Orders, Step, credentials};
 use crate::pki::Namespace;
@@ -54,7 +55,7 @@ pub(super) async fn bootstrap(
     let mut child = service.spawn(ctx, orders, Pace::Alone, Purpose::Found).await?;
     let clients = tokio::select! {
         // Cancel-safe: both only wait.
-        exit = child.wait() => return Err(Error::Died(child.failed(exit.map_err(Error::Process)?))),
+        exit = child.wait() => return Err(died(&child, exit.map_err(Error::Process)?)),
         clients = tokio::time::timeout(READY_MAX, service.ready()) => {
             clients.map_err(|_elapsed| Error::Silent(READY_MAX))??
         }

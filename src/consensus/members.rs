@@ -37,6 +37,10 @@ const CHANGE_MAX: Duration = Duration::from_secs(15);
 /// Between two attempts at a change that etcd is not ready for.
 const CHANGE_RETRY: Duration = Duration::from_millis(100);
 
+/// How long a removed member has to hear of it. Once its certificate is revoked
+/// nobody talks to it, and it would wait for a leader for ever.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// A restart at another pace takes less than a second.
 const ROOM_MAX: Duration = Duration::from_secs(30);
 
@@ -155,6 +159,7 @@ impl Members {
             .await?;
             self.news.notify_one();
             info!(node = name, "removed a member");
+            tokio::time::sleep(FAREWELL).await;
         }
         let namespace = Namespace::new(clients.user(User::EtcdPki), "");
         namespace.revoke(&authority(), &name, Reason::Left, clock::now()).await?;

@@ -239,8 +239,13 @@ pub enum Error {
     #[error("cannot run etcd")]
     Process(#[source] crate::sys::process::Error),
     /// etcd ended.
-    #[error("etcd ended by itself")]
-    Died(#[source] crate::sys::process::Error),
+    #[error("etcd {exit}{said}")]
+    Died {
+        /// How.
+        exit: crate::sys::process::Exit,
+        /// Its last complaint, after a colon; empty if there was none.
+        said: String,
+    },
     /// etcd ended because the others removed this member.
     #[error("the other members removed this one from the cluster")]
     Removed,

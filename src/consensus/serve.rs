@@ -18,7 +18,8 @@ use super::args::Pace;
 use super::client::{self, Clients};
 use super::service::{STOP_MAX, Service, blocking};
 use super::{Alarm, Error, Member, MemberId, Standing, Status};
-use crate::serial::EventLine;
+use crate::logtree::{Body, Parser};
+use crate::serial::{EventLine, Severity};
 use crate::stage::{Stage, State};
 use crate::supervisor::Context;
 use crate::sys::process::{self, Child, Exit};
@@ -108,7 +109,9 @@ impl<'a> Serving<'a> {
                     self.stop().await?;
                     return Ok(After::Cancelled);
                 }
-                Event::Exited(exit) => return Err(self.died(exit.map_err(Error::Process)?)),
+                Event::Exited(exit) => {
+                    return Err(died(&self.child, exit.map_err(Error::Process)?));
+                }
                 Event::GrowthWanted => {}
                 Event::Seen(Err(silence)) => self.unseen(&silence),
                 Event::Seen(Ok(seen)) => {
@@ -144,12 +147,6 @@ impl<'a> Serving<'a> {
 
     async fn stop(&mut self) -> Result<(), Error> {
         self.child.terminate(STOP_MAX).await.map(drop).map_err(Error::Process)
-    }
-
-    /// The etcd of a removed member ends well, and would do so again.
-    fn died(&self, exit: Exit) -> Error {
-        let removed = self.child.tail().iter().any(|line| line.contains("permanently removed"));
-        if removed { Error::Removed } else { Error::Died(self.child.failed(exit)) }
     }
 
     /// Sees to it that other members may be added.
@@ -215,6 +212,31 @@ impl<'a> Serving<'a> {
         }
         Ok(())
     }
+}
+
+/// Why etcd ended by itself. Only the etcd of a removed member ends well, and it
+/// does so again at each start; one that is asked to end dies of the signal.
+pub(super) fn died(child: &Child, exit: Exit) -> Error {
+    if exit.is_success() {
+        return Error::Removed;
+    }
+    Error::Died { exit, said: last_words(&child.tail()) }
+}
+
+/// What a person wants to hear of the last lines: the newest complaint. A Go
+/// panic is not written as JSON, and its first line says what it is.
+fn last_words(tail: &[String]) -> String {
+    let panic = tail.iter().find(|line| line.starts_with("panic:"));
+    let complaint = || {
+        tail.iter().rev().find_map(|line| match Parser::Zap.parse(line) {
+            Body::Levelled(entry) if entry.severity >= Severity::Warning => {
+                Some(Body::Levelled(entry).to_string())
+            }
+            Body::Levelled(_) => None,
+            Body::Raw(line) => Some(line).filter(|line| !line.trim().is_empty()),
+        })
+    };
+    panic.cloned().or_else(complaint).map(|words| format!(": {words}")).unwrap_or_default()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -335,6 +357,22 @@ fn alarms(errors: &[String]) -> Vec<Alarm> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_words_are_the_newest_complaint() {
+        let words = |lines: &[&str]| {
+            last_words(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>())
+        };
+        let info = r#"{"level":"info","msg":"closing"}"#;
+        let warn = r#"{"level":"warn","msg":"slow"}"#;
+        let fatal = r#"{"level":"fatal","msg":"discovery failed","error":"bind: in use"}"#;
+        assert_eq!(words(&[info]), "");
+        assert_eq!(words(&[warn, fatal, info]), ": discovery failed error=\"bind: in use\"");
+        assert_eq!(
+            words(&[fatal, "panic: nil map", "", "goroutine 1 [running]:"]),
+            ": panic: nil map"
+        );
+    }
 
     #[test]
     fn alarms_are_read_from_the_errors_of_a_status() {

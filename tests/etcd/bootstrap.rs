@@ -66,7 +66,7 @@ async fn a_bootstrap_that_is_cut_off_after_every_step_ends_like_one_that_is_not(
 #[tokio::test]
 async fn a_killed_etcd_is_started_again_and_nothing_is_lost() {
     let machine = Machine::new();
-    let node = machine.start(Start::Bootstrap);
+    let mut node = machine.start(Start::Bootstrap);
     let before = node.voter().await;
     let client = before.voter().unwrap().user(polis::consensus::client::User::Curator);
     client.put("kept", "yes", None).await.unwrap();
@@ -78,9 +78,10 @@ async fn a_killed_etcd_is_started_again_and_nothing_is_lost() {
     assert_eq!(after.member, before.member);
     // A client from before goes on working.
     assert_eq!(client.get("kept").await.unwrap().unwrap().value, b"yes");
-    let tree = node.supervisor.tree();
-    let cause = format!("{:?}", tree.borrow());
-    assert!(cause.contains("was killed by SIGKILL"), "{cause}");
+    let deaths = node.lines("service");
+    let killed =
+        |line: &String| line.contains("cause=\"etcd was killed by") && line.contains("SIGKILL");
+    assert!(deaths.iter().any(killed), "{deaths:?}");
     node.stop().await;
 }
 

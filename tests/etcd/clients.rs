@@ -123,7 +123,7 @@ async fn a_pipe_tells_of_what_vanished_while_it_was_cut_off() {
     client.delete("n/a").await.unwrap();
     client.put("n/b", "2", None).await.unwrap();
     let newest = client.put("n/d", "1", None).await.unwrap();
-    compact(&node, newest).await;
+    node.etcd().await.compact(newest, None).await.unwrap();
     tokio::select! {
         never = &mut follow => match never {},
         seen = until(&mut known, "known", wanted(&["n/b", "n/c", "n/d"])) => seen.unwrap(),
@@ -136,16 +136,6 @@ async fn a_pipe_tells_of_what_vanished_while_it_was_cut_off() {
         seen = until(&mut known, "known", wanted(&["n/b", "n/d"])) => seen.unwrap(),
     }
     node.stop().await;
-}
-
-/// Makes etcd forget what was before `revision`, by another client: nothing of
-/// ours does so by hand.
-async fn compact(node: &Node, revision: i64) {
-    let socket = node.socket.display();
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("unix://{socket}")).unwrap();
-    let channel = etcd_client::Channel::Tonic(endpoint.connect_lazy());
-    let mut etcd = etcd_client::Client::from_channel(channel, None).await.unwrap();
-    etcd.compact(revision, None).await.unwrap();
 }
 
 #[tokio::test]

@@ -86,17 +86,24 @@ async fn three_members_grow_restart_and_shrink() {
     let itself = first.members.evict(one.key.id()).await;
     assert!(matches!(itself, Err(polis::consensus::MembersError::Itself)), "{itself:?}");
 
-    // The third itself may go. It is told, and cannot come back.
+    // The third itself may go. Its removal is cut off before its certificate is
+    // revoked, so it surely hears of it.
     let third = three.start(Start::Again);
-    third.voter_of(3).await;
-    first.members.evict(three.key.id()).await.unwrap();
+    let id = third.voter_of(3).await.member.unwrap();
+    let mut etcd = first.etcd().await;
+    while let Err(error) = etcd.member_remove(id.0).await {
+        // Not before everyone was heard for five seconds.
+        assert!(error.to_string().contains("unhealthy cluster"), "{error}");
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
     eventually("the third to be told", || {
         format!("{:?}", third.supervisor.tree().borrow())
             .contains("removed this one from the cluster")
     })
     .await;
     third.stop().await;
-    // Repeated, it changes nothing.
+    // Whoever goes on finds only the second half left to do; and then nothing.
+    first.members.evict(three.key.id()).await.unwrap();
     first.members.evict(three.key.id()).await.unwrap();
     first.voter_of(2).await;
     let crl = |machine: &Machine| {
@@ -113,6 +120,18 @@ async fn three_members_grow_restart_and_shrink() {
         overview.authorities.iter().find(|it| it.revoked.len() == 1).cloned()
     });
     assert_eq!(shown.await.unwrap().revoked[0].subject, Some(three.name()));
-    first.stop().await;
+
+    // And the second, in one go.
+    first.members.evict(two.key.id()).await.unwrap();
+    assert_eq!(first.voter_of(1).await.members.len(), 1);
+    second.waits("to follow nobody", |status| status.leader.is_none()).await;
     second.stop().await;
+    first.stop().await;
+    let first = one.start(Start::Again);
+    assert_eq!(first.voter_of(1).await.member, lone.member);
+    eventually("the first to know that it is alone", || {
+        one.config.tree.alone.read().unwrap().is_some()
+    })
+    .await;
+    first.stop().await;
 }

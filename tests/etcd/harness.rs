@@ -121,7 +121,7 @@ pub(crate) struct Node {
     pub(crate) status: watch::Receiver<Status>,
     pub(crate) overview: watch::Receiver<Overview>,
     pub(crate) members: Members,
-    pub(crate) socket: PathBuf,
+    socket: PathBuf,
     logs: Tree,
     written: mpsc::Receiver<String>,
     _orders: watch::Sender<Option<Orders>>,
@@ -174,6 +174,14 @@ impl Node {
             }
         }
         lines
+    }
+
+    /// A client without a namespace, for what nothing of ours does.
+    pub(crate) async fn etcd(&self) -> etcd_client::Client {
+        let address = format!("unix://{}", self.socket.display());
+        let endpoint = tonic::transport::Endpoint::from_shared(address).unwrap();
+        let channel = etcd_client::Channel::Tonic(endpoint.connect_lazy());
+        etcd_client::Client::from_channel(channel, None).await.unwrap()
     }
 
     /// The process of its etcd.
