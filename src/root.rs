@@ -24,9 +24,10 @@ use crate::logtree::kernel;
 use crate::network::{self, names};
 use crate::node::environment::Environment;
 use crate::node::fault::{self, Fault};
+use crate::roles::{self, memory};
 use crate::storage::{self, tree};
 use crate::supervisor::{Context, Policy};
-use crate::{cluster, consensus, console, parameters, roles};
+use crate::{cluster, consensus, console, parameters};
 
 /// What the root service needs.
 #[derive(Clone, Debug)]
@@ -136,6 +137,8 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("consensus", forever, move |ctx| member.clone().run(ctx));
     ctx.spawn("cluster", forever, move |ctx| cluster.clone().run(ctx));
     ctx.spawn("roles", forever, move |ctx| roles.clone().run(ctx));
+    let memory = memory::Service { ready: ready.subscribe() };
+    ctx.spawn("memory", forever, move |ctx| memory.clone().run(ctx));
     if let Some(fault) = fault {
         let struck = Arc::<AtomicBool>::default();
         let service = fault::Service { fault, ready: ready.subscribe(), struck };

@@ -43,6 +43,8 @@ pub struct Status {
     pub state: State,
     /// Its name, once it has its key.
     pub node: Option<NodeId>,
+    /// SHA-256 of the certificate of the cluster's CA, once it is home.
+    pub ca: Option<[u8; 32]>,
     /// What it does for the cluster.
     pub roles: Vec<Role>,
 }

@@ -26,6 +26,7 @@
 
 use std::time::Duration;
 
+use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{info, warn};
@@ -135,7 +136,7 @@ impl<C: Consensus> Service<C> {
     }
 
     async fn lead_home(&mut self, ctx: &Context) -> Result<(), Error> {
-        let node = match self.decide().await? {
+        let (node, ca) = match self.decide().await? {
             Decision::StartAgain(sealed) => {
                 info!("this machine is a member");
                 self.start_again(ctx, &sealed).await?
@@ -152,7 +153,8 @@ impl<C: Consensus> Service<C> {
             }
         };
         let state = State::Unknown.after(Event::Entered).unwrap_or_default();
-        let status = Status { state, node: Some(node.id), roles: vec![Role::ConsensusMember] };
+        let ca = Some(Sha256::digest(&ca).into());
+        let status = Status { state, node: Some(node.id), ca, roles: vec![Role::ConsensusMember] };
         self.publish(ctx, status);
         Ok(())
     }
@@ -186,7 +188,12 @@ impl<C: Consensus> Service<C> {
         Ok(())
     }
 
-    async fn bootstrap(&mut self, ctx: &Context, bootstrap: &Bootstrap) -> Result<Identity, Error> {
+    /// Returns the node, and the DER of its cluster's CA.
+    async fn bootstrap(
+        &mut self,
+        ctx: &Context,
+        bootstrap: &Bootstrap,
+    ) -> Result<(Identity, Vec<u8>), Error> {
         let kind = self.data_ready().await?;
         let store = KeyFile(self.config.root.data.node.credentials.key.clone());
         let key = blocking(move || identity::ensure(&store).map_err(Error::Key)).await?;
@@ -206,12 +213,17 @@ impl<C: Consensus> Service<C> {
         loop {
             match membership::ensure(&store, &founding, kind, root, probe).await {
                 Err(error) if waited_out(&error).await => {}
-                made => break made.map(|_sealed| node),
+                made => break made.map(|sealed| (node, sealed.cluster_ca)),
             }
         }
     }
 
-    async fn start_again(&mut self, ctx: &Context, sealed: &Sealed) -> Result<Identity, Error> {
+    /// Returns the node, and the DER of its cluster's CA.
+    async fn start_again(
+        &mut self,
+        ctx: &Context,
+        sealed: &Sealed,
+    ) -> Result<(Identity, Vec<u8>), Error> {
         self.data_ready().await?;
         let store = KeyFile(self.config.root.data.node.credentials.key.clone());
         let key = blocking(move || match identity::Store::read(&store) {
@@ -236,7 +248,7 @@ impl<C: Consensus> Service<C> {
         }
         // Where a power cut came between the last two steps of the bootstrap.
         membership::remove_journal(&self.config.root).await?;
-        Ok(node)
+        Ok((node, sealed.cluster_ca.clone()))
     }
 
     async fn data_ready(&mut self) -> Result<Kind, Error> {
@@ -290,9 +302,12 @@ impl<C: Consensus> Service<C> {
 
     /// Publishes `status`, and prints its state.
     fn publish(&self, ctx: &Context, status: Status) {
-        let state = status.state;
+        let mut line = EventLine::new("cluster").field("state", status.state);
+        if let Some(node) = status.node {
+            line = line.field("node", node);
+        }
         self.status.send_replace(status);
-        ctx.lines().event(EventLine::new("cluster").field("state", state));
+        ctx.lines().event(line);
     }
 }
 

@@ -252,10 +252,13 @@ pub(super) fn report(
     last: Option<EventLine>,
 ) -> Option<EventLine> {
     let status = service.status.borrow().clone();
-    let line = EventLine::new("etcd")
+    let mut line = EventLine::new("etcd")
         .field("state", status.standing.name())
         .field("members", status.members.len())
         .field("term", status.term);
+    if let Some(member) = status.member {
+        line = line.field("member", member);
+    }
     if last.as_ref() != Some(&line) {
         ctx.lines().event(line.clone());
     }

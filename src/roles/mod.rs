@@ -8,6 +8,8 @@
 //! version, consensus member, is served by `consensus` from the moment that the
 //! cluster manager gives its orders.
 
+pub mod memory;
+
 use std::net::IpAddr;
 
 use tokio::sync::watch;
@@ -39,6 +41,8 @@ pub struct Service {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Ready {
     node: NodeId,
+    /// Tells the cluster apart from every other.
+    ca: String,
     roles: String,
     address: IpAddr,
 }
@@ -71,9 +75,10 @@ impl Service {
         ctx.stage(Stage::Roles, State::Done);
         // A service that is started again after the node was ready says nothing new.
         if !self.ready.send_replace(true) {
-            let Ready { node, roles, address } = ready;
+            let Ready { node, ca, roles, address } = ready;
             let line = EventLine::new("ready").field("node", node).field("roles", &roles);
-            ctx.lines().event(line.field("address", address).field("image", &self.image));
+            let line = line.field("address", address).field("image", &self.image).field("ca", ca);
+            ctx.lines().event(line);
             info!(%node, roles, %address, "ready");
         }
         ctx.healthy();
@@ -87,7 +92,8 @@ impl Service {
         let cluster = self.cluster.borrow_and_update();
         let home = cluster.state == cluster::State::Home;
         let (node, address) = cluster.node.zip(address).filter(|_| home && votes)?;
-        Some(Ready { node, roles: words(&cluster.roles), address })
+        let ca = cluster.ca?.iter().map(|byte| format!("{byte:02x}")).collect();
+        Some(Ready { node, ca, roles: words(&cluster.roles), address })
     }
 }
 
