@@ -1,10 +1,10 @@
 //! The steps from packages and our two programs to an image.
 //!
 //! ```text
-//! payload --> modules --+--> initramfs ------------+
-//!    |                  |                          v
-//!    |   init, node ----+--> system --root hash--> uki --> image
-//!    +--> kernel ----------------------------------^
+//! payload --> modules --> unpack --+--> initramfs ------------+
+//!    |                             |                          v
+//!    |   init, node ---------------+--> system --root hash--> uki --> image
+//!    +--> kernel ---------------------------------------------^
 //! ```
 //!
 //! `initramfs`, `system` and `kernel` run at the same time.
@@ -127,14 +127,14 @@ struct Plan {
     root_listing: String,
     initramfs: Tree,
     initramfs_listing: String,
-    /// Modules for the initramfs: packed file, and name when unpacked.
-    unpack: Vec<(PathBuf, String)>,
 }
 
 impl Builder<'_> {
     fn build(&self) -> Result<Manifest> {
         self.modules()?;
-        let plan = self.plan()?;
+        let sources = Sources::open(self.payload, self.lock, &self.release, &self.out("modules"))?;
+        self.unpack(&sources)?;
+        let plan = self.plan(&sources)?;
         let image_version = self.image_version(&plan)?;
         let os_release = os_release(&self.config.version, &image_version);
         let (initramfs, system, kernel) = thread::scope(|scope| {
@@ -198,26 +198,45 @@ impl Builder<'_> {
         })
     }
 
-    fn plan(&self) -> Result<Plan> {
+    /// Unpacks the modules that are in the image in plain form.
+    fn unpack(&self, sources: &Sources<'_>) -> Result<()> {
+        let modules = sources.plain_modules()?;
+        let folder = self.out("unpacked");
+        let names: Vec<&str> = modules.iter().map(|(_, name)| name.as_str()).collect();
+        let outputs: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
+        let inputs = Inputs::recipe(&[])
+            .text("payload.lock", &self.lock.print())
+            .text("the list of plain modules", &names.join(" "));
+        self.steps.run("unpack", inputs, &outputs, || {
+            fs::create_dir_all(&folder).at("make", &folder)?;
+            let unpack = |(packed, name): &(PathBuf, String)| {
+                let mut xz = program::payload(self.payload, "usr/bin/xz");
+                let bytes = program::run(xz.args(["--decompress", "--stdout"]).arg(packed))?;
+                let path = folder.join(name);
+                fs::write(&path, bytes).at("write", &path)
+            };
+            parallel(&modules, unpack, || {})
+        })
+    }
+
+    fn plan(&self, sources: &Sources<'_>) -> Result<Plan> {
         let Config { init, node, .. } = self.config;
-        let sources = Sources::open(self.payload, self.lock, &self.release, &self.out("modules"))?;
         let unpacked = self.out("unpacked");
-        let unpack = sources.initramfs_modules()?;
-        let root = sources.root(init, node)?;
+        let root = sources.root(init, node, &unpacked)?;
         let initramfs = sources.initramfs(init, &unpacked)?;
         // Which file it is, not where it lies on this host: the lock and the hashes of our two
         // programs say what is in it.
         let origin = |path: &Path| {
             let inside =
                 path.strip_prefix(self.payload).or_else(|_outside| path.strip_prefix(&unpacked));
-            inside.ok().or(path.file_name().map(Path::new)).unwrap_or(path).display().to_string()
+            let own = path.file_name().map(Path::new);
+            inside.ok().or(own).unwrap_or(path).display().to_string()
         };
         Ok(Plan {
             root_listing: root.listing(origin),
             root,
             initramfs_listing: initramfs.listing(origin),
             initramfs,
-            unpack,
         })
     }
 
@@ -266,17 +285,7 @@ impl Builder<'_> {
             .file("init", &self.config.init, self.digests())?;
         let output = self.out("initramfs.cpio");
         self.steps.run("initramfs", inputs, std::slice::from_ref(&output), || {
-            let unpacked = self.out("unpacked");
-            fs::create_dir_all(&unpacked).at("make", &unpacked)?;
-            let unpack = |(packed, name): &(PathBuf, String)| {
-                let mut xz = program::payload(self.payload, "usr/bin/xz");
-                let bytes = program::run(xz.args(["--decompress", "--stdout"]).arg(packed))?;
-                let path = unpacked.join(name);
-                fs::write(&path, bytes).at("write", &path)
-            };
-            parallel(&plan.unpack, unpack, || {})?;
             let archive = cpio::write(&plan.initramfs)?;
-            fs::remove_dir_all(&unpacked).at("clear", &unpacked)?;
             fs::write(&output, archive).at("write", &output)
         })
     }

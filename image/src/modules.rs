@@ -1,9 +1,9 @@
 //! Chooses kernel modules: all that a node may need, and the few that reach a disk.
 //!
 //! Debian's kernel has four thousand modules. The root keeps those that are not
-//! left out by the list below, compressed as Debian ships them (the kernel
-//! unpacks them); the initramfs gets the ones that lead to a disk, uncompressed,
-//! since unpacking them costs more than reading them.
+//! left out by the lists below, the initramfs the few that lead to a disk. Most
+//! are packed as Debian ships them, and the kernel unpacks them; those that a
+//! boot waits for are unpacked, since that costs more than reading them.
 //!
 //! Invariants:
 //! - Whatever a kept module depends on is kept, even from a folder left out.
@@ -146,9 +146,9 @@ const LEFT_OUT: &[&str] = &[
     "fs/zonefs",
 ];
 
-/// Modules by which stage 1 reaches a disk, in the root's words. Stage 1 loads
-/// the drivers of devices that are there, and the rest by name.
-const INITRAMFS: &[&str] = &[
+/// Modules of the initramfs that are in it unpacked, since most boots need
+/// them. Stage 1 loads the drivers of devices that are there, and the rest by name.
+const INITRAMFS_PLAIN: &[&str] = &[
     // The way to the system: partition, verity, file system, firmware variables.
     "dm_verity",
     "efivarfs",
@@ -158,21 +158,27 @@ const INITRAMFS: &[&str] = &[
     "nls_cp437",
     "qemu_fw_cfg",
     "vfat",
-    // Buses and disks of virtual machines.
-    "hv_storvsc",
+    // Disks of most machines, virtual or not.
+    "ahci",
+    "nvme",
+    "sd_mod",
     "virtio_blk",
     "virtio_pci",
     "virtio_scsi",
+];
+
+/// Modules of the initramfs that are in it packed: each costs the machines that
+/// need it a moment, and would cost every other machine its size.
+const INITRAMFS_PACKED: &[&str] = &[
+    // Disks of other hypervisors.
+    "hv_storvsc",
     "vmw_pvscsi",
     "xen_blkfront",
-    // Disks of machines.
-    "ahci",
+    // Other disks.
     "ata_piix",
     "megaraid_sas",
     "mmc_block",
     "mpt3sas",
-    "nvme",
-    "sd_mod",
     "sdhci_acpi",
     "sdhci_pci",
     "uas",
@@ -181,11 +187,15 @@ const INITRAMFS: &[&str] = &[
     // USB, for disks and for the keyboard of who must answer.
     "ehci_pci",
     "hid_generic",
-    "uhci_hcd",
     "ohci_pci",
+    "uhci_hcd",
     "usbhid",
     "xhci_pci",
 ];
+
+/// Modules of the root that are in it unpacked, for the file system to compress:
+/// what a boot waits for. LZ4 unpacks several times as fast as XZ.
+const ROOT_PLAIN: &[&str] = &["e1000e", "igb", "virtio_net", "xfs"];
 
 /// Modules that the root must have, whatever folder is left out one day: what
 /// the node asks for by name, and the hardware that it is tested on.
@@ -209,6 +219,18 @@ const ROOT: &[&str] = &[
     "xfs",
     "xts",
 ];
+
+/// How a module's file is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// As the kernel maps it.
+    Plain,
+    /// As Debian ships it.
+    Packed,
+}
+
+/// Modules that were chosen: path below the kernel's folder → form.
+pub(crate) type Kept = BTreeMap<String, Form>;
 
 /// What `depmod` wrote about the modules of one kernel.
 #[derive(Debug)]
@@ -242,19 +264,27 @@ impl Index {
         }
     }
 
-    /// Paths of the modules for the root.
-    pub(crate) fn root(&self) -> Result<BTreeSet<String>> {
+    /// The modules for the root.
+    pub(crate) fn root(&self) -> Result<Kept> {
         let wanted = self.dependencies.keys().filter(|path| !left_out(path)).cloned();
-        let kept = self.close(wanted);
-        match self.named(ROOT)?.into_iter().find(|path| !kept.contains(path)) {
+        let kept = self.choose(ROOT_PLAIN, wanted)?;
+        match self.named(ROOT)?.into_iter().find(|path| !kept.contains_key(path)) {
             Some(path) => Err(Error::Absent { path: format!("{path} that is not left out") }),
             None => Ok(kept),
         }
     }
 
-    /// Paths of the modules for the initramfs.
-    pub(crate) fn initramfs(&self) -> Result<BTreeSet<String>> {
-        Ok(self.close(self.named(INITRAMFS)?))
+    /// The modules for the initramfs.
+    pub(crate) fn initramfs(&self) -> Result<Kept> {
+        self.choose(INITRAMFS_PLAIN, self.named(INITRAMFS_PACKED)?)
+    }
+
+    /// Some modules in plain form, others packed, and what both depend on.
+    fn choose(&self, plain: &[&str], packed: impl IntoIterator<Item = String>) -> Result<Kept> {
+        let mut kept: Kept =
+            self.close(packed).into_iter().map(|path| (path, Form::Packed)).collect();
+        kept.extend(self.close(self.named(plain)?).into_iter().map(|path| (path, Form::Plain)));
+        Ok(kept)
     }
 
     /// Paths of modules by name. One that is built into the kernel has none.
@@ -307,15 +337,18 @@ impl Index {
         paths
     }
 
-    /// `modules.dep` for these modules; `place` says what a path is called there.
-    pub(crate) fn dep(&self, kept: &BTreeSet<String>, place: impl Fn(&str) -> String) -> String {
+    /// `modules.dep` for these modules; `place` says what a module's file is called there.
+    pub(crate) fn dep(&self, kept: &Kept, place: impl Fn(&str, Form) -> String) -> String {
         let mut text = String::new();
-        for path in kept {
-            text += &place(path);
+        for (path, form) in kept {
+            text += &place(path, *form);
             text.push(':');
             for needed in self.dependencies.get(path).into_iter().flatten() {
-                text.push(' ');
-                text += &place(needed);
+                // What a kept module depends on is kept.
+                if let Some(form) = kept.get(needed) {
+                    text.push(' ');
+                    text += &place(needed, *form);
+                }
             }
             text.push('\n');
         }
@@ -323,8 +356,8 @@ impl Index {
     }
 
     /// `modules.alias` for these modules.
-    pub(crate) fn alias(&self, kept: &BTreeSet<String>) -> String {
-        let names: BTreeSet<String> = kept.iter().map(|path| name(path)).collect();
+    pub(crate) fn alias(&self, kept: &Kept) -> String {
+        let names: BTreeSet<String> = kept.keys().map(|path| name(path)).collect();
         aliases(&self.aliases)
             .filter(|(_, module)| names.contains(*module))
             .map(|(alias, module)| format!("alias {alias} {module}\n"))
@@ -332,8 +365,8 @@ impl Index {
     }
 
     /// `modules.softdep` for these modules.
-    pub(crate) fn softdep(&self, kept: &BTreeSet<String>) -> String {
-        let names: BTreeSet<String> = kept.iter().map(|path| name(path)).collect();
+    pub(crate) fn softdep(&self, kept: &Kept) -> String {
+        let names: BTreeSet<String> = kept.keys().map(|path| name(path)).collect();
         self.soft
             .lines()
             .filter(|line| {
@@ -347,6 +380,14 @@ impl Index {
 /// The lines of `modules.alias`: pattern and module.
 fn aliases(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.lines().filter_map(|line| line.strip_prefix("alias ")?.rsplit_once(' '))
+}
+
+/// The file's path in this form.
+pub(crate) fn in_form(path: &str, form: Form) -> String {
+    match form {
+        Form::Plain => path.strip_suffix(".xz").unwrap_or(path).to_owned(),
+        Form::Packed => path.to_owned(),
+    }
 }
 
 /// What a module is called, wherever its file lies and however it is packed.
@@ -379,16 +420,17 @@ kernel/sound/s.ko.xz:
     const SOFT: &str = "softdep d pre: crypto-crc none post: s\nsoftdep s pre: a\n";
 
     fn index() -> Index {
-        let builtin: String = ROOT.iter().map(|name| format!("kernel/x/{name}.ko\n")).collect();
+        let builtin: String =
+            ROOT.iter().chain(ROOT_PLAIN).map(|name| format!("kernel/x/{name}.ko\n")).collect();
         Index::parse(DEP, ALIAS, SOFT, &builtin)
     }
 
     #[test]
     fn what_a_kept_module_needs_is_kept_even_from_a_folder_left_out() {
         let root = index().root().unwrap();
-        assert!(root.contains("kernel/drivers/ssb/b-c.ko.xz"));
-        assert!(!root.contains("kernel/drivers/ssb/x.ko.xz"));
-        assert!(!root.contains("kernel/sound/s.ko.xz"));
+        assert!(root.contains_key("kernel/drivers/ssb/b-c.ko.xz"));
+        assert!(!root.contains_key("kernel/drivers/ssb/x.ko.xz"));
+        assert!(!root.contains_key("kernel/sound/s.ko.xz"));
     }
 
     #[test]
@@ -401,12 +443,23 @@ kernel/sound/s.ko.xz:
     }
 
     #[test]
+    fn what_a_plain_module_needs_is_plain_too() {
+        let packed = ["kernel/sound/s.ko.xz".to_owned(), "kernel/lib/d.ko.xz".to_owned()];
+        let kept = index().choose(&["b_c"], packed).unwrap();
+        let packed: Vec<_> =
+            kept.iter().filter(|(_, form)| **form == Form::Packed).map(|(path, _)| path).collect();
+        // What `s` wants loaded before it stays packed, as `s` does.
+        assert_eq!(packed, ["kernel/drivers/net/a.ko.xz", "kernel/sound/s.ko.xz"]);
+        assert_eq!(in_form("kernel/lib/d.ko.xz", kept["kernel/lib/d.ko.xz"]), "kernel/lib/d.ko");
+    }
+
+    #[test]
     fn the_index_files_name_kept_modules_only() {
         let index = index();
         let root = index.root().unwrap();
         assert_eq!(index.alias(&root), "alias pci:v1d2 a\nalias crypto-crc crc_fast\n");
         assert_eq!(index.softdep(&root), "softdep d pre: crypto-crc none post: s\n");
-        let dep = index.dep(&root, |path| format!("{}.ko", name(path)));
+        let dep = index.dep(&root, |path, _| format!("{}.ko", name(path)));
         assert!(dep.contains("a.ko: b_c.ko d.ko\n"));
         assert!(!dep.contains("s.ko"));
     }
@@ -419,8 +472,12 @@ kernel/sound/s.ko.xz:
     #[test]
     fn a_module_that_must_be_there_is_not_left_out_unnoticed() {
         let dep = "kernel/sound/xfs.ko.xz:\n";
-        let builtin: String =
-            ROOT.iter().skip(1).map(|name| format!("kernel/x/{name}.ko\n")).collect();
+        let builtin: String = ROOT
+            .iter()
+            .chain(ROOT_PLAIN)
+            .skip(1)
+            .map(|name| format!("kernel/x/{name}.ko\n"))
+            .collect();
         let error = Index::parse(dep, "", "", &builtin).root().unwrap_err();
         assert!(error.to_string().contains("dm_crypt"), "{error}");
         let dep = "kernel/sound/dm-crypt.ko.xz:\n";

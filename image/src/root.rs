@@ -3,7 +3,6 @@
 //! Both are plans ([`Tree`]): nothing is written here.
 
 use std::{
-    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -12,7 +11,7 @@ use crate::{
     elf,
     error::{At as _, Result},
     lock::Lock,
-    modules::{self, Index},
+    modules::{self, Form, Index, Kept},
     packages::PROGRAMS,
     program::{LIBRARIES, LOADER},
     tree::Tree,
@@ -60,8 +59,9 @@ impl<'a> Sources<'a> {
         self.payload.join("usr/lib/modules").join(self.release)
     }
 
-    /// The root file system, but for `etc/os-release`, which says what all of it is.
-    pub(crate) fn root(&self, init: &Path, node: &Path) -> Result<Tree> {
+    /// The root file system, but for `etc/os-release`, which says what all of it is;
+    /// `unpacked` holds plain modules as `<name>.ko`.
+    pub(crate) fn root(&self, init: &Path, node: &Path, unpacked: &Path) -> Result<Tree> {
         let mut tree = Tree::default();
         for name in ["bin", "lib", "lib64", "sbin"] {
             tree.folder(&format!("usr/{name}"), 0o755);
@@ -75,7 +75,7 @@ impl<'a> Sources<'a> {
         // The kernel asks for modules by running this; `init` knows it by its name.
         tree.link("usr/sbin/modprobe", "/init");
         self.add_programs(&mut tree)?;
-        self.add_modules(&mut tree)?;
+        self.add_modules(&mut tree, unpacked)?;
         self.add_settings(&mut tree);
         self.add_copyrights(&mut tree)?;
         Ok(tree)
@@ -95,15 +95,31 @@ impl<'a> Sources<'a> {
         Ok(())
     }
 
-    fn add_modules(&self, tree: &mut Tree) -> Result<()> {
+    fn add_modules(&self, tree: &mut Tree, unpacked: &Path) -> Result<()> {
         let kept = self.index.root()?;
         let folder = format!("usr/lib/modules/{}", self.release);
-        for path in &kept {
-            tree.file(&format!("{folder}/{path}"), self.modules().join(path));
-        }
-        add_index(tree, &folder, &self.index, &kept, str::to_owned);
+        self.add_files(tree, &kept, unpacked, |path, form| {
+            format!("{folder}/{}", modules::in_form(path, form))
+        });
+        add_index(tree, &folder, &self.index, &kept, modules::in_form);
         tree.file(&format!("{folder}/modules.builtin"), self.modules().join("modules.builtin"));
         Ok(())
+    }
+
+    fn add_files(
+        &self,
+        tree: &mut Tree,
+        kept: &Kept,
+        unpacked: &Path,
+        place: impl Fn(&str, Form) -> String,
+    ) {
+        for (path, form) in kept {
+            let source = match form {
+                Form::Plain => unpacked.join(flat(path, *form)),
+                Form::Packed => self.modules().join(path),
+            };
+            tree.file(&place(path, *form), source);
+        }
     }
 
     fn add_settings(&self, tree: &mut Tree) {
@@ -133,7 +149,7 @@ impl<'a> Sources<'a> {
         Ok(())
     }
 
-    /// The initramfs; `unpacked` holds its modules as `<name>.ko`.
+    /// The initramfs; `unpacked` holds plain modules as `<name>.ko`.
     pub(crate) fn initramfs(&self, init: &Path, unpacked: &Path) -> Result<Tree> {
         let kept = self.index.initramfs()?;
         let mut tree = Tree::default();
@@ -146,18 +162,21 @@ impl<'a> Sources<'a> {
         for name in ["proc", "sys", "run", "system"] {
             tree.folder(name, 0o755);
         }
-        for path in &kept {
-            let file = flat(path);
-            tree.file(&format!("modules/{file}"), unpacked.join(&file));
-        }
+        self.add_files(&mut tree, &kept, unpacked, |path, form| {
+            format!("modules/{}", flat(path, form))
+        });
         add_index(&mut tree, "modules", &self.index, &kept, flat);
         Ok(tree)
     }
 
-    /// The modules of the initramfs: where each is in the payload, and its file's name unpacked.
-    pub(crate) fn initramfs_modules(&self) -> Result<Vec<(PathBuf, String)>> {
-        let kept = self.index.initramfs()?;
-        Ok(kept.iter().map(|path| (self.modules().join(path), flat(path))).collect())
+    /// The modules that must be unpacked: where each is, and its file's name unpacked.
+    pub(crate) fn plain_modules(&self) -> Result<Vec<(PathBuf, String)>> {
+        let both = self.index.root()?.into_iter().chain(self.index.initramfs()?);
+        let plain: Kept = both.filter(|(_, form)| *form == Form::Plain).collect();
+        Ok(plain
+            .iter()
+            .map(|(path, form)| (self.modules().join(path), flat(path, *form)))
+            .collect())
     }
 }
 
@@ -165,15 +184,19 @@ fn add_index(
     tree: &mut Tree,
     folder: &str,
     index: &Index,
-    kept: &BTreeSet<String>,
-    place: impl Fn(&str) -> String,
+    kept: &Kept,
+    place: impl Fn(&str, Form) -> String,
 ) {
     tree.text(&format!("{folder}/modules.dep"), index.dep(kept, place));
     tree.text(&format!("{folder}/modules.alias"), index.alias(kept));
     tree.text(&format!("{folder}/modules.softdep"), index.softdep(kept));
 }
 
-/// What a module's file is called in the initramfs.
-fn flat(path: &str) -> String {
-    format!("{}.ko", modules::name(path))
+/// What a module's file is called in the initramfs, which has one folder for all.
+fn flat(path: &str, form: Form) -> String {
+    let file = format!("{}.ko", modules::name(path));
+    match form {
+        Form::Plain => file,
+        Form::Packed => file + ".xz",
+    }
 }

@@ -172,7 +172,7 @@ fn touched<T>(record: &Record<T>, outputs: &[PathBuf]) -> Option<String> {
     outputs.iter().find_map(|output| {
         let name = output.file_name().unwrap_or(output.as_os_str()).display();
         let Some((_, before)) = record.outputs.iter().find(|(path, _)| path == output) else {
-            return Some(format!("{name} is wanted too"));
+            return Some(format!("{name} is a new output"));
         };
         match Stamp::of(output) {
             Ok(now) if now == *before => None,
