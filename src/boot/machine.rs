@@ -20,6 +20,7 @@ use crate::sys::spawn::{self, Ended, Reaped};
 use crate::sys::uevent::{self, Heard, Listener};
 use crate::sys::watchdog::Watchdog;
 use crate::sys::{clock, kmsg, poll, signal};
+use crate::trapdoor::{Report, code};
 
 use super::attempts::Store;
 use super::command_line::COUNTDOWN;
@@ -189,6 +190,26 @@ impl Machine {
                 Some((system, kind.as_str(), *block))
             }
             Evidence::Corrupt { .. } | Evidence::OutOfMemory { .. } => None,
+        })
+    }
+
+    /// The report of a damaged system, if it is damaged.
+    #[must_use]
+    pub fn damage_report(&self) -> Option<Report> {
+        let (system, kind, block) = self.damage()?;
+        let cause = format!(
+            "{} ({}) is damaged: {kind} block {block} is not what the image was made with",
+            system.partition,
+            system.device.display()
+        );
+        let next = "Check the disk, which may be failing, and write the image to it again. \
+                    The data partition can stay.";
+        Some(Report {
+            code: code::SYSTEM_DAMAGED_RUNNING,
+            stage: Stage::System,
+            causes: vec![cause],
+            tried: Vec::new(),
+            next: next.to_owned(),
         })
     }
 

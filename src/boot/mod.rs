@@ -30,6 +30,7 @@ pub mod machine;
 pub mod modprobe;
 pub mod modules;
 pub mod mounts;
+pub mod node;
 pub mod off;
 pub mod port;
 pub mod relay;

@@ -16,24 +16,19 @@
 //! - The loop never blocks but in its one wait.
 //! - What `node` says last is read before its death is judged.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io::{self, PipeReader, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
-
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
-use rustix::process::Pid;
 
 use crate::serial::{EventLine, Severity};
 use crate::stage::Stage;
 use crate::sys::poll::{self, Interest};
 use crate::sys::reboot::Reason;
-use crate::sys::spawn::{self, Ended, Started};
+use crate::sys::spawn::{self, Ended};
 use crate::sys::{clock, vt};
-use crate::trapdoor::{Report, code};
+use crate::trapdoor::Report;
 
 use super::attempts::Store;
 use super::coldplug::Coldplug;
@@ -42,36 +37,19 @@ use super::guru::reason_of;
 use super::life::{Effect, Event, Outcome, State};
 use super::machine::{Machine, Times, reap};
 use super::mounts::{self, Need};
+use super::node::{Message, Node};
 use super::relay::Partial;
 use super::stage1::Start;
 
 /// The program with all services.
 const NODE: &str = "/usr/bin/node";
 
-/// The longest message on the control channel.
-const MESSAGE_MAX: usize = 16 << 10;
-/// How much is read from a pipe at once; it is full at 64 KiB.
-const READ_MAX: usize = 16 << 10;
+/// How much of what the drivers' thread says is read at once.
+const READ_MAX: usize = 4 << 10;
 /// How often a pipe is read before the others have their turn.
 const READS_MAX: usize = 4;
-/// What `node` wrote last to its standard error: a panic takes three lines.
-const LAST_WORDS: usize = 4;
 /// More terminals than a machine has places for.
 const TERMINALS_MAX: usize = 8;
-
-/// `node`, while it runs.
-#[derive(Debug)]
-struct Node {
-    process: Pid,
-    stdout: Option<OwnedFd>,
-    stderr: Option<OwnedFd>,
-    control: Option<OwnedFd>,
-    lines: Partial,
-    errors: Partial,
-    last_words: VecDeque<String>,
-    /// Stages that it has started, by name, and their state.
-    stages: BTreeMap<String, String>,
-}
 
 /// How the machine is to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -232,42 +210,6 @@ fn coldplug(machine: &mut Machine) -> (Option<PipeReader>, Option<Coldplug>) {
     }
 }
 
-impl Node {
-    fn new(started: Started) -> Self {
-        Self {
-            process: started.process,
-            stdout: Some(started.stdout),
-            stderr: Some(started.stderr),
-            control: Some(started.control),
-            lines: Partial::default(),
-            errors: Partial::default(),
-            last_words: VecDeque::new(),
-            stages: BTreeMap::new(),
-        }
-    }
-
-    /// Remembers which stage a line of the board is about.
-    fn note(&mut self, line: &str) {
-        if !line.starts_with("POLIS stage ") {
-            return;
-        }
-        let Some(line) = EventLine::parse(line) else { return };
-        // Unknown names are bounded by not being kept.
-        if let (Some(name), Some(state)) = (line.get("name"), line.get("state"))
-            && Stage::from_name(name).is_some()
-        {
-            self.stages.insert(name.to_owned(), state.to_owned());
-        }
-    }
-
-    /// The stages that are neither done nor failed.
-    fn at_work(&self) -> Vec<&str> {
-        let open = ["started", "waiting"];
-        let open = self.stages.iter().filter(|(_, state)| open.contains(&state.as_str()));
-        open.map(|(name, _)| name.as_str()).collect()
-    }
-}
-
 /// What the loop works on.
 struct Main<'a> {
     machine: &'a mut Machine,
@@ -281,8 +223,10 @@ struct Main<'a> {
 impl Main<'_> {
     fn run(mut self) -> End {
         loop {
-            if self.machine.investigate() {
-                return End::Guru(self.damaged());
+            if self.machine.investigate()
+                && let Some(report) = self.machine.damage_report()
+            {
+                return End::Guru(report);
             }
             self.machine.pet();
             let ended = self.reap();
@@ -336,11 +280,7 @@ impl Main<'_> {
     fn ask_to_stop(&mut self, reason: Reason) {
         let text = format!("stopping: {}", reason.name());
         self.machine.port.log(Severity::Info, &text);
-        let line = EventLine::new("stop").field("reason", reason.name()).to_string();
-        let sent = self.node.control.as_ref().map(|control| {
-            rustix::net::send(control, line.as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
-        });
-        if !matches!(sent, Some(Ok(_))) {
+        if !self.node.tell(&EventLine::new("stop").field("reason", reason.name())) {
             self.machine.port.log(Severity::Warning, "node can't be asked to stop");
         }
     }
@@ -348,8 +288,7 @@ impl Main<'_> {
     /// Waits for anything to happen.
     fn wait(&self) {
         let mut waited = Vec::new();
-        let node = [&self.node.stdout, &self.node.stderr, &self.node.control];
-        waited.extend(node.into_iter().flatten().map(|pipe| (pipe.as_fd(), Interest::Read)));
+        waited.extend(self.node.descriptors().map(|pipe| (pipe, Interest::Read)));
         waited.extend(self.said.iter().map(|said| (said.as_fd(), Interest::Read)));
         let machine = &self.machine;
         waited.extend(machine.signals.iter().map(|signals| (signals.as_fd(), Interest::Read)));
@@ -403,7 +342,7 @@ impl Main<'_> {
     /// Reaps every child; returns how `node` ended if it has.
     fn reap(&mut self) -> Option<Ended> {
         let (ended, _none_left) = reap();
-        let own = ended.into_iter().find(|(process, _)| *process == self.node.process);
+        let own = ended.into_iter().find(|(process, _)| *process == self.node.process());
         own.map(|(_, ended)| ended)
     }
 
@@ -418,59 +357,24 @@ impl Main<'_> {
     }
 
     fn read_lines(&mut self) -> bool {
-        let (bytes, open) = read_some(self.node.stdout.as_ref());
-        if !open {
-            self.node.stdout = None;
-        }
-        for line in self.node.lines.take(&bytes) {
-            self.node.note(&line);
-            self.machine.port.line(&line);
-        }
-        !bytes.is_empty()
+        let Some(lines) = self.node.lines() else { return false };
+        lines.iter().for_each(|line| self.machine.port.line(line));
+        true
     }
 
     fn read_errors(&mut self) -> bool {
-        let (bytes, open) = read_some(self.node.stderr.as_ref());
-        if !open {
-            self.node.stderr = None;
-        }
-        for line in self.node.errors.take(&bytes) {
-            self.complain(&line);
-        }
-        !bytes.is_empty()
-    }
-
-    fn complain(&mut self, line: &str) {
-        if self.node.last_words.len() == LAST_WORDS {
-            self.node.last_words.pop_front();
-        }
-        self.node.last_words.push_back(line.to_owned());
-        self.machine.port.log_as(Severity::Error, "root", line);
+        let Some(lines) = self.node.errors() else { return false };
+        lines.iter().for_each(|line| self.machine.port.log_as(Severity::Error, "root", line));
+        true
     }
 
     fn read_message(&mut self) -> bool {
-        let Some(control) = &self.node.control else { return false };
-        let mut buffer = vec![0; MESSAGE_MAX];
-        match rustix::net::recv(control, &mut buffer, RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
-            Ok((_, 0)) => {
-                self.node.control = None;
-                false
-            }
-            Ok((_, length)) => {
-                let message =
-                    buffer.get(..length).and_then(|bytes| std::str::from_utf8(bytes).ok());
-                match message.and_then(EventLine::parse) {
-                    Some(message) => self.message(&message),
-                    None => self.refuse("it is no event line, or longer than 16 KiB"),
-                }
-                true
-            }
-            Err(Errno::AGAIN | Errno::INTR) => false,
-            Err(_) => {
-                self.node.control = None;
-                false
-            }
+        match self.node.message() {
+            Message::None => return false,
+            Message::Line(message) => self.message(&message),
+            Message::Nonsense => self.refuse("it is no event line, or longer than 16 KiB"),
         }
+        true
     }
 
     fn message(&mut self, message: &EventLine) {
@@ -514,12 +418,9 @@ impl Main<'_> {
     fn finish_node(&mut self) {
         while self.read_message() {}
         while self.read_lines() | self.read_errors() {}
-        if let Some(line) = self.node.lines.end() {
-            self.machine.port.line(&line);
-        }
-        if let Some(line) = self.node.errors.end() {
-            self.complain(&line);
-        }
+        let (line, error) = self.node.rest();
+        line.iter().for_each(|line| self.machine.port.line(line));
+        error.iter().for_each(|line| self.machine.port.log_as(Severity::Error, "root", line));
     }
 
     fn end(self, outcome: Outcome) -> End {
@@ -527,81 +428,11 @@ impl Main<'_> {
             Outcome::Off(reason) => End::Off(reason),
             Outcome::Guru(report) => End::Guru(report),
             Outcome::Death(ended) => {
-                let damaged = self.machine.investigate() || self.machine.damage().is_some();
-                End::Guru(if damaged { self.damaged() } else { self.death(ended) })
+                self.machine.investigate();
+                let damage = self.machine.damage_report();
+                End::Guru(damage.unwrap_or_else(|| self.node.death(ended, &self.machine.evidence)))
             }
         }
-    }
-
-    /// The report of `node`'s death.
-    fn death(&self, ended: Ended) -> Report {
-        let killed = |evidence: &super::evidence::Evidence| evidence.killed(self.node.process);
-        let (code, text) = match ended {
-            Ended::Signal(_) if self.machine.evidence.iter().any(killed) => (
-                code::NODE_OUT_OF_MEMORY,
-                "the kernel was out of memory and killed node".to_owned(),
-            ),
-            Ended::Signal(signal) => (
-                code::NODE_KILLED.with_detail(u16::try_from(signal).unwrap_or(0)),
-                format!("node was killed by signal {signal}"),
-            ),
-            Ended::Status(status) => (
-                code::NODE_EXITED.with_detail(u16::try_from(status).unwrap_or(0)),
-                format!("node ended with status {status}, and nobody had asked it to"),
-            ),
-        };
-        let mut causes = vec![text];
-        causes.extend(self.node.last_words.iter().map(|line| format!("it said: {line}")));
-        let at_work = self.node.at_work();
-        let tried =
-            (!at_work.is_empty()).then(|| format!("it was at work on {}", at_work.join(", ")));
-        let next = if code.anchor() == code::NODE_OUT_OF_MEMORY.anchor() {
-            "Give the machine more memory, then reboot."
-        } else {
-            "Reboot. If it comes back, report it with the file from polis/guru/ of the EFI system partition."
-        };
-        Report {
-            code,
-            stage: Stage::System,
-            causes,
-            tried: tried.into_iter().collect(),
-            next: next.to_owned(),
-        }
-    }
-
-    /// The report of a damaged system.
-    fn damaged(&self) -> Report {
-        let cause = match self.machine.damage() {
-            Some((system, kind, block)) => format!(
-                "{} ({}) is damaged: {kind} block {block} is not what the image was made with",
-                system.partition,
-                system.device.display()
-            ),
-            None => "the system partition is damaged".to_owned(),
-        };
-        let next = "Check the disk, which may be failing, and write the image to it again. \
-                    The data partition can stay.";
-        Report {
-            code: code::SYSTEM_DAMAGED_RUNNING,
-            stage: Stage::System,
-            causes: vec![cause],
-            tried: Vec::new(),
-            next: next.to_owned(),
-        }
-    }
-}
-
-/// What a pipe has now, and whether it is still open.
-fn read_some(pipe: Option<&OwnedFd>) -> (Vec<u8>, bool) {
-    let Some(pipe) = pipe else { return (Vec::new(), false) };
-    let mut buffer = vec![0; READ_MAX];
-    match rustix::io::read(pipe, &mut buffer) {
-        Ok(length) => {
-            buffer.truncate(length);
-            (buffer, length > 0)
-        }
-        Err(Errno::AGAIN | Errno::INTR) => (Vec::new(), true),
-        Err(_) => (Vec::new(), false),
     }
 }
 
@@ -627,30 +458,5 @@ mod tests {
             (Stage::System, (second * 2, None)),
         ]);
         assert_eq!(stages(&times), "kernel=0.000-1.000,initramfs=1.000-2.000");
-    }
-
-    #[test]
-    fn what_node_was_at_is_known_when_it_dies() {
-        let (stdout, stderr) = rustix::pipe::pipe().unwrap();
-        let (control, _theirs) = rustix::pipe::pipe().unwrap();
-        let process = Pid::from_raw(4242).unwrap();
-        let mut node = Node::new(Started { process, stdout, stderr, control });
-        node.note("POLIS stage name=network state=started t=1.000");
-        node.note("POLIS stage name=storage state=started t=1.000");
-        node.note("POLIS stage name=storage state=done t=2.000");
-        node.note("POLIS stage name=nonsense state=started t=2.000");
-        assert_eq!(node.at_work(), ["network"]);
-        let mut machine = Machine::default();
-        let main = Main {
-            machine: &mut machine,
-            node,
-            state: State::Running,
-            coldplug: None,
-            said: None,
-            partial: Partial::default(),
-        };
-        let report = main.death(Ended::Signal(9));
-        assert_eq!(report.code.to_string(), "#0302.0009");
-        assert_eq!(report.tried, ["it was at work on network"]);
     }
 }
