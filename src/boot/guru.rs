@@ -28,6 +28,7 @@ use polis_tui::keys::{Key, Parser};
 use rustix::process::Signal;
 
 use crate::serial::{EventLine, Severity};
+use crate::stage::Stage;
 use crate::sys::poll::{self, Interest};
 use crate::sys::reboot::Reason;
 use crate::sys::{clock, vt};
@@ -98,11 +99,13 @@ fn explain(machine: &mut Machine, report: &mut Report) {
 /// Shows `report` until the machine is to end, and returns how.
 pub fn meditate(machine: &mut Machine, mut report: Report) -> Reason {
     explain(machine, &mut report);
+    // What led here, without what is said about it now.
+    let log: Vec<String> = machine.port.kept().map(str::to_owned).collect();
     // In case a screen is drawn there, the line starts on a line of its own.
     machine.port.mute(false);
     machine.port.line("");
     announce(machine, &report);
-    let ledger = remember(machine, &report);
+    let ledger = remember(machine, &report, &log);
     let attempt = ledger.as_ref().map_or(1, |ledger| ledger.reboots.saturating_add(1));
     let mut vigil = if ledger.as_ref().is_some_and(|ledger| ledger.rebooting().is_some()) {
         Vigil::Until(clock::uptime() + machine.countdown)
@@ -114,7 +117,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Reason {
     // Without a screen there is nothing to turn to.
     vt::activate(1).ok();
     let mut screens = open(machine);
-    let mut shown = shown(machine, &report, attempt);
+    let mut shown = shown(machine, &report, attempt, log);
     let mut parser = Parser::default();
     loop {
         let now = clock::uptime();
@@ -154,7 +157,10 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Reason {
 }
 
 fn announce(machine: &mut Machine, report: &Report) {
-    machine.failed(report.stage);
+    // `node` has said so of its own stages.
+    if matches!(report.stage, Stage::Kernel | Stage::Initramfs | Stage::System) {
+        machine.failed(report.stage);
+    }
     let line = EventLine::new("guru")
         .field("code", report.code)
         .field("stage", report.stage)
@@ -167,14 +173,13 @@ fn announce(machine: &mut Machine, report: &Report) {
 }
 
 /// Puts the report on the ESP. Returns the ledger if it is there, too.
-fn remember(machine: &mut Machine, report: &Report) -> Option<Ledger> {
+fn remember(machine: &mut Machine, report: &Report, log: &[String]) -> Option<Ledger> {
     let Some(store) = machine.attempts.clone() else {
         let text = "the ESP is not mounted: this failure is not kept, and attempts are not counted";
         machine.port.log(Severity::Warning, text);
         return None;
     };
-    let log: Vec<&str> = machine.port.kept().collect();
-    let text = text(report, &machine.identity, clock::uptime(), &log);
+    let text = text(report, &machine.identity, clock::uptime(), log);
     let kept = store.load().and_then(|ledger| {
         let summary = format!("{} {}", report.code, report.cause());
         let (ledger, name) = ledger.failed(&summary);
@@ -230,7 +235,7 @@ fn body(report: &Report) -> String {
 }
 
 /// The file on the ESP.
-fn text(report: &Report, identity: &Identity, uptime: Duration, log: &[&str]) -> String {
+fn text(report: &Report, identity: &Identity, uptime: Duration, log: &[String]) -> String {
     let Identity { version, image, slot } = identity;
     let seconds = uptime.as_secs_f64();
     let mut text = body(report);
@@ -242,14 +247,14 @@ fn text(report: &Report, identity: &Identity, uptime: Duration, log: &[&str]) ->
     text
 }
 
-fn shown(machine: &Machine, report: &Report, attempt: u32) -> Guru {
+fn shown(machine: &Machine, report: &Report, attempt: u32, log: Vec<String>) -> Guru {
     Guru {
         code: report.code.to_string(),
         stage: report.stage.to_string(),
         causes: report.causes.clone(),
         tried: report.tried.clone(),
         next: report.next.clone(),
-        log: machine.port.kept().map(str::to_owned).collect(),
+        log,
         version: machine.identity.version.clone(),
         image: machine.identity.image.clone(),
         attempt,
@@ -349,7 +354,6 @@ fn commands(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stage::Stage;
     use crate::trapdoor::code;
 
     #[test]
@@ -388,7 +392,7 @@ mod tests {
         };
         let identity =
             Identity { version: "0.1.0".to_owned(), image: "abc".to_owned(), slot: "A".to_owned() };
-        let text = text(&report, &identity, Duration::from_millis(9412), &["last line"]);
+        let text = text(&report, &identity, Duration::from_millis(9412), &["last line".to_owned()]);
         insta::assert_snapshot!(text, @r"
         GURU MEDITATION #0302.0009 in stage system
         cause: node was killed
