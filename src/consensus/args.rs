@@ -3,11 +3,10 @@
 //! What this module does not do: touch files or processes (`service`).
 
 use std::net::SocketAddr;
-use std::path::Path;
 
 use super::{Member, Peer};
 use crate::pki;
-use crate::storage::tree::Etcd;
+use crate::storage::tree::{Etcd, Sockets};
 
 /// Keeps members of clusters apart that would otherwise have the same numbers.
 const CLUSTER_TOKEN: &str = "POLIS";
@@ -55,7 +54,7 @@ pub(super) enum Purpose<'a> {
 pub(super) struct Call<'a> {
     pub(super) name: &'a str,
     pub(super) tree: &'a Etcd,
-    pub(super) socket: &'a Path,
+    pub(super) sockets: &'a Sockets,
     pub(super) peer: &'a Peer,
     pub(super) listen: SocketAddr,
     pub(super) quota: u64,
@@ -65,11 +64,22 @@ pub(super) struct Call<'a> {
 
 /// What etcd finds in its environment, and nothing else. Go resolves names by
 /// itself, so that it reads `/etc/hosts` afresh and needs no library of the system.
-pub(super) const ENVIRONMENT: [(&str, &str); 1] = [("GODEBUG", "netdns=go")];
+const ENVIRONMENT: [(&str, &str); 1] = [("GODEBUG", "netdns=go")];
+
+/// A process of half a second has no use for a garbage collector.
+const ENVIRONMENT_FOUND: [(&str, &str); 2] = [("GODEBUG", "netdns=go"), ("GOGC", "off")];
+
+/// The environment of etcd.
+pub(super) fn environment(purpose: Purpose<'_>) -> &'static [(&'static str, &'static str)] {
+    match purpose {
+        Purpose::Found => &ENVIRONMENT_FOUND,
+        Purpose::Serve | Purpose::Join(_) => &ENVIRONMENT,
+    }
+}
 
 /// The arguments of etcd.
 pub(super) fn arguments(call: &Call<'_>) -> Vec<String> {
-    let Call { name, tree, socket, peer, listen, quota, pace, purpose } = call;
+    let Call { name, tree, sockets, peer, listen, quota, pace, purpose } = call;
     let (heartbeat, election) = pace.intervals();
     let mut args = Vec::new();
     let mut flag = |name: &str, value: String| args.extend([format!("--{name}"), value]);
@@ -78,7 +88,9 @@ pub(super) fn arguments(call: &Call<'_>) -> Vec<String> {
     flag("data-dir", tree.data.path().display().to_string());
     flag("logger", "zap".to_owned());
     flag("log-outputs", "stderr".to_owned());
-    flag("listen-client-urls", format!("unix://{}", socket.display()));
+    flag("listen-client-urls", format!("unix://{}", sockets.client().display()));
+    // Apart, because etcd warns of gRPC and HTTP on one socket at each start.
+    flag("listen-client-http-urls", format!("unix://{}", sockets.http().display()));
     // Mandatory; nobody dials it, since whoever needs etcd runs a member.
     flag("advertise-client-urls", format!("unix://{name}:0"));
     flag("heartbeat-interval", heartbeat.to_string());
@@ -97,6 +109,9 @@ pub(super) fn arguments(call: &Call<'_>) -> Vec<String> {
             flag("initial-cluster", format!("{name}={}", peer.url()));
             flag("initial-cluster-state", "new".to_owned());
             flag("initial-cluster-token", CLUSTER_TOKEN.to_owned());
+            // What this etcd writes counts only once it has ended and all of it
+            // was flushed; see `bootstrap`.
+            args.push("--unsafe-no-fsync".to_owned());
             return args;
         }
         Purpose::Serve => {}
@@ -144,7 +159,7 @@ mod tests {
         let call = Call {
             name: "polis-a",
             tree: &root.data.etcd,
-            socket: root.ephemeral.consensus.client(),
+            sockets: &root.ephemeral.consensus,
             peer: &peer,
             listen: "0.0.0.0:7834".parse().unwrap(),
             quota: crate::consensus::QUOTA,
@@ -162,6 +177,7 @@ mod tests {
         --logger zap
         --log-outputs stderr
         --listen-client-urls unix:///ephemeral/consensus/client.sock
+        --listen-client-http-urls unix:///ephemeral/consensus/http.sock
         --advertise-client-urls unix://polis-a:0
         --heartbeat-interval 10
         --election-timeout 50
@@ -174,6 +190,7 @@ mod tests {
         --initial-cluster polis-a=https://polis-a:7834
         --initial-cluster-state new
         --initial-cluster-token POLIS
+        --unsafe-no-fsync
         ");
     }
 
@@ -185,6 +202,7 @@ mod tests {
         --logger zap
         --log-outputs stderr
         --listen-client-urls unix:///ephemeral/consensus/client.sock
+        --listen-client-http-urls unix:///ephemeral/consensus/http.sock
         --advertise-client-urls unix://polis-a:0
         --heartbeat-interval 50
         --election-timeout 500

@@ -10,7 +10,8 @@
 //! - Removing the mark is the one moment at which the cluster comes to be. Until
 //!   then nobody but this function has seen it, so every attempt starts afresh:
 //!   half a log or half a database is never opened again.
-//! - etcd has ended before the mark goes, so all of it is on the disk.
+//! - etcd has ended, and what it wrote was flushed, before the mark goes. So this
+//!   etcd need not flush each write by itself.
 //!
 //! What this module does not do: start etcd for good (`service`).
 
@@ -76,13 +77,13 @@ pub(super) async fn bootstrap(
     credentials::write(tree, &credentials, &orders.key).await?;
     probe.passed(Step::Written)?;
 
-    // It may have ended by itself in the meantime: what it acknowledged is on
-    // the disk either way.
     child.terminate(STOP_MAX).await.map_err(Error::Process)?;
     probe.passed(Step::Stopped)?;
 
     // A cluster of one from its first start on.
     tree.alone.save(Vec::new()).await?;
+    let data = tree.data.clone();
+    blocking(move || data.flush()).await?;
     let mark = tree.bootstrapping.clone();
     blocking(move || mark.remove()).await?;
     probe.passed(Step::Finished)?;

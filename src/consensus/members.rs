@@ -149,7 +149,7 @@ impl Members {
                 return Err(Error::Itself);
             }
             let mut answering =
-                peers::answering(self.sockets.client()).await.map_err(Error::Peers)?;
+                peers::answering(&self.sockets.http()).await.map_err(Error::Peers)?;
             answering.extend(status.member);
             let leaving = quorum::may_leave(&name, &members, &answering)?;
             change("remove a member", || {

@@ -1,6 +1,6 @@
 //! Asks etcd which of its peers it is connected to.
 //!
-//! The client protocol does not say; the metrics, on the same socket, do.
+//! The client protocol does not say; the metrics, on the socket beside, do.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -93,7 +93,7 @@ impl Service {
     ///
     /// Whenever etcd is not running any more, or could not be started.
     pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
-        readahead(&self.config.binary).await;
+        readahead(&self.config.binary);
         let waiting = until(&mut self.orders, "the orders", Clone::clone);
         let Some(orders) = ctx.until_cancelled(waiting).await else { return Ok(()) };
         let ended = self.member(&ctx, &orders?).await;
@@ -223,7 +223,7 @@ impl Service {
         let call = Call {
             name: &name,
             tree: &self.config.tree,
-            socket,
+            sockets: &self.config.sockets,
             peer: &orders.peer,
             listen: self.config.listen,
             quota: self.config.quota,
@@ -234,7 +234,7 @@ impl Service {
             .args(args::arguments(&call))
             .directory(self.config.sockets.dir.path())
             .log(ctx.sink("etcd", Parser::Zap));
-        for (name, value) in args::ENVIRONMENT {
+        for (name, value) in args::environment(purpose) {
             command = command.env(name, value);
         }
         command.spawn().await.map_err(Error::Process)
@@ -267,17 +267,26 @@ pub(super) async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Asks the kernel to have the program in memory by the time it is started.
-/// Call it as early as there is a disk; calling it again costs nothing.
-pub async fn readahead(binary: &Path) {
+/// Bytes that the kernel reads ahead at most for one advice: what it is asked for
+/// beyond the readahead of the device is silently left out.
+const ADVICE: u64 = 128 << 10;
+
+/// Asks the kernel to have the program in memory by the time it is started, from
+/// within a runtime. Call it as early as you like; again costs little.
+pub fn readahead(binary: &Path) {
     let binary = binary.to_owned();
-    let read = tokio::task::spawn_blocking(move || {
+    // An advice: nobody waits for it, and whoever starts the program finds out
+    // what is wrong with it.
+    let _unheeded = tokio::task::spawn_blocking(move || {
         let file = std::fs::File::open(binary)?;
-        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed)?;
+        let mut at = 0;
+        while at < file.metadata()?.len() {
+            let length = std::num::NonZeroU64::new(ADVICE);
+            rustix::fs::fadvise(&file, at, length, rustix::fs::Advice::WillNeed)?;
+            at += ADVICE;
+        }
         Ok::<_, std::io::Error>(())
     });
-    // An advice: whoever starts the program finds out what is wrong with it.
-    let _unheeded = read.await;
 }
 
 /// What a person does about a member that cannot be started ever again.

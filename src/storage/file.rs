@@ -269,6 +269,18 @@ impl Dir {
         self.create()
     }
 
+    /// Makes all that was written to its file system survive a power cut, by
+    /// whichever process it was written. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if the disk refuses.
+    pub fn flush(&self) -> Result<(), Error> {
+        let directory =
+            std::fs::File::open(&self.path).map_err(|e| Error::io("open", &self.path, e))?;
+        rustix::fs::syncfs(&directory).map_err(|e| Error::io("flush", &self.path, e))
+    }
+
     /// Whether nothing is in it; an absent directory is empty.
     ///
     /// # Errors

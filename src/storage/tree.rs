@@ -330,6 +330,12 @@ impl Sockets {
     pub fn client(&self) -> &Path {
         &self.client
     }
+
+    /// Where the same server answers plain HTTP, if it keeps the two apart.
+    #[must_use]
+    pub fn http(&self) -> PathBuf {
+        self.dir.path().join("http.sock")
+    }
 }
 
 #[cfg(test)]
