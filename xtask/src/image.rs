@@ -26,7 +26,7 @@ const SPINNER: &str = "{spinner} {msg} {elapsed}";
 const BAR: &str = "{spinner} {prefix} {wide_bar} {bytes}/{total_bytes} {eta}";
 
 /// Where cargo leaves the programs, below the workspace.
-const TARGET: &str = "target/x86_64-unknown-linux-gnu/image";
+const TARGET: &str = "target/x86_64-unknown-linux-gnu/appliance";
 
 /// Arguments of `cargo xtask image`.
 #[derive(Debug, clap::Args)]
@@ -162,7 +162,7 @@ fn cargo_build() -> Result<()> {
     let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .current_dir(&workspace)
         .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })
-        .args(["--profile", "image", "--package", "polis"])
+        .args(["--profile", "appliance", "--package", "polis"])
         .args(["--bin", "init", "--bin", "node", "--config"])
         .arg(format!("target.x86_64-unknown-linux-gnu.rustflags=[{flags}]"))
         .status()

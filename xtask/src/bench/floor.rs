@@ -75,10 +75,10 @@ fn first_process() -> Result<PathBuf> {
     let workspace = workspace();
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .current_dir(&workspace)
-        .args(["build", "--quiet", "--profile", "image"])
+        .args(["build", "--quiet", "--profile", "appliance"])
         .args(["--package", "polis-qemu", "--bin", "floor-init"])
         .status()
         .context("cannot start cargo")?;
     ensure!(status.success(), "cargo build ended with {status}");
-    Ok(workspace.join("target/x86_64-unknown-linux-gnu/image/floor-init"))
+    Ok(workspace.join("target/x86_64-unknown-linux-gnu/appliance/floor-init"))
 }
