@@ -3,14 +3,17 @@
 //! ```text
 //! sealed configuration  data partition  journal   -> decision
 //! -----------------------------------------------------------------------
-//! damaged               any             any          refuse: damaged
 //! there                 there           any          start again
 //! there                 none            any          refuse: data lost
-//! none                  there           under way    go on with the bootstrap
+//! damaged or none       there           under way    go on with the bootstrap
+//! damaged               any             else         refuse: damaged
 //! none                  there           damaged      refuse: journal damaged
 //! none                  there           none         refuse: configuration lost
 //! none                  none            any          what the parameters say
 //! ```
+//!
+//! The journal goes once the sealed configuration is on the disk for good, so
+//! while it is there, a damaged sealed configuration is one that was being written.
 //!
 //! Invariants:
 //! - A data partition that this machine did not just begin to make is never the
@@ -88,12 +91,14 @@ pub fn decide(
     told: Option<&Cluster>,
 ) -> Result<Decision, Refusal> {
     match (sealed, data, journal) {
+        (Record::Whole(sealed), Data::Present, _) => Ok(Decision::StartAgain(sealed.clone())),
+        (Record::Whole(_), Data::Absent, _) => Err(Refusal::DataLost),
+        (Record::Absent | Record::Damaged(_), Data::Present, Record::Whole(begun)) => {
+            Ok(Decision::GoOn(begun.clone()))
+        }
         (Record::Damaged(damage), Data::Absent | Data::Present, _) => {
             Err(Refusal::SealedDamaged(damage.clone()))
         }
-        (Record::Whole(sealed), Data::Present, _) => Ok(Decision::StartAgain(sealed.clone())),
-        (Record::Whole(_), Data::Absent, _) => Err(Refusal::DataLost),
-        (Record::Absent, Data::Present, Record::Whole(begun)) => Ok(Decision::GoOn(begun.clone())),
         (Record::Absent, Data::Present, Record::Damaged(damage)) => {
             Err(Refusal::JournalDamaged(damage.clone()))
         }
@@ -157,6 +162,13 @@ mod tests {
             let decided = decide(&Record::Whole(sealed()), &journal, Data::Present, Some(&told));
             assert_eq!(decided, Ok(Decision::StartAgain(sealed())));
         }
+    }
+
+    #[test]
+    fn a_configuration_that_was_being_written_is_written_again() {
+        let damaged = Record::Damaged(Damage::Magic);
+        let decided = decide(&damaged, &Record::Whole(bootstrap()), Data::Present, None);
+        assert_eq!(decided, Ok(Decision::GoOn(bootstrap())));
     }
 
     #[test]

@@ -204,6 +204,20 @@ async fn a_member_comes_back_without_any_parameters() {
 }
 
 #[tokio::test]
+async fn a_power_cut_that_leaves_the_sealed_configuration_empty_is_no_loss() {
+    let machine = Machine::new();
+    // The last cut comes after the sealed configuration and before the journal goes.
+    let cut = machine.boot(told(), Step::ALL.len() - 1).await;
+    assert!(matches!(cut, End::Cut), "{cut:?}");
+    let sealed = machine.root().esp.sealed_configuration;
+    let record = sealed.read().unwrap();
+    assert!(record.is_some());
+    sealed.write(b"").unwrap();
+    machine.boot_home().await;
+    assert_eq!(sealed.read().unwrap(), record);
+}
+
+#[tokio::test]
 async fn a_begun_bootstrap_goes_on_without_parameters() {
     let machine = Machine::new();
     let cut = machine.boot(told(), 3).await;

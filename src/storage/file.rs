@@ -4,7 +4,7 @@
 //! a [`Dir`]; nobody else makes them, so no other module spells out a path.
 //!
 //! ```text
-//! write:  temporary sibling --write, fsync--> rename over the name --> fsync of the directory
+//! write:  temporary sibling --write, fsync--> rename over the name --fsync--> fsync of the directory
 //! ```
 //!
 //! Invariants:
@@ -13,8 +13,10 @@
 //! - A read never takes more than `size_max` bytes, follows no link and opens
 //!   nothing but a regular file.
 //!
-//! What this module does not do: judge content. FAT has no journal, so what
-//! must be trusted after a power cut on the ESP carries a checksum of its own.
+//! What this module does not do: judge content. FAT has no journal: after a
+//! power cut in the middle of a write to the ESP a name may stand for an empty
+//! file, or for another file's blocks. What must be trusted there carries a
+//! checksum of its own.
 
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -170,9 +172,11 @@ impl File {
         let mut file = std::fs::File::from(file);
         file.write_all(content).map_err(|e| Error::io("write", &sibling, e))?;
         file.sync_all().map_err(|e| Error::io("flush", &sibling, e))?;
-        drop(file);
         rustix::fs::rename(&sibling, &self.path)
             .map_err(|e| Error::io("put in place", &self.path, e))?;
+        // FAT keeps size and place of a file in its directory entry, makes the
+        // new entry empty, and fills it when the file itself is flushed.
+        file.sync_all().map_err(|e| Error::io("flush", &self.path, e))?;
         flush_directory(directory)
     }
 
