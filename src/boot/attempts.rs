@@ -147,6 +147,8 @@ impl Store {
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(&temporary, self.directory.join(name))?;
+        // FAT fills the new directory entry when the file is flushed.
+        file.sync_all()?;
         File::open(&self.directory)?.sync_all()
     }
 }

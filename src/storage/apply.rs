@@ -124,8 +124,11 @@ async fn finish(
     partition: Partition,
 ) -> Result<Partition, Error> {
     machine.register(&partition).await?;
+    info!("the kernel knows it; making a file system");
     machine.format(&partition).await?;
+    info!("the file system is made");
     machine.mount(&partition).await?;
+    info!("the file system is mounted");
     let (_table, partition) = take_off_mark(machine, table, partition).await?;
     Ok(partition)
 }
