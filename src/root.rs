@@ -38,6 +38,8 @@ pub struct Root {
     pub fault: Option<Fault>,
     /// Becomes true when the node is ready.
     pub ready: watch::Sender<bool>,
+    /// The terminals that carry the console: `init` shows a failure there.
+    pub terminals: watch::Sender<Vec<String>>,
 }
 
 /// Starts every service, then waits.
@@ -46,7 +48,7 @@ pub struct Root {
 ///
 /// None: only a child's death can end it.
 pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallible> {
-    let Root { environment, fault, ready } = root;
+    let Root { environment, fault, ready, terminals } = root;
     let tree = tree::Root::live();
 
     let known = watch::Sender::new(None);
@@ -113,6 +115,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     };
 
     let console = console::Service {
+        terminals,
         environment,
         inputs: console::Inputs {
             known: known.subscribe(),

@@ -48,8 +48,10 @@ enum Vigil {
     Until(Duration),
     /// Nothing, because someone asked for it.
     Held,
-    /// Nothing, because it happened too often, or can't be counted.
+    /// Nothing, because it happened too often.
     Exhausted,
+    /// Nothing, because it can't be counted how often.
+    Uncounted,
 }
 
 impl Vigil {
@@ -61,7 +63,8 @@ impl Vigil {
                 let seconds = u32::try_from(left.as_secs()).unwrap_or(u32::MAX);
                 guru::Countdown::Reboot { seconds }
             }
-            Self::Held => guru::Countdown::Held,
+            // Whatever the reason, the first says only that it holds.
+            Self::Held | Self::Uncounted => guru::Countdown::Held,
             Self::Exhausted => guru::Countdown::Exhausted,
         }
     }
@@ -98,6 +101,7 @@ fn explain(machine: &mut Machine, report: &mut Report) {
 
 /// Shows `report` until the machine is to end, and returns how.
 pub fn meditate(machine: &mut Machine, mut report: Report) -> Reason {
+    report.tried.append(&mut machine.tried);
     explain(machine, &mut report);
     // What led here, without what is said about it now.
     let log: Vec<String> = machine.port.kept().map(str::to_owned).collect();
@@ -107,10 +111,10 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Reason {
     announce(machine, &report);
     let ledger = remember(machine, &report, &log);
     let attempt = ledger.as_ref().map_or(1, |ledger| ledger.reboots.saturating_add(1));
-    let mut vigil = if ledger.as_ref().is_some_and(|ledger| ledger.rebooting().is_some()) {
-        Vigil::Until(clock::uptime() + machine.countdown)
-    } else {
-        Vigil::Exhausted
+    let mut vigil = match ledger.as_ref().map(Ledger::rebooting) {
+        Some(Some(_counted)) => Vigil::Until(clock::uptime() + machine.countdown),
+        Some(None) => Vigil::Exhausted,
+        None => Vigil::Uncounted,
     };
     say_what_comes(machine, vigil, attempt);
     machine.end_processes();
@@ -127,7 +131,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Reason {
                 Err(error) => {
                     let text = format!("holding, since the reboot can't be counted: {error}");
                     machine.port.log(Severity::Error, &text);
-                    vigil = Vigil::Exhausted;
+                    vigil = Vigil::Uncounted;
                 }
             }
         }
@@ -216,6 +220,9 @@ fn say_what_comes(machine: &mut Machine, vigil: Vigil, attempt: u32) {
             "boot {attempt} of {boots} that failed in a row; holding; R reboots, P powers off, \
              L shows the log"
         ),
+        Vigil::Uncounted => "holding, since failed boots can't be counted; R reboots, \
+             P powers off, L shows the log"
+            .to_owned(),
     };
     machine.port.log(Severity::Info, &text);
 }

@@ -76,6 +76,8 @@ pub struct Machine {
     pub attempts: Option<Store>,
     /// Terminals that show the guru meditation, below `/dev`.
     pub terminals: Vec<String>,
+    /// What stage 1 tried, while it has not succeeded.
+    pub tried: Vec<String>,
     /// How long a guru meditation waits before it reboots.
     pub countdown: Duration,
     /// When the stages were.
@@ -106,6 +108,7 @@ impl Default for Machine {
             system: None,
             attempts: None,
             terminals: vec!["tty1".to_owned()],
+            tried: Vec::new(),
             countdown: COUNTDOWN,
             times: Times::new(),
             uevents: None,

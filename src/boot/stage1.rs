@@ -162,6 +162,7 @@ fn way(alias: &str) -> Way {
 /// The modules of the initramfs, and which of their devices were served.
 struct Drivers {
     modules: Option<Modules>,
+    loaded: BTreeSet<String>,
     served: BTreeSet<String>,
     waiting: BTreeSet<String>,
 }
@@ -175,7 +176,8 @@ impl Drivers {
             machine.port.log(Severity::Warning, &text);
         }
         let waiting = coldplug::present();
-        Self { modules: modules.ok(), served: BTreeSet::new(), waiting }
+        let (loaded, served) = (BTreeSet::new(), BTreeSet::new());
+        Self { modules: modules.ok(), loaded, served, waiting }
     }
 
     /// New devices were announced.
@@ -207,6 +209,14 @@ impl Drivers {
         true
     }
 
+    /// The drivers that found their hardware.
+    fn list(&self) -> String {
+        if self.loaded.is_empty() {
+            return "none".to_owned();
+        }
+        self.loaded.iter().map(String::as_str).collect::<Vec<_>>().join(" ")
+    }
+
     /// Loads a module if the initramfs has it: else it is part of the kernel, or
     /// what needs it will say so.
     fn load(&mut self, machine: &mut Machine, name: &str) {
@@ -214,7 +224,7 @@ impl Drivers {
             return;
         };
         match modules.load(name) {
-            Ok(()) => {}
+            Ok(()) => drop(self.loaded.insert(name.to_owned())),
             Err(error) if error.is_absence() => {}
             Err(error) => {
                 let source = std::error::Error::source(&error).map(ToString::to_string);
@@ -271,6 +281,9 @@ fn find(
             continue;
         }
         if waited >= DISK_DEADLINE {
+            machine.tried.push(format!("waited for the disk with partition {wanted}"));
+            machine.tried.push(format!("drivers that were loaded: {}", drivers.list()));
+            machine.tried.push(format!("block devices: {}", block_devices()));
             return Err(absent(wanted, &disks, waited));
         }
         if waited >= PATIENCE && !said {
@@ -289,6 +302,15 @@ fn find(
             drivers.add(coldplug::present());
         }
     }
+}
+
+/// Every block device, even those that can't be a disk: a person may see why.
+fn block_devices() -> String {
+    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    if names.is_empty() { "none".to_owned() } else { names.join(" ") }
 }
 
 fn absent(wanted: Guid, disks: &[Disk], waited: Duration) -> Error {

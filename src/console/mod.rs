@@ -55,6 +55,8 @@ pub struct Service {
     pub environment: Environment,
     /// What is watched.
     pub inputs: Inputs,
+    /// The terminals that carry the console, by name under `/dev`.
+    pub terminals: watch::Sender<Vec<String>>,
 }
 
 /// What is watched, beside what the context has.
@@ -103,7 +105,15 @@ impl Service {
         let mut last = Instant::now();
         loop {
             let values = watched.newest(&self.environment);
-            for name in terminals(&values.known) {
+            let names = terminals(&values.known);
+            self.terminals.send_if_modified(|known| {
+                let new = *known != names;
+                if new {
+                    known.clone_from(&names);
+                }
+                new
+            });
+            for name in names {
                 if shown.insert(name.clone()) {
                     let screen = screen::Service { name, snapshot: snapshot.subscribe() };
                     let service = screen.name.replace('/', "-");

@@ -139,7 +139,8 @@ async fn run(environment: Environment, control: &Channel, lines: Lines, logs: lo
     let fault = fault::Fault::of_this_boot();
     let board = Board::new(environment.stages.clone(), lines.clone());
     let (ready, mut is_ready) = watch::channel(false);
-    let root = Root { environment, fault, ready };
+    let (terminals, mut drawn_on) = watch::channel(Vec::new());
+    let root = Root { environment, fault, ready, terminals };
     let supervisor =
         Supervisor::start(board, lines.clone(), logs, move |ctx| root::run(root.clone(), ctx));
     let end = loop {
@@ -160,6 +161,13 @@ async fn run(environment: Environment, control: &Channel, lines: Lines, logs: lo
                     break End::Orphaned;
                 }
             },
+            // Cancel-safe: waits for an event value.
+            Ok(()) = drawn_on.changed() => {
+                let names = drawn_on.borrow_and_update().clone();
+                let line = EventLine::new("terminals");
+                let line = names.iter().fold(line, |line, name| line.field("tty", name));
+                tell(control, &line).await;
+            }
             // Cancel-safe: waits for an event value.
             Ok(()) = is_ready.changed() => {
                 tell(control, &EventLine::new("ready")).await;
