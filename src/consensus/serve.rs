@@ -18,7 +18,7 @@ use super::args::Pace;
 use super::client::{self, Clients};
 use super::service::{STOP_MAX, Service, blocking};
 use super::{Alarm, Error, Member, MemberId, Standing, Status};
-use crate::logtree::{Body, Parser};
+use crate::logtree::Body;
 use crate::serial::{EventLine, Severity};
 use crate::stage::{Stage, State};
 use crate::supervisor::Context;
@@ -225,18 +225,14 @@ pub(super) fn died(child: &Child, exit: Exit) -> Error {
 
 /// What a person wants to hear of the last lines: the newest complaint. A Go
 /// panic is not written as JSON, and its first line says what it is.
-fn last_words(tail: &[String]) -> String {
-    let panic = tail.iter().find(|line| line.starts_with("panic:"));
-    let complaint = || {
-        tail.iter().rev().find_map(|line| match Parser::Zap.parse(line) {
-            Body::Levelled(entry) if entry.severity >= Severity::Warning => {
-                Some(Body::Levelled(entry).to_string())
-            }
-            Body::Levelled(_) => None,
-            Body::Raw(line) => Some(line).filter(|line| !line.trim().is_empty()),
-        })
+fn last_words(tail: &[Body]) -> String {
+    let is_panic = |body: &&Body| matches!(body, Body::Raw(line) if line.starts_with("panic:"));
+    let complains = |body: &&Body| match body {
+        Body::Levelled(entry) => entry.severity >= Severity::Warning,
+        Body::Raw(_) => true,
     };
-    panic.cloned().or_else(complaint).map(|words| format!(": {words}")).unwrap_or_default()
+    let words = tail.iter().find(is_panic).or_else(|| tail.iter().rev().find(complains));
+    words.map(|words| format!(": {words}")).unwrap_or_default()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -360,11 +356,12 @@ fn alarms(errors: &[String]) -> Vec<Alarm> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::logtree::Parser;
 
     #[test]
     fn the_last_words_are_the_newest_complaint() {
         let words = |lines: &[&str]| {
-            last_words(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>())
+            last_words(&lines.iter().map(|line| Parser::Zap.parse(line)).collect::<Vec<_>>())
         };
         let info = r#"{"level":"info","msg":"closing"}"#;
         let warn = r#"{"level":"warn","msg":"slow"}"#;

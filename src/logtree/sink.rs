@@ -1,6 +1,8 @@
 //! Takes the output lines of a child process into the log tree.
 
-use super::{Origin, Parser, Tree};
+use std::borrow::Cow;
+
+use super::{Body, Origin, Parser, Tree};
 
 /// Where the lines of one program go. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -21,13 +23,18 @@ impl Sink {
         &self.name
     }
 
-    /// Adds one line, without its line feed. Anything is accepted: what the
-    /// parser does not understand becomes a raw entry.
-    pub fn line(&self, bytes: &[u8]) {
-        let text = String::from_utf8_lossy(bytes);
-        let text = text.trim_end_matches(['\r', '\n']);
-        if !text.is_empty() {
-            self.tree.append(&self.name, Origin::Program, self.parser.parse(text));
-        }
+    /// Adds one line, without its line feed, and returns what was understood of
+    /// it; nothing of an empty one. What the parser does not know becomes raw.
+    pub fn line(&self, bytes: &[u8]) -> Option<Body> {
+        let body = text(bytes).map(|text| self.parser.parse(&text))?;
+        self.tree.append(&self.name, Origin::Program, body.clone());
+        Some(body)
     }
+}
+
+/// A line of output as text; `None` if it is empty.
+#[must_use]
+pub fn text(line: &[u8]) -> Option<Cow<'_, str>> {
+    let line = line.trim_ascii_end();
+    (!line.is_empty()).then(|| String::from_utf8_lossy(line))
 }

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getpid};
 use tokio::sync::watch;
+use tokio::time::sleep;
 use tracing::error;
 
 use crate::event::{self, Closed};
@@ -100,6 +101,11 @@ impl Service {
         let ready = event::until(&mut self.ready, "ready", |ready| ready.then_some(()));
         let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
         ready?;
+        // What happened before is told before: whoever watches from outside
+        // could not make sense of the rest.
+        while !ctx.lines().is_drained() {
+            sleep(Duration::from_millis(5)).await;
+        }
         let first = !self.struck.swap(true, Ordering::Relaxed);
         match self.fault {
             Fault::ServicePanic if first => panic!("as asked for by polis.fault"),

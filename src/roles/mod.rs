@@ -74,12 +74,15 @@ impl Service {
         };
         ctx.stage(Stage::Roles, State::Done);
         // A service that is started again after the node was ready says nothing new.
-        if !self.ready.send_replace(true) {
+        let said = *self.ready.borrow();
+        if !said {
             let Ready { node, ca, roles, address } = ready;
             let line = EventLine::new("ready").field("node", node).field("roles", &roles);
             let line = line.field("address", address).field("image", &self.image).field("ca", ca);
             ctx.lines().event(line);
             info!(%node, roles, %address, "ready");
+            // After the line: who waits for this may end the node.
+            self.ready.send_replace(true);
         }
         ctx.healthy();
         ctx.cancelled().await;

@@ -36,7 +36,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use zeroize::Zeroizing;
 
-use crate::logtree::Sink;
+use crate::logtree::{self, Body, Sink};
 
 /// Bytes of one line of output; a longer one is taken apart.
 const LINE_MAX: u64 = 16 * 1024;
@@ -44,8 +44,10 @@ const LINE_MAX: u64 = 16 * 1024;
 const OUTPUT_MAX: usize = 1024 * 1024;
 /// Lines kept for the error message of a failed program.
 const TAIL_MAX: usize = 12;
+/// How many of them the message quotes.
+const QUOTED_MAX: usize = 3;
 /// Characters of each of them: an error message is no log.
-const TAIL_LINE_MAX: usize = 300;
+const QUOTE_MAX: usize = 300;
 /// How long the last lines may take after the exit. A grandchild may hold the
 /// pipe open for ever.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(1);
@@ -85,12 +87,15 @@ pub enum Error {
         /// How it ended.
         exit: Exit,
         /// The last lines of its output.
-        tail: Vec<String>,
+        tail: Vec<Body>,
     },
 }
 
-fn said(tail: &[String]) -> String {
-    match tail {
+fn said(tail: &[Body]) -> String {
+    let last = &tail[tail.len().saturating_sub(QUOTED_MAX)..];
+    let quoted: Vec<String> =
+        last.iter().map(|body| body.to_string().chars().take(QUOTE_MAX).collect()).collect();
+    match &quoted[..] {
         [] => ", and said nothing".to_owned(),
         lines => format!(", and said: {}", lines.join(" / ")),
     }
@@ -277,7 +282,7 @@ impl Command {
         let failed = |source| Error::Start { program: program.clone(), source };
         let mut inner = spawn_from_lasting_thread(command).await.map_err(failed)?;
 
-        let tail = Arc::<Mutex<VecDeque<String>>>::default();
+        let tail = Arc::<Mutex<VecDeque<Body>>>::default();
         let mut readers = JoinSet::new();
         if let Some(stderr) = inner.stderr.take() {
             readers.spawn(read_lines(stderr, sink.clone(), Arc::clone(&tail)));
@@ -310,7 +315,7 @@ pub struct Child {
     input: Option<Input>,
     /// Aborted on drop; they end by themselves with the pipes.
     readers: JoinSet<()>,
-    tail: Arc<Mutex<VecDeque<String>>>,
+    tail: Arc<Mutex<VecDeque<Body>>>,
 }
 
 impl Child {
@@ -322,7 +327,7 @@ impl Child {
 
     /// The last lines that it wrote, oldest first.
     #[must_use]
-    pub fn tail(&self) -> Vec<String> {
+    pub fn tail(&self) -> Vec<Body> {
         let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
         tail.iter().cloned().collect()
     }
@@ -401,7 +406,7 @@ pub fn find(name: &str) -> Vec<Pid> {
 async fn read_lines(
     pipe: impl AsyncRead + Unpin,
     sink: Option<Sink>,
-    tail: Arc<Mutex<VecDeque<String>>>,
+    tail: Arc<Mutex<VecDeque<Body>>>,
 ) {
     let mut pipe = BufReader::new(pipe);
     let mut line = Vec::new();
@@ -412,16 +417,16 @@ async fn read_lines(
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        if let Some(sink) = &sink {
-            sink.line(&line);
-        }
-        let text = String::from_utf8_lossy(&line);
-        let text = text.trim_end().chars().take(TAIL_LINE_MAX).collect();
+        let body = match &sink {
+            Some(sink) => sink.line(&line),
+            None => logtree::text(&line).map(|text| Body::Raw(text.into_owned())),
+        };
+        let Some(body) = body else { continue };
         let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
         if tail.len() == TAIL_MAX {
             tail.pop_front();
         }
-        tail.push_back(text);
+        tail.push_back(body);
     }
 }
 

@@ -15,10 +15,11 @@ fn etcd_that_is_killed_is_restarted_with_its_membership() -> Result<()> {
     let death = machine.wait_for("service", SOON, |event| !event.is("state", "healthy"))?;
     ensure!(death.text("name").contains("consensus"), "another service died: {death}");
     ensure!(death.text("cause").contains("signal"), "not killed by a signal: {death}");
+    // Healthy is what it says once it votes.
+    let etcd = machine.wait_for("etcd", SOON, |event| event.is("state", "voter"))?;
     machine.wait_for("service", SOON, |event| {
         event.is("name", death.text("name")) && event.is("state", "healthy")
     })?;
-    let etcd = machine.wait_for("etcd", SOON, |event| event.is("state", "voter"))?;
     ensure!(etcd.is("member", &before.member), "another member came back: {etcd}");
     Ok(())
 }
