@@ -41,9 +41,10 @@ use crate::{
 const STUB: &str = "usr/lib/systemd/boot/efi/linuxx64.efi.stub";
 /// What every image is started with. Serial last, so that it is `/dev/console`;
 /// the kernel's own tests of its ciphers cost most of a second, and a busy host
-/// makes the check of the timer fail.
+/// makes the check of the timer fail. With `gpt` the kernel reads the backup of
+/// a partition table that a power cut has torn.
 const CMDLINE: &str = "console=tty0 console=ttyS0,115200 quiet loglevel=4 panic=30 \
-    cryptomgr.notests no_timer_check";
+    gpt cryptomgr.notests no_timer_check";
 /// This file's own text: a recipe of the steps whose work is done here.
 const RECIPE: &str = include_str!("build.rs");
 
