@@ -42,7 +42,7 @@ fn a_machine_with_parameters_in_fw_cfg_founds_a_cluster() -> Result<()> {
 /// Every promise about a first boot, in the order in which it is kept.
 fn founds_a_cluster(machine: &mut Machine, image: &str) -> Result<()> {
     let (_identity, events) = home_with(machine, this_boot)?;
-    let boot = events.first().context("no event at all")?;
+    let boot = events.iter().find(|event| event.word == "boot").context("no `POLIS boot`")?;
     ensure!(boot.is("slot", "A") && boot.is("image", image), "another system: {boot}");
 
     let place = |stage: &str, state: &str| {

@@ -191,10 +191,13 @@ pub(crate) fn home_with<T>(
     Ok((identity, seen))
 }
 
-/// The events since the machine booted last.
+/// The events since the machine booted last: a boot's first line is about its kernel.
 pub(crate) fn this_boot(machine: &Machine) -> Vec<Event> {
     let events = machine.seen(|_| true);
-    let start = events.iter().rposition(|event| event.word == "boot").unwrap_or_default();
+    let first = |event: &Event| {
+        event.word == "stage" && event.is("name", "kernel") && event.is("state", "started")
+    };
+    let start = events.iter().rposition(first).unwrap_or_default();
     events[start..].to_vec()
 }
 
