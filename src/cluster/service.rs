@@ -300,14 +300,15 @@ impl<C: Consensus> Service<C> {
             .or_else(|| Error::Refused(Refusal::NothingToDo).report())
     }
 
-    /// Publishes `status`, and prints its state.
+    /// Prints the state of `status`, and publishes it.
     fn publish(&self, ctx: &Context, status: Status) {
         let mut line = EventLine::new("cluster").field("state", status.state);
         if let Some(node) = status.node {
             line = line.field("node", node);
         }
-        self.status.send_replace(status);
+        // First the line: others print lines of their own as soon as they know.
         ctx.lines().event(line);
+        self.status.send_replace(status);
     }
 }
 
