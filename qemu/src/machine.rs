@@ -233,6 +233,17 @@ impl Machine {
         self.wait(&what, within, |line| line.text.contains(text).then(|| line.clone()))
     }
 
+    /// Waits until a line that contains `text` has come, now or earlier.
+    ///
+    /// # Errors
+    /// When it has not come within `within`, or can no longer come.
+    pub fn wait_until_said(&mut self, text: &str, within: Duration) -> Result<(), Error> {
+        if self.port.lines(0).iter().any(|line| line.text.contains(text)) {
+            return Ok(());
+        }
+        self.wait_for_text(text, within).map(drop)
+    }
+
     /// Waits for the first line that `pick` makes something of.
     ///
     /// # Errors

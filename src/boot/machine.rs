@@ -242,12 +242,17 @@ impl Machine {
         if !name.starts_with("event") {
             return;
         }
-        let capabilities = Path::new("/sys/class/input").join(name).join("device/capabilities/key");
-        let Ok(capabilities) = fs::read_to_string(capabilities) else { return };
+        let device = Path::new("/sys/class/input").join(name).join("device");
+        let Ok(capabilities) = fs::read_to_string(device.join("capabilities/key")) else { return };
         let path = Path::new("/dev/input").join(name);
         if input::has_power_key(&capabilities)
+            && !self.buttons.contains_key(&path)
             && let Ok(button) = Button::open(&path)
         {
+            // Its driver comes late, and whoever presses before is not heard.
+            let name = fs::read_to_string(device.join("name")).unwrap_or_default();
+            let text = format!("listening to the power key of {:?}", name.trim());
+            self.port.log(Severity::Info, &text);
             self.buttons.insert(path, button);
         }
     }

@@ -5,6 +5,9 @@ use polis_qemu::{Machine, Reset};
 
 use crate::world::{SOON, World, home};
 
+/// Said when the driver of the power button has come; a press before is lost.
+const POWER_BUTTON: &str = r#"listening to the power key of "Power Button""#;
+
 #[test]
 fn a_reset_and_an_orderly_stop_end_at_home_as_the_same_node() -> Result<()> {
     let world = World::new("restart-reset")?;
@@ -16,6 +19,7 @@ fn a_reset_and_an_orderly_stop_end_at_home_as_the_same_node() -> Result<()> {
     let back = home(&mut machine)?;
     ensure!(back == founded, "after a reset: {back:?}, before: {founded:?}");
 
+    machine.wait_until_said(POWER_BUTTON, SOON)?;
     machine.qmp.power_button()?;
     orderly_end(&mut machine, "poweroff")?;
     machine.wait_end(SOON)?;

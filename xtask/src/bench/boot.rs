@@ -28,6 +28,9 @@ const GOALS: [f64; 2] = [1.6, 1.25];
 /// Resident memory that each process may have at rest, in KiB.
 const MEMORY_GOALS: [(&str, f64); 2] = [("init", 4096.0), ("node", 40_960.0)];
 
+/// Said when the driver of the power button has come; a press before is lost.
+const POWER_BUTTON: &str = r#"listening to the power key of "Power Button""#;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
     Direct,
@@ -176,6 +179,7 @@ impl Lane {
                 if boot == 0 {
                     self.remember(&mut machine)?;
                 }
+                machine.wait_until_said(POWER_BUTTON, LONG)?;
                 machine.qmp.power_button()?;
                 machine.wait_for("off", LONG, |_| true)?;
             }
