@@ -14,7 +14,9 @@ use polis_tui::Command;
 use polis_tui::guru::{self, Guru, View};
 use polis_tui::keys::Parser;
 use ratatui::backend::CrosstermBackend;
+use ratatui::buffer::Cell;
 use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier};
 use ratatui::{TerminalOptions, Viewport};
 
 use crate::sys::terminal::{Mode, Size, Terminal};
@@ -102,7 +104,10 @@ impl Screen {
             self.clear()?;
         }
         let view = &self.view;
-        self.canvas.draw(|frame| guru::render(guru, view, phase, frame))?;
+        self.canvas.draw(|frame| {
+            guru::render(guru, view, phase, frame);
+            frame.buffer_mut().content.iter_mut().for_each(calm);
+        })?;
         self.pending.append(&mut self.buffer.0.borrow_mut());
         self.flush()
     }
@@ -176,6 +181,14 @@ impl AsFd for Screen {
     }
 }
 
+/// On the Linux console bold and a bright colour are the same switch, so the
+/// end of bold would darken the bright text behind it. Bright is enough.
+fn calm(cell: &mut Cell) {
+    if cell.fg == Color::LightRed {
+        cell.modifier.remove(Modifier::BOLD);
+    }
+}
+
 fn bounded(size: Size) -> Size {
     Size { columns: size.columns.clamp(1, COLUMNS_MAX), rows: size.rows.clamp(1, ROWS_MAX) }
 }
@@ -226,6 +239,7 @@ mod tests {
             screen.is_behind()
         } {}
         assert!(text.contains("#0601.0000"), "{text}");
+        assert!(!text.contains("\x1b[22m"), "the end of bold darkens what follows: {text}");
         rustix::io::write(&far, b"\x1b[Ah").unwrap();
         assert_eq!(screen.commands(&guru).unwrap(), [Command::Hold]);
     }

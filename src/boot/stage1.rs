@@ -150,7 +150,8 @@ fn way(alias: &str) -> Way {
     // NVMe is PCI class 01, subclass 08.
     let nvme = alias.starts_with("pci:") && alias.contains("bc01sc08");
     let usb = alias.starts_with("pci:") && alias.contains("bc0Csc03");
-    if alias.starts_with("virtio:") || nvme {
+    let quick = ["virtio:", "scsi:"].iter().any(|bus| alias.starts_with(bus));
+    if quick || nvme {
         Way::Quick
     } else if usb || ["usb:", "hid:", "input:"].iter().any(|bus| alias.starts_with(bus)) {
         Way::Usb
