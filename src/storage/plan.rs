@@ -112,7 +112,8 @@ impl Plan {
 pub enum Refusal {
     /// Not enough room behind the system.
     #[error(
-        "the disk has {free} MiB free for the data partition, and {needed} MiB are needed",
+        "the disk is too small: it has {free} MiB free for the data partition, and {needed} MiB \
+         are needed",
         free = free >> 20,
         needed = SIZE_MIN >> 20
     )]
