@@ -26,8 +26,9 @@ use super::modules::Modules;
 /// Modaliases that wait for the thread. A hub full of devices has dozens.
 const QUEUE_MAX: usize = 256;
 
-/// What every node needs and no device asks for: the data partition's file system.
-const BY_NAME: &[&str] = &["xfs"];
+/// What every node needs before any device asks for it: the data partition's
+/// file system, and what carries the power button to `init`.
+const BY_NAME: &[&str] = &["xfs", "evdev"];
 
 /// The priority of a thread whose work can wait.
 const LATER: i32 = 10;
@@ -37,6 +38,10 @@ const LATER: i32 = 10;
 enum Urgency {
     /// Nothing goes on without: parameters and network.
     Boot,
+    /// A person may press it at any moment, and the kernel forgets what nobody hears.
+    Person,
+    /// What a person looks at: its driver wipes the screen once.
+    Screen,
     /// The rest.
     Later,
 }
@@ -45,8 +50,15 @@ fn urgency(alias: &str) -> Urgency {
     // fw_cfg; network devices of virtio, of PCI (class 02) and of hypervisors.
     let starts = ["virtio:d00000001v", "acpi:QEMU0002:", "vmbus:"];
     let network = alias.starts_with("pci:") && alias.contains("bc02sc");
+    let power_buttons = ["acpi:LNXPWRBN:", "acpi:PNP0C0C:"];
+    let screen = alias.starts_with("virtio:d00000010v")
+        || (alias.starts_with("pci:") && alias.contains("bc03sc"));
     if network || starts.iter().any(|start| alias.starts_with(start)) {
         Urgency::Boot
+    } else if power_buttons.iter().any(|start| alias.starts_with(start)) {
+        Urgency::Person
+    } else if screen {
+        Urgency::Screen
     } else {
         Urgency::Later
     }
@@ -117,15 +129,21 @@ impl Worker {
     }
 
     fn first(&mut self, modules: &mut Modules) {
-        let (soon, later): (BTreeSet<_>, BTreeSet<_>) =
-            present().into_iter().partition(|alias| urgency(alias) == Urgency::Boot);
-        self.load(modules, &soon);
+        let mut present = present();
+        let mut take = |wanted| {
+            let (taken, left) = present.iter().cloned().partition(|alias| urgency(alias) == wanted);
+            present = left;
+            taken
+        };
+        self.load(modules, &take(Urgency::Boot));
         for name in BY_NAME {
             self.one(modules, name);
         }
+        self.load(modules, &take(Urgency::Person));
         // Only this thread's priority: on Linux the call means a thread.
         rustix::process::setpriority_process(Some(rustix::thread::gettid()), LATER).ok();
-        self.load(modules, &later);
+        self.load(modules, &take(Urgency::Screen));
+        self.load(modules, &take(Urgency::Later));
     }
 
     fn load(&mut self, modules: &mut Modules, aliases: &BTreeSet<String>) {
@@ -190,6 +208,17 @@ fn entries(directory: impl AsRef<Path>) -> Vec<std::path::PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_power_button_is_heard_before_the_rest_is_there() {
+        assert_eq!(urgency("acpi:LNXPWRBN:"), Urgency::Person);
+        assert_eq!(urgency("acpi:PNP0C0C:"), Urgency::Person);
+        assert_eq!(
+            urgency("pci:v00001234d00001111sv00001AF4sd00001100bc03sc00i00"),
+            Urgency::Screen
+        );
+        assert!(Urgency::Boot < Urgency::Person && Urgency::Person < Urgency::Later);
+    }
 
     #[test]
     fn the_network_comes_before_the_rest() {
