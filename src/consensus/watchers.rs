@@ -17,7 +17,7 @@ use super::credentials::{authority, peer_certificate};
 use super::{Error, Peer, Status};
 use crate::event::until;
 use crate::identity::Identity;
-use crate::pki::{Crl, Namespace, Overview, certificate_pem};
+use crate::pki::{Crl, Namespace, Overview, Renewal, certificate_pem};
 use crate::storage::tree::Etcd;
 use crate::supervisor::Context;
 use crate::sys::clock;
@@ -143,8 +143,9 @@ impl Watchers {
             let mut folders = folders.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             folders[which] = entries.collect();
             let mut overview = Overview::default();
-            overview.add(one.namespace(), &folders[0]);
-            overview.add(two.namespace(), &folders[1]);
+            // Each member renews its own certificate, see `certificate`.
+            overview.add(one.namespace(), &folders[0], Renewal::ByUser);
+            overview.add(two.namespace(), &folders[1], Renewal::None);
             self.overview
                 .send_if_modified(|shown| std::mem::replace(shown, overview.clone()) != overview);
         };

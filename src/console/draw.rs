@@ -42,6 +42,9 @@ impl Write for Bytes {
 pub(super) struct Canvas {
     size: Size,
     bytes: Bytes,
+    /// What each cell of the last picture shows: its ASCII character, or zero
+    /// for one that a terminal may keep in another way. Row by row.
+    shown: Vec<u8>,
     terminal: ratatui::Terminal<CrosstermBackend<Bytes>>,
 }
 
@@ -55,7 +58,7 @@ impl Canvas {
         let options = TerminalOptions { viewport };
         let terminal = ratatui::Terminal::with_options(backend, options)?;
         bytes.lock().extend(CLEAR);
-        Ok(Self { size, bytes, terminal })
+        Ok(Self { size, bytes, shown: Vec::new(), terminal })
     }
 
     /// The part of a terminal of `size` that is drawn on.
@@ -73,8 +76,22 @@ impl Canvas {
 
     /// What the terminal must be sent to show `snapshot`; empty if it does already.
     pub(super) fn draw(&mut self, snapshot: &Snapshot, view: &View) -> io::Result<Vec<u8>> {
-        self.terminal.draw(|frame| polis_tui::render(snapshot, view, frame))?;
+        let frame = self.terminal.draw(|frame| polis_tui::render(snapshot, view, frame))?;
+        self.shown.clear();
+        self.shown.extend(frame.buffer.content().iter().map(
+            |cell| match cell.symbol().as_bytes() {
+                [c @ b' '..=b'~'] => *c,
+                _ => 0,
+            },
+        ));
         Ok(std::mem::take(&mut *self.bytes.lock()))
+    }
+
+    /// Whether `cells`, a terminal's own account of its characters, row by row,
+    /// differ from the last picture.
+    pub(super) fn differs(&self, cells: &[u8]) -> bool {
+        self.shown.len() != cells.len()
+            || self.shown.iter().zip(cells).any(|(shown, cell)| *shown != 0 && shown != cell)
     }
 }
 
@@ -98,6 +115,20 @@ mod tests {
         snapshot.header.clock = "2026-01-01 00:00:00 UTC".to_owned();
         let changed = canvas.draw(&snapshot, &view).unwrap();
         assert!(changed.len() > same.len() && changed.len() < first.len());
+    }
+
+    #[test]
+    fn a_picture_that_was_written_over_is_noticed() {
+        let mut canvas = Canvas::new(Size { columns: 80, rows: 24 }).unwrap();
+        let view = view(&canvas);
+        canvas.draw(&Snapshot::default(), &view).unwrap();
+        // A glyph that is not ASCII has a number of the font's own.
+        let mut cells: Vec<u8> =
+            canvas.shown.iter().map(|c| if *c == 0 { 0xfe } else { *c }).collect();
+        assert!(!canvas.differs(&cells));
+        cells[0] ^= 1;
+        assert!(canvas.differs(&cells));
+        assert!(canvas.differs(&[]));
     }
 
     #[test]

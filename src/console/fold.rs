@@ -13,7 +13,7 @@ use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
 use super::Values;
-use crate::pki::{AuthorityView, CertificateView, Overview};
+use crate::pki::{AuthorityView, CertificateView, Overview, Renewal};
 use crate::stage::{self, Stages};
 use crate::supervisor::{self, Tree};
 use crate::{cluster, consensus, network, storage};
@@ -197,7 +197,7 @@ fn certificate(view: &CertificateView, now: SystemTime) -> Certificate {
         issuer: view.issuer.clone(),
         ends: printed(view.not_after, DAY),
         days_left: days(now, view.not_after),
-        renews: view.managed.then(|| printed(view.renew_at, DAY)),
+        renews: (view.renewal == Renewal::ByUser).then(|| printed(view.renew_at, DAY)),
         renew_at: share(view.renew_at).unwrap_or(100),
         used: share(now).unwrap_or(100),
     }
@@ -334,6 +334,7 @@ mod tests {
             renew_at: at(150),
             not_after: at(200),
             managed: true,
+            renewal: Renewal::ByUser,
             revoked: false,
         };
         let early = certificate(&view, at(125));

@@ -12,9 +12,14 @@
 //! at its other end. So such a terminal is asked now and then where its cursor
 //! is after a jump to the far corner: the answer is the size, and an answer
 //! after silence means that somebody new looks, who needs the whole picture.
+//!
+//! A virtual terminal says its size, and lets its characters be read back. A
+//! screen's driver that takes over from the firmware's throws them away without
+//! a word, and the kernel's last words are written over them: so they are
+//! compared with the picture now and then, and drawn anew where they differ.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,6 +41,9 @@ use crate::sys::terminal::{Mode, SIZE_DEFAULT, Size, Terminal};
 const RETRY: Duration = Duration::from_secs(2);
 /// How often the size is looked at, or asked for.
 const SIZE_PACE: Duration = Duration::from_secs(2);
+/// Looks in a row that must find other characters: one may fall between a
+/// picture and the moment when the terminal has it.
+const OVERWRITTEN: u32 = 2;
 /// Silence after which an Escape is the key, and not the start of a sequence.
 const ESCAPE: Duration = Duration::from_millis(50);
 /// Baud of a serial port, the same as of the one with the log lines.
@@ -114,6 +122,10 @@ struct Attached {
     parser: Parser,
     /// Questions about the size that got no answer.
     unanswered: u32,
+    /// Where the kernel shows the characters of a virtual terminal.
+    characters: Option<PathBuf>,
+    /// How many looks in a row found other characters than were drawn.
+    overwritten: u32,
     look_at_size: Instant,
     /// When a lone Escape becomes a key.
     escape: Option<Instant>,
@@ -138,6 +150,8 @@ impl Attached {
             canvas,
             parser: Parser::default(),
             unanswered: 0,
+            characters: characters(path),
+            overwritten: 0,
             look_at_size: Instant::now(),
             escape: None,
             stale: true,
@@ -171,7 +185,10 @@ impl Attached {
             Event::LookAtSize => {
                 self.look_at_size = Instant::now() + SIZE_PACE;
                 match self.terminal.reported_size() {
-                    Some(size) => self.resize(size).map_err(Ended::Lost)?,
+                    Some(size) => {
+                        self.resize(size).map_err(Ended::Lost)?;
+                        self.look_at_characters().map_err(Ended::Lost)?;
+                    }
                     None => {
                         self.unanswered = self.unanswered.saturating_add(1);
                         self.writer.offer(WHERE);
@@ -259,6 +276,19 @@ impl Attached {
         if Canvas::bounded(size) != self.canvas.size() { self.redraw(size) } else { Ok(()) }
     }
 
+    fn look_at_characters(&mut self) -> io::Result<()> {
+        let Some(cells) = self.characters.as_ref().and_then(|path| std::fs::read(path).ok()) else {
+            return Ok(());
+        };
+        self.overwritten =
+            if self.canvas.differs(&cells) { self.overwritten.saturating_add(1) } else { 0 };
+        if self.overwritten >= OVERWRITTEN {
+            self.overwritten = 0;
+            self.redraw(self.canvas.size())?;
+        }
+        Ok(())
+    }
+
     /// Starts from an empty screen.
     fn redraw(&mut self, size: Size) -> io::Result<()> {
         self.canvas = Canvas::new(size)?;
@@ -277,6 +307,13 @@ impl Attached {
         }
         Ok(())
     }
+}
+
+/// The characters of the virtual terminal at `path`, see `vcs(4)`.
+fn characters(path: &Path) -> Option<PathBuf> {
+    let number = path.file_name()?.to_str()?.strip_prefix("tty")?;
+    let digits = !number.is_empty() && number.bytes().all(|c| c.is_ascii_digit());
+    digits.then(|| path.with_file_name(format!("vcs{number}")))
 }
 
 fn is_serial(path: &Path) -> bool {

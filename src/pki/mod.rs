@@ -38,7 +38,7 @@ use ed25519_dalek::SigningKey;
 
 pub use self::crl::{Crl, Reason, Revoked};
 pub use self::namespace::Namespace;
-pub use self::overview::{AuthorityView, CertificateView, Overview, RevokedView};
+pub use self::overview::{AuthorityView, CertificateView, Overview, Renewal, RevokedView};
 pub use self::parse::Facts;
 #[cfg(test)]
 pub(crate) use self::store::memory;

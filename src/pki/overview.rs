@@ -48,6 +48,15 @@ pub struct RevokedView {
     pub reason: Reason,
 }
 
+/// Whether the certificates of a namespace are renewed without a person.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    /// Whoever uses them renews them after two thirds of their life.
+    ByUser,
+    /// Nobody does.
+    None,
+}
+
 /// One certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateView {
@@ -69,6 +78,8 @@ pub struct CertificateView {
     pub not_after: SystemTime,
     /// Whether its key is kept beside it.
     pub managed: bool,
+    /// Whether somebody renews it when the time has come.
+    pub renewal: Renewal,
     /// Whether it is on its issuer's CRL.
     pub revoked: bool,
 }
@@ -76,7 +87,7 @@ pub struct CertificateView {
 impl Overview {
     /// Adds what a namespace holds: its keys without the namespace's own folder.
     /// Values that cannot be read are left out, for whoever uses them says so.
-    pub fn add(&mut self, namespace: &str, entries: &BTreeMap<String, Vec<u8>>) {
+    pub fn add(&mut self, namespace: &str, entries: &BTreeMap<String, Vec<u8>>, renewal: Renewal) {
         let authorities = children(entries, AUTHORITIES);
         let mut crls = BTreeMap::new();
         for name in authorities {
@@ -127,6 +138,7 @@ impl Overview {
                 not_before: facts.not_before,
                 renew_at: facts.renew_at(),
                 not_after: facts.not_after,
+                renewal,
                 managed: entries.contains_key(&format!("{CERTIFICATES}{issuer}/{name}/key")),
                 revoked: crls.get(issuer).is_some_and(|crl| crl.revokes(&facts.serial)),
             });
