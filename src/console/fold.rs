@@ -13,6 +13,7 @@ use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
 use super::Values;
+use crate::parameters::Cidr;
 use crate::pki::{AuthorityView, CertificateView, Overview, Renewal};
 use crate::stage::{self, Stages};
 use crate::supervisor::{self, Tree};
@@ -105,10 +106,13 @@ fn stages(stages: &Stages, uptime: Duration) -> Vec<Stage> {
 }
 
 fn interface(interface: &network::Interface) -> Interface {
-    let addresses: Vec<_> = interface.addresses.iter().map(ToString::to_string).collect();
+    let shown = |cidr: &Cidr| match interface.asking && cidr.address().is_ipv4() {
+        true => format!("{cidr} by DHCP"),
+        false => cidr.to_string(),
+    };
+    let addresses: Vec<_> = interface.addresses.iter().map(shown).collect();
     let text = match (addresses.is_empty(), interface.carrier, interface.asking) {
-        (false, _, true) => format!("{} by DHCP", addresses.join(", ")),
-        (false, _, false) => addresses.join(", "),
+        (false, ..) => addresses.join(", "),
         (true, false, _) => "no carrier: no cable, or nothing at its other end".to_owned(),
         (true, true, true) => "asks for an address (DHCP)".to_owned(),
         (true, true, false) => "no address".to_owned(),
@@ -161,22 +165,19 @@ fn learner(status: &consensus::Status, own: bool) -> Standing {
 }
 
 fn pki(overview: &Overview, now: SystemTime) -> Option<Pki> {
-    let latest = overview.authorities.iter().max_by_key(|authority| authority.crl_number);
-    let latest = latest?;
+    if overview.authorities.is_empty() {
+        return None;
+    }
+    let lists = overview.authorities.iter().filter_map(|view| Some((view, view.crl_issued?)));
+    let crl = lists.max_by_key(|(_, issued)| *issued).map(|(view, issued)| Crl {
+        number: view.crl_number,
+        entries: view.revoked.len() as u64,
+        age: now.duration_since(issued).unwrap_or_default(),
+    });
     Some(Pki {
         authorities: overview.authorities.iter().map(|view| authority(view, now)).collect(),
         certificates: overview.certificates.iter().map(|view| certificate(view, now)).collect(),
-        crl: Some(Crl {
-            number: latest.crl_number,
-            entries: latest.revoked.len() as u64,
-            age: latest
-                .revoked
-                .iter()
-                .map(|entry| entry.at)
-                .max()
-                .and_then(|at| now.duration_since(at).ok())
-                .unwrap_or_default(),
-        }),
+        crl,
     })
 }
 

@@ -15,7 +15,7 @@ use x509_parser::revocation_list::CertificateRevocationList;
 
 use super::Error;
 use super::parse::system_time;
-use super::template::{Signer, crl_validity};
+use super::template::{CLOCK_TOLERANCE, Signer, crl_validity};
 
 /// Why a certificate is not good any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +73,8 @@ pub struct Revoked {
 pub struct Crl {
     /// Grows by one with every change.
     pub number: u64,
+    /// When it was made.
+    pub issued: SystemTime,
     /// In the order in which they were added.
     pub revoked: Vec<Revoked>,
     /// The signed list.
@@ -88,6 +90,8 @@ impl Crl {
             return None;
         }
         let number = u64::try_from(list.crl_number()?).ok()?;
+        // Dated back when it was signed: see `crl_validity`.
+        let issued = system_time(list.last_update()).checked_add(CLOCK_TOLERANCE)?;
         let revoked = list
             .iter_revoked_certificates()
             .map(|entry| Revoked {
@@ -96,7 +100,7 @@ impl Crl {
                 reason: Reason::from_code(entry.reason_code().map(|(_, code)| code.0)),
             })
             .collect();
-        Some(Self { number, revoked, der: der.to_vec() })
+        Some(Self { number, issued, revoked, der: der.to_vec() })
     }
 
     /// Whether the list names this serial number.

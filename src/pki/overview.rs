@@ -31,6 +31,8 @@ pub struct AuthorityView {
     pub issued: usize,
     /// The number of its CRL; zero if that cannot be read.
     pub crl_number: u64,
+    /// When its CRL was made, if it can be read.
+    pub crl_issued: Option<SystemTime>,
     /// What it revoked.
     pub revoked: Vec<RevokedView>,
 }
@@ -114,6 +116,7 @@ impl Overview {
                 not_after: facts.not_after,
                 issued: entries.keys().filter(|key| key.starts_with(&issued_at)).count(),
                 crl_number: crl.as_ref().map_or(0, |crl| crl.number),
+                crl_issued: crl.as_ref().map(|crl| crl.issued),
                 revoked: revoked.collect(),
             });
             if let Some(crl) = crl {

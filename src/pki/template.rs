@@ -25,9 +25,7 @@ pub const ETCD_PEER_NAME: &str = "etcd-peer.polis.internal";
 
 /// How far the clocks of two machines may differ before a fresh certificate is
 /// refused as not valid yet.
-const CLOCK_TOLERANCE: Duration = Duration::from_secs(24 * 60 * 60);
-
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+pub(super) const CLOCK_TOLERANCE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Authorities outlive the machines that they were made on.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
@@ -260,7 +258,7 @@ impl Signer {
 /// From when and until when a CRL made now is valid. Readers hear of a newer one
 /// by watching, not by its end.
 pub(super) fn crl_validity(now: SystemTime) -> (OffsetDateTime, OffsetDateTime) {
-    (OffsetDateTime::from(now - DAY), OffsetDateTime::from(now + AUTHORITY_LIFETIME))
+    (OffsetDateTime::from(now - CLOCK_TOLERANCE), OffsetDateTime::from(now + AUTHORITY_LIFETIME))
 }
 
 fn key_pair(key: &SigningKey) -> Result<KeyPair, rcgen::Error> {

@@ -225,4 +225,14 @@ mod tests {
         assert_eq!(code.to_string(), "#0601.001F");
         assert_eq!(Code::parse("#0601.001F"), Some(code));
     }
+
+    #[test]
+    fn each_code_has_one_number_and_one_section() {
+        let page = include_str!("../../docs/errors.md");
+        let sections: Vec<_> =
+            page.lines().filter_map(|line| line.strip_prefix("## ")?.split(' ').next()).collect();
+        let mut anchors: Vec<_> = ALL.iter().map(|code| code.anchor()).collect();
+        anchors.sort();
+        assert_eq!(sections, anchors);
+    }
 }
