@@ -138,6 +138,8 @@ pub struct Machine {
     started: Instant,
     /// The next line that a wait looks at.
     cursor: usize,
+    /// The first line since the machine was reset last.
+    epoch: usize,
     /// Holds the sockets. Short, since a socket's path has at most 107 bytes.
     _sockets: TempDir,
 }
@@ -204,6 +206,7 @@ impl Machine {
             dir: dir.to_owned(),
             started,
             cursor: 0,
+            epoch: 0,
             _sockets: runtime,
         })
     }
@@ -233,12 +236,22 @@ impl Machine {
         self.wait(&what, within, |line| line.text.contains(text).then(|| line.clone()))
     }
 
-    /// Waits until a line that contains `text` has come, now or earlier.
+    /// Pushes the reset button.
+    ///
+    /// # Errors
+    /// When QEMU is gone.
+    pub fn reset(&mut self) -> Result<(), Error> {
+        self.epoch = self.port.count();
+        Ok(self.qmp.reset()?)
+    }
+
+    /// Waits until a line that contains `text` has come, now or earlier, but
+    /// since the last [`Machine::reset`].
     ///
     /// # Errors
     /// When it has not come within `within`, or can no longer come.
     pub fn wait_until_said(&mut self, text: &str, within: Duration) -> Result<(), Error> {
-        if self.port.lines(0).iter().any(|line| line.text.contains(text)) {
+        if self.port.lines(self.epoch).iter().any(|line| line.text.contains(text)) {
             return Ok(());
         }
         self.wait_for_text(text, within).map(drop)

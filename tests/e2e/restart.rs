@@ -15,7 +15,7 @@ fn a_reset_and_an_orderly_stop_end_at_home_as_the_same_node() -> Result<()> {
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
 
-    machine.qmp.reset()?;
+    machine.reset()?;
     let back = home(&mut machine)?;
     ensure!(back == founded, "after a reset: {back:?}, before: {founded:?}");
 
