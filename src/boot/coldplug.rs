@@ -2,12 +2,13 @@
 //!
 //! One thread, since drivers are handed to the kernel in an order that matters
 //! to a boot: the network first, what the data partition needs next, the rest
-//! when the processor has nothing better to do.
+//! when `node` is ready. A machine with one processor would otherwise share it
+//! between the boot and the probing of ports that nothing is plugged into.
 //!
 //! ```text
-//! /sys/bus/*/devices/*/modalias --+
-//!                                 +--> [modules, in order] --> kernel
-//! announcements (main loop) ------+
+//! /sys/bus/*/devices/*/modalias --+     [what the boot needs] ------> kernel
+//!                                 +-->            | ready, or PATIENCE
+//! announcements (main loop) ------+     [the rest, as it appears] --> kernel
 //! ```
 //!
 //! What this module does not do: wait for a device. Whoever needs one waits.
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use super::modules::Modules;
 
@@ -29,6 +31,10 @@ const QUEUE_MAX: usize = 256;
 /// What every node needs before any device asks for it: the data partition's
 /// file system, and what carries the power button to `init`.
 const BY_NAME: &[&str] = &["xfs", "evdev"];
+
+/// How long the rest waits for the boot: a machine whose only way to the network
+/// is behind a bus of the rest must not wait long for it.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The priority of a thread whose work can wait.
 const LATER: i32 = 10;
@@ -69,6 +75,7 @@ fn urgency(alias: &str) -> Urgency {
 pub struct Coldplug {
     queue: SyncSender<String>,
     again: Arc<AtomicBool>,
+    over: Arc<AtomicBool>,
 }
 
 impl Coldplug {
@@ -80,9 +87,10 @@ impl Coldplug {
     pub fn start(said: PipeWriter) -> io::Result<Self> {
         let (queue, heard) = mpsc::sync_channel(QUEUE_MAX);
         let again = Arc::new(AtomicBool::new(false));
-        let mut worker = Worker { heard, again: Arc::clone(&again), said };
+        let over = Arc::new(AtomicBool::new(false));
+        let mut worker = Worker { heard, again: Arc::clone(&again), over: Arc::clone(&over), said };
         thread::Builder::new().name("modules".to_owned()).spawn(move || worker.run())?;
-        Ok(Self { queue, again })
+        Ok(Self { queue, again, over })
     }
 
     /// A device with this modalias has appeared. Never blocks.
@@ -96,7 +104,17 @@ impl Coldplug {
     /// Something was lost on the way: look at all devices.
     pub fn look_again(&self) {
         self.again.store(true, Ordering::Release);
-        // An empty modalias fits nothing, and wakes.
+        self.wake();
+    }
+
+    /// The boot is over: the rest need not wait any more.
+    pub fn boot_is_over(&self) {
+        self.over.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // An empty modalias fits nothing. A full queue wakes by itself.
         self.queue.try_send(String::new()).ok();
     }
 }
@@ -104,6 +122,7 @@ impl Coldplug {
 struct Worker {
     heard: Receiver<String>,
     again: Arc<AtomicBool>,
+    over: Arc<AtomicBool>,
     said: PipeWriter,
 }
 
@@ -142,8 +161,26 @@ impl Worker {
         self.load(modules, &take(Urgency::Person));
         // Only this thread's priority: on Linux the call means a thread.
         rustix::process::setpriority_process(Some(rustix::thread::gettid()), LATER).ok();
-        self.load(modules, &take(Urgency::Screen));
-        self.load(modules, &take(Urgency::Later));
+        let (screen, mut later) = (take(Urgency::Screen), take(Urgency::Later));
+        later.extend(self.until_the_boot_is_over(modules));
+        self.load(modules, &screen);
+        self.load(modules, &later);
+    }
+
+    /// Loads what is urgent as it appears, and returns what can wait.
+    fn until_the_boot_is_over(&mut self, modules: &mut Modules) -> BTreeSet<String> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut later = BTreeSet::new();
+        while !self.over.load(Ordering::Acquire) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Nobody sends any more when the trapdoor is open: its keys may need a driver.
+            let Ok(alias) = self.heard.recv_timeout(left) else { break };
+            match urgency(&alias) {
+                Urgency::Boot | Urgency::Person => self.load(modules, &BTreeSet::from([alias])),
+                Urgency::Screen | Urgency::Later => drop(later.insert(alias)),
+            }
+        }
+        later
     }
 
     fn load(&mut self, modules: &mut Modules, aliases: &BTreeSet<String>) {

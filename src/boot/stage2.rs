@@ -379,7 +379,12 @@ impl Main<'_> {
 
     fn message(&mut self, message: &EventLine) {
         match message.word() {
-            "ready" => self.step(Event::Ready),
+            "ready" => {
+                if let Some(coldplug) = &self.coldplug {
+                    coldplug.boot_is_over();
+                }
+                self.step(Event::Ready);
+            }
             "off" => match message.get("reason").and_then(Reason::from_name) {
                 Some(reason) => self.step(Event::Off(reason)),
                 None => self.refuse("off needs reason=reboot or reason=poweroff"),
