@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::mount::MountFlags;
+use tracing::warn;
 
 use super::Kind;
 use super::apply::{Error, Machine};
@@ -87,14 +88,18 @@ impl Live {
     }
 }
 
-/// Reads the partition table of `disk`. Blocks.
+/// Reads the partition table of `disk`, and makes its primary copy whole again
+/// if a power cut tore it. Blocks.
 ///
 /// # Errors
 ///
 /// [`table::Error`].
 pub fn read_table(disk: &Path) -> Result<Table, table::Error> {
-    let opened = File::open(disk);
+    let opened = File::options().read(true).write(true).open(disk);
     let disk = opened.map_err(|source| table::Error::Io { operation: "open", source })?;
+    if table::restore(&disk)? {
+        warn!("the partition table was torn; it is as its backup again");
+    }
     table::read(&disk)
 }
 

@@ -15,6 +15,8 @@
 //! - One of the two copies on the disk is whole at every moment: the backup is
 //!   flushed before the primary is touched.
 //! - The primary copy goes to the disk in one write.
+//! - Where a power cut tore the primary copy, the backup counts, and stays as it
+//!   is until the primary is whole again: see [`restore`].
 //! - A table with anything unusual in it is refused, never repaired by guess.
 
 use std::collections::BTreeMap;
@@ -29,6 +31,9 @@ use gpt::mbr::ProtectiveMBR;
 use uuid::Uuid;
 
 use crate::sys::block;
+
+/// How a header begins.
+const SIGNATURE: &[u8] = b"EFI PART";
 
 /// Both copies of the table hold 128 entries of 128 bytes, as on every disk.
 const ENTRIES: u32 = 128;
@@ -55,7 +60,7 @@ pub enum Error {
     /// No disk at all.
     #[error("the disk has {0} bytes")]
     TooSmall(u64),
-    /// The primary copy is not a table that we could have written.
+    /// Neither copy is a table that we could have written.
     #[error("the partition table is damaged or unusual: {0}")]
     Unusual(String),
     /// The crate that knows the format refused.
@@ -129,14 +134,35 @@ fn entry_blocks(block_size: u64) -> u64 {
     u64::from(ENTRIES * ENTRY_SIZE).div_ceil(block_size)
 }
 
-/// Reads the table of `disk`.
+/// Reads the table of `disk`: the primary copy, or the backup where the primary
+/// is torn.
 ///
 /// # Errors
 ///
-/// [`Error`] if the disk cannot be read or its primary table is not sound.
+/// [`Error`] if the disk cannot be read or neither copy is sound.
 pub fn read(disk: &File) -> Result<Table, Error> {
-    let (view, geometry) = View::open(disk)?;
-    let opened = open(view, geometry)?;
+    let (opened, geometry) = open(disk)?;
+    table_of(&opened, geometry)
+}
+
+/// Makes the primary copy whole again where it is torn and the backup is not;
+/// says whether that was so. The backup is not touched.
+///
+/// # Errors
+///
+/// [`Error`] if neither copy is sound, or the disk cannot be written.
+pub fn restore(disk: &File) -> Result<bool, Error> {
+    let (opened, geometry) = open(disk)?;
+    if opened.primary_header().is_ok() {
+        return Ok(false);
+    }
+    table_of(&opened, geometry)?;
+    into_view(opened, geometry)?.commit_head()?;
+    Ok(true)
+}
+
+/// The value of a table that the crate has read.
+fn table_of(opened: &gpt::GptDisk<View<'_>>, geometry: Geometry) -> Result<Table, Error> {
     let mut partitions = Vec::new();
     for (number, entry) in opened.partitions() {
         if !entry.is_used() {
@@ -161,12 +187,14 @@ pub fn read(disk: &File) -> Result<Table, Error> {
 ///
 /// # Errors
 ///
-/// [`Error`] if the disk cannot be written, or does not carry a table yet.
+/// [`Error`] if the disk cannot be written, or its primary copy is not sound:
+/// then the backup must not be touched before [`restore`].
 pub fn write(disk: &File, table: &Table) -> Result<(), Error> {
     check(table).map_err(Error::Unusual)?;
-    let (view, geometry) = View::open(disk)?;
-    let mut opened = open(view, geometry)?;
-    let failed = |source| Error::Format { operation: "write", source };
+    let (mut opened, geometry) = open(disk)?;
+    if let Err(error) = opened.primary_header() {
+        return Err(Error::Unusual(format!("its header is not sound, {error}")));
+    }
 
     let mut entries = BTreeMap::new();
     for partition in &table.partitions {
@@ -181,13 +209,22 @@ pub fn write(disk: &File, table: &Table) -> Result<(), Error> {
         entries.insert(partition.number, entry);
     }
     // Also puts the backup where the disk ends now.
-    opened.update_partitions(entries).map_err(failed)?;
-    let mut view = opened.write().map_err(failed)?;
+    opened.update_partitions(entries).map_err(unwritten)?;
+    into_view(opened, geometry)?.commit()
+}
+
+/// Lets the crate put both copies into memory.
+fn into_view(opened: gpt::GptDisk<View<'_>>, geometry: Geometry) -> Result<View<'_>, Error> {
+    let mut view = opened.write().map_err(unwritten)?;
     let protective = u32::try_from(geometry.blocks - 1).unwrap_or(u32::MAX);
     ProtectiveMBR::with_lb_size(protective)
         .overwrite_lba0(&mut view)
-        .map_err(|e| failed(gpt::GptError::Io(io::Error::other(e))))?;
-    view.commit()
+        .map_err(|e| unwritten(gpt::GptError::Io(io::Error::other(e))))?;
+    Ok(view)
+}
+
+fn unwritten(source: gpt::GptError) -> Error {
+    Error::Format { operation: "write", source }
 }
 
 /// What every table of ours fulfils.
@@ -221,21 +258,28 @@ fn check(table: &Table) -> Result<(), String> {
     Ok(())
 }
 
-/// Lets the crate read a table that was checked for what it would trust.
-fn open(view: View<'_>, geometry: Geometry) -> Result<gpt::GptDisk<View<'_>>, Error> {
+/// Lets the crate read a table that was checked for what it would trust. Where the
+/// primary copy is torn, its header is an error and all else is the backup's.
+fn open(disk: &File) -> Result<(gpt::GptDisk<View<'_>>, Geometry), Error> {
+    let (view, geometry) = View::open(disk)?;
+    let opened = parse(view, geometry).or_else(|torn| {
+        // The crate turns to the backup for a bad header, not for bad entries.
+        let (view, geometry) = View::open(disk)?;
+        parse(view.without_primary(geometry), geometry).map_err(|_neither| torn)
+    });
+    Ok((opened?, geometry))
+}
+
+fn parse(view: View<'_>, geometry: Geometry) -> Result<gpt::GptDisk<View<'_>>, Error> {
     let size = match geometry.block_size {
         4096 => LogicalBlockSize::Lb4096,
         _ => LogicalBlockSize::Lb512,
     };
-    let opened = GptConfig::new()
+    GptConfig::new()
         .writable(true)
         .logical_block_size(size)
         .open_from_device(view)
-        .map_err(|source| Error::Format { operation: "read", source })?;
-    if let Err(error) = opened.primary_header() {
-        return Err(Error::Unusual(format!("its header is not sound, {error}")));
-    }
-    Ok(opened)
+        .map_err(|source| Error::Format { operation: "read", source })
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -275,22 +319,45 @@ impl<'a> View<'a> {
         let mut tail = read_at(disk, tail_start, copy).map_err(io("read"))?;
 
         let header = bytes_at(&head, block_size, block_size).unwrap_or_default();
-        plain_header(header).map_err(Error::Unusual)?;
+        let primary = plain_header(header);
         // What stands at the end may be older than the disk's use for us. It is
         // replaced whenever we write, and must not mislead the crate before.
         let backup = bytes_at(&tail, copy - block_size, block_size).unwrap_or_default();
-        if plain_header(backup).is_err() {
+        let no_backup = plain_header(backup).is_err();
+        if no_backup {
             tail.fill(0);
+        }
+        match primary {
+            // A lost header; one that is there and strange is somebody's.
+            Err(_lost) if !header.starts_with(SIGNATURE) && !no_backup => {}
+            primary => primary.map_err(Error::Unusual)?,
         }
         Ok((Self { disk, head, tail, tail_start, size, position: 0 }, geometry))
     }
 
+    /// The same without the primary header, for the crate to read the backup.
+    fn without_primary(mut self, geometry: Geometry) -> Self {
+        let length = usize::try_from(geometry.block_size).unwrap_or_default();
+        if let Some(header) = slice(&mut self.head, geometry.block_size, length) {
+            header.fill(0);
+        }
+        self
+    }
+
     /// Puts both copies on the disk.
     fn commit(self) -> Result<(), Error> {
+        self.put(&self.tail, self.tail_start)?;
+        self.commit_head()
+    }
+
+    /// Puts the primary copy on the disk.
+    fn commit_head(self) -> Result<(), Error> {
+        self.put(&self.head, 0)
+    }
+
+    fn put(&self, bytes: &[u8], at: u64) -> Result<(), Error> {
         let io = |source| Error::Io { operation: "write the partition table to", source };
-        self.disk.write_all_at(&self.tail, self.tail_start).map_err(io)?;
-        self.disk.sync_data().map_err(io)?;
-        self.disk.write_all_at(&self.head, 0).map_err(io)?;
+        self.disk.write_all_at(bytes, at).map_err(io)?;
         self.disk.sync_data().map_err(io)
     }
 
@@ -323,7 +390,7 @@ fn read_at(disk: &File, offset: u64, length: u64) -> io::Result<Vec<u8>> {
 
 /// Refuses headers whose counts the crate would trust too far.
 fn plain_header(header: &[u8]) -> Result<(), String> {
-    if !header.starts_with(b"EFI PART") {
+    if !header.starts_with(SIGNATURE) {
         return Err("it has no GPT header".to_owned());
     }
     let number = |offset| {
@@ -468,15 +535,74 @@ pub(super) mod tests {
         }
     }
 
+    fn flip(file: &File, at: u64) {
+        let mut byte = read_at(file, at, 1).unwrap();
+        byte[0] ^= 4;
+        file.write_all_at(&byte, at).unwrap();
+    }
+
     #[test]
-    fn a_flipped_bit_in_the_primary_table_is_refused() {
-        for at in [512 + 16, 512 + 80, 512 + 84, 1024 + 40] {
+    fn a_primary_table_that_claims_the_unusual_is_refused() {
+        for at in [512 + 80, 512 + 84] {
             let file = image(64 * MIB, 64 * MIB);
-            let mut byte = read_at(&file, at, 1).unwrap();
-            byte[0] ^= 4;
-            file.write_all_at(&byte, at).unwrap();
-            assert!(read(&file).is_err(), "byte {at}");
+            flip(&file, at);
+            assert!(matches!(read(&file), Err(Error::Unusual(_))), "byte {at}");
         }
+    }
+
+    #[test]
+    fn a_torn_primary_table_is_restored_from_its_backup_which_stays_as_it_is() {
+        let backup = 64 * MIB - 33 * 512;
+        // The signature, the header's checksum, the entries.
+        for at in [512, 512 + 16, 1024 + 40] {
+            let file = image(64 * MIB, 64 * MIB);
+            let table = read(&file).unwrap();
+            let kept = read_at(&file, backup, 33 * 512).unwrap();
+            flip(&file, at);
+            assert_eq!(read(&file).unwrap(), table, "byte {at}");
+            assert!(matches!(write(&file, &table), Err(Error::Unusual(_))), "byte {at}");
+            assert!(restore(&file).unwrap(), "byte {at}");
+            assert_eq!(read_at(&file, backup, 33 * 512).unwrap(), kept);
+            both_copies_are_sound(&file);
+            assert!(!restore(&file).unwrap());
+            assert_eq!(read(&file).unwrap(), table);
+            write(&file, &table).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_write_that_was_torn_at_any_block_leaves_the_old_table_or_the_new() {
+        let before = image(64 * MIB, 1024 * MIB);
+        let old = read(&before).unwrap();
+        let mut new = old.clone();
+        let (first, last) = (64 * MIB / 512, old.last_usable());
+        let (type_id, id) = (Uuid::from_bytes([1; 16]), Uuid::from_bytes([2; 16]));
+        let name = "POLIS-DATA".to_owned();
+        new.partitions.push(Partition { number: 3, name, type_id, id, first, last, attributes: 0 });
+        let after = image(64 * MIB, 1024 * MIB);
+        after.write_all_at(&read_at(&before, 0, 34 * 512).unwrap(), 0).unwrap();
+        write(&after, &new).unwrap();
+        let tail = 1024 * MIB - 33 * 512;
+        for written in 0_u64..=33 + 34 {
+            let torn = image(64 * MIB, 1024 * MIB);
+            torn.write_all_at(&read_at(&before, 0, 34 * 512).unwrap(), 0).unwrap();
+            let (backup, primary) = (written.min(33) * 512, written.saturating_sub(33) * 512);
+            torn.write_all_at(&read_at(&after, tail, backup).unwrap(), tail).unwrap();
+            torn.write_all_at(&read_at(&after, 0, primary).unwrap(), 0).unwrap();
+            restore(&torn).unwrap();
+            let found = read(&torn).unwrap();
+            assert!(found == old || found == new, "after {written} blocks: {found:?}");
+            write(&torn, &new).unwrap();
+            both_copies_are_sound(&torn);
+        }
+    }
+
+    #[test]
+    fn a_table_that_is_torn_without_a_backup_is_refused() {
+        let file = image(64 * MIB, 1024 * MIB);
+        flip(&file, 1024 + 40);
+        assert!(read(&file).is_err());
+        assert!(restore(&file).is_err());
     }
 
     #[test]
@@ -526,6 +652,7 @@ pub(super) mod tests {
                 file.write_all_at(&[byte], at as u64).unwrap();
             }
             drop(read(&file));
+            drop(restore(&file));
         }
     }
 }
