@@ -98,7 +98,10 @@ impl Row {
             let verdict = if median <= goal { "met" } else { "missed" };
             format!("{} ({verdict})", show(goal))
         });
-        let range = format!("{} to {}", show(least), show(most));
+        let range = match self.values.len() {
+            0 | 1 => String::new(),
+            _ => format!("{} to {}", show(least), show(most)),
+        };
         [self.name.clone(), self.unit.to_owned(), show(median), range, goal]
     }
 }
@@ -203,7 +206,7 @@ mod tests {
         | what       | unit  | median | range        | goal       |
         |------------|-------|--------|--------------|------------|
         | first boot | s     | 2.00   | 1.00 to 3.00 | 2.50 (met) |
-        | x          | bytes | 10     | 10 to 10     | 9 (missed) |
+        | x          | bytes | 10     |              | 9 (missed) |
         ");
     }
 }
