@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
@@ -112,6 +113,9 @@ pub fn read_content(disk: &Path, table: &Table, partition: &Partition) -> io::Re
     let disk = File::open(disk)?;
     let start = partition.first * table.block_size;
     let length = partition.blocks() * table.block_size;
+    // What was written through the device of the partition is news to the cache of
+    // the disk, which may still have what stood there before.
+    rustix::fs::fadvise(&disk, start, NonZeroU64::new(length), rustix::fs::Advice::DontNeed)?;
     let take = |wanted: usize| usize::try_from(length).unwrap_or(usize::MAX).min(wanted);
     let mut head = vec![0; take(probe::HEAD)];
     disk.read_exact_at(&mut head, start)?;
