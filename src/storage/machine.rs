@@ -104,6 +104,12 @@ pub fn read_table(disk: &Path) -> Result<Table, table::Error> {
     table::read(&disk)
 }
 
+/// Reads the backup of the partition table, if it is sound. Blocks.
+#[must_use]
+pub fn read_backup(disk: &Path) -> Option<Table> {
+    table::read_backup(&File::open(disk).ok()?)
+}
+
 /// Says what the stretch of `partition` carries. Blocks.
 ///
 /// # Errors

@@ -19,6 +19,7 @@
 //! - What is recognised is never formatted, except our own unfinished file
 //!   system on a partition that carries the mark.
 //! - An unmarked partition is never formatted.
+//! - No partition is made while the backup of an older table shows one with data.
 //! - A plan is total: it needs no look at the disk while it is carried out.
 
 use uuid::{Uuid, uuid};
@@ -188,6 +189,33 @@ pub fn place(table: &Table, id: Uuid) -> Result<Place, Refusal> {
         last,
         attributes: BEING_MADE,
     }))
+}
+
+/// Data partitions of a `former` table that nothing in `table` has taken the room
+/// of. An image that was written over a disk brings a table of its own, and its
+/// system may end elsewhere: then no new partition would begin where the data is.
+pub fn former<'a>(table: &'a Table, former: &'a Table) -> impl Iterator<Item = &'a Partition> {
+    former.partitions.iter().filter(|partition| {
+        partition.type_id == TYPE_ID
+            && table
+                .partitions
+                .iter()
+                .all(|taken| taken.last < partition.first || partition.last < taken.first)
+    })
+}
+
+/// Refuses to make anything while a former data partition carries `content`.
+///
+/// # Errors
+///
+/// [`Refusal::Occupied`] by what was recognised.
+pub fn spare(content: &Content) -> Result<(), Refusal> {
+    match content {
+        // Also where a power cut came between the two copies of the first table.
+        Content::Blank | Content::Unknown => Ok(()),
+        Content::Xfs(xfs) => Err(Refusal::Occupied { found: describe(xfs) }),
+        Content::Other(name) => Err(Refusal::Occupied { found: (*name).to_owned() }),
+    }
 }
 
 /// Decides, knowing what the stretch of `place` carries.

@@ -167,6 +167,15 @@ fn look(disk: PathBuf) -> Result<(Table, Plan), Error> {
         }
     })?;
     let plan = plan::plan(&table, place, &content)?;
+    if let Plan::Create { .. } = plan
+        && let Some(backup) = machine::read_backup(&disk)
+    {
+        for partition in plan::former(&table, &backup) {
+            let content = machine::read_content(&disk, &backup, partition);
+            let what = "former data partition".to_owned();
+            plan::spare(&content.map_err(|source| Error::Content { what, source })?)?;
+        }
+    }
     Ok((table, plan))
 }
 

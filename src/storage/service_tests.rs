@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::super::table::tests::{MIB, image_at};
+use super::super::table::{self, Partition};
 use super::*;
 use crate::supervisor::testing::Handles;
 use crate::sys::process::Command;
@@ -180,4 +181,30 @@ async fn a_disk_that_is_too_small_opens_the_trapdoor_with_numbers() {
     let report = tokio::time::timeout(PATIENCE, report).await.unwrap().unwrap();
     assert_eq!(report.code, crate::trapdoor::code::STORAGE_TOO_SMALL);
     assert!(report.cause().contains("206 MiB free"), "{}", report.cause());
+}
+
+#[test]
+fn an_image_written_over_a_disk_does_not_cost_the_data_behind_a_smaller_system() {
+    use std::os::unix::fs::FileExt as _;
+
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    let disk = image_at(&path, 64 * MIB, 1024 * MIB);
+    let mut image = vec![0; 34 * 512];
+    disk.read_exact_at(&mut image, 0).unwrap();
+    // The former system was 32 MiB larger, so the data began behind what is free now.
+    let mut table = machine::read_table(&path).unwrap();
+    let place = plan::place(&table, new_id()).unwrap();
+    let first = 96 * MIB / 512;
+    let former = Partition { first, attributes: 0, ..place.partition().clone() };
+    table.partitions.push(former);
+    table::write(&disk, &table).unwrap();
+    disk.write_all_at(&image, 0).unwrap();
+
+    let (_table, plan) = look(path.clone()).unwrap();
+    assert!(matches!(plan, Plan::Create { .. }), "{plan:?}");
+    disk.write_all_at(b"XFSB", 96 * MIB).unwrap();
+    let refused = look(path.clone()).unwrap_err();
+    assert!(matches!(refused, Error::Refused(plan::Refusal::Occupied { .. })), "{refused:?}");
+    assert_eq!(machine::read_table(&path).unwrap().partitions.len(), 2);
 }

@@ -161,6 +161,15 @@ pub fn restore(disk: &File) -> Result<bool, Error> {
     Ok(true)
 }
 
+/// Reads the backup alone: where an image was written over a disk that was in use,
+/// it is the table of before. `None` if there is no sound one.
+#[must_use]
+pub fn read_backup(disk: &File) -> Option<Table> {
+    let (view, geometry) = View::open(disk).ok()?;
+    let opened = parse(view.without_primary(geometry), geometry).ok()?;
+    table_of(&opened, geometry).ok()
+}
+
 /// The value of a table that the crate has read.
 fn table_of(opened: &gpt::GptDisk<View<'_>>, geometry: Geometry) -> Result<Table, Error> {
     let mut partitions = Vec::new();
