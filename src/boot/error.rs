@@ -153,15 +153,17 @@ impl Error {
             Self::NoEsp { .. } | Self::EspUnknown => {
                 "Check that the disk that the machine was started from is still connected, or write the image to the disk again."
             }
-            Self::NoSystem { .. } => "Write the image to the disk again.",
+            Self::NoSystem { .. } => {
+                "Restore the partition table. The image, written to the disk again, begins the machine anew."
+            }
             Self::Verity { .. } | Self::MountSystem { .. } => {
-                "Write the image to the disk again. The data partition can stay."
+                "Write the system partition of the same image again. All of the image would begin the machine anew."
             }
             Self::Corrupt { .. } => {
-                "Check the disk, which may be failing, and write the image to it again. The data partition can stay."
+                "Check the disk, which may be failing, and write the system partition of the same image again. All of the image would begin the machine anew."
             }
             Self::Tree(_) | Self::StartNode { .. } => {
-                "Reboot. If it comes back, write the image to the disk again; the data partition can stay."
+                "Reboot. If it comes back, write the system partition of the same image again; all of the image would begin the machine anew."
             }
         }
     }
@@ -176,4 +178,20 @@ impl Error {
 /// The error number, where there is one.
 pub(super) fn detail(error: &io::Error) -> u16 {
     error.raw_os_error().and_then(|number| u16::try_from(number).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_told_to_write_over_the_esp_for_the_sake_of_the_system() {
+        let damaged = Error::Corrupt {
+            partition: "POLIS-SYSTEM-A",
+            device: PathBuf::from("/dev/vda2"),
+            kind: "data".to_owned(),
+            block: 7,
+        };
+        assert!(damaged.next().contains("write the system partition of the same image again"));
+    }
 }

@@ -205,8 +205,8 @@ impl Machine {
             system.partition,
             system.device.display()
         );
-        let next = "Check the disk, which may be failing, and write the image to it again. \
-                    The data partition can stay.";
+        let next = "Check the disk, which may be failing, and write the system partition of the \
+                    same image again. All of the image would begin the machine anew.";
         Some(Report {
             code: code::SYSTEM_DAMAGED_RUNNING,
             stage: Stage::System,

@@ -86,7 +86,8 @@ impl Error {
             "repair the file system with xfs_repair from another system, or delete the partition \
              to begin anew; nothing was changed"
         } else if code == code::STORAGE_PARTITION_TABLE {
-            "repair the partition table from another system, or write the image again, then reboot"
+            "repair the partition table from another system, then reboot; the image, written \
+             again, begins the machine anew"
         } else {
             "check the disk and its cable, replace it if it fails again, then reboot"
         }
