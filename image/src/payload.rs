@@ -10,7 +10,8 @@
 //! `POLIS_CACHE` when that is set, else it is below `target/`.
 //!
 //! Invariants:
-//! - A file enters `debs/` only under the hash that it has.
+//! - A file enters `debs/` only under the hash that it has, and is unpacked only
+//!   if it still has it.
 //! - A tree appears whole or not at all (unpacked aside, then renamed).
 //! - One process at a time writes, under a file lock.
 
@@ -133,9 +134,15 @@ impl Source {
         self.cache.join("debs").join(format!("{}.deb", package.sha256))
     }
 
+    /// Whether the file of `package` is there with the hash by which it is called:
+    /// whatever the cache went through since, nothing else is unpacked.
+    fn has(&self, package: &Package) -> bool {
+        sha256(&self.deb(package)).is_ok_and(|hash| hash == package.sha256)
+    }
+
     fn download(&self, lock: &Lock, observer: &dyn Observer) -> Result<()> {
         let missing: Vec<&Package> =
-            lock.packages.iter().filter(|package| !self.deb(package).exists()).collect();
+            lock.packages.iter().filter(|package| !self.has(package)).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -252,6 +259,28 @@ mod tests {
         let items = [1, 2, 3];
         let fail = |item: &i32| if *item == 2 { Err(Error::NoMirror) } else { Ok(()) };
         assert!(parallel(&items, fail, || {}).is_err());
+    }
+
+    #[test]
+    fn a_package_file_that_changed_in_the_cache_is_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = folder.path().join("payload.lock");
+        let source = Source { lock, cache: folder.path().to_owned(), mirror: None };
+        let package = Package {
+            category: crate::packages::Category::Tool,
+            name: "ab".to_owned(),
+            version: "1".to_owned(),
+            origin: crate::lock::Origin::Archive,
+            size: 5,
+            sha256: hash(b"whole"),
+            path: "pool/main/a/ab.deb".to_owned(),
+        };
+        assert!(!source.has(&package));
+        fs::create_dir(folder.path().join("debs")).unwrap();
+        fs::write(source.deb(&package), "whole").unwrap();
+        assert!(source.has(&package));
+        fs::write(source.deb(&package), "whol").unwrap();
+        assert!(!source.has(&package));
     }
 
     #[test]
