@@ -146,6 +146,17 @@ fn build(config: &Config) -> Result<Manifest> {
     Ok(manifest)
 }
 
+/// Cargo as this workspace sets it up: the caller's environment neither moves the
+/// programs elsewhere nor takes the place of the flags that make them static.
+fn cargo(workspace: &Path) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace).env("CARGO_TARGET_DIR", workspace.join("target"));
+    for name in ["CARGO_BUILD_TARGET", "CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS"] {
+        command.env_remove(name);
+    }
+    command
+}
+
 /// Builds the two programs of the image with the image's profile.
 fn cargo_build() -> Result<()> {
     let start = Instant::now();
@@ -159,8 +170,7 @@ fn cargo_build() -> Result<()> {
         .map(|(from, to)| format!("\"--remap-path-prefix={from}={to}\""))
         .collect::<Vec<_>>()
         .join(",");
-    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .current_dir(&workspace)
+    let status = cargo(&workspace)
         .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })
         .args(["--profile", "appliance", "--package", "polis"])
         .args(["--bin", "init", "--bin", "node", "--config"])
@@ -335,5 +345,20 @@ impl Observer for Terminal {
         self.bar.set_prefix(what.to_owned());
         self.bar.set_length(total);
         self.bar.set_position(done);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_programs_of_an_image_do_not_depend_on_the_callers_environment() {
+        let command = cargo(Path::new("/w"));
+        let set: Vec<_> = command.get_envs().collect();
+        for name in ["CARGO_BUILD_TARGET", "CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS"] {
+            assert!(set.contains(&(name.as_ref(), None)));
+        }
+        assert!(set.contains(&("CARGO_TARGET_DIR".as_ref(), Some("/w/target".as_ref()))));
     }
 }
