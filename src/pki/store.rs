@@ -3,10 +3,11 @@
 //! `consensus::client` implements it for etcd; the tests of this library use a
 //! map, and can stop it between a read and a write.
 
+use std::fmt;
 use std::future::Future;
 
 /// A stored value.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Entry {
     /// What is stored.
     pub value: Vec<u8>,
@@ -24,12 +25,29 @@ pub enum Guard {
 }
 
 /// One change of a commit.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Write {
     /// Stores a value.
     Put(String, Vec<u8>),
     /// Removes a key; nothing happens if it is not there.
     Delete(String),
+}
+
+/// Values are private keys at times: what is shown of them is their length.
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { value, revision } = self;
+        write!(f, "Entry({} bytes, revision {revision})", value.len())
+    }
+}
+
+impl fmt::Debug for Write {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Put(key, value) => write!(f, "Put({key:?}, {} bytes)", value.len()),
+            Self::Delete(key) => write!(f, "Delete({key:?})"),
+        }
+    }
 }
 
 /// Keeps values under keys and changes several of them in one step.
@@ -113,5 +131,18 @@ pub(crate) mod memory {
             }
             Ok(holds)
         }
+    }
+}
+
+#[cfg(test)]
+mod debug {
+    use super::*;
+
+    #[test]
+    fn a_value_is_not_shown() {
+        let put = Write::Put("a/key".to_owned(), vec![77; 48]);
+        assert_eq!(format!("{put:?}"), "Put(\"a/key\", 48 bytes)");
+        let entry = Entry { value: vec![77; 48], revision: 3 };
+        assert_eq!(format!("{entry:?}"), "Entry(48 bytes, revision 3)");
     }
 }

@@ -132,7 +132,7 @@ impl Clients {
 }
 
 /// A value with its key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Kv {
     /// The key within the namespace.
     pub key: String,
@@ -144,6 +144,20 @@ pub struct Kv {
     pub modified: i64,
     /// The lease that the key ends with; zero if it has none.
     pub lease: i64,
+}
+
+/// Values are private keys at times: what is shown of them is their length.
+impl std::fmt::Debug for Kv {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { key, value, created, modified, lease } = self;
+        f.debug_struct("Kv")
+            .field("key", key)
+            .field("value", &format_args!("{} bytes", value.len()))
+            .field("created", created)
+            .field("modified", modified)
+            .field("lease", lease)
+            .finish()
+    }
 }
 
 /// What was found below a prefix.
