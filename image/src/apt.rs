@@ -7,7 +7,8 @@
 //!
 //! Invariants:
 //! - An index that is not signed by one of Debian's keys yields no package.
-//! - The host's own apt (sources, keys, lists, state) is neither read nor changed.
+//! - The host's own apt is not changed, and nothing of it is believed: only the
+//!   address of its mirror is read (`mirror`).
 
 use std::{
     fs,

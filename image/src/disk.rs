@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn the_same_parts_give_the_same_bytes() {
         let folder = tempfile::tempdir().unwrap();
-        let layout = layout::plan("seed", 1 << 20, 128 << 20).unwrap();
+        let layout = layout::plan("seed", 1 << 20, 256 << 20).unwrap();
         let [one, two] = ["one", "two"].map(|name| {
             let path = folder.path().join(name);
             write(&path, &layout, &mut [&mut &b"esp"[..]]).unwrap();
@@ -221,7 +221,7 @@ mod tests {
             }
         }
         let folder = tempfile::tempdir().unwrap();
-        let layout = layout::plan("seed", 1 << 20, 128 << 20).unwrap();
+        let layout = layout::plan("seed", 1 << 20, 256 << 20).unwrap();
         assert!(write(&folder.path().join("disk"), &layout, &mut [&mut Broken]).is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }

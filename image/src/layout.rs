@@ -28,6 +28,11 @@ pub const ALIGNMENT: u64 = 1 << 20;
 /// room for what a node keeps there; FAT32 needs more than 32 MiB anyway.
 pub const ESP_SIZE: u64 = 96 << 20;
 
+/// A system takes a whole number of these. The next image, a little larger or
+/// smaller, then has the same table: written over the disk of a member, it finds
+/// the data partition where it was.
+const SLOT_STEP: u64 = 128 << 20;
+
 /// What the table's backup takes at the end of the disk: 33 sectors, aligned.
 const TAIL: u64 = ALIGNMENT;
 
@@ -123,7 +128,8 @@ pub fn plan(seed: &str, system: u64, size: u64) -> Result<Layout, Error> {
         next += length;
         partition
     };
-    let partitions = vec![place(ESP, ESP_SIZE), place(SYSTEM_A, system)];
+    let partitions =
+        vec![place(ESP, ESP_SIZE), place(SYSTEM_A, system.next_multiple_of(SLOT_STEP))];
     let needed = next + TAIL;
     if size < needed {
         return Err(Error::TooSmall { size, needed });
@@ -150,6 +156,13 @@ mod tests {
     }
 
     #[test]
+    fn a_system_that_grows_a_little_moves_nothing() {
+        let [before, after] =
+            [69_000_000, 79_000_000].map(|system| plan("seed", system, 1 << 30).unwrap());
+        assert_eq!(before, after);
+    }
+
+    #[test]
     fn the_same_content_has_the_same_table_and_other_content_another() {
         let one = plan("a", 1 << 20, 1 << 30).unwrap();
         assert_eq!(one, plan("a", 1 << 20, 1 << 30).unwrap());
@@ -159,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_disk_that_cannot_hold_the_system_is_refused_with_what_it_needs() {
-        let needed = 2 * ALIGNMENT + ESP_SIZE + (64 << 20);
+        let needed = 2 * ALIGNMENT + ESP_SIZE + SLOT_STEP;
         assert_eq!(
             plan("a", 64 << 20, needed - 512),
             Err(Error::TooSmall { size: needed - 512, needed })

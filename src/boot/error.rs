@@ -142,7 +142,7 @@ impl Error {
     pub fn next(&self) -> &'static str {
         match self {
             Self::Prepare(_) | Self::Switch { .. } | Self::Own { .. } => {
-                "Reboot. If it comes back, write the image to the disk again."
+                "Reboot. If it comes back, the image must be written to the disk again, which begins the machine anew."
             }
             Self::ReadCommandLine(_) | Self::CommandLine(_) => {
                 "Start the machine from EFI/BOOT/BOOTX64.EFI of the image, or with the command line of its manifest."
@@ -151,7 +151,7 @@ impl Error {
                 "Check that a disk is connected and that its controller is switched on in the firmware; if so, this kernel has no driver for it."
             }
             Self::NoEsp { .. } | Self::EspUnknown => {
-                "Check that the disk that the machine was started from is still connected, or write the image to the disk again."
+                "Check that the disk that the machine was started from is still connected, or write the image to it, which begins the machine anew."
             }
             Self::NoSystem { .. } => {
                 "Restore the partition table. The image, written to the disk again, begins the machine anew."
