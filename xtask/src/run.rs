@@ -101,9 +101,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let image = built_image()?;
     let shown = !args.headless && !args.until_ready && terminal::is_interactive();
     let dir = image::workspace().join("target/run").join(&args.name);
+    let first = if kept(&args, &dir) { "again" } else { "for the first time" };
     let config = prepare(&args, &image, &dir, shown)?;
-
-    let first = if args.keep { "again" } else { "for the first time" };
     eprintln!(
         "run: booting image {} {first}, {:?}, {} MiB, logs in {}",
         image.version,
@@ -125,12 +124,16 @@ pub(crate) fn built_image() -> Result<Image> {
     Ok(Image::load(&folder)?)
 }
 
+/// Whether the disk of an earlier run is to be booted.
+fn kept(args: &Args, dir: &Path) -> bool {
+    args.keep && dir.join("disk.img").exists()
+}
+
 /// Makes the folder of the machine and says what the machine is like.
 fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let disk = dir.join("disk.img");
-    let again = args.keep && disk.exists();
-    if !again {
+    if !kept(args, dir) {
         for old in [dir.join("vars.fd"), dir.join("serial.log")] {
             if old.exists() {
                 fs::remove_file(&old)
@@ -175,8 +178,19 @@ fn show(mut machine: Machine, keep: bool) -> Result<()> {
         machine.wait_for("off", STOP_MAX, |_| true)?;
         machine.wait_end(STOP_MAX)?;
     }
+    if end == terminal::End::Closed {
+        // QEMU is ending: what it still has to say comes before that.
+        machine.wait_end(STOP_MAX).context("QEMU closed the console and goes on")?;
+    }
     if let Some(guru) = machine.seen(|event| event.word == "guru").last() {
         bail!("the node gave up: {guru}");
+    }
+    let off = machine.seen(|event| event.word == "off").last().is_some();
+    if end == terminal::End::Closed && !off {
+        bail!(
+            "QEMU ended, and the node had not; its last lines are in {}",
+            machine.log().display()
+        );
     }
     if let Some(ready) = machine.seen(|event| event.word == "ready").last() {
         eprintln!("run: {}", at_home(ready));
