@@ -38,6 +38,8 @@ impl Sealed {
     pub fn to_record(&self) -> Vec<u8> {
         let storage_kind = match self.storage {
             Kind::Insecure => v1::StorageKind::Insecure,
+            Kind::Encrypted => v1::StorageKind::Encrypted,
+            Kind::Authenticated => v1::StorageKind::Authenticated,
         };
         let message = v1::SealedConfiguration {
             node_public_key: self.node_public_key.to_vec(),
@@ -59,6 +61,8 @@ impl Sealed {
             .map_err(|error| Damage::Content(error.to_string()))?;
         let storage = match message.storage_kind() {
             v1::StorageKind::Insecure => Kind::Insecure,
+            v1::StorageKind::Encrypted => Kind::Encrypted,
+            v1::StorageKind::Authenticated => Kind::Authenticated,
             v1::StorageKind::Unspecified => return Err(content("no kind of storage")),
         };
         let node_public_key = message

@@ -45,7 +45,7 @@ use crate::parameters::{self, Bootstrap, Cluster, StoragePolicy};
 use crate::serial::EventLine;
 use crate::stage::{self, Stage};
 use crate::storage::file::File;
-use crate::storage::{self, Kind, Root};
+use crate::storage::{self, Kind, Make, Root};
 use crate::supervisor::Context;
 use crate::{network, pki};
 
@@ -95,7 +95,7 @@ pub struct Service<C = watch::Receiver<consensus::Status>> {
     /// etcd.
     pub consensus: C,
     /// The data partition to make, if there is none.
-    pub wanted: watch::Sender<Option<Kind>>,
+    pub wanted: watch::Sender<Option<storage::Wanted>>,
     /// Who this node is, once that is known.
     pub identity: watch::Sender<Option<Identity>>,
     /// What the member of etcd is to do.
@@ -165,8 +165,10 @@ impl<C: Consensus> Service<C> {
         let journal = read_record(&esp.cluster_journal, journal_from_record).await?;
         let data = until(&mut self.storage, "storage", |status| match status {
             storage::Status::Starting => None,
-            storage::Status::Absent => Some(Data::Absent),
-            storage::Status::Ready(_) => Some(Data::Present),
+            storage::Status::Absent { .. } => Some(Data::Absent),
+            storage::Status::Locked { .. }
+            | storage::Status::Refused { .. }
+            | storage::Status::Ready(_) => Some(Data::Present),
         })
         .await?;
         let known = match needs_parameters(&sealed, data) {
@@ -180,11 +182,11 @@ impl<C: Consensus> Service<C> {
 
     /// Takes the first step of a new cluster.
     async fn begin(&self, bootstrap: &Bootstrap) -> Result<(), Error> {
-        let kind = kind_for(bootstrap.configuration.storage)?;
+        let make = make_for(bootstrap.configuration.storage)?;
         let journal = &self.config.root.esp.cluster_journal;
         journal.save(journal_to_record(bootstrap)).await?;
         self.config.probe.passed(Step::Begun)?;
-        self.wanted.send_replace(Some(kind));
+        self.wanted.send_replace(Some(storage::Wanted::Make(make)));
         Ok(())
     }
 
@@ -312,16 +314,16 @@ impl<C: Consensus> Service<C> {
     }
 }
 
-/// The kind of data partition that a policy asks for.
-fn kind_for(policy: StoragePolicy) -> Result<Kind, Error> {
+/// The data partition that a policy asks for.
+fn make_for(policy: StoragePolicy) -> Result<Make, Error> {
     match policy {
-        StoragePolicy::NeedsInsecure | StoragePolicy::Permissive => Ok(Kind::Insecure),
+        StoragePolicy::NeedsInsecure | StoragePolicy::Permissive => Ok(Make::Insecure),
         StoragePolicy::Unspecified => {
             warn!(
                 "THE DATA PARTITION WILL NOT BE ENCRYPTED: this version cannot, and the node \
                  parameters do not say whether it must be"
             );
-            Ok(Kind::Insecure)
+            Ok(Make::Insecure)
         }
         StoragePolicy::NeedsEncryption | StoragePolicy::NeedsEncryptionAndAuthentication => {
             Err(Error::CannotEncrypt)

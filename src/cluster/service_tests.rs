@@ -90,14 +90,16 @@ impl Machine {
         let mut status = service.status.subscribe();
         let had_data = self.has_data();
         let disk = async {
-            storage.send_replace(storage::Status::Absent);
+            let partition = uuid::Uuid::from_bytes([9; 16]);
+            storage.send_replace(storage::Status::Absent { partition });
             if !had_data {
-                until(&mut wanted, "wanted", |kind| *kind).await.unwrap();
+                until(&mut wanted, "wanted", |wanted| wanted.as_ref().map(drop)).await.unwrap();
             }
             root.data.create().unwrap();
             let ready = Ready {
                 root: root.clone(),
                 kind: Kind::Insecure,
+                partition,
                 device: Path::new("/dev/test3").to_owned(),
                 size: 1 << 30,
             };

@@ -54,7 +54,9 @@ impl Live {
     pub fn device(&self, partition: &Partition) -> PathBuf {
         match self.kind {
             // Nothing lies between the file system and the partition.
-            Kind::Insecure => block::partition_path(&self.disk, partition.number),
+            Kind::Insecure | Kind::Encrypted | Kind::Authenticated => {
+                block::partition_path(&self.disk, partition.number)
+            }
         }
     }
 

@@ -11,6 +11,7 @@
 //! machine  how a step is taken                       partitions, mkfs.xfs, mount
 //! service  when                                      event values
 //! tree, file  the places and the atomic writes
+//! key    what opens an encrypted partition
 //! ```
 //!
 //! Invariants:
@@ -22,6 +23,7 @@
 pub mod apply;
 pub mod error;
 pub mod file;
+pub mod key;
 pub mod machine;
 pub mod plan;
 pub mod probe;
@@ -32,23 +34,44 @@ pub mod tree;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
 pub use self::error::Error;
+pub use self::key::{Make, Wanted};
 pub use self::service::{Config, RunError, Service};
 pub use self::tree::Root;
 
-/// How the data partition is protected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
+/// How the data partition is protected. Ordered: a greater kind protects more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// Not at all: whoever has the disk reads it.
     Insecure,
+    /// Encrypted: whoever has the disk without the keys reads nothing.
+    Encrypted,
+    /// Encrypted, and what somebody else has changed does not read.
+    Authenticated,
+}
+
+impl Kind {
+    /// All kinds, from the least protection to the most.
+    pub const ALL: [Self; 3] = [Self::Insecure, Self::Encrypted, Self::Authenticated];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Insecure => "insecure",
+            Self::Encrypted => "encrypted",
+            Self::Authenticated => "authenticated",
+        }
+    }
 }
 
 impl std::fmt::Display for Kind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Insecure => "insecure",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -59,19 +82,46 @@ pub struct Ready {
     pub root: Root,
     /// How the partition is protected.
     pub kind: Kind,
+    /// The GUID of the partition.
+    pub partition: Uuid,
     /// The block device that is mounted.
     pub device: PathBuf,
-    /// Its size in bytes.
+    /// The size of the partition in bytes.
     pub size: u64,
 }
 
 /// What everyone else may know.
+///
+/// The GUID of the partition goes into its passphrase. It is chosen before the
+/// partition is made and stays: `Absent` tells the one that a new partition will
+/// have, `Locked` and `Refused` the one that it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
     /// Looking at the disk, or at work on it.
     Starting,
-    /// The disk has no data partition; it is made once somebody wants a kind.
-    Absent,
+    /// The disk has no data partition, or one that was never complete and holds
+    /// nothing: it is made once somebody wants that, with [`Wanted::Make`].
+    Absent {
+        /// The GUID that it will have.
+        partition: Uuid,
+    },
+    /// The data partition is there, and waits for [`Wanted::Open`].
+    Locked {
+        /// How it is protected, as its own header says. Whoever knows better, from
+        /// the sealed configuration, must refuse a kind that protects less.
+        kind: Kind,
+        /// Its GUID.
+        partition: Uuid,
+    },
+    /// The key that was given does not fit; another [`Wanted::Open`] may.
+    Refused {
+        /// How it is protected.
+        kind: Kind,
+        /// Its GUID.
+        partition: Uuid,
+        /// Why, for people.
+        reason: String,
+    },
     /// The data partition is mounted.
     Ready(Arc<Ready>),
 }
@@ -82,7 +132,9 @@ impl Status {
     pub fn ready(&self) -> Option<&Ready> {
         match self {
             Self::Ready(ready) => Some(ready),
-            Self::Starting | Self::Absent => None,
+            Self::Starting | Self::Absent { .. } | Self::Locked { .. } | Self::Refused { .. } => {
+                None
+            }
         }
     }
 }

@@ -25,7 +25,7 @@ use super::apply::{self, apply};
 use super::machine::{self, Live};
 use super::plan::{self, Place, Plan};
 use super::table::Table;
-use super::{Error, Kind, Ready, Root, Status};
+use super::{Error, Kind, Ready, Root, Status, Wanted};
 use crate::event::{self, Closed};
 use crate::logtree::Parser;
 use crate::stage::{Stage, State};
@@ -49,8 +49,8 @@ pub struct Config {
 pub struct Service {
     /// What is fixed.
     pub config: Config,
-    /// The kind of partition to make if there is none.
-    pub wanted: watch::Receiver<Option<Kind>>,
+    /// What the cluster manager asks for, as an answer to the status.
+    pub wanted: watch::Receiver<Option<Wanted>>,
     /// What everyone else may know.
     pub status: watch::Sender<Status>,
 }
@@ -110,12 +110,19 @@ impl Service {
 
         let disk = self.config.disk.clone();
         let (table, plan) = blocking(move || look(disk)).await?;
-        if let Plan::Create { .. } = plan {
-            self.status.send_replace(Status::Absent);
-            let wanted = event::until(&mut self.wanted, "the cluster manager", |kind| *kind).await;
-            wanted.map_err(Stop::Closed)?;
-        }
-        let kind = Kind::Insecure;
+        let kind = match plan {
+            Plan::Create { .. } | Plan::Finish { .. } => {
+                let partition = plan.partition().id;
+                self.status.send_replace(Status::Absent { partition });
+                let wanted =
+                    event::until(&mut self.wanted, "the cluster manager", |wanted| match wanted {
+                        Some(Wanted::Make(make)) => Some(make.kind()),
+                        Some(Wanted::Open { .. }) | None => None,
+                    });
+                wanted.await.map_err(Stop::Closed)?
+            }
+            Plan::Mount { .. } => Kind::Insecure,
+        };
 
         let block_size = table.block_size;
         let live = Live {
@@ -132,6 +139,7 @@ impl Service {
         Ok(Ready {
             root: self.config.root.clone(),
             kind,
+            partition: partition.id,
             device: live.device(&partition),
             size: partition.blocks() * block_size,
         })

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::super::table::tests::{MIB, image_at};
 use super::super::table::{self, Partition};
 use super::*;
+use crate::storage::Make;
 use crate::supervisor::testing::Handles;
 use crate::sys::process::Command;
 
@@ -66,7 +67,7 @@ impl Disk {
     }
 
     /// Starts the service; `wanted` is what the cluster manager asks for.
-    fn boot(&self, wanted: Option<Kind>) -> Boot {
+    fn boot(&self, wanted: Option<Wanted>) -> Boot {
         let root = self.root();
         for mount_point in [&root.esp.mount, &root.data.mount, &root.ephemeral.mount] {
             mount_point.create().unwrap();
@@ -99,7 +100,7 @@ impl Drop for Disk {
 
 struct Boot {
     status: watch::Receiver<Status>,
-    wanted: watch::Sender<Option<Kind>>,
+    wanted: watch::Sender<Option<Wanted>>,
     handles: Handles,
     tasks: tokio::task::JoinSet<Result<(), RunError>>,
 }
@@ -117,7 +118,7 @@ impl Boot {
     async fn ready(&mut self) -> Arc<Ready> {
         self.until(|status| match status {
             Status::Ready(ready) => Some(Arc::clone(ready)),
-            Status::Starting | Status::Absent => None,
+            _ => None,
         })
         .await
     }
@@ -141,8 +142,8 @@ async fn a_partition_is_made_once_kept_and_grows_with_its_disk() {
     let open = std::fs::File::open(&disk.device).unwrap();
 
     let mut first = disk.boot(None);
-    first.until(|status| (*status == Status::Absent).then_some(())).await;
-    first.wanted.send_replace(Some(Kind::Insecure));
+    first.until(|status| matches!(status, Status::Absent { .. }).then_some(())).await;
+    first.wanted.send_replace(Some(Wanted::Make(Make::Insecure)));
     let ready = first.ready().await;
     assert_eq!(ready.size, 974 * MIB);
     ready.root.data.etcd.peer_pki.key.write(b"precious").unwrap();
@@ -175,7 +176,7 @@ async fn a_partition_is_made_once_kept_and_grows_with_its_disk() {
 #[tokio::test]
 async fn a_disk_that_is_too_small_opens_the_trapdoor_with_numbers() {
     let Some(disk) = Disk::new(256 * MIB).await else { return };
-    let boot = disk.boot(Some(Kind::Insecure));
+    let boot = disk.boot(Some(Wanted::Make(Make::Insecure)));
     let mut trapdoor = boot.handles.trapdoor.clone();
     let report = event::until(&mut trapdoor, "trapdoor", Clone::clone);
     let report = tokio::time::timeout(PATIENCE, report).await.unwrap().unwrap();

@@ -1,0 +1,190 @@
+//! Holds what opens the data partition, and shows it to nobody.
+//!
+//! The cluster manager derives a [`Passphrase`] or has a [`RecoveryKey`] and hands
+//! it to `storage` in a [`Wanted`]. Slot 0 of the partition's LUKS header takes the
+//! one, slot 1 the other.
+//!
+//! Invariants:
+//! - What is kept here is wiped from memory with its last copy, and prints as `…`.
+//! - It leaves the process only through the pipe that `cryptsetup` reads.
+//!
+//! What this module does not do: derive, seal, store or ask for keys (`cluster`).
+
+use std::fmt;
+
+use zeroize::Zeroizing;
+
+/// Bytes of a key: 256 bits, so nothing has to be made expensive to guess.
+pub const SIZE: usize = 32;
+
+/// What opens slot 0: made of the node's and the cluster's unlock keys.
+#[derive(Clone)]
+pub struct Passphrase(Zeroizing<[u8; SIZE]>);
+
+/// What opens slot 1: what the owner keeps.
+#[derive(Clone)]
+pub struct RecoveryKey(Zeroizing<[u8; SIZE]>);
+
+impl Passphrase {
+    /// From the bytes that were derived. `cryptsetup` gets them in hexadecimal.
+    #[must_use]
+    pub fn new(bytes: Zeroizing<[u8; SIZE]>) -> Self {
+        Self(bytes)
+    }
+
+    /// What `cryptsetup` reads.
+    #[must_use]
+    pub fn text(&self) -> Zeroizing<Vec<u8>> {
+        hexadecimal(&self.0)
+    }
+}
+
+impl RecoveryKey {
+    /// From its bytes. `cryptsetup` gets them in hexadecimal.
+    #[must_use]
+    pub fn new(bytes: Zeroizing<[u8; SIZE]>) -> Self {
+        Self(bytes)
+    }
+
+    /// Its bytes, for whoever shows it to its owner.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8; SIZE] {
+        &self.0
+    }
+
+    /// What `cryptsetup` reads.
+    #[must_use]
+    pub fn text(&self) -> Zeroizing<Vec<u8>> {
+        hexadecimal(&self.0)
+    }
+}
+
+/// Without a newline, so nothing depends on how one is read.
+fn hexadecimal(bytes: &[u8; SIZE]) -> Zeroizing<Vec<u8>> {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    // Allocated once: what a growing vector leaves behind is not wiped.
+    let mut text = Zeroizing::new(Vec::with_capacity(2 * SIZE));
+    text.extend(digits.map(|digit| DIGITS[usize::from(digit)]));
+    text
+}
+
+impl fmt::Debug for Passphrase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
+    }
+}
+
+impl fmt::Debug for RecoveryKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
+    }
+}
+
+/// What opens a new partition.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    /// Slot 0.
+    pub passphrase: Passphrase,
+    /// Slot 1.
+    pub recovery: RecoveryKey,
+}
+
+/// What is tried on a locked partition.
+#[derive(Clone, Debug)]
+pub enum Key {
+    /// Slot 0.
+    Passphrase(Passphrase),
+    /// Slot 1.
+    Recovery(RecoveryKey),
+}
+
+impl Key {
+    /// The slot that it belongs to.
+    #[must_use]
+    pub fn slot(&self) -> u8 {
+        match self {
+            Self::Passphrase(_) => 0,
+            Self::Recovery(_) => 1,
+        }
+    }
+
+    /// What `cryptsetup` reads.
+    #[must_use]
+    pub fn text(&self) -> Zeroizing<Vec<u8>> {
+        match self {
+            Self::Passphrase(passphrase) => passphrase.text(),
+            Self::Recovery(recovery) => recovery.text(),
+        }
+    }
+}
+
+/// A partition that is to be made.
+#[derive(Clone, Debug)]
+pub enum Make {
+    /// Without protection.
+    Insecure,
+    /// Encrypted.
+    Encrypted(Keys),
+    /// Encrypted, and every change by somebody else is noticed.
+    Authenticated(Keys),
+}
+
+impl Make {
+    /// Which kind that is.
+    #[must_use]
+    pub fn kind(&self) -> super::Kind {
+        match self {
+            Self::Insecure => super::Kind::Insecure,
+            Self::Encrypted(_) => super::Kind::Encrypted,
+            Self::Authenticated(_) => super::Kind::Authenticated,
+        }
+    }
+
+    /// What opens it.
+    #[must_use]
+    pub fn keys(&self) -> Option<&Keys> {
+        match self {
+            Self::Insecure => None,
+            Self::Encrypted(keys) | Self::Authenticated(keys) => Some(keys),
+        }
+    }
+}
+
+/// What the cluster manager asks of storage.
+///
+/// Whoever owns the channel puts `None` back once the partition is ready, so that
+/// no copy of a key stays behind in it.
+#[derive(Clone, Debug)]
+pub enum Wanted {
+    /// Answers [`super::Status::Absent`]: make the partition.
+    Make(Make),
+    /// Answers [`super::Status::Locked`] and [`super::Status::Refused`]: open it.
+    /// To try another key, send another value.
+    Open {
+        /// What to try.
+        key: Key,
+        /// What slot 0 is to take from then on, before anything is mounted.
+        rekey: Option<Passphrase>,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_prints_as_nothing_and_reads_as_hexadecimal() {
+        let bytes = || Zeroizing::new([0xa7; SIZE]);
+        let keys =
+            Keys { passphrase: Passphrase::new(bytes()), recovery: RecoveryKey::new(bytes()) };
+        let wanted = Wanted::Make(Make::Authenticated(keys.clone()));
+        let printed = format!("{wanted:?}");
+        assert_eq!(
+            printed, "Make(Authenticated(Keys { passphrase: …, recovery: … }))",
+            "{printed}"
+        );
+        assert_eq!(*keys.passphrase.text(), "a7".repeat(SIZE).into_bytes());
+        assert_eq!(*Key::Recovery(keys.recovery).text(), "a7".repeat(SIZE).into_bytes());
+    }
+}
