@@ -17,6 +17,7 @@ pub mod network;
 pub mod node;
 pub mod parameters;
 pub mod pki;
+pub mod recovery;
 pub mod roles;
 pub mod root;
 pub mod serial;

@@ -27,13 +27,15 @@ use crate::node::fault::{self, Fault};
 use crate::roles::{self, memory};
 use crate::storage::{self, tree};
 use crate::supervisor::{Context, Policy};
-use crate::{cluster, consensus, console, parameters};
+use crate::{cluster, consensus, console, parameters, recovery};
 
 /// What the root service needs.
 #[derive(Clone, Debug)]
 pub struct Root {
     /// What `init` told.
     pub environment: Environment,
+    /// The recovery key of the disk, if somebody gave it to this machine.
+    pub recovery: recovery::Given,
     /// What to break on purpose.
     pub fault: Option<Fault>,
     /// Becomes true when the node is ready.
@@ -48,7 +50,7 @@ pub struct Root {
 ///
 /// None: only a child's death can end it.
 pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallible> {
-    let Root { environment, fault, ready, terminals } = root;
+    let Root { environment, recovery, fault, ready, terminals } = root;
     let tree = tree::Root::live();
 
     let known = watch::Sender::new(None);
@@ -144,7 +146,8 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("memory", forever, move |ctx| memory.clone().run(ctx));
     if let Some(fault) = fault {
         let struck = Arc::<AtomicBool>::default();
-        let service = fault::Service { fault, ready: ready.subscribe(), struck };
+        let ready = ready.subscribe();
+        let service = fault::Service { fault, recovery, ready, struck };
         ctx.spawn("fault", fault.policy(), move |ctx| service.clone().run(ctx));
     }
     ctx.healthy();

@@ -396,6 +396,7 @@ mod tests {
             causes: vec!["node was killed".to_owned(), "by signal 9".to_owned()],
             tried: vec!["storage".to_owned()],
             next: "Reboot.".to_owned(),
+            unlock: false,
         };
         let identity =
             Identity { version: "0.1.0".to_owned(), image: "abc".to_owned(), slot: "A".to_owned() };

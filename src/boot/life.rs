@@ -144,6 +144,7 @@ mod tests {
             causes: vec!["none".to_owned()],
             tried: Vec::new(),
             next: "put them there".to_owned(),
+            unlock: false,
         }
     }
 

@@ -213,6 +213,7 @@ impl Machine {
             causes: vec![cause],
             tried: Vec::new(),
             next: next.to_owned(),
+            unlock: false,
         })
     }
 

@@ -136,6 +136,7 @@ fn panicked(text: String) -> Report {
         next: "Reboot. If it comes back, report it with the file from polis/guru/ of the EFI \
                system partition."
             .to_owned(),
+        unlock: false,
     }
 }
 

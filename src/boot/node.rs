@@ -178,6 +178,7 @@ impl Node {
             causes,
             tried: tried.into_iter().collect(),
             next: next.to_owned(),
+            unlock: false,
         }
     }
 }

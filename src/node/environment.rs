@@ -11,6 +11,9 @@ use crate::stage::{Entry, Stage, Stages, State};
 pub struct Environment {
     /// The descriptor of the control channel.
     pub control: RawFd,
+    /// The descriptor from which the recovery key of the disk is read, if a
+    /// person typed one.
+    pub recovery: Option<RawFd>,
     /// The disk that the machine was booted from.
     pub disk: PathBuf,
     /// The device of its EFI system partition.
@@ -46,6 +49,7 @@ pub enum Error {
 }
 
 const CONTROL: &str = "POLIS_CONTROL_FD";
+const RECOVERY: &str = "POLIS_RECOVERY_FD";
 const STAGES: &str = "POLIS_STAGES";
 
 impl Environment {
@@ -56,15 +60,20 @@ impl Environment {
     /// [`Error`] for the first variable that is absent or malformed.
     pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
         let required = |name| get(name).filter(|it| !it.is_empty()).ok_or(Error::Absent(name));
-        let control = required(CONTROL)?;
-        let control = control.parse().map_err(|_not_a_number| Error::Malformed {
-            name: CONTROL,
-            value: control.clone(),
-            expected: "the number of a descriptor",
-        })?;
+        let descriptor = |name, value: String| {
+            value.parse().map_err(|_not_a_number| Error::Malformed {
+                name,
+                value,
+                expected: "the number of a descriptor",
+            })
+        };
+        let control = descriptor(CONTROL, required(CONTROL)?)?;
+        let recovery = get(RECOVERY).filter(|it| !it.is_empty());
+        let recovery = recovery.map(|value| descriptor(RECOVERY, value)).transpose()?;
         let stages = get(STAGES).unwrap_or_default();
         Ok(Self {
             control,
+            recovery,
             disk: required("POLIS_DISK")?.into(),
             esp: required("POLIS_ESP")?.into(),
             slot: required("POLIS_SLOT")?,
@@ -123,6 +132,7 @@ mod tests {
     fn what_init_sets_is_understood() {
         let environment = Environment::from_variables(variable).unwrap();
         assert_eq!(environment.previous_guru, None);
+        assert_eq!((environment.control, environment.recovery), (3, None));
         let stages = environment.stages;
         assert_eq!(stages[&Stage::Kernel].changed, Duration::from_millis(4310));
         assert_eq!(stages[&Stage::System].state, State::Started);

@@ -13,6 +13,7 @@
 //! | `main-panic` | the main task panics |
 //! | `kill-etcd` | etcd gets SIGKILL |
 //! | `kill-node` | the node gets SIGKILL |
+//! | `locked` | the trapdoor opens as for a locked disk, unless a recovery key was given |
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,8 +25,11 @@ use tokio::time::sleep;
 use tracing::error;
 
 use crate::event::{self, Closed};
+use crate::recovery;
+use crate::stage::Stage;
 use crate::supervisor::{Context, Policy};
 use crate::sys::process;
+use crate::trapdoor::{Report, code};
 
 /// What breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,15 +44,18 @@ pub enum Fault {
     KillEtcd,
     /// This process is killed.
     KillNode,
+    /// The trapdoor opens as for a locked disk, unless a recovery key was given.
+    Locked,
 }
 
 impl Fault {
-    const ALL: [(&'static str, Self); 5] = [
+    const ALL: [(&'static str, Self); 6] = [
         ("service-panic", Self::ServicePanic),
         ("service-flaps", Self::ServiceFlaps),
         ("main-panic", Self::MainPanic),
         ("kill-etcd", Self::KillEtcd),
         ("kill-node", Self::KillNode),
+        ("locked", Self::Locked),
     ];
 
     /// What the command line of this boot asks for, if anything.
@@ -84,6 +91,8 @@ fn asked_for(command_line: &str) -> Option<&str> {
 pub struct Service {
     /// What to break.
     pub fault: Fault,
+    /// The recovery key, if somebody gave one.
+    pub recovery: recovery::Given,
     /// Whether the node is ready.
     pub ready: watch::Receiver<bool>,
     /// Whether it broke already, in an earlier run.
@@ -112,6 +121,15 @@ impl Service {
             Fault::ServiceFlaps => panic!("as asked for by polis.fault"),
             Fault::KillEtcd if first => process::find("etcd").into_iter().for_each(kill),
             Fault::KillNode => kill(getpid()),
+            Fault::Locked => match self.recovery.text() {
+                Ok(None) => match ctx.trapdoor(locked()).await {},
+                Ok(Some((text, source))) => {
+                    // How long it is tells a story that all of it arrived, and nobody else.
+                    let characters = text.expose().len();
+                    error!(characters, "{source} opens what polis.fault locked");
+                }
+                Err(error) => error!(error = &error as &dyn std::error::Error, "no recovery key"),
+            },
             // The main task looks for itself.
             Fault::MainPanic | Fault::ServicePanic | Fault::KillEtcd => {}
         }
@@ -119,6 +137,11 @@ impl Service {
         ctx.cancelled().await;
         Ok(())
     }
+}
+
+fn locked() -> Report {
+    let error = std::io::Error::other("as asked for by polis.fault");
+    Report::from_error(code::STORAGE_KEY_WRONG, Stage::Storage, &error, "give it a recovery key")
 }
 
 fn kill(victim: Pid) {

@@ -23,14 +23,16 @@ mod panics;
 mod serial_port;
 
 use std::io::{self, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use self::environment::Environment;
 use crate::logtree::{self, layer};
+use crate::recovery;
 use crate::root::{self, Root};
 use crate::serial::{EventLine, Lines};
 use crate::stage::{Board, Stage};
@@ -86,6 +88,8 @@ fn complain(text: &str) {
 fn start(environment: Environment) -> anyhow::Result<u8> {
     use anyhow::Context as _;
     let control = control::inherit(environment.control).context("no control channel to init")?;
+    // Before anything else is opened: its number must still be what init left there.
+    let recovery = recovery::Given::inherit(environment.recovery, Path::new("/sys"));
     let (lines, queue) = Lines::channel();
     serial_port::start(lines.clone(), queue)
         .context("cannot start the writer of the serial port")?;
@@ -104,7 +108,7 @@ fn start(environment: Environment) -> anyhow::Result<u8> {
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         runtime.block_on(async {
             let control = Channel::new(control).context("cannot watch the control channel")?;
-            Ok(run(environment, &control, lines, logs).await)
+            Ok(run(environment, recovery, &control, lines, logs).await)
         })
     }));
     // Nothing that the main task owned is used after its panic.
@@ -124,6 +128,7 @@ fn panicked(text: &str) -> Report {
         causes: vec!["the main task of node panicked".to_owned(), text.to_owned()],
         tried: Vec::new(),
         next: "reboot; report this with the last log lines, which say where it happened".to_owned(),
+        unlock: false,
     }
 }
 
@@ -135,12 +140,22 @@ enum End {
 }
 
 #[expect(clippy::panic, reason = "a fault that the stories ask for")]
-async fn run(environment: Environment, control: &Channel, lines: Lines, logs: logtree::Tree) -> u8 {
+async fn run(
+    environment: Environment,
+    recovery: Result<recovery::Given, recovery::Error>,
+    control: &Channel,
+    lines: Lines,
+    logs: logtree::Tree,
+) -> u8 {
+    let recovery = recovery.unwrap_or_else(|error| {
+        error!(error = &error as &dyn std::error::Error, "going on without the key that was typed");
+        recovery::Given::nothing(Path::new("/sys"))
+    });
     let fault = fault::Fault::of_this_boot();
     let board = Board::new(environment.stages.clone(), lines.clone());
     let (ready, mut is_ready) = watch::channel(false);
     let (terminals, mut drawn_on) = watch::channel(Vec::new());
-    let root = Root { environment, fault, ready, terminals };
+    let root = Root { environment, recovery, fault, ready, terminals };
     let supervisor =
         Supervisor::start(board, lines.clone(), logs, move |ctx| root::run(root.clone(), ctx));
     let end = loop {
@@ -245,6 +260,7 @@ mod tests {
                 causes: vec![text.clone(); 30],
                 tried: vec![text.clone(); 30],
                 next: text,
+                unlock: false,
             };
             let message = fit(report).to_line().to_string();
             assert!(message.len() <= control::MESSAGE_MAX, "{} bytes", message.len());
@@ -261,6 +277,7 @@ mod tests {
             causes: vec!["one".to_owned()],
             tried: Vec::new(),
             next: "look".to_owned(),
+            unlock: false,
         };
         assert_eq!(fit(report.clone()), report);
     }

@@ -158,5 +158,6 @@ pub fn absent(loaded: &Loaded) -> Report {
             Source::Esp.place(),
             source::FW_CFG_ITEM
         ),
+        unlock: false,
     }
 }

@@ -253,6 +253,7 @@ fn root_died(shared: &Shared, cause: &str) -> Report {
         causes: cause.split(": ").map(str::to_owned).collect(),
         tried: vec!["starting it again, with growing delays, as often as it may".to_owned()],
         next: "read the last log lines; reboot, and report this if it comes back".to_owned(),
+        unlock: false,
     }
 }
 

@@ -384,6 +384,7 @@ async fn the_first_report_is_the_one_that_counts() {
         causes: vec![text.to_owned()],
         tried: Vec::new(),
         next: "look".to_owned(),
+        unlock: false,
     };
     let (first, second) = (report("first"), report("second"));
     let (supervisor, _lines) = start(move |ctx| {

@@ -31,6 +31,12 @@ impl Code {
         Self { detail, ..self }
     }
 
+    /// Whether the recovery key of the disk helps, whoever reports it.
+    #[must_use]
+    pub fn is_locked(self) -> bool {
+        LOCKED.contains(&self.with_detail(0))
+    }
+
     /// `SSCC`: what `docs/errors.md` heads the section with.
     #[must_use]
     pub fn anchor(self) -> String {
@@ -114,6 +120,17 @@ pub const STORAGE_MOUNT: Code = Code::new(Stage::Storage, 9);
 pub const STORAGE_FILE: Code = Code::new(Stage::Storage, 10);
 /// The cluster demands an encrypted data partition, and this version makes none.
 pub const STORAGE_CANNOT_ENCRYPT: Code = Code::new(Stage::Storage, 11);
+/// The TPM holds the node's half of the key and refuses it: the machine started
+/// other software, or with other settings.
+pub const STORAGE_TPM_REFUSES: Code = Code::new(Stage::Storage, 12);
+/// The TPM was cleared or is another one: it cannot load what it sealed.
+pub const STORAGE_TPM_CLEARED: Code = Code::new(Stage::Storage, 13);
+/// The node's half of the key is sealed to a TPM, and there is none.
+pub const STORAGE_TPM_ABSENT: Code = Code::new(Stage::Storage, 14);
+/// Both halves of the key are there, and together they do not open the disk.
+pub const STORAGE_KEY_WRONG: Code = Code::new(Stage::Storage, 15);
+/// The recovery key that a person gave is mistyped, or another disk's.
+pub const STORAGE_RECOVERY_KEY_WRONG: Code = Code::new(Stage::Storage, 16);
 
 /// Neither fw_cfg nor the ESP carries node parameters.
 pub const PARAMETERS_ABSENT: Code = Code::new(Stage::Parameters, 1);
@@ -160,6 +177,18 @@ pub const CLUSTER_FILE: Code = Code::new(Stage::Cluster, 7);
 /// The cluster's store is damaged or another cluster's.
 pub const CLUSTER_STORE: Code = Code::new(Stage::Cluster, 8);
 
+/// The disk is whole and locked, and its recovery key opens it: whoever stands at
+/// the guru meditation may type it. A damaged or lost sealed configuration locks
+/// the disk, too, where the disk is encrypted; whoever reports that knows
+/// ([`super::Report::unlockable`]).
+pub const LOCKED: &[Code] = &[
+    STORAGE_TPM_REFUSES,
+    STORAGE_TPM_CLEARED,
+    STORAGE_TPM_ABSENT,
+    STORAGE_KEY_WRONG,
+    STORAGE_RECOVERY_KEY_WRONG,
+];
+
 /// Every code there is, for the check against `docs/errors.md`.
 pub const ALL: &[Code] = &[
     INITRAMFS_PREPARATION,
@@ -192,6 +221,11 @@ pub const ALL: &[Code] = &[
     STORAGE_MOUNT,
     STORAGE_FILE,
     STORAGE_CANNOT_ENCRYPT,
+    STORAGE_TPM_REFUSES,
+    STORAGE_TPM_CLEARED,
+    STORAGE_TPM_ABSENT,
+    STORAGE_KEY_WRONG,
+    STORAGE_RECOVERY_KEY_WRONG,
     PARAMETERS_ABSENT,
     PARAMETERS_UNREADABLE,
     PARAMETERS_TOO_LARGE,

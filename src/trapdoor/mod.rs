@@ -19,6 +19,9 @@ use crate::stage::Stage;
 
 pub use self::code::Code;
 
+/// The key of a `guru` line, `yes` where the recovery key of the disk would help.
+pub const UNLOCK: &str = "unlock";
+
 /// Everything that is known about a failure, for a person in front of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
@@ -32,6 +35,9 @@ pub struct Report {
     pub tried: Vec<String>,
     /// What the person should do next, in one sentence.
     pub next: String,
+    /// Whether the recovery key of the disk would help: the guru meditation
+    /// then asks for it, and `init` starts `node` again with it.
+    pub unlock: bool,
 }
 
 impl Report {
@@ -44,7 +50,14 @@ impl Report {
     ) -> Self {
         let chain = std::iter::successors(Some(error), |error| error.source());
         let causes = chain.map(ToString::to_string).collect();
-        Self { code, stage, causes, tried: Vec::new(), next: next.into() }
+        let unlock = code.is_locked();
+        Self { code, stage, causes, tried: Vec::new(), next: next.into(), unlock }
+    }
+
+    /// The same report of a failure that the recovery key would help with.
+    #[must_use]
+    pub fn unlockable(self) -> Self {
+        Self { unlock: true, ..self }
     }
 
     /// The cause in one line: the chain, joined.
@@ -63,7 +76,8 @@ impl Report {
         for tried in &self.tried {
             line = line.field("tried", tried);
         }
-        line.field("next", &self.next)
+        let line = line.field("next", &self.next);
+        if self.unlock { line.field(UNLOCK, "yes") } else { line }
     }
 
     /// Reads a message of the control channel; `None` if it is not a report.
@@ -78,6 +92,7 @@ impl Report {
             causes: line.all("cause").map(str::to_owned).collect(),
             tried: line.all("tried").map(str::to_owned).collect(),
             next: line.get("next")?.to_owned(),
+            unlock: line.get(UNLOCK) == Some("yes"),
         })
     }
 }
@@ -94,8 +109,19 @@ mod tests {
             causes: vec!["no node \"parameters\"".to_owned(), "line 1\nline 2".to_owned()],
             tried: vec!["fw_cfg".to_owned(), "ESP".to_owned()],
             next: "put them there".to_owned(),
+            unlock: false,
         };
-        let line = EventLine::parse(&report.to_line().to_string());
-        assert_eq!(line.as_ref().and_then(Report::from_line), Some(report));
+        for report in [report.clone().unlockable(), report] {
+            let line = EventLine::parse(&report.to_line().to_string());
+            assert_eq!(line.as_ref().and_then(Report::from_line), Some(report));
+        }
+    }
+
+    #[test]
+    fn a_locked_disk_asks_for_its_recovery_key_whoever_reports_it() {
+        let error = std::io::Error::other("refused");
+        let report = |code| Report::from_error(code, Stage::Storage, &error, "look");
+        assert!(report(code::STORAGE_TPM_REFUSES.with_detail(7)).unlock);
+        assert!(!report(code::STORAGE_DAMAGED).unlock);
     }
 }
