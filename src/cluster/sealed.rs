@@ -15,7 +15,7 @@ use polis_proto::v1;
 use prost::Message as _;
 
 use super::record::{self, Damage, Magic};
-use crate::parameters::{self, Bootstrap, Cluster, StoragePolicy, TpmMode};
+use crate::parameters::{self, Bootstrap, Cluster, ColdStart, StoragePolicy, TpmMode};
 use crate::storage::Kind;
 
 const SEALED: Magic = Magic(*b"polis sc");
@@ -45,6 +45,7 @@ impl Sealed {
             node_public_key: self.node_public_key.to_vec(),
             cluster_ca_certificate: self.cluster_ca.clone(),
             storage_kind: storage_kind.into(),
+            ..Default::default()
         };
         record::write(SEALED, &message.encode_to_vec())
     }
@@ -105,7 +106,7 @@ pub fn journal_from_record(record: &[u8]) -> Result<Bootstrap, Damage> {
 pub fn configuration_message(
     configuration: &parameters::ClusterConfiguration,
 ) -> v1::ClusterConfiguration {
-    use v1::cluster_configuration::{StorageSecurityPolicy, TpmMode as Tpm};
+    use v1::cluster_configuration::{ColdStart as Cold, StorageSecurityPolicy, TpmMode as Tpm};
     let tpm = match configuration.tpm {
         TpmMode::Required => Tpm::Required,
         TpmMode::BestEffort => Tpm::BestEffort,
@@ -120,10 +121,15 @@ pub fn configuration_message(
         }
         StoragePolicy::NeedsInsecure => StorageSecurityPolicy::NeedsInsecure,
     };
+    let cold_start = match configuration.cold_start {
+        ColdStart::Automatic => Cold::Automatic,
+        ColdStart::Attended => Cold::Attended,
+    };
     v1::ClusterConfiguration {
         cluster_domain: configuration.domain.clone(),
         tpm_mode: tpm.into(),
         storage_security_policy: storage.into(),
+        cold_start: cold_start.into(),
     }
 }
 

@@ -112,8 +112,10 @@ impl<S: pki::Store + Clone> Store<S> {
             state: v1::NodeState::Up.into(),
             roles: Some(v1::NodeRoles {
                 consensus_member: Some(v1::node_roles::ConsensusMember {}),
+                ..Default::default()
             }),
             labels: founding.labels.clone(),
+            ..Default::default()
         };
         let owner = v1::InitialOwner { public_key: founding.owner_public_key.to_vec() };
         let node_key = node_key(founding.node.id);

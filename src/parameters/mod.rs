@@ -137,6 +137,8 @@ pub struct ClusterConfiguration {
     pub tpm: TpmMode,
     /// What a data partition must promise.
     pub storage: StoragePolicy,
+    /// How a node gets home that cannot reach the cluster.
+    pub cold_start: ColdStart,
 }
 
 impl Default for ClusterConfiguration {
@@ -145,6 +147,7 @@ impl Default for ClusterConfiguration {
             domain: "cluster.internal".to_owned(),
             tpm: TpmMode::BestEffort,
             storage: StoragePolicy::Unspecified,
+            cold_start: ColdStart::Automatic,
         }
     }
 }
@@ -158,6 +161,15 @@ pub enum TpmMode {
     BestEffort,
     /// Not even where there is one.
     Disabled,
+}
+
+/// How a node gets home that cannot reach the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ColdStart {
+    /// By a share of its disk's key that the machine keeps itself.
+    Automatic,
+    /// By a curator or the recovery key only.
+    Attended,
 }
 
 /// What a data partition must promise.

@@ -33,8 +33,12 @@ const fn message(number: u32, name: &'static str, fields: &'static [Field]) -> F
 /// A map entry, as the wire has it.
 const ENTRY: &[Field] = &[plain(1, "key"), plain(2, "value")];
 
-const CLUSTER_CONFIGURATION: &[Field] =
-    &[plain(1, "cluster_domain"), plain(2, "tpm_mode"), plain(3, "storage_security_policy")];
+const CLUSTER_CONFIGURATION: &[Field] = &[
+    plain(1, "cluster_domain"),
+    plain(2, "tpm_mode"),
+    plain(3, "storage_security_policy"),
+    plain(4, "cold_start"),
+];
 
 const CLUSTER_BOOTSTRAP: &[Field] = &[
     plain(1, "owner_public_key"),

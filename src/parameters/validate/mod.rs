@@ -14,8 +14,8 @@ use zeroize::Zeroizing;
 use super::error::{Error, FieldError};
 use super::text::{self, Refusal};
 use super::{
-    Bootstrap, Cidr, Cluster, ClusterConfiguration, DirectoryNode, Interface, Match, Network,
-    Parameters, Register, Route, StoragePolicy, Ticket, TpmMode, wire,
+    Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, Interface, Match,
+    Network, Parameters, Register, Route, StoragePolicy, Ticket, TpmMode, wire,
 };
 
 const LABELS_MAX: usize = 64;
@@ -129,6 +129,16 @@ fn configuration(message: v1::ClusterConfiguration) -> Result<ClusterConfigurati
             Err(_) => {
                 return Err(unknown(message.storage_security_policy, 4))
                     .at(format!("{PATH}.storage_security_policy"), 3);
+            }
+        };
+    }
+    {
+        use v1::cluster_configuration::ColdStart as Message;
+        configuration.cold_start = match Message::try_from(message.cold_start) {
+            Ok(Message::Unspecified | Message::Automatic) => ColdStart::Automatic,
+            Ok(Message::Attended) => ColdStart::Attended,
+            Err(_) => {
+                return Err(unknown(message.cold_start, 2)).at(format!("{PATH}.cold_start"), 4);
             }
         };
     }

@@ -1,4 +1,6 @@
-use polis_proto::v1::cluster_configuration::{StorageSecurityPolicy, TpmMode as WireTpmMode};
+use polis_proto::v1::cluster_configuration::{
+    ColdStart as WireColdStart, StorageSecurityPolicy, TpmMode as WireTpmMode,
+};
 use polis_proto::v1::network_configuration as wire_network;
 use polis_proto::v1::node_parameters::Cluster as WireCluster;
 use polis_proto::v1::{
@@ -295,6 +297,7 @@ prop_compose! {
         domain in any_name(),
         tpm in 0i32..=3,
         storage in 0i32..=4,
+        cold_start in 0i32..=2,
         labels in any_labels(),
         interface in any_interface(),
         servers in prop::collection::vec(any::<[u8; 4]>(), 0..4),
@@ -305,6 +308,7 @@ prop_compose! {
             cluster_domain: domain,
             tpm_mode: WireTpmMode::try_from(tpm).unwrap().into(),
             storage_security_policy: StorageSecurityPolicy::try_from(storage).unwrap().into(),
+            cold_start: WireColdStart::try_from(cold_start).unwrap().into(),
         };
         let bootstrap = ClusterBootstrap {
             cluster_configuration: Some(configuration),
