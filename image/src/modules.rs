@@ -195,11 +195,27 @@ const INITRAMFS_PACKED: &[&str] = &[
 
 /// Modules of the root that are in it unpacked, for the file system to compress:
 /// what a boot waits for. LZ4 unpacks several times as fast as XZ.
-const ROOT_PLAIN: &[&str] = &["e1000e", "igb", "virtio_net", "xfs"];
+const ROOT_PLAIN: &[&str] = &[
+    // The data partition: its ciphers, plain and fast, its integrity, its file system.
+    "aegis128",
+    "aegis128_aesni",
+    "aesni_intel",
+    "dm_crypt",
+    "dm_integrity",
+    "xfs",
+    "xts",
+    // The network cards of most virtual machines.
+    "e1000e",
+    "igb",
+    "virtio_net",
+];
 
 /// Modules that the root must have, whatever folder is left out one day: what
 /// the node asks for by name, and the hardware that it is tested on.
 const ROOT: &[&str] = &[
+    "aegis128",
+    "aegis128_aesni",
+    "aesni_intel",
     "dm_crypt",
     "dm_integrity",
     "e1000e",
@@ -475,7 +491,7 @@ kernel/sound/s.ko.xz:
         let builtin: String = ROOT
             .iter()
             .chain(ROOT_PLAIN)
-            .skip(1)
+            .filter(|name| **name != "dm_crypt")
             .map(|name| format!("kernel/x/{name}.ko\n"))
             .collect();
         let error = Index::parse(dep, "", "", &builtin).root().unwrap_err();
