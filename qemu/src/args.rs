@@ -10,6 +10,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use crate::segment::Plug;
+
 /// How the guest's instructions are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accelerator {
@@ -97,7 +99,7 @@ pub struct Disk {
     pub cache: Cache,
 }
 
-/// The network card. It is behind QEMU's own NAT, which answers DHCP.
+/// The network card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
     /// `virtio-net`.
@@ -108,6 +110,15 @@ pub enum Network {
     Igb,
     /// No card.
     None,
+}
+
+/// What the network card is plugged into.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// QEMU's own NAT, which answers DHCP. The machine is alone there.
+    Nat,
+    /// A segment with other machines.
+    Segment(Plug),
 }
 
 /// The screen.
@@ -163,7 +174,9 @@ pub struct Config {
     pub cpus: u32,
     /// The network card.
     pub network: Network,
-    /// Ports that the host can reach.
+    /// What the card is plugged into.
+    pub link: Link,
+    /// Ports that the host can reach, behind [`Link::Nat`].
     pub forwards: Vec<Forward>,
     /// The screen.
     pub screen: Screen,
@@ -188,6 +201,7 @@ impl Config {
             memory: 512,
             cpus: 1,
             network: Network::Virtio,
+            link: Link::Nat,
             forwards: Vec::new(),
             screen: Screen::Std,
             fw_cfg: Vec::new(),
@@ -208,8 +222,8 @@ pub struct Sockets {
     pub console: PathBuf,
 }
 
-/// The card's address. One machine a network, so one address is enough, and a
-/// lease that is asked for again is the same lease.
+/// The card's address behind NAT. One machine a network, so one address is enough,
+/// and a lease that is asked for again is the same lease.
 const MAC: &str = "52:54:00:70:6f:6c";
 
 /// The arguments for QEMU, without the program's own name.
@@ -364,14 +378,25 @@ fn network(args: &mut Args, config: &Config) {
             return;
         }
     };
-    let forwards: String = config
-        .forwards
-        .iter()
-        .map(|forward| format!(",hostfwd=tcp:127.0.0.1:{}-:{}", forward.host, forward.guest))
-        .collect();
-    args.flag("-netdev", format!("user,id=net{forwards}"));
+    let mac = match &config.link {
+        Link::Nat => {
+            let forwards = config.forwards.iter();
+            let forwards: String = forwards
+                .map(|Forward { host, guest }| format!(",hostfwd=tcp:127.0.0.1:{host}-:{guest}"))
+                .collect();
+            args.flag("-netdev", format!("user,id=net{forwards}"));
+            MAC.to_owned()
+        }
+        Link::Segment(plug) => {
+            let socket = path(&plug.socket);
+            // The switch listens: this QEMU cannot try again.
+            let line = format!("stream,id=net,server=off,addr.type=unix,addr.path={socket}");
+            args.flag("-netdev", line);
+            plug.mac()
+        }
+    };
     // No boot ROM: nothing here boots from the network, and the ROM may be missing on the host.
-    args.flag("-device", format!("{model},netdev=net,mac={MAC},romfile="));
+    args.flag("-device", format!("{model},netdev=net,mac={mac},romfile="));
 }
 
 fn channels(args: &mut Args, config: &Config, sockets: &Sockets) {
@@ -541,6 +566,19 @@ mod tests {
             devices(Bus::Usb),
             "-device usb-storage,bus=xhci.0,drive=disk,serial=polis,bootindex=0"
         );
+    }
+
+    #[test]
+    fn a_machine_of_a_segment_has_a_line_and_an_address_of_its_own() {
+        let plug = Plug { socket: "/run/2".into(), machine: 2 };
+        let config =
+            Config { link: Link::Segment(plug), ..Config::new(direct(), Accelerator::Tcg) };
+        let shown = show(&config);
+        assert!(shown.contains(
+            "-netdev stream,id=net,server=off,addr.type=unix,addr.path=/run/2\n\
+             -device virtio-net-pci,netdev=net,mac=52:54:00:70:6f:02,romfile="
+        ));
+        assert!(!shown.contains("user,id"));
     }
 
     #[test]

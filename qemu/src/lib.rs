@@ -4,6 +4,7 @@
 //! image::Image --> args::Config --argv--> machine::Machine --+--> serial   what the guest says
 //!                  (pure)                 (one QEMU child)   +--> qmp      what the outside does to it
 //!                                                            +--> console  the guest's hvc0
+//!                 segment::Segment --plug--^                 +--> network
 //! ```
 //!
 //! A story starts a [`Machine`], waits for event lines of its serial port and
@@ -15,15 +16,18 @@
 
 pub mod args;
 pub mod disk;
+mod gateway;
 pub mod host;
 pub mod image;
 pub mod line;
 pub mod machine;
 pub mod qmp;
 pub mod screen;
+pub mod segment;
 pub mod serial;
 
 pub use args::{Accelerator, Bus, Config, Disk, Firmware, Network, Reset, Screen};
 pub use image::Image;
 pub use line::Event;
 pub use machine::{Error, Machine};
+pub use segment::{Port, Segment};

@@ -402,7 +402,7 @@ impl Drop for Machine {
 }
 
 /// Kills the child if it still runs, and says how it ended.
-fn end(child: &mut Child) -> String {
+pub(crate) fn end(child: &mut Child) -> String {
     // Refused only when it has ended already.
     let _killed = child.kill();
     child.wait().map_or_else(|error| error.to_string(), |status| status.to_string())
@@ -442,19 +442,19 @@ fn summary(lines: &[Line]) -> String {
 /// started it dies: a test that is killed leaves no machine behind. `setpriv`
 /// belongs to util-linux, which every Debian has, and becomes QEMU itself.
 #[expect(clippy::disallowed_methods, reason = "the rule is for the node; this runs on the host")]
-fn command() -> Command {
+pub(crate) fn command() -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--", QEMU]);
     command
 }
 
-fn listen(path: &Path) -> Result<UnixListener, Error> {
+pub(crate) fn listen(path: &Path) -> Result<UnixListener, Error> {
     UnixListener::bind(path)
         .map_err(|source| Error::Host { doing: format!("listen on {}", path.display()), source })
 }
 
 /// Takes the connection that QEMU makes while it starts.
-fn accept(listener: &UnixListener, child: &mut Child) -> Result<UnixStream, Error> {
+pub(crate) fn accept(listener: &UnixListener, child: &mut Child) -> Result<UnixStream, Error> {
     /// How often the child is looked at: it may die without ever connecting.
     const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     let deadline = Instant::now() + START_MAX;

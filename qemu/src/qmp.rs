@@ -106,6 +106,14 @@ impl Client {
         self.execute("system_powerdown", Value::Null).map(drop)
     }
 
+    /// Plugs the network cable, or pulls it: the guest sees its carrier come or go.
+    ///
+    /// # Errors
+    /// When there is no card, or QEMU is gone.
+    pub fn cable(&mut self, plugged: bool) -> Result<(), Error> {
+        self.execute("set_link", json!({ "name": "net", "up": plugged })).map(drop)
+    }
+
     /// Ends QEMU as an orderly program ends.
     ///
     /// # Errors

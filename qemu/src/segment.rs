@@ -1,0 +1,416 @@
+//! Joins machines to one Ethernet segment: a learning switch, and a gateway
+//! that answers DHCP and lets the host in. Needs no rights on the host.
+//!
+//! ```text
+//!  machine 0 --+                          each port: a unix socket on which the
+//!  machine 1 --+-- switch -- gateway      switch listens; a frame is its length
+//!  machine 2 --+   (here)    (a QEMU      in four bytes, big-endian, and itself
+//!                             without a guest)
+//! ```
+//!
+//! The gateway is QEMU's own NAT. It takes every IP packet that it sees for its
+//! own and resets connections that it does not know, whoever they are for; so
+//! the switch never floods a unicast frame to it.
+//!
+//! Links are cut, slowed and healed here, pair by pair, without the machines'
+//! seeing their carrier go: that is what a broken switch between two racks looks
+//! like. A pulled cable is `set_link` of the machine's own protocol.
+//!
+//! Invariants:
+//! - A port that does not drain loses frames, as on a real switch, and slows nobody.
+//! - A machine that comes back to its port takes it over; the old line is dead.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Read as _, Write as _};
+use std::net::Ipv4Addr;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::gateway::Gateway;
+use crate::machine::Error;
+
+/// Longest frame that a card with an ordinary MTU sends, with all its offloads.
+const FRAME_MAX: usize = 128 * 1024;
+
+/// Frames that wait for one port; more are lost.
+const QUEUE: usize = 4096;
+
+/// A place in the segment. Machines count from zero; the gateway has its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Port {
+    /// A machine.
+    Machine(u8),
+    /// The way out.
+    Gateway,
+}
+
+/// Where a machine is plugged in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plug {
+    /// The switch listens there.
+    pub socket: PathBuf,
+    /// Which machine it is; its hardware address follows from it.
+    pub machine: u8,
+}
+
+impl Plug {
+    /// The hardware address of the machine's card.
+    #[must_use]
+    pub fn mac(&self) -> String {
+        format!("52:54:00:70:6f:{:02x}", self.machine)
+    }
+}
+
+/// A running segment. Ends when dropped.
+#[derive(Debug)]
+pub struct Segment {
+    switch: Switch,
+    gateway: Gateway,
+}
+
+impl Segment {
+    /// Starts a segment for `machines` machines. The gateway's log goes to `dir`.
+    ///
+    /// # Errors
+    /// When QEMU is missing, or a socket cannot be made.
+    pub fn start(machines: u8, dir: &Path) -> Result<Self, Error> {
+        let switch = Switch::start(machines).map_err(|source| Error::Host {
+            doing: "make the sockets of a network".to_owned(),
+            source,
+        })?;
+        let gateway = Gateway::start(&switch.socket(Port::Gateway), dir)?;
+        Ok(Self { switch, gateway })
+    }
+
+    /// Where machine number `machine` is plugged in.
+    #[must_use]
+    pub fn plug(&self, machine: u8) -> Plug {
+        Plug { socket: self.switch.socket(Port::Machine(machine)), machine }
+    }
+
+    /// Lets the host reach `port` of the machine with `address` as its own
+    /// loopback port `host`.
+    ///
+    /// # Errors
+    /// When the port is taken, or the gateway is gone.
+    pub fn forward(&mut self, host: u16, address: Ipv4Addr, port: u16) -> Result<(), Error> {
+        self.gateway.forward(host, address, port)
+    }
+
+    /// Cuts the link between two ports; frames on it are lost from now on.
+    pub fn cut(&self, a: Port, b: Port) {
+        self.switch.lock().cut.insert(pair(a, b));
+    }
+
+    /// Cuts `port` off from all others.
+    pub fn isolate(&self, port: Port) {
+        let mut state = self.switch.lock();
+        let others: Vec<Port> =
+            state.lines.keys().copied().filter(|other| *other != port).collect();
+        state.cut.extend(others.into_iter().map(|other| pair(port, other)));
+    }
+
+    /// Makes every link to and from `port` slower by `delay`.
+    pub fn slow(&self, port: Port, delay: Duration) {
+        self.switch.lock().delays.insert(port, delay);
+    }
+
+    /// Undoes every cut and every delay.
+    pub fn heal(&self) {
+        let mut state = self.switch.lock();
+        state.cut.clear();
+        state.delays.clear();
+    }
+}
+
+/// An unordered pair.
+fn pair(a: Port, b: Port) -> (Port, Port) {
+    (a.min(b), a.max(b))
+}
+
+/// A frame, and when it may leave.
+struct Parcel {
+    due: Instant,
+    frame: Arc<[u8]>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Who was heard from where.
+    learnt: HashMap<[u8; 6], Port>,
+    lines: HashMap<Port, SyncSender<Parcel>>,
+    cut: HashSet<(Port, Port)>,
+    delays: HashMap<Port, Duration>,
+}
+
+impl State {
+    /// Sends `frame`, which came in at `from`, where it belongs.
+    fn pass(&mut self, from: Port, frame: &Arc<[u8]>) {
+        let Some((&to, rest)) = frame.split_first_chunk::<6>() else { return };
+        let Some(&sender) = rest.first_chunk::<6>() else { return };
+        self.learnt.insert(sender, from);
+        let group = to[0] & 1 == 1;
+        match self.learnt.get(&to) {
+            Some(&port) if !group => self.send(from, port, frame),
+            _ => {
+                let ports: Vec<Port> = self.lines.keys().copied().collect();
+                for port in ports {
+                    if port != from && (group || port != Port::Gateway) {
+                        self.send(from, port, frame);
+                    }
+                }
+            }
+        }
+    }
+
+    fn send(&self, from: Port, to: Port, frame: &Arc<[u8]>) {
+        if from == to || self.cut.contains(&pair(from, to)) {
+            return;
+        }
+        let delay = |port| self.delays.get(&port).copied().unwrap_or_default();
+        let parcel =
+            Parcel { due: Instant::now() + delay(from) + delay(to), frame: Arc::clone(frame) };
+        if let Some(line) = self.lines.get(&to) {
+            // Full: the frame is lost, as on any switch.
+            let _lost = line.try_send(parcel);
+        }
+    }
+}
+
+/// The switch: a listening socket and two threads a port.
+#[derive(Debug)]
+struct Switch {
+    state: Arc<Mutex<State>>,
+    /// Short, since a socket's path has at most 107 bytes.
+    dir: TempDir,
+}
+
+impl Switch {
+    fn start(machines: u8) -> io::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("polis-").tempdir()?;
+        let switch = Self { state: Arc::default(), dir };
+        let ports = (0..machines).map(Port::Machine).chain([Port::Gateway]);
+        for port in ports {
+            let listener = UnixListener::bind(switch.socket(port))?;
+            let (line, parcels) = sync_channel(QUEUE);
+            switch.lock().lines.insert(port, line);
+            let state = Arc::clone(&switch.state);
+            thread::spawn(move || serve(port, &listener, &state, parcels));
+        }
+        Ok(switch)
+    }
+
+    fn socket(&self, port: Port) -> PathBuf {
+        self.dir.path().join(match port {
+            Port::Machine(machine) => machine.to_string(),
+            Port::Gateway => "gateway".to_owned(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        // Each port's writer ends with its line, and wakes the one that accepts.
+        self.lock().lines.clear();
+        let ports = fs_entries(self.dir.path());
+        for socket in ports {
+            let _refused = UnixStream::connect(socket);
+        }
+    }
+}
+
+fn fs_entries(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    // Nothing here panics with the lock held, and a table of addresses cannot be half true.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Serves one port, one machine after another, until the segment ends.
+fn serve(
+    port: Port,
+    listener: &UnixListener,
+    state: &Arc<Mutex<State>>,
+    parcels: Receiver<Parcel>,
+) {
+    let plugged: Arc<Mutex<Option<UnixStream>>> = Arc::default();
+    let out = Arc::clone(&plugged);
+    thread::spawn(move || write(&parcels, &out));
+    for line in listener.incoming() {
+        let (Ok(mut line), true) = (line, lock(state).lines.contains_key(&port)) else { return };
+        let copy = line.try_clone().ok();
+        *plugged.lock().unwrap_or_else(PoisonError::into_inner) = copy;
+        let state = Arc::clone(state);
+        thread::spawn(move || {
+            // The end of the line is the end of the machine.
+            while let Ok(frame) = read(&mut line) {
+                lock(&state).pass(port, &frame);
+            }
+        });
+    }
+}
+
+/// Writes what is due, until the segment ends.
+fn write(parcels: &Receiver<Parcel>, plugged: &Mutex<Option<UnixStream>>) {
+    while let Ok(Parcel { due, frame }) = parcels.recv() {
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        let line = plugged.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut line) = line.as_ref() else { continue };
+        let length = u32::try_from(frame.len()).unwrap_or_default().to_be_bytes();
+        // A machine that is gone loses its frames.
+        let _gone = line.write_all(&[&length[..], &frame].concat());
+    }
+}
+
+fn read(line: &mut UnixStream) -> io::Result<Arc<[u8]>> {
+    let mut length = [0; 4];
+    line.read_exact(&mut length)?;
+    let length = u32::from_be_bytes(length) as usize;
+    if length > FRAME_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut frame = vec![0; length];
+    line.read_exact(&mut frame)?;
+    Ok(frame.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GROUP: u8 = 0xff;
+
+    /// A frame from machine `from` to machine `to`, with `body` in it.
+    fn frame(to: u8, from: u8, body: u8) -> Vec<u8> {
+        let to = if to == GROUP { [GROUP; 6] } else { [2, 0, 0, 0, 0, to] };
+        [&to[..], &[2, 0, 0, 0, 0, from], &[body]].concat()
+    }
+
+    fn put(line: &mut UnixStream, frame: &[u8]) {
+        let length = u32::try_from(frame.len()).unwrap().to_be_bytes();
+        line.write_all(&[&length[..], frame].concat()).unwrap();
+    }
+
+    fn plug(switch: &Switch, port: Port) -> UnixStream {
+        let line = UnixStream::connect(switch.socket(port)).unwrap();
+        line.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        line
+    }
+
+    fn get(line: &mut UnixStream) -> u8 {
+        read(line).unwrap().last().copied().unwrap()
+    }
+
+    /// Makes the switch know both machines, and is there once it does.
+    fn acquainted() -> (Switch, UnixStream, UnixStream) {
+        let switch = Switch::start(2).unwrap();
+        let mut a = plug(&switch, Port::Machine(0));
+        let mut b = plug(&switch, Port::Machine(1));
+        loop {
+            // Until the other side is plugged in, frames to it are lost.
+            put(&mut a, &frame(GROUP, 0, 1));
+            b.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+            if read(&mut b).is_ok() {
+                break;
+            }
+        }
+        b.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        put(&mut b, &frame(0, 1, 2));
+        assert_eq!(get(&mut a), 2);
+        (switch, a, b)
+    }
+
+    /// The next frame that is not left over from the acquaintance.
+    fn next(line: &mut UnixStream) -> u8 {
+        loop {
+            match get(line) {
+                1 => {}
+                body => return body,
+            }
+        }
+    }
+
+    #[test]
+    fn unicast_goes_to_one_port_and_never_floods_the_gateway() {
+        let mut state = State::default();
+        let mut ends = HashMap::new();
+        for port in [Port::Machine(0), Port::Machine(1), Port::Machine(2), Port::Gateway] {
+            let (line, end) = sync_channel(10);
+            state.lines.insert(port, line);
+            ends.insert(port, end);
+        }
+        let got = |port| ends[&port].try_iter().count();
+        let pass = |state: &mut State, from, frame: Vec<u8>| state.pass(from, &frame.into());
+        pass(&mut state, Port::Machine(0), frame(1, 0, 0));
+        assert_eq!(
+            [Port::Machine(0), Port::Machine(1), Port::Machine(2), Port::Gateway].map(got),
+            [0, 1, 1, 0]
+        );
+        pass(&mut state, Port::Machine(1), frame(0, 1, 0));
+        assert_eq!(
+            [Port::Machine(0), Port::Machine(1), Port::Machine(2), Port::Gateway].map(got),
+            [1, 0, 0, 0]
+        );
+        pass(&mut state, Port::Machine(2), frame(GROUP, 2, 0));
+        assert_eq!(
+            [Port::Machine(0), Port::Machine(1), Port::Machine(2), Port::Gateway].map(got),
+            [1, 1, 0, 1]
+        );
+    }
+
+    #[test]
+    fn a_cut_link_loses_frames_until_it_is_healed() {
+        let mut state = State::default();
+        let (line, end) = sync_channel(10);
+        state.lines.insert(Port::Machine(1), line);
+        let bodies = || end.try_iter().filter_map(|parcel| parcel.frame.last().copied());
+        let mut pass = |state: &mut State, body| {
+            state.pass(Port::Machine(0), &frame(GROUP, 0, body).into());
+        };
+        pass(&mut state, 1);
+        state.cut.insert(pair(Port::Machine(1), Port::Machine(0)));
+        pass(&mut state, 2);
+        state.cut.clear();
+        pass(&mut state, 3);
+        assert_eq!(bodies().collect::<Vec<_>>(), [1, 3]);
+    }
+
+    #[test]
+    fn a_slow_link_delivers_late_and_in_order() {
+        let (switch, mut a, mut b) = acquainted();
+        switch.lock().delays.insert(Port::Machine(1), Duration::from_millis(50));
+        let start = Instant::now();
+        put(&mut a, &frame(1, 0, 5));
+        put(&mut a, &frame(1, 0, 6));
+        assert_eq!((next(&mut b), next(&mut b)), (5, 6));
+        assert!(start.elapsed() >= Duration::from_millis(50));
+    }
+
+    #[test]
+    fn a_machine_that_comes_back_takes_its_port_over() {
+        let (switch, mut a, b) = acquainted();
+        drop(b);
+        let mut b = plug(&switch, Port::Machine(1));
+        b.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let body = loop {
+            put(&mut a, &frame(1, 0, 7));
+            if let Ok(frame) = read(&mut b) {
+                break frame.last().copied();
+            }
+        };
+        assert_eq!(body, Some(7));
+    }
+}
