@@ -16,6 +16,7 @@
 //!
 //! What this module does not do: store the key (`storage`) or certify it (`pki`).
 
+mod fingerprint;
 mod key;
 
 use std::fmt::{self, Write as _};
@@ -23,6 +24,7 @@ use std::str::FromStr;
 
 use sha2::{Digest as _, Sha256};
 
+pub use self::fingerprint::{Fingerprint, InvalidFingerprint, Spoken};
 pub use self::key::{Error, NodeKey, Store, ensure};
 
 /// What every node ID starts with.
