@@ -11,6 +11,8 @@ use x509_parser::time::ASN1Time;
 pub struct Facts {
     /// The common name of its subject.
     pub subject: String,
+    /// The organizational unit of its subject: the role of a user.
+    pub unit: Option<String>,
     /// The common name of its issuer.
     pub issuer: String,
     /// The serial number, big-endian.
@@ -36,8 +38,11 @@ impl Facts {
         let common_name = |name: &x509_parser::x509::X509Name<'_>| {
             name.iter_common_name().next().and_then(|cn| cn.as_str().ok()).map(str::to_owned)
         };
+        let mut units = certificate.subject().iter_organizational_unit();
+        let unit = units.next().and_then(|unit| unit.as_str().ok()).map(str::to_owned);
         Some(Self {
             subject: common_name(certificate.subject())?,
+            unit,
             issuer: common_name(certificate.issuer())?,
             serial: certificate.raw_serial().to_vec(),
             public_key: certificate

@@ -68,10 +68,14 @@ pub enum Template {
     },
     /// Signs the certificates of nodes and users.
     ClusterAuthority,
-    /// A node: server authentication, so no user can pass for one.
+    /// A node: a server to everyone and a client of other nodes. Its DNS name is
+    /// its ID, and no user's certificate serves or has a DNS name.
     Node,
-    /// A user: client authentication.
-    User,
+    /// A user: client authentication only.
+    User {
+        /// What the user may do, kept as the organizational unit.
+        role: &'static str,
+    },
 }
 
 impl Template {
@@ -87,7 +91,7 @@ impl Template {
         match self {
             Self::EtcdAuthority | Self::ClusterAuthority => AUTHORITY_LIFETIME,
             Self::EtcdPeer { .. } | Self::Node => NODE_LIFETIME,
-            Self::User => USER_LIFETIME,
+            Self::User { .. } => USER_LIFETIME,
         }
     }
 
@@ -101,7 +105,7 @@ impl Template {
             Self::EtcdPeer { .. } => {
                 vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment]
             }
-            Self::Node | Self::User => vec![KeyUsagePurpose::DigitalSignature],
+            Self::Node | Self::User { .. } => vec![KeyUsagePurpose::DigitalSignature],
         }
     }
 
@@ -112,16 +116,15 @@ impl Template {
             Self::EtcdAuthority | Self::ClusterAuthority => {
                 vec![ClientAuth, ServerAuth, OcspSigning]
             }
-            Self::EtcdPeer { .. } => vec![ClientAuth, ServerAuth],
-            Self::Node => vec![ServerAuth],
-            Self::User => vec![ClientAuth],
+            Self::EtcdPeer { .. } | Self::Node => vec![ClientAuth, ServerAuth],
+            Self::User { .. } => vec![ClientAuth],
         }
     }
 
     fn hosts(&self, name: &str) -> Vec<Host> {
         let named = Host::Name(name.to_owned());
         match self {
-            Self::EtcdAuthority | Self::ClusterAuthority | Self::User => Vec::new(),
+            Self::EtcdAuthority | Self::ClusterAuthority | Self::User { .. } => Vec::new(),
             Self::EtcdPeer { host } => {
                 let mut hosts = vec![named, Host::Name(ETCD_PEER_NAME.to_owned())];
                 if !hosts.contains(host) {
@@ -143,6 +146,9 @@ impl Template {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, name);
+        if let Self::User { role } = self {
+            params.distinguished_name.push(DnType::OrganizationalUnitName, *role);
+        }
         for host in self.hosts(name) {
             params.subject_alt_names.push(match host {
                 Host::Name(dns) => SanType::DnsName(

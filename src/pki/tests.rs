@@ -73,10 +73,10 @@ async fn a_peer_carries_its_name_and_the_name_that_only_peers_have() {
 }
 
 #[tokio::test]
-async fn a_node_is_a_server_and_a_user_is_a_client() {
+async fn a_node_is_a_server_and_a_client_and_a_user_only_a_client() {
     let pki = Namespace::new(Memory::default(), "pki/");
     for (template, server, client, days) in
-        [(Template::Node, true, false, 90), (Template::User, false, true, 30)]
+        [(Template::Node, true, true, 90), (Template::User { role: "viewer" }, false, true, 30)]
     {
         let made = pki.ensure(&wish("x", template, Mode::Ephemeral), noon()).await.unwrap();
         let (_, certificate) = X509Certificate::from_der(&made.der).unwrap();
@@ -256,4 +256,14 @@ proptest! {
         der[at] ^= bits;
         let _read = Facts::read(&der);
     }
+}
+
+#[tokio::test]
+async fn a_user_carries_a_role_and_no_name_that_it_could_serve_under() {
+    let pki = Namespace::new(Memory::default(), "pki/");
+    let template = Template::User { role: "operator" };
+    let made = pki.ensure(&wish("alice", template, Mode::External([7; 32])), noon()).await.unwrap();
+    assert_eq!(Facts::read(&made.der).unwrap().unit.as_deref(), Some("operator"));
+    let (_, certificate) = X509Certificate::from_der(&made.der).unwrap();
+    assert!(certificate.subject_alternative_name().unwrap().is_none());
 }

@@ -116,7 +116,7 @@ async fn the_peer_port_is_for_certificates_of_peers_alone() {
     assert!(matches!(shake_hands(port, &ca, Some(&foreign)).await, Answer::Refused(_)));
 
     // Signed by the right authority, but not for a peer of etcd.
-    let user = certificate(&peers, "user", Template::User);
+    let user = certificate(&peers, "user", Template::User { role: "viewer" });
     let user = namespace.ensure(&user, now()).await.unwrap();
     assert!(matches!(shake_hands(port, &ca, Some(&user)).await, Answer::Refused(_)));
 
