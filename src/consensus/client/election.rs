@@ -5,9 +5,15 @@
 
 use std::time::Duration;
 
-use etcd_client::{LeaderKey, ResignOptions};
+use etcd_client::{LeaderKey, ProclaimOptions, ResignOptions};
+use tokio::time::Instant;
 
 use super::{Client, Error, call};
+
+const KEEP: &str = "keep a lease";
+
+/// Wait before a broken connection is made again.
+const KEEP_RETRY: Duration = Duration::from_millis(100);
 
 /// A promise to be alive: what was written under it ends when it is not kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +33,15 @@ impl Lease {
 /// A won election.
 #[derive(Clone, Debug)]
 pub struct Leadership(LeaderKey);
+
+/// Equal if they are the same victory.
+impl PartialEq for Leadership {
+    fn eq(&self, other: &Self) -> bool {
+        self.lock() == other.lock()
+    }
+}
+
+impl Eq for Leadership {}
 
 impl Leadership {
     /// The absolute key that stands for it, and the revision it came to be at.
@@ -48,27 +63,59 @@ impl Client {
         Ok(Lease { id: granted.id(), ttl })
     }
 
-    /// Keeps a lease for as long as it is polled; ends when the lease is lost.
+    /// Keeps a lease for as long as it is polled; ends when the lease is lost, and
+    /// at the latest when it may be lost: a time to live after the last request
+    /// that was answered. A connection that breaks is made again until then.
     pub async fn keep(&self, lease: &Lease) -> Error {
-        match self.keep_until_lost(lease).await {
-            Ok(()) => Error::Ended { what: "the lease" },
-            Err(error) => error,
+        let mut ends = Instant::now() + lease.ttl;
+        loop {
+            let error = self.keep_while_connected(lease, &mut ends).await;
+            if !matches!(error, Error::Unreachable { .. }) || Instant::now() + KEEP_RETRY >= ends {
+                return error;
+            }
+            tokio::time::sleep(KEEP_RETRY).await;
         }
     }
 
-    async fn keep_until_lost(&self, lease: &Lease) -> Result<(), Error> {
-        let what = "keep a lease";
+    async fn keep_while_connected(&self, lease: &Lease, ends: &mut Instant) -> Error {
+        let broken = |source| Error::new(KEEP, source);
+        let late = |_elapsed| Error::Timeout { what: KEEP };
         let mut leases = self.etcd.lease_client();
-        let (mut keeper, mut answers) = call(what, leases.keep_alive(lease.id)).await?;
+        let begun = tokio::time::timeout_at(*ends, leases.keep_alive(lease.id)).await;
+        let (mut keeper, mut answers) = match begun.map_err(late) {
+            Ok(Ok(streams)) => streams,
+            Ok(Err(source)) => return broken(source),
+            Err(late) => return late,
+        };
         loop {
-            call(what, keeper.keep_alive()).await?;
-            match call(what, answers.message()).await? {
+            let asked = Instant::now();
+            let answer = tokio::time::timeout_at(*ends, async {
+                keeper.keep_alive().await?;
+                answers.message().await
+            });
+            match answer.await.map_err(late) {
+                Ok(Ok(Some(answer))) if answer.ttl() > 0 => *ends = asked + lease.ttl,
                 // A time to live of zero: etcd does not know the lease any more.
-                Some(answer) if answer.ttl() > 0 => {}
-                _ => return Ok(()),
+                Ok(Ok(_)) => return Error::Ended { what: "the lease" },
+                Ok(Err(source)) => return broken(source),
+                Err(late) => return late,
             }
             // Three chances before the lease ends.
             tokio::time::sleep(lease.ttl / 3).await;
+        }
+    }
+
+    /// Ends the lease of this number, whoever took it: for what an earlier run of
+    /// the same owner left behind. A lease that is gone is no error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::retriable`] says whether it makes sense to try again.
+    pub async fn release_by_id(&self, id: i64) -> Result<(), Error> {
+        let mut leases = self.etcd.lease_client();
+        match call("end a lease", leases.revoke(id)).await {
+            Err(error) if !error.says("requested lease not found") => Err(error),
+            Ok(_) | Err(_) => Ok(()),
         }
     }
 
@@ -113,6 +160,22 @@ impl Client {
             Err(error) if error.says("election: no leader") => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Changes what the others see of a leadership.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::retriable`] says whether it makes sense to try again; the
+    /// leadership may be lost.
+    pub async fn proclaim(
+        &self,
+        leadership: &Leadership,
+        value: impl Into<Vec<u8>> + Send,
+    ) -> Result<(), Error> {
+        let options = ProclaimOptions::new().with_leader(leadership.0.clone());
+        let mut elections = self.etcd.election_client();
+        call("proclaim", elections.proclaim(value, Some(options))).await.map(drop)
     }
 
     /// Gives a leadership up; the next candidate leads at once.

@@ -39,6 +39,9 @@ pub enum Op {
     Delete(String),
     /// Reads a key; [`Outcome::read`] has it in the order of the reads.
     Get(String),
+    /// Reads the lock of a leadership, as [`Self::Get`] does: it is gone, or came
+    /// to be at another revision, when the leadership is lost.
+    GetLock(Leadership),
 }
 
 /// What a transaction did.
@@ -76,11 +79,20 @@ impl Txn {
             }
             Op::Delete(key) => TxnOp::delete(client.outer(&key), None),
             Op::Get(key) => TxnOp::get(client.outer(&key), None),
+            Op::GetLock(leadership) => TxnOp::get(leadership.lock().0, None),
         };
         etcd_client::Txn::new()
             .when(self.guards.into_iter().map(guard).collect::<Vec<_>>())
             .and_then(self.then.into_iter().map(op).collect::<Vec<_>>())
             .or_else(self.otherwise.into_iter().map(op).collect::<Vec<_>>())
+    }
+}
+
+impl Leadership {
+    /// Whether `lock`, as [`Op::GetLock`] read it, is still that of this leadership.
+    #[must_use]
+    pub fn holds(&self, lock: Option<&Kv>) -> bool {
+        lock.is_some_and(|lock| lock.created == self.lock().1)
     }
 }
 
