@@ -20,7 +20,7 @@
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -175,7 +175,7 @@ impl Machine {
         let started = Instant::now();
         let mut child = command()
             .args(args)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(stderr)
             .spawn()
@@ -343,6 +343,17 @@ impl Machine {
     #[must_use]
     pub fn started(&self) -> Instant {
         self.started
+    }
+
+    /// Types at the serial port.
+    ///
+    /// # Errors
+    /// When QEMU is gone.
+    pub fn type_serial(&mut self, text: &str) -> Result<(), Error> {
+        let typed = self.child.stdin.as_mut().ok_or_else(|| io::ErrorKind::BrokenPipe.into());
+        typed
+            .and_then(|stdin| stdin.write_all(text.as_bytes()))
+            .map_err(|source| Error::Host { doing: "type at the serial port".to_owned(), source })
     }
 
     /// The other end of the guest's `hvc0`, once.

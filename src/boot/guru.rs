@@ -8,9 +8,15 @@
 //!        +--- the time is up, and the count of it is on the ESP --+
 //! ```
 //!
+//! Where the recovery key of the disk would help, `U` asks for it, on the terminal
+//! where it was pressed, and stops the countdown; with a key the vigil is over and
+//! `node` is started again.
+//!
 //! Invariants:
 //! - The first thing that happens is the event line: whatever fails after it,
 //!   someone knows.
+//! - A recovery key that is typed is neither kept nor logged. Screens show it, the
+//!   serial port shows a star for each character: what is sent there is recorded.
 //! - Without a count on the ESP the machine holds.
 //! - The watchdog is petted: a machine that holds is not reset.
 //!
@@ -23,20 +29,23 @@ use std::path::Path;
 use std::time::Duration;
 
 use polis_tui::Command;
-use polis_tui::guru::{self, Guru};
+use polis_tui::guru::{self, Guru, View};
 use polis_tui::keys::{Key, Parser};
 use rustix::process::Signal;
+use zeroize::Zeroizing;
 
+use crate::recovery;
 use crate::serial::{EventLine, Severity};
 use crate::stage::Stage;
 use crate::sys::poll::{self, Interest};
 use crate::sys::reboot::Reason;
 use crate::sys::{clock, vt};
-use crate::trapdoor::Report;
+use crate::trapdoor::{Report, UNLOCK};
 
 use super::attempts::{Ledger, REBOOTS_MAX};
 use super::machine::{Identity, Machine, reap};
-use super::screen::Screen;
+use super::port;
+use super::screen::{SILENCE, Screen};
 
 /// The border blinks twice a second.
 const PHASE: Duration = Duration::from_millis(500);
@@ -79,9 +88,18 @@ impl Vigil {
             (_, Command::Reboot) => Err(Reason::Reboot),
             (_, Command::PowerOff) => Err(Reason::PowerOff),
             (Self::Until(_), Command::Hold) => Ok(Self::Held),
-            (vigil, Command::Hold | Command::Redraw) => Ok(vigil),
+            (vigil, Command::Hold | Command::Redraw | Command::Unlock) => Ok(vigil),
         }
     }
+}
+
+/// What is to happen after the vigil.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// The machine is to end.
+    End(Reason),
+    /// `node` is to try again with this recovery key.
+    Unlock(recovery::Text),
 }
 
 /// Whether the kernel explains it: adds what its log says to the causes.
@@ -99,8 +117,8 @@ fn explain(machine: &mut Machine, report: &mut Report) {
     }
 }
 
-/// Shows `report` until the machine is to end, and returns how.
-pub fn meditate(machine: &mut Machine, mut report: Report) -> Reason {
+/// Shows `report` until somebody or the time wants something else, and returns what.
+pub fn meditate(machine: &mut Machine, mut report: Report) -> Wish {
     report.tried.append(&mut machine.tried);
     explain(machine, &mut report);
     // What led here, without what is said about it now.
@@ -117,17 +135,21 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Reason {
         None => Vigil::Uncounted,
     };
     say_what_comes(machine, vigil, attempt);
+    if report.unlock {
+        let text = "the disk is locked; U asks for its recovery key";
+        machine.port.log(Severity::Info, text);
+    }
     machine.end_processes();
     // Without a screen there is nothing to turn to.
     vt::activate(1).ok();
     let mut screens = open(machine);
     let mut shown = shown(machine, &report, attempt, log);
-    let mut parser = Parser::default();
+    let mut line = Line::new(machine);
     loop {
         let now = clock::uptime();
         if vigil.is_over(now) {
             match count(machine, ledger.as_ref()) {
-                Ok(()) => return Reason::Reboot,
+                Ok(()) => return Wish::End(Reason::Reboot),
                 Err(error) => {
                     let text = format!("holding, since the reboot can't be counted: {error}");
                     machine.port.log(Severity::Error, &text);
@@ -145,13 +167,17 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Reason {
         machine.port.flush();
         reap();
         if let Some(reason) = wished(machine) {
-            return reason;
+            return Wish::End(reason);
         }
-        for command in commands(machine, &mut screens, &mut parser, &shown) {
+        let (commands, typed) = heard(machine, &mut screens, &mut line, &shown);
+        if let Some(key) = typed {
+            return Wish::Unlock(key);
+        }
+        for command in commands {
             let before = vigil;
             match vigil.command(command) {
                 Ok(next) => vigil = next,
-                Err(reason) => return reason,
+                Err(reason) => return Wish::End(reason),
             }
             if vigil != before {
                 machine.port.log(Severity::Info, "holding, as asked; R reboots, P powers off");
@@ -170,6 +196,7 @@ fn announce(machine: &mut Machine, report: &Report) {
         .field("stage", report.stage)
         .field("cause", report.cause())
         .field("next", &report.next);
+    let line = if report.unlock { line.field(UNLOCK, "yes") } else { line };
     machine.port.event(line);
     for line in body(report).lines() {
         machine.port.log(Severity::Fatal, line);
@@ -267,6 +294,7 @@ fn shown(machine: &Machine, report: &Report, attempt: u32, log: Vec<String>) -> 
         attempt,
         attempts_max: REBOOTS_MAX + 1,
         countdown: guru::Countdown::Held,
+        unlock: report.unlock,
     }
 }
 
@@ -325,37 +353,93 @@ pub fn reason_of(signal: i32) -> Option<Reason> {
     }
 }
 
-fn commands(
+/// Takes in what was typed anywhere: commands, and a recovery key if one is whole.
+fn heard(
     machine: &mut Machine,
     screens: &mut Vec<Screen>,
-    parser: &mut Parser,
+    line: &mut Line,
     shown: &Guru,
-) -> Vec<Command> {
-    let mut commands = Vec::new();
-    screens.retain_mut(|screen| match screen.commands(shown) {
-        Ok(asked) => {
-            // A screen that shows something else than it should is drawn anew.
-            let redraw = asked.contains(&Command::Redraw);
-            commands.extend(asked);
-            !redraw || screen.clear().is_ok()
+) -> (Vec<Command>, Option<recovery::Text>) {
+    let (mut commands, mut typed) = (Vec::new(), None);
+    screens.retain_mut(|screen| {
+        screen.idle(shown);
+        let Ok(asked) = screen.commands(shown) else { return false };
+        if asked.contains(&Command::Unlock) {
+            typed = screen.take_typed();
         }
-        Err(_) => false,
+        // A screen that shows something else than it should is drawn anew.
+        let redraw = asked.contains(&Command::Redraw);
+        commands.extend(asked);
+        !redraw || screen.clear().is_ok()
     });
-    let typed = machine.port.typed();
-    for key in parser.feed(&typed) {
-        match key {
-            Key::Char('r' | 'R') => commands.push(Command::Reboot),
-            Key::Char('p' | 'P') => commands.push(Command::PowerOff),
-            Key::Char('h' | 'H') => commands.push(Command::Hold),
-            Key::Char('l' | 'L') => {
-                for line in &shown.log {
-                    machine.port.line(&format!("  {line}"));
-                }
-            }
-            _ => {}
+    let asked = line.commands(machine, shown);
+    if asked.contains(&Command::Unlock) {
+        typed = line.view.take_typed();
+    }
+    commands.extend(asked);
+    // The prompt takes only what a text may have.
+    (commands, typed.and_then(|typed| recovery::Text::new(typed.as_bytes()).ok()))
+}
+
+/// Whoever sits at the other end of the serial port: no screen, but keys.
+struct Line {
+    view: View,
+    parser: Parser,
+    heard: Duration,
+    /// Where a screen is drawn on the port, its keys are the screen's.
+    listens: bool,
+}
+
+impl Line {
+    fn new(machine: &Machine) -> Self {
+        let drawn_on = machine.terminals.iter().any(|name| port::PATH.ends_with(name));
+        Self {
+            view: View::default(),
+            parser: Parser::default(),
+            heard: Duration::ZERO,
+            listens: !drawn_on,
         }
     }
-    commands
+
+    fn commands(&mut self, machine: &mut Machine, shown: &Guru) -> Vec<Command> {
+        if !self.listens {
+            return Vec::new();
+        }
+        let typed = Zeroizing::new(machine.port.typed());
+        let now = clock::uptime();
+        let mut keys = self.parser.feed(&typed);
+        if !typed.is_empty() {
+            self.heard = now;
+        } else if now >= self.heard + SILENCE {
+            keys.extend(self.parser.idle());
+        }
+        keys.into_iter().filter_map(|key| self.key(machine, key, shown)).collect()
+    }
+
+    fn key(&mut self, machine: &mut Machine, key: Key, shown: &Guru) -> Option<Command> {
+        let before = self.view.asks();
+        if let (None, Key::Char('l' | 'L')) = (before, key) {
+            for line in &shown.log {
+                machine.port.line(&format!("  {line}"));
+            }
+            return None;
+        }
+        let command = self.view.key(key, shown);
+        match (before, self.view.asks()) {
+            (None, Some(_)) => machine.port.log(
+                Severity::Info,
+                "type the recovery key; Enter opens the disk, Esc goes back; a star stands for \
+                 each character",
+            ),
+            // The log goes on below.
+            (Some(_), None) => machine.port.echo("\n"),
+            (Some(_), Some(_)) if command.is_some() => machine.port.echo("\n"),
+            (Some(had), Some(has)) if has > had => machine.port.echo(&"*".repeat(has - had)),
+            (Some(had), Some(has)) => machine.port.echo(&"\x08 \x08".repeat(had - has)),
+            (None, None) => {}
+        }
+        command
+    }
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ use super::attempts::Store;
 use super::command_line::COUNTDOWN;
 use super::evidence::Evidence;
 use super::port::Port;
+use super::stage1::Start;
 
 /// The watchdog hears from us six times before it would act.
 const PET_INTERVAL: Duration = Duration::from_secs(10);
@@ -72,6 +73,10 @@ pub struct Machine {
     pub identity: Identity,
     /// Where the system is, once it is known.
     pub system: Option<System>,
+    /// What the system was found on, once stage 1 is over.
+    pub start: Option<Start>,
+    /// Why the boot before this one failed, if it did.
+    pub previous: Option<String>,
     /// Where attempts are counted, once the ESP is mounted.
     pub attempts: Option<Store>,
     /// Terminals that show the guru meditation, below `/dev`.
@@ -106,6 +111,8 @@ impl Default for Machine {
                 slot: "unknown".to_owned(),
             },
             system: None,
+            start: None,
+            previous: None,
             attempts: None,
             terminals: vec!["tty1".to_owned()],
             tried: Vec::new(),

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! stage1 --> stage2 --> node runs --+--> off
-//!   |          |                    |
+//!   |          |         ^          |
+//!   |          |         +-- key ---|--+
 //!   +----------+---- report --------+--> guru --> off
 //! ```
 //!
@@ -50,6 +51,7 @@ use crate::stage::Stage;
 use crate::sys::{clock, poll};
 use crate::trapdoor::{Report, code};
 
+use self::guru::Wish;
 use self::machine::Machine;
 use self::stage2::End;
 
@@ -86,7 +88,7 @@ fn live() -> ! {
     let mut machine = Machine::default();
     let end = guarded(&mut machine, |machine| {
         let ended = if Path::new(stage1::MARK).exists() {
-            stage1::run(machine).and_then(|start| stage2::run(machine, &start))
+            stage1::run(machine).and_then(|start| stage2::run(machine, start))
         } else {
             Err(error::Error::Own {
                 what: "start outside of the initramfs",
@@ -95,14 +97,22 @@ fn live() -> ! {
         };
         ended.unwrap_or_else(|error| End::Guru(error.report()))
     });
-    let reason = match end.unwrap_or_else(|text| End::Guru(panicked(text))) {
-        End::Off(reason) => reason,
-        End::Guru(report) => {
-            match guarded(&mut machine, |machine| guru::meditate(machine, report)) {
-                Ok(reason) => reason,
-                Err(text) => hold(&mut machine, &text),
-            }
-        }
+    let mut end = end.unwrap_or_else(|text| End::Guru(panicked(text)));
+    let reason = loop {
+        let report = match end {
+            End::Off(reason) => break reason,
+            End::Guru(report) => report,
+        };
+        let key = match guarded(&mut machine, |machine| guru::meditate(machine, report)) {
+            Ok(Wish::End(reason)) => break reason,
+            Ok(Wish::Unlock(key)) => key,
+            Err(text) => hold(&mut machine, &text),
+        };
+        let again = guarded(&mut machine, |machine| stage2::again(machine, &key));
+        end = match again {
+            Ok(ended) => ended.unwrap_or_else(|error| End::Guru(error.report())),
+            Err(text) => End::Guru(panicked(text)),
+        };
     };
     let ended = guarded(&mut machine, |machine| off::end(machine, reason));
     hold(&mut machine, &ended.err().unwrap_or_default())

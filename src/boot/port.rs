@@ -62,6 +62,13 @@ impl Port {
         self.line(&log_line(clock::uptime(), severity, name, text));
     }
 
+    /// Writes text that is no line yet: the echo of what someone types. It is
+    /// not remembered.
+    pub fn echo(&mut self, text: &str) {
+        self.relay.echo(text);
+        self.flush();
+    }
+
     /// The lines that were written last, the oldest first.
     pub fn kept(&self) -> impl DoubleEndedIterator<Item = &str> {
         self.relay.kept()

@@ -98,6 +98,13 @@ impl Relay {
         self.push(line);
     }
 
+    /// Takes text that is no line, and is shown or not, but never remembered.
+    pub fn echo(&mut self, text: &str) {
+        if !self.muted && self.pending.len() + text.len() <= PENDING_MAX {
+            self.pending.extend(text.as_bytes());
+        }
+    }
+
     /// What the port should be given next; empty when there is nothing.
     #[must_use]
     pub fn pending(&self) -> &[u8] {

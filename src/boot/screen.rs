@@ -9,6 +9,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use polis_tui::Command;
 use polis_tui::guru::{self, Guru, View};
@@ -18,11 +19,16 @@ use ratatui::buffer::Cell;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier};
 use ratatui::{TerminalOptions, Viewport};
+use zeroize::{Zeroize as _, Zeroizing};
 
+use crate::sys::clock;
 use crate::sys::terminal::{Mode, Size, Terminal};
 
 /// Resets colours, clears, and goes home: what was there before is gone.
 const CLEAR: &[u8] = b"\x1b[0m\x1b[2J\x1b[H\x1b[?25l";
+
+/// A sequence of bytes that means one key comes faster than this, even at 300 baud.
+pub const SILENCE: Duration = Duration::from_millis(100);
 
 /// A terminal of the screen wall. A larger one is drawn on in part: a cell is
 /// some fifty bytes of memory, and this is process 1.
@@ -54,6 +60,8 @@ pub struct Screen {
     canvas: ratatui::Terminal<CrosstermBackend<Buffer>>,
     view: View,
     parser: Parser,
+    /// When something was typed last.
+    heard: Duration,
     pending: Vec<u8>,
 }
 
@@ -77,6 +85,7 @@ impl Screen {
             canvas,
             view: View::new(size.columns, size.rows),
             parser: Parser::default(),
+            heard: Duration::ZERO,
             pending: CLEAR.to_vec(),
         })
     }
@@ -164,12 +173,22 @@ impl Screen {
             Err(error) => return Err(error),
         };
         let keys = self.parser.feed(&bytes[..length]);
+        // What was typed may be a key of another kind.
+        bytes.zeroize();
+        self.heard = clock::uptime();
         Ok(keys.into_iter().filter_map(|key| self.view.key(key, guru)).collect())
     }
 
-    /// Nothing was typed for a while.
+    /// The recovery key that was typed here; asked for after `Command::Unlock`.
+    pub fn take_typed(&mut self) -> Option<Zeroizing<String>> {
+        self.view.take_typed()
+    }
+
+    /// Nothing was typed for a while, if that is so: an Escape was the key.
     pub fn idle(&mut self, guru: &Guru) {
-        if let Some(key) = self.parser.idle() {
+        if clock::uptime() >= self.heard + SILENCE
+            && let Some(key) = self.parser.idle()
+        {
             self.view.key(key, guru);
         }
     }

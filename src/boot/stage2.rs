@@ -22,6 +22,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::recovery;
 use crate::serial::{EventLine, Severity};
 use crate::stage::Stage;
 use crate::sys::poll::{self, Interest};
@@ -65,7 +66,7 @@ pub enum End {
 /// # Errors
 ///
 /// When it can't even start.
-pub fn run(machine: &mut Machine, start: &Start) -> Result<End, Error> {
+pub fn run(machine: &mut Machine, start: Start) -> Result<End, Error> {
     identify(machine);
     let identity = machine.identity.clone();
     let line = EventLine::new("boot")
@@ -78,13 +79,35 @@ pub fn run(machine: &mut Machine, start: &Start) -> Result<End, Error> {
     // A name that says that the machine has none yet.
     rustix::system::sethostname(b"polis").ok();
     greet();
-    let previous = mount_esp(machine, &start.esp);
+    machine.previous = mount_esp(machine, &start.esp);
     machine.done(Stage::System);
-    let variables = variables(machine, start, previous);
-    let node = spawn::start(Path::new(NODE), variables)
+    machine.start = Some(start);
+    machine.find_devices();
+    node(machine, None)
+}
+
+/// Starts `node` once more, on the machine that the first one left behind, with
+/// the recovery key of the disk. Every mount is still there: the tree is `init`'s,
+/// and a data partition that is mounted already is as good as one that is not.
+///
+/// # Errors
+///
+/// When `node` can't be started.
+pub fn again(machine: &mut Machine, key: &recovery::Text) -> Result<End, Error> {
+    machine.port.log(Severity::Info, "starting node again, with the recovery key that was typed");
+    greet();
+    node(machine, Some(key))
+}
+
+/// Starts `node` and stays.
+fn node(machine: &mut Machine, key: Option<&recovery::Text>) -> Result<End, Error> {
+    let mut variables = variables(machine);
+    if key.is_some() {
+        variables.push(("POLIS_RECOVERY_FD".to_owned(), spawn::SECRET_FD.to_string()));
+    }
+    let node = spawn::start(Path::new(NODE), variables, key.map(|key| key.expose().as_bytes()))
         .map_err(|source| Error::StartNode { program: NODE, source })?;
     let (said, coldplug) = coldplug(machine);
-    machine.find_devices();
     let main = Main {
         machine,
         node: Node::new(node),
@@ -166,22 +189,24 @@ fn source_of(error: &dyn std::error::Error) -> String {
 }
 
 /// What `node` is told.
-fn variables(machine: &Machine, start: &Start, previous: Option<String>) -> Vec<(String, String)> {
+fn variables(machine: &Machine) -> Vec<(String, String)> {
     let mut variables = vec![
         ("PATH", "/usr/sbin:/usr/bin".to_owned()),
-        ("POLIS_DISK", start.disk.display().to_string()),
         ("POLIS_SLOT", machine.identity.slot.clone()),
         ("POLIS_VERSION", machine.identity.version.clone()),
         ("POLIS_IMAGE", machine.identity.image.clone()),
         ("POLIS_STAGES", stages(&machine.times)),
         ("POLIS_CONTROL_FD", spawn::CONTROL_FD.to_string()),
     ];
-    // Without it the ESP is not mounted, and must not be written to.
-    if machine.attempts.is_some() {
-        variables.push(("POLIS_ESP", start.esp.display().to_string()));
+    if let Some(start) = &machine.start {
+        variables.push(("POLIS_DISK", start.disk.display().to_string()));
+        // Without it the ESP is not mounted, and must not be written to.
+        if machine.attempts.is_some() {
+            variables.push(("POLIS_ESP", start.esp.display().to_string()));
+        }
     }
-    if let Some(previous) = previous {
-        variables.push(("POLIS_PREVIOUS_GURU", previous));
+    if let Some(previous) = &machine.previous {
+        variables.push(("POLIS_PREVIOUS_GURU", previous.clone()));
     }
     variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }

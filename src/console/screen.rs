@@ -266,7 +266,8 @@ impl Attached {
             match self.view.key(key, &snapshot.borrow()) {
                 Some(Command::Redraw) => self.redraw(self.canvas.size())?,
                 // Only the guru meditation offers these.
-                Some(Command::Reboot | Command::PowerOff | Command::Hold) | None => {}
+                Some(Command::Reboot | Command::PowerOff | Command::Hold | Command::Unlock)
+                | None => {}
             }
         }
         Ok(())

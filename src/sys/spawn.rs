@@ -9,12 +9,19 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::io::Errno;
+use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, WaitOptions};
 
 use super::signal;
 
 /// The descriptor on which a started program finds its control channel.
 pub const CONTROL_FD: i32 = 3;
+
+/// The descriptor on which it finds a secret, if it is given one: the end of a
+/// pipe that holds all of it already.
+pub const SECRET_FD: i32 = 4;
+/// Descriptors that are on their way to those numbers lie above them.
+const PASSED_MIN: i32 = 10;
 
 /// Reading ends of what a started program says, and the channel to it.
 #[derive(Debug)]
@@ -39,7 +46,8 @@ pub enum Ended {
 }
 
 /// Starts `program` with these variables and no others, with pipes on its
-/// output and a channel of datagrams on [`CONTROL_FD`]. Our ends never block.
+/// output, a channel of datagrams on [`CONTROL_FD`] and `secret`, if there is one,
+/// on [`SECRET_FD`]. Our ends never block.
 ///
 /// # Errors
 ///
@@ -52,6 +60,7 @@ pub enum Ended {
 pub fn start<K: AsRef<OsStr>, V: AsRef<OsStr>>(
     program: &Path,
     variables: impl IntoIterator<Item = (K, V)>,
+    secret: Option<&[u8]>,
 ) -> io::Result<Started> {
     let (control, theirs) = rustix::net::socketpair(
         rustix::net::AddressFamily::UNIX,
@@ -59,6 +68,9 @@ pub fn start<K: AsRef<OsStr>, V: AsRef<OsStr>>(
         rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK,
         None,
     )?;
+    // Neither takes the place of the other on the way to its number.
+    let theirs = rustix::io::fcntl_dupfd_cloexec(&theirs, PASSED_MIN)?;
+    let secret = secret.map(held).transpose()?;
     let mut command = Command::new(program);
     command
         .env_clear()
@@ -67,9 +79,11 @@ pub fn start<K: AsRef<OsStr>, V: AsRef<OsStr>>(
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let their_fd = theirs.as_raw_fd();
+    let secret_fd = secret.as_ref().map(AsRawFd::as_raw_fd);
     let prepare = move || {
         signal::unblock_all()?;
-        pass_on(their_fd)
+        pass_on(their_fd, CONTROL_FD)?;
+        secret_fd.map_or(Ok(()), |descriptor| pass_on(descriptor, SECRET_FD))
     };
     // SAFETY: `prepare` only makes system calls (sigprocmask, dup2, fcntl): it
     // neither allocates nor locks, as a child of a process with threads must not.
@@ -84,17 +98,23 @@ pub fn start<K: AsRef<OsStr>, V: AsRef<OsStr>>(
     Ok(Started { process, stdout, stderr, control })
 }
 
-/// Puts the child's end of the channel where it is to be found, open across exec.
+/// A pipe that holds `secret` and nothing more will come into.
+fn held(secret: &[u8]) -> io::Result<OwnedFd> {
+    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    // Both ends are ours, and an empty pipe has room for 64 KiB.
+    let written = rustix::io::write(&writer, secret)?;
+    if written < secret.len() {
+        return Err(io::ErrorKind::WriteZero.into());
+    }
+    Ok(rustix::io::fcntl_dupfd_cloexec(&reader, PASSED_MIN)?)
+}
+
+/// Puts `descriptor` where the child is to find it, open across exec.
 #[expect(unsafe_code, reason = "dup2 onto a number that nobody owns")]
-fn pass_on(descriptor: i32) -> io::Result<()> {
-    let result = if descriptor == CONTROL_FD {
-        // SAFETY: takes numbers; clears close-on-exec of an open descriptor.
-        unsafe { libc::fcntl(CONTROL_FD, libc::F_SETFD, 0) }
-    } else {
-        // SAFETY: takes numbers. What was open at this number is one of ours,
-        // and in the child nobody uses it any more.
-        unsafe { libc::dup2(descriptor, CONTROL_FD) }
-    };
+fn pass_on(descriptor: i32, number: i32) -> io::Result<()> {
+    // SAFETY: takes numbers, which differ by `PASSED_MIN`. What was open at this
+    // number is one of ours, and in the child nobody uses it any more.
+    let result = unsafe { libc::dup2(descriptor, number) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -125,4 +145,28 @@ pub enum Reaped {
     NoneEnded,
     /// There are no children.
     NoChildren,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_arrives_whole_on_its_number_and_is_at_its_end_then() {
+        let cat = tempfile::tempdir().unwrap();
+        let program = cat.path().join("program");
+        let script = "#!/bin/sh\ncat <&4\necho; readlink /proc/self/fd/3\n";
+        std::fs::write(&program, script).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&program, mode).unwrap();
+        let variables = [("PATH", "/usr/bin:/bin")];
+        let started = start(&program, variables, Some(b"ABCD-EFGH")).unwrap();
+        rustix::io::ioctl_fionbio(&started.stdout, false).unwrap();
+        let mut said = String::new();
+        io::Read::read_to_string(&mut std::fs::File::from(started.stdout), &mut said).unwrap();
+        let (secret, channel) = said.split_once('\n').unwrap();
+        assert_eq!(secret, "ABCD-EFGH");
+        assert!(channel.starts_with("socket:"), "{channel}");
+        rustix::process::waitpid(Some(started.process), WaitOptions::empty()).unwrap();
+    }
 }

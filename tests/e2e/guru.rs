@@ -127,7 +127,7 @@ fn a_machine_reboots_three_times_after_a_guru_meditation_and_then_holds() -> Res
 }
 
 /// Waits until the screen shows a guru meditation: red on black, and not blank.
-fn shows_red(machine: &mut Machine) -> Result<()> {
+pub(crate) fn shows_red(machine: &mut Machine) -> Result<()> {
     /// Text and a border cover little of a screen, and always more than this.
     const RED_MIN: f64 = 0.005;
     let deadline = std::time::Instant::now() + SOON;

@@ -13,6 +13,7 @@ mod disks;
 mod first_boot;
 mod guru;
 mod hardware;
+mod locked;
 mod power_cut;
 mod restart;
 mod world;

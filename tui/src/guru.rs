@@ -7,20 +7,26 @@
 //!
 //! ```text
 //! [report] --L--> [logs] --L, Esc--> [report]
+//!    any   --U, where the disk is locked--> [prompt] --Enter--> Command::Unlock
+//!                                              \--Esc--> as before
 //! ```
 //!
 //! Invariants:
+//! - A key that is being typed does nothing else: no `R` in it reboots.
 //! - The code, the next step, the keys and the countdown are on the screen from
 //!   80 × 24 on, however long the rest is. What had to be cut says so, and `L`
 //!   shows all of it.
 //!
 //! What this module does not do: count down or act. Keys become commands.
 
+use std::fmt;
+
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
+use zeroize::Zeroizing;
 
 use crate::text::{clean, cut, wrap};
 use crate::widgets::{Row, window};
@@ -51,6 +57,8 @@ pub struct Guru {
     pub attempts_max: u32,
     /// What happens if nobody presses a key.
     pub countdown: Countdown,
+    /// Whether the recovery key of the disk would help.
+    pub unlock: bool,
 }
 
 /// What happens if nobody presses a key.
@@ -80,19 +88,48 @@ const TEXT: Style = Style::new().fg(Color::LightRed).bg(Color::Black);
 const STRONG: Style = TEXT.add_modifier(Modifier::BOLD);
 const FAINT: Style = Style::new().fg(Color::Red).bg(Color::Black);
 
-/// What a person looks at: the report, or the logs and how far down.
+/// Characters of a recovery key, with dashes and spaces as anyone may set them.
+const TYPED_MAX: usize = 200;
+
+/// What a person has typed so far. It is shown as it is typed, since nobody types
+/// fifty characters blindly; nothing else ever prints it.
+#[derive(Clone)]
+struct Prompt(Zeroizing<String>);
+
+impl Prompt {
+    fn new() -> Self {
+        // It never grows: a larger one would leave a copy of the smaller behind.
+        Self(Zeroizing::new(String::with_capacity(TYPED_MAX)))
+    }
+
+    fn put(&mut self, c: char) {
+        if (c.is_ascii_graphic() || c == ' ') && self.0.len() < TYPED_MAX {
+            self.0.push(c);
+        }
+    }
+}
+
+impl fmt::Debug for Prompt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Prompt({} characters)", self.0.len())
+    }
+}
+
+/// What a person looks at: the report, or the logs and how far down, and what
+/// they are typing.
 #[derive(Clone, Debug, Default)]
 pub struct View {
     logs: bool,
     top: usize,
     size: Rect,
+    prompt: Option<Prompt>,
 }
 
 impl View {
     /// A view of the report on a terminal of `columns` × `rows`.
     #[must_use]
     pub fn new(columns: u16, rows: u16) -> Self {
-        Self { logs: false, top: 0, size: Rect::new(0, 0, columns, rows) }
+        Self { size: Rect::new(0, 0, columns, rows), ..Self::default() }
     }
 
     /// The terminal has another size.
@@ -102,6 +139,9 @@ impl View {
 
     /// Takes in a key; returns what the owner of the terminal must do about it.
     pub fn key(&mut self, key: Key, guru: &Guru) -> Option<Command> {
+        if self.prompt.is_some() {
+            return self.type_key(key);
+        }
         let Areas { body, .. } = Areas::of(self.size);
         let end = || window::end(everything(guru, text_width(body)).len(), body.height);
         let page = usize::from(body.height.saturating_sub(1).max(1));
@@ -109,6 +149,11 @@ impl View {
             Key::Char('r' | 'R') => return Some(Command::Reboot),
             Key::Char('p' | 'P') => return Some(Command::PowerOff),
             Key::Char('h' | 'H') => return Some(Command::Hold),
+            Key::Char('u' | 'U') if guru.unlock => {
+                self.prompt = Some(Prompt::new());
+                // Typing takes longer than the countdown may.
+                return Some(Command::Hold);
+            }
             Key::Ctrl('l') => return Some(Command::Redraw),
             Key::Char('l' | 'L') => {
                 self.logs = !self.logs;
@@ -129,6 +174,32 @@ impl View {
         self.top = top.min(end());
         None
     }
+
+    /// A key while a recovery key is typed: letters are letters now.
+    fn type_key(&mut self, key: Key) -> Option<Command> {
+        let prompt = self.prompt.as_mut()?;
+        match key {
+            Key::Char(c) => prompt.put(c),
+            Key::Backspace => drop(prompt.0.pop()),
+            Key::Ctrl('u') => prompt.0.clear(),
+            Key::Ctrl('l') => return Some(Command::Redraw),
+            Key::Esc | Key::Ctrl('c') => self.prompt = None,
+            Key::Enter if !prompt.0.trim().is_empty() => return Some(Command::Unlock),
+            _ => {}
+        }
+        None
+    }
+
+    /// How many characters of a recovery key are typed, while one is asked for.
+    #[must_use]
+    pub fn asks(&self) -> Option<usize> {
+        self.prompt.as_ref().map(|prompt| prompt.0.len())
+    }
+
+    /// The recovery key that was typed; asked for after [`Command::Unlock`].
+    pub fn take_typed(&mut self) -> Option<Zeroizing<String>> {
+        self.prompt.take().map(|prompt| prompt.0)
+    }
 }
 
 /// Paints the whole screen; `phase` turns over to make the border blink.
@@ -145,7 +216,12 @@ pub fn render(guru: &Guru, view: &View, phase: bool, frame: &mut Frame<'_>) {
     } else {
         put(&report(guru, width, usize::from(areas.body.height)), areas.body, buffer);
     }
-    put(&foot(guru, view, usize::from(areas.foot.width)), areas.foot, buffer);
+    let width = usize::from(areas.foot.width);
+    let foot = match &view.prompt {
+        Some(prompt) => asking(prompt, width),
+        None => foot(guru, view, width),
+    };
+    put(&foot, areas.foot, buffer);
 }
 
 /// How the screen is shared out.
@@ -326,6 +402,24 @@ fn block(
     lines.iter().enumerate().map(row).collect()
 }
 
+/// What is asked for, what was typed of it, and the keys that matter now.
+fn asking(prompt: &Prompt, width: usize) -> Vec<Line<'static>> {
+    // The end of it is where the person is; one column is the cursor's.
+    let first = (prompt.0.len() + 1).saturating_sub(width);
+    let what =
+        cut("Type the recovery key of this machine; dashes and spaces do not matter.", width);
+    let keys = [("Enter", "opens the disk"), ("Esc", "goes back")];
+    let keys = keys.into_iter().fold(Row::default(), |row, (key, what)| {
+        row.put(STRONG, key).gap(1).put(TEXT, what).gap(4)
+    });
+    vec![
+        Row::default().put(TEXT, &what).line(),
+        // Only ASCII gets into it: any byte is a boundary.
+        Row::default().put(STRONG, &prompt.0[first..]).put(STRONG, "_").line(),
+        keys.line(),
+    ]
+}
+
 /// The keys, and what happens without them.
 fn foot(guru: &Guru, view: &View, width: usize) -> Vec<Line<'static>> {
     let counts = matches!(guru.countdown, Countdown::Reboot { .. });
@@ -334,6 +428,7 @@ fn foot(guru: &Guru, view: &View, width: usize) -> Vec<Line<'static>> {
         Some(("P", "power off")),
         Some(("L", if view.logs { "back to the report" } else { "all of it, with logs" })),
         counts.then_some(("H", "hold")),
+        guru.unlock.then_some(("U", "unlock")),
     ];
     let keys = keys.into_iter().flatten().fold(Row::default(), |row, (key, what)| {
         row.put(STRONG, key).gap(1).put(TEXT, what).gap(4)

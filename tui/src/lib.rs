@@ -54,6 +54,8 @@ pub enum Command {
     PowerOff,
     /// Stop the countdown.
     Hold,
+    /// Go on with the recovery key that was typed: [`guru::View::take_typed`].
+    Unlock,
 }
 
 /// Draws `snapshot` as `view` wants to see it.

@@ -290,6 +290,24 @@ pub fn guru() -> Guru {
         attempt: 2,
         attempts_max: 3,
         countdown: Countdown::Reboot { seconds: 42 },
+        unlock: false,
+    }
+}
+
+/// A disk that its recovery key would open.
+#[must_use]
+pub fn guru_locked() -> Guru {
+    Guru {
+        code: "#0412.0000".to_owned(),
+        stage: "storage".to_owned(),
+        causes: vec![
+            "the TPM refuses the node's half of the key".to_owned(),
+            "PCR 7 (Secure Boot) is not what it was when the key was sealed".to_owned(),
+        ],
+        tried: Vec::new(),
+        next: "Undo the change of the firmware's settings and reboot, or press U and type the recovery key of this machine.".to_owned(),
+        unlock: true,
+        ..guru()
     }
 }
 

@@ -123,6 +123,56 @@ fn a_guru_s_keys_are_commands() {
 }
 
 #[test]
+fn a_recovery_key_is_typed_with_every_letter_in_it() {
+    let guru = samples::guru_locked();
+    let mut view = guru::View::new(80, 24);
+    assert_eq!(view.key(Key::Char('u'), &guru), Some(Command::Hold), "the countdown stops");
+    for c in "RPHLU-rphlu 27".chars() {
+        assert_eq!(view.key(Key::Char(c), &guru), None, "{c:?} is a letter of the key");
+    }
+    view.key(Key::Char('x'), &guru);
+    view.key(Key::Char('é'), &guru);
+    view.key(Key::Backspace, &guru);
+    for (columns, rows) in [(80, 24), (120, 40)] {
+        view.resize(columns, rows);
+        let file = format!("guru-prompt-{columns}x{rows}");
+        insta::assert_snapshot!(file, guru_screen(&guru, &view, columns, rows));
+    }
+    assert!(!format!("{view:?}").contains("RPHLU"), "nothing prints a key");
+    assert_eq!(view.key(Key::Enter, &guru), Some(Command::Unlock));
+    assert_eq!(view.take_typed().unwrap().as_str(), "RPHLU-rphlu 27");
+    assert_eq!(view.key(Key::Char('r'), &guru), Some(Command::Reboot));
+}
+
+#[test]
+fn escape_leaves_the_prompt_and_nothing_is_asked_for_without_a_lock() {
+    let guru = samples::guru_locked();
+    let mut view = guru::View::new(80, 24);
+    assert!(guru_screen(&guru, &view, 80, 24).contains("U unlock"));
+    view.key(Key::Char('U'), &guru);
+    assert_eq!(view.key(Key::Enter, &guru), None, "an empty key opens nothing");
+    view.key(Key::Char('A'), &guru);
+    view.key(Key::Esc, &guru);
+    assert!(view.take_typed().is_none());
+    assert_eq!(view.key(Key::Char('p'), &guru), Some(Command::PowerOff));
+    assert_eq!(view.key(Key::Char('u'), &samples::guru()), None);
+    assert!(!guru_screen(&samples::guru(), &view, 80, 24).contains("unlock"));
+}
+
+#[test]
+fn a_key_that_is_too_long_shows_its_end_on_every_screen() {
+    let guru = samples::guru_locked();
+    for (columns, rows) in [(1, 1), (12, 4), (80, 24)] {
+        let mut view = guru::View::new(columns, rows);
+        view.key(Key::Char('u'), &guru);
+        (0..500).for_each(|_| drop(view.key(Key::Char('A'), &guru)));
+        view.key(Key::Char('Z'), &guru);
+        guru_screen(&guru, &view, columns, rows);
+        assert_eq!(view.take_typed().unwrap().len(), 200);
+    }
+}
+
+#[test]
 fn tab_walks_through_all_pages_and_back() {
     let snapshot = samples::ordinary();
     let mut view = View::new(80, 24);
