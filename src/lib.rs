@@ -25,4 +25,5 @@ pub mod stage;
 pub mod storage;
 pub mod supervisor;
 pub mod sys;
+pub mod tpm;
 pub mod trapdoor;

@@ -188,6 +188,8 @@ pub struct Config {
     pub console: bool,
     /// What a reset does.
     pub reset: Reset,
+    /// The folder of the machine's TPM, if it has one.
+    pub tpm: Option<PathBuf>,
 }
 
 impl Config {
@@ -208,6 +210,7 @@ impl Config {
             watchdog: false,
             console: false,
             reset: Reset::Restart,
+            tpm: None,
         }
     }
 }
@@ -220,6 +223,8 @@ pub struct Sockets {
     pub qmp: PathBuf,
     /// The other end of the guest's `hvc0`.
     pub console: PathBuf,
+    /// The TPM: here QEMU only connects, too.
+    pub tpm: PathBuf,
 }
 
 /// The card's address behind NAT. One machine a network, so one address is enough,
@@ -251,6 +256,11 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
         args.flag("-fw_cfg", format!("name={},file={}", item.name, path(&item.file)));
     }
     channels(&mut args, config, sockets);
+    if config.tpm.is_some() {
+        for (name, value) in crate::tpm::args(&sockets.tpm) {
+            args.flag(name, value);
+        }
+    }
     if config.watchdog {
         args.flag("-device", "i6300esb");
         args.flag("-action", "watchdog=reset");
@@ -438,7 +448,7 @@ mod tests {
     use super::*;
 
     fn sockets() -> Sockets {
-        Sockets { qmp: "/run/q".into(), console: "/run/c".into() }
+        Sockets { qmp: "/run/q".into(), console: "/run/c".into(), tpm: "/run/t".into() }
     }
 
     /// One flag with its value a line, as a person would write the command.
@@ -579,6 +589,22 @@ mod tests {
              -device virtio-net-pci,netdev=net,mac=52:54:00:70:6f:02,romfile="
         ));
         assert!(!shown.contains("user,id"));
+    }
+
+    #[test]
+    fn a_tpm_is_reached_by_its_socket() {
+        let config =
+            Config { tpm: Some("state".into()), ..Config::new(direct(), Accelerator::Kvm) };
+        let shown = show(&config);
+        let lines: Vec<_> = shown.lines().filter(|line| line.contains("tpm")).collect();
+        assert_eq!(
+            lines,
+            [
+                "-chardev socket,id=tpm,path=/run/t",
+                "-tpmdev emulator,id=tpm,chardev=tpm",
+                "-device tpm-crb,tpmdev=tpm",
+            ]
+        );
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub mod qmp;
 pub mod screen;
 pub mod segment;
 pub mod serial;
+pub mod tpm;
 
 pub use args::{Accelerator, Bus, Config, Disk, Firmware, Network, Reset, Screen};
 pub use image::Image;

@@ -35,6 +35,7 @@ use crate::line::{Event, Line, fatal};
 use crate::qmp;
 use crate::screen::Picture;
 use crate::serial::{Next, Port};
+use crate::tpm::{SWTPM, Tpm};
 
 /// QEMU opens its sockets before it builds the machine; a busy host delays even that.
 const START_MAX: Duration = Duration::from_secs(60);
@@ -140,6 +141,8 @@ pub struct Machine {
     cursor: usize,
     /// The first line since the machine was reset last.
     epoch: usize,
+    /// Ends with the machine.
+    _tpm: Option<Tpm>,
     /// Holds the sockets. Short, since a socket's path has at most 107 bytes.
     _sockets: TempDir,
 }
@@ -157,10 +160,13 @@ impl Machine {
             .prefix("polis-")
             .tempdir()
             .map_err(host("make a folder for sockets".to_owned()))?;
+        let socket = |name| runtime.path().join(name);
         let sockets =
-            Sockets { qmp: runtime.path().join("qmp"), console: runtime.path().join("console") };
+            Sockets { qmp: socket("qmp"), console: socket("console"), tpm: socket("tpm") };
         let qmp = listen(&sockets.qmp)?;
         let console = config.console.then(|| listen(&sockets.console)).transpose()?;
+        let tpm = config.tpm.as_ref().map(|state| Tpm::for_machine(state, &sockets.tpm));
+        let tpm = tpm.transpose().map_err(host(format!("start {SWTPM}")))?;
 
         let args = argv(config, &sockets);
         let mut shown = QEMU.to_owned();
@@ -207,6 +213,7 @@ impl Machine {
             started,
             cursor: 0,
             epoch: 0,
+            _tpm: tpm,
             _sockets: runtime,
         })
     }

@@ -63,6 +63,9 @@ pub(crate) const PAYLOAD: &[Need] = &[
 /// What writing or converting qcow2 files needs.
 pub(crate) const QEMU_IMG: &[Need] = &[Need { what: "qemu-img", package: "qemu-utils" }];
 
+/// What a TPM without a chip needs.
+pub(crate) const TPM: &[Need] = &[Need { what: polis_qemu::tpm::SWTPM, package: "swtpm" }];
+
 /// Where programs are that are not on everybody's `PATH`.
 const ADMIN_PATHS: [&str; 2] = ["/usr/sbin", "/sbin"];
 

@@ -56,6 +56,9 @@ pub(crate) struct Args {
     /// Keep the disk of the last run with this name, and boot it again.
     #[arg(long)]
     keep: bool,
+    /// Give the machine an emulated TPM 2.0; `--keep` keeps it, too.
+    #[arg(long)]
+    tpm: bool,
     /// Print the serial line, also in a terminal.
     #[arg(long)]
     headless: bool,
@@ -97,7 +100,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         "--nodes {}: this version runs clusters of one node only; leave the option out",
         args.nodes
     );
-    host::require(&[QEMU])?;
+    host::require(if args.tpm { &[QEMU, host::TPM] } else { &[QEMU] })?;
     let image = built_image()?;
     let shown = !args.headless && !args.until_ready && terminal::is_interactive();
     let dir = image::workspace().join("target/run").join(&args.name);
@@ -134,6 +137,11 @@ fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let disk = dir.join("disk.img");
     if !kept(args, dir) {
+        let tpm = dir.join("tpm");
+        if tpm.exists() {
+            polis_qemu::tpm::Tpm::clear(&tpm)
+                .with_context(|| format!("cannot remove {}", tpm.display()))?;
+        }
         for old in [dir.join("vars.fd"), dir.join("serial.log")] {
             if old.exists() {
                 fs::remove_file(&old)
@@ -163,6 +171,7 @@ fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config
         fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".to_owned(), file }],
         watchdog: true,
         console: shown,
+        tpm: args.tpm.then(|| dir.join("tpm")),
         ..Config::new(firmware, accelerator(wish, args.cpus))
     })
 }

@@ -42,6 +42,8 @@ enum Part {
     Lint,
     /// Tests without an image: seconds.
     Unit,
+    /// Tests with an emulated TPM, on the host.
+    Tpm,
     /// The image, built twice: the same inputs must give the same bytes.
     Image,
     /// Tests with a real etcd, on the host.
@@ -51,7 +53,7 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Self; 5] = [Self::Lint, Self::Unit, Self::Image, Self::Etcd, Self::E2e];
+    const ALL: [Self; 6] = [Self::Lint, Self::Unit, Self::Tpm, Self::Image, Self::Etcd, Self::E2e];
 }
 
 /// What a step came to.
@@ -78,6 +80,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if wanted(Part::Image) || wanted(Part::Etcd) || wanted(Part::E2e) {
         needs.extend([host::PAYLOAD, run::QEMU]);
     }
+    if wanted(Part::Tpm) || wanted(Part::E2e) {
+        needs.push(host::TPM);
+    }
     host::require(&needs)?;
     let mut report = Report::default();
     let runner = Runner::find();
@@ -85,6 +90,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
         match part {
             Part::Lint => lint(&mut report),
             Part::Unit => report.tests("unit", &mut runner.quick(args.filter.as_deref())),
+            Part::Tpm => {
+                report.tests("tpm", &mut runner.binary("tpm", args.filter.as_deref()));
+            }
             Part::Image => {
                 if report.image() {
                     let mut command = Command::new(

@@ -1,0 +1,418 @@
+//! Speaks the few commands that sealing needs, and reads the answers.
+//!
+//! ```text
+//! | tag | size | code | handles | size, session | parameters |      a command
+//! | tag | size | rc   | handle  | size of parameters, parameters | session |
+//! ```
+//!
+//! The frames are put together here and not by a library of all commands: the
+//! parameters are encrypted and signed between their making and their framing.
+//!
+//! Invariants:
+//! - An answer is believed only if its session proves it, where there is one.
+//! - What was made in the TPM is flushed, whatever happens in between.
+
+use std::io;
+
+use ring::rand::{SecureRandom as _, SystemRandom};
+use sha2::{Digest as _, Sha256};
+use zeroize::Zeroizing;
+
+use super::session::{CONTINUE, DECRYPT, ENCRYPT, SIZE, Salt, Session, Unusable};
+use super::wire::{Reader, Short, Writer};
+use super::{Error, Transport};
+
+const NO_SESSIONS: u16 = 0x8001;
+const SESSIONS: u16 = 0x8002;
+
+/// The hierarchy that belongs to whoever owns the machine.
+const OWNER: u32 = 0x4000_0001;
+const NULL: u32 = 0x4000_0007;
+const PASSWORD: u32 = 0x4000_0009;
+
+const ALG_AES: u16 = 0x0006;
+const ALG_KEYED_HASH: u16 = 0x0008;
+const ALG_SHA256: u16 = 0x000b;
+const ALG_NULL: u16 = 0x0010;
+const ALG_ECC: u16 = 0x0023;
+const ALG_CFB: u16 = 0x0043;
+const CURVE_P256: u16 = 0x0003;
+
+/// Restricted decryption key that the TPM made and never lets out, usable with
+/// its (empty) password, outside of the protection against guessing.
+const ROOT_ATTRIBUTES: u32 = 0x0003_0472;
+/// Never lets out, usable by its policy only, outside of that protection.
+const SEALED_ATTRIBUTES: u32 = 0x0000_0412;
+
+/// How often a TPM that is busy is asked again: it tests itself for a second at most.
+const BUSY_MAX: u32 = 50;
+const BUSY_WAIT: std::time::Duration = std::time::Duration::from_millis(50);
+
+/// A command that this module knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Code {
+    CreatePrimary = 0x131,
+    Create = 0x153,
+    Load = 0x157,
+    Unseal = 0x15e,
+    FlushContext = 0x165,
+    StartAuthSession = 0x176,
+    PolicyPcr = 0x17f,
+    PolicyGetDigest = 0x189,
+}
+
+impl Code {
+    /// The name in the specification.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::CreatePrimary => "TPM2_CreatePrimary",
+            Self::Create => "TPM2_Create",
+            Self::Load => "TPM2_Load",
+            Self::Unseal => "TPM2_Unseal",
+            Self::FlushContext => "TPM2_FlushContext",
+            Self::StartAuthSession => "TPM2_StartAuthSession",
+            Self::PolicyPcr => "TPM2_PolicyPCR",
+            Self::PolicyGetDigest => "TPM2_PolicyGetDigest",
+        }
+    }
+
+    fn returns_handle(self) -> bool {
+        matches!(self, Self::CreatePrimary | Self::Load | Self::StartAuthSession)
+    }
+}
+
+/// Something in the TPM, and what proves that it is that.
+#[derive(Clone, Debug)]
+pub(super) struct Object {
+    pub(super) handle: u32,
+    pub(super) name: Vec<u8>,
+}
+
+/// The storage root key.
+pub(super) struct Root {
+    pub(super) object: Object,
+    point: ([u8; SIZE], [u8; SIZE]),
+}
+
+/// Which first parameter is encrypted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hide {
+    Command,
+    Answer,
+}
+
+enum Auth<'a> {
+    None,
+    /// Of the owner's hierarchy: empty.
+    Password,
+    Session(&'a mut Session, Option<Hide>),
+}
+
+struct Answer {
+    handle: u32,
+    parameters: Zeroizing<Vec<u8>>,
+}
+
+impl From<Short> for Error {
+    fn from(_short: Short) -> Self {
+        Self::Malformed("it is cut short")
+    }
+}
+
+impl From<Unusable> for Error {
+    fn from(_unusable: Unusable) -> Self {
+        Self::Session
+    }
+}
+
+/// A TPM that is spoken to.
+pub(super) struct Tpm<'a, T: ?Sized>(pub(super) &'a mut T);
+
+impl<T: Transport + ?Sized> Tpm<'_, T> {
+    fn run(
+        &mut self,
+        code: Code,
+        objects: &[&Object],
+        auth: Auth<'_>,
+        parameters: Vec<u8>,
+    ) -> Result<Answer, Error> {
+        let mut parameters = Zeroizing::new(parameters);
+        let (area, mut session) = match auth {
+            Auth::None => (None, None),
+            Auth::Password => (Some(authorization(PASSWORD, &[], CONTINUE, &[])), None),
+            Auth::Session(session, hide) => {
+                let nonce = session.turn(random()?);
+                if hide == Some(Hide::Command) {
+                    session.encrypt(first(&mut parameters)?);
+                }
+                let attributes = match hide {
+                    None => CONTINUE,
+                    Some(Hide::Command) => CONTINUE | DECRYPT,
+                    Some(Hide::Answer) => CONTINUE | ENCRYPT,
+                };
+                let mut hash = Sha256::new_with_prefix((code as u32).to_be_bytes());
+                objects.iter().for_each(|object| hash.update(&object.name));
+                hash.update(&*parameters);
+                let proof = session.prove(&hash.finalize(), attributes);
+                let area = authorization(session.handle, &nonce, attributes, &proof);
+                (Some(area), Some((session, hide)))
+            }
+        };
+
+        let mut body = Writer::default();
+        for object in objects {
+            body = body.u32(object.handle);
+        }
+        if let Some(area) = &area {
+            body = body.u32(size(area)).bytes(area);
+        }
+        let body = Zeroizing::new(body.bytes(&parameters).done());
+        let tag = if area.is_some() { SESSIONS } else { NO_SESSIONS };
+        let head = Writer::default().u16(tag).u32(size(&body) + 10).u32(code as u32);
+        let command = Zeroizing::new(head.bytes(&body).done());
+        let answer = self.transmit(code, &command)?;
+
+        let mut reader = Reader(&answer);
+        let _head = reader.take(10)?;
+        let handle = if code.returns_handle() { reader.u32()? } else { 0 };
+        if area.is_none() {
+            return Ok(Answer { handle, parameters: Zeroizing::new(reader.0.to_vec()) });
+        }
+        let length = reader.u32()? as usize;
+        let mut parameters = Zeroizing::new(reader.take(length)?.to_vec());
+        if let Some((session, hide)) = &mut session {
+            let (nonce, attributes, proof) = (reader.sized()?, reader.u8()?, reader.sized()?);
+            let hash = Sha256::new_with_prefix(0_u32.to_be_bytes())
+                .chain_update((code as u32).to_be_bytes())
+                .chain_update(&*parameters)
+                .finalize();
+            if !session.check(nonce, &hash, attributes, proof) {
+                return Err(Error::Forged(code.name()));
+            }
+            if *hide == Some(Hide::Answer) {
+                if attributes & ENCRYPT == 0 {
+                    return Err(Error::Forged(code.name()));
+                }
+                session.decrypt(first(&mut parameters)?);
+            }
+        }
+        Ok(Answer { handle, parameters })
+    }
+
+    /// Sends a whole command until the TPM is not busy; the answer is a success.
+    fn transmit(&mut self, code: Code, command: &[u8]) -> Result<Zeroizing<Vec<u8>>, Error> {
+        /// Try again; yielded; testing.
+        const BUSY: [u32; 3] = [0x922, 0x908, 0x90a];
+        for _attempt in 0..BUSY_MAX {
+            let answer = self.0.transmit(command).map_err(Error::Transport)?;
+            let answer = Zeroizing::new(answer);
+            let mut reader = Reader(&answer);
+            let _tag = reader.u16()?;
+            if reader.u32()? as usize != answer.len() {
+                return Err(Error::Malformed("its length is not the one that it tells"));
+            }
+            match reader.u32()? {
+                0 => return Ok(answer),
+                busy if BUSY.contains(&busy) => self.0.wait(BUSY_WAIT),
+                rc => return Err(Error::Refused { command: code.name(), rc }),
+            }
+        }
+        Err(Error::Transport(io::ErrorKind::TimedOut.into()))
+    }
+
+    /// The storage root key, made from the TPM's seed: the same each time, until
+    /// somebody clears the TPM.
+    pub(super) fn root(&mut self) -> Result<Root, Error> {
+        let public = Writer::default()
+            .u16(ALG_ECC)
+            .u16(ALG_SHA256)
+            .u32(ROOT_ATTRIBUTES)
+            .sized(&[])
+            .u16(ALG_AES)
+            .u16(128)
+            .u16(ALG_CFB)
+            .u16(ALG_NULL)
+            .u16(CURVE_P256)
+            .u16(ALG_NULL)
+            .sized(&[])
+            .sized(&[])
+            .done();
+        let parameters = Writer::default()
+            .sized(&Writer::default().sized(&[]).sized(&[]).done())
+            .sized(&public)
+            .sized(&[])
+            .u32(0)
+            .done();
+        // The name of a hierarchy is its handle.
+        let owner = Object { handle: OWNER, name: OWNER.to_be_bytes().to_vec() };
+        let answer = self.run(Code::CreatePrimary, &[&owner], Auth::Password, parameters)?;
+        let made = Reader(&answer.parameters).sized()?;
+        let object = Object { handle: answer.handle, name: name(made) };
+        let mut reader = Reader(made);
+        let fixed = 2 + 2 + 4 + 2 + 6 + 6;
+        let _template = reader.take(fixed)?;
+        let point = (coordinate(reader.sized()?)?, coordinate(reader.sized()?)?);
+        Ok(Root { object, point })
+    }
+
+    /// A session that `root` is the salt's keeper of.
+    fn session(&mut self, kind: SessionKind, root: Option<&Root>) -> Result<Session, Error> {
+        let salt = root.map(|root| Salt::for_root(&root.point)).transpose()?;
+        let ours = random()?;
+        let secret = salt
+            .as_ref()
+            .map(|salt| Writer::default().sized(&salt.point.0).sized(&salt.point.1).done());
+        let null = Object { handle: NULL, name: Vec::new() };
+        let key = root.map_or(&null, |root| &root.object);
+        let parameters = Writer::default()
+            .sized(&ours)
+            .sized(&secret.unwrap_or_default())
+            .u8(kind as u8)
+            .u16(ALG_AES)
+            .u16(128)
+            .u16(ALG_CFB)
+            .u16(ALG_SHA256)
+            .done();
+        let answer = self.run(Code::StartAuthSession, &[key, &null], Auth::None, parameters)?;
+        let theirs = Reader(&answer.parameters).sized()?.to_vec();
+        Ok(Session::new(answer.handle, salt.as_ref(), ours, theirs))
+    }
+
+    /// Binds a policy session to the registers as they are now.
+    fn bind(&mut self, session: u32, pcrs: &[u32]) -> Result<(), Error> {
+        let session = Object { handle: session, name: session.to_be_bytes().to_vec() };
+        let parameters = Writer::default().sized(&[]).bytes(&selection(pcrs)?).done();
+        self.run(Code::PolicyPcr, &[&session], Auth::None, parameters).map(drop)
+    }
+
+    /// What a policy of the registers as they are now comes to.
+    pub(super) fn policy(&mut self, pcrs: &[u32]) -> Result<Vec<u8>, Error> {
+        let trial = self.session(SessionKind::Trial, None)?.handle;
+        let session = Object { handle: trial, name: trial.to_be_bytes().to_vec() };
+        let digest = self.bind(trial, pcrs).and_then(|()| {
+            let answer = self.run(Code::PolicyGetDigest, &[&session], Auth::None, Vec::new())?;
+            Ok(Reader(&answer.parameters).sized()?.to_vec())
+        });
+        self.flush(trial);
+        digest
+    }
+
+    /// Puts `secret` under `policy`; returns public and private part.
+    pub(super) fn create(
+        &mut self,
+        root: &Root,
+        policy: &[u8],
+        secret: &[u8],
+    ) -> Result<(Vec<u8>, Vec<u8>), Error> {
+        let sensitive = Zeroizing::new(Writer::default().sized(&[]).sized(secret).done());
+        let public = Writer::default()
+            .u16(ALG_KEYED_HASH)
+            .u16(ALG_SHA256)
+            .u32(SEALED_ATTRIBUTES)
+            .sized(policy)
+            .u16(ALG_NULL)
+            .sized(&[])
+            .done();
+        let parameters =
+            Writer::default().sized(&sensitive).sized(&public).sized(&[]).u32(0).done();
+        let mut session = self.session(SessionKind::Hmac, Some(root))?;
+        let auth = Auth::Session(&mut session, Some(Hide::Command));
+        let made = self.run(Code::Create, &[&root.object], auth, parameters);
+        self.flush(session.handle);
+        let made = made?;
+        let mut reader = Reader(&made.parameters);
+        let private = reader.sized()?.to_vec();
+        Ok((reader.sized()?.to_vec(), private))
+    }
+
+    /// Brings a sealed object back into the TPM that made it.
+    pub(super) fn load(
+        &mut self,
+        root: &Root,
+        public: &[u8],
+        private: &[u8],
+    ) -> Result<Object, Error> {
+        let parameters = Writer::default().sized(private).sized(public).done();
+        let mut session = self.session(SessionKind::Hmac, Some(root))?;
+        let auth = Auth::Session(&mut session, None);
+        let loaded = self.run(Code::Load, &[&root.object], auth, parameters);
+        self.flush(session.handle);
+        Ok(Object { handle: loaded?.handle, name: name(public) })
+    }
+
+    /// Opens a sealed object, if the registers are as they were.
+    pub(super) fn unseal(
+        &mut self,
+        root: &Root,
+        object: &Object,
+        pcrs: &[u32],
+    ) -> Result<Zeroizing<Vec<u8>>, Error> {
+        let mut session = self.session(SessionKind::Policy, Some(root))?;
+        let opened = self.bind(session.handle, pcrs).and_then(|()| {
+            let auth = Auth::Session(&mut session, Some(Hide::Answer));
+            self.run(Code::Unseal, &[object], auth, Vec::new())
+        });
+        self.flush(session.handle);
+        Ok(Zeroizing::new(Reader(&opened?.parameters).sized()?.to_vec()))
+    }
+
+    /// Forgets what has this handle. That it cannot be forgotten harms nobody:
+    /// the kernel does it when the device is closed.
+    pub(super) fn flush(&mut self, handle: u32) {
+        let handle = Writer::default().u32(handle).done();
+        let _lost = self.run(Code::FlushContext, &[], Auth::None, handle);
+    }
+}
+
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum SessionKind {
+    Hmac = 0,
+    Policy = 1,
+    Trial = 3,
+}
+
+fn authorization(session: u32, nonce: &[u8], attributes: u8, proof: &[u8]) -> Vec<u8> {
+    Writer::default().u32(session).sized(nonce).u8(attributes).sized(proof).done()
+}
+
+/// What is in the first parameter, a `TPM2B`.
+fn first(parameters: &mut [u8]) -> Result<&mut [u8], Error> {
+    let length = usize::from(Reader(parameters).u16()?);
+    parameters.get_mut(2..2 + length).ok_or(Error::Malformed("it is cut short"))
+}
+
+/// The name of an object: which digest, and the digest of its public part.
+fn name(public: &[u8]) -> Vec<u8> {
+    Writer::default().u16(ALG_SHA256).bytes(&Sha256::digest(public)).done()
+}
+
+/// Some TPMs leave zeros away at the front.
+fn coordinate(bytes: &[u8]) -> Result<[u8; SIZE], Error> {
+    let mut whole = [0; SIZE];
+    let start = SIZE.checked_sub(bytes.len()).ok_or(Error::Malformed("a key is too long"))?;
+    whole[start..].copy_from_slice(bytes);
+    Ok(whole)
+}
+
+/// The registers in the SHA-256 bank, as a bit each.
+fn selection(pcrs: &[u32]) -> Result<Vec<u8>, Error> {
+    let mut bits = [0_u8; 3];
+    for pcr in pcrs {
+        let byte = bits.get_mut((pcr / 8) as usize).ok_or(Error::Register(*pcr))?;
+        *byte |= 1 << (pcr % 8);
+    }
+    Ok(Writer::default().u32(1).u16(ALG_SHA256).u8(3).bytes(&bits).done())
+}
+
+fn size(bytes: &[u8]) -> u32 {
+    // Blobs are checked for their size before they come here.
+    u32::try_from(bytes.len()).unwrap_or(u32::MAX)
+}
+
+fn random() -> Result<[u8; SIZE], Error> {
+    let mut bytes = [0; SIZE];
+    SystemRandom::new().fill(&mut bytes).map_err(|_unspecified| Error::Session)?;
+    Ok(bytes)
+}

@@ -1,0 +1,260 @@
+//! Lets the machine's TPM 2.0 keep secrets that only this machine, started as it
+//! was, gets back.
+//!
+//! The cluster manager seals its node's half of the disk's key. What is sealed may
+//! have any length: a random key goes into the TPM, and encrypts the rest.
+//!
+//! ```text
+//! seal:    key  --TPM, under a policy of registers--> public, private
+//!          secret --ChaCha20-Poly1305 by the key----> nonce, ciphertext
+//! unseal:  is it this TPM? -> load -> policy -> key -> secret
+//!             | no             | no     | no
+//!          Cleared          Cleared   Changed
+//! ```
+//!
+//! Each secret crosses the bus encrypted, see [`session`]; who could also answer in
+//! the TPM's name is found out by the name of its root key, which the blob has.
+//!
+//! Invariants:
+//! - The causes of a refusal are told apart, since each has another next step.
+//! - Nothing is written into the TPM: blobs are kept outside.
+//!
+//! What this module does not do: measure anything, or decide what is sealed.
+
+mod command;
+mod device;
+mod session;
+mod wire;
+
+use std::io;
+use std::time::Duration;
+
+use ring::aead::{self, Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use zeroize::Zeroizing;
+
+use self::command::Tpm;
+pub use self::device::Device;
+
+/// What a blob's parts may have. Those of a TPM are some hundred bytes.
+const PART_MAX: usize = 1024;
+
+/// Carries a command to a TPM and the answer back.
+pub trait Transport {
+    /// Sends a whole command, receives a whole answer.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    fn transmit(&mut self, command: &[u8]) -> io::Result<Vec<u8>>;
+
+    /// Waits until the TPM may be less busy.
+    fn wait(&mut self, time: Duration);
+}
+
+/// Why a TPM does not seal or unseal.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The machine has no TPM 2.0, or none that is switched on.
+    #[error("this machine shows no TPM 2.0")]
+    Absent,
+    /// The TPM is another one, or somebody cleared it.
+    #[error("the TPM is not the one that sealed this, or it was cleared since")]
+    Cleared,
+    /// The machine was started otherwise than when the secret was sealed.
+    #[error(
+        "the machine was started otherwise than when this was sealed: one of the TPM's registers {0:?} has changed"
+    )]
+    Changed(Vec<u32>),
+    /// The command or the answer got lost; another attempt may do better.
+    #[error("cannot speak to the TPM")]
+    Transport(#[source] io::Error),
+    /// The TPM cannot do what it was asked for.
+    #[error("the TPM refuses {command} with code {rc:#x}")]
+    Refused {
+        /// Its name in the specification.
+        command: &'static str,
+        /// The TPM's answer.
+        rc: u32,
+    },
+    /// The answer makes no sense.
+    #[error("the TPM's answer is not understood: {0}")]
+    Malformed(&'static str),
+    /// Somebody between this machine's processor and its TPM changed the answer.
+    #[error("the answer to {0} is not the TPM's: somebody tampers with the machine")]
+    Forged(&'static str),
+    /// There is no session with the TPM that cannot be listened to.
+    #[error("cannot make a session with the TPM")]
+    Session,
+    /// A blob names a register that no TPM has.
+    #[error("there is no register {0} in a TPM")]
+    Register(u32),
+    /// The key came out of the TPM, and does not open what it should have encrypted.
+    #[error("what the TPM sealed does not fit what lies beside it")]
+    Mismatch,
+}
+
+impl Error {
+    /// Whether the same call may succeed if it is made again.
+    #[must_use]
+    pub fn retriable(&self) -> bool {
+        matches!(self, Self::Transport(_))
+    }
+}
+
+/// What a TPM sealed. Of no use without it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blob {
+    /// The public part of the sealed key.
+    pub public: Vec<u8>,
+    /// The private part, which only the TPM can read.
+    pub private: Vec<u8>,
+    /// The name of the TPM's root key.
+    pub root: Vec<u8>,
+    /// The registers of the policy.
+    pub pcrs: Vec<u32>,
+    /// Of the ciphertext.
+    pub nonce: Vec<u8>,
+    /// What the sealed key encrypts.
+    pub ciphertext: Vec<u8>,
+}
+
+/// Seals `secret` to the registers `pcrs` as they are now. `purpose` is asked for
+/// again when it is unsealed: one blob is never taken for another.
+///
+/// # Errors
+///
+/// [`Error`].
+pub fn seal(
+    transport: &mut (impl Transport + ?Sized),
+    pcrs: &[u32],
+    purpose: &[u8],
+    secret: &[u8],
+) -> Result<Blob, Error> {
+    let mut key = Zeroizing::new([0; 32]);
+    let mut nonce = [0; NONCE_LEN];
+    let random = SystemRandom::new();
+    random.fill(&mut *key).map_err(|_unspecified| Error::Session)?;
+    random.fill(&mut nonce).map_err(|_unspecified| Error::Session)?;
+
+    let mut tpm = Tpm(transport);
+    let root = tpm.root()?;
+    let made = tpm.policy(pcrs).and_then(|policy| tpm.create(&root, &policy, &*key));
+    tpm.flush(root.object.handle);
+    let (public, private) = made?;
+    Ok(Blob {
+        public,
+        private,
+        root: root.object.name,
+        pcrs: pcrs.to_vec(),
+        nonce: nonce.to_vec(),
+        ciphertext: encrypt(&key, nonce, purpose, secret)?,
+    })
+}
+
+/// Opens what [`seal`] made.
+///
+/// # Errors
+///
+/// [`Error::Cleared`], [`Error::Changed`], or what stands between.
+pub fn unseal(
+    transport: &mut (impl Transport + ?Sized),
+    purpose: &[u8],
+    blob: &Blob,
+) -> Result<Zeroizing<Vec<u8>>, Error> {
+    if blob.public.len().max(blob.private.len()) > PART_MAX {
+        return Err(Error::Mismatch);
+    }
+    let mut tpm = Tpm(transport);
+    let root = tpm.root()?;
+    let opened = if root.object.name == blob.root {
+        let loaded = tpm.load(&root, &blob.public, &blob.private).map_err(loading);
+        loaded.and_then(|object| {
+            let opened = tpm.unseal(&root, &object, &blob.pcrs);
+            tpm.flush(object.handle);
+            opened.map_err(|error| opening(error, &blob.pcrs))
+        })
+    } else {
+        Err(Error::Cleared)
+    };
+    tpm.flush(root.object.handle);
+    let key = opened?.as_slice().try_into().map(Zeroizing::new);
+    let key = key.map_err(|_length| Error::Mismatch)?;
+    decrypt(&key, &blob.nonce, purpose, &blob.ciphertext)
+}
+
+/// A blob whose root key is there and that cannot be loaded is not that TPM's.
+fn loading(error: Error) -> Error {
+    match error {
+        // The answer speaks of a parameter: its first, the private part.
+        Error::Refused { rc, .. } if rc & 0xc0 == 0xc0 => Error::Cleared,
+        other => other,
+    }
+}
+
+/// A policy that does not hold, or does not any more.
+fn opening(error: Error, pcrs: &[u32]) -> Error {
+    /// `TPM_RC_POLICY_FAIL`, whichever session it speaks of.
+    const POLICY_FAIL: u32 = 0x09d;
+    /// `TPM_RC_PCR_CHANGED`.
+    const PCR_CHANGED: u32 = 0x128;
+    match error {
+        Error::Refused { rc, .. } if rc & 0xff == POLICY_FAIL || rc == PCR_CHANGED => {
+            Error::Changed(pcrs.to_vec())
+        }
+        other => other,
+    }
+}
+
+/// Encrypts with a key that is used once.
+///
+/// # Errors
+///
+/// [`Error::Session`], which `secret`s that fit into memory never cause.
+pub fn encrypt(
+    key: &[u8; 32],
+    nonce: [u8; NONCE_LEN],
+    purpose: &[u8],
+    secret: &[u8],
+) -> Result<Vec<u8>, Error> {
+    // Room for the tag: what a growing vector leaves behind is not wiped.
+    let mut sealed = Vec::with_capacity(secret.len() + CHACHA20_POLY1305.tag_len());
+    sealed.extend(secret);
+    cipher(key)?
+        .seal_in_place_append_tag(
+            Nonce::assume_unique_for_key(nonce),
+            Aad::from(purpose),
+            &mut sealed,
+        )
+        .map_err(|_unspecified| Error::Session)?;
+    Ok(sealed)
+}
+
+/// Opens what [`encrypt`] made.
+///
+/// # Errors
+///
+/// [`Error::Mismatch`] for another key, nonce, purpose or text.
+pub fn decrypt(
+    key: &[u8; 32],
+    nonce: &[u8],
+    purpose: &[u8],
+    ciphertext: &[u8],
+) -> Result<Zeroizing<Vec<u8>>, Error> {
+    let mismatch = |_unspecified| Error::Mismatch;
+    let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(mismatch)?;
+    let mut opened = Zeroizing::new(ciphertext.to_vec());
+    let length =
+        cipher(key)?.open_in_place(nonce, Aad::from(purpose), &mut opened).map_err(mismatch)?.len();
+    opened.truncate(length);
+    Ok(opened)
+}
+
+fn cipher(key: &[u8; 32]) -> Result<LessSafeKey, Error> {
+    let key = UnboundKey::new(&CHACHA20_POLY1305, key).map_err(|_unspecified| Error::Session)?;
+    Ok(aead::LessSafeKey::new(key))
+}
+
+#[cfg(test)]
+mod tests;

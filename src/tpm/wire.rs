@@ -1,0 +1,95 @@
+//! Puts TPM structures into bytes and takes them apart.
+//!
+//! Numbers are big-endian; `TPM2B` is a length of two bytes and that many bytes.
+
+/// A buffer that grows to the right.
+#[derive(Default)]
+pub(super) struct Writer(Vec<u8>);
+
+impl Writer {
+    pub(super) fn u8(mut self, value: u8) -> Self {
+        self.0.push(value);
+        self
+    }
+
+    pub(super) fn u16(mut self, value: u16) -> Self {
+        self.0.extend(value.to_be_bytes());
+        self
+    }
+
+    pub(super) fn u32(mut self, value: u32) -> Self {
+        self.0.extend(value.to_be_bytes());
+        self
+    }
+
+    pub(super) fn bytes(mut self, value: &[u8]) -> Self {
+        self.0.extend(value);
+        self
+    }
+
+    /// A `TPM2B`. What is written here is ours and short.
+    pub(super) fn sized(self, value: &[u8]) -> Self {
+        self.length(value.len()).bytes(value)
+    }
+
+    fn length(self, length: usize) -> Self {
+        self.u16(u16::try_from(length).unwrap_or(u16::MAX))
+    }
+
+    pub(super) fn done(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// The answer ends before it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Short;
+
+/// What is still to be read.
+#[derive(Clone, Copy)]
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(super) fn take(&mut self, length: usize) -> Result<&'a [u8], Short> {
+        let (taken, rest) = self.0.split_at_checked(length).ok_or(Short)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Short> {
+        self.take(N)?.try_into().map_err(|_never| Short)
+    }
+
+    pub(super) fn u8(&mut self) -> Result<u8, Short> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+
+    pub(super) fn u16(&mut self) -> Result<u16, Short> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32, Short> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    /// A `TPM2B`.
+    pub(super) fn sized(&mut self) -> Result<&'a [u8], Short> {
+        let length = self.u16()?;
+        self.take(usize::from(length))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_reads_back_and_no_length_is_trusted() {
+        let bytes = Writer::default().u8(1).u16(2).u32(3).sized(b"four").done();
+        let mut reader = Reader(&bytes);
+        assert_eq!((reader.u8(), reader.u16(), reader.u32()), (Ok(1), Ok(2), Ok(3)));
+        assert_eq!(reader.sized(), Ok(&b"four"[..]));
+        assert_eq!(reader.u8(), Err(Short));
+        assert_eq!(Reader(&[0xff, 0xff, 1]).sized(), Err(Short));
+    }
+}
