@@ -21,7 +21,8 @@ pub enum Accelerator {
     Tcg,
     /// By translation, all processors in turn on one host thread. Before 8.1,
     /// QEMU's threads raced while the kernel patched its own code, and about
-    /// one boot in sixty with four processors ended in `Oops: int3`.
+    /// one boot in sixty with four processors ended in `Oops: int3`. With two it
+    /// was never seen.
     TcgSingle,
 }
 

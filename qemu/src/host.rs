@@ -32,7 +32,8 @@ pub fn accelerator(wish: Wish, cpus: u32) -> Accelerator {
     };
     match (kvm, cpus) {
         (true, _) => Accelerator::Kvm,
-        (false, 2..) if version().is_none_or(|version| version < (8, 1)) => Accelerator::TcgSingle,
+        // See `Accelerator::TcgSingle`: two processors have not been seen to race.
+        (false, 3..) if version().is_none_or(|version| version < (8, 1)) => Accelerator::TcgSingle,
         (false, _) => Accelerator::Tcg,
     }
 }

@@ -16,7 +16,7 @@ use polis_qemu::image::Flash;
 use polis_qemu::{Bus, Config, Firmware, Image, Machine};
 
 use super::floor::{self, Floor};
-use super::{Row, Table};
+use super::{Args, Row, Table};
 use crate::{host, parameters, run};
 
 /// Nothing takes longer on a host on which measuring makes sense.
@@ -51,7 +51,7 @@ struct Lane {
     memory: [Vec<f64>; MEMORY_GOALS.len()],
 }
 
-pub(super) fn measure(runs: u32) -> Result<Table> {
+pub(super) fn measure(args: &Args) -> Result<Table> {
     host::require(&[run::QEMU])?;
     let manifest = crate::image::built()?;
     let image = Image::load(&manifest.folder)?;
@@ -60,18 +60,25 @@ pub(super) fn measure(runs: u32) -> Result<Table> {
         fs::remove_dir_all(&folder).context("cannot empty target/bench/boot")?;
     }
     let floor = floor::make(&manifest, &folder)?;
-    let mut lanes = [
+    let mut lanes = vec![
         floor_lane("floor, direct", Start::Direct, &image, &floor, &folder)?,
         node_lane("Polis, direct", Start::Direct, &image, &manifest, &folder)?,
-        floor_lane("floor, UEFI", Start::Uefi, &image, &floor, &folder)?,
-        node_lane("Polis, UEFI", Start::Uefi, &image, &manifest, &folder)?,
     ];
-    for round in 1..=runs {
+    if !args.direct {
+        lanes.push(floor_lane("floor, UEFI", Start::Uefi, &image, &floor, &folder)?);
+        lanes.push(node_lane("Polis, UEFI", Start::Uefi, &image, &manifest, &folder)?);
+    }
+    // The floor's machine has as many processors as the node's.
+    for lane in &mut lanes {
+        lane.config.accelerator = accelerator(Wish::Auto, args.cpus);
+        lane.config.cpus = args.cpus;
+    }
+    for round in 1..=args.runs {
         for lane in &mut lanes {
             lane.round(round).with_context(|| format!("round {round} of {}", lane.name))?;
         }
     }
-    let mut table = Table::new("boot", runs)?;
+    let mut table = Table::new("boot", args.runs)?;
     for pair in lanes.chunks_exact(2) {
         let [floor, polis] = pair else { continue };
         rows(&mut table, floor, polis);

@@ -24,6 +24,13 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 5, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
+    /// Processors of each machine that is booted.
+    #[arg(long, default_value_t = 2, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: u32,
+    /// Boot without firmware only, in half the time.
+    #[arg(long)]
+    direct: bool,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -39,7 +46,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let names = args.name.map_or_else(|| vec![Name::Image, Name::Boot], |name| vec![name]);
     for name in names {
         let table = match name {
-            Name::Boot => boot::measure(args.runs)?,
+            Name::Boot => boot::measure(&args)?,
             Name::Image => image::measure(args.runs)?,
         };
         table.publish()?;
