@@ -20,6 +20,7 @@ pub mod pki;
 pub mod recovery;
 pub mod roles;
 pub mod root;
+pub mod rpc;
 pub mod serial;
 pub mod stage;
 pub mod storage;

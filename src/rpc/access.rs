@@ -1,0 +1,280 @@
+//! Knows who may call what: one table, read from the descriptors at the start.
+//!
+//! The option `polis.v1.access` of each RPC is decoded with a handful of
+//! messages that know only the fields on the way to it. A reflection library
+//! would do the same through a pool of every descriptor, which costs more at
+//! each boot than everything else here together.
+//!
+//! Invariants:
+//! - An RPC without the option is in no table, and so serves nobody.
+
+use std::collections::BTreeMap;
+
+use polis_proto::v1::{Access, Permission};
+use prost::Message as _;
+use tonic::Status;
+
+use super::peer::{Peer, Role};
+
+/// What gRPC's own services for the curious may be asked, and by whom: those who
+/// may read the cluster may also read what can be read.
+const STANDARD: [(&str, bool); 4] = [
+    ("/grpc.health.v1.Health/Check", false),
+    ("/grpc.health.v1.Health/Watch", true),
+    ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", true),
+    ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", true),
+];
+
+/// Where metrics are read.
+pub const METRICS: &str = "/metrics";
+
+/// Who may call one RPC.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// The callers that it serves.
+    pub access: Access,
+    /// Whether it may go on for ever.
+    pub streams: bool,
+}
+
+/// Who may call each RPC, by its path.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Table {
+    rules: BTreeMap<String, Rule>,
+}
+
+/// The descriptors cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("the descriptors of the API cannot be read")]
+pub struct Unreadable(#[from] prost::DecodeError);
+
+impl Table {
+    /// The table of everything that Polis serves.
+    ///
+    /// # Errors
+    ///
+    /// [`Unreadable`]: the build is broken.
+    pub fn polis() -> Result<Self, Unreadable> {
+        let mut table = Self::read(polis_proto::DESCRIPTORS)?;
+        let readers =
+            Access { node: true, user: Permission::ReadCluster.into(), ..Access::default() };
+        for (path, streams) in STANDARD.into_iter().chain([(METRICS, false)]) {
+            table.rules.insert(path.to_owned(), Rule { access: readers, streams });
+        }
+        Ok(table)
+    }
+
+    /// Reads the options out of an encoded `FileDescriptorSet`.
+    fn read(descriptors: &[u8]) -> Result<Self, Unreadable> {
+        let mut rules = BTreeMap::new();
+        for file in wire::Set::decode(descriptors)?.files {
+            for service in file.services {
+                for method in service.methods {
+                    let Some(access) = method.options.and_then(|options| options.access) else {
+                        continue;
+                    };
+                    let path = format!("/{}.{}/{}", file.package, service.name, method.name);
+                    let streams = method.client_streams || method.server_streams;
+                    rules.insert(path, Rule { access, streams });
+                }
+            }
+        }
+        Ok(Self { rules })
+    }
+
+    /// The rule of the RPC at `path`.
+    ///
+    /// # Errors
+    ///
+    /// There is no such RPC, or it serves nobody.
+    pub fn rule(&self, path: &str) -> Result<&Rule, Status> {
+        self.rules.get(path).ok_or_else(|| Status::unimplemented("there is no such call here"))
+    }
+
+    /// Every path with its rule.
+    pub fn rules(&self) -> impl Iterator<Item = (&str, &Rule)> {
+        self.rules.iter().map(|(path, rule)| (path.as_str(), rule))
+    }
+}
+
+impl Rule {
+    /// Whether the RPC serves `peer`.
+    ///
+    /// # Errors
+    ///
+    /// What the caller would need.
+    pub fn check(&self, peer: &Peer) -> Result<(), Status> {
+        let Access { anyone, key_holder, node, .. } = self.access;
+        let permission = self.access.user();
+        let served = anyone
+            || match peer {
+                Peer::None => false,
+                Peer::Key(_) => key_holder,
+                Peer::Node(_) => node,
+                Peer::User { role, .. } => role.grants(permission),
+            };
+        if served {
+            return Ok(());
+        }
+        let needed = self.needed();
+        match peer {
+            Peer::None | Peer::Key(_) => Err(Status::unauthenticated(format!(
+                "this call needs {needed}; it came from {peer}"
+            ))),
+            Peer::Node(_) | Peer::User { .. } => Err(Status::permission_denied(format!(
+                "this call needs {needed}; it came from {peer}"
+            ))),
+        }
+    }
+
+    /// Who is served, for people.
+    fn needed(&self) -> String {
+        let mut needed = Vec::new();
+        if self.access.key_holder {
+            needed.push("a self-signed certificate that proves a key".to_owned());
+        }
+        if self.access.node {
+            needed.push("a node's certificate".to_owned());
+        }
+        match Role::least_for(self.access.user()) {
+            Some(Role::Owner) => needed.push("the certificate of an owner".to_owned()),
+            Some(role) => needed.push(format!("the certificate of a user who is {role} or more")),
+            None => {}
+        }
+        if needed.is_empty() {
+            return "a permission that nobody has".to_owned();
+        }
+        needed.join(" or ")
+    }
+}
+
+/// The parts of `google/protobuf/descriptor.proto` that lead to the option.
+mod wire {
+    use polis_proto::v1::Access;
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Set {
+        #[prost(message, repeated, tag = "1")]
+        pub(super) files: Vec<File>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct File {
+        #[prost(string, tag = "2")]
+        pub(super) package: String,
+        #[prost(message, repeated, tag = "6")]
+        pub(super) services: Vec<Service>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Service {
+        #[prost(string, tag = "1")]
+        pub(super) name: String,
+        #[prost(message, repeated, tag = "2")]
+        pub(super) methods: Vec<Method>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Method {
+        #[prost(string, tag = "1")]
+        pub(super) name: String,
+        #[prost(message, optional, tag = "4")]
+        pub(super) options: Option<Options>,
+        #[prost(bool, tag = "5")]
+        pub(super) client_streams: bool,
+        #[prost(bool, tag = "6")]
+        pub(super) server_streams: bool,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Options {
+        #[prost(message, optional, tag = "50701")]
+        pub(super) access: Option<Access>,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost_reflect::{DescriptorPool, Kind};
+
+    use super::*;
+    use crate::identity::NodeId;
+
+    #[test]
+    fn the_table_says_what_the_descriptors_say_of_every_rpc() {
+        let pool = DescriptorPool::decode(polis_proto::DESCRIPTORS).unwrap();
+        let extension = pool.get_extension_by_name("polis.v1.access").unwrap();
+        assert!(matches!(extension.kind(), Kind::Message(_)));
+        let table = Table::polis().unwrap();
+        let mut seen = 0;
+        for service in pool.services() {
+            for method in service.methods() {
+                let path = format!("/{}/{}", service.full_name(), method.name());
+                let options = method.options();
+                assert!(options.has_extension(&extension), "{path} has no rule: it serves nobody");
+                let value = options.get_extension(&extension);
+                let access: Access = value.as_message().unwrap().transcode_to().unwrap();
+                let rule = table.rule(&path).unwrap();
+                assert_eq!(rule.access, access, "{path}");
+                let streams = method.is_client_streaming() || method.is_server_streaming();
+                assert_eq!(rule.streams, streams, "{path}");
+                seen += 1;
+            }
+        }
+        assert_eq!(table.rules().count(), seen + STANDARD.len() + 1);
+        assert!(seen >= 30, "{seen}");
+    }
+
+    #[test]
+    fn what_is_in_no_table_serves_nobody() {
+        let table = Table::polis().unwrap();
+        let refused = table.rule("/polis.v1.Aaa/NoSuch").unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Unimplemented);
+    }
+
+    #[test]
+    fn a_refusal_says_what_is_needed() {
+        let table = Table::polis().unwrap();
+        let escrow = table.rule("/polis.v1.Aaa/Escrow").unwrap();
+        let refused = escrow.check(&Peer::None).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Unauthenticated);
+        assert_eq!(
+            refused.message(),
+            "this call needs a self-signed certificate that proves a key; it came from a caller \
+             without a certificate"
+        );
+        let reboot = table.rule("/polis.v1.NodeManagement/Reboot").unwrap();
+        let viewer = Peer::User { name: "ann".to_owned(), role: Role::Viewer };
+        let refused = reboot.check(&viewer).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::PermissionDenied);
+        assert_eq!(
+            refused.message(),
+            "this call needs the certificate of a user who is operator or more; it came from \
+             viewer ann"
+        );
+    }
+
+    #[test]
+    fn each_kind_of_caller_is_served_where_the_rule_names_it_and_nowhere_else() {
+        let peers = [
+            Peer::None,
+            Peer::Key([1; 32]),
+            Peer::Node(NodeId::from_public_key(&[1; 32])),
+            Peer::User { name: "a".to_owned(), role: Role::Viewer },
+        ];
+        let rules = [
+            Access { anyone: true, ..Access::default() },
+            Access { key_holder: true, ..Access::default() },
+            Access { node: true, ..Access::default() },
+            Access { user: Permission::ReadCluster.into(), ..Access::default() },
+        ];
+        for (i, access) in rules.into_iter().enumerate() {
+            for (j, peer) in peers.iter().enumerate() {
+                let served = Rule { access, streams: false }.check(peer).is_ok();
+                assert_eq!(served, i == j || i == 0, "{access:?} {peer}");
+            }
+        }
+        let nobody = Rule { access: Access::default(), streams: false };
+        assert!(peers.iter().all(|peer| nobody.check(peer).is_err()));
+    }
+}

@@ -1,0 +1,236 @@
+//! Watches the bodies of requests and answers: how long, how slow, how they end.
+//!
+//! Invariants:
+//! - A request is never buffered beyond its bound.
+//! - An answer that nobody takes is noticed: hyper asks for the next piece only
+//!   once the caller has made room for it.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::{Bytes, Incoming};
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::{Code, Status};
+
+use super::metrics::Metrics;
+
+/// A request, up to a length.
+#[derive(Debug)]
+pub(super) struct Bounded {
+    inner: Incoming,
+    max: usize,
+    seen: usize,
+}
+
+impl Bounded {
+    pub(super) fn new(inner: Incoming, max: usize) -> Self {
+        Self { inner, max, seen: 0 }
+    }
+}
+
+impl Body for Bounded {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
+            Some(Ok(frame)) => frame,
+            Some(Err(error)) => return Poll::Ready(Some(Err(Status::from_error(error.into())))),
+            None => return Poll::Ready(None),
+        };
+        self.seen = self.seen.saturating_add(frame.data_ref().map_or(0, Bytes::len));
+        if self.seen > self.max {
+            let max = self.max;
+            let text = format!("the request is longer than {max} bytes");
+            return Poll::Ready(Some(Err(Status::out_of_range(text))));
+        }
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// What goes on on one connection.
+#[derive(Debug)]
+pub(super) struct Activity {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    next: u64,
+    calls: BTreeMap<u64, Option<Instant>>,
+    last: Instant,
+}
+
+impl Activity {
+    pub(super) fn new() -> Arc<Self> {
+        let state = State { next: 0, calls: BTreeMap::new(), last: Instant::now() };
+        Arc::new(Self { state: Mutex::new(state) })
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn enter(&self) -> u64 {
+        self.with(|state| {
+            state.next += 1;
+            state.calls.insert(state.next, None);
+            state.next
+        })
+    }
+
+    fn leave(&self, call: u64) {
+        self.with(|state| {
+            state.calls.remove(&call);
+            state.last = Instant::now();
+        });
+    }
+
+    /// Notes whether the call has handed on what nobody has taken yet.
+    fn handed_on(&self, call: u64, since: Option<Instant>) {
+        self.with(|state| state.calls.insert(call, since));
+    }
+
+    /// How long the oldest piece has been lying that nobody takes.
+    pub(super) fn stalled(&self) -> Duration {
+        let oldest = self.with(|state| state.calls.values().filter_map(|since| *since).min());
+        oldest.map(|since| since.elapsed()).unwrap_or_default()
+    }
+
+    /// How long there has been no call.
+    pub(super) fn idle(&self) -> Duration {
+        self.with(|state| match state.calls.is_empty() {
+            true => state.last.elapsed(),
+            false => Duration::ZERO,
+        })
+    }
+}
+
+/// A call under way; dropping it counts it.
+#[derive(Debug)]
+pub(super) struct Open {
+    metrics: Arc<Metrics>,
+    path: String,
+    began: Instant,
+    /// Until the answer began.
+    took: Option<Duration>,
+    code: Option<Code>,
+    activity: Arc<Activity>,
+    call: u64,
+}
+
+impl Open {
+    pub(super) fn new(metrics: &Arc<Metrics>, path: &str, activity: &Arc<Activity>) -> Self {
+        Self {
+            metrics: Arc::clone(metrics),
+            path: path.to_owned(),
+            began: Instant::now(),
+            took: None,
+            code: None,
+            activity: Arc::clone(activity),
+            call: activity.enter(),
+        }
+    }
+
+    /// The answer begins; says how the call ended if that is known already.
+    pub(super) fn answered(&mut self, code: Option<Code>) {
+        self.took = Some(self.began.elapsed());
+        self.code = code;
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let took = self.took.unwrap_or_else(|| self.began.elapsed());
+        // Whoever went away before the end has cancelled it.
+        self.metrics.called(&self.path, self.code.unwrap_or(Code::Cancelled), took);
+        self.activity.leave(self.call);
+    }
+}
+
+/// An answer on its way.
+pub(super) struct Outgoing {
+    inner: tonic::body::Body,
+    open: Open,
+    /// Ends a stream that would go on for ever.
+    stop: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    ended: bool,
+}
+
+impl Outgoing {
+    pub(super) fn new(
+        inner: tonic::body::Body,
+        open: Open,
+        stop: Option<CancellationToken>,
+    ) -> Self {
+        let stop = stop.map(|stop| Box::pin(stop.cancelled_owned()));
+        Self { inner, open, stop, ended: false }
+    }
+}
+
+impl Body for Outgoing {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        if this.ended {
+            return Poll::Ready(None);
+        }
+        this.open.activity.handed_on(this.open.call, None);
+        if this.stop.as_mut().is_some_and(|stop| stop.as_mut().poll(cx).is_ready()) {
+            this.ended = true;
+            this.open.code = Some(Code::Unavailable);
+            let mut trailers = HeaderMap::new();
+            let status = Status::unavailable("this server stops; ask again");
+            let added = status.add_header(&mut trailers);
+            return Poll::Ready(added.is_ok().then(|| Ok(Frame::trailers(trailers))));
+        }
+        let frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                if let Some(trailers) = frame.trailers_ref() {
+                    this.open.code = status_code(trailers);
+                }
+                this.open.activity.handed_on(this.open.call, Some(Instant::now()));
+            }
+            Some(Err(status)) => this.open.code = Some(status.code()),
+            None => this.ended = true,
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended || self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// How a call ended, if the headers say.
+pub(super) fn status_code(headers: &HeaderMap) -> Option<Code> {
+    let code = headers.get("grpc-status")?.to_str().ok()?.parse::<i32>().ok()?;
+    Some(Code::from(code))
+}

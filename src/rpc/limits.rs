@@ -1,0 +1,347 @@
+//! Bounds what callers may take, so that no caller takes what others need.
+//!
+//! ```text
+//! accepted --> [handshakes] --no certificate of the cluster--> [strangers]
+//!                   |                                              |
+//!                   +--certificate of the cluster--> [known]       +--> closed when idle
+//! ```
+//!
+//! Each stage has its own room. Where the room of handshakes or of strangers is
+//! full, the one that has been there longest makes way: whoever is in earnest
+//! passes in a moment, whoever only holds a place loses it. The known are few
+//! and named; there the newest is refused.
+//!
+//! Pure: time comes in as a parameter.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+/// What one server lets its callers take.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Longest that a TLS handshake may take: slow lines need two round trips.
+    pub handshake: Duration,
+    /// Handshakes under way, in all: 40 kB each at worst.
+    pub handshakes: usize,
+    /// The same, from one address. Many machines may share one.
+    pub handshakes_per_address: usize,
+    /// Connections of callers without a certificate of the cluster, in all.
+    pub strangers: usize,
+    /// The same, from one address.
+    pub strangers_per_address: usize,
+    /// Connections of nodes and users, in all: a thousand nodes with room to spare.
+    pub known: usize,
+    /// The same, of one node or user.
+    pub known_per_name: usize,
+    /// Calls under way on a stranger's connection.
+    pub stranger_streams: u32,
+    /// Calls under way on a connection of a node or user.
+    pub streams: u32,
+    /// Longest request of a stranger: a certificate and some labels are a tenth of it.
+    pub stranger_message: usize,
+    /// Longest request of a node or user; also tonic's own bound.
+    pub message: usize,
+    /// Calls a second of strangers, from one address, and how many may come at once.
+    pub stranger_rate: (u32, u32),
+    /// Calls a second of all strangers, and how many may come at once.
+    pub strangers_rate: (u32, u32),
+    /// Longest that a call may take until it answers; a stream until it begins.
+    pub deadline: Duration,
+    /// Longest that a caller may leave an answer lying.
+    pub stall: Duration,
+    /// A stranger's connection without a call is closed after that.
+    pub stranger_idle: Duration,
+    /// Any connection without a call is closed after that.
+    pub idle: Duration,
+    /// Between two questions whether the other end is still there.
+    pub keep_alive: Duration,
+    /// How long the answer to that may take.
+    pub keep_alive_answer: Duration,
+    /// Longest that calls may go on once the server is to stop.
+    pub stop: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            handshake: Duration::from_secs(10),
+            handshakes: 256,
+            handshakes_per_address: 64,
+            strangers: 256,
+            strangers_per_address: 32,
+            known: 4096,
+            known_per_name: 32,
+            stranger_streams: 8,
+            streams: 100,
+            stranger_message: 64 << 10,
+            message: 4 << 20,
+            stranger_rate: (10, 30),
+            strangers_rate: (200, 400),
+            deadline: Duration::from_secs(30),
+            stall: Duration::from_secs(60),
+            stranger_idle: Duration::from_secs(30),
+            idle: Duration::from_secs(30 * 60),
+            keep_alive: Duration::from_secs(20),
+            keep_alive_answer: Duration::from_secs(20),
+            stop: Duration::from_secs(3),
+        }
+    }
+}
+
+/// Lets so many through in a second, and so many at once after a pause.
+#[derive(Clone, Debug)]
+pub(super) struct Bucket {
+    rate: u32,
+    burst: u32,
+    level: f64,
+    at: Duration,
+}
+
+impl Bucket {
+    pub(super) fn new((rate, burst): (u32, u32)) -> Self {
+        Self { rate, burst, level: f64::from(burst), at: Duration::ZERO }
+    }
+
+    /// Takes one, if there is one at `now` (since any fixed moment).
+    pub(super) fn take(&mut self, now: Duration) -> bool {
+        let passed = now.saturating_sub(self.at).as_secs_f64();
+        self.at = self.at.max(now);
+        self.level = (self.level + passed * f64::from(self.rate)).min(f64::from(self.burst));
+        let there = self.level >= 1.0;
+        if there {
+            self.level -= 1.0;
+        }
+        there
+    }
+
+    /// Whether it is as full as a new one.
+    fn is_full(&self, now: Duration) -> bool {
+        let passed = now.saturating_sub(self.at).as_secs_f64();
+        self.level + passed * f64::from(self.rate) >= f64::from(self.burst)
+    }
+}
+
+/// How many addresses are remembered: more than strangers can be connected.
+const ADDRESSES_MAX: usize = 1024;
+
+/// The calls of strangers, by address and in all.
+#[derive(Debug)]
+pub(super) struct Strangers {
+    each: (u32, u32),
+    all: Bucket,
+    addresses: BTreeMap<IpAddr, Bucket>,
+}
+
+impl Strangers {
+    pub(super) fn new(limits: &Limits) -> Self {
+        Self {
+            each: limits.stranger_rate,
+            all: Bucket::new(limits.strangers_rate),
+            addresses: BTreeMap::new(),
+        }
+    }
+
+    /// Whether a stranger at `address` may call at `now`.
+    pub(super) fn take(&mut self, address: IpAddr, now: Duration) -> bool {
+        if self.addresses.len() >= ADDRESSES_MAX && !self.addresses.contains_key(&address) {
+            self.addresses.retain(|_, bucket| !bucket.is_full(now));
+            if self.addresses.len() >= ADDRESSES_MAX {
+                return false;
+            }
+        }
+        let each = self.each;
+        let bucket = self.addresses.entry(address).or_insert_with(|| Bucket::new(each));
+        bucket.take(now) && self.all.take(now)
+    }
+}
+
+/// What happens to a newcomer where there is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Full {
+    /// The one that has been there longest makes way.
+    Replace,
+    /// It is not let in.
+    Refuse,
+}
+
+/// A room for so many connections, and for so many of one kind.
+#[derive(Clone, Debug)]
+pub(super) struct Room<K> {
+    inner: Arc<Mutex<Places<K>>>,
+}
+
+#[derive(Debug)]
+struct Places<K> {
+    max: usize,
+    max_each: usize,
+    full: Full,
+    next: u64,
+    /// In the order in which they came.
+    taken: BTreeMap<u64, (K, CancellationToken)>,
+    each: BTreeMap<K, usize>,
+}
+
+/// A place in a room; dropping it gives it back.
+#[derive(Debug)]
+pub(super) struct Place<K: Ord + Clone> {
+    room: Room<K>,
+    number: u64,
+    /// Tells that the place is needed by another.
+    pub(super) lost: CancellationToken,
+}
+
+impl<K: Ord + Clone> Room<K> {
+    pub(super) fn new(max: usize, max_each: usize, full: Full) -> Self {
+        let places =
+            Places { max, max_each, full, next: 0, taken: BTreeMap::new(), each: BTreeMap::new() };
+        Self { inner: Arc::new(Mutex::new(places)) }
+    }
+
+    /// A place for one of `kind`; `None` if there is none.
+    pub(super) fn enter(&self, kind: K) -> Option<Place<K>> {
+        let mut places = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_kind = places.each.get(&kind).copied().unwrap_or_default();
+        let crowded = of_kind >= places.max_each;
+        if crowded || places.taken.len() >= places.max {
+            if places.full == Full::Refuse {
+                return None;
+            }
+            let mut taken = places.taken.iter();
+            let oldest = taken.find(|(_, (other, _))| !crowded || *other == kind);
+            let oldest = oldest.map(|(number, _)| *number)?;
+            places.leave(oldest);
+        }
+        let number = places.next;
+        places.next += 1;
+        let lost = CancellationToken::new();
+        places.taken.insert(number, (kind.clone(), lost.clone()));
+        *places.each.entry(kind).or_default() += 1;
+        Some(Place { room: self.clone(), number, lost })
+    }
+
+    /// How many places are taken.
+    #[cfg(test)]
+    fn taken(&self) -> usize {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).taken.len()
+    }
+}
+
+impl<K: Ord + Clone> Places<K> {
+    fn leave(&mut self, number: u64) {
+        let Some((kind, lost)) = self.taken.remove(&number) else { return };
+        lost.cancel();
+        if let Some(count) = self.each.get_mut(&kind) {
+            *count -= 1;
+            if *count == 0 {
+                self.each.remove(&kind);
+            }
+        }
+    }
+}
+
+impl<K: Ord + Clone> Drop for Place<K> {
+    fn drop(&mut self) {
+        self.room.inner.lock().unwrap_or_else(PoisonError::into_inner).leave(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_bucket_lets_a_burst_through_and_then_its_rate() {
+        let mut bucket = Bucket::new((2, 3));
+        let mut take = |now| bucket.take(now);
+        assert_eq!([(); 4].map(|()| take(seconds(0))), [true, true, true, false]);
+        assert_eq!([(); 3].map(|()| take(seconds(1))), [true, true, false]);
+        assert_eq!([(); 4].map(|()| take(seconds(60))), [true, true, true, false]);
+    }
+
+    #[test]
+    fn one_stranger_does_not_take_the_calls_of_another() {
+        let limits = Limits { stranger_rate: (1, 2), ..Limits::default() };
+        let mut strangers = Strangers::new(&limits);
+        let [a, b] = [1, 2].map(|host| IpAddr::from([10, 0, 0, host]));
+        assert_eq!([(); 3].map(|()| strangers.take(a, seconds(0))), [true, true, false]);
+        assert!(strangers.take(b, seconds(0)));
+    }
+
+    #[test]
+    fn addresses_without_number_are_not_remembered_without_number() {
+        let mut strangers = Strangers::new(&Limits::default());
+        let mut let_through = 0;
+        for host in 0..10_000_u32 {
+            let address = IpAddr::from(host.to_be_bytes());
+            let_through += u32::from(strangers.take(address, seconds(0)));
+        }
+        assert!(strangers.addresses.len() <= ADDRESSES_MAX);
+        assert!(let_through <= Limits::default().strangers_rate.1);
+        // Once they have been quiet, there is room for another.
+        assert!(strangers.take(IpAddr::from([255; 4]), seconds(60)));
+    }
+
+    #[test]
+    fn in_a_crowded_room_the_oldest_of_the_crowd_makes_way() {
+        let room = Room::new(3, 2, Full::Replace);
+        let other = room.enter("b").unwrap();
+        let [first, second] = ["a", "a"].map(|kind| room.enter(kind).unwrap());
+        let third = room.enter("a").unwrap();
+        assert!(first.lost.is_cancelled());
+        assert!(![&other, &second, &third].iter().any(|place| place.lost.is_cancelled()));
+        // The room is full of everyone: whoever has been there longest.
+        let fourth = room.enter("c").unwrap();
+        assert!(other.lost.is_cancelled() && !fourth.lost.is_cancelled());
+        // Who has lost a place gives back nothing that is another's.
+        drop((first, other));
+        assert_eq!(room.taken(), 3);
+    }
+
+    #[test]
+    fn where_newcomers_are_refused_nobody_loses_a_place() {
+        let room = Room::new(2, 1, Full::Refuse);
+        let first = room.enter("a").unwrap();
+        assert!(room.enter("a").is_none());
+        let second = room.enter("b").unwrap();
+        assert!(room.enter("c").is_none());
+        assert!(!first.lost.is_cancelled() && !second.lost.is_cancelled());
+        drop(first);
+        assert!(room.enter("c").is_some());
+    }
+
+    proptest! {
+        #[test]
+        fn a_room_never_holds_more_than_it_should(
+            steps in prop::collection::vec((0_u8..4, any::<bool>(), any::<prop::sample::Index>()), 0..200),
+        ) {
+            let room = Room::new(5, 3, Full::Replace);
+            let mut places = Vec::new();
+            for (kind, enter, which) in steps {
+                if enter {
+                    places.push((kind, room.enter(kind).unwrap()));
+                } else if !places.is_empty() {
+                    places.swap_remove(which.index(places.len()));
+                }
+                let live = places.iter().filter(|(_, place)| !place.lost.is_cancelled());
+                let live: Vec<_> = live.collect();
+                prop_assert_eq!(room.taken(), live.len());
+                prop_assert!(live.len() <= 5);
+                for kind in 0..4 {
+                    prop_assert!(live.iter().filter(|(of, _)| *of == kind).count() <= 3);
+                }
+            }
+            drop(places);
+            prop_assert_eq!(room.taken(), 0);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Says who still has access: what is looked at again at each call.
+//!
+//! An event value, filled from the records of the curator: by the curator
+//! itself on a machine that runs one, elsewhere by the node's watch on it.
+//!
+//! Invariants:
+//! - A certificate on the CRL, past its end, of a revoked user or of a node that
+//!   is not UP opens nothing, however long its connection has been open.
+
+use std::collections::BTreeSet;
+use std::time::SystemTime;
+
+use tonic::Status;
+
+use super::peer::{Caller, Peer};
+use crate::identity::NodeId;
+
+/// Who has access.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// The nodes in state UP; `None` where that is not known yet.
+    pub nodes: Option<BTreeSet<NodeId>>,
+    /// The serial numbers on the CRL of the cluster's CA, big-endian.
+    pub serials: BTreeSet<Vec<u8>>,
+    /// The users whose access was ended.
+    pub users: BTreeSet<String>,
+}
+
+/// Why a peer has no access.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fallen {
+    /// Its certificate is on the CRL.
+    #[error("the certificate of {0} was revoked")]
+    Revoked(String),
+    /// Its certificate ended.
+    #[error("the certificate of {0} has ended; get a new one")]
+    Ended(String),
+    /// The node is no member now.
+    #[error("node {0} is not in state UP")]
+    NotUp(NodeId),
+    /// Nobody told this server yet which nodes are members.
+    #[error("this server does not know yet which nodes are members; try again")]
+    Unknown,
+}
+
+impl From<Fallen> for Status {
+    fn from(fallen: Fallen) -> Self {
+        let text = fallen.to_string();
+        match fallen {
+            Fallen::Revoked(_) | Fallen::Ended(_) => Self::unauthenticated(text),
+            Fallen::NotUp(_) => Self::permission_denied(text),
+            Fallen::Unknown => Self::unavailable(text),
+        }
+    }
+}
+
+impl Standing {
+    /// Whether `caller` may call anything at all at `now`.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub fn check(&self, caller: &Caller, now: SystemTime) -> Result<(), Fallen> {
+        let Some(certificate) = &caller.certificate else { return Ok(()) };
+        let whose = || caller.peer.to_string();
+        if self.serials.contains(&certificate.serial) {
+            return Err(Fallen::Revoked(whose()));
+        }
+        if now > certificate.not_after {
+            return Err(Fallen::Ended(whose()));
+        }
+        match &caller.peer {
+            Peer::None | Peer::Key(_) => Ok(()),
+            Peer::User { name, .. } if self.users.contains(name) => Err(Fallen::Revoked(whose())),
+            Peer::User { .. } => Ok(()),
+            Peer::Node(id) => match &self.nodes {
+                None => Err(Fallen::Unknown),
+                Some(nodes) if nodes.contains(id) => Ok(()),
+                Some(_) => Err(Fallen::NotUp(*id)),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::rpc::peer::{Certified, Role};
+
+    fn caller(peer: Peer) -> Caller {
+        let certificate = peer.is_known().then(|| Certified {
+            serial: vec![7],
+            not_after: SystemTime::UNIX_EPOCH + Duration::from_secs(100),
+        });
+        Caller { peer, address: ([127, 0, 0, 1], 1).into(), certificate }
+    }
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_user_has_access_until_it_is_revoked_or_its_certificate_ends() {
+        let user = caller(Peer::User { name: "ann".to_owned(), role: Role::Owner });
+        let mut standing = Standing::default();
+        assert_eq!(standing.check(&user, at(100)), Ok(()));
+        assert_eq!(standing.check(&user, at(101)), Err(Fallen::Ended("owner ann".to_owned())));
+        standing.users.insert("ann".to_owned());
+        assert_eq!(standing.check(&user, at(1)), Err(Fallen::Revoked("owner ann".to_owned())));
+        let standing = Standing { serials: [vec![7]].into(), ..Standing::default() };
+        assert_eq!(standing.check(&user, at(1)), Err(Fallen::Revoked("owner ann".to_owned())));
+    }
+
+    #[test]
+    fn a_node_has_access_while_it_is_up() {
+        let id = NodeId::from_public_key(&[1; 32]);
+        let node = caller(Peer::Node(id));
+        let mut standing = Standing::default();
+        assert_eq!(standing.check(&node, at(1)), Err(Fallen::Unknown));
+        standing.nodes = Some([id].into());
+        assert_eq!(standing.check(&node, at(1)), Ok(()));
+        standing.nodes = Some(BTreeSet::new());
+        assert_eq!(standing.check(&node, at(1)), Err(Fallen::NotUp(id)));
+    }
+
+    #[test]
+    fn who_has_no_certificate_of_the_cluster_has_no_standing_to_lose() {
+        let standing = Standing { serials: [vec![7]].into(), ..Standing::default() };
+        assert_eq!(standing.check(&caller(Peer::None), at(1000)), Ok(()));
+        assert_eq!(standing.check(&caller(Peer::Key([1; 32])), at(1000)), Ok(()));
+    }
+}

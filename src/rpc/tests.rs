@@ -1,0 +1,1 @@
+//! The server layer on loopback, with real certificates.

@@ -1,0 +1,165 @@
+//! Makes the TLS configuration of a server, and judges the certificates of callers.
+//!
+//! Invariants:
+//! - TLS 1.3 only, no resumption and no early data: each connection proves the
+//!   key of its caller anew.
+//! - A certificate that is neither the cluster's nor signed by itself ends the
+//!   handshake, and so does one that is on the CRL, ended or not for a caller.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
+    SignatureScheme,
+};
+use tokio::sync::watch;
+use zeroize::Zeroizing;
+
+use super::peer::{self, Peer};
+use super::standing::Standing;
+
+/// The cryptography of every TLS connection of ours.
+#[must_use]
+pub fn provider() -> Arc<CryptoProvider> {
+    static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
+    Arc::clone(PROVIDER.get_or_init(|| Arc::new(rustls::crypto::ring::default_provider())))
+}
+
+/// Who a server, or a client, is and whom it trusts.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials {
+    /// DER of its own certificate.
+    pub certificate: Vec<u8>,
+    /// Its key, PKCS#8 in DER.
+    pub key: Arc<Zeroizing<Vec<u8>>>,
+    /// DER of the cluster's CA; `None` where the cluster is not known yet.
+    pub authority: Option<Vec<u8>>,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials")
+            .field("certificate", &format_args!("{} bytes", self.certificate.len()))
+            .field("authority", &self.authority.as_ref().map(Vec::len))
+            .finish_non_exhaustive()
+    }
+}
+
+impl Credentials {
+    /// The certificate as rustls wants it.
+    pub(super) fn chain(&self) -> Vec<CertificateDer<'static>> {
+        vec![CertificateDer::from(self.certificate.clone())]
+    }
+
+    /// The key as rustls wants it.
+    pub(super) fn private_key(&self) -> PrivateKeyDer<'static> {
+        PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.key.to_vec()))
+    }
+}
+
+/// The configuration of a server with these credentials.
+pub(super) fn server(
+    credentials: &Credentials,
+    standing: watch::Receiver<Arc<Standing>>,
+    alpn: &'static [u8],
+) -> Result<ServerConfig, rustls::Error> {
+    let verifier = Verifier::new(credentials.authority.as_deref(), standing)?;
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(Arc::new(verifier))
+        .with_single_cert(credentials.chain(), credentials.private_key())?;
+    config.alpn_protocols = vec![alpn.to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(config)
+}
+
+/// Judges the certificates of callers.
+#[derive(Debug)]
+struct Verifier {
+    /// `None` where there is no cluster whose certificates could be judged.
+    cluster: Option<Arc<dyn ClientCertVerifier>>,
+    standing: watch::Receiver<Arc<Standing>>,
+}
+
+impl Verifier {
+    fn new(
+        authority: Option<&[u8]>,
+        standing: watch::Receiver<Arc<Standing>>,
+    ) -> Result<Self, rustls::Error> {
+        let Some(authority) = authority else { return Ok(Self { cluster: None, standing }) };
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from(authority.to_vec()))?;
+        let built = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
+            .build()
+            .map_err(|error| rustls::Error::General(error.to_string()))?;
+        Ok(Self { cluster: Some(built), standing })
+    }
+}
+
+impl ClientCertVerifier for Verifier {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    /// None: whoever has only a self-signed certificate would not send it where
+    /// the cluster's CA were asked for.
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        // rustls itself checks signatures of the handshake with it: it must be readable.
+        ParsedCertificate::try_from(end_entity)?;
+        match peer::self_signed_key(end_entity) {
+            None => return Err(CertificateError::BadEncoding.into()),
+            Some(Some(_key)) => return Ok(ClientCertVerified::assertion()),
+            Some(None) => {}
+        }
+        let cluster = self.cluster.as_ref().ok_or(CertificateError::UnknownIssuer)?;
+        let verified = cluster.verify_client_cert(end_entity, &[], now)?;
+        let (peer, certificate) = peer::certified(end_entity)
+            .map_err(|unfit| CertificateError::Other(rustls::OtherError(Arc::new(unfit))))?;
+        let standing = self.standing.borrow();
+        let revoked = standing.serials.contains(&certificate.serial)
+            || matches!(&peer, Peer::User { name, .. } if standing.users.contains(name));
+        if revoked {
+            return Err(CertificateError::Revoked.into());
+        }
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("TLS 1.2 is not spoken here".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = provider().signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+}
