@@ -7,6 +7,7 @@ pub mod block;
 pub mod clock;
 pub mod control;
 pub mod dm;
+pub mod efivar;
 pub mod input;
 pub mod kmsg;
 pub mod module;

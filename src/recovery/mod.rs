@@ -15,7 +15,9 @@
 //! - At most [`BYTES_MAX`] bytes are read, and every buffer is wiped.
 //! - Nothing here prints the text: `Debug` shows how long it is.
 //!
-//! What this module does not do: understand the text, or open anything with it.
+//! What this module does not do: open anything with it. [`form`] understands the text.
+
+pub mod form;
 
 use std::fmt;
 use std::io::{self, Read as _};

@@ -1,0 +1,156 @@
+//! Writes a recovery key so that a person can copy it, and reads the copy.
+//!
+//! ```text
+//! 32 bytes | first 3 bytes of their SHA-256  --base32-->  14 groups of 4 characters
+//! ```
+//!
+//! The alphabet is Crockford's: digits, and letters without `I`, `L`, `O` and `U`.
+//! What people take for another character is taken for the right one; case, dashes
+//! and spaces do not matter.
+//!
+//! Invariants:
+//! - A mistyped character, or two that changed places, are noticed here (all but
+//!   once in sixteen million), and not by a disk that refuses.
+//! - Buffers are wiped, and made once: one that grows leaves copies behind.
+
+use sha2::{Digest as _, Sha256};
+use zeroize::Zeroizing;
+
+/// Bytes of a key.
+pub const SIZE: usize = 32;
+
+const CHECKSUM: usize = 3;
+const WHOLE: usize = SIZE + CHECKSUM;
+
+/// Characters without dashes.
+pub const CHARACTERS: usize = WHOLE * 8 / BITS;
+const GROUP: usize = 4;
+const BITS: usize = 5;
+
+const ALPHABET: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+
+/// Why a text is no recovery key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Too short or too long.
+    #[error("a recovery key has {CHARACTERS} letters and digits, and this has {0}")]
+    Length(usize),
+    /// A character that no key has. Which one is not told: the text is a secret.
+    #[error("the character at place {0}, without dashes and spaces, is in no recovery key")]
+    Character(usize),
+    /// Every character could be one, and together they are not.
+    #[error("the recovery key is mistyped: its checksum does not fit")]
+    Checksum,
+}
+
+/// The text of a key.
+#[must_use]
+pub fn write(key: &[u8; SIZE]) -> Zeroizing<String> {
+    let whole = with_checksum(key);
+    let mut text = Zeroizing::new(String::with_capacity(CHARACTERS + CHARACTERS / GROUP));
+    for place in 0..CHARACTERS {
+        if place > 0 && place % GROUP == 0 {
+            text.push('-');
+        }
+        let value = (0..BITS).fold(0, |value, bit| {
+            let at = place * BITS + bit;
+            value << 1 | whole[at / 8] >> (7 - at % 8) & 1
+        });
+        text.push(char::from(ALPHABET[usize::from(value)]));
+    }
+    text
+}
+
+/// The key of a text.
+///
+/// # Errors
+///
+/// [`Error`].
+pub fn read(text: &str) -> Result<Zeroizing<[u8; SIZE]>, Error> {
+    let characters = || text.chars().filter(|c| !c.is_whitespace() && *c != '-');
+    let length = characters().count();
+    if length != CHARACTERS {
+        return Err(Error::Length(length));
+    }
+    let mut whole = Zeroizing::new([0_u8; WHOLE]);
+    for (place, character) in characters().enumerate() {
+        let value = value(character).ok_or(Error::Character(place + 1))?;
+        for bit in 0..BITS {
+            let at = place * BITS + bit;
+            whole[at / 8] |= (value >> (BITS - 1 - bit) & 1) << (7 - at % 8);
+        }
+    }
+    let mut key = Zeroizing::new([0; SIZE]);
+    key.copy_from_slice(&whole[..SIZE]);
+    if *with_checksum(&key) != *whole {
+        return Err(Error::Checksum);
+    }
+    Ok(key)
+}
+
+fn with_checksum(key: &[u8; SIZE]) -> Zeroizing<[u8; WHOLE]> {
+    let mut whole = Zeroizing::new([0; WHOLE]);
+    whole[..SIZE].copy_from_slice(key);
+    whole[SIZE..].copy_from_slice(&Sha256::digest(key)[..CHECKSUM]);
+    whole
+}
+
+fn value(character: char) -> Option<u8> {
+    let character = match character.to_ascii_uppercase() {
+        'O' => '0',
+        'I' | 'L' => '1',
+        other => other,
+    };
+    let place = ALPHABET.iter().position(|known| char::from(*known) == character)?;
+    u8::try_from(place).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_key_is_fourteen_groups_of_four() {
+        let text = write(&[0xa7; SIZE]);
+        assert_eq!(*text, "MYKT-F9X7-MYKT-F9X7-MYKT-F9X7-MYKT-F9X7-MYKT-F9X7-MYKT-F9X7-MYKK-EZGN");
+    }
+
+    #[test]
+    fn each_way_to_mistype_has_its_words() {
+        assert_eq!(read("ABCD"), Err(Error::Length(4)));
+        let text = write(&[7; SIZE]);
+        assert_eq!(read(&text.replacen('0', "U", 1)), Err(Error::Character(1)));
+        let mut swapped: Vec<_> = text.chars().collect();
+        swapped.swap(2, 3);
+        assert_eq!(read(&swapped.into_iter().collect::<String>()), Err(Error::Checksum));
+    }
+
+    proptest! {
+        #[test]
+        fn a_key_survives_being_copied_by_hand(key in any::<[u8; SIZE]>()) {
+            let text = write(&key);
+            let copied = text.to_lowercase().replace('-', " ").replace('0', "o").replace('1', "l");
+            prop_assert_eq!(*read(&text).unwrap(), key);
+            prop_assert_eq!(*read(&copied).unwrap(), key);
+        }
+
+        #[test]
+        fn a_single_wrong_character_never_opens(
+            key in any::<[u8; SIZE]>(),
+            place in 0..CHARACTERS,
+            other in prop::sample::select(ALPHABET.to_vec()),
+        ) {
+            let mut text: Vec<_> = write(&key).chars().filter(|c| *c != '-').collect();
+            prop_assume!(text[place] != char::from(other));
+            text[place] = char::from(other);
+            prop_assert_eq!(read(&text.into_iter().collect::<String>()), Err(Error::Checksum));
+        }
+
+        #[test]
+        fn noise_never_panics(text in "\\PC*") {
+            prop_assert!(read(&text).is_err());
+        }
+    }
+}

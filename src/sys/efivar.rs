@@ -1,0 +1,146 @@
+//! Keeps small things in the variables of the firmware: on the board, not on a disk.
+//!
+//! The kernel shows each variable as a file: four bytes of attributes, then the
+//! content. It marks the files that it does not know as immutable, since deleting
+//! the wrong one has broken machines; ours are told apart by their vendor.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+
+/// The directory where the kernel shows them.
+pub const DIRECTORY: &str = "/sys/firmware/efi/efivars";
+
+/// Who these variables belong to: a random number that is ours.
+const VENDOR: &str = "7b0f5cf7-8a1c-4f3e-9d0c-5d1f6a2e94b3";
+
+/// Kept without power, and readable by loaders and the running system: a variable
+/// that the system may write must have all three.
+const ATTRIBUTES: [u8; 4] = 7_u32.to_le_bytes();
+
+/// What any of ours may have; firmware has some ten kilobytes for all.
+const SIZE_MAX: u64 = 4096;
+
+/// A variable of ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variable {
+    directory: PathBuf,
+    path: PathBuf,
+}
+
+impl Variable {
+    /// The variable `name` in `directory`, usually [`DIRECTORY`].
+    #[must_use]
+    pub fn new(directory: &Path, name: &str) -> Self {
+        let path = directory.join(format!("{name}-{VENDOR}"));
+        Self { directory: directory.to_owned(), path }
+    }
+
+    /// Whether the machine has variables at all. Some firmware has none; a kernel
+    /// that was started without firmware shows an empty directory, or none.
+    #[must_use]
+    pub fn possible(&self) -> bool {
+        fs::read_dir(&self.directory).is_ok_and(|mut entries| entries.next().is_some())
+    }
+
+    /// Its content, or `None` where there is no such variable.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn read(&self) -> io::Result<Option<Vec<u8>>> {
+        match fs::metadata(&self.path) {
+            Ok(metadata) if metadata.len() > SIZE_MAX => Err(io::ErrorKind::FileTooLarge.into()),
+            Ok(_) => {
+                let mut content = fs::read(&self.path)?;
+                // Without attributes it was deleted, and the kernel still shows its name.
+                if content.len() < ATTRIBUTES.len() {
+                    return Ok(None);
+                }
+                Ok(Some(content.split_off(ATTRIBUTES.len())))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Replaces its content, and reads it back: firmware has been seen to say yes
+    /// and to forget.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says, or that the content does not read back.
+    pub fn write(&self, content: &[u8]) -> io::Result<()> {
+        self.unlock()?;
+        // One call is one change of the variable, all or nothing.
+        let mut file = File::options().write(true).create(true).truncate(false).open(&self.path)?;
+        let whole = [&ATTRIBUTES, content].concat();
+        let written = file.write(&whole)?;
+        drop(file);
+        if written != whole.len() || self.read()?.as_deref() != Some(content) {
+            return Err(io::Error::other("the firmware did not keep what was written"));
+        }
+        Ok(())
+    }
+
+    /// Removes it; that it was not there is no error.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn remove(&self) -> io::Result<()> {
+        self.unlock()?;
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the mark away that protects the variables of others.
+    fn unlock(&self) -> io::Result<()> {
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // Not every file system has such marks: then there is none to take away.
+        let Ok(flags) = ioctl_getflags(&file) else { return Ok(()) };
+        if flags.contains(IFlags::IMMUTABLE) {
+            ioctl_setflags(&file, flags - IFlags::IMMUTABLE)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_reads_back_and_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let variable = Variable::new(directory.path(), "PolisTest");
+        assert!(!variable.possible());
+        assert_eq!(variable.read().unwrap(), None);
+        variable.write(b"first").unwrap();
+        assert!(variable.possible());
+        assert_eq!(variable.read().unwrap().unwrap(), b"first");
+        // Here a file; in the kernel's directory each write replaces all.
+        variable.write(b"other").unwrap();
+        assert_eq!(variable.read().unwrap().unwrap(), b"other");
+        variable.remove().unwrap();
+        variable.remove().unwrap();
+        assert_eq!(variable.read().unwrap(), None);
+    }
+
+    #[test]
+    fn a_machine_without_firmware_variables_has_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let variable = Variable::new(&directory.path().join("efivars"), "PolisTest");
+        assert!(!variable.possible());
+        assert_eq!(variable.read().unwrap(), None);
+        assert!(variable.write(b"x").is_err());
+    }
+}
