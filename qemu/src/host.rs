@@ -67,6 +67,14 @@ fn starts_with_kvm() -> io::Result<bool> {
     Ok(child.wait()?.success())
 }
 
+/// A port of the loopback interface that nobody has now.
+///
+/// # Errors
+/// When there is none.
+pub fn free_port() -> std::io::Result<u16> {
+    Ok(std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
 /// Major and minor version of QEMU, or nothing if it cannot be asked.
 #[must_use]
 pub fn version() -> Option<(u32, u32)> {

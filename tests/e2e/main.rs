@@ -16,4 +16,5 @@ mod hardware;
 mod locked;
 mod power_cut;
 mod restart;
+mod segment;
 mod world;

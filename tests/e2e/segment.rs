@@ -1,0 +1,48 @@
+//! Machines on one segment: how they are reached, and what a cut does.
+
+use std::io::Read as _;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use polis_qemu::args::Link;
+use polis_qemu::{Config, Segment};
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto};
+
+use crate::world::{self, World};
+
+/// etcd's peers; the one port that every member serves.
+const PEERS: u16 = 7834;
+
+#[test]
+fn a_node_on_a_segment_is_reached_through_its_gateway() -> Result<()> {
+    let world = World::new("a_node_on_a_segment_is_reached_through_its_gateway")?;
+    let mut segment = Segment::start(1, &world.path("network"))?;
+    let config = Config { link: Link::Segment(segment.plug(0)), ..world.founder("")? };
+    let mut machine = world.boot(&config)?;
+    world::home(&mut machine)?;
+    let ready = machine.seen(|event| event.word == "ready");
+    let ready = ready.last().context("no ready")?;
+    let address: Ipv4Addr = ready.text("address").parse()?;
+    let host = polis_qemu::host::free_port()?;
+    segment.forward(host, address, PEERS)?;
+    let outside = SocketAddr::from((Ipv4Addr::LOCALHOST, host));
+    // The gateway takes the connection before the node does: only an answer tells.
+    let mut line = TcpStream::connect(outside)?;
+    line.set_read_timeout(Some(Duration::from_secs(20)))?;
+    hello()?.write_tls(&mut line)?;
+    let mut answer = [0; 1];
+    line.read_exact(&mut answer).context("no answer through the gateway")?;
+    Ok(())
+}
+
+/// A client that knows no authority: it gets an answer, and can do nothing with it.
+fn hello() -> Result<ClientConnection> {
+    let provider = Arc::new(crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
+    Ok(ClientConnection::new(Arc::new(config), "node".try_into()?)?)
+}
