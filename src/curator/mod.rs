@@ -1,5 +1,39 @@
-//! Keeps the cluster's own records in etcd.
+//! Keeps the cluster's records in etcd, and serves them to nodes and people: the control plane.
+//!
+//! Runs beside every voter of etcd. One of them leads and serves everything; the
+//! others serve `CuratorLocal` and say who leads.
+//!
+//! ```text
+//! fenced     the one way to write, for one term
+//! store      records <-> bytes, read-modify-write
+//! state      what may become of a node's record              pure
+//! nodes, tickets, users, configuration                       changes of records
+//! leader     who leads                                       a service
+//! directory  a copy of all records, for any number of readers  a service
+//! ```
+//!
+//! Invariants:
+//! - Every write of a leader is conditional on its lock.
+//! - No secret of a record leaves in an answer that is not about that secret.
+//!
+//! What this module does not do: decide who may call (`rpc`), run etcd
+//! (`consensus`), or decide what this machine is to be (`cluster`).
 
+pub mod configuration;
+pub mod directory;
+pub mod error;
+pub mod fenced;
+pub mod leader;
+pub mod nodes;
+pub mod state;
 pub mod store;
+#[cfg(test)]
+mod tests;
+pub mod tickets;
+pub mod users;
 
+pub use self::directory::Directory;
+pub use self::error::Error;
+pub use self::fenced::{Deposed, Fenced};
+pub use self::leader::Leadership;
 pub use self::store::{Founding, Store};

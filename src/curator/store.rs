@@ -2,18 +2,29 @@
 //!
 //! ```text
 //! nodes/<node ID>         v1.Node
+//! join_keys/<hex>         v1.JoinKey: whose it is
+//! users/<name>            v1.User
 //! global/initial_owner    v1.InitialOwner
+//! global/register_ticket  v1.RegisterTicket
 //! cluster/configuration   v1.ClusterConfiguration
+//! leader/<lease>          v1.Leader, see `leader`
 //! pki/...                 see `pki`: the cluster's CA and what it issued
 //! ```
 //!
 //! The cluster manager of the first node writes the founding records straight
-//! into etcd: no curator serves before there is a cluster.
+//! into etcd: no curator serves before there is a cluster. From then on the
+//! leader writes, through `fenced`: it reads a record, makes a new one of it and
+//! commits that if the record is still the one that was read.
 //!
 //! Invariants:
 //! - The founding records appear together or not at all, once in the life of a
 //!   cluster.
 //! - Reading never repairs: a record that is not understood is an error.
+//! - A record that two change at the same moment is changed twice, one after the
+//!   other; a write without an answer is never made again.
+//!
+//! What this module does not do: know what may become of a record (`state`,
+//! `nodes`, `tickets`, `users`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,13 +34,24 @@ use polis_proto::v1;
 use prost::Message;
 
 use crate::identity::{Identity, NodeId};
-use crate::pki::{self, Certificate, Guard, Issued, Issuer, Mode, Namespace, Template, Write};
+use crate::pki::{
+    self, Certificate, Guard, Issued, Issuer, Mode, Namespace, Reason, Template, Write,
+};
 
 /// Where the cluster's own PKI is.
 const PKI: &str = "pki/";
 
-const OWNER: &str = "global/initial_owner";
-const CONFIGURATION: &str = "cluster/configuration";
+pub(super) const NODES: &str = "nodes/";
+pub(super) const JOIN_KEYS: &str = "join_keys/";
+pub(super) const USERS: &str = "users/";
+pub(super) const LEADERS: &str = "leader/";
+pub(super) const OWNER: &str = "global/initial_owner";
+pub(super) const TICKET: &str = "global/register_ticket";
+pub(super) const CONFIGURATION: &str = "cluster/configuration";
+
+/// Attempts at a record that others change at the same moment. Each time one of
+/// them was faster, so this many in a row means that something is wrong.
+const CONFLICTS_MAX: u32 = 32;
 
 /// The cluster's CA: signs nodes and users.
 const AUTHORITY: &str = "cluster";
@@ -56,6 +78,12 @@ pub enum Error {
         /// Its key.
         key: String,
     },
+    /// Others changed the same record, again and again.
+    #[error("the record {key} in the cluster's store changes too often")]
+    Contended {
+        /// Its key.
+        key: String,
+    },
     /// The store belongs to a cluster that another node founded.
     #[error("the cluster's store was begun by another node: it has no {key}")]
     OtherFounder {
@@ -69,7 +97,7 @@ impl Error {
     #[must_use]
     pub fn retriable(&self) -> bool {
         match self {
-            Self::Store(_) => true,
+            Self::Store(_) | Self::Contended { .. } => true,
             Self::Pki(error) => error.retriable(),
             Self::Missing { .. } | Self::Damaged { .. } | Self::OtherFounder { .. } => false,
         }
@@ -92,7 +120,17 @@ pub struct Founding {
 /// The records of the curator.
 #[derive(Clone, Debug)]
 pub struct Store<S> {
-    kv: S,
+    pub(super) kv: S,
+}
+
+/// What a change makes of a record.
+pub(super) enum Outcome<M> {
+    /// It stays.
+    Keep(M),
+    /// It is written, and with it what else must change in the same step.
+    Put(M, Vec<Guard>, Vec<Write>),
+    /// It is removed; this is what it was.
+    Delete(M, Vec<Write>),
 }
 
 impl<S: pki::Store + Clone> Store<S> {
@@ -188,31 +226,124 @@ impl<S: pki::Store + Clone> Store<S> {
         node: Identity,
         now: SystemTime,
     ) -> Result<Issued, Error> {
-        let wish = Certificate {
-            issuer: Issuer::Authority(Arc::new(authority())),
-            name: node.id.to_string(),
-            template: Template::Node,
-            mode: Mode::External(node.public_key),
-        };
-        Ok(self.certificates().ensure(&wish, now).await?)
+        Ok(self.certificates().ensure(&node_wish(node), now).await?)
     }
 
-    fn certificates(&self) -> Namespace<S> {
+    /// A new certificate for `node` if two thirds of the life of its old one are
+    /// over, else the one that it has.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Pki`].
+    pub async fn renew_node_certificate(
+        &self,
+        node: Identity,
+        now: SystemTime,
+    ) -> Result<Issued, Error> {
+        let renewed = self.certificates().renew(&node_wish(node), now).await?;
+        match renewed {
+            Some(renewed) => Ok(renewed),
+            None => self.ensure_node_certificate(node, now).await,
+        }
+    }
+
+    /// Revokes every certificate that the cluster issued to `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Pki`].
+    pub async fn revoke(&self, name: &str, reason: Reason, now: SystemTime) -> Result<(), Error> {
+        // Another revocation at the same moment changes the same CRL.
+        for _attempt in 0..CONFLICTS_MAX {
+            match self.certificates().revoke(&authority(), name, reason, now).await {
+                Err(pki::Error::Lost { .. }) => {}
+                revoked => return Ok(revoked.map(drop)?),
+            }
+        }
+        Err(Error::Contended { key: crl_key() })
+    }
+
+    /// What holds for the whole cluster.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn configuration(&self) -> Result<v1::ClusterConfiguration, Error> {
+        let found = self.read(CONFIGURATION).await?;
+        found.ok_or_else(|| Error::Missing { key: CONFIGURATION.to_owned() })
+    }
+
+    /// Reads a record, makes another of it, and writes that if nobody else was
+    /// faster; else it reads again.
+    pub(super) async fn update<M, E>(
+        &self,
+        key: &str,
+        mut change: impl FnMut(Option<M>) -> Result<Outcome<M>, E> + Send,
+    ) -> Result<M, E>
+    where
+        M: Message + Default,
+        E: From<Error>,
+    {
+        for _attempt in 0..CONFLICTS_MAX {
+            let entry = self.kv.get(key).await.map_err(Error::Store)?;
+            let (guard, old) = match &entry {
+                None => (Guard::Absent(key.to_owned()), None),
+                Some(entry) => {
+                    let old = decode::<M>(key, &entry.value)?;
+                    (Guard::Unchanged(key.to_owned(), entry.revision), Some(old))
+                }
+            };
+            let (record, guards, writes) = match change(old)? {
+                Outcome::Keep(record) => return Ok(record),
+                Outcome::Put(record, guards, writes) => {
+                    let put = Write::Put(key.to_owned(), record.encode_to_vec());
+                    (record, guards, [vec![put], writes].concat())
+                }
+                Outcome::Delete(record, writes) => {
+                    (record, Vec::new(), [vec![Write::Delete(key.to_owned())], writes].concat())
+                }
+            };
+            let guards = [vec![guard], guards].concat();
+            if self.kv.commit(guards, writes).await.map_err(Error::Store)? {
+                return Ok(record);
+            }
+        }
+        Err(Error::Contended { key: key.to_owned() }.into())
+    }
+
+    pub(super) fn certificates(&self) -> Namespace<S> {
         Namespace::new(self.kv.clone(), PKI)
     }
 
-    async fn read<M: Message + Default>(&self, key: &str) -> Result<Option<M>, Error> {
+    pub(super) async fn read<M: Message + Default>(&self, key: &str) -> Result<Option<M>, Error> {
         let Some(entry) = self.kv.get(key).await.map_err(Error::Store)? else { return Ok(None) };
-        let decoded = M::decode(entry.value.as_slice());
-        decoded.map(Some).map_err(|_reason| Error::Damaged { key: key.to_owned() })
+        decode(key, &entry.value).map(Some)
     }
 }
 
-fn node_key(id: NodeId) -> String {
-    format!("nodes/{id}")
+pub(super) fn decode<M: Message + Default>(key: &str, value: &[u8]) -> Result<M, Error> {
+    M::decode(value).map_err(|_reason| Error::Damaged { key: key.to_owned() })
 }
 
-fn authority() -> Certificate {
+pub(super) fn node_key(id: NodeId) -> String {
+    format!("{NODES}{id}")
+}
+
+/// Where the CRL of the cluster's authority is.
+pub(super) fn crl_key() -> String {
+    format!("{PKI}authorities/{AUTHORITY}/crl")
+}
+
+fn node_wish(node: Identity) -> Certificate {
+    Certificate {
+        issuer: Issuer::Authority(Arc::new(authority())),
+        name: node.id.to_string(),
+        template: Template::Node,
+        mode: Mode::External(node.public_key),
+    }
+}
+
+pub(super) fn authority() -> Certificate {
     Certificate {
         issuer: Issuer::Itself,
         name: AUTHORITY.to_owned(),
@@ -234,6 +365,12 @@ mod tests {
             owner_public_key: [1; 32],
             configuration: v1::ClusterConfiguration::default(),
         }
+    }
+
+    #[test]
+    fn the_crl_is_watched_where_the_library_keeps_it() {
+        let pki = Namespace::new(Memory::default(), PKI);
+        assert_eq!(pki.crl_key(&authority()), crl_key());
     }
 
     #[tokio::test]

@@ -41,7 +41,7 @@ pub use self::cidr::{Cidr, Mac};
 pub use self::error::{Error, FieldError, absent};
 pub use self::service::{Config, RunError, Service};
 pub use self::source::{BYTES_MAX, Source};
-pub use self::validate::parse;
+pub use self::validate::{configuration, key, labels, parse};
 
 /// The event value of this module: `None` until both places were looked at.
 pub type Known = Option<Arc<Loaded>>;

@@ -364,16 +364,9 @@ impl pki::Store for Client {
         guards: Vec<pki::Guard>,
         writes: Vec<pki::Write>,
     ) -> anyhow::Result<bool> {
-        let guards = guards.into_iter().map(|guard| match guard {
-            pki::Guard::Absent(key) => Guard::Absent(key),
-            pki::Guard::Unchanged(key, revision) => Guard::Unchanged(key, revision),
-        });
-        let ops = writes.into_iter().map(|write| match write {
-            pki::Write::Put(key, value) => Op::Put(key, value),
-            pki::Write::Delete(key) => Op::Delete(key),
-        });
-        let txn = Txn { guards: guards.collect(), then: ops.collect(), otherwise: Vec::new() };
-        Ok(self.txn(txn).await?.succeeded)
+        let guards = guards.into_iter().map(Guard::from).collect();
+        let then = writes.into_iter().map(Op::from).collect();
+        Ok(self.txn(Txn { guards, then, otherwise: Vec::new() }).await?.succeeded)
     }
 }
 

@@ -3,6 +3,7 @@
 use etcd_client::{Compare, CompareOp, TxnOp, TxnOpResponse};
 
 use super::{Client, Kv, Leadership};
+use crate::pki;
 
 /// Changes that happen together if every guard holds.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +43,24 @@ pub enum Op {
     /// Reads the lock of a leadership, as [`Self::Get`] does: it is gone, or came
     /// to be at another revision, when the leadership is lost.
     GetLock(Leadership),
+}
+
+impl From<pki::Guard> for Guard {
+    fn from(guard: pki::Guard) -> Self {
+        match guard {
+            pki::Guard::Absent(key) => Self::Absent(key),
+            pki::Guard::Unchanged(key, revision) => Self::Unchanged(key, revision),
+        }
+    }
+}
+
+impl From<pki::Write> for Op {
+    fn from(write: pki::Write) -> Self {
+        match write {
+            pki::Write::Put(key, value) => Self::Put(key, value),
+            pki::Write::Delete(key) => Self::Delete(key),
+        }
+    }
 }
 
 /// What a transaction did.

@@ -57,6 +57,15 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, Error> {
     Ok(Parameters { cluster, network, console_tui })
 }
 
+/// Reads a raw Ed25519 public key; `path` is where errors say that it stands.
+///
+/// # Errors
+///
+/// [`Error::Field`]: not a key, or one that anyone could sign for.
+pub fn key(bytes: &[u8], path: &str, number: u16) -> Result<[u8; 32], Error> {
+    public_key(bytes).at(path, number)
+}
+
 /// Says where a refused value stands.
 trait At<T> {
     fn at(self, path: impl Into<String>, number: u16) -> Result<T, Error>;
@@ -73,18 +82,19 @@ fn located(refusal: Refusal, path: impl Into<String>, number: u16) -> FieldError
 }
 
 fn bootstrap(message: v1::ClusterBootstrap) -> Result<Bootstrap, Error> {
-    let owner_public_key = owner_key(&message.owner_public_key).map_err(|refusal| {
+    let owner_public_key = public_key(&message.owner_public_key).map_err(|refusal| {
         Error::OwnerKey(located(refusal, "cluster_bootstrap.owner_public_key", 1))
     })?;
     let configuration = match message.cluster_configuration {
-        Some(message) => configuration(message)?,
+        Some(message) => configuration(message, "cluster_bootstrap.cluster_configuration")?,
         None => ClusterConfiguration::default(),
     };
     let labels = labels(message.labels, "cluster_bootstrap.labels", 3)?;
     Ok(Bootstrap { owner_public_key, configuration, labels })
 }
 
-fn owner_key(bytes: &[u8]) -> Result<[u8; 32], Refusal> {
+/// Reads a raw Ed25519 public key that only one private key belongs to.
+fn public_key(bytes: &[u8]) -> Result<[u8; 32], Refusal> {
     let allowed = "a raw Ed25519 public key of 32 bytes";
     let key: [u8; 32] = bytes
         .try_into()
@@ -98,13 +108,20 @@ fn owner_key(bytes: &[u8]) -> Result<[u8; 32], Refusal> {
     Ok(key)
 }
 
-fn configuration(message: v1::ClusterConfiguration) -> Result<ClusterConfiguration, Error> {
-    const PATH: &str = "cluster_bootstrap.cluster_configuration";
+/// Reads the configuration of a cluster; `path` is where errors say that it stands.
+///
+/// # Errors
+///
+/// [`Error::Field`].
+pub fn configuration(
+    message: v1::ClusterConfiguration,
+    path: &str,
+) -> Result<ClusterConfiguration, Error> {
     let unknown =
         |value: i32, max: i32| Refusal::described(value, format!("a number from 0 to {max}"));
     let mut configuration = ClusterConfiguration::default();
     if !message.cluster_domain.is_empty() {
-        text::cluster_domain(&message.cluster_domain).at(format!("{PATH}.cluster_domain"), 1)?;
+        text::cluster_domain(&message.cluster_domain).at(format!("{path}.cluster_domain"), 1)?;
         configuration.domain = message.cluster_domain;
     }
     {
@@ -113,7 +130,7 @@ fn configuration(message: v1::ClusterConfiguration) -> Result<ClusterConfigurati
             Ok(Message::Unspecified | Message::BestEffort) => TpmMode::BestEffort,
             Ok(Message::Required) => TpmMode::Required,
             Ok(Message::Disabled) => TpmMode::Disabled,
-            Err(_) => return Err(unknown(message.tpm_mode, 3)).at(format!("{PATH}.tpm_mode"), 2),
+            Err(_) => return Err(unknown(message.tpm_mode, 3)).at(format!("{path}.tpm_mode"), 2),
         };
     }
     {
@@ -128,7 +145,7 @@ fn configuration(message: v1::ClusterConfiguration) -> Result<ClusterConfigurati
             Ok(Message::NeedsInsecure) => StoragePolicy::NeedsInsecure,
             Err(_) => {
                 return Err(unknown(message.storage_security_policy, 4))
-                    .at(format!("{PATH}.storage_security_policy"), 3);
+                    .at(format!("{path}.storage_security_policy"), 3);
             }
         };
     }
@@ -138,14 +155,19 @@ fn configuration(message: v1::ClusterConfiguration) -> Result<ClusterConfigurati
             Ok(Message::Unspecified | Message::Automatic) => ColdStart::Automatic,
             Ok(Message::Attended) => ColdStart::Attended,
             Err(_) => {
-                return Err(unknown(message.cold_start, 2)).at(format!("{PATH}.cold_start"), 4);
+                return Err(unknown(message.cold_start, 2)).at(format!("{path}.cold_start"), 4);
             }
         };
     }
     Ok(configuration)
 }
 
-fn labels(
+/// Reads the labels of a node; `path` is where errors say that they stand.
+///
+/// # Errors
+///
+/// [`Error::Field`].
+pub fn labels(
     labels: BTreeMap<String, String>,
     path: &str,
     number: u16,

@@ -1,0 +1,71 @@
+//! Keeps the one ticket that lets machines ask for admission.
+//!
+//! A ticket opens nothing by itself: an operator approves each machine. It keeps
+//! the list of those who ask short.
+
+use std::time::Duration;
+
+use polis_proto::v1;
+use rand::TryRng as _;
+use rand::rngs::SysRng;
+use tracing::info;
+
+use super::error::Error;
+use super::store::{Outcome, Store, TICKET};
+use crate::pki;
+
+/// As many bytes as nobody guesses.
+const LENGTH: usize = 32;
+
+/// A ticket that lives longer than this does not end for anyone now alive.
+const LIFETIME_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// What to do with the ticket that there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// Show it; make one that does not end if there is none.
+    Read,
+    /// Make a new one; the old one is void.
+    Rotate {
+        /// How long it lives; `None` for ever.
+        lifetime: Option<Duration>,
+    },
+}
+
+impl<S: pki::Store + Clone> Store<S> {
+    /// The ticket that is valid; `now` in seconds since 1970.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Field`] for a lifetime beyond all measure.
+    pub async fn ticket(&self, wish: Wish, now: i64) -> Result<v1::RegisterTicket, Error> {
+        let ends_at = match wish {
+            Wish::Read | Wish::Rotate { lifetime: None } => 0,
+            Wish::Rotate { lifetime: Some(lifetime) } if lifetime > LIFETIME_MAX => {
+                let most = LIFETIME_MAX.as_secs();
+                return Err(Error::Field(format!("lifetime_seconds: allowed are 0 to {most}")));
+            }
+            Wish::Rotate { lifetime: Some(lifetime) } => {
+                now.saturating_add(i64::try_from(lifetime.as_secs()).unwrap_or(i64::MAX))
+            }
+        };
+        let mut opaque = vec![0; LENGTH];
+        SysRng.try_fill_bytes(&mut opaque).map_err(|source| {
+            super::store::Error::Pki(pki::Error::Random { name: "a ticket".to_owned(), source })
+        })?;
+        let fresh = v1::RegisterTicket { opaque, created_at: now, ends_at };
+        let ticket = self.update(TICKET, |old: Option<v1::RegisterTicket>| {
+            Ok::<_, Error>(match (old, wish) {
+                (Some(old), Wish::Read) => Outcome::Keep(old),
+                (None, _) | (Some(_), Wish::Rotate { .. }) => {
+                    Outcome::Put(fresh.clone(), Vec::new(), Vec::new())
+                }
+            })
+        });
+        let ticket = ticket.await?;
+        if ticket == fresh {
+            info!(ends_at, "made a new register ticket");
+        }
+        Ok(ticket)
+    }
+}
