@@ -28,6 +28,7 @@
 pub mod access;
 mod body;
 mod call;
+pub mod client;
 mod connection;
 pub mod limits;
 pub mod metrics;

@@ -1,0 +1,330 @@
+//! Connects to one node, and makes sure that it is one.
+//!
+//! ```text
+//! TCP --> TLS 1.3, own certificate if there is one --> HTTP/2 --> Connection
+//!              the other's certificate: of the cluster's CA, under the name of its own key,
+//!              and of the node that was meant; or taken as it is, and told
+//! ```
+//!
+//! Invariants:
+//! - A [`Connection`] never changes the node at its other end: when it breaks,
+//!   its calls fail, and whoever made it decides anew whom to ask.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::identity::NodeId;
+use crate::pki::Facts;
+use crate::rpc::tls::{Credentials, provider};
+
+/// Longest that one address may take to answer.
+const CONNECT: Duration = Duration::from_secs(4);
+/// Between two questions whether the node is still there, and longest wait for the answer.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(5);
+
+/// Which certificates of the other end are good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// Those of nodes whose cluster has this CA, in DER.
+    Authority(Vec<u8>),
+    /// Any: nothing that is said may matter before somebody has compared
+    /// [`Connection::certificate`] with what is known from elsewhere.
+    Unchecked,
+}
+
+/// Which node is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// This one.
+    Node(NodeId),
+    /// Any of the cluster.
+    AnyNode,
+}
+
+/// A node, and the way to it.
+#[derive(Clone)]
+pub struct Connection {
+    /// Makes calls.
+    pub channel: Channel,
+    /// The node at the other end: proved, unless its certificate is unchecked.
+    pub node: NodeId,
+    /// DER of the certificate that it showed.
+    pub certificate: Vec<u8>,
+    /// Where it is.
+    pub address: SocketAddr,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Connection({} at {})", self.node, self.address)
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The host has no address.
+    #[error("cannot find the address of {host}")]
+    Resolve {
+        /// The host.
+        host: String,
+        /// What the resolver says.
+        source: io::Error,
+    },
+    /// Nobody listens there.
+    #[error("cannot connect to {host}:{port}")]
+    Connect {
+        /// The host.
+        host: String,
+        /// The port.
+        port: u16,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// The other end does not say a word.
+    #[error("{host}:{port} does not answer within {} seconds", CONNECT.as_secs())]
+    Silent {
+        /// The host.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// The two do not agree on who is who.
+    #[error("no secure connection to {host}:{port}")]
+    Handshake {
+        /// The host.
+        host: String,
+        /// The port.
+        port: u16,
+        /// What rustls says.
+        source: io::Error,
+    },
+    /// Our own certificate, or the CA, is of no use.
+    #[error("the own certificate or the cluster's cannot be used")]
+    Credentials(#[source] rustls::Error),
+    /// The other end speaks TLS, and then nothing that makes sense.
+    #[error("{host}:{port} does not speak gRPC")]
+    Protocol {
+        /// The host.
+        host: String,
+        /// The port.
+        port: u16,
+        /// What the library says.
+        source: tonic::transport::Error,
+    },
+}
+
+impl Error {
+    /// What to look at.
+    #[must_use]
+    pub fn help(&self) -> &'static str {
+        match self {
+            Self::Resolve { .. } => "check the name, or give an address",
+            Self::Connect { .. } | Self::Silent { .. } => {
+                "check that the machine is on, that it is home, and that the port is open"
+            }
+            Self::Handshake { .. } => {
+                "the node belongs to another cluster, is not the one that was meant, or the \
+                 clocks differ"
+            }
+            Self::Credentials(_) => "get a new certificate",
+            Self::Protocol { .. } => "check the port: curators listen on 7835, nodes on 7839",
+        }
+    }
+}
+
+/// Connects to `host`, a name or an address.
+///
+/// # Errors
+///
+/// [`Error`].
+pub async fn dial(
+    host: &str,
+    port: u16,
+    expect: Expect,
+    trust: &Trust,
+    credentials: Option<&Credentials>,
+) -> Result<Connection, Error> {
+    let silent = || Error::Silent { host: host.to_owned(), port };
+    let attempt = attempt(host, port, expect, trust, credentials);
+    timeout(CONNECT, attempt).await.unwrap_or_else(|_elapsed| Err(silent()))
+}
+
+async fn attempt(
+    host: &str,
+    port: u16,
+    expect: Expect,
+    trust: &Trust,
+    credentials: Option<&Credentials>,
+) -> Result<Connection, Error> {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let named = || (host.to_owned(), port);
+    let resolved = tokio::net::lookup_host((bare, port)).await;
+    let resolve = |source| Error::Resolve { host: host.to_owned(), source };
+    let addresses: Vec<_> = resolved.map_err(resolve)?.collect();
+    let connect = |source| {
+        let (host, port) = named();
+        Error::Connect { host, port, source }
+    };
+    let tcp = TcpStream::connect(addresses.as_slice()).await.map_err(connect)?;
+    // A socket that cannot be told so is only slower.
+    let _set = tcp.set_nodelay(true);
+    let address = tcp.peer_addr().map_err(connect)?;
+
+    let verifier = Arc::new(Verifier::new(trust, expect).map_err(Error::Credentials)?);
+    let config = client(credentials, Arc::clone(&verifier)).map_err(Error::Credentials)?;
+    // The verifier looks for the name itself; none is sent.
+    let name = ServerName::IpAddress(address.ip().into());
+    let handshake = |source| {
+        let (host, port) = named();
+        Error::Handshake { host, port, source }
+    };
+    let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.map_err(handshake)?;
+    let shown = tls.get_ref().1.peer_certificates().and_then(|shown| shown.first());
+    let certificate = shown.map(|der| der.to_vec()).unwrap_or_default();
+    let node = node_of(&certificate).ok_or_else(|| {
+        handshake(io::Error::other(rustls::Error::from(CertificateError::BadEncoding)))
+    })?;
+
+    let once = Mutex::new(Some(TokioIo::new(tls)));
+    let connector = tower::service_fn(move |_uri: http::Uri| {
+        let io = once.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let gone = || io::Error::new(io::ErrorKind::NotConnected, "the connection is gone");
+        std::future::ready(io.ok_or_else(gone))
+    });
+    let protocol = |source| {
+        let (host, port) = named();
+        Error::Protocol { host, port, source }
+    };
+    let endpoint = Endpoint::from_shared(format!("http://{node}:{port}")).map_err(protocol)?;
+    let channel = endpoint
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE_ANSWER)
+        .keep_alive_while_idle(true)
+        .connect_with_connector(connector)
+        .await
+        .map_err(protocol)?;
+    Ok(Connection { channel, node, certificate, address })
+}
+
+/// The node that a certificate names: by its key.
+fn node_of(der: &[u8]) -> Option<NodeId> {
+    Some(NodeId::from_public_key(&Facts::read(der)?.public_key))
+}
+
+fn client(
+    credentials: Option<&Credentials>,
+    verifier: Arc<Verifier>,
+) -> Result<ClientConfig, rustls::Error> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
+    let mut config = match credentials {
+        Some(own) => builder.with_client_auth_cert(own.chain(), own.private_key())?,
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    config.enable_sni = false;
+    config.resumption = rustls::client::Resumption::disabled();
+    Ok(config)
+}
+
+/// Judges the certificates of nodes.
+#[derive(Debug)]
+struct Verifier {
+    /// `None`: every certificate is taken as it is.
+    cluster: Option<Arc<WebPkiServerVerifier>>,
+    expect: Expect,
+}
+
+/// The certificate is of a node, and not of the one that was meant.
+#[derive(Debug, thiserror::Error)]
+#[error("the certificate is of {found}")]
+struct OtherNode {
+    found: String,
+}
+
+impl Verifier {
+    fn new(trust: &Trust, expect: Expect) -> Result<Self, rustls::Error> {
+        let cluster = match trust {
+            Trust::Unchecked => None,
+            Trust::Authority(authority) => {
+                let mut roots = RootCertStore::empty();
+                roots.add(CertificateDer::from(authority.clone()))?;
+                let built =
+                    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
+                        .build()
+                        .map_err(|error| rustls::Error::General(error.to_string()))?;
+                Some(built)
+            }
+        };
+        Ok(Self { cluster, expect })
+    }
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let facts = Facts::read(end_entity).ok_or(CertificateError::BadEncoding)?;
+        let node = NodeId::from_public_key(&facts.public_key);
+        let expected = match self.expect {
+            Expect::Node(expected) => expected == node,
+            Expect::AnyNode => true,
+        };
+        if !expected {
+            let found = OtherNode { found: node.to_string() };
+            return Err(CertificateError::Other(rustls::OtherError(Arc::new(found))).into());
+        }
+        let Some(cluster) = &self.cluster else { return Ok(ServerCertVerified::assertion()) };
+        // Under the name that its key has: no other name makes a node.
+        let name = ServerName::try_from(node.to_string())
+            .map_err(|_invalid| CertificateError::BadEncoding)?;
+        cluster.verify_server_cert(end_entity, &[], &name, &[], now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("TLS 1.2 is not spoken here".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = provider().signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+}

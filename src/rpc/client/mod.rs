@@ -1,0 +1,467 @@
+//! Finds the curator that leads, and makes calls to it that survive its end.
+//!
+//! The node's own services and `polisctl` call curators with it. It knows where
+//! curators may be ([`Candidate`]s, an event value), asks them who leads, and
+//! keeps the one connection to the leader until that fails.
+//!
+//! ```text
+//!             ask candidates, each a little later than the one before
+//! [nobody] ---------------------------------------------------------> [leader]
+//!    ^                                                                   |
+//!    +-- its stream tells of another, a call finds it gone, or it says   |
+//!        that it does not lead <-----------------------------------------+
+//! ```
+//!
+//! Invariants:
+//! - A call that may not be made twice is made again only where the refusal
+//!   proves that it did nothing.
+//! - A refusal is handed on at once; only an outage is waited out.
+
+mod dial;
+
+use std::collections::BTreeSet;
+use std::error::Error as _;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use polis_proto::v1;
+use polis_proto::v1::curator_local_client::CuratorLocalClient;
+use tokio::sync::{Mutex, watch};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
+use tracing::{debug, info};
+
+pub use self::dial::{Connection, Error as DialError, Expect, Trust, dial};
+use super::is_not_leader;
+use super::tls::Credentials;
+use crate::event::until;
+use crate::identity::NodeId;
+
+/// Where curators listen.
+pub const CURATOR_PORT: u16 = 7835;
+
+/// A candidate is asked so much after the one before it: a live one has
+/// answered by then.
+const STAGGER: Duration = Duration::from_millis(250);
+/// Longest wait for the first word of a curator.
+const ANSWER: Duration = Duration::from_secs(4);
+/// Wait between two searches: an election takes some seconds.
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(2);
+
+/// A curator that there may be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Candidate {
+    /// Which node it is on, if that is known.
+    pub node: Option<NodeId>,
+    /// Name or address.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+/// The candidates of a directory; what is no node ID is left out.
+#[must_use]
+pub fn candidates(directory: &v1::ClusterDirectory) -> Vec<Candidate> {
+    let nodes = directory.nodes.iter().filter_map(|node| Some((node.id.parse().ok()?, node)));
+    nodes
+        .flat_map(|(id, node): (NodeId, _)| {
+            let port = CURATOR_PORT;
+            node.addresses.iter().map(move |host| Candidate {
+                node: Some(id),
+                host: host.clone(),
+                port,
+            })
+        })
+        .collect()
+}
+
+/// Whether a call may be made twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeat {
+    /// Twice is as once.
+    Allowed,
+    /// Twice is not as once.
+    Never,
+}
+
+/// How long a client is patient.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For one attempt at a call.
+    pub attempt: Duration,
+    /// For all attempts together, finding the leader included.
+    pub total: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { attempt: Duration::from_secs(10), total: Duration::from_secs(30) }
+    }
+}
+
+/// Why nobody leads us.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is nobody to ask.
+    #[error("no curator is known")]
+    NoCandidates,
+    /// Nobody who was asked leads, or knows who does.
+    #[error("no leader was found: {}", listed(tried))]
+    NoLeader {
+        /// Who was asked, and what came of it.
+        tried: Vec<(Candidate, String)>,
+    },
+    /// A curator does not serve us.
+    #[error("a curator refuses: {}", .0.message())]
+    Refused(Box<Status>),
+}
+
+fn listed(tried: &[(Candidate, String)]) -> String {
+    let each: Vec<_> = tried.iter().map(|(who, why)| format!("{who}: {why}")).collect();
+    each.join("; ")
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Refused(status) => *status,
+            Error::NoCandidates | Error::NoLeader { .. } => Self::unavailable(error.to_string()),
+        }
+    }
+}
+
+/// The curator that leads.
+#[derive(Clone, Debug)]
+pub struct Leader {
+    /// The way to it.
+    pub connection: Connection,
+    /// Tells when another leads.
+    news: Arc<Mutex<Streaming<v1::GetCurrentLeaderResponse>>>,
+    number: u64,
+}
+
+/// Calls the leader, whoever that is. Clones share the connection.
+#[derive(Clone, Debug)]
+pub struct Client {
+    candidates: watch::Receiver<Vec<Candidate>>,
+    credentials: watch::Receiver<Option<Credentials>>,
+    patience: Patience,
+    found: Arc<Mutex<Found>>,
+    /// Who leads, for those who want to know.
+    leader: watch::Sender<Option<NodeId>>,
+}
+
+#[derive(Debug, Default)]
+struct Found {
+    leader: Option<Leader>,
+    /// Where the last leader was: the next one is often the same.
+    last: Option<Candidate>,
+    count: u64,
+}
+
+/// What a candidate had to say.
+enum Answer {
+    /// It leads.
+    Leads(Connection, Box<Streaming<v1::GetCurrentLeaderResponse>>),
+    /// Another does.
+    Points(Candidate),
+    /// A reason for the list.
+    Nothing(String),
+    /// We have no business there.
+    Refused(Box<Status>),
+}
+
+impl Client {
+    /// A client that follows its inputs. It needs credentials with an authority.
+    #[must_use]
+    pub fn new(
+        candidates: watch::Receiver<Vec<Candidate>>,
+        credentials: watch::Receiver<Option<Credentials>>,
+        patience: Patience,
+    ) -> Self {
+        let found = Arc::default();
+        Self { candidates, credentials, patience, found, leader: watch::Sender::new(None) }
+    }
+
+    /// A client of a program that runs once.
+    #[must_use]
+    pub fn fixed(candidates: Vec<Candidate>, credentials: Credentials, patience: Patience) -> Self {
+        // The last values stay readable when their senders are gone.
+        let (_sender, candidates) = watch::channel(candidates);
+        let (_sender, credentials) = watch::channel(Some(credentials));
+        Self::new(candidates, credentials, patience)
+    }
+
+    /// Who leads, as far as this client knows.
+    #[must_use]
+    pub fn leader_id(&self) -> watch::Receiver<Option<NodeId>> {
+        self.leader.subscribe()
+    }
+
+    /// Makes `call` to the leader, and again to the next where that is right.
+    ///
+    /// # Errors
+    ///
+    /// The refusal, or what was wrong when patience ended.
+    pub async fn call<T, F, R>(&self, repeat: Repeat, mut call: F) -> Result<T, Status>
+    where
+        F: FnMut(Channel) -> R,
+        R: Future<Output = Result<T, Status>>,
+    {
+        let end = Instant::now() + self.patience.total;
+        let mut wait = RETRY_MIN;
+        loop {
+            let failed = match timeout_at(end, self.leader()).await {
+                Ok(Ok(leader)) => {
+                    let attempt =
+                        timeout(self.patience.attempt, call(leader.connection.channel.clone()));
+                    let status = match attempt.await {
+                        Ok(Ok(done)) => return Ok(done),
+                        Ok(Err(status)) => status,
+                        Err(_elapsed) => {
+                            Status::deadline_exceeded("the leader does not answer in time")
+                        }
+                    };
+                    match judge(&status, repeat) {
+                        Verdict::Final => return Err(status),
+                        Verdict::Again => {
+                            debug!(%status, "the call is made again");
+                            self.forget(&leader).await;
+                            status
+                        }
+                    }
+                }
+                Ok(Err(refused @ Error::Refused(_))) => return Err(refused.into()),
+                Ok(Err(error)) => error.into(),
+                Err(_elapsed) => Status::unavailable("no leader was found in time"),
+            };
+            if Instant::now() + wait >= end {
+                return Err(failed);
+            }
+            sleep(wait).await;
+            wait = (wait * 2).min(RETRY_MAX);
+        }
+    }
+
+    /// Forgets the leader whenever its own stream tells of another, for ever, so
+    /// that the next call goes to the right one at once. Cancel-safe.
+    pub async fn follow(&self) -> std::convert::Infallible {
+        let mut wait = RETRY_MIN;
+        loop {
+            match self.leader().await {
+                Ok(leader) => {
+                    wait = RETRY_MIN;
+                    // Held for as long as it leads; only followers take it.
+                    let mut news = leader.news.lock().await;
+                    let own = leader.connection.node.to_string();
+                    while let Ok(Some(said)) = news.message().await {
+                        if said.leader_id != own {
+                            break;
+                        }
+                    }
+                    drop(news);
+                    self.forget(&leader).await;
+                }
+                Err(error) => {
+                    debug!("{error}");
+                    sleep(wait).await;
+                    wait = (wait * 2).min(RETRY_MAX);
+                }
+            }
+        }
+    }
+
+    /// The leader, found anew if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn leader(&self) -> Result<Leader, Error> {
+        // Held while it searches: whoever calls at the same time waits for the
+        // same search.
+        let mut found = self.found.lock().await;
+        if let Some(leader) = &found.leader {
+            return Ok(leader.clone());
+        }
+        let mut credentials = self.credentials.clone();
+        let credentials = until(&mut credentials, "the credentials", Clone::clone).await;
+        let credentials = credentials.map_err(|_closed| Error::NoCandidates)?;
+        let mut asked = BTreeSet::new();
+        let first = found.last.clone().into_iter().chain(self.candidates.borrow().clone());
+        let first: Vec<_> = first.filter(|candidate| asked.insert(candidate.clone())).collect();
+        let (connection, news) = search(first, asked, &credentials).await?;
+        info!(leader = %connection.node, address = %connection.address, "found the leader");
+        found.count += 1;
+        found.last = Some(Candidate {
+            node: Some(connection.node),
+            host: connection.address.ip().to_string(),
+            port: connection.address.port(),
+        });
+        self.leader.send_replace(Some(connection.node));
+        let leader = Leader { connection, news: Arc::new(Mutex::new(news)), number: found.count };
+        found.leader = Some(leader.clone());
+        Ok(leader)
+    }
+
+    /// Lets go of a leader that is none any more.
+    async fn forget(&self, leader: &Leader) {
+        let mut found = self.found.lock().await;
+        if found.leader.as_ref().is_some_and(|current| current.number == leader.number) {
+            found.leader = None;
+            self.leader.send_replace(None);
+        }
+    }
+}
+
+/// Asks candidates until one leads.
+async fn search(
+    first: Vec<Candidate>,
+    mut asked: BTreeSet<Candidate>,
+    credentials: &Credentials,
+) -> Result<(Connection, Streaming<v1::GetCurrentLeaderResponse>), Error> {
+    if first.is_empty() {
+        return Err(Error::NoCandidates);
+    }
+    let ask_later = |candidate: Candidate, delay: Duration| async move {
+        sleep(delay).await;
+        let answer = ask(&candidate, credentials).await;
+        (candidate, answer)
+    };
+    let mut asking: FuturesUnordered<_> =
+        (0_u32..).zip(first).map(|(n, who)| ask_later(who, STAGGER * n)).collect();
+    let mut tried = Vec::new();
+    while let Some((candidate, answer)) = asking.next().await {
+        match answer {
+            Answer::Leads(connection, news) => return Ok((connection, *news)),
+            Answer::Refused(status) => return Err(Error::Refused(status)),
+            Answer::Points(leader) => {
+                tried.push((candidate, format!("says that {leader} leads")));
+                if asked.insert(leader.clone()) {
+                    asking.push(ask_later(leader, Duration::ZERO));
+                }
+            }
+            Answer::Nothing(why) => tried.push((candidate, why)),
+        }
+    }
+    Err(Error::NoLeader { tried })
+}
+
+/// Asks one candidate who leads.
+async fn ask(candidate: &Candidate, credentials: &Credentials) -> Answer {
+    let Some(authority) = &credentials.authority else {
+        return Answer::Nothing("the cluster's CA is not known".to_owned());
+    };
+    let trust = Trust::Authority(authority.clone());
+    let expect = candidate.node.map_or(Expect::AnyNode, Expect::Node);
+    let dialled = dial(&candidate.host, candidate.port, expect, &trust, Some(credentials));
+    let connection = match dialled.await {
+        Ok(connection) => connection,
+        Err(error) => return Answer::Nothing(chain(&error)),
+    };
+    let mut local = CuratorLocalClient::new(connection.channel.clone());
+    let first = async {
+        let mut news = local.get_current_leader(v1::GetCurrentLeaderRequest {}).await?.into_inner();
+        Ok::<_, Status>((news.message().await?, news))
+    };
+    let (said, news) = match timeout(ANSWER, first).await {
+        Ok(Ok((Some(said), news))) => (said, news),
+        Ok(Ok((None, _))) => return Answer::Nothing("it ends the stream at once".to_owned()),
+        Ok(Err(status)) if is_refusal(&status) => return Answer::Refused(Box::new(status)),
+        Ok(Err(status)) => return Answer::Nothing(chain(&status)),
+        Err(_elapsed) => return Answer::Nothing("it does not say who leads".to_owned()),
+    };
+    if said.leader_id == connection.node.to_string() {
+        return Answer::Leads(connection, Box::new(news));
+    }
+    let port = u16::try_from(said.leader_port).ok().filter(|port| *port > 0);
+    match said.leader_id.parse() {
+        Ok(node) if !said.leader_address.is_empty() => Answer::Points(Candidate {
+            node: Some(node),
+            host: said.leader_address,
+            port: port.unwrap_or(CURATOR_PORT),
+        }),
+        Ok(_) | Err(_) => Answer::Nothing("it knows of no leader".to_owned()),
+    }
+}
+
+/// What is to be done about a call that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Final,
+    Again,
+}
+
+fn judge(status: &Status, repeat: Repeat) -> Verdict {
+    if is_not_leader(status) {
+        return Verdict::Again;
+    }
+    // What has a source was not said by the other end: the connection failed.
+    let outage = status.source().is_some()
+        || matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded);
+    match repeat {
+        Repeat::Allowed if outage && !is_refusal(status) => Verdict::Again,
+        Repeat::Allowed | Repeat::Never => Verdict::Final,
+    }
+}
+
+fn is_refusal(status: &Status) -> bool {
+    matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied)
+}
+
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::not_leader;
+
+    #[test]
+    fn a_call_that_did_nothing_is_made_again_and_one_that_may_have_is_not() {
+        let outage = Status::unavailable("gone");
+        assert_eq!(judge(&outage, Repeat::Allowed), Verdict::Again);
+        assert_eq!(judge(&outage, Repeat::Never), Verdict::Final);
+        assert_eq!(judge(&not_leader(), Repeat::Never), Verdict::Again);
+        let refusal = Status::not_found("no such node");
+        assert_eq!(judge(&refusal, Repeat::Allowed), Verdict::Final);
+        let broken = Status::from_error(Box::new(std::io::Error::other("reset")));
+        assert_eq!(judge(&broken, Repeat::Allowed), Verdict::Again);
+        assert_eq!(judge(&broken, Repeat::Never), Verdict::Final);
+    }
+
+    #[test]
+    fn a_directory_names_every_address_of_every_node() {
+        let id = NodeId::from_public_key(&[1; 32]);
+        let node = |id: String, addresses: &[&str]| v1::cluster_directory::Node {
+            id,
+            addresses: addresses.iter().map(|&address| address.to_owned()).collect(),
+        };
+        let nodes = vec![node(id.to_string(), &["10.0.0.1", "10.0.0.2"]), node("x".into(), &["y"])];
+        let found = candidates(&v1::ClusterDirectory { nodes });
+        let texts: Vec<_> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(texts, ["10.0.0.1:7835", "10.0.0.2:7835"]);
+        assert!(found.iter().all(|candidate| candidate.node == Some(id)));
+    }
+}
