@@ -24,6 +24,7 @@ use crate::logtree::kernel;
 use crate::network::{self, names};
 use crate::node::environment::Environment;
 use crate::node::fault::{self, Fault};
+use crate::node::heartbeat;
 use crate::roles::{self, memory};
 use crate::storage::{self, tree};
 use crate::supervisor::{Context, Policy};
@@ -40,6 +41,8 @@ pub struct Root {
     pub fault: Option<Fault>,
     /// Becomes true when the node is ready.
     pub ready: watch::Sender<bool>,
+    /// Changes as long as the runtime runs.
+    pub beats: watch::Sender<u64>,
     /// The terminals that carry the console: `init` shows a failure there.
     pub terminals: watch::Sender<Vec<String>>,
 }
@@ -50,7 +53,7 @@ pub struct Root {
 ///
 /// None: only a child's death can end it.
 pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallible> {
-    let Root { environment, recovery, fault, ready, terminals } = root;
+    let Root { environment, recovery, fault, ready, beats, terminals } = root;
     let tree = tree::Root::live();
 
     let known = watch::Sender::new(None);
@@ -132,6 +135,9 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     // Whatever fails for want of something outside may find it later: only a
     // service itself can tell that it never will, and then opens the trapdoor.
     let forever = Policy::forever();
+    ctx.spawn("heartbeat", forever, move |ctx| {
+        heartbeat::Service { beats: beats.clone() }.run(ctx)
+    });
     ctx.spawn("kernel", forever, move |ctx| kernel.clone().run(ctx));
     // Early, so that it stops late, and shows the stop.
     ctx.spawn("console", forever, move |ctx| console.clone().run(ctx));

@@ -19,6 +19,10 @@ const HASH_LENGTH: usize = 32;
 const SALT_MAX: usize = 256;
 /// 64 TiB of 4 KiB blocks: far above any system, far below an overflow.
 const BLOCKS_MAX: u64 = 1 << 34;
+/// How long `node` may give no sign of life, unless told otherwise.
+pub const NODE_DEADLINE: Duration = Duration::from_secs(60);
+/// Bounds of `polis.node-deadline`, in seconds: it gives one every five.
+const NODE_DEADLINE_SECONDS: std::ops::RangeInclusive<u64> = 10..=3600;
 /// Bounds of `polis.guru-countdown`, in seconds.
 const COUNTDOWN_SECONDS: std::ops::RangeInclusive<u64> = 1..=3600;
 
@@ -73,6 +77,8 @@ pub struct CommandLine {
     pub esp: Option<Guid>,
     /// How long a guru meditation waits before it reboots.
     pub countdown: Duration,
+    /// How long `node` may give no sign of life.
+    pub node_deadline: Duration,
 }
 
 /// A word of the command line that is missing or wrong.
@@ -125,6 +131,8 @@ impl CommandLine {
             slot: slot.unwrap_or(Slot::A),
             esp,
             countdown: countdown(line),
+            node_deadline: seconds(line, "polis.node-deadline", NODE_DEADLINE_SECONDS)
+                .unwrap_or(NODE_DEADLINE),
         })
     }
 }
@@ -132,10 +140,13 @@ impl CommandLine {
 /// The countdown alone: it counts even when the rest of the line is wrong.
 #[must_use]
 pub fn countdown(line: &str) -> Duration {
-    find(line, "polis.guru-countdown")
-        .and_then(|value| value.parse().ok())
-        .filter(|seconds| COUNTDOWN_SECONDS.contains(seconds))
-        .map_or(COUNTDOWN, Duration::from_secs)
+    seconds(line, "polis.guru-countdown", COUNTDOWN_SECONDS).unwrap_or(COUNTDOWN)
+}
+
+/// A number of seconds; what is out of bounds counts for nothing.
+fn seconds(line: &str, word: &str, allowed: std::ops::RangeInclusive<u64>) -> Option<Duration> {
+    let seconds = find(line, word)?.parse().ok()?;
+    allowed.contains(&seconds).then(|| Duration::from_secs(seconds))
 }
 
 fn find<'a>(line: &'a str, word: &str) -> Option<&'a str> {
@@ -193,7 +204,9 @@ mod tests {
         assert_eq!(read.verity.salt, "706f");
         assert_eq!((read.verity.blocks, read.slot), (512, Slot::A));
         assert_eq!(read.esp.unwrap().to_string(), ESP);
-        assert_eq!(read.countdown, COUNTDOWN);
+        assert_eq!((read.countdown, read.node_deadline), (COUNTDOWN, NODE_DEADLINE));
+        let read = CommandLine::parse(&format!("{} polis.node-deadline=15", line())).unwrap();
+        assert_eq!(read.node_deadline, Duration::from_secs(15));
     }
 
     #[test]

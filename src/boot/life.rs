@@ -8,7 +8,7 @@
 //! [Running] ------------------------------------> [Stopping until deadline]
 //!    |  |                                             | off, node's end, deadline
 //!    |  +-- off ----------------------------------> [Over: off]
-//!    +----- guru, node's end ---------------------> [Over: guru]
+//!    +----- guru, node's end, its silence --------> [Over: guru]
 //! ```
 //!
 //! Invariants:
@@ -36,6 +36,8 @@ pub enum Event {
     Guru(Report),
     /// `node` is gone.
     NodeEnded(Ended),
+    /// `node` has given no sign of life for so long.
+    Hung(Duration),
     /// A person or a signal asks for the machine's end.
     Asked(Reason),
     /// Time has passed.
@@ -67,6 +69,8 @@ pub enum Outcome {
     Guru(Report),
     /// `node` ended without a word.
     Death(Ended),
+    /// `node` hangs.
+    Hung(Duration),
 }
 
 /// What must be done now.
@@ -89,6 +93,7 @@ impl State {
             (Self::Running, Event::Off(reason)) => over(Outcome::Off(reason)),
             (Self::Running, Event::Guru(report)) => over(Outcome::Guru(report)),
             (Self::Running, Event::NodeEnded(ended)) => over(Outcome::Death(ended)),
+            (Self::Running, Event::Hung(silent)) => over(Outcome::Hung(silent)),
             (Self::Running, Event::Asked(reason)) => {
                 let deadline = now + STOP_DEADLINE;
                 (Self::Stopping { reason, deadline }, vec![Effect::AskToStop(reason)])
@@ -106,9 +111,11 @@ impl State {
                 (Self::Over(Outcome::Off(reason)), vec![Effect::Warn(text)])
             }
             // The first wish counts: a second press of the button is impatience.
-            (stopping @ Self::Stopping { .. }, Event::Tick | Event::Asked(_) | Event::Ready) => {
-                (stopping, Vec::new())
-            }
+            // Nobody beats any more while everything stops: its own deadline holds.
+            (
+                stopping @ Self::Stopping { .. },
+                Event::Tick | Event::Asked(_) | Event::Ready | Event::Hung(_),
+            ) => (stopping, Vec::new()),
             (done @ Self::Over(_), _) => (done, Vec::new()),
         }
     }
@@ -172,6 +179,15 @@ mod tests {
     }
 
     #[test]
+    fn a_hung_node_opens_the_trapdoor_unless_it_was_asked_to_stop() {
+        let hung = Event::Hung(Duration::from_secs(60));
+        let (state, _) = State::Running.step(hung.clone(), NOW);
+        assert_eq!(state, State::Over(Outcome::Hung(Duration::from_secs(60))));
+        let (stopping, _) = State::Running.step(Event::Asked(Reason::Reboot), NOW);
+        assert_eq!(stopping.clone().step(hung, NOW).0, stopping);
+    }
+
+    #[test]
     fn a_good_boot_is_forgiven() {
         let (state, effects) = State::Running.step(Event::Ready, NOW);
         assert_eq!((state, effects), (State::Running, vec![Effect::Forgive]));
@@ -185,6 +201,7 @@ mod tests {
             any::<i32>().prop_map(|status| Event::NodeEnded(Ended::Status(status))),
             Just(Event::Asked(Reason::PowerOff)),
             Just(Event::Tick),
+            Just(Event::Hung(NOW)),
         ]
     }
 
@@ -203,7 +220,9 @@ mod tests {
                     prop_assert_eq!(&state, &before);
                 }
                 if asked {
-                    prop_assert!(!matches!(&state, State::Over(Outcome::Guru(_) | Outcome::Death(_))));
+                    prop_assert!(!matches!(&state, State::Over(
+                        Outcome::Guru(_) | Outcome::Death(_) | Outcome::Hung(_)
+                    )));
                 }
                 prop_assert!(!ended || matches!(state, State::Over(_)));
             }

@@ -26,6 +26,7 @@ pub mod error;
 pub mod evidence;
 pub mod gpt;
 pub mod guru;
+pub mod heartbeat;
 pub mod life;
 pub mod machine;
 pub mod modprobe;
@@ -38,6 +39,7 @@ pub mod relay;
 pub mod screen;
 pub mod stage1;
 pub mod stage2;
+pub mod threads;
 
 use std::io::Write as _;
 use std::panic::{self, AssertUnwindSafe};

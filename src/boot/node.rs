@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -142,6 +143,27 @@ impl Node {
         let open = ["started", "waiting"];
         let open = self.stages.iter().filter(|(_, state)| open.contains(&state.as_str()));
         open.map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// The report of its silence; `threads` says what each of its threads is at.
+    #[must_use]
+    pub fn hung(&self, silent: Duration, threads: String) -> Report {
+        let seconds = silent.as_secs();
+        let mut causes = vec![format!("node runs, and gave no sign of life for {seconds} s")];
+        causes.push(threads);
+        causes.extend(self.last_words.iter().map(|line| format!("it said: {line}")));
+        let at_work = self.at_work().join(", ");
+        let tried = (!at_work.is_empty()).then(|| format!("it was at work on {at_work}"));
+        let next = "Check the disk, which may not answer any more, then reboot. If it comes back, \
+                    report it with the file from polis/guru/ of the EFI system partition.";
+        Report {
+            code: code::NODE_HUNG,
+            stage: Stage::System,
+            causes,
+            tried: tried.into_iter().collect(),
+            next: next.to_owned(),
+            unlock: false,
+        }
     }
 
     /// The report of its death.

@@ -33,14 +33,17 @@ use crate::trapdoor::Report;
 
 use super::attempts::Store;
 use super::coldplug::Coldplug;
+use super::command_line::NODE_DEADLINE;
 use super::error::Error;
 use super::guru::reason_of;
+use super::heartbeat::Heartbeat;
 use super::life::{Effect, Event, Outcome, State};
 use super::machine::{Machine, Times, reap};
 use super::mounts::{self, Need};
 use super::node::{Message, Node};
 use super::relay::Partial;
 use super::stage1::Start;
+use super::threads;
 
 /// The program with all services.
 const NODE: &str = "/usr/bin/node";
@@ -108,6 +111,8 @@ fn node(machine: &mut Machine, key: Option<&recovery::Text>) -> Result<End, Erro
     let node = spawn::start(Path::new(NODE), variables, key.map(|key| key.expose().as_bytes()))
         .map_err(|source| Error::StartNode { program: NODE, source })?;
     let (said, coldplug) = coldplug(machine);
+    let start = machine.start.as_ref();
+    let node_deadline = start.map_or(NODE_DEADLINE, |start| start.command_line.node_deadline);
     let main = Main {
         machine,
         node: Node::new(node),
@@ -115,6 +120,7 @@ fn node(machine: &mut Machine, key: Option<&recovery::Text>) -> Result<End, Erro
         coldplug,
         said,
         partial: Partial::default(),
+        heartbeat: Heartbeat::new(node_deadline, clock::uptime()),
     };
     Ok(main.run())
 }
@@ -243,6 +249,7 @@ struct Main<'a> {
     coldplug: Option<Coldplug>,
     said: Option<PipeReader>,
     partial: Partial,
+    heartbeat: Heartbeat,
 }
 
 impl Main<'_> {
@@ -257,6 +264,9 @@ impl Main<'_> {
             let ended = self.reap();
             self.read_node();
             self.step(Event::Tick);
+            if let Some(silent) = self.heartbeat.look(clock::uptime()) {
+                self.step(Event::Hung(silent));
+            }
             // Its messages are read by now: a report comes before the death.
             if let Some(ended) = ended {
                 self.finish_node();
@@ -321,7 +331,8 @@ impl Main<'_> {
         waited.extend(machine.kernel.iter().map(|kernel| (kernel.as_fd(), Interest::Read)));
         waited.extend(machine.buttons.values().map(|button| (button.as_fd(), Interest::Read)));
         waited.extend(machine.port.waiting().map(|port| (port, Interest::Write)));
-        let next = [self.state.deadline(), machine.pet_at()].into_iter().flatten().min();
+        let next = [self.state.deadline(), machine.pet_at(), self.heartbeat.next()];
+        let next = next.into_iter().flatten().min();
         let time = next.map(|at| at.saturating_sub(clock::uptime()));
         if poll::wait(&waited, time).is_err() {
             // Out of memory: the next turn may be luckier, and must not spin.
@@ -404,6 +415,7 @@ impl Main<'_> {
 
     fn message(&mut self, message: &EventLine) {
         match message.word() {
+            "beat" => self.heartbeat.heard(clock::uptime()),
             "ready" => {
                 if let Some(coldplug) = &self.coldplug {
                     coldplug.boot_is_over();
@@ -457,6 +469,13 @@ impl Main<'_> {
         match outcome {
             Outcome::Off(reason) => End::Off(reason),
             Outcome::Guru(report) => End::Guru(report),
+            Outcome::Hung(silent) => {
+                self.machine.investigate();
+                // Before anything is done about them.
+                let threads = threads::of(Path::new("/proc"), self.node.process());
+                let damage = self.machine.damage_report();
+                End::Guru(damage.unwrap_or_else(|| self.node.hung(silent, threads)))
+            }
             Outcome::Death(ended) => {
                 self.machine.investigate();
                 let damage = self.machine.damage_report();

@@ -13,6 +13,7 @@
 //! | `main-panic` | the main task panics |
 //! | `kill-etcd` | etcd gets SIGKILL |
 //! | `kill-node` | the node gets SIGKILL |
+//! | `node-hangs` | every worker of the runtime is blocked for ever |
 //! | `locked` | the trapdoor opens as for a locked disk, unless a recovery key was given |
 
 use std::sync::Arc;
@@ -44,17 +45,20 @@ pub enum Fault {
     KillEtcd,
     /// This process is killed.
     KillNode,
+    /// Every worker of the runtime is blocked.
+    NodeHangs,
     /// The trapdoor opens as for a locked disk, unless a recovery key was given.
     Locked,
 }
 
 impl Fault {
-    const ALL: [(&'static str, Self); 6] = [
+    const ALL: [(&'static str, Self); 7] = [
         ("service-panic", Self::ServicePanic),
         ("service-flaps", Self::ServiceFlaps),
         ("main-panic", Self::MainPanic),
         ("kill-etcd", Self::KillEtcd),
         ("kill-node", Self::KillNode),
+        ("node-hangs", Self::NodeHangs),
         ("locked", Self::Locked),
     ];
 
@@ -121,6 +125,7 @@ impl Service {
             Fault::ServiceFlaps => panic!("as asked for by polis.fault"),
             Fault::KillEtcd if first => process::find("etcd").into_iter().for_each(kill),
             Fault::KillNode => kill(getpid()),
+            Fault::NodeHangs => hang(&ctx),
             Fault::Locked => match self.recovery.text() {
                 Ok(None) => match ctx.trapdoor(locked()).await {},
                 Ok(Some((text, source))) => {
@@ -136,6 +141,24 @@ impl Service {
         ctx.healthy();
         ctx.cancelled().await;
         Ok(())
+    }
+}
+
+/// Blocks each worker of the runtime, with some to spare: which one takes which
+/// task is the runtime's to choose.
+fn hang(ctx: &Context) {
+    error!("blocking every worker, as asked for by polis.fault");
+    for number in 0..2 * super::WORKERS {
+        let name = format!("hang-{number}");
+        ctx.spawn(&name, Policy::forever(), |_ctx| async { block() });
+    }
+}
+
+/// Gives the thread back to nobody.
+fn block() -> Result<(), std::convert::Infallible> {
+    loop {
+        // It may be woken for no reason.
+        std::thread::park();
     }
 }
 

@@ -19,6 +19,7 @@
 
 pub mod environment;
 pub mod fault;
+pub mod heartbeat;
 mod panics;
 mod serial_port;
 
@@ -155,7 +156,8 @@ async fn run(
     let board = Board::new(environment.stages.clone(), lines.clone());
     let (ready, mut is_ready) = watch::channel(false);
     let (terminals, mut drawn_on) = watch::channel(Vec::new());
-    let root = Root { environment, recovery, fault, ready, terminals };
+    let (beats, mut beaten) = watch::channel(0);
+    let root = Root { environment, recovery, fault, ready, beats, terminals };
     let supervisor =
         Supervisor::start(board, lines.clone(), logs, move |ctx| root::run(root.clone(), ctx));
     let end = loop {
@@ -183,6 +185,8 @@ async fn run(
                 let line = names.iter().fold(line, |line, name| line.field("tty", name));
                 tell(control, &line).await;
             }
+            // Cancel-safe: waits for an event value.
+            Ok(()) = beaten.changed() => tell(control, &EventLine::new("beat")).await,
             // Cancel-safe: waits for an event value.
             Ok(()) = is_ready.changed() => {
                 tell(control, &EventLine::new("ready")).await;

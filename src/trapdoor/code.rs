@@ -94,6 +94,8 @@ pub const TREE_INCOMPLETE: Code = Code::new(Stage::System, 6);
 pub const INIT_PANICKED: Code = Code::new(Stage::System, 7);
 /// The kernel refuses `init` something that it cannot do without.
 pub const INIT_IMPAIRED: Code = Code::new(Stage::System, 8);
+/// `node` runs and gives no sign of life any more.
+pub const NODE_HUNG: Code = Code::new(Stage::System, 9);
 /// A service of `node` died more often than it may, up to the root of the tree.
 pub const SERVICE_GAVE_UP: Code = Code::new(Stage::System, 31);
 /// The main task of `node` panicked.
@@ -208,6 +210,7 @@ pub const ALL: &[Code] = &[
     TREE_INCOMPLETE,
     INIT_PANICKED,
     INIT_IMPAIRED,
+    NODE_HUNG,
     SERVICE_GAVE_UP,
     NODE_PANICKED,
     STORAGE_DISK,

@@ -64,6 +64,16 @@ fn a_node_whose_main_panics_opens_the_trapdoor() -> Result<()> {
     documented(&guru)
 }
 
+#[test]
+fn a_node_that_hangs_opens_the_trapdoor() -> Result<()> {
+    let (_world, mut machine, _) = faulty("node-hangs polis.node-deadline=15")?;
+    let guru = machine.wait_for("guru", SOON, |_| true)?;
+    ensure!(guru.text("code").starts_with("#0309."), "not the code of a hung node: {guru}");
+    // It says what its threads are at, and the guru meditation has ended all of them.
+    ensure!(guru.text("cause").contains("threads: "), "no word about the threads: {guru}");
+    documented(&guru)
+}
+
 fn documented(event: &polis_qemu::Event) -> Result<()> {
     let code = event.text("code").trim_start_matches('#').split('.').next().unwrap_or_default();
     let page = include_str!("../../docs/errors.md");
@@ -73,7 +83,7 @@ fn documented(event: &polis_qemu::Event) -> Result<()> {
 
 /// A machine that was home and now does `fault` to itself.
 fn faulty(fault: &str) -> Result<(World, Machine, crate::world::Identity)> {
-    let world = World::new(&format!("death-{fault}"))?;
+    let world = World::new(&format!("death-{}", fault.split(' ').next().unwrap_or(fault)))?;
     let mut machine = world.boot(&world.founder(&format!("polis.fault={fault}"))?)?;
     let identity = home(&mut machine)?;
     Ok((world, machine, identity))

@@ -1,0 +1,136 @@
+//! Judges from the signs of life that `node` gives whether it hangs.
+//!
+//! `node` says `beat` every few seconds, by a task of the runtime that every
+//! service runs in ([`crate::node::heartbeat`]). Pure: the main loop says what it
+//! heard, and when it looked.
+//!
+//! ```text
+//! [unheard] --first beat--> [beating] --deadline without a beat--> hangs
+//!                              ^  |
+//!                              +--+ beat, or a time in which nobody could beat
+//! ```
+//!
+//! Invariants:
+//! - A `node` that never said anything is not judged: it may be one that knows no
+//!   beat, and its start has other deadlines.
+//! - Time in which `init` did not run either does not count: a machine that was
+//!   paused, or that starves all its processes, has no `node` that hangs.
+
+use std::time::Duration;
+
+/// How often is looked at least; a longer gap is one in which nobody ran.
+const LOOK: Duration = Duration::from_secs(5);
+/// A look may be so late on a machine that is merely busy.
+const LATE: Duration = Duration::from_secs(5);
+
+/// What is known of `node`'s life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heartbeat {
+    deadline: Duration,
+    heard: Option<Duration>,
+    looked: Duration,
+}
+
+impl Heartbeat {
+    /// A `node` that starts at `now` and may be silent for `deadline`.
+    #[must_use]
+    pub fn new(deadline: Duration, now: Duration) -> Self {
+        Self { deadline, heard: None, looked: now }
+    }
+
+    /// It gave a sign of life.
+    pub fn heard(&mut self, now: Duration) {
+        self.heard = Some(now);
+    }
+
+    /// Looks at the clock; how long it has been silent if that is too long.
+    pub fn look(&mut self, now: Duration) -> Option<Duration> {
+        let gap = now.saturating_sub(self.looked);
+        self.looked = now;
+        let heard = self.heard.as_mut()?;
+        if gap > LOOK + LATE {
+            *heard += gap;
+        }
+        let silent = now.saturating_sub(*heard);
+        (silent >= self.deadline).then_some(silent)
+    }
+
+    /// When it must be looked next.
+    #[must_use]
+    pub fn next(&self) -> Option<Duration> {
+        self.heard.map(|heard| (heard + self.deadline).min(self.looked + LOOK))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// Looks as often as it must until something happens or `until` has come.
+    fn watch(heartbeat: &mut Heartbeat, from: Duration, until: Duration) -> Option<Duration> {
+        let mut now = from;
+        while now < until {
+            if heartbeat.look(now).is_some() {
+                return Some(now);
+            }
+            now = heartbeat.next().map_or(until, |next| next.max(now + at(1)));
+        }
+        None
+    }
+
+    #[test]
+    fn a_node_that_falls_silent_is_found_at_its_deadline() {
+        let mut heartbeat = Heartbeat::new(DEADLINE, at(10));
+        heartbeat.heard(at(12));
+        assert_eq!(watch(&mut heartbeat, at(12), at(500)), Some(at(72)));
+    }
+
+    #[test]
+    fn a_node_that_beats_or_never_did_is_left_alone() {
+        let mut heartbeat = Heartbeat::new(DEADLINE, at(10));
+        assert_eq!(heartbeat.look(at(10_000)), None);
+        for second in (20..500).step_by(5) {
+            heartbeat.heard(at(second));
+            assert_eq!(heartbeat.look(at(second + 4)), None);
+        }
+    }
+
+    #[test]
+    fn a_machine_that_was_paused_has_no_node_that_hangs() {
+        let mut heartbeat = Heartbeat::new(DEADLINE, at(10));
+        heartbeat.heard(at(12));
+        assert_eq!(heartbeat.look(at(15)), None);
+        assert_eq!(heartbeat.look(at(4000)), None, "an hour in which nobody ran");
+        assert_eq!(watch(&mut heartbeat, at(4000), at(5000)), Some(at(4057)));
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_hangs_who_beat_within_the_deadline(
+            steps in prop::collection::vec((0_u64..100, any::<bool>()), 0..60)
+        ) {
+            let mut heartbeat = Heartbeat::new(DEADLINE, Duration::ZERO);
+            let (mut now, mut last) = (Duration::ZERO, None);
+            for (seconds, beat) in steps {
+                now += at(seconds);
+                if beat {
+                    heartbeat.heard(now);
+                    last = Some(now);
+                }
+                if let Some(silent) = heartbeat.look(now) {
+                    prop_assert!(silent >= DEADLINE);
+                    prop_assert!(last.is_some_and(|last| now - last >= DEADLINE));
+                }
+                prop_assert!(heartbeat.next().is_none_or(|next| next <= now + LOOK));
+            }
+        }
+    }
+}
