@@ -168,7 +168,7 @@ impl Machine {
 
     /// Writes the closing line. Nothing is written after it.
     pub fn off(&mut self, reason: Reason) {
-        self.port.event(EventLine::new("off").field("reason", reason.name()));
+        self.port.insist(EventLine::new("off").field("reason", reason.name()));
         self.port.drain();
     }
 

@@ -159,7 +159,7 @@ fn hold(machine: &mut Machine, text: &str) -> ! {
         .field("stage", Stage::System)
         .field("cause", text)
         .field("next", "Reset the machine.");
-    machine.port.event(line);
+    machine.port.insist(line);
     rustix::system::reboot(rustix::system::RebootCommand::CadOn).ok();
     loop {
         machine.pet();

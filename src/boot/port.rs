@@ -20,8 +20,11 @@ use super::relay::Relay;
 /// The port that the contract names.
 pub const PATH: &str = "/dev/ttyS0";
 
-/// What the driver may need to send what it has taken: 4 KiB at 115,200 baud.
+/// What the driver may need to send what it has taken: 4 KiB at 115,200 baud. A
+/// port that takes nothing for so long takes nothing any more.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
+/// How long all that waits may take: a full buffer needs six seconds.
+const DRAIN_ALL_MAX: Duration = Duration::from_secs(10);
 
 /// The serial port; without one, its lines are only remembered.
 #[derive(Debug, Default)]
@@ -50,6 +53,14 @@ impl Port {
     /// Writes an event line that happened now.
     pub fn event(&mut self, line: EventLine) {
         self.line(&line.at(clock::uptime()).to_string());
+    }
+
+    /// Writes an event line that must get out, even if the port is far behind:
+    /// why the machine stops.
+    pub fn insist(&mut self, line: EventLine) {
+        let now = clock::uptime();
+        self.relay.insist(now, &line.at(now).to_string());
+        self.flush();
     }
 
     /// Writes a log line of `init`'s own.
@@ -126,13 +137,14 @@ impl Port {
 
     /// Waits until every line is out, but not for ever. The machine ends after it.
     pub fn drain(&mut self) {
-        let until = clock::uptime() + DRAIN_MAX;
+        let until = clock::uptime() + DRAIN_ALL_MAX;
         loop {
             self.flush();
             let Some(left) = until.checked_sub(clock::uptime()) else { return };
             let Some(waiting) = self.waiting() else { break };
-            if poll::wait(&[(waiting, Interest::Write)], Some(left)).is_err() {
-                return;
+            match poll::wait(&[(waiting, Interest::Write)], Some(left.min(DRAIN_MAX))) {
+                Ok(ready) if ready.contains(&true) => {}
+                Ok(_) | Err(_) => return,
             }
         }
         // The driver still has some of it, and its own wait has no deadline.

@@ -11,6 +11,8 @@
 //!   and a line says how many as soon as there is room.
 //! - A line is passed on whole or not at all.
 //! - Event lines are dropped last: a part of the buffer is theirs alone.
+//! - What [`Relay::insist`] takes is never dropped: the few lines without which
+//!   nobody knows why the machine ended.
 //!
 //! What this module does not do: read or write (`port`, `stage2`).
 
@@ -94,6 +96,19 @@ impl Relay {
         if self.pending.len() + line.len() + 1 > bound {
             self.dropped += 1;
             return;
+        }
+        self.push(line);
+    }
+
+    /// Takes one line that must get out, however slow the port is: `init` has a
+    /// handful of those in the life of a machine, so the buffer stays bounded.
+    pub fn insist(&mut self, now: Duration, line: &str) {
+        self.keep(line);
+        if self.muted {
+            return;
+        }
+        if self.dropped > 0 {
+            self.confess(now);
         }
         self.push(line);
     }
@@ -191,6 +206,21 @@ mod tests {
         assert_eq!(text.lines().filter(|written| *written == line).count(), fit);
         assert!(text.contains("POLIS ready"));
         assert!(text.ends_with("the serial port is slow: 7 lines are missing here\n"), "{text}");
+    }
+
+    #[test]
+    fn a_line_that_must_get_out_does_so_from_a_full_buffer() {
+        let mut relay = Relay::default();
+        let line = format!("POLIS noise text={}", "x".repeat(200));
+        for _ in 0..PENDING_MAX / 100 {
+            relay.put(NOW, &line);
+        }
+        let full = relay.pending.len();
+        relay.put(NOW, &line);
+        assert_eq!(relay.pending.len(), full, "the buffer is full");
+        relay.insist(NOW, "POLIS guru code=#0601.0000 t=1.000");
+        let text = drain(&mut relay);
+        assert!(text.ends_with("lines are missing here\nPOLIS guru code=#0601.0000 t=1.000\n"));
     }
 
     #[test]
