@@ -14,15 +14,18 @@
 //! - The machine reboots by itself only after the count of it is on the disk: a
 //!   count that can't be read or written holds the machine, so that no fault of
 //!   the ESP makes an endless loop.
+//! - The number of failures never goes back, even when the count is torn: each
+//!   report says which one it is, so no newer report is written over for an older.
 //! - A person's own reboot is not counted: someone is there.
 //!
 //! What this module does not do: wait or reboot (`guru`).
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use crate::serial::EventLine;
+use crate::storage::file::remove_debris;
 
 /// How often in a row the machine reboots by itself.
 pub const REBOOTS_MAX: u32 = 3;
@@ -30,6 +33,10 @@ pub const REBOOTS_MAX: u32 = 3;
 const RING: u64 = 8;
 /// A ledger is one line; more is not ours.
 const LEDGER_MAX: u64 = 4096;
+/// How much of a report is looked at; the number is near its start.
+const REPORT_MAX: u64 = 64 << 10;
+/// How the line with the number starts.
+const NUMBER: &str = "number: ";
 /// A summary is one line on a screen.
 const SUMMARY_MAX: usize = 300;
 
@@ -86,11 +93,28 @@ impl Ledger {
         Some(Self { reboots, ..self.clone() })
     }
 
+    /// What stands for a ledger that is damaged, beside reports up to `sequence`:
+    /// as if the machine had rebooted by itself as often as it may, so that it
+    /// holds the next time.
+    fn torn(sequence: u64) -> Self {
+        Self { reboots: REBOOTS_MAX, sequence, last: None }
+    }
+
     /// The ledger after a good boot.
     #[must_use]
     pub fn ready(&self) -> Self {
         Self { reboots: 0, last: None, ..self.clone() }
     }
+}
+
+/// The line of a report that says which one it is, from 0.
+#[must_use]
+pub fn number_line(sequence: u64) -> String {
+    format!("{NUMBER}{sequence}")
+}
+
+fn number_of(report: &str) -> Option<u64> {
+    report.lines().find_map(|line| line.strip_prefix(NUMBER)?.trim().parse().ok())
 }
 
 /// The directory on the ESP.
@@ -106,12 +130,45 @@ impl Store {
         Self { directory: esp.join("polis/guru") }
     }
 
-    /// Reads the ledger; a machine without one has never failed.
+    /// Reads the ledger. A machine without one has never failed; a damaged one
+    /// counts as full, and the reports beside it say how many there were.
     ///
     /// # Errors
     ///
-    /// When it is there and can't be understood.
+    /// When the ESP can't be read.
     pub fn load(&self) -> io::Result<Ledger> {
+        match self.read() {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::InvalidData | io::ErrorKind::IsADirectory
+                ) =>
+            {
+                Ok(self.rebuilt())
+            }
+            read => read,
+        }
+    }
+
+    /// The ledger as far as the reports beside it tell: how many there were.
+    #[must_use]
+    pub fn rebuilt(&self) -> Ledger {
+        Ledger::torn(self.reports())
+    }
+
+    /// The number after that of the newest report in the ring.
+    fn reports(&self) -> u64 {
+        let numbers = (0..RING).filter_map(|place| {
+            let path = self.directory.join(format!("guru-{place}.txt"));
+            let file = File::open(path).ok()?;
+            let mut text = Vec::new();
+            file.take(REPORT_MAX).read_to_end(&mut text).ok()?;
+            number_of(&String::from_utf8_lossy(&text))
+        });
+        numbers.max().map_or(0, |newest| newest.wrapping_add(1))
+    }
+
+    fn read(&self) -> io::Result<Ledger> {
         let path = self.directory.join("attempts");
         let size = match fs::metadata(&path) {
             Ok(metadata) => metadata.len(),
@@ -143,10 +200,19 @@ impl Store {
     pub fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         fs::create_dir_all(&self.directory)?;
         let temporary = self.directory.join(format!("{name}.new"));
+        remove_debris(&temporary)?;
         let mut file = File::create(&temporary)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        fs::rename(&temporary, self.directory.join(name))?;
+        let place = self.directory.join(name);
+        match fs::rename(&temporary, &place) {
+            // Nothing of ours is one, so it is what is left of a damaged entry.
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
+                fs::remove_dir_all(&place)?;
+                fs::rename(&temporary, &place)?;
+            }
+            renamed => renamed?,
+        }
         // FAT fills the new directory entry when the file is flushed.
         file.sync_all()?;
         File::open(&self.directory)?.sync_all()
@@ -187,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ledger_is_kept_and_a_damaged_one_is_not_taken_for_a_new_one() {
+    fn a_ledger_is_kept_and_a_damaged_one_holds_the_machine() {
         let esp = tempfile::tempdir().unwrap();
         let store = Store::on(esp.path());
         assert_eq!(store.load().unwrap(), Ledger::default());
@@ -197,8 +263,38 @@ mod tests {
         assert_eq!(store.load().unwrap(), ledger);
         for damage in [&b"POLIS attempts reboots=1"[..], b"", b"\xff\n", &[b'x'; 5000]] {
             fs::write(esp.path().join("polis/guru/attempts"), damage).unwrap();
-            assert_eq!(store.load().unwrap_err().kind(), io::ErrorKind::InvalidData);
+            let torn = store.load().unwrap();
+            assert_eq!((torn.rebooting(), torn.sequence), (None, 0), "no report says its number");
         }
+    }
+
+    #[test]
+    fn a_damaged_ledger_writes_over_no_newer_report() {
+        let esp = tempfile::tempdir().unwrap();
+        let store = Store::on(esp.path());
+        let mut ledger = Ledger::default();
+        for _ in 0..11 {
+            let (next, name) = ledger.failed("x");
+            store.write(&name, number_line(ledger.sequence).as_bytes()).unwrap();
+            ledger = next;
+        }
+        store.save(&ledger).unwrap();
+        fs::write(esp.path().join("polis/guru/attempts"), b"\0\0\0\0").unwrap();
+        let torn = store.load().unwrap();
+        assert_eq!(torn.sequence, ledger.sequence);
+        assert_eq!(torn.failed("y").1, "guru-3.txt", "the oldest makes room");
+        assert_eq!(torn.ready().rebooting().unwrap().reboots, 1, "a good boot forgives all");
+    }
+
+    #[test]
+    fn a_directory_where_a_file_should_be_stops_no_count() {
+        let esp = tempfile::tempdir().unwrap();
+        let store = Store::on(esp.path());
+        fs::create_dir_all(esp.path().join("polis/guru/attempts.new/deep")).unwrap();
+        fs::create_dir_all(esp.path().join("polis/guru/attempts/deep")).unwrap();
+        assert_eq!(store.load().unwrap().rebooting(), None);
+        store.save(&Ledger::default()).unwrap();
+        assert_eq!(store.load().unwrap(), Ledger::default());
     }
 
     proptest! {

@@ -42,7 +42,7 @@ use crate::sys::reboot::Reason;
 use crate::sys::{clock, vt};
 use crate::trapdoor::{Report, UNLOCK};
 
-use super::attempts::{Ledger, REBOOTS_MAX};
+use super::attempts::{Ledger, REBOOTS_MAX, number_line};
 use super::machine::{Identity, Machine, reap};
 use super::port;
 use super::screen::{SILENCE, Screen};
@@ -197,7 +197,7 @@ fn announce(machine: &mut Machine, report: &Report) {
         .field("cause", report.cause())
         .field("next", &report.next);
     let line = if report.unlock { line.field(UNLOCK, "yes") } else { line };
-    machine.port.event(line);
+    machine.port.insist(line);
     for line in body(report).lines() {
         machine.port.log(Severity::Fatal, line);
     }
@@ -210,8 +210,9 @@ fn remember(machine: &mut Machine, report: &Report, log: &[String]) -> Option<Le
         machine.port.log(Severity::Warning, text);
         return None;
     };
-    let text = text(report, &machine.identity, clock::uptime(), log);
+    let uptime = clock::uptime();
     let kept = store.load().and_then(|ledger| {
+        let text = text(report, &machine.identity, ledger.sequence, uptime, log);
         let summary = format!("{} {}", report.code, report.cause());
         let (ledger, name) = ledger.failed(&summary);
         store.write(&name, text.as_bytes())?;
@@ -269,10 +270,17 @@ fn body(report: &Report) -> String {
 }
 
 /// The file on the ESP.
-fn text(report: &Report, identity: &Identity, uptime: Duration, log: &[String]) -> String {
+fn text(
+    report: &Report,
+    identity: &Identity,
+    sequence: u64,
+    uptime: Duration,
+    log: &[String],
+) -> String {
     let Identity { version, image, slot } = identity;
     let seconds = uptime.as_secs_f64();
     let mut text = body(report);
+    writeln!(text, "{}", number_line(sequence)).ok();
     writeln!(text, "version: {version}\nimage: {image}\nslot: {slot}").ok();
     writeln!(text, "uptime: {seconds:.3}\n\nlog:").ok();
     for line in log {
@@ -484,13 +492,15 @@ mod tests {
         };
         let identity =
             Identity { version: "0.1.0".to_owned(), image: "abc".to_owned(), slot: "A".to_owned() };
-        let text = text(&report, &identity, Duration::from_millis(9412), &["last line".to_owned()]);
+        let log = ["last line".to_owned()];
+        let text = text(&report, &identity, 12, Duration::from_millis(9412), &log);
         insta::assert_snapshot!(text, @r"
         GURU MEDITATION #0302.0009 in stage system
         cause: node was killed
         cause: by signal 9
         tried: storage
         next: Reboot.
+        number: 12
         version: 0.1.0
         image: abc
         slot: A

@@ -52,6 +52,9 @@ const NODE: &str = "/usr/bin/node";
 const READ_MAX: usize = 4 << 10;
 /// How often a pipe is read before the others have their turn.
 const READS_MAX: usize = 4;
+/// How often they are read when `node` has ended: a pipe holds 64 KiB, which is
+/// four reads, and the channel some hundred messages.
+const RESTS_MAX: usize = 256;
 /// More terminals than a machine has places for.
 const TERMINALS_MAX: usize = 8;
 
@@ -304,9 +307,7 @@ impl Main<'_> {
             if ready == ledger { Ok(()) } else { store.save(&ready) }
         });
         // A ledger that can't be read is replaced: this boot shows that the machine is well.
-        if let Err(error) =
-            forgiven.or_else(|_error| store.save(&super::attempts::Ledger::default()))
-        {
+        if let Err(error) = forgiven.or_else(|_error| store.save(&store.rebuilt().ready())) {
             let text = format!("cannot forget the boots that failed: {error}");
             self.machine.port.log(Severity::Warning, &text);
         }
@@ -456,10 +457,14 @@ impl Main<'_> {
         self.machine.port.log(Severity::Error, &text);
     }
 
-    /// Reads the rest of what `node` said: it says no more.
+    /// Reads the rest of what `node` said: it says no more. Whoever has inherited
+    /// its pipes may, so this has an end of its own.
     fn finish_node(&mut self) {
-        while self.read_message() {}
-        while self.read_lines() | self.read_errors() {}
+        for _ in 0..RESTS_MAX {
+            if !(self.read_message() | self.read_lines() | self.read_errors()) {
+                break;
+            }
+        }
         let (line, error) = self.node.rest();
         line.iter().for_each(|line| self.machine.port.line(line));
         error.iter().for_each(|line| self.machine.port.log_as(Severity::Error, "root", line));

@@ -162,10 +162,7 @@ impl File {
         let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
         // What an interrupted write left behind. Creating afresh follows no link
         // and starts with the right mode.
-        match rustix::fs::unlink(&sibling) {
-            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-            Err(error) => return Err(Error::io("remove", &sibling, error)),
-        }
+        remove_debris(&sibling).map_err(|error| Error::io("remove", &sibling, error))?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::open(&sibling, flags, Mode::from_raw_mode(self.mode))
             .map_err(|e| Error::io("create", &sibling, e))?;
@@ -299,6 +296,19 @@ impl Dir {
     }
 }
 
+/// Removes what has the name of a temporary file. On FAT that may be a directory:
+/// a torn entry is what its bytes happen to say.
+pub(crate) fn remove_debris(path: &Path) -> io::Result<()> {
+    let removed = match rustix::fs::unlink(path).map_err(io::Error::from) {
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => std::fs::remove_dir_all(path),
+        removed => removed,
+    };
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
 /// Makes a rename or removal in `directory` survive a power cut.
 fn flush_directory(directory: &Path) -> Result<(), Error> {
     std::fs::File::open(directory)
@@ -340,6 +350,18 @@ mod tests {
             .collect();
         assert_eq!(names, ["key.pem"]);
         assert_eq!(file.read().unwrap().as_deref(), Some(&b"whole"[..]));
+    }
+
+    #[test]
+    fn a_directory_in_the_place_of_the_temporary_file_stops_no_write() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = file(&directory);
+        let debris = directory.path().join(".key.pem.new");
+        std::fs::create_dir_all(debris.join("deep")).unwrap();
+        std::fs::write(debris.join("deep/file"), "x").unwrap();
+        file.write(b"whole").unwrap();
+        assert_eq!(file.read().unwrap().as_deref(), Some(&b"whole"[..]));
+        assert!(!debris.exists());
     }
 
     #[test]
