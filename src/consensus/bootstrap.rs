@@ -22,7 +22,7 @@ use tracing::info;
 use super::args::{Pace, Purpose};
 use super::client::User;
 use super::credentials::{Credentials, authority, peer_certificate};
-use super::serve::died;
+use super::serve::{Started, died};
 use super::service::{Service, blocking};
 use super::{Error, Orders, Step, credentials};
 use crate::pki::Namespace;
@@ -53,10 +53,13 @@ pub(super) async fn bootstrap(
     blocking(move || data.clear().and_then(|()| alone.remove())).await?;
     probe.passed(Step::Cleared)?;
 
-    let mut child = service.spawn(ctx, orders, Pace::Alone, Purpose::Found).await?;
+    let Started { mut child, begun } =
+        service.spawn(ctx, orders, Pace::Alone, Purpose::Found).await?;
     let clients = tokio::select! {
         // Cancel-safe: both only wait.
-        exit = child.wait() => return Err(died(&child, exit.map_err(Error::Process)?)),
+        exit = child.wait() => {
+            return Err(died(service, ctx, begun, exit.map_err(Error::Process)?).await);
+        }
         clients = tokio::time::timeout(READY_MAX, service.ready()) => {
             clients.map_err(|_elapsed| Error::Silent(READY_MAX))??
         }

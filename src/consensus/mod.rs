@@ -24,6 +24,7 @@
 //! - Data is thrown away only where `bootstrapping` on the disk says that nobody
 //!   has seen it.
 //! - Healthy means voter.
+//! - An etcd that blames its own files is started again a few times and no more.
 //!
 //! What this module does not do: decide what a machine is to be (`cluster`), or
 //! who may enter (`curator`).
@@ -32,6 +33,7 @@ mod args;
 mod bootstrap;
 pub mod client;
 mod credentials;
+mod damage;
 mod maintenance;
 mod members;
 mod peers;
@@ -244,6 +246,14 @@ pub enum Error {
         /// How.
         exit: crate::sys::process::Exit,
         /// Its last complaint, after a colon; empty if there was none.
+        said: String,
+    },
+    /// etcd ended and blames its own files.
+    #[error("etcd {exit}: its database is damaged: {said}")]
+    Corrupt {
+        /// How.
+        exit: crate::sys::process::Exit,
+        /// What it says of it.
         said: String,
     },
     /// etcd ended because the others removed this member.

@@ -16,13 +16,21 @@ use tracing::{info, warn};
 
 use super::args::Pace;
 use super::client::{self, Clients};
+use super::damage::{self, Verdict};
 use super::service::{STOP_MAX, Service, blocking};
 use super::{Alarm, Error, Member, MemberId, Standing, Status};
-use crate::logtree::Body;
+use crate::logtree::{Backlog, Body, Query};
 use crate::serial::{EventLine, Severity};
 use crate::stage::{Stage, State};
 use crate::supervisor::Context;
 use crate::sys::process::{self, Child, Exit};
+
+/// The name under which etcd's own log stands, below this service's.
+pub(super) const ETCD: &str = "etcd";
+
+/// Lines of an etcd that are looked at when it has ended: the stacks of some
+/// hundred goroutines.
+const WORDS_MAX: usize = 4096;
 
 /// Between two looks at a member that is not there yet: short against its start.
 pub(super) const LOOK_SOON: Duration = Duration::from_millis(10);
@@ -74,6 +82,7 @@ pub(super) struct Serving<'a> {
     marked: bool,
     growth: watch::Receiver<bool>,
     started: Instant,
+    begun: Duration,
     reported: Option<EventLine>,
 }
 
@@ -81,9 +90,10 @@ impl<'a> Serving<'a> {
     pub(super) async fn new(
         service: &'a Service,
         ctx: &'a Context,
-        child: Child,
+        started: Started,
         pace: Pace,
     ) -> Result<Self, Error> {
+        let Started { child, begun } = started;
         Ok(Self {
             service,
             ctx,
@@ -93,6 +103,7 @@ impl<'a> Serving<'a> {
             marked: pace == Pace::Alone,
             growth: service.growth.subscribe(),
             started: Instant::now(),
+            begun,
             reported: None,
         })
     }
@@ -110,7 +121,8 @@ impl<'a> Serving<'a> {
                     return Ok(After::Cancelled);
                 }
                 Event::Exited(exit) => {
-                    return Err(died(&self.child, exit.map_err(Error::Process)?));
+                    let exit = exit.map_err(Error::Process)?;
+                    return Err(died(self.service, self.ctx, self.begun, exit).await);
                 }
                 Event::GrowthWanted => {}
                 Event::Seen(Err(silence)) => self.unseen(&silence),
@@ -214,24 +226,53 @@ impl<'a> Serving<'a> {
     }
 }
 
-/// Why etcd ended by itself. Only the etcd of a removed member ends well, and it
-/// does so again at each start; one that is asked to end dies of the signal.
-pub(super) fn died(child: &Child, exit: Exit) -> Error {
+/// An etcd that was just started.
+pub(super) struct Started {
+    pub(super) child: Child,
+    /// When: what it says comes after that.
+    pub(super) begun: Duration,
+}
+
+/// Why the etcd ended by itself that began at `begun`. Only the etcd of a removed
+/// member ends well, and it does so again at each start; one that is asked to end
+/// dies of the signal.
+pub(super) async fn died(service: &Service, ctx: &Context, begun: Duration, exit: Exit) -> Error {
     if exit.is_success() {
         return Error::Removed;
     }
-    Error::Died { exit, said: last_words(&child.tail()) }
+    // All of it: a Go program that panics says why first, and then how it came there.
+    let said = ctx.logs().backlog(&Query {
+        name: format!("{}.{ETCD}", ctx.name()),
+        children: false,
+        backlog: Backlog::Last(WORDS_MAX),
+        ..Query::all()
+    });
+    let said = said.iter().filter(|entry| entry.at >= begun).map(|entry| &entry.body);
+    let words = match damage::judge(said.clone()) {
+        Verdict::Damaged(words) => Some(words),
+        Verdict::Fault => {
+            let file = service.config.tree.data.path().join("member/snap/db");
+            let read = tokio::task::spawn_blocking(move || damage::is_readable(&file)).await;
+            // Where the disk does not answer, it may again.
+            matches!(read, Ok(true)).then(|| "it is shorter than it says".to_owned())
+        }
+        Verdict::Sound => None,
+    };
+    match words {
+        Some(said) => Error::Corrupt { exit, said },
+        None => Error::Died { exit, said: last_words(said) },
+    }
 }
 
 /// What a person wants to hear of the last lines: the newest complaint. A Go
 /// panic is not written as JSON, and its first line says what it is.
-fn last_words(tail: &[Body]) -> String {
+fn last_words<'a>(said: impl DoubleEndedIterator<Item = &'a Body> + Clone) -> String {
     let is_panic = |body: &&Body| matches!(body, Body::Raw(line) if line.starts_with("panic:"));
     let complains = |body: &&Body| match body {
         Body::Levelled(entry) => entry.severity >= Severity::Warning,
         Body::Raw(_) => true,
     };
-    let words = tail.iter().find(is_panic).or_else(|| tail.iter().rev().find(complains));
+    let words = said.clone().find(is_panic).or_else(|| said.rev().find(complains));
     words.map(|words| format!(": {words}")).unwrap_or_default()
 }
 
@@ -361,7 +402,8 @@ mod tests {
     #[test]
     fn the_last_words_are_the_newest_complaint() {
         let words = |lines: &[&str]| {
-            last_words(&lines.iter().map(|line| Parser::Zap.parse(line)).collect::<Vec<_>>())
+            let lines: Vec<_> = lines.iter().map(|line| Parser::Zap.parse(line)).collect();
+            last_words(lines.iter())
         };
         let info = r#"{"level":"info","msg":"closing"}"#;
         let warn = r#"{"level":"warn","msg":"slow"}"#;

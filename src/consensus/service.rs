@@ -18,16 +18,18 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tracing::info;
 
 use super::args::{self, Call, Pace, Purpose};
 use super::client::Clients;
 use super::credentials::{self, Credentials, Found};
 use super::members::Members;
-use super::serve::{After, LOOK_SOON, Serving, report};
+use super::serve::{After, ETCD, LOOK_SOON, Serving, Started, report};
 use super::{Config, Error, Orders, Standing, Start, Status, bootstrap, maintenance, watchers};
 use crate::event::until;
 use crate::logtree::Parser;
@@ -35,12 +37,20 @@ use crate::pki::Overview;
 use crate::stage::{Stage, State};
 use crate::storage::file;
 use crate::supervisor::{Context, Policy};
-use crate::sys::process::{Child, Command};
+use crate::sys::clock;
+use crate::sys::process::Command;
 use crate::trapdoor::{Report, code};
 
 /// A member that hands its leadership over takes six seconds at worst; the
 /// supervisor waits for ten.
 pub(super) const STOP_MAX: Duration = Duration::from_secs(8);
+
+/// How often in a row etcd may blame its own files: memory errs, too, and reads
+/// the next time what is there.
+const BLAMED_MAX: u32 = 3;
+
+/// An etcd that ran for so long found its files sound.
+const SOUND: Duration = Duration::from_secs(600);
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
@@ -50,6 +60,8 @@ pub struct Service {
     pub(super) status: watch::Sender<Status>,
     overview: watch::Sender<Overview>,
     pub(super) growth: watch::Sender<bool>,
+    /// How often in a row etcd has blamed its files: the one thing that outlives a run.
+    blamed: Arc<AtomicU32>,
     /// Says that a look at the member will show something new.
     pub(super) news: Arc<Notify>,
 }
@@ -64,6 +76,7 @@ impl Service {
             status: watch::Sender::default(),
             overview: watch::Sender::default(),
             growth: watch::Sender::new(false),
+            blamed: Arc::default(),
             news: Arc::default(),
         }
     }
@@ -96,6 +109,7 @@ impl Service {
         readahead(&self.config.binary);
         let waiting = until(&mut self.orders, "the orders", Clone::clone);
         let Some(orders) = ctx.until_cancelled(waiting).await else { return Ok(()) };
+        let begun = Instant::now();
         let ended = self.member(&ctx, &orders?).await;
         self.status.send_modify(|status| {
             status.standing = Standing::Stopped;
@@ -104,7 +118,11 @@ impl Service {
             status.ready_to_grow = false;
         });
         report(&self, &ctx, None);
-        if let Err(error @ (Error::NoMember | Error::Damaged { .. })) = &ended {
+        let blamed = self.blamed(&ended, begun.elapsed());
+        if let Err(error @ (Error::NoMember | Error::Damaged { .. } | Error::Corrupt { .. })) =
+            &ended
+            && (blamed >= BLAMED_MAX || !matches!(error, Error::Corrupt { .. }))
+        {
             // No restart brings lost files back.
             match ctx.until_cancelled(ctx.trapdoor(hopeless(error))).await {
                 Some(never) => match never {},
@@ -112,6 +130,17 @@ impl Service {
             }
         }
         ended
+    }
+
+    /// How often in a row etcd has blamed its files by now.
+    fn blamed(&self, ended: &Result<(), Error>, ran: Duration) -> u32 {
+        if ran >= SOUND {
+            self.blamed.store(0, Ordering::Relaxed);
+        }
+        if matches!(ended, Err(Error::Corrupt { .. })) {
+            self.blamed.fetch_add(1, Ordering::Relaxed);
+        }
+        self.blamed.load(Ordering::Relaxed)
     }
 
     async fn member(&self, ctx: &Context, orders: &Orders) -> Result<(), Error> {
@@ -139,8 +168,8 @@ impl Service {
             let alone = self.config.tree.alone.clone();
             let alone = blocking(move || alone.read()).await?.is_some();
             let pace = if alone { Pace::Alone } else { Pace::Lan };
-            let child = self.spawn(ctx, orders, pace, purpose).await?;
-            match Serving::new(self, ctx, child, pace).await?.run().await? {
+            let started = self.spawn(ctx, orders, pace, purpose).await?;
+            match Serving::new(self, ctx, started, pace).await?.run().await? {
                 After::Cancelled => return Ok(()),
                 After::Grow => {
                     info!("making room for a second member");
@@ -215,7 +244,7 @@ impl Service {
         orders: &Orders,
         pace: Pace,
         purpose: Purpose<'_>,
-    ) -> Result<Child, Error> {
+    ) -> Result<Started, Error> {
         let socket = self.config.sockets.client();
         // A socket that a killed etcd left behind looks like one that serves.
         let _absent = std::fs::remove_file(socket);
@@ -233,11 +262,12 @@ impl Service {
         let mut command = Command::new(&self.config.binary)
             .args(args::arguments(&call))
             .directory(self.config.sockets.dir.path())
-            .log(ctx.sink("etcd", Parser::Zap));
+            .log(ctx.sink(ETCD, Parser::Zap));
         for (name, value) in args::environment(purpose) {
             command = command.env(name, value);
         }
-        command.spawn().await.map_err(Error::Process)
+        let begun = clock::uptime();
+        Ok(Started { child: command.spawn().await.map_err(Error::Process)?, begun })
     }
 
     /// Waits until the member answers and has a leader.
@@ -293,6 +323,7 @@ pub fn readahead(binary: &Path) {
 fn hopeless(error: &Error) -> Report {
     let code = match error {
         Error::NoMember => code::CONSENSUS_MEMBER_ABSENT,
+        Error::Corrupt { .. } => code::CONSENSUS_DATABASE_DAMAGED,
         _ => code::CONSENSUS_MEMBER_DAMAGED,
     };
     let next = "remove this node from the cluster and let it register again; \

@@ -12,10 +12,12 @@
 //! | `service-flaps` | a service panics more often than it may |
 //! | `main-panic` | the main task panics |
 //! | `kill-etcd` | etcd gets SIGKILL |
+//! | `damage-etcd` | the database of etcd is overwritten, and etcd gets SIGKILL |
 //! | `kill-node` | the node gets SIGKILL |
 //! | `node-hangs` | every worker of the runtime is blocked for ever |
 //! | `locked` | the trapdoor opens as for a locked disk, unless a recovery key was given |
 
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -28,6 +30,7 @@ use tracing::error;
 use crate::event::{self, Closed};
 use crate::recovery;
 use crate::stage::Stage;
+use crate::storage::tree;
 use crate::supervisor::{Context, Policy};
 use crate::sys::process;
 use crate::trapdoor::{Report, code};
@@ -43,6 +46,8 @@ pub enum Fault {
     MainPanic,
     /// etcd is killed.
     KillEtcd,
+    /// The database of etcd is overwritten, and etcd killed.
+    DamageEtcd,
     /// This process is killed.
     KillNode,
     /// Every worker of the runtime is blocked.
@@ -52,11 +57,12 @@ pub enum Fault {
 }
 
 impl Fault {
-    const ALL: [(&'static str, Self); 7] = [
+    const ALL: [(&'static str, Self); 8] = [
         ("service-panic", Self::ServicePanic),
         ("service-flaps", Self::ServiceFlaps),
         ("main-panic", Self::MainPanic),
         ("kill-etcd", Self::KillEtcd),
+        ("damage-etcd", Self::DamageEtcd),
         ("kill-node", Self::KillNode),
         ("node-hangs", Self::NodeHangs),
         ("locked", Self::Locked),
@@ -124,6 +130,10 @@ impl Service {
             Fault::ServicePanic if first => panic!("as asked for by polis.fault"),
             Fault::ServiceFlaps => panic!("as asked for by polis.fault"),
             Fault::KillEtcd if first => process::find("etcd").into_iter().for_each(kill),
+            Fault::DamageEtcd if first => {
+                damage();
+                process::find("etcd").into_iter().for_each(kill);
+            }
             Fault::KillNode => kill(getpid()),
             Fault::NodeHangs => hang(&ctx),
             Fault::Locked => match self.recovery.text() {
@@ -136,7 +146,7 @@ impl Service {
                 Err(error) => error!(error = &error as &dyn std::error::Error, "no recovery key"),
             },
             // The main task looks for itself.
-            Fault::MainPanic | Fault::ServicePanic | Fault::KillEtcd => {}
+            Fault::MainPanic | Fault::ServicePanic | Fault::KillEtcd | Fault::DamageEtcd => {}
         }
         ctx.healthy();
         ctx.cancelled().await;
@@ -165,6 +175,19 @@ fn block() -> Result<(), std::convert::Infallible> {
 fn locked() -> Report {
     let error = std::io::Error::other("as asked for by polis.fault");
     Report::from_error(code::STORAGE_KEY_WRONG, Stage::Storage, &error, "give it a recovery key")
+}
+
+/// Overwrites the start of etcd's database, where it says what it is.
+fn damage() {
+    let database = tree::Root::live().data.etcd.data.path().join("member/snap/db");
+    error!(database = %database.display(), "damaging it, as asked for by polis.fault");
+    let written = std::fs::File::options()
+        .write(true)
+        .open(database)
+        .and_then(|file| file.write_all_at(&[0x5a; 8192], 0).and_then(|()| file.sync_all()));
+    if let Err(error) = written {
+        error!(error = &error as &dyn std::error::Error, "cannot damage it");
+    }
 }
 
 fn kill(victim: Pid) {

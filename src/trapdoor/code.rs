@@ -162,6 +162,8 @@ pub const PARAMETERS_CA_CERTIFICATE: Code = Code::new(Stage::Parameters, 11);
 pub const CONSENSUS_MEMBER_ABSENT: Code = Code::new(Stage::Consensus, 1);
 /// The member on the disk lacks a part.
 pub const CONSENSUS_MEMBER_DAMAGED: Code = Code::new(Stage::Consensus, 2);
+/// etcd itself says that its database is damaged.
+pub const CONSENSUS_DATABASE_DAMAGED: Code = Code::new(Stage::Consensus, 3);
 /// The sealed configuration on the ESP is damaged.
 pub const CLUSTER_SEALED_DAMAGED: Code = Code::new(Stage::Cluster, 1);
 /// There is a data partition in use, and no sealed configuration.
@@ -242,6 +244,7 @@ pub const ALL: &[Code] = &[
     PARAMETERS_CA_CERTIFICATE,
     CONSENSUS_MEMBER_ABSENT,
     CONSENSUS_MEMBER_DAMAGED,
+    CONSENSUS_DATABASE_DAMAGED,
     CLUSTER_SEALED_DAMAGED,
     CLUSTER_SEALED_LOST,
     CLUSTER_DATA_LOST,

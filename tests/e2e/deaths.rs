@@ -25,6 +25,15 @@ fn etcd_that_is_killed_is_restarted_with_its_membership() -> Result<()> {
 }
 
 #[test]
+fn an_etcd_with_a_damaged_database_opens_the_trapdoor_after_three_deaths() -> Result<()> {
+    let (_world, mut machine, _) = faulty("damage-etcd")?;
+    let guru = machine.wait_for("guru", SOON, |_| true)?;
+    ensure!(guru.text("code").starts_with("#0803."), "not the code of a damaged database: {guru}");
+    ensure!(guru.text("cause").contains("damaged"), "the cause is not the damage: {guru}");
+    documented(&guru)
+}
+
+#[test]
 fn a_service_that_panics_is_restarted_and_says_why() -> Result<()> {
     let (_world, mut machine, _) = faulty("service-panic")?;
     let death = machine.wait_for("service", SOON, |event| event.text("cause").contains("panic"))?;

@@ -9,6 +9,7 @@ mod bootstrap;
 mod certificates;
 mod clients;
 mod cluster;
+mod damage;
 mod full;
 mod harness;
 mod tls;
