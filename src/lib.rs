@@ -9,6 +9,7 @@ pub mod boot;
 pub mod cluster;
 pub mod consensus;
 pub mod console;
+pub mod ctl;
 pub mod curator;
 pub mod event;
 pub mod identity;

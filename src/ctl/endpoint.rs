@@ -1,0 +1,135 @@
+//! Where something listens: a host and a port.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+/// The port of curators.
+pub(super) const CURATOR_PORT: u16 = 7835;
+/// The port on which every node is managed.
+pub(super) const MANAGEMENT_PORT: u16 = 7839;
+
+/// A host name or address, and a port.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Endpoint {
+    /// A DNS name or an IP address, without brackets.
+    pub(super) host: String,
+    /// The port.
+    pub(super) port: u16,
+}
+
+/// The text says no host, or no port that there can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("allowed is HOST or HOST:PORT, with an IPv6 address and a port as [ADDRESS]:PORT")]
+pub(super) struct Invalid;
+
+impl Endpoint {
+    /// The same host at another port.
+    pub(super) fn at_port(&self, port: u16) -> Self {
+        Self { host: self.host.clone(), port }
+    }
+
+    /// Reads `HOST[:PORT]`.
+    pub(super) fn parse(text: &str, port_default: u16) -> Result<Self, Invalid> {
+        let bare_address = text.parse::<IpAddr>().is_ok();
+        let (host, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (host, after) = rest.split_once(']').ok_or(Invalid)?;
+                host.parse::<std::net::Ipv6Addr>().map_err(|_not| Invalid)?;
+                (
+                    host,
+                    if after.is_empty() {
+                        None
+                    } else {
+                        Some(after.strip_prefix(':').ok_or(Invalid)?)
+                    },
+                )
+            }
+            None if bare_address => (text, None),
+            None => match text.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (text, None),
+            },
+        };
+        let known = |c: char| c.is_ascii_alphanumeric() || "-._:".contains(c);
+        if host.is_empty() || host.len() > 253 || !host.chars().all(known) {
+            return Err(Invalid);
+        }
+        let port = match port {
+            None => port_default,
+            Some(digits) if digits.bytes().all(|c| c.is_ascii_digit()) => {
+                digits.parse().map_err(|_not| Invalid)?
+            }
+            Some(_) => return Err(Invalid),
+        };
+        if port == 0 {
+            return Err(Invalid);
+        }
+        Ok(Self { host: host.to_owned(), port })
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        Self::parse(text, CURATOR_PORT)
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_port_may_be_left_out() {
+        for (text, read) in [
+            ("node", "node:7835"),
+            ("node:1", "node:1"),
+            ("192.0.2.1", "192.0.2.1:7835"),
+            ("192.0.2.1:17835", "192.0.2.1:17835"),
+            ("fd00::1", "[fd00::1]:7835"),
+            ("[fd00::1]", "[fd00::1]:7835"),
+            ("[fd00::1]:2", "[fd00::1]:2"),
+        ] {
+            assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), read);
+        }
+    }
+
+    #[test]
+    fn what_is_no_host_and_port_is_refused() {
+        for text in [
+            "",
+            ":1",
+            "a:",
+            "a:0",
+            "a:65536",
+            "a:+1",
+            "a:1:2",
+            "[a]:1",
+            "[fd00::1",
+            "a b",
+            "https://a",
+        ] {
+            assert_eq!(text.parse::<Endpoint>(), Err(Invalid), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_read_reads_back(text in "[a-z0-9.:\\[\\]]{0,20}") {
+            if let Ok(endpoint) = text.parse::<Endpoint>() {
+                prop_assert_eq!(endpoint.to_string().parse(), Ok(endpoint));
+            }
+        }
+    }
+}

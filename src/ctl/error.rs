@@ -1,0 +1,146 @@
+//! Ends a command: the exit status, the causes, and what to do next.
+
+use std::fmt::Write as _;
+
+/// Why a command ended.
+#[derive(Debug)]
+pub(super) struct Error {
+    exit: Exit,
+    cause: anyhow::Error,
+    help: Option<String>,
+}
+
+/// What programs learn from the end of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Exit {
+    /// Refused or failed.
+    Failed = 1,
+    /// The command line makes no sense.
+    Usage = 2,
+    /// Waited, in vain.
+    TimedOut = 3,
+}
+
+impl Error {
+    /// Refused or failed, without any cause below.
+    pub(super) fn new(what: impl Into<String>) -> Self {
+        anyhow::Error::msg(what.into()).into()
+    }
+
+    /// A command line that clap takes and that makes no sense all the same.
+    pub(super) fn usage(what: impl Into<String>) -> Self {
+        Self { exit: Exit::Usage, ..Self::new(what) }
+    }
+
+    /// What was waited for did not come.
+    pub(super) fn timed_out(what: impl Into<String>) -> Self {
+        Self { exit: Exit::TimedOut, ..Self::new(what) }
+    }
+
+    /// The same with what to do next. What was said closer to the cause stays.
+    pub(super) fn or_help(mut self, help: impl Into<String>) -> Self {
+        self.help.get_or_insert_with(|| help.into());
+        self
+    }
+
+    /// The same as the cause of something that failed.
+    pub(super) fn context(self, what: impl Into<String>) -> Self {
+        Self { cause: self.cause.context(what.into()), ..self }
+    }
+
+    /// The status for whoever started the program.
+    pub(super) fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// Whether the reader of the output went away, as `head` does: no failure.
+    pub(super) fn is_broken_pipe(&self) -> bool {
+        let io = |cause: &(dyn std::error::Error + 'static)| {
+            cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind)
+        };
+        self.cause.chain().any(|cause| io(cause) == Some(std::io::ErrorKind::BrokenPipe))
+    }
+
+    /// `error:`, the causes, `help:`.
+    pub(super) fn render(&self) -> String {
+        let mut text = String::new();
+        let mut said = String::new();
+        for (depth, cause) in self.cause.chain().enumerate() {
+            let cause = super::output::clean(&cause.to_string());
+            // Some libraries repeat the cause in what they say themselves.
+            if said.contains(&cause) {
+                continue;
+            }
+            let label = if depth == 0 { "error" } else { "cause" };
+            // Writing to a string cannot fail.
+            let _written = writeln!(text, "{label}: {cause}");
+            said = cause;
+        }
+        if let Some(help) = &self.help {
+            let _written = writeln!(text, "help: {help}");
+        }
+        text
+    }
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Error {
+    fn from(cause: E) -> Self {
+        Self { exit: Exit::Failed, cause: cause.into(), help: None }
+    }
+}
+
+/// Adds to whatever failed.
+pub(super) trait Explain<T> {
+    /// What was being done, with its object.
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error>;
+    /// What to do next.
+    fn help(self, help: impl FnOnce() -> String) -> Result<T, Error>;
+}
+
+impl<T, E: Into<Error>> Explain<T> for Result<T, E> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error> {
+        self.map_err(|error| error.into().context(what()))
+    }
+
+    fn help(self, help: impl FnOnce() -> String) -> Result<T, Error> {
+        self.map_err(|error| error.into().or_help(help()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn broken() -> Result<(), std::io::Error> {
+        Err(std::io::Error::other("the disk is gone"))
+    }
+
+    #[test]
+    fn an_error_shows_its_causes_and_the_next_step() {
+        let error = broken()
+            .help(|| "find the disk".to_owned())
+            .doing(|| "cannot read owner.key".to_owned())
+            .unwrap_err();
+        assert_eq!(
+            error.render(),
+            "error: cannot read owner.key\ncause: the disk is gone\nhelp: find the disk\n"
+        );
+        assert_eq!(error.exit(), Exit::Failed);
+    }
+
+    #[test]
+    fn the_help_closest_to_the_cause_stays() {
+        let error = Error::new("x").or_help("first").or_help("second").context("y");
+        assert_eq!(error.render(), "error: y\ncause: x\nhelp: first\n");
+    }
+
+    #[test]
+    fn what_came_from_outside_cannot_move_the_cursor() {
+        assert_eq!(Error::new("a\u{1b}[2Jb\nc").render(), "error: a?[2Jb c\n");
+    }
+
+    #[test]
+    fn the_status_survives_what_is_added() {
+        assert_eq!(Error::timed_out("x").context("y").or_help("z").exit(), Exit::TimedOut);
+    }
+}

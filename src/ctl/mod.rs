@@ -1,0 +1,210 @@
+//! The operator's command line: `polisctl`.
+//!
+//! One file a group of commands; each has a `Command` that clap fills and a
+//! `run` that does the work and prints one document. This file picks the
+//! command and ends the program.
+//!
+//! ```text
+//! arguments --clap--> Command --run--> Document --> standard output: table, JSON or YAML
+//!                                  \-> Error -----> standard error: error, causes, help
+//! ```
+//!
+//! Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 timed out waiting.
+//!
+//! Invariants:
+//! - No cluster is trusted because it answered: its CA is compared with what a
+//!   person read from the machine's screen, or with a file.
+//! - Standard output carries the document and nothing else.
+//!
+//! What this module does not do: decide what a user may do (the servers do), or
+//! keep anything but contexts.
+#![expect(dead_code, reason = "the commands that talk to a cluster use the rest")]
+
+mod context;
+mod endpoint;
+mod error;
+mod hex;
+mod key;
+mod output;
+mod owner;
+mod parameters;
+mod place;
+#[cfg(test)]
+mod testing;
+mod units;
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use self::endpoint::Endpoint;
+use self::error::{Error, Exit};
+use self::key::Passphrase;
+use self::output::{Format, Out, Streams};
+use self::place::Place;
+
+/// Operates Polis clusters.
+#[derive(Debug, Parser)]
+#[command(name = "polisctl", version, arg_required_else_help = true)]
+#[command(after_help = "Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 timed out.")]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, clap::Args)]
+struct Options {
+    /// The cluster and user to act as [default: the one that is in use].
+    #[arg(long, global = true, value_name = "NAME", value_parser = place::name)]
+    context: Option<String>,
+    /// Where a curator is; repeatable [default: those of the context].
+    #[arg(long = "endpoint", global = true, value_name = "HOST[:PORT]")]
+    endpoints: Vec<Endpoint>,
+    /// How to print what was found.
+    #[arg(long, global = true, value_enum, default_value_t)]
+    output: Format,
+    /// How long to wait for the cluster, such as 30s or 5m.
+    #[arg(long, global = true, value_name = "DURATION", value_parser = units::duration)]
+    timeout: Option<Duration>,
+    /// A file whose first line is the passphrase of the key.
+    #[arg(long, global = true, value_name = "FILE")]
+    passphrase_file: Option<PathBuf>,
+    /// The folder of contexts [default: polis in the XDG configuration folder].
+    #[arg(long, global = true, value_name = "FOLDER")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Write, print and check node parameters.
+    #[command(subcommand)]
+    Parameters(parameters::Command),
+    /// Make the key of a cluster's owner.
+    #[command(subcommand)]
+    Owner(owner::Command),
+    /// Pick the cluster to talk to.
+    #[command(subcommand)]
+    Context(context::Command),
+    /// Print a completion script for a shell.
+    Completion {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+}
+
+/// What every command is given.
+#[derive(Debug)]
+struct Global {
+    context: Option<String>,
+    endpoints: Vec<Endpoint>,
+    timeout: Option<Duration>,
+    passphrase: Passphrase,
+    place: Place,
+    out: Out,
+}
+
+/// Runs `polisctl`.
+#[must_use]
+pub fn main() -> ExitCode {
+    let variable = |name: &str| std::env::var(name).ok();
+    ExitCode::from(run(std::env::args_os(), variable, &Streams::process()))
+}
+
+/// Runs one command line; the answer is the exit status.
+fn run(
+    arguments: impl IntoIterator<Item = OsString>,
+    variable: impl Fn(&str) -> Option<String>,
+    streams: &Streams,
+) -> u8 {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => {
+            let text = error.render();
+            let colours = io::stderr().is_terminal();
+            streams.stderr(&if colours { text.ansi().to_string() } else { text.to_string() });
+            return Exit::Usage as u8;
+        }
+        Err(answer) => {
+            // Help and version. A reader that went away has read enough.
+            let _lost = streams.stdout(answer.render().to_string().as_bytes());
+            return 0;
+        }
+    };
+    match start(cli, variable, streams) {
+        Ok(()) => 0,
+        Err(error) if error.is_broken_pipe() => 0,
+        Err(error) => {
+            streams.stderr(&error.render());
+            error.exit() as u8
+        }
+    }
+}
+
+fn start(
+    cli: Cli,
+    variable: impl Fn(&str) -> Option<String>,
+    streams: &Streams,
+) -> Result<(), Error> {
+    let Options { context, endpoints, output, timeout, passphrase_file, config } = cli.options;
+    let out = Out { format: output, streams: streams.clone() };
+    if let Command::Completion { shell } = cli.command {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Cli::command(), "polisctl", &mut script);
+        return out.raw(&script);
+    }
+    let place = Place::find(config, variable)?;
+    let passphrase = Passphrase { file: passphrase_file };
+    let global = Global { context, endpoints, timeout, passphrase, place, out };
+    match cli.command {
+        Command::Parameters(command) => parameters::run(command, &global),
+        Command::Owner(command) => owner::run(command, &global),
+        Command::Context(command) => context::run(command, &global),
+        Command::Completion { .. } => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn wrong_usage_has_status_2_and_says_what_is_allowed() {
+        let world = testing::World::new();
+        let ended = world.run(&["parameters", "chekc", "x"]);
+        assert_eq!(ended.status, 2);
+        assert!(ended.stderr.contains("similar subcommand exists: 'check'"), "{}", ended.stderr);
+        let ended = world.run(&["context", "list", "--timeout", "1w"]);
+        assert_eq!((ended.status, &*ended.stdout), (2, ""));
+        assert!(ended.stderr.contains("whole number with ms, s, m, h or d"), "{}", ended.stderr);
+    }
+
+    #[test]
+    fn help_is_an_answer() {
+        let ended = testing::World::new().run(&["--help"]);
+        assert_eq!((ended.status, &*ended.stderr), (0, ""));
+        insta::assert_snapshot!("help", ended.stdout);
+    }
+
+    #[test]
+    fn every_shell_gets_a_completion() {
+        use clap::ValueEnum as _;
+        for shell in clap_complete::Shell::value_variants() {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "polisctl", &mut script);
+            assert!(!script.is_empty(), "{shell}");
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Prints what a command found: for people in columns, for programs as one document.
+//!
+//! Every command makes one [`Document`]: a value that serializes, and the text
+//! that a person reads. Which of them is printed is the caller's choice.
+//!
+//! Invariants:
+//! - With `--output json` or `yaml`, standard output has one document and
+//!   nothing else, so that a program can read it to its end.
+//! - Names and texts that came from elsewhere cannot command the terminal.
+//! - Progress is written to standard error, and only if that is a terminal.
+
+use std::fmt;
+use std::io::{self, IsTerminal as _, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::error::{Error, Explain as _};
+
+/// How a document is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Format {
+    /// For people.
+    #[default]
+    Table,
+    /// One JSON document.
+    Json,
+    /// One YAML document.
+    Yaml,
+}
+
+/// What a command found or did.
+#[derive(Clone, Debug)]
+pub(super) struct Document {
+    value: serde_json::Value,
+    text: String,
+}
+
+impl Document {
+    /// A value, and what a person reads instead.
+    pub(super) fn new(value: &impl Serialize, text: impl Into<String>) -> Result<Self, Error> {
+        let value = serde_json::to_value(value).doing(|| "cannot make the document".to_owned())?;
+        Ok(Self { value, text: text.into() })
+    }
+
+    /// What programs read.
+    pub(super) fn value(&self) -> &serde_json::Value {
+        &self.value
+    }
+
+    /// The document in `format`, with a line feed at its end unless it is empty.
+    pub(super) fn render(&self, format: Format) -> Result<String, Error> {
+        let mut text = match format {
+            Format::Table => self.text.clone(),
+            Format::Json => serde_json::to_string_pretty(&self.value)?,
+            Format::Yaml => serde_saphyr::to_string(&self.value)?,
+        };
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
+        }
+        Ok(text)
+    }
+}
+
+/// Standard output and standard error, or what stands in for them.
+#[derive(Clone)]
+pub(super) struct Streams {
+    stdout: Arc<Mutex<dyn Write + Send>>,
+    stderr: Arc<Mutex<dyn Write + Send>>,
+}
+
+impl fmt::Debug for Streams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Streams")
+    }
+}
+
+impl Streams {
+    /// Those of this process.
+    pub(super) fn process() -> Self {
+        Self::new(io::stdout(), io::stderr())
+    }
+
+    /// Any two.
+    pub(super) fn new(
+        stdout: impl Write + Send + 'static,
+        stderr: impl Write + Send + 'static,
+    ) -> Self {
+        Self { stdout: Arc::new(Mutex::new(stdout)), stderr: Arc::new(Mutex::new(stderr)) }
+    }
+
+    /// Writes to standard output, and flushes it.
+    pub(super) fn stdout(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut stdout = self.stdout.lock().unwrap_or_else(PoisonError::into_inner);
+        stdout.write_all(bytes)?;
+        stdout.flush()
+    }
+
+    /// Writes to standard error. Nothing is left to do where that fails.
+    pub(super) fn stderr(&self, text: &str) {
+        let mut stderr = self.stderr.lock().unwrap_or_else(PoisonError::into_inner);
+        let _lost = stderr.write_all(text.as_bytes());
+    }
+}
+
+/// Where a command writes.
+#[derive(Clone, Debug)]
+pub(super) struct Out {
+    /// How documents are printed.
+    pub(super) format: Format,
+    /// Where to.
+    pub(super) streams: Streams,
+}
+
+impl Out {
+    /// Prints the document of a command.
+    pub(super) fn print(&self, document: &Document) -> Result<(), Error> {
+        self.raw(document.render(self.format)?.as_bytes())
+    }
+
+    /// Writes bytes as they are, for what is neither table nor document.
+    pub(super) fn raw(&self, bytes: &[u8]) -> Result<(), Error> {
+        self.streams.stdout(bytes).doing(|| "cannot write to standard output".to_owned())
+    }
+
+    /// One entry of a stream: a line for people, a document a line for programs.
+    pub(super) fn stream(&self, document: &Document) -> Result<(), Error> {
+        match self.format {
+            Format::Table => self.print(document),
+            Format::Json => self.raw(format!("{}\n", document.value).as_bytes()),
+            Format::Yaml => self.raw(format!("---\n{}", document.render(Format::Yaml)?).as_bytes()),
+        }
+    }
+
+    /// A remark for a person, on standard error.
+    pub(super) fn remark(&self, text: &str) {
+        self.streams.stderr(&format!("{text}\n"));
+    }
+
+    /// A line that changes while something is waited for; invisible without a terminal.
+    pub(super) fn progress(&self) -> Progress {
+        let bar = if io::stderr().is_terminal() {
+            ProgressBar::new_spinner()
+        } else {
+            ProgressBar::hidden()
+        };
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}") {
+            bar.set_style(style);
+        }
+        Progress(bar)
+    }
+}
+
+/// How often a spinner turns.
+const TURN: Duration = Duration::from_millis(120);
+
+/// A line on standard error that is gone when the command has its answer.
+#[derive(Debug)]
+pub(super) struct Progress(ProgressBar);
+
+impl Progress {
+    /// Says what is waited for.
+    pub(super) fn says(&self, text: &str) {
+        self.0.set_message(clean(text));
+        self.0.enable_steady_tick(TURN);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// Between two columns.
+const GAP: usize = 2;
+
+/// Rows under headings, each column as wide as its widest cell.
+pub(super) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
+    let head = headings.iter().map(|&heading| heading.to_owned()).collect::<Vec<_>>();
+    let rows: Vec<Vec<String>> = std::iter::once(&head)
+        .chain(rows)
+        .map(|row| row.iter().map(|cell| clean(cell)).collect())
+        .collect();
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+    };
+    let widths: Vec<usize> =
+        (0..headings.len()).map(|column| width(column).unwrap_or_default()).collect();
+    let mut text = String::new();
+    for row in &rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            line.push_str(&format!("{cell:width$}{:GAP$}", ""));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Names and values, a line each; a value of several lines stays in its column.
+pub(super) fn fields(fields: &[(&str, String)]) -> String {
+    let width = fields.iter().map(|(name, _)| name.chars().count()).max().unwrap_or_default() + GAP;
+    let mut text = String::new();
+    for (name, value) in fields {
+        let mut lines = value.lines();
+        let first = clean(lines.next().unwrap_or_default());
+        text.push_str(format!("{name:width$}{first}").trim_end());
+        text.push('\n');
+        for line in lines {
+            text.push_str(format!("{:width$}{}", "", clean(line)).trim_end());
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// Takes out what a terminal would obey.
+pub(super) fn clean(text: &str) -> String {
+    text.chars()
+        .map(|c| match c {
+            '\n' | '\r' | '\t' => ' ',
+            c if c.is_control() => '?',
+            // Marks that turn the direction of text make it say something else.
+            '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => '?',
+            c => c,
+        })
+        .collect()
+}
+
+/// A dash for what is not there.
+pub(super) fn or_dash(text: &str) -> String {
+    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Pair {
+        name: &'static str,
+        count: u32,
+        list: Vec<&'static str>,
+    }
+
+    fn document() -> Document {
+        let pair = Pair { name: "a: b", count: 3, list: vec!["x", "true"] };
+        Document::new(&pair, "for people").unwrap()
+    }
+
+    #[test]
+    fn a_document_is_one_value_in_every_format() {
+        insta::assert_snapshot!(document().render(Format::Table).unwrap(), @"for people");
+        insta::assert_snapshot!(document().render(Format::Json).unwrap(), @r#"
+        {
+          "count": 3,
+          "list": [
+            "x",
+            "true"
+          ],
+          "name": "a: b"
+        }
+        "#);
+        insta::assert_snapshot!(document().render(Format::Yaml).unwrap(), @r#"
+        count: 3
+        list:
+        - x
+        - "true"
+        name: "a: b"
+        "#);
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows =
+            [vec!["a".to_owned(), "longer".to_owned()], vec!["bcd".to_owned(), String::new()]];
+        insta::assert_snapshot!(table(&["N", "WORD"], &rows), @r"
+        N    WORD
+        a    longer
+        bcd
+        ");
+    }
+
+    #[test]
+    fn a_value_of_several_lines_stays_in_its_column() {
+        insta::assert_snapshot!(fields(&[("a", "1\n2".to_owned()), ("long name", "3".to_owned())]), @r"
+        a          1
+                   2
+        long name  3
+        ");
+    }
+
+    #[test]
+    fn a_cell_cannot_command_the_terminal() {
+        let rows = [vec!["a\u{1b}[2J\r\nb\u{202e}c".to_owned()]];
+        assert_eq!(table(&["N"], &rows), "N\na?[2J  b?c\n");
+    }
+}

@@ -1,0 +1,83 @@
+//! Runs command lines as a person would, in a folder of their own.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use super::output::Streams;
+
+/// A folder with contexts, keys and files.
+pub(super) struct World {
+    folder: tempfile::TempDir,
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) status: u8,
+    pub(super) stdout: String,
+    pub(super) stderr: String,
+}
+
+/// What was written to a stream.
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    /// A file in the folder.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Runs `polisctl`; a `@name` among the arguments becomes a path in the folder, and the
+    /// folder's path reads `@` in what was written.
+    pub(super) fn run(&self, arguments: &[&str]) -> Ended {
+        let program = std::iter::once(OsString::from("polisctl"));
+        let arguments = arguments.iter().map(|argument| match argument.strip_prefix('@') {
+            Some(name) => self.path(name).into_os_string(),
+            None => OsString::from(argument),
+        });
+        let home = self.folder.path().display().to_string();
+        let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
+        let (stdout, stderr) = (Written::default(), Written::default());
+        let streams = Streams::new(stdout.clone(), stderr.clone());
+        let status = super::run(program.chain(arguments), variable, &streams);
+        let text = |written: &Written| {
+            let text = String::from_utf8_lossy(&written.0.lock().unwrap()).into_owned();
+            text.replace(&format!("{home}/"), "@")
+        };
+        Ended { status, stdout: text(&stdout), stderr: text(&stderr) }
+    }
+
+    /// The same, of a command that must end well.
+    #[track_caller]
+    pub(super) fn runs(&self, arguments: &[&str]) -> String {
+        let ended = self.run(arguments);
+        assert_eq!(ended.status, 0, "{}", ended.stderr);
+        ended.stdout
+    }
+
+    /// The same, of a command that must be refused; what it says.
+    #[track_caller]
+    pub(super) fn refuses(&self, arguments: &[&str]) -> String {
+        let ended = self.run(arguments);
+        assert_eq!((ended.status, &*ended.stdout), (1, ""), "{}", ended.stderr);
+        ended.stderr
+    }
+}

@@ -1,0 +1,117 @@
+//! Reads and writes durations, sizes, ages and dates as people do.
+
+use std::time::{Duration, SystemTime};
+
+use time::OffsetDateTime;
+use time::macros::format_description;
+
+/// The longest time that can be asked for: a hundred years is for ever.
+const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// Reads `90`, `90s`, `500ms`, `15m`, `2h`, `7d`.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let allowed = "a whole number with ms, s, m, h or d behind it, such as 90s";
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_not| format!("allowed is {allowed}"))?;
+    let milliseconds = match unit {
+        "ms" => 1,
+        "" | "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err(format!("allowed is {allowed}")),
+    };
+    let duration = number.checked_mul(milliseconds).map(Duration::from_millis);
+    duration.filter(|duration| *duration <= DURATION_MAX).ok_or("it is too long".to_owned())
+}
+
+/// The two largest units of a time span.
+pub(super) fn span(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    match seconds {
+        0..60 if duration < Duration::from_secs(10) => format!("{:.1} s", duration.as_secs_f64()),
+        0..60 => format!("{seconds} s"),
+        60..3_600 => format!("{minutes} min {} s", seconds % 60),
+        3_600..86_400 => format!("{hours} h {minutes} min"),
+        _ => format!("{days} d {hours} h"),
+    }
+}
+
+/// Bytes in the unit that leaves the fewest digits.
+pub(super) fn bytes(bytes: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    for (shift, unit) in units {
+        if bytes >= 1 << shift {
+            let tenths = (u128::from(bytes) * 10) >> shift;
+            return format!("{}.{} {unit}", tenths / 10, tenths % 10);
+        }
+    }
+    format!("{bytes} B")
+}
+
+/// Date and time in UTC.
+pub(super) fn date(at: SystemTime) -> String {
+    let format = format_description!("[year]-[month]-[day] [hour]:[minute]:[second] UTC");
+    OffsetDateTime::from(at).format(&format).unwrap_or_else(|_outside| "unknown".to_owned())
+}
+
+/// Seconds since 1970, of which zero and less mean none.
+pub(super) fn since_1970(seconds: i64) -> Option<SystemTime> {
+    let seconds = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0)?;
+    // Beyond the year 9999 no date can be written.
+    let known = seconds < 253_402_300_800;
+    known.then(|| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_they_are_written() {
+        for (text, seconds) in [
+            ("0", 0.0),
+            ("90", 90.0),
+            ("90s", 90.0),
+            ("500ms", 0.5),
+            ("15m", 900.0),
+            ("2h", 7200.0),
+            ("7d", 604_800.0),
+        ] {
+            assert_eq!(duration(text).unwrap().as_secs_f64(), seconds, "{text}");
+        }
+        for text in ["", "s", "-1", "1.5s", "1 s", "1w", "99999999999d", "18446744073709551616"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn spans_and_sizes_are_short() {
+        let spans =
+            [0.2, 9.94, 42.0, 61.0, 7_260.0, 200_000.0].map(|s| span(Duration::from_secs_f64(s)));
+        assert_eq!(spans, ["0.2 s", "9.9 s", "42 s", "1 min 1 s", "2 h 1 min", "2 d 7 h"]);
+        assert_eq!(
+            [0, 1023, 1536, 5 << 20, u64::MAX].map(bytes),
+            ["0 B", "1023 B", "1.5 KiB", "5.0 MiB", "17179869183.9 GiB"]
+        );
+    }
+
+    #[test]
+    fn a_date_is_in_utc_and_nothing_is_no_date() {
+        assert_eq!(date(since_1970(1_700_000_000).unwrap()), "2023-11-14 22:13:20 UTC");
+        assert_eq!([-1, 0, i64::MAX].map(since_1970), [None; 3]);
+    }
+
+    proptest! {
+        #[test]
+        fn noise_never_panics(text in any::<String>(), seconds in any::<i64>(), size in any::<u64>()) {
+            let _read = duration(&text);
+            let _written = since_1970(seconds).map(date);
+            let _written = (bytes(size), span(Duration::from_millis(size)));
+        }
+    }
+}
