@@ -59,6 +59,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     let known = watch::Sender::new(None);
     let addresses = watch::Sender::<network::Status>::default();
     let mounted = watch::Sender::new(storage::Status::Starting);
+    let health = watch::Sender::default();
     let (wanted, kind) = watch::channel(None);
     let (orders, ordered) = watch::channel(None);
     let identity = watch::Sender::new(None);
@@ -74,6 +75,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         },
         wanted: kind,
         status: mounted.clone(),
+        health: health.clone(),
     };
     let parameters = parameters::Service {
         config: parameters::Config { sys: PathBuf::from("/sys"), esp: tree.esp.parameters.clone() },
@@ -126,6 +128,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
             known: known.subscribe(),
             network: addresses.subscribe(),
             storage: mounted.subscribe(),
+            health: health.subscribe(),
             cluster: standing.subscribe(),
             consensus: member.status(),
             pki: member.overview(),

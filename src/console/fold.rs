@@ -71,7 +71,7 @@ fn warnings(values: &Values) -> Vec<String> {
     let told = values.known.as_ref().and_then(|known| known.warning.clone());
     let insecure = values.storage.ready().filter(|ready| ready.kind == storage::Kind::Insecure);
     let insecure = insecure.map(|_| "the data partition is not encrypted".to_owned());
-    told.into_iter().chain(insecure).collect()
+    told.into_iter().chain(insecure).chain(values.health.warnings()).collect()
 }
 
 fn stages(stages: &Stages, uptime: Duration) -> Vec<Stage> {
@@ -273,6 +273,7 @@ mod tests {
             known: None,
             network: network::Status::default(),
             storage: storage::Status::Starting,
+            health: storage::Health::default(),
             cluster: cluster::Status::default(),
             consensus: consensus::Status::default(),
             pki: Overview::default(),

@@ -68,6 +68,8 @@ pub struct Inputs {
     pub network: watch::Receiver<network::Status>,
     /// Its data partition.
     pub storage: watch::Receiver<storage::Status>,
+    /// How that does.
+    pub health: watch::Receiver<storage::Health>,
     /// What it is to its cluster.
     pub cluster: watch::Receiver<cluster::Status>,
     /// Its etcd member.
@@ -85,6 +87,7 @@ struct Values {
     known: Known,
     network: network::Status,
     storage: storage::Status,
+    health: storage::Health,
     cluster: cluster::Status,
     consensus: consensus::Status,
     pki: Overview,
@@ -164,7 +167,7 @@ struct Watched {
 
 impl Watched {
     fn newest(&mut self, environment: &Environment) -> Values {
-        let Inputs { known, network, storage, cluster, consensus, pki } = &mut self.inputs;
+        let Inputs { known, network, storage, health, cluster, consensus, pki } = &mut self.inputs;
         Values {
             environment: environment.clone(),
             stages: self.stages.borrow_and_update().clone(),
@@ -172,6 +175,7 @@ impl Watched {
             known: known.borrow_and_update().clone(),
             network: network.borrow_and_update().clone(),
             storage: storage.borrow_and_update().clone(),
+            health: health.borrow_and_update().clone(),
             cluster: cluster.borrow_and_update().clone(),
             consensus: consensus.borrow_and_update().clone(),
             pki: pki.borrow_and_update().clone(),
@@ -180,13 +184,14 @@ impl Watched {
 
     /// Waits until any of them changes. Cancel-safe.
     async fn changed(&mut self) -> Result<(), Closed> {
-        let Inputs { known, network, storage, cluster, consensus, pki } = &mut self.inputs;
+        let Inputs { known, network, storage, health, cluster, consensus, pki } = &mut self.inputs;
         let any = [
             changed(&mut self.stages, "the stages"),
             changed(&mut self.services, "the services"),
             changed(known, "the parameters"),
             changed(network, "the network"),
             changed(storage, "the storage"),
+            changed(health, "the disk's health"),
             changed(cluster, "the cluster"),
             changed(consensus, "etcd"),
             changed(pki, "the certificates"),

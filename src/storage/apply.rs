@@ -4,9 +4,10 @@
 //! is `storage::machine`, the tests' one ends at any step they choose.
 //!
 //! ```text
-//! Create: table (marked) -> kernel -> format -> mount -> table (unmarked)
-//! Finish:                   kernel -> format -> mount -> table (unmarked)
+//! Create: table (marked) -> kernel -> protect -> format -> mount -> settle -> table (unmarked)
+//! Finish:                   kernel -> protect -> format -> mount -> settle -> table (unmarked)
 //! Mount:                    kernel -----------> mount -> [table (unmarked)] -> [grow]
+//! Unlock: [table] ->        kernel -> (open, by whoever has the key) -> mount
 //! ```
 //!
 //! Invariants:
@@ -45,6 +46,38 @@ pub enum Error {
         /// What `mkfs.xfs` said.
         source: process::Error,
     },
+    /// It cannot be encrypted.
+    #[error("cannot encrypt {device}")]
+    Protect {
+        /// The partition.
+        device: PathBuf,
+        /// What `cryptsetup` said.
+        source: process::Error,
+    },
+    /// It cannot be opened, and not for want of the right key.
+    #[error("cannot open the encrypted partition {device}")]
+    Open {
+        /// The partition.
+        device: PathBuf,
+        /// What `cryptsetup` said.
+        source: process::Error,
+    },
+    /// What integrity needs cannot be written.
+    #[error("cannot write the free space of {device}")]
+    Wipe {
+        /// The device.
+        device: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// A step takes longer than it ever should.
+    #[error("{what} took more than {seconds} seconds and has not ended")]
+    Late {
+        /// Which step.
+        what: &'static str,
+        /// How long it was waited for.
+        seconds: u64,
+    },
     /// There is a file system, and the kernel does not mount it.
     #[error("cannot mount the data partition")]
     Mount(#[from] mount::Error),
@@ -69,11 +102,18 @@ pub trait Machine {
     /// Sees to it that the kernel knows `partition`.
     fn register(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
 
+    /// Puts encryption on `partition`, whatever was there, and opens it; where it is
+    /// to have none, does nothing.
+    fn protect(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
+
     /// Makes a file system on `partition`, whatever was there.
     fn format(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
 
     /// Mounts `partition`.
     fn mount(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Writes what must be written of a new file system before it is used.
+    fn settle(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
 
     /// Lets the mounted file system fill `partition`, which the kernel knows smaller.
     fn grow(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
@@ -94,6 +134,10 @@ pub async fn apply(machine: &impl Machine, table: Table, plan: Plan) -> Result<P
         Plan::Finish { partition } => {
             info!(partition = partition.number, "finishing the data partition");
             finish(machine, table, partition).await
+        }
+        Plan::Unlock { partition, .. } => {
+            machine.mount(&partition).await?;
+            Ok(partition)
         }
         Plan::Mount { partition, unmark, grow } => {
             machine.register(&partition).await?;
@@ -118,17 +162,52 @@ pub async fn apply(machine: &impl Machine, table: Table, plan: Plan) -> Result<P
     }
 }
 
+/// Takes the steps of an `Unlock` that need no key: the partition grows to `grow`
+/// and the kernel knows it.
+///
+/// # Errors
+///
+/// The kernel does not take the partition. That it does not grow is no failure.
+pub async fn before_unlock(
+    machine: &impl Machine,
+    table: Table,
+    partition: Partition,
+    grow: Option<u64>,
+) -> Result<Partition, Error> {
+    let Some(last) = grow else {
+        machine.register(&partition).await?;
+        return Ok(partition);
+    };
+    let larger = Partition { last, ..partition.clone() };
+    info!(from = partition.blocks(), to = larger.blocks(), "the data partition grows");
+    let grown = async {
+        machine.write_table(&replaced(table, &larger)).await?;
+        machine.register(&larger).await
+    };
+    match grown.await {
+        Ok(()) => Ok(larger),
+        Err(error) => {
+            // What was there is still there, and the next boot tries again.
+            warn!(error = &error as &dyn std::error::Error, "the data partition did not grow");
+            machine.register(&partition).await?;
+            Ok(partition)
+        }
+    }
+}
+
 async fn finish(
     machine: &impl Machine,
     table: Table,
     partition: Partition,
 ) -> Result<Partition, Error> {
     machine.register(&partition).await?;
-    info!("the kernel knows it; making a file system");
+    info!("the kernel knows it");
+    machine.protect(&partition).await?;
     machine.format(&partition).await?;
     info!("the file system is made");
     machine.mount(&partition).await?;
     info!("the file system is mounted");
+    machine.settle(&partition).await?;
     let (_table, partition) = take_off_mark(machine, table, partition).await?;
     Ok(partition)
 }

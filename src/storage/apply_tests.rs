@@ -56,6 +56,14 @@ impl Machine for Cut {
         self.step()
     }
 
+    async fn protect(&self, _partition: &Partition) -> Result<(), Error> {
+        self.step()
+    }
+
+    async fn settle(&self, _partition: &Partition) -> Result<(), Error> {
+        self.step()
+    }
+
     async fn format(&self, partition: &Partition) -> Result<(), Error> {
         self.step()?;
         // Old bytes in the middle, then a superblock that is not complete yet.

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::health::Fault;
 use super::{apply, file, plan, table};
 use crate::stage::Stage;
 use crate::trapdoor::{Code, Report, code};
@@ -33,6 +34,17 @@ pub enum Error {
     /// A step failed.
     #[error(transparent)]
     Apply(#[from] apply::Error),
+    /// A step failed, and the kernel said where.
+    #[error("cannot use the data partition: {fault}")]
+    Failed {
+        /// What the kernel said.
+        fault: Fault,
+        /// The step.
+        source: Box<apply::Error>,
+    },
+    /// The partition was in use, and cannot be used any more.
+    #[error("the data partition failed while it was in use: {0}")]
+    Failing(Fault),
     /// A directory or file of the tree cannot be made.
     #[error(transparent)]
     File(#[from] file::Error),
@@ -59,15 +71,21 @@ impl Error {
                 plan::Refusal::Ambiguous { .. } => code::STORAGE_AMBIGUOUS,
                 plan::Refusal::Occupied { .. } => code::STORAGE_OCCUPIED,
                 plan::Refusal::Foreign { .. } => code::STORAGE_FOREIGN,
-                plan::Refusal::Damaged { .. } => code::STORAGE_DAMAGED,
+                plan::Refusal::Damaged { .. } | plan::Refusal::Weakened { .. } => {
+                    code::STORAGE_DAMAGED
+                }
             },
             Self::Apply(error) => match error {
                 apply::Error::Table(_) | apply::Error::Register { .. } | apply::Error::Lost => {
                     code::STORAGE_DISK
                 }
-                apply::Error::Format { .. } => code::STORAGE_FORMAT,
+                apply::Error::Format { .. } | apply::Error::Wipe { .. } => code::STORAGE_FORMAT,
+                apply::Error::Protect { .. } | apply::Error::Open { .. } => code::STORAGE_CIPHER,
+                apply::Error::Late { .. } => code::STORAGE_LATE,
                 apply::Error::Mount(_) | apply::Error::Grow { .. } => code::STORAGE_MOUNT,
             },
+            Self::Failed { .. } => code::STORAGE_MOUNT,
+            Self::Failing(_) => code::STORAGE_FAILING,
             Self::File(_) => code::STORAGE_FILE,
         }
     }
@@ -85,6 +103,14 @@ impl Error {
         } else if code == code::STORAGE_DAMAGED || code == code::STORAGE_MOUNT {
             "repair the file system with xfs_repair from another system, or delete the partition \
              to begin anew; nothing was changed"
+        } else if code == code::STORAGE_CIPHER {
+            "read what cryptsetup said; check the disk and its cable, then reboot: a partition that \
+             is marked as unfinished is made again, any other is left as it is"
+        } else if code == code::STORAGE_LATE {
+            "check the disk and its cable: it does not answer, or far too slowly; then reboot"
+        } else if code == code::STORAGE_FAILING {
+            "check the disk named in the cause and its cable, then reboot: what was acknowledged is \
+             in the journal of the file system, and the next mount replays it"
         } else if code == code::STORAGE_PARTITION_TABLE {
             "repair the partition table from another system, then reboot; the image, written \
              again, begins the machine anew"

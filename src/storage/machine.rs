@@ -7,13 +7,16 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::mount::MountFlags;
-use tracing::warn;
+use tracing::{info, warn};
 
-use super::Kind;
 use super::apply::{Error, Machine};
-use super::plan::LABEL;
+use super::key::{Key, Keys, Passphrase};
+use super::luks::{self, OpenError};
+use super::plan::{GROWTH_MIN, LABEL};
 use super::probe::{self, Content};
 use super::table::{self, Partition, Table};
+use super::wipe::{self, Groups};
+use super::{Kind, Root};
 use crate::logtree::Sink;
 use crate::sys::block;
 use crate::sys::mount::Mount;
@@ -36,14 +39,16 @@ const MOUNT_FLAGS: MountFlags =
 pub struct Live {
     /// A whole disk, for example `/dev/vda`.
     pub disk: PathBuf,
-    /// Where the data partition is mounted.
-    pub mount_point: PathBuf,
+    /// The tree; the data partition is mounted in it.
+    pub root: Root,
     /// Options of the mount: [`MOUNT_OPTIONS`].
     pub mount_options: &'static str,
     /// Bytes in a block of the disk.
     pub block_size: u64,
     /// How the data partition is protected.
     pub kind: Kind,
+    /// What a new partition is opened with, where that needs something.
+    pub keys: Option<Keys>,
     /// Where the programs write.
     pub log: Sink,
 }
@@ -54,10 +59,129 @@ impl Live {
     pub fn device(&self, partition: &Partition) -> PathBuf {
         match self.kind {
             // Nothing lies between the file system and the partition.
-            Kind::Insecure | Kind::Encrypted | Kind::Authenticated => {
-                block::partition_path(&self.disk, partition.number)
-            }
+            Kind::Insecure => self.raw(partition),
+            Kind::Encrypted | Kind::Authenticated => luks::path(),
         }
+    }
+
+    /// The device of `partition` itself.
+    #[must_use]
+    pub fn raw(&self, partition: &Partition) -> PathBuf {
+        block::partition_path(&self.disk, partition.number)
+    }
+
+    fn mount_point(&self) -> &Path {
+        self.root.data.mount.path()
+    }
+
+    /// Opens `partition`, and gives it a new passphrase if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Unfit`] when the key is wrong.
+    pub async fn open_with(
+        &self,
+        partition: &Partition,
+        key: &Key,
+        rekey: Option<&Passphrase>,
+    ) -> Result<(), OpenError> {
+        let device = self.raw(partition);
+        luks::load_ciphers(self.kind, &self.log).await;
+        let before = self.integrity_size(partition).await;
+        luks::open(&device, key, &self.log).await?;
+        if self.integrity_size(partition).await != before {
+            // The partition has grown: the integrity device has just learnt that, and
+            // what was made above it has not.
+            let closed = tokio::task::spawn_blocking(luks::close).await;
+            if let Ok(Err(error)) = closed {
+                warn!(error = &error as &dyn std::error::Error, "cannot open it larger yet");
+                return Ok(());
+            }
+            luks::open(&device, key, &self.log).await?;
+        }
+        if let Some(passphrase) = rekey {
+            luks::rekey(&device, key, passphrase, &self.log).await?;
+        }
+        Ok(())
+    }
+
+    /// How much room the integrity device has, as its own superblock says.
+    async fn integrity_size(&self, partition: &Partition) -> Option<u64> {
+        /// Where the data of a LUKS2 partition begins, and in it that number.
+        const PLACE: u64 = (16 << 20) + 16;
+        if self.kind != Kind::Authenticated {
+            return None;
+        }
+        let device = self.raw(partition);
+        let read = move || {
+            let device = File::open(device).ok()?;
+            rustix::fs::fadvise(&device, 0, None, rustix::fs::Advice::DontNeed).ok()?;
+            let mut bytes = [0; 8];
+            device.read_exact_at(&mut bytes, PLACE).ok()?;
+            Some(u64::from_le_bytes(bytes))
+        };
+        tokio::task::spawn_blocking(read).await.ok().flatten()
+    }
+
+    /// Where the file system ends on its device, if there is room behind it that is
+    /// worth it.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub async fn room(&self, partition: &Partition) -> io::Result<Option<u64>> {
+        let device = self.device(partition);
+        let look = move || {
+            let device = File::open(device)?;
+            let size = block::size(&device)?;
+            let mut head = vec![0; 4096];
+            device.read_exact_at(&mut head, 0)?;
+            Ok(match probe::recognise(&head, &[]) {
+                Content::Xfs(xfs) if size >= xfs.size.saturating_add(GROWTH_MIN) => Some(xfs.size),
+                _ => None,
+            })
+        };
+        tokio::task::spawn_blocking(look).await.unwrap_or(Ok(None))
+    }
+
+    /// Lets the mounted file system fill its device.
+    ///
+    /// # Errors
+    ///
+    /// What `xfs_growfs` said.
+    pub async fn fill(&self, partition: &Partition) -> Result<(), Error> {
+        let grown =
+            Command::new(GROWFS).arg("-d").arg(self.mount_point()).log(self.log.clone()).run();
+        let device = self.device(partition);
+        grown.await.map(drop).map_err(|source| Error::Grow { device, source })
+    }
+
+    /// What authentication needs before there is a file system.
+    async fn prepare(&self, partition: &Partition) -> Result<(), Error> {
+        let device = self.device(partition);
+        let said = self.mkfs(partition).arg("-N").arg(&device).run().await;
+        let said = said.map_err(|source| Error::Format { device: device.clone(), source })?;
+        let groups = Groups::parse(&String::from_utf8_lossy(&said));
+        let strange = || io::Error::other("mkfs.xfs does not say how it would divide it");
+        let failed = |source| Error::Wipe { device: device.clone(), source };
+        let groups = groups.ok_or_else(strange).map_err(failed)?;
+        let target = device.clone();
+        blocking(move || {
+            let failed = |source| Error::Wipe { device: target.clone(), source };
+            wipe::prepare(&target, groups).map_err(failed)
+        })
+        .await
+    }
+
+    /// Everything but the device.
+    fn mkfs(&self, partition: &Partition) -> Command {
+        Command::new(MKFS)
+            // Discarding the whole device first would take longer than all the rest,
+            // and would undo what integrity needs.
+            .args(["-K", "-f", "-L", LABEL, "-m"])
+            // Tells our file system from any other: see `plan`.
+            .arg(format!("uuid={}", partition.id))
+            .log(self.log.clone())
     }
 
     fn open(&self) -> io::Result<File> {
@@ -150,23 +274,51 @@ impl Machine for Live {
         blocking(move || live.tell_kernel(number, wanted)).await
     }
 
+    async fn protect(&self, partition: &Partition) -> Result<(), Error> {
+        let device = self.raw(partition);
+        let Some(keys) = &self.keys else { return Ok(()) };
+        luks::load_ciphers(self.kind, &self.log).await;
+        // An earlier run of the service may have come this far.
+        if luks::is_open() {
+            let number = partition.number;
+            let failed = move |source| Error::Register { number, source };
+            blocking(move || luks::close().map_err(failed)).await?;
+        }
+        let made = luks::format(&device, partition.id, self.kind, keys, &self.log).await;
+        made.map_err(|source| Error::Protect { device: device.clone(), source })?;
+        info!(kind = %self.kind, "the partition is encrypted");
+        let key = Key::Passphrase(keys.passphrase.clone());
+        luks::open(&device, &key, &self.log).await.map_err(|error| match error {
+            OpenError::Failed(source) => Error::Open { device, source },
+            OpenError::Unfit { .. } => Error::Lost,
+        })
+    }
+
     async fn format(&self, partition: &Partition) -> Result<(), Error> {
+        if self.kind == Kind::Authenticated {
+            self.prepare(partition).await?;
+        }
         let device = self.device(partition);
-        let made = Command::new(MKFS)
-            // Discarding the whole device first would take longer than all the rest.
-            .args(["-q", "-K", "-f", "-L", LABEL, "-m"])
-            // Tells our file system from any other: see `plan`.
-            .arg(format!("uuid={}", partition.id))
-            .arg(&device)
-            .log(self.log.clone())
-            .run()
-            .await;
+        let made = self.mkfs(partition).arg("-q").arg(&device).run().await;
         made.map(drop).map_err(|source| Error::Format { device, source })
+    }
+
+    async fn settle(&self, partition: &Partition) -> Result<(), Error> {
+        if self.kind != Kind::Authenticated {
+            return Ok(());
+        }
+        let (device, root) = (self.device(partition), self.root.clone());
+        blocking(move || {
+            let failed = |source| Error::Wipe { device: device.clone(), source };
+            let hidden = root.data.unwritten.path();
+            wipe::reserve(&device, root.data.mount.path(), hidden).map_err(failed)
+        })
+        .await
     }
 
     async fn mount(&self, partition: &Partition) -> Result<(), Error> {
         let device = self.device(partition);
-        let target = self.mount_point.clone();
+        let target = self.mount_point().to_owned();
         let options = self.mount_options;
         blocking(move || {
             if is_mounted(&device, &target) {
@@ -180,9 +332,7 @@ impl Machine for Live {
 
     async fn grow(&self, partition: &Partition) -> Result<(), Error> {
         self.register(partition).await?;
-        let grown =
-            Command::new(GROWFS).arg("-d").arg(&self.mount_point).log(self.log.clone()).run().await;
-        grown.map(drop).map_err(|source| Error::Grow { device: self.device(partition), source })
+        self.fill(partition).await
     }
 }
 

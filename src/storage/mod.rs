@@ -4,14 +4,17 @@
 //! [`Status::Ready`] and uses the [`Root`] in it.
 //!
 //! ```text
-//! probe  what does a stretch of the disk carry?      bytes -> name
+//! probe, header  what does a stretch of the disk carry?  bytes -> name
 //! table  partition table                             disk <-> value
 //! plan   what is to be done?                         (table, content) -> plan
 //! apply  in which steps                              plan -> steps
 //! machine  how a step is taken                       partitions, mkfs.xfs, mount
+//! patience  how long a step may take
 //! service  when                                      event values
+//! tend, health  what is done and noticed while it is mounted
 //! tree, file  the places and the atomic writes
-//! key    what opens an encrypted partition
+//! key, luks  what opens an encrypted partition, and how
+//! wipe   blocks of an authenticated device are written before they are used
 //! ```
 //!
 //! Invariants:
@@ -23,13 +26,19 @@
 pub mod apply;
 pub mod error;
 pub mod file;
+pub mod header;
+pub mod health;
 pub mod key;
+pub mod luks;
 pub mod machine;
+pub mod patience;
 pub mod plan;
 pub mod probe;
 pub mod service;
 pub mod table;
+pub mod tend;
 pub mod tree;
+pub mod wipe;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,6 +47,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 pub use self::error::Error;
+pub use self::health::Health;
 pub use self::key::{Make, Wanted};
 pub use self::service::{Config, RunError, Service};
 pub use self::tree::Root;

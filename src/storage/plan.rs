@@ -8,8 +8,12 @@
 //!                       [Free]       [Made, marked]   [Made]
 //!                         |            |        |       |
 //!   nothing recognised: Create      Finish    Mount   Mount    (our XFS, complete)
+//!   our LUKS header:    refuse      Finish            Unlock
 //!   anything else:      refuse      refuse            refuse
 //! ```
+//!
+//! Behind a LUKS header nothing can be seen, and behind one on a marked partition
+//! there is nothing: the mark goes before anybody is told of the partition.
 //!
 //! The mark is an attribute of the partition, [`BEING_MADE`]: it comes to the
 //! disk in the same write as the partition and goes when the file system on it
@@ -24,6 +28,8 @@
 
 use uuid::{Uuid, uuid};
 
+use super::Kind;
+use super::header::{Luks, SUBSYSTEM};
 use super::probe::{Content, Xfs};
 use super::table::{Partition, Table};
 
@@ -48,7 +54,7 @@ pub const SIZE_MIN: u64 = 512 << 20;
 const ALIGNMENT: u64 = 1 << 20;
 
 /// Less than this at the end is not worth a change of the partition table.
-const GROWTH_MIN: u64 = 64 << 20;
+pub(super) const GROWTH_MIN: u64 = 64 << 20;
 
 /// Where the data partition is, or would be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,6 +99,15 @@ pub enum Plan {
         /// Let partition and file system grow to this last block: the disk is larger now.
         grow: Option<u64>,
     },
+    /// Let the partition grow, wait for a key, open, mount.
+    Unlock {
+        /// The partition.
+        partition: Partition,
+        /// How it is protected.
+        kind: Kind,
+        /// Let the partition grow to this last block: the disk is larger now.
+        grow: Option<u64>,
+    },
 }
 
 impl Plan {
@@ -102,7 +117,8 @@ impl Plan {
         match self {
             Self::Create { partition, .. }
             | Self::Finish { partition }
-            | Self::Mount { partition, .. } => partition,
+            | Self::Mount { partition, .. }
+            | Self::Unlock { partition, .. } => partition,
         }
     }
 }
@@ -147,8 +163,17 @@ pub enum Refusal {
         /// What was recognised.
         found: String,
     },
+    /// The header of the data partition is ours, and not as we make it.
+    #[error(
+        "the LUKS header of partition {number} ({NAME}) was changed: it names ciphers that this \
+         node never uses"
+    )]
+    Weakened {
+        /// The partition.
+        number: u32,
+    },
     /// A partition that was complete once has no readable file system.
-    #[error("partition {number} ({NAME}) was complete and has no readable file system now")]
+    #[error("partition {number} ({NAME}) was complete and has nothing readable on it now")]
     Damaged {
         /// The partition.
         number: u32,
@@ -214,6 +239,7 @@ pub fn spare(content: &Content) -> Result<(), Refusal> {
         // Also where a power cut came between the two copies of the first table.
         Content::Blank | Content::Unknown => Ok(()),
         Content::Xfs(xfs) => Err(Refusal::Occupied { found: describe(xfs) }),
+        Content::Luks(luks) => Err(Refusal::Occupied { found: describe_luks(luks) }),
         Content::Other(name) => Err(Refusal::Occupied { found: (*name).to_owned() }),
     }
 }
@@ -232,6 +258,7 @@ pub fn plan(table: &Table, place: Place, content: &Content) -> Result<Plan, Refu
                 Ok(Plan::Create { table, partition })
             }
             Content::Xfs(xfs) => Err(Refusal::Occupied { found: describe(xfs) }),
+            Content::Luks(luks) => Err(Refusal::Occupied { found: describe_luks(luks) }),
             Content::Other(name) => Err(Refusal::Occupied { found: (*name).to_owned() }),
         },
         Place::Made(partition) => made(table, partition, content),
@@ -246,9 +273,22 @@ fn made(table: &Table, partition: Partition, content: &Content) -> Result<Plan, 
             Err(Refusal::Foreign { number, found: describe(xfs) })
         }
         Content::Xfs(xfs) if !xfs.in_progress => {
-            let grow = growth(table, &partition, xfs);
+            let grow = growth(table, &partition, xfs.size);
             Ok(Plan::Mount { partition, unmark: marked, grow })
         }
+        Content::Luks(luks) if luks.id == Some(partition.id) && luks.subsystem == SUBSYSTEM => {
+            match luks.kind {
+                _ if marked => Ok(Plan::Finish { partition }),
+                Some(kind) => {
+                    let size = partition.blocks() * table.block_size;
+                    let grow = growth(table, &partition, size);
+                    Ok(Plan::Unlock { partition, kind, grow })
+                }
+                None if luks.whole => Err(Refusal::Weakened { number }),
+                None => Err(Refusal::Damaged { number }),
+            }
+        }
+        Content::Luks(luks) => Err(Refusal::Foreign { number, found: describe_luks(luks) }),
         Content::Blank | Content::Unknown | Content::Xfs(_) if marked => {
             Ok(Plan::Finish { partition })
         }
@@ -263,8 +303,14 @@ fn describe(xfs: &Xfs) -> String {
     format!("{state} \"{}\" ({}, {} MiB)", xfs.label, xfs.id, xfs.size >> 20)
 }
 
-/// The last block that the partition could have, if that is worth it.
-fn growth(table: &Table, partition: &Partition, xfs: &Xfs) -> Option<u64> {
+fn describe_luks(luks: &Luks) -> String {
+    let id = luks.id.map_or_else(|| "without an identity".to_owned(), |id| id.to_string());
+    format!("a LUKS2 header \"{}\" ({id})", luks.label)
+}
+
+/// The last block that the partition could have, if that is worth it; `used` bytes
+/// of it are in use.
+fn growth(table: &Table, partition: &Partition, used: u64) -> Option<u64> {
     let end = table
         .partitions
         .iter()
@@ -273,7 +319,7 @@ fn growth(table: &Table, partition: &Partition, xfs: &Xfs) -> Option<u64> {
         .min();
     let last = align_end(table, end.map_or(table.last_usable(), |first| first - 1));
     let size = (last + 1).saturating_sub(partition.first) * table.block_size;
-    (size >= xfs.size.saturating_add(GROWTH_MIN)).then_some(last.max(partition.last))
+    (size >= used.saturating_add(GROWTH_MIN)).then_some(last.max(partition.last))
 }
 
 /// The largest aligned stretch without a partition: first and last block.

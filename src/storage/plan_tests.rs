@@ -43,6 +43,16 @@ fn xfs(id: Uuid, in_progress: bool, size_mib: u64) -> Content {
     Content::Xfs(Xfs { id, label: LABEL.to_owned(), in_progress, size: size_mib * MIB })
 }
 
+fn luks(ours: bool, by_us: bool, kind: Option<Kind>) -> Content {
+    Content::Luks(Luks {
+        id: Some(if ours { ID } else { Uuid::nil() }),
+        label: "somebody".to_owned(),
+        subsystem: if by_us { SUBSYSTEM } else { "" }.to_owned(),
+        whole: true,
+        kind,
+    })
+}
+
 fn decide(table: &Table, content: &Content) -> Result<Plan, Refusal> {
     plan(table, place(table, ID)?, content)
 }
@@ -148,6 +158,49 @@ fn a_larger_disk_lets_the_partition_grow() {
 }
 
 #[test]
+fn a_header_of_ours_waits_for_a_key_and_grows_before_it() {
+    let table = with_data(4096, 800, 0);
+    for kind in [Kind::Encrypted, Kind::Authenticated] {
+        let plan = decide(&table, &luks(true, true, Some(kind))).unwrap();
+        let partition = table.partitions[2].clone();
+        assert_eq!(plan, Plan::Unlock { partition, kind, grow: Some(4095 * 2048 - 1) });
+    }
+    let full = with_data(1001, 800, 0);
+    let plan = decide(&full, &luks(true, true, Some(Kind::Encrypted))).unwrap();
+    assert!(matches!(plan, Plan::Unlock { grow: None, .. }), "{plan:?}");
+}
+
+#[test]
+fn a_header_of_ours_on_a_marked_partition_is_made_again() {
+    let table = with_data(1001, 800, BEING_MADE);
+    for kind in [None, Some(Kind::Encrypted)] {
+        let plan = decide(&table, &luks(true, true, kind)).unwrap();
+        assert!(matches!(plan, Plan::Finish { .. }), "{plan:?}");
+    }
+}
+
+#[test]
+fn a_header_of_somebody_else_is_left_alone_marked_or_not() {
+    for attributes in [0, BEING_MADE] {
+        let table = with_data(1001, 800, attributes);
+        for (ours, by_us) in [(false, true), (true, false), (false, false)] {
+            let refusal = decide(&table, &luks(ours, by_us, Some(Kind::Encrypted))).unwrap_err();
+            assert!(matches!(refusal, Refusal::Foreign { number: 3, .. }), "{refusal:?}");
+            assert!(refusal.to_string().contains("a LUKS2 header \"somebody\""), "{refusal}");
+        }
+    }
+    let refusal = decide(&disk(2048), &luks(true, true, None)).unwrap_err();
+    assert!(matches!(refusal, Refusal::Occupied { .. }), "{refusal:?}");
+}
+
+#[test]
+fn a_header_of_ours_with_ciphers_that_we_never_use_is_not_opened() {
+    let table = with_data(1001, 800, 0);
+    let refusal = decide(&table, &luks(true, true, None)).unwrap_err();
+    assert_eq!(refusal, Refusal::Weakened { number: 3 });
+}
+
+#[test]
 fn two_data_partitions_are_refused() {
     let mut table = with_data(4096, 800, 0);
     let twin = Partition {
@@ -166,6 +219,11 @@ fn contents() -> impl Strategy<Value = Content> {
         Just(Content::Blank),
         Just(Content::Unknown),
         Just(Content::Other("LUKS")),
+        (any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(ours, by_us, known)| luks(
+            ours,
+            by_us,
+            known.then_some(Kind::Encrypted)
+        )),
         (any::<bool>(), any::<bool>(), 0_u64..5000).prop_map(|(ours, in_progress, size)| {
             xfs(if ours { ID } else { Uuid::nil() }, in_progress, size)
         }),
@@ -203,10 +261,17 @@ proptest! {
                 if let Content::Xfs(xfs) = &content {
                     prop_assert!(xfs.in_progress && xfs.id == ID);
                 }
+                if let Content::Luks(luks) = &content {
+                    prop_assert!(luks.id == Some(ID) && luks.subsystem == SUBSYSTEM);
+                    let finishes = matches!(plan, Plan::Finish { .. });
+                    prop_assert!(finishes);
+                }
                 prop_assert!(partition.attributes & BEING_MADE != 0);
                 partition.last
             }
-            Plan::Mount { grow, .. } => grow.unwrap_or(partition.last),
+            Plan::Mount { grow, .. } | Plan::Unlock { grow, .. } => {
+                grow.unwrap_or(partition.last)
+            }
         };
         prop_assert!(end >= partition.last);
         prop_assert!(end <= table.last_usable());

@@ -12,6 +12,8 @@
 
 use uuid::Uuid;
 
+use super::header::{self, Luks};
+
 /// How many bytes at the start of a stretch are looked at. The farthest sign of
 /// a known format stands just after 128 KiB (ZFS).
 pub const HEAD: usize = 256 << 10;
@@ -28,6 +30,8 @@ pub enum Content {
     Unknown,
     /// An XFS file system.
     Xfs(Xfs),
+    /// A LUKS2 header that is whole.
+    Luks(Luks),
     /// Something else that is known.
     Other(&'static str),
 }
@@ -110,6 +114,9 @@ const SIGNS: &[Sign] = &[
 /// Says what a stretch carries whose first bytes are `head` and last bytes `tail`.
 #[must_use]
 pub fn recognise(head: &[u8], tail: &[u8]) -> Content {
+    if let Some(luks) = header::read(head) {
+        return Content::Luks(luks);
+    }
     if let Some(found) = SIGNS.iter().find(|sign| stands(head, sign.offset, sign.bytes)) {
         return Content::Other(found.name);
     }

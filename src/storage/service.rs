@@ -1,30 +1,44 @@
 //! Mounts the data partition, and makes it at the first boot.
 //!
 //! ```text
-//!                 there is one
-//! [Starting] --------------------------------> mount --> [Ready]
-//!     |  \                                       ^
-//!     |   +--none--> [Absent] --a kind is wanted-+ make
+//!                 there is one, insecure
+//! [Starting] --------------------------------> mount --> [Ready] --cancelled--> unmount,
+//!     |  | \                                     ^ ^                            close
+//!     |  |  +--none--> [Absent] --make-----------+ |
+//!     |  +--encrypted--> [Locked] --open-----------+
+//!     |                   ^    | no
+//!     |            another|    v
+//!     |                  [Refused]
 //!     +--anything else--> trapdoor
 //! ```
 //!
-//! The cluster manager wants a kind when it has decided to begin a cluster; a
-//! partition that is there is mounted without waiting for anybody.
+//! The cluster manager asks for a partition when it has decided to begin a
+//! cluster, and has the keys of one that is locked. An insecure partition that is
+//! there is mounted without waiting for anybody.
 //!
 //! What this module does not do: decide what to do with the disk (`plan`), or
 //! whether this machine may begin anew (`cluster`).
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::apply::{self, apply};
+use super::apply::{self, apply, before_unlock};
+use super::health::{self, Devices, Health};
+use super::key::{Key, Make, Passphrase};
+use super::luks::{self, OpenError};
 use super::machine::{self, Live};
+use super::patience::{Patient, within};
 use super::plan::{self, Place, Plan};
+use super::table::Partition;
 use super::table::Table;
+use super::tend::tend;
 use super::{Error, Kind, Ready, Root, Status, Wanted};
 use crate::event::{self, Closed};
 use crate::logtree::Parser;
@@ -53,6 +67,8 @@ pub struct Service {
     pub wanted: watch::Receiver<Option<Wanted>>,
     /// What everyone else may know.
     pub status: watch::Sender<Status>,
+    /// How the partition does while it is mounted.
+    pub health: watch::Sender<Health>,
 }
 
 /// Why a run ended.
@@ -75,6 +91,13 @@ impl<E: Into<Error>> From<E> for Stop {
     }
 }
 
+/// Longest that a look at the disk may take, and a key that is tried.
+const LOOK: Duration = Duration::from_secs(120);
+
+/// How long an open file may keep the file system, when everybody should have ended.
+const RELEASE: Duration = Duration::from_secs(5);
+const RELEASE_PACE: Duration = Duration::from_millis(50);
+
 impl Service {
     /// Runs until cancelled, and unmounts then.
     ///
@@ -83,23 +106,58 @@ impl Service {
     /// [`RunError`]; a restart finds the partition mounted.
     pub async fn run(mut self, ctx: Context) -> Result<(), RunError> {
         ctx.stage(Stage::Storage, State::Started);
-        let Some(prepared) = ctx.until_cancelled(self.prepare(&ctx)).await else { return Ok(()) };
-        match prepared {
-            Ok(ready) => {
-                info!(device = %ready.device.display(), kind = %ready.kind, "storage is ready");
-                self.status.send_replace(Status::Ready(Arc::new(ready)));
-            }
+        let Some(prepared) = ctx.until_cancelled(Box::pin(self.prepare(&ctx))).await else {
+            return Ok(());
+        };
+        let (live, partition) = match prepared {
+            Ok(prepared) => prepared,
             Err(Stop::Trapdoor(error)) => match ctx.trapdoor(error.report()).await {},
             Err(Stop::Closed(closed)) => return Err(closed.into()),
-        }
+        };
+        let ready = Ready {
+            root: self.config.root.clone(),
+            kind: live.kind,
+            partition: partition.id,
+            device: live.device(&partition),
+            size: partition.blocks() * live.block_size,
+        };
+        info!(device = %ready.device.display(), kind = %ready.kind, "storage is ready");
+        self.status.send_replace(Status::Ready(Arc::new(ready)));
         ctx.stage(Stage::Storage, State::Done);
         ctx.healthy();
-        ctx.cancelled().await;
-        self.unmount().await;
+        if let Some(error) = ctx.until_cancelled(self.keep(&ctx, &live, &partition)).await {
+            match ctx.trapdoor(error.report()).await {}
+        }
+        self.unmount(live.kind).await;
         Ok(())
     }
 
-    async fn prepare(&mut self, ctx: &Context) -> Result<Ready, Stop> {
+    /// Watches and tends the partition; returns when it cannot be used any more.
+    async fn keep(&self, ctx: &Context, live: &Live, partition: &Partition) -> Error {
+        let devices = devices(live, partition);
+        let mount = self.config.root.data.mount.path();
+        let watched = health::watch(ctx, &self.health, &devices, mount);
+        let tended = async {
+            tend(live, partition).await;
+            std::future::pending::<()>().await;
+        };
+        let found = tokio::select! {
+            // Cancel-safe per its docs.
+            found = watched => found,
+            // Never ends.
+            () = tended => std::future::pending().await,
+        };
+        match found {
+            Ok(fault) => Error::Failing(fault),
+            // Without the kernel's log nobody notices, and everything else works.
+            Err(error) => {
+                warn!(error = &error as &dyn std::error::Error, "errors of the disk go unnoticed");
+                std::future::pending().await
+            }
+        }
+    }
+
+    async fn prepare(&mut self, ctx: &Context) -> Result<(Live, Partition), Stop> {
         let root = self.config.root.clone();
         blocking(move || {
             root.esp.create()?;
@@ -109,57 +167,188 @@ impl Service {
         .await?;
 
         let disk = self.config.disk.clone();
-        let (table, plan) = blocking(move || look(disk)).await?;
-        let kind = match plan {
-            Plan::Create { .. } | Plan::Finish { .. } => {
-                let partition = plan.partition().id;
-                self.status.send_replace(Status::Absent { partition });
-                let wanted =
-                    event::until(&mut self.wanted, "the cluster manager", |wanted| match wanted {
-                        Some(Wanted::Make(make)) => Some(make.kind()),
-                        Some(Wanted::Open { .. }) | None => None,
-                    });
-                wanted.await.map_err(Stop::Closed)?
+        let looked = blocking(move || look(disk));
+        let (table, plan) = within(ctx, "looking at the disk", LOOK, looked).await?;
+        let (kind, keys) = match &plan {
+            Plan::Create { partition, .. } | Plan::Finish { partition } => {
+                self.status.send_replace(Status::Absent { partition: partition.id });
+                let make = self.wanted(|wanted| match wanted {
+                    Wanted::Make(make) => Some(make.clone()),
+                    Wanted::Open { .. } => None,
+                });
+                let make: Make = make.await.map_err(Stop::Closed)?;
+                (make.kind(), make.keys().cloned())
             }
-            Plan::Mount { .. } => Kind::Insecure,
+            Plan::Mount { .. } => (Kind::Insecure, None),
+            Plan::Unlock { kind, .. } => (*kind, None),
         };
-
-        let block_size = table.block_size;
         let live = Live {
             disk: self.config.disk.clone(),
-            mount_point: self.config.root.data.mount.path().to_owned(),
+            root: self.config.root.clone(),
             mount_options: self.config.mount_options,
-            block_size,
+            block_size: table.block_size,
             kind,
-            log: ctx.sink("xfs", Parser::Raw),
+            keys,
+            log: ctx.sink("disk", Parser::Raw),
         };
-        let partition = apply(&live, table, plan).await?;
+        let subject = plan.partition().clone();
+        let machine = Patient { machine: &live, ctx };
+        let applied = async {
+            let plan = match plan {
+                Plan::Unlock { partition, kind, grow } => {
+                    let grown = before_unlock(&machine, table.clone(), partition, grow).await?;
+                    self.unlock(ctx, &live, &grown).await?;
+                    Plan::Unlock { partition: grown, kind, grow: None }
+                }
+                plan => plan,
+            };
+            apply(&machine, table, plan).await.map_err(Stop::from)
+        };
+        let partition = match Box::pin(applied).await {
+            Err(Stop::Trapdoor(Error::Apply(error))) => {
+                return Err(Stop::Trapdoor(explain(error, &live, &subject).await));
+            }
+            other => other?,
+        };
         let root = self.config.root.clone();
         blocking(move || Ok(root.data.create()?)).await?;
-        Ok(Ready {
-            root: self.config.root.clone(),
-            kind,
-            partition: partition.id,
-            device: live.device(&partition),
-            size: partition.blocks() * block_size,
-        })
+        Ok((live, partition))
     }
 
-    /// Leaves the file system clean, if nobody uses it any more.
-    async fn unmount(&self) {
-        let target = self.config.root.data.mount.path().to_owned();
-        let unmounted = tokio::task::spawn_blocking(move || {
-            mount::unmount(&target).or_else(|_busy| mount::read_only(&target))
+    /// Waits for what the cluster manager asks.
+    async fn wanted<T>(&mut self, pick: impl Fn(&Wanted) -> Option<T>) -> Result<T, Closed> {
+        let found = event::until(&mut self.wanted, "the cluster manager", |wanted| {
+            wanted.as_ref().and_then(&pick)
         });
-        match unmounted.await {
-            Ok(Ok(())) => drop(self.status.send_replace(Status::Starting)),
-            // XFS has a journal: the next mount replays it.
-            Ok(Err(error)) => {
-                warn!(error = &error as &dyn std::error::Error, "the data partition stays mounted");
+        found.await
+    }
+
+    /// Waits for a key that opens the partition, and opens it.
+    async fn unlock(
+        &mut self,
+        ctx: &Context,
+        live: &Live,
+        partition: &Partition,
+    ) -> Result<(), Stop> {
+        if luks::is_open() {
+            // An earlier run of the service did it.
+            return Ok(());
+        }
+        let (kind, id) = (live.kind, partition.id);
+        self.status.send_replace(Status::Locked { kind, partition: id });
+        loop {
+            let asked: (Key, Option<Passphrase>) = self
+                .wanted(|wanted| match wanted {
+                    Wanted::Open { key, rekey } => Some((key.clone(), rekey.clone())),
+                    Wanted::Make(_) => None,
+                })
+                .await
+                .map_err(Stop::Closed)?;
+            let (key, rekey) = asked;
+            let opening = async {
+                let opened = live.open_with(partition, &key, rekey.as_ref()).await;
+                match opened {
+                    Ok(()) => Ok(None),
+                    Err(OpenError::Unfit { slot }) => Ok(Some(slot)),
+                    Err(OpenError::Failed(source)) => {
+                        Err(apply::Error::Open { device: live.raw(partition), source })
+                    }
+                }
+            };
+            match within(ctx, "opening the data partition", LOOK, opening).await? {
+                None => {
+                    info!(slot = key.slot(), "the data partition is open");
+                    return Ok(());
+                }
+                Some(slot) => {
+                    let reason = OpenError::Unfit { slot }.to_string();
+                    warn!(reason, "the data partition stays locked");
+                    self.status.send_replace(Status::Refused { kind, partition: id, reason });
+                }
             }
-            Err(_lost) => {}
+            // The same key would not fit any better.
+            let changed = self.wanted.changed().await;
+            changed.map_err(|_closed| Stop::Closed(Closed("the cluster manager")))?;
         }
     }
+
+    /// Leaves the file system clean, if nobody uses it any more, and closes what
+    /// lies below it.
+    async fn unmount(&self, kind: Kind) {
+        let target = self.config.root.data.mount.path().to_owned();
+        let deadline = Instant::now() + RELEASE;
+        let unmounted = loop {
+            let target = target.clone();
+            let unmounted = tokio::task::spawn_blocking(move || mount::unmount(&target)).await;
+            match unmounted {
+                Ok(Err(_busy)) if Instant::now() < deadline => sleep(RELEASE_PACE).await,
+                Ok(Err(_busy)) => {
+                    let target = self.config.root.data.mount.path().to_owned();
+                    let sealed =
+                        tokio::task::spawn_blocking(move || mount::read_only(&target)).await;
+                    match sealed {
+                        Ok(Ok(())) => {
+                            warn!("the data partition is in use: it is read-only now");
+                        }
+                        // XFS has a journal: the next mount replays it.
+                        Ok(Err(error)) => warn!(
+                            error = &error as &dyn std::error::Error,
+                            "the data partition stays mounted"
+                        ),
+                        Err(_lost) => {}
+                    }
+                    break false;
+                }
+                Ok(Ok(())) => break true,
+                Err(_lost) => break false,
+            }
+        };
+        if !unmounted {
+            return;
+        }
+        if kind != Kind::Insecure {
+            let closed = tokio::task::spawn_blocking(luks::close).await;
+            if let Ok(Err(error)) = closed {
+                warn!(error = &error as &dyn std::error::Error, "the partition stays open");
+            }
+        }
+        self.status.send_replace(Status::Starting);
+    }
+}
+
+/// Adds to a failure what the kernel said of the device.
+async fn explain(error: apply::Error, live: &Live, partition: &Partition) -> Error {
+    if !matches!(error, apply::Error::Mount(_) | apply::Error::Wipe { .. }) {
+        return error.into();
+    }
+    let devices = devices(live, partition);
+    let found = tokio::task::spawn_blocking(move || health::newest(&devices)).await;
+    match found {
+        Ok(Some(fault)) => Error::Failed { fault, source: Box::new(error) },
+        Ok(None) | Err(_) => error.into(),
+    }
+}
+
+fn devices(live: &Live, partition: &Partition) -> Devices {
+    Devices {
+        disk: file_name(&live.disk),
+        partition: live.raw(partition).display().to_string(),
+        mounted: mounted(&live.device(partition)),
+    }
+}
+
+/// What the kernel calls a device.
+fn mounted(device: &Path) -> String {
+    let Ok(id) = std::fs::metadata(device).map(|metadata| metadata.rdev()) else {
+        return file_name(device);
+    };
+    let (major, minor) = (rustix::fs::major(id), rustix::fs::minor(id));
+    let name = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}"));
+    name.map_or_else(|_error| file_name(device), |name| file_name(&name))
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Looks at the disk and decides. Blocks.

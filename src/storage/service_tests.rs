@@ -81,7 +81,12 @@ impl Disk {
             // The kernel of a build machine may have XFS without quotas.
             mount_options: "",
         };
-        let service = Service { config, wanted: wanted.subscribe(), status };
+        let service = Service {
+            config,
+            wanted: wanted.subscribe(),
+            status,
+            health: watch::Sender::default(),
+        };
         let (ctx, handles) = Context::for_test();
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(service.run(ctx));

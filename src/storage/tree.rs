@@ -124,6 +124,8 @@ pub struct Data {
     pub volumes: Dir,
     /// Logs of this and former boots.
     pub logs: Dir,
+    /// What of an authenticated device was never written: see `storage::wipe`.
+    pub unwritten: File,
 }
 
 impl Data {
@@ -135,6 +137,7 @@ impl Data {
             kubernetes: Dir::private(base.join("kubernetes")),
             volumes: Dir::private(base.join("volumes")),
             logs: Dir::private(base.join("logs")),
+            unwritten: File::private(base.join(".unwritten")),
             mount: Dir::public(base),
         }
     }

@@ -22,3 +22,4 @@ pub mod terminal;
 pub mod uevent;
 pub mod vt;
 pub mod watchdog;
+pub mod xfs;

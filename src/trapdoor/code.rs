@@ -133,6 +133,12 @@ pub const STORAGE_TPM_ABSENT: Code = Code::new(Stage::Storage, 14);
 pub const STORAGE_KEY_WRONG: Code = Code::new(Stage::Storage, 15);
 /// The recovery key that a person gave is mistyped, or another disk's.
 pub const STORAGE_RECOVERY_KEY_WRONG: Code = Code::new(Stage::Storage, 16);
+/// The data partition can neither be encrypted nor opened, and it is not the key.
+pub const STORAGE_CIPHER: Code = Code::new(Stage::Storage, 17);
+/// A step of storage did not end in any time that makes sense.
+pub const STORAGE_LATE: Code = Code::new(Stage::Storage, 18);
+/// The data partition failed while it was in use.
+pub const STORAGE_FAILING: Code = Code::new(Stage::Storage, 19);
 
 /// Neither fw_cfg nor the ESP carries node parameters.
 pub const PARAMETERS_ABSENT: Code = Code::new(Stage::Parameters, 1);
@@ -231,6 +237,9 @@ pub const ALL: &[Code] = &[
     STORAGE_TPM_ABSENT,
     STORAGE_KEY_WRONG,
     STORAGE_RECOVERY_KEY_WRONG,
+    STORAGE_CIPHER,
+    STORAGE_LATE,
+    STORAGE_FAILING,
     PARAMETERS_ABSENT,
     PARAMETERS_UNREADABLE,
     PARAMETERS_TOO_LARGE,
