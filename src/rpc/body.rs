@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Code, Status};
 
 use super::metrics::Metrics;
+use super::standing::Fallen;
 
 /// A request, up to a length.
 #[derive(Debug)]
@@ -165,23 +166,47 @@ impl Drop for Open {
     }
 }
 
+/// Ends the streams of a connection, with a reason.
+#[derive(Debug)]
+pub(super) struct End {
+    token: CancellationToken,
+    fallen: OnceLock<Fallen>,
+}
+
+impl End {
+    /// Ends with the server, at the latest.
+    pub(super) fn new(stopping: &CancellationToken) -> Arc<Self> {
+        Arc::new(Self { token: stopping.child_token(), fallen: OnceLock::new() })
+    }
+
+    /// Ends the streams of a peer that has lost its standing.
+    pub(super) fn cut(&self, fallen: Fallen) {
+        // Whatever it lost first is the reason.
+        let _first = self.fallen.set(fallen);
+        self.token.cancel();
+    }
+
+    fn status(&self) -> Status {
+        match self.fallen.get() {
+            Some(fallen) => fallen.clone().into(),
+            None => Status::unavailable("this server stops; ask again"),
+        }
+    }
+}
+
 /// An answer on its way.
 pub(super) struct Outgoing {
     inner: tonic::body::Body,
     open: Open,
     /// Ends a stream that would go on for ever.
-    stop: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    end: Option<(Pin<Box<WaitForCancellationFutureOwned>>, Arc<End>)>,
     ended: bool,
 }
 
 impl Outgoing {
-    pub(super) fn new(
-        inner: tonic::body::Body,
-        open: Open,
-        stop: Option<CancellationToken>,
-    ) -> Self {
-        let stop = stop.map(|stop| Box::pin(stop.cancelled_owned()));
-        Self { inner, open, stop, ended: false }
+    pub(super) fn new(inner: tonic::body::Body, open: Open, end: Option<Arc<End>>) -> Self {
+        let end = end.map(|end| (Box::pin(end.token.clone().cancelled_owned()), end));
+        Self { inner, open, end, ended: false }
     }
 }
 
@@ -198,11 +223,13 @@ impl Body for Outgoing {
             return Poll::Ready(None);
         }
         this.open.activity.handed_on(this.open.call, None);
-        if this.stop.as_mut().is_some_and(|stop| stop.as_mut().poll(cx).is_ready()) {
+        if let Some((waits, end)) = &mut this.end
+            && waits.as_mut().poll(cx).is_ready()
+        {
+            let status = end.status();
             this.ended = true;
-            this.open.code = Some(Code::Unavailable);
+            this.open.code = Some(status.code());
             let mut trailers = HeaderMap::new();
-            let status = Status::unavailable("this server stops; ask again");
             let added = status.add_header(&mut trailers);
             return Poll::Ready(added.is_ok().then(|| Ok(Frame::trailers(trailers))));
         }

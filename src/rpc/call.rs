@@ -21,7 +21,7 @@ use tonic::{Code, Status};
 use tower::Service as _;
 
 use super::access::Rule;
-use super::body::{Activity, Bounded, Open, Outgoing, status_code};
+use super::body::{Activity, Bounded, End, Open, Outgoing, status_code};
 use super::peer::Caller;
 use super::server::Shared;
 use crate::sys::clock;
@@ -66,6 +66,7 @@ pub(super) struct Line {
     pub(super) shared: Arc<Shared>,
     pub(super) caller: Caller,
     pub(super) activity: Arc<Activity>,
+    pub(super) end: Arc<End>,
 }
 
 impl Line {
@@ -92,8 +93,8 @@ impl Line {
             App::Grpc(_) => status_code(response.headers()),
             App::Page(_) => Some(Code::Ok),
         });
-        let stop = rule.streams.then(|| self.shared.stopping.clone());
-        Ok(response.map(|body| Body::new(Outgoing::new(body, open, stop))))
+        let end = rule.streams.then(|| Arc::clone(&self.end));
+        Ok(response.map(|body| Body::new(Outgoing::new(body, open, end))))
     }
 
     /// Whether the call may be made.

@@ -21,12 +21,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::{Interval, interval, timeout};
+use tokio::time::{Instant, Interval, interval, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, debug, info};
 
-use super::body::Activity;
+use super::body::{Activity, End};
 use super::call::{App, Line};
 use super::limits::Place;
 use super::peer::{self, Caller, Peer};
@@ -40,6 +40,8 @@ const WINDOW: u32 = 64 << 10;
 const WINDOW_ALL: u32 = 256 << 10;
 /// Bytes of the headers of one call: ours have some hundred.
 const HEADERS_MAX: u32 = 16 << 10;
+/// How long a peer that has lost its standing may take to hear so.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Longest pause between two looks at a connection.
 const LOOK: Duration = Duration::from_secs(5);
 
@@ -120,8 +122,8 @@ pub(super) async fn serve(
         return;
     };
     debug!(peer = %caller.peer, address = %caller.address, "connected");
-    let activity = Activity::new();
-    let line = Arc::new(Line { shared, caller, activity });
+    let (activity, end) = (Activity::new(), End::new(&shared.stopping));
+    let line = Arc::new(Line { shared, caller, activity, end });
     http(&line, &held, TokioIo::new(tls)).await;
 }
 
@@ -185,6 +187,7 @@ enum Event {
     PlaceLost,
     Stopping,
     StandingChanged,
+    CertificateEnded,
     Look,
 }
 
@@ -193,7 +196,7 @@ async fn drive<C>(line: &Line, held: &Held, connection: C, finish: impl Fn(Pin<&
 where
     C: Future<Output = Result<(), hyper::Error>>,
 {
-    let Line { shared, caller, activity } = line;
+    let Line { shared, caller, activity, end } = line;
     let limits = &shared.limits;
     let idle = match held {
         Held::Stranger(_) => limits.stranger_idle,
@@ -201,11 +204,23 @@ where
     };
     let mut connection = pin!(connection);
     let mut standing = shared.standing.clone();
+    // Who has no standing at the start hears why at its first call.
+    standing.mark_unchanged();
     let mut look = interval(LOOK.min(limits.stall / 4).min(idle / 4).max(Duration::from_millis(1)));
     let mut finishing = false;
+    let mut cut_at = None;
     loop {
         let stopping = (!finishing).then_some(&shared.stopping);
-        match next_event(connection.as_mut(), held, &mut standing, stopping, &mut look).await {
+        let next = next_event(connection.as_mut(), held, &mut standing, stopping, &mut look);
+        let next = match cut_at {
+            Some(at) => timeout_at(at, next).await.unwrap_or(Event::Ended),
+            None => next.await,
+        };
+        let next = match next {
+            Event::Look if caller.has_ended(clock::now()) => Event::CertificateEnded,
+            next => next,
+        };
+        match next {
             Event::Ended => return,
             Event::PlaceLost => {
                 shared.metrics.crowded_out.up();
@@ -215,12 +230,15 @@ where
                 finishing = true;
                 finish(connection.as_mut());
             }
-            Event::StandingChanged => {
+            Event::StandingChanged | Event::CertificateEnded => {
                 let checked = standing.borrow_and_update().check(caller, clock::now());
-                if let Err(fallen) = checked {
+                if let (Err(fallen), None) = (checked, cut_at) {
                     shared.metrics.cut.up();
                     info!(address = %caller.address, "a connection is cut: {fallen}");
-                    return;
+                    end.cut(fallen);
+                    finishing = true;
+                    finish(connection.as_mut());
+                    cut_at = Some(Instant::now() + LAST_WORDS);
                 }
             }
             Event::Look if activity.stalled() > limits.stall => {

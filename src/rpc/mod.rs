@@ -38,6 +38,10 @@ pub mod standing;
 mod tls;
 
 #[cfg(test)]
+mod hostile_tests;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 
 pub use self::access::Table;

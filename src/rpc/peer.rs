@@ -161,6 +161,14 @@ pub struct Caller {
     pub certificate: Option<Certified>,
 }
 
+impl Caller {
+    /// Whether its certificate proves nothing any more.
+    #[must_use]
+    pub fn has_ended(&self, now: SystemTime) -> bool {
+        self.certificate.as_ref().is_some_and(|certificate| now > certificate.not_after)
+    }
+}
+
 /// What of a certificate is looked at again at each call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certified {

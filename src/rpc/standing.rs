@@ -66,7 +66,7 @@ impl Standing {
         if self.serials.contains(&certificate.serial) {
             return Err(Fallen::Revoked(whose()));
         }
-        if now > certificate.not_after {
+        if caller.has_ended(now) {
             return Err(Fallen::Ended(whose()));
         }
         match &caller.peer {

@@ -128,7 +128,14 @@ impl ClientCertVerifier for Verifier {
             Some(None) => {}
         }
         let cluster = self.cluster.as_ref().ok_or(CertificateError::UnknownIssuer)?;
-        let verified = cluster.verify_client_cert(end_entity, &[], now)?;
+        let verified =
+            cluster.verify_client_cert(end_entity, &[], now).map_err(|error| match error {
+                // Another cluster's CA has the same name, and another key.
+                rustls::Error::InvalidCertificate(CertificateError::BadSignature) => {
+                    CertificateError::UnknownIssuer.into()
+                }
+                error => error,
+            })?;
         let (peer, certificate) = peer::certified(end_entity)
             .map_err(|unfit| CertificateError::Other(rustls::OtherError(Arc::new(unfit))))?;
         let standing = self.standing.borrow();

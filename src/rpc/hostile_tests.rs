@@ -1,0 +1,1 @@
+//! Callers that mean harm, each beside one that does not.

@@ -1,0 +1,164 @@
+//! A cluster's certificates, and servers on loopback, for tests.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use ed25519_dalek::SigningKey;
+use ed25519_dalek::pkcs8::EncodePrivateKey as _;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use zeroize::Zeroizing;
+
+use super::client::{Connection, DialError, Expect, Trust, dial};
+use super::{
+    App, Config, Credentials, Error, Limits, Listen, Metrics, Role, Server, Standing, Table,
+};
+use crate::identity::NodeId;
+use crate::pki::memory::Memory;
+use crate::pki::{Certificate, Issuer, Mode, Namespace, Template};
+use crate::supervisor::{Context, Handles};
+use crate::sys::clock;
+
+/// Longest wait for anything on loopback.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// The CA of a cluster that is only certificates.
+#[derive(Clone)]
+pub(crate) struct Authority {
+    namespace: Namespace<Memory>,
+    certificate: Arc<Certificate>,
+    pub(crate) der: Vec<u8>,
+}
+
+pub(crate) fn key(seed: u8) -> SigningKey {
+    SigningKey::from_bytes(&[seed; 32])
+}
+
+pub(crate) fn node_id(seed: u8) -> NodeId {
+    NodeId::from_public_key(&key(seed).verifying_key().to_bytes())
+}
+
+fn pkcs8(key: &SigningKey) -> Arc<Zeroizing<Vec<u8>>> {
+    Arc::new(Zeroizing::new(key.to_pkcs8_der().unwrap().as_bytes().to_vec()))
+}
+
+impl Authority {
+    pub(crate) async fn new() -> Self {
+        let namespace = Namespace::new(Memory::default(), "");
+        let certificate = Arc::new(Certificate {
+            issuer: Issuer::Itself,
+            name: "cluster".to_owned(),
+            template: Template::ClusterAuthority,
+            mode: Mode::Managed,
+        });
+        let der = namespace.ensure(&certificate, clock::now()).await.unwrap().der;
+        Self { namespace, certificate, der }
+    }
+
+    /// Signs whatever is asked for.
+    pub(crate) async fn sign(
+        &self,
+        name: &str,
+        template: Template,
+        seed: u8,
+        now: SystemTime,
+    ) -> Credentials {
+        let key = key(seed);
+        let wish = Certificate {
+            issuer: Issuer::Authority(Arc::clone(&self.certificate)),
+            name: name.to_owned(),
+            template,
+            mode: Mode::External(key.verifying_key().to_bytes()),
+        };
+        let issued = self.namespace.ensure(&wish, now).await.unwrap();
+        let authority = Some(self.der.clone());
+        Credentials { certificate: issued.der, key: pkcs8(&key), authority }
+    }
+
+    pub(crate) async fn node(&self, seed: u8) -> Credentials {
+        self.sign(&node_id(seed).to_string(), Template::Node, seed, clock::now()).await
+    }
+
+    pub(crate) async fn user(&self, name: &str, role: Role, seed: u8) -> Credentials {
+        self.sign(name, Template::User { role: role.as_str() }, seed, clock::now()).await
+    }
+}
+
+/// A certificate that proves a key, and nothing more.
+pub(crate) fn self_signed(seed: u8, authority: Option<Vec<u8>>) -> Credentials {
+    let key = key(seed);
+    let der = pkcs8(&key);
+    let algorithm = &rcgen::PKCS_ED25519;
+    let pair = rcgen::KeyPair::from_pkcs8_der_and_sign_algo(&der.as_slice().into(), algorithm);
+    let mut params = rcgen::CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(rcgen::DnType::CommonName, "self");
+    let certificate = params.self_signed(&pair.unwrap()).unwrap().der().to_vec();
+    Credentials { certificate, key: der, authority }
+}
+
+/// A server that runs until it is stopped.
+pub(crate) struct Running {
+    pub(crate) address: SocketAddr,
+    pub(crate) credentials: watch::Sender<Option<Credentials>>,
+    pub(crate) standing: watch::Sender<Arc<Standing>>,
+    pub(crate) metrics: Arc<Metrics>,
+    handles: Handles,
+    task: JoinHandle<Result<(), Error>>,
+}
+
+impl Running {
+    pub(crate) async fn start(credentials: Credentials, app: App, limits: Limits) -> Self {
+        let bound = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
+        Self::start_at(bound, credentials, app, limits).await
+    }
+
+    pub(crate) async fn start_at(
+        bound: Arc<TcpListener>,
+        credentials: Credentials,
+        app: App,
+        limits: Limits,
+    ) -> Self {
+        let table = Arc::new(Table::polis().unwrap());
+        let metrics = Arc::new(Metrics::new(&table));
+        let credentials = watch::Sender::new(Some(credentials));
+        let standing = watch::Sender::new(Arc::new(Standing::default()));
+        let (listening, mut listens) = watch::channel(None);
+        let server = Server {
+            config: Config { name: "test", listen: Listen::Bound(bound), limits },
+            credentials: credentials.subscribe(),
+            standing: standing.subscribe(),
+            table,
+            metrics: Arc::clone(&metrics),
+            app,
+            listening,
+        };
+        let (ctx, handles) = Context::for_test();
+        #[expect(clippy::disallowed_methods, reason = "a test has no supervisor")]
+        let task = tokio::spawn(server.run(ctx));
+        let address = listens.wait_for(Option::is_some).await.unwrap().unwrap();
+        Self { address, credentials, standing, metrics, handles, task }
+    }
+
+    /// Says which nodes are UP.
+    pub(crate) fn up(&self, seeds: &[u8]) {
+        let nodes = seeds.iter().map(|seed| node_id(*seed)).collect();
+        self.standing.send_modify(|standing| Arc::make_mut(standing).nodes = Some(nodes));
+    }
+
+    pub(crate) async fn dial(
+        &self,
+        authority: &Authority,
+        credentials: Option<&Credentials>,
+    ) -> Result<Connection, DialError> {
+        let trust = Trust::Authority(authority.der.clone());
+        let host = self.address.ip().to_string();
+        dial(&host, self.address.port(), Expect::AnyNode, &trust, credentials).await
+    }
+
+    pub(crate) async fn stop(self) {
+        self.handles.cancel().await;
+        tokio::time::timeout(SOON, self.task).await.unwrap().unwrap().unwrap();
+    }
+}
