@@ -32,7 +32,7 @@ pub fn accelerator(wish: Wish, cpus: u32) -> Accelerator {
     };
     match (kvm, cpus) {
         (true, _) => Accelerator::Kvm,
-        // See `Accelerator::TcgSingle`: two processors have not been seen to race.
+        // Two threads get by: see `args`.
         (false, 3..) if version().is_none_or(|version| version < (8, 1)) => Accelerator::TcgSingle,
         (false, _) => Accelerator::Tcg,
     }
