@@ -20,11 +20,11 @@ use std::sync::atomic::AtomicBool;
 
 use tokio::sync::watch;
 
-use crate::logtree::kernel;
+use crate::logtree::{kernel, ring};
 use crate::network::{self, names};
 use crate::node::environment::Environment;
 use crate::node::fault::{self, Fault};
-use crate::node::heartbeat;
+use crate::node::{heartbeat, logs};
 use crate::roles::{self, memory};
 use crate::storage::{self, tree};
 use crate::supervisor::{Context, Policy};
@@ -76,6 +76,11 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         wanted: kind,
         status: mounted.clone(),
         health: health.clone(),
+    };
+    let logs = logs::Service {
+        image: environment.image.clone(),
+        storage: mounted.subscribe(),
+        status: watch::Sender::<ring::Status>::default(),
     };
     let parameters = parameters::Service {
         config: parameters::Config { sys: PathBuf::from("/sys"), esp: tree.esp.parameters.clone() },
@@ -145,6 +150,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     // Early, so that it stops late, and shows the stop.
     ctx.spawn("console", forever, move |ctx| console.clone().run(ctx));
     ctx.spawn("storage", forever, move |ctx| storage.clone().run(ctx));
+    ctx.spawn("logs", forever, move |ctx| logs.clone().run(ctx));
     ctx.spawn("network", forever, move |ctx| network.clone().run(ctx));
     ctx.spawn("names", forever, move |ctx| names.clone().run(ctx));
     ctx.spawn("parameters", forever, move |ctx| parameters.clone().run(ctx));

@@ -17,12 +17,13 @@
 //!   that holds most bytes pays first, so a chatty one cannot drive out the rest.
 //! - Backlog and stream of a reader meet without a gap or a repeated entry.
 //!
-//! What this module does not do: outlive the boot.
+//! What this module does not do: outlive the boot ([`ring`] does).
 
 pub mod kernel;
 pub mod layer;
 pub mod parse;
 mod reader;
+pub mod ring;
 mod sink;
 
 use std::collections::{BTreeMap, VecDeque};

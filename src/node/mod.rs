@@ -20,6 +20,7 @@
 pub mod environment;
 pub mod fault;
 pub mod heartbeat;
+pub mod logs;
 mod panics;
 mod serial_port;
 

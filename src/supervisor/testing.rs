@@ -33,8 +33,13 @@ impl Context {
     /// A context of the service `test`, and the test's end of it.
     #[must_use]
     pub fn for_test() -> (Self, Handles) {
+        Self::for_test_with(logtree::Tree::new(None))
+    }
+
+    /// The same with a log tree that was there before.
+    #[must_use]
+    pub fn for_test_with(logs: logtree::Tree) -> (Self, Handles) {
         let (lines, written) = Lines::channel();
-        let logs = logtree::Tree::new(None);
         let shared = Shared::new(Board::new(BTreeMap::new(), lines.clone()), lines, logs);
         let (run, passed_on) = Run::new(&CancellationToken::new());
         let handles = Handles {

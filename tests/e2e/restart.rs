@@ -1,12 +1,16 @@
 //! Restarts of a machine that was home: it must be the same node of the same cluster.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use polis_qemu::{Machine, Reset};
 
 use crate::world::{SOON, World, home};
 
 /// Said when the driver of the power button has come; a press before is lost.
 const POWER_BUTTON: &str = r#"listening to the power key of "Power Button""#;
+
+/// Said when the log goes to the disk, with the number of the boot and of the bytes
+/// that were there before.
+const LOGS: &str = "logs are kept on the disk";
 
 #[test]
 fn a_reset_and_an_orderly_stop_end_at_home_as_the_same_node() -> Result<()> {
@@ -55,6 +59,11 @@ fn a_power_cut_after_ready_ends_at_home_as_the_same_node() -> Result<()> {
         machine = world.boot(&config)?;
         let back = home(&mut machine)?;
         ensure!(back == founded, "after power cut {cut}: {back:?}, before: {founded:?}");
+        // Each boot has its own log, and those before it are still there.
+        let logs = machine.lines().into_iter().find(|line| line.text.contains(LOGS));
+        let logs = logs.context("home without a word about the logs")?;
+        ensure!(logs.text.contains(&format!(" boot={cut} ")), "another boot: {}", logs.text);
+        ensure!(!logs.text.ends_with("bytes=0"), "nothing is left of it: {}", logs.text);
     }
     Ok(())
 }

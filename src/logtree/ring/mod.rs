@@ -1,0 +1,207 @@
+//! Keeps the log tree on the data partition, by boot, within a bound of bytes.
+//!
+//! [`service`] copies what the tree takes in, from the first line of the boot on,
+//! as soon as there is a place for it. Whoever wants to know what happened in an
+//! earlier boot takes the [`Ring`] from [`Status`] and reads.
+//!
+//! ```text
+//! tree --reader--> [service] --batches--> boot 7: 0.log 1.log 2.log   a segment is 1 MiB
+//!                      |                  boot 8: 0.log
+//!                      +--> Status --> Ring --boots, read--> Past --> entries
+//! ```
+//!
+//! A segment is a file of lines ([`record`]), each with a checksum. Every opening
+//! begins a new segment, so the only line that a power cut can tear is the last of
+//! one; it is skipped, like any line that is not whole.
+//!
+//! Invariants:
+//! - A writer of the tree never waits for the disk: what a slow disk cannot take is
+//!   counted, and the count is written in its place.
+//! - All segments together stay within the bound, and boots within [`BOOTS_MAX`].
+//! - A boot that talks much drives out its own middle before any older boot:
+//!   half of the room is the others' ([`plan`]).
+//!
+//! What this module does not do: know where the data partition is (`root` does).
+
+mod past;
+mod plan;
+mod record;
+mod segment;
+mod service;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use self::past::Past;
+pub use self::service::{Config, RunError, Service};
+
+use self::record::Head;
+use self::segment::Segment;
+use super::Query;
+
+/// Bytes of one segment: what one deletion frees, and what a reader holds.
+pub const SEGMENT_MAX: u64 = 1 << 20;
+/// Bytes of all segments where there is room enough.
+pub const BYTES_MAX: u64 = 64 << 20;
+/// Boots that are kept, with this one.
+pub const BOOTS_MAX: usize = 16;
+/// The part of a partition that logs may take, as a divisor: a small one is for
+/// the data of the cluster.
+const SHARE: u64 = 32;
+/// A ring below this would lose a boot while it is written.
+const BYTES_MIN: u64 = 8 * SEGMENT_MAX;
+
+/// The bound for a partition of `size` bytes.
+#[must_use]
+pub fn bytes_max(size: u64) -> u64 {
+    (size / SHARE).clamp(BYTES_MIN, BYTES_MAX)
+}
+
+/// What everyone else may know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// The ring, once there is a place for it.
+    pub ring: Option<Ring>,
+    /// Bytes of all segments.
+    pub bytes: u64,
+    /// Entries of this boot that are not in it, since the disk was too slow or
+    /// refused them.
+    pub lost: u64,
+    /// Why nothing is written at the moment.
+    pub error: Option<String>,
+}
+
+/// One boot that the ring knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Boot {
+    /// How many boots ago it was: 0 for this one.
+    pub ago: u32,
+    /// The kernel's name for it.
+    pub id: String,
+    /// When the kernel started, in seconds since 1970, by the clock of that time.
+    pub started: u64,
+    /// The image that it ran from.
+    pub image: String,
+    /// Seconds from the start of the kernel to the last entry.
+    pub last: Duration,
+    /// What it takes on the disk.
+    pub bytes: u64,
+}
+
+/// Why the past cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The boot is not there any more, or never was.
+    #[error("there is no log of boot {asked}: this node keeps {kept} boots, from 0 (now) back")]
+    NoSuchBoot {
+        /// Which was asked for.
+        asked: i32,
+        /// How many there are.
+        kept: usize,
+    },
+    /// The disk.
+    #[error("cannot read the logs in {dir}")]
+    Disk {
+        /// Where they are.
+        dir: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The thread that read is gone.
+    #[error("the thread that read the logs panicked")]
+    Lost,
+}
+
+/// The reading end. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ring {
+    dir: Arc<PathBuf>,
+    /// The number of this boot.
+    boot: u64,
+}
+
+impl Ring {
+    fn new(dir: PathBuf, boot: u64) -> Self {
+        Self { dir: Arc::new(dir), boot }
+    }
+
+    /// Every boot that is kept, this one first.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if the disk does not say.
+    pub async fn boots(&self) -> Result<Vec<Boot>, Error> {
+        let ring = self.clone();
+        blocking(move || {
+            let segments = segment::list(&ring.dir)?;
+            let numbers = numbers(&segments, ring.boot);
+            let boots = numbers.iter().zip(0..).map(|(number, ago)| {
+                let of_it: Vec<_> = segments.iter().filter(|it| it.id.boot == *number).collect();
+                describe(&of_it, ago)
+            });
+            Ok(boots.collect())
+        })
+        .await?
+        .map_err(|source| self.disk(source))
+    }
+
+    /// What was written in the boot `boot`: 0 is this one, as far as it is on the
+    /// disk, -1 the one before. `query` says what of it, and how much.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if it is not there, or the disk does not say.
+    pub async fn read(&self, boot: i32, query: Query) -> Result<Past, Error> {
+        let ring = self.clone();
+        let segments = blocking(move || segment::list(&ring.dir))
+            .await?
+            .map_err(|source| self.disk(source))?;
+        let numbers = numbers(&segments, self.boot);
+        // A boot after this one is nobody's.
+        let index = boot.checked_neg().and_then(|ago| usize::try_from(ago).ok());
+        let Some(number) = index.and_then(|index| numbers.get(index)) else {
+            return Err(Error::NoSuchBoot { asked: boot, kept: numbers.len() });
+        };
+        let of_it = segments.into_iter().filter(|it| it.id.boot == *number).collect();
+        Past::open(of_it, query).await
+    }
+
+    fn disk(&self, source: io::Error) -> Error {
+        Error::Disk { dir: self.dir.as_ref().clone(), source }
+    }
+}
+
+/// The numbers of all boots, the newest first; this one is there even before it
+/// has written anything.
+fn numbers(segments: &[Segment], now: u64) -> Vec<u64> {
+    let mut numbers: Vec<_> = segments.iter().map(|it| it.id.boot).chain([now]).collect();
+    numbers.sort_unstable_by(|one, other| other.cmp(one));
+    numbers.dedup();
+    numbers
+}
+
+/// What the segments of one boot say of it. What cannot be read is left empty: a
+/// list of boots is no place to fail.
+fn describe(segments: &[&Segment], ago: u32) -> Boot {
+    let head = segments.iter().find_map(|it| it.head().ok().flatten());
+    let Head { boot_id, started, image, .. } = head.unwrap_or_default();
+    let last = segments.iter().rev().find_map(|it| it.last().ok().flatten());
+    Boot {
+        ago,
+        id: boot_id,
+        started,
+        image,
+        last: last.unwrap_or_default(),
+        bytes: segments.iter().map(|it| it.bytes).sum(),
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    tokio::task::spawn_blocking(work).await.map_err(|_panicked| Error::Lost)
+}
