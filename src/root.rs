@@ -126,8 +126,10 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         ready: ready.clone(),
     };
 
+    let cluster_nodes = watch::Sender::<console::ClusterNodes>::default();
     let console = console::Service {
         terminals,
+        snapshot: watch::Sender::default(),
         environment,
         inputs: console::Inputs {
             known: known.subscribe(),
@@ -137,6 +139,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
             cluster: standing.subscribe(),
             consensus: member.status(),
             pki: member.overview(),
+            cluster_nodes: cluster_nodes.subscribe(),
         },
     };
 

@@ -1,18 +1,19 @@
 //! Folds event values into what the console shows. Pure: time comes in as a value.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use polis_tui::snapshot::{
-    Authority, Certificate, Cluster, Crl, Etcd, Header, Interface, Logs, Member, Pki, Service,
-    ServiceState, Snapshot, Stage, StageState, Standing,
+    Address, Authority, Certificate, Cluster, Crl, Etcd, Header, Interface, Logs, Member, Network,
+    Nodes, Pki, Service, ServiceState, Snapshot, Stage, StageState, Standing, Warning,
 };
 use time::OffsetDateTime;
 use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
-use super::Values;
+use super::{ClusterNodes, Values};
 use crate::parameters::Cidr;
 use crate::pki::{AuthorityView, CertificateView, Overview, Renewal};
 use crate::stage::{self, Stages};
@@ -35,10 +36,12 @@ pub(super) fn fold(values: &Values, logs: &Logs, uptime: Duration, now: SystemTi
         previous_failure: values.environment.previous_guru.clone(),
         warnings: warnings(values),
         stages: stages(&values.stages, uptime),
-        network: values.network.interfaces.iter().map(interface).collect(),
+        network: network(&values.network),
+        nodes: nodes(&values.cluster_nodes, uptime),
         etcd: etcd(&values.consensus),
         pki: pki(&values.pki, now),
         services: services(&values.services, uptime),
+        metrics: None,
         logs: logs.clone(),
     }
 }
@@ -46,6 +49,7 @@ pub(super) fn fold(values: &Values, logs: &Logs, uptime: Duration, now: SystemTi
 fn header(values: &Values, uptime: Duration, now: SystemTime) -> Header {
     Header {
         node: values.cluster.node.map(|id| id.to_string()),
+        words: None,
         version: values.environment.version.clone(),
         slot: values.environment.slot.clone(),
         cluster: match values.cluster.state {
@@ -67,11 +71,12 @@ fn printed(time: SystemTime, format: &[BorrowedFormatItem<'_>]) -> String {
     OffsetDateTime::from(time).format(format).unwrap_or_default()
 }
 
-fn warnings(values: &Values) -> Vec<String> {
+fn warnings(values: &Values) -> Vec<Warning> {
     let told = values.known.as_ref().and_then(|known| known.warning.clone());
     let insecure = values.storage.ready().filter(|ready| ready.kind == storage::Kind::Insecure);
     let insecure = insecure.map(|_| "the data partition is not encrypted".to_owned());
-    told.into_iter().chain(insecure).chain(values.health.warnings()).collect()
+    let all = told.into_iter().chain(insecure).chain(values.health.warnings());
+    all.map(|text| Warning { text, help: None }).collect()
 }
 
 fn stages(stages: &Stages, uptime: Duration) -> Vec<Stage> {
@@ -105,19 +110,48 @@ fn stages(stages: &Stages, uptime: Duration) -> Vec<Stage> {
     stage::Stage::ALL.map(shown).into()
 }
 
-fn interface(interface: &network::Interface) -> Interface {
-    let shown = |cidr: &Cidr| match interface.asking && cidr.address().is_ipv4() {
-        true => format!("{cidr} by DHCP"),
-        false => cidr.to_string(),
+fn network(status: &network::Status) -> Network {
+    let shown = |address: &IpAddr| address.to_string();
+    Network {
+        interfaces: status.interfaces.iter().map(|it| interface(it, status.primary)).collect(),
+        gateway: status.gateway.as_ref().map(shown),
+        nameservers: status.nameservers.iter().map(shown).collect(),
+        time_servers: status.ntp_servers.clone(),
+        waiting: status.waiting.clone(),
+    }
+}
+
+fn interface(interface: &network::Interface, primary: Option<IpAddr>) -> Interface {
+    let address = |cidr: &Cidr| Address {
+        cidr: cidr.to_string(),
+        source: match interface.asking && cidr.address().is_ipv4() {
+            true => "DHCP".to_owned(),
+            false => String::new(),
+        },
+        primary: Some(cidr.address()) == primary,
+        lease: None,
     };
-    let addresses: Vec<_> = interface.addresses.iter().map(shown).collect();
-    let text = match (addresses.is_empty(), interface.carrier, interface.asking) {
-        (false, ..) => addresses.join(", "),
-        (true, false, _) => "no carrier: no cable, or nothing at its other end".to_owned(),
-        (true, true, true) => "asks for an address (DHCP)".to_owned(),
-        (true, true, false) => "no address".to_owned(),
-    };
-    Interface { name: interface.name.clone(), text }
+    Interface {
+        name: interface.name.clone(),
+        mac: interface.mac.to_string(),
+        driver: interface.driver.clone(),
+        carrier: interface.carrier,
+        asking: interface.asking,
+        addresses: interface.addresses.iter().map(address).collect(),
+        received: Vec::new(),
+        sent: Vec::new(),
+    }
+}
+
+fn nodes(known: &ClusterNodes, uptime: Duration) -> Option<Nodes> {
+    let passed = uptime.saturating_sub(known.at);
+    let older = |age: Duration| age.saturating_add(passed);
+    let mut nodes = known.nodes.clone()?;
+    nodes.stale = nodes.stale.map(older);
+    for node in &mut nodes.nodes {
+        node.heartbeat = node.heartbeat.map(older);
+    }
+    Some(nodes)
 }
 
 fn etcd(status: &consensus::Status) -> Option<Etcd> {
@@ -137,15 +171,20 @@ fn etcd(status: &consensus::Status) -> Option<Etcd> {
             own,
             // Of the others, this member only knows what the leader tells.
             answers: if own { serves } else { status.leader.is_some() },
+            lag: own.then(|| status.index.saturating_sub(status.applied)),
+            round_trip: None,
+            db_size: own.then_some(status.db_size),
         }
     });
     Some(Etcd {
         state: status.standing.name().to_owned(),
+        version: status.version.clone(),
         members: members.collect(),
         term: status.term,
         index: status.index,
         applied: status.applied,
         db_size: status.db_size,
+        db_used: status.db_used,
         db_quota: status.db_quota,
         alarms: status.alarms.iter().map(ToString::to_string).collect(),
         survives: status.leader.and(u32::try_from(status.tolerates()).ok()),
@@ -168,16 +207,9 @@ fn pki(overview: &Overview, now: SystemTime) -> Option<Pki> {
     if overview.authorities.is_empty() {
         return None;
     }
-    let lists = overview.authorities.iter().filter_map(|view| Some((view, view.crl_issued?)));
-    let crl = lists.max_by_key(|(_, issued)| *issued).map(|(view, issued)| Crl {
-        number: view.crl_number,
-        entries: view.revoked.len() as u64,
-        age: now.duration_since(issued).unwrap_or_default(),
-    });
     Some(Pki {
         authorities: overview.authorities.iter().map(|view| authority(view, now)).collect(),
         certificates: overview.certificates.iter().map(|view| certificate(view, now)).collect(),
-        crl,
     })
 }
 
@@ -187,6 +219,13 @@ fn authority(view: &AuthorityView, now: SystemTime) -> Authority {
         fingerprint: bytes(&view.fingerprint),
         ends: printed(view.not_after, DAY),
         days_left: days(now, view.not_after),
+        used: 0,
+        issued: Some(view.issued as u64),
+        crl: view.crl_issued.map(|issued| Crl {
+            number: view.crl_number,
+            entries: view.revoked.len() as u64,
+            age: now.duration_since(issued).unwrap_or_default(),
+        }),
     }
 }
 
@@ -201,6 +240,7 @@ fn certificate(view: &CertificateView, now: SystemTime) -> Certificate {
         renews: (view.renewal == Renewal::ByUser).then(|| printed(view.renew_at, DAY)),
         renew_at: share(view.renew_at).unwrap_or(100),
         used: share(now).unwrap_or(100),
+        revoked: view.revoked,
     }
 }
 
@@ -277,6 +317,7 @@ mod tests {
             cluster: cluster::Status::default(),
             consensus: consensus::Status::default(),
             pki: Overview::default(),
+            cluster_nodes: ClusterNodes::default(),
         }
     }
 

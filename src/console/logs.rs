@@ -63,6 +63,7 @@ impl Window {
 
 fn shown(entry: &Entry) -> LogEntry {
     LogEntry {
+        number: entry.number,
         time: entry.at,
         severity: match entry.body.severity() {
             serial::Severity::Debug => Severity::Debug,

@@ -26,6 +26,7 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};
 use polis_tui::Snapshot;
+use polis_tui::snapshot::Nodes;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -57,6 +58,8 @@ pub struct Service {
     pub inputs: Inputs,
     /// The terminals that carry the console, by name under `/dev`.
     pub terminals: watch::Sender<Vec<String>>,
+    /// What the terminals show, for consoles elsewhere too.
+    pub snapshot: watch::Sender<Arc<Snapshot>>,
 }
 
 /// What is watched, beside what the context has.
@@ -76,6 +79,18 @@ pub struct Inputs {
     pub consensus: watch::Receiver<consensus::Status>,
     /// The certificates of the cluster.
     pub pki: watch::Receiver<Overview>,
+    /// The nodes of the cluster.
+    pub cluster_nodes: watch::Receiver<ClusterNodes>,
+}
+
+/// What is known of the nodes of the cluster; the console adds to every age in it
+/// what has passed since.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ClusterNodes {
+    /// When it was learned, in time since the kernel started.
+    pub at: Duration,
+    /// The nodes; `None` before anything was heard from a curator.
+    pub nodes: Option<Nodes>,
 }
 
 /// The newest of everything at one moment.
@@ -91,6 +106,7 @@ struct Values {
     cluster: cluster::Status,
     consensus: consensus::Status,
     pki: Overview,
+    cluster_nodes: ClusterNodes,
 }
 
 impl Service {
@@ -100,7 +116,7 @@ impl Service {
     ///
     /// [`Closed`] when an owner of an input ended.
     pub async fn run(self, ctx: Context) -> Result<(), Closed> {
-        let snapshot = watch::Sender::new(Arc::<Snapshot>::default());
+        let snapshot = self.snapshot;
         let mut logs = Window::new(ctx.logs());
         let mut watched =
             Watched { inputs: self.inputs, stages: ctx.stages(), services: ctx.tree() };
@@ -167,7 +183,8 @@ struct Watched {
 
 impl Watched {
     fn newest(&mut self, environment: &Environment) -> Values {
-        let Inputs { known, network, storage, health, cluster, consensus, pki } = &mut self.inputs;
+        let Inputs { known, network, storage, health, cluster, consensus, pki, cluster_nodes } =
+            &mut self.inputs;
         Values {
             environment: environment.clone(),
             stages: self.stages.borrow_and_update().clone(),
@@ -179,12 +196,14 @@ impl Watched {
             cluster: cluster.borrow_and_update().clone(),
             consensus: consensus.borrow_and_update().clone(),
             pki: pki.borrow_and_update().clone(),
+            cluster_nodes: cluster_nodes.borrow_and_update().clone(),
         }
     }
 
     /// Waits until any of them changes. Cancel-safe.
     async fn changed(&mut self) -> Result<(), Closed> {
-        let Inputs { known, network, storage, health, cluster, consensus, pki } = &mut self.inputs;
+        let Inputs { known, network, storage, health, cluster, consensus, pki, cluster_nodes } =
+            &mut self.inputs;
         let any = [
             changed(&mut self.stages, "the stages"),
             changed(&mut self.services, "the services"),
@@ -195,6 +214,7 @@ impl Watched {
             changed(cluster, "the cluster"),
             changed(consensus, "etcd"),
             changed(pki, "the certificates"),
+            changed(cluster_nodes, "the nodes"),
         ];
         select_all(any).await.0
     }

@@ -4,11 +4,20 @@ use std::time::Duration;
 
 use crate::guru::{Countdown, Guru};
 use crate::snapshot::{
-    Authority, Certificate, Cluster, Crl, Etcd, Header, Interface, LogEntry, Logs, Member, Pki,
-    Service, ServiceState, Severity, Snapshot, Stage, StageState, Standing,
+    Address, Authority, Certificate, Cluster, Crl, Etcd, Header, Interface, LogEntry, Logs, Member,
+    Network, Pki, Service, ServiceState, Severity, Snapshot, Stage, StageState, Standing, Warning,
 };
 
+/// The longest time that can travel.
+const FOR_EVER: Duration = Duration::from_millis(u64::MAX);
+
 const NODE: &str = "polis-8e9e05c52164694d3f1a77c0b2d95e06";
+
+/// One of each.
+#[must_use]
+pub fn all() -> [Snapshot; 4] {
+    [empty(), ordinary(), failing(), overflowing()]
+}
 
 /// A machine of which nothing is known yet.
 #[must_use]
@@ -34,8 +43,10 @@ pub fn ordinary() -> Snapshot {
     snapshot.header.address = Some("10.0.2.15".to_owned());
     snapshot.header.uptime = Duration::from_secs(192);
     snapshot.ready = Some(Duration::from_millis(9_412));
-    snapshot.warnings =
-        vec!["The data partition is not encrypted: whoever has the disk can read it.".to_owned()];
+    snapshot.warnings = vec![Warning {
+        text: "The data partition is not encrypted: whoever has the disk can read it.".to_owned(),
+        help: None,
+    }];
     snapshot.stages = [
         ("kernel", 0, 910),
         ("initramfs", 910, 640),
@@ -48,8 +59,13 @@ pub fn ordinary() -> Snapshot {
     ]
     .map(|(name, started, elapsed)| stage(name, StageState::Done, started, elapsed))
     .into();
-    snapshot.network =
-        vec![interface("eth0", "10.0.2.15/24 by DHCP, gateway 10.0.2.2, DNS 10.0.2.3")];
+    snapshot.network = Network {
+        interfaces: vec![interface("eth0", true, &[("10.0.2.15/24", "DHCP", Some(85_200))])],
+        gateway: Some("10.0.2.2".to_owned()),
+        nameservers: vec!["10.0.2.3".to_owned()],
+        time_servers: vec!["2.debian.pool.ntp.org".to_owned()],
+        waiting: None,
+    };
     snapshot.etcd = Some(Etcd {
         state: "voter".to_owned(),
         members: vec![member(NODE, 0x8e9e_05c5_2164_694d)],
@@ -58,8 +74,8 @@ pub fn ordinary() -> Snapshot {
         applied: 12_345,
         db_size: 20_480 * 641,
         db_quota: 2 << 30,
-        alarms: Vec::new(),
         survives: Some(0),
+        ..Etcd::default()
     });
     snapshot.pki = Some(Pki {
         authorities: vec![
@@ -68,19 +84,24 @@ pub fn ordinary() -> Snapshot {
                 fingerprint: std::array::from_fn(|at| u8::try_from(at * 37 % 251).unwrap_or(0)),
                 ends: "2036-02-15".to_owned(),
                 days_left: 3_650,
+                issued: Some(7),
+                crl: Some(Crl { number: 3, entries: 1, age: Duration::from_secs(190) }),
+                ..Authority::default()
             },
             Authority {
                 name: "etcd CA".to_owned(),
                 fingerprint: std::array::from_fn(|at| u8::try_from(at * 91 % 253).unwrap_or(0)),
                 ends: "2036-02-15".to_owned(),
                 days_left: 3_650,
+                issued: Some(7),
+                crl: Some(Crl { number: 3, entries: 1, age: Duration::from_secs(190) }),
+                ..Authority::default()
             },
         ],
         certificates: vec![
             certificate("node", "cluster CA", 72, 20),
             certificate("etcd peer", "etcd CA", 58, 35),
         ],
-        crl: Some(Crl { number: 3, entries: 1, age: Duration::from_secs(190) }),
     });
     snapshot.services = [
         (0, "root"),
@@ -142,8 +163,13 @@ pub fn failing() -> Snapshot {
     for name in ["parameters", "cluster", "consensus"] {
         snapshot.stages.push(stage(name, StageState::Pending, 0, 0));
     }
-    snapshot.network =
-        vec![interface("eth0", "link up, no address"), interface("enp0s20f0u1", "no carrier")];
+    snapshot.network = Network {
+        interfaces: vec![interface("eth0", true, &[]), interface("enp0s20f0u1", false, &[])],
+        waiting: Some(
+            "a DHCP lease on eth0; is the cable in, and is there a DHCP server?".to_owned(),
+        ),
+        ..Network::default()
+    };
     if let Some(etcd) = &mut snapshot.etcd {
         let mut second = member("polis-0b7d3a9915c04e218f6610aa3c5d7e94", 0x0b7d_3a99_15c0_4e21);
         second.own = false;
@@ -166,7 +192,7 @@ pub fn failing() -> Snapshot {
         let mut old = certificate("metrics", "cluster CA", -3, 100);
         old.renews = None;
         pki.certificates.push(old);
-        pki.crl = None;
+        pki.authorities[1].crl = None;
     }
     for (at, state, restarts, cause) in [
         (2, ServiceState::Starting, 0, None),
@@ -203,7 +229,11 @@ pub fn failing() -> Snapshot {
         ),
         (13_000, Severity::Fatal, "root.identity", "panic: no key"),
     ]);
-    snapshot.logs.entries.extend(more.entries);
+    let known = snapshot.logs.total;
+    snapshot.logs.entries.extend(more.entries.into_iter().map(|mut entry| {
+        entry.number += known;
+        entry
+    }));
     snapshot.logs.total += more.total;
     snapshot.logs.dropped = 34;
     snapshot
@@ -217,10 +247,13 @@ pub fn overflowing() -> Snapshot {
     let mut snapshot = failing();
     snapshot.header.node = Some(evil.clone());
     snapshot.header.address = Some("2001:db8:ffff:ffff:ffff:ffff:ffff:ffff".to_owned());
-    snapshot.header.uptime = Duration::from_secs(u64::MAX);
+    snapshot.header.uptime = FOR_EVER;
     snapshot.header.cluster = Cluster::Disowning;
-    snapshot.warnings = vec![evil.clone(); 3];
-    snapshot.network = vec![interface(&evil, &evil); 3];
+    snapshot.warnings = vec![Warning { text: evil.clone(), help: Some(evil.clone()) }; 3];
+    snapshot.network.interfaces =
+        vec![interface(&evil, true, &[(&evil, &evil, Some(u64::MAX / 1000))]); 3];
+    snapshot.network.waiting = Some(evil.clone());
+    snapshot.network.nameservers = vec![evil.clone(); 9];
     for stage in &mut snapshot.stages {
         stage.name = evil.clone();
         stage.elapsed = Duration::from_secs(86_400 * 400);
@@ -237,25 +270,25 @@ pub fn overflowing() -> Snapshot {
     if let Some(pki) = &mut snapshot.pki {
         for authority in &mut pki.authorities {
             authority.name = evil.clone();
+            authority.crl = Some(Crl { number: u64::MAX, entries: u64::MAX, age: FOR_EVER });
         }
         for certificate in &mut pki.certificates {
             certificate.name = evil.clone();
             certificate.issuer = evil.clone();
             certificate.days_left = i64::MIN;
         }
-        pki.crl = Some(Crl { number: u64::MAX, entries: u64::MAX, age: Duration::MAX });
     }
     for (depth, service) in (0..).zip(&mut snapshot.services) {
         service.depth = depth * 7;
         service.name = evil.clone();
         service.cause = Some(evil.clone());
         service.restarts = u64::MAX;
-        service.since = Duration::MAX;
+        service.since = FOR_EVER;
     }
     for entry in &mut snapshot.logs.entries {
         entry.name = evil.clone();
         entry.text = evil.clone();
-        entry.time = Duration::MAX;
+        entry.time = FOR_EVER;
     }
     snapshot
 }
@@ -330,8 +363,22 @@ fn stage(name: &str, state: StageState, started: u64, elapsed: u64) -> Stage {
     Stage { name: name.to_owned(), state, started, elapsed, progress: None }
 }
 
-fn interface(name: &str, text: &str) -> Interface {
-    Interface { name: name.to_owned(), text: text.to_owned() }
+fn interface(name: &str, carrier: bool, addresses: &[(&str, &str, Option<u64>)]) -> Interface {
+    let address = |&(cidr, source, lease): &(&str, &str, Option<u64>)| Address {
+        cidr: cidr.to_owned(),
+        source: source.to_owned(),
+        primary: true,
+        lease: lease.map(Duration::from_secs),
+    };
+    Interface {
+        name: name.to_owned(),
+        mac: "52:54:00:12:34:56".to_owned(),
+        driver: Some("virtio_net".to_owned()),
+        carrier,
+        asking: true,
+        addresses: addresses.iter().map(address).collect(),
+        ..Interface::default()
+    }
 }
 
 fn member(name: &str, id: u64) -> Member {
@@ -343,6 +390,7 @@ fn member(name: &str, id: u64) -> Member {
         leader: true,
         own: true,
         answers: true,
+        ..Member::default()
     }
 }
 
@@ -355,6 +403,7 @@ fn certificate(name: &str, issuer: &str, days_left: i64, used: u8) -> Certificat
         renews: Some("2026-03-31".to_owned()),
         renew_at: 67,
         used,
+        revoked: false,
     }
 }
 
@@ -369,11 +418,17 @@ fn service(depth: u16, name: &str) -> Service {
 }
 
 fn logs(entries: &[(u64, Severity, &str, &str)]) -> Logs {
-    let entry = |&(millis, severity, name, text): &(u64, Severity, &str, &str)| LogEntry {
-        time: Duration::from_millis(millis),
-        severity,
-        name: name.to_owned(),
-        text: text.to_owned(),
-    };
-    Logs { entries: entries.iter().map(entry).collect(), total: entries.len() as u64, dropped: 0 }
+    let entry =
+        |(number, &(millis, severity, name, text)): (u64, &(u64, Severity, &str, &str))| LogEntry {
+            number,
+            time: Duration::from_millis(millis),
+            severity,
+            name: name.to_owned(),
+            text: text.to_owned(),
+        };
+    Logs {
+        entries: (1..).zip(entries).map(entry).collect(),
+        total: entries.len() as u64,
+        dropped: 0,
+    }
 }

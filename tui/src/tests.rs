@@ -216,6 +216,7 @@ fn chatter(number: u64) -> Snapshot {
     // The log tree keeps the newest hundred.
     snapshot.logs.entries = (number.saturating_sub(100)..number)
         .map(|number| LogEntry {
+            number,
             time: Duration::from_secs(number),
             severity: if number % 10 == 0 { Severity::Error } else { Severity::Info },
             name: "root".to_owned(),

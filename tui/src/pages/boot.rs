@@ -6,7 +6,7 @@ use ratatui::style::Style;
 use ratatui::text::Line;
 
 use super::{Content, blank, title};
-use crate::snapshot::{Cluster, Snapshot, Stage, StageState};
+use crate::snapshot::{Address, Cluster, Interface, Snapshot, Stage, StageState};
 use crate::text::{clean, duration, name, pad};
 use crate::theme::{ATTENTION, BAD, BUSY, DIM, GOOD, Mark, PLAIN};
 use crate::widgets::Row;
@@ -38,7 +38,10 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         ));
     }
     for warning in &snapshot.warnings {
-        body.extend(note(Mark::Attention, warning, width));
+        body.extend(note(Mark::Attention, &warning.text, width));
+        if let Some(help) = &warning.help {
+            body.extend(hanging(INDENT, "► ", PLAIN, help, width));
+        }
     }
     if body.len() > 2 {
         body.push(blank());
@@ -47,14 +50,30 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         body.extend(timeline(&snapshot.stages, width));
         body.push(blank());
     }
-    if !snapshot.network.is_empty() {
+    let interfaces = &snapshot.network.interfaces;
+    if !interfaces.is_empty() {
         body.push(title("Network"));
-        body.extend(snapshot.network.iter().flat_map(|interface| {
+        body.extend(interfaces.iter().flat_map(|interface| {
             let name = pad(&clean(&interface.name), NAME);
-            hanging(INDENT, &name, PLAIN, &interface.text, width)
+            hanging(INDENT, &name, PLAIN, &addresses(interface), width)
         }));
     }
     Content { head: Vec::new(), body }
+}
+
+/// What an interface has, or why it has nothing.
+fn addresses(interface: &Interface) -> String {
+    let shown = |address: &Address| match address.source.as_str() {
+        "" => address.cidr.clone(),
+        source => format!("{} by {source}", address.cidr),
+    };
+    let shown: Vec<_> = interface.addresses.iter().map(shown).collect();
+    match (shown.is_empty(), interface.carrier, interface.asking) {
+        (false, ..) => shown.join(", "),
+        (true, false, _) => "no carrier: no cable, or nothing at its other end".to_owned(),
+        (true, true, true) => "asks for an address (DHCP)".to_owned(),
+        (true, true, false) => "no address".to_owned(),
+    }
 }
 
 /// The worst thing first: what failed, what is lost, what is waited for.

@@ -44,7 +44,8 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
             .line(),
     );
     body.extend(pki.certificates.iter().map(|certificate| row(certificate, width)));
-    body.extend([blank(), title("Revoked certificates"), crl(pki.crl.as_ref())]);
+    body.extend([blank(), title("Revoked certificates")]);
+    body.extend(pki.authorities.iter().map(|authority| crl(authority.crl.as_ref())));
     Content { head: Vec::new(), body }
 }
 

@@ -1,0 +1,76 @@
+//! The etcd cluster, as this node's member sees it.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::time;
+
+/// The etcd cluster as this node sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Etcd {
+    /// This member's standing as on the serial line: `starting learner voter stopped`.
+    pub state: String,
+    /// etcd's version.
+    pub version: String,
+    /// Every member, this one included.
+    pub members: Vec<Member>,
+    /// The raft term.
+    pub term: u64,
+    /// The last raft index that this member knows.
+    pub index: u64,
+    /// The last raft index that this member has applied.
+    pub applied: u64,
+    /// Bytes of the database file.
+    pub db_size: u64,
+    /// Bytes of it that are in use; the rest is freed by defragmentation.
+    pub db_used: u64,
+    /// Bytes that the database may have; zero if not known.
+    pub db_quota: u64,
+    /// Alarms in force, for example `NOSPACE`, with the member where that matters.
+    pub alarms: Vec<String>,
+    /// How many more voters may fail before the cluster stops; `None` without a quorum.
+    pub survives: Option<u32>,
+}
+
+/// A member of the etcd cluster.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Member {
+    /// Its name, which is its node ID; empty if it never started.
+    pub name: String,
+    /// Its member ID.
+    pub id: u64,
+    /// Where its peers reach it.
+    pub url: String,
+    /// Voter or learner.
+    pub standing: Standing,
+    /// Whether it leads.
+    pub leader: bool,
+    /// Whether it is this node.
+    pub own: bool,
+    /// Whether it answers.
+    pub answers: bool,
+    /// Entries of the log that it has not applied yet, if that is known.
+    pub lag: Option<u64>,
+    /// How long a question to it and its answer take, if that was measured.
+    #[serde(with = "time::optional")]
+    pub round_trip: Option<Duration>,
+    /// Bytes of its database file, if that is known.
+    pub db_size: Option<u64>,
+}
+
+/// What a member may do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// Counts for the quorum.
+    #[default]
+    Voter,
+    /// Receives the log and does not vote yet.
+    Learner {
+        /// How much of the leader's log it has, in percent, if that is known.
+        caught_up: Option<u8>,
+    },
+}

@@ -1,0 +1,78 @@
+//! The log tree's newest entries.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::time;
+
+/// The newest entries of the log tree, the oldest of them first.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Logs {
+    /// The entries that are left.
+    pub entries: Vec<LogEntry>,
+    /// How many there ever were, so that a paused page can say how many are new.
+    pub total: u64,
+    /// How many were lost because a reader was too slow.
+    pub dropped: u64,
+}
+
+impl Logs {
+    /// Puts what was `seen` before in front of what is new; the newest `max` stay.
+    pub fn put_before(&mut self, seen: &Self, max: usize) {
+        let first = self.entries.first().map_or(u64::MAX, |entry| entry.number);
+        let seen = seen.entries.iter().filter(|entry| entry.number < first).cloned();
+        self.entries.splice(0..0, seen);
+        let surplus = self.entries.len().saturating_sub(max);
+        self.entries.drain(..surplus);
+    }
+}
+
+/// An entry of the log tree.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LogEntry {
+    /// Its place in the log tree; each entry has a greater one than those before.
+    pub number: u64,
+    /// When, after the kernel started.
+    #[serde(with = "time")]
+    pub time: Duration,
+    /// How much it matters.
+    pub severity: Severity,
+    /// The dotted name of the writer.
+    pub name: String,
+    /// What it said.
+    pub text: String,
+}
+
+/// How much a log entry matters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// For whoever looks for a bug.
+    #[default]
+    Debug,
+    /// The ordinary course of things.
+    Info,
+    /// Went on without it.
+    Warning,
+    /// Someone should look.
+    Error,
+    /// The writer ended because of it.
+    Fatal,
+}
+
+impl Severity {
+    /// The letter on the serial line.
+    #[must_use]
+    pub fn letter(self) -> char {
+        match self {
+            Self::Debug => 'D',
+            Self::Info => 'I',
+            Self::Warning => 'W',
+            Self::Error => 'E',
+            Self::Fatal => 'F',
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Holds what the console shows: plain data, filled by the node, read by the pages.
+//!
+//! Whoever fills a [`Snapshot`] has done all the arithmetic with time: an age is
+//! the age at the moment of the snapshot, and nothing here ever looks at a clock.
+//!
+//! A snapshot also travels, as JSON, to consoles elsewhere. A log is most of it,
+//! and most of a log is known there already: [`Snapshot::with_logs_from`] leaves that
+//! out, and [`Logs::put_before`] puts it back.
+//!
+//! Invariants:
+//! - What is not known is `None` or empty, never a made-up value: each page has
+//!   words for it.
+//! - Texts may come from outside and hold anything; pages clean them as they
+//!   draw (`text::clean`).
+//! - A field that is absent from the JSON has its default, and one that is not
+//!   known is ignored: two versions understand each other.
+
+mod boot;
+mod cluster;
+mod etcd;
+mod logs;
+mod metrics;
+mod network;
+mod pki;
+mod services;
+mod time;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::boot::{Stage, StageState};
+pub use self::cluster::{Health, Node, NodeState, Nodes};
+pub use self::etcd::{Etcd, Member, Standing};
+pub use self::logs::{LogEntry, Logs, Severity};
+pub use self::metrics::Metrics;
+pub use self::network::{Address, Interface, Network};
+pub use self::pki::{Authority, Certificate, Crl, Pki};
+pub use self::services::{Service, ServiceState};
+
+/// Everything that the console can show at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Snapshot {
+    /// What stands at the top of every page.
+    pub header: Header,
+    /// How long after the kernel's start the node was ready; `None` before.
+    #[serde(with = "time::optional")]
+    pub ready: Option<Duration>,
+    /// Why the boot before this one failed, if it did.
+    pub previous_failure: Option<String>,
+    /// What a person should know on every day, the most pressing first.
+    pub warnings: Vec<Warning>,
+    /// The stages of this boot in their order, those to come included.
+    pub stages: Vec<Stage>,
+    /// The network of this machine.
+    pub network: Network,
+    /// The nodes of the cluster, as far as this one knows them.
+    pub nodes: Option<Nodes>,
+    /// The etcd cluster as this node sees it.
+    pub etcd: Option<Etcd>,
+    /// Authorities and certificates.
+    pub pki: Option<Pki>,
+    /// The supervision tree, parents before their children.
+    pub services: Vec<Service>,
+    /// What the machine is busy with, once it was measured.
+    pub metrics: Option<Metrics>,
+    /// The newest entries of the log tree.
+    pub logs: Logs,
+}
+
+impl Snapshot {
+    /// The same with the log entries from number `first` on, for a reader that
+    /// has those before.
+    #[must_use]
+    pub fn with_logs_from(&self, first: u64) -> Self {
+        let entries = self.logs.entries.iter().filter(|entry| entry.number >= first);
+        let logs = Logs {
+            entries: entries.cloned().collect(),
+            total: self.logs.total,
+            dropped: self.logs.dropped,
+        };
+        // Field by field, so that the log is not copied whole only to be cut.
+        Self {
+            header: self.header.clone(),
+            ready: self.ready,
+            previous_failure: self.previous_failure.clone(),
+            warnings: self.warnings.clone(),
+            stages: self.stages.clone(),
+            network: self.network.clone(),
+            nodes: self.nodes.clone(),
+            etcd: self.etcd.clone(),
+            pki: self.pki.clone(),
+            services: self.services.clone(),
+            metrics: self.metrics.clone(),
+            logs,
+        }
+    }
+}
+
+/// Something that a person should know on every day until it is mended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Warning {
+    /// What is the matter, as a sentence.
+    pub text: String,
+    /// The command or the deed that mends it, if there is one.
+    pub help: Option<String>,
+}
+
+/// What stands at the top of every page.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Header {
+    /// The node ID, once there is a key.
+    pub node: Option<String>,
+    /// The fingerprint of the node's key in words that can be read aloud, once
+    /// there is a key: whoever approves the node compares them.
+    pub words: Option<String>,
+    /// The version of the system.
+    pub version: String,
+    /// The slot that it was started from: `A` or `B`.
+    pub slot: String,
+    /// The cluster state.
+    pub cluster: Cluster,
+    /// The address that others reach this node by.
+    pub address: Option<String>,
+    /// Time since the kernel started.
+    #[serde(with = "time")]
+    pub uptime: Duration,
+    /// Date and time of day with the zone, ready to print.
+    pub clock: String,
+}
+
+/// How this node stands to its cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cluster {
+    /// Registering: contact was made, not yet let in.
+    Foreign,
+    /// Approved, and committing.
+    Trusted,
+    /// A member.
+    Home,
+    /// Removed, for ever.
+    Disowning,
+    /// Would be home, but is cut off from consensus.
+    Split,
+    /// Not yet determined; only at boot.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+impl Cluster {
+    /// The word for it, as on the serial line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Foreign => "foreign",
+            Self::Trusted => "trusted",
+            Self::Home => "home",
+            Self::Disowning => "disowning",
+            Self::Split => "split",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    #[test]
+    fn a_snapshot_survives_the_journey() {
+        for snapshot in samples::all() {
+            let json = serde_json::to_string(&snapshot).unwrap();
+            let read: Snapshot = serde_json::from_str(&json).unwrap();
+            assert_eq!(read, snapshot);
+        }
+    }
+
+    #[test]
+    fn versions_understand_each_other() {
+        let older: Snapshot = serde_json::from_str("{}").unwrap();
+        assert_eq!(older, Snapshot::default());
+        let newer = r#"{"header": {"version": "9.0.0", "cluster": "retired", "mood": 3}, "x": []}"#;
+        let newer: Snapshot = serde_json::from_str(newer).unwrap();
+        assert_eq!((&*newer.header.version, newer.header.cluster), ("9.0.0", Cluster::Unknown));
+    }
+
+    #[test]
+    fn only_the_newer_part_of_a_log_travels() {
+        let whole = samples::ordinary();
+        let first = whole.logs.entries[4].number;
+        let mut seen = whole.logs.clone();
+        seen.entries.truncate(4);
+        let mut frame = whole.with_logs_from(first);
+        assert_eq!(frame.logs.entries.len(), whole.logs.entries.len() - 4);
+        frame.logs.put_before(&seen, usize::MAX);
+        assert_eq!(frame, whole);
+        frame.logs.put_before(&seen, usize::MAX);
+        assert_eq!(frame, whole, "what is there already is not put there twice");
+    }
+}

@@ -1,0 +1,60 @@
+//! The network of this machine.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::time;
+
+/// The network of this machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Network {
+    /// Every Ethernet interface, in the kernel's order.
+    pub interfaces: Vec<Interface>,
+    /// The way out.
+    pub gateway: Option<String>,
+    /// DNS servers, best first.
+    pub nameservers: Vec<String>,
+    /// Time servers, by name or address.
+    pub time_servers: Vec<String>,
+    /// What an address is waited for, and what to do about it.
+    pub waiting: Option<String>,
+}
+
+/// A network interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Interface {
+    /// Its name, for example `eth0`.
+    pub name: String,
+    /// Its hardware address.
+    pub mac: String,
+    /// The kernel's driver, if it has one.
+    pub driver: Option<String>,
+    /// Whether a cable is plugged in and the other end is there.
+    pub carrier: bool,
+    /// Whether a DHCP server is asked for an address.
+    pub asking: bool,
+    /// Its addresses.
+    pub addresses: Vec<Address>,
+    /// Bytes that came in, a second, the newest last.
+    pub received: Vec<u64>,
+    /// Bytes that went out, a second, the newest last.
+    pub sent: Vec<u64>,
+}
+
+/// An address of an interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Address {
+    /// With the length of the network's prefix: `10.0.2.15/24`.
+    pub cidr: String,
+    /// Where it is from: `DHCP`, `parameters`, `router`; empty if that is not known.
+    pub source: String,
+    /// Whether others reach the node by it.
+    pub primary: bool,
+    /// What is left of its lease, if it has one that ends.
+    #[serde(with = "time::optional")]
+    pub lease: Option<Duration>,
+}
