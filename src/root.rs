@@ -28,6 +28,7 @@ use crate::node::{heartbeat, logs};
 use crate::roles::{self, memory};
 use crate::storage::{self, tree};
 use crate::supervisor::{Context, Policy};
+use crate::sys::reboot::Reason;
 use crate::{cluster, consensus, console, parameters, recovery};
 
 /// What the root service needs.
@@ -45,6 +46,8 @@ pub struct Root {
     pub beats: watch::Sender<u64>,
     /// The terminals that carry the console: `init` shows a failure there.
     pub terminals: watch::Sender<Vec<String>>,
+    /// How the machine is asked to end, in order. Whoever asks logs it, and who wanted it.
+    pub end: watch::Sender<Option<Reason>>,
 }
 
 /// Starts every service, then waits.
@@ -53,7 +56,7 @@ pub struct Root {
 ///
 /// None: only a child's death can end it.
 pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallible> {
-    let Root { environment, recovery, fault, ready, beats, terminals } = root;
+    let Root { environment, recovery, fault, ready, beats, terminals, end } = root;
     let tree = tree::Root::live();
 
     let known = watch::Sender::new(None);
@@ -130,6 +133,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     let console = console::Service {
         terminals,
         snapshot: watch::Sender::default(),
+        end,
         environment,
         inputs: console::Inputs {
             known: known.subscribe(),

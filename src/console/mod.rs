@@ -38,6 +38,7 @@ use crate::pki::Overview;
 use crate::stage::Stages;
 use crate::supervisor::{Context, Policy, Tree};
 use crate::sys::clock;
+use crate::sys::reboot::Reason;
 use crate::{cluster, consensus, network, storage};
 
 /// The machine's own screen.
@@ -60,6 +61,8 @@ pub struct Service {
     pub terminals: watch::Sender<Vec<String>>,
     /// What the terminals show, for consoles elsewhere too.
     pub snapshot: watch::Sender<Arc<Snapshot>>,
+    /// How a person in front of a terminal ends the machine.
+    pub end: watch::Sender<Option<Reason>>,
 }
 
 /// What is watched, beside what the context has.
@@ -134,7 +137,11 @@ impl Service {
             });
             for name in names {
                 if shown.insert(name.clone()) {
-                    let screen = screen::Service { name, snapshot: snapshot.subscribe() };
+                    let screen = screen::Service {
+                        name,
+                        snapshot: snapshot.subscribe(),
+                        end: self.end.clone(),
+                    };
                     let service = screen.name.replace('/', "-");
                     ctx.spawn(&service, Policy::forever(), move |ctx| screen.clone().run(ctx));
                 }

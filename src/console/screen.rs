@@ -28,13 +28,14 @@ use polis_tui::{Command, Key, Snapshot, View};
 use tokio::io::Interest;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::draw::Canvas;
 use super::writer::Writer;
 use crate::event::Closed;
 use crate::supervisor::Context;
 use crate::sys::readiness;
+use crate::sys::reboot::Reason;
 use crate::sys::terminal::{Mode, SIZE_DEFAULT, Size, Terminal};
 
 /// Between two attempts to open a terminal that is not there.
@@ -58,6 +59,8 @@ pub(super) struct Service {
     pub(super) name: String,
     /// What to draw.
     pub(super) snapshot: watch::Receiver<Arc<Snapshot>>,
+    /// How a person ends the machine.
+    pub(super) end: watch::Sender<Option<Reason>>,
 }
 
 impl Service {
@@ -66,7 +69,7 @@ impl Service {
         let path = Path::new("/dev").join(&self.name);
         let mut said = None;
         loop {
-            match Attached::open(&path) {
+            match Attached::open(&path, self.end.clone()) {
                 Ok(mut attached) => {
                     info!("the console is on {}", path.display());
                     said = None;
@@ -114,6 +117,8 @@ enum Event {
 
 /// An open terminal with what a person looks at.
 struct Attached {
+    /// Its path, for the log.
+    name: String,
     terminal: Terminal,
     readable: tokio::io::unix::AsyncFd<std::os::fd::OwnedFd>,
     writer: Writer,
@@ -130,10 +135,11 @@ struct Attached {
     /// When a lone Escape becomes a key.
     escape: Option<Instant>,
     stale: bool,
+    end: watch::Sender<Option<Reason>>,
 }
 
 impl Attached {
-    fn open(path: &Path) -> io::Result<Self> {
+    fn open(path: &Path, end: watch::Sender<Option<Reason>>) -> io::Result<Self> {
         let terminal = Terminal::open(path)?;
         terminal.set_mode(Mode::Raw)?;
         if is_serial(path) {
@@ -145,6 +151,7 @@ impl Attached {
         Ok(Self {
             readable: readiness::watch(&terminal, Interest::READABLE)?,
             writer: Writer::start(terminal.try_clone_file()?)?,
+            name: path.display().to_string(),
             terminal,
             view: View::new(columns, rows),
             canvas,
@@ -155,6 +162,7 @@ impl Attached {
             look_at_size: Instant::now(),
             escape: None,
             stale: true,
+            end,
         })
     }
 
@@ -265,12 +273,18 @@ impl Attached {
             }
             match self.view.key(key, &snapshot.borrow()) {
                 Some(Command::Redraw) => self.redraw(self.canvas.size())?,
-                // Only the guru meditation offers these.
-                Some(Command::Reboot | Command::PowerOff | Command::Hold | Command::Unlock)
-                | None => {}
+                Some(Command::Reboot) => self.end(Reason::Reboot),
+                Some(Command::PowerOff) => self.end(Reason::PowerOff),
+                // Only the guru meditation has something to hold or to unlock.
+                Some(Command::Hold | Command::Unlock) | None => {}
             }
         }
         Ok(())
+    }
+
+    fn end(&self, reason: Reason) {
+        warn!(actor = "console", terminal = self.name, "asked for a {}", reason.name());
+        self.end.send_replace(Some(reason));
     }
 
     fn resize(&mut self, size: Size) -> io::Result<()> {

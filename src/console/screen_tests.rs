@@ -65,7 +65,7 @@ fn named(version: &str) -> Arc<Snapshot> {
 fn start(far: &Far) -> (watch::Sender<Arc<Snapshot>>, Context, crate::supervisor::Handles) {
     let (sender, snapshot) = watch::channel(named("first"));
     let (ctx, handles) = Context::for_test();
-    let service = Service { name: far.name.clone(), snapshot };
+    let service = Service { name: far.name.clone(), snapshot, end: watch::Sender::default() };
     let policy = crate::supervisor::Policy::forever();
     ctx.spawn("screen", policy, move |ctx| service.clone().run(ctx));
     (sender, ctx, handles)

@@ -6,7 +6,8 @@
 //! ```text
 //!               a service opens the trapdoor
 //! [running] ------------------------------------> guru on the channel, status 70
-//!     |  \--- `stop` on the channel --> ordered stop --> `off` on it, status 0
+//!     |  \--- `stop` on the channel, or a
+//!     |       service asks for the end --> ordered stop --> `off` on it, status 0
 //!     |---- panic in the main task ---> guru on the channel, status 70
 //!     |---- `init` is gone -----------> status 71: nobody is left to work for
 //!     +---- killed -------------------> `init` sees it, and says so itself
@@ -40,6 +41,7 @@ use crate::serial::{EventLine, Lines};
 use crate::stage::{Board, Stage};
 use crate::supervisor::Supervisor;
 use crate::sys::control::{self, Channel};
+use crate::sys::reboot::Reason;
 use crate::trapdoor::{Report, code};
 
 /// Status after the trapdoor: the report is on the channel.
@@ -158,7 +160,8 @@ async fn run(
     let (ready, mut is_ready) = watch::channel(false);
     let (terminals, mut drawn_on) = watch::channel(Vec::new());
     let (beats, mut beaten) = watch::channel(0);
-    let root = Root { environment, recovery, fault, ready, beats, terminals };
+    let (end, mut asked_to_end) = watch::channel(None);
+    let root = Root { environment, recovery, fault, ready, beats, terminals, end };
     let supervisor =
         Supervisor::start(board, lines.clone(), logs, move |ctx| root::run(root.clone(), ctx));
     let end = loop {
@@ -179,6 +182,13 @@ async fn run(
                     break End::Orphaned;
                 }
             },
+            // Cancel-safe: waits for an event value.
+            Ok(()) = asked_to_end.changed() => {
+                let reason: Option<Reason> = *asked_to_end.borrow_and_update();
+                if let Some(reason) = reason {
+                    break End::Stop(reason.name().to_owned());
+                }
+            }
             // Cancel-safe: waits for an event value.
             Ok(()) = drawn_on.changed() => {
                 let names = drawn_on.borrow_and_update().clone();
