@@ -40,6 +40,14 @@ pub(super) enum Command {
         #[arg(long, value_name = "HOST:PORT=HOST:PORT")]
         via: Vec<String>,
     },
+    /// Make a context of what the owner wrote with `user create`.
+    Import {
+        /// The file.
+        file: PathBuf,
+        /// The private key whose public half the owner was given.
+        #[arg(long, value_name = "FILE")]
+        key: PathBuf,
+    },
     /// Forget a context; its key stays.
     Remove {
         /// Its name.
@@ -114,6 +122,7 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             let value = serde_json::json!({ "name": name });
             global.out.print(&Document::new(&value, format!("{name} is saved"))?)
         }
+        Command::Import { file, key } => super::user::import(&file, &key, global),
         Command::Remove { name } => {
             place.remove(&name)?;
             let value = serde_json::json!({ "removed": name });

@@ -37,6 +37,11 @@ impl Error {
         Self { exit: Exit::TimedOut, ..Self::new(what) }
     }
 
+    /// Something that did not come in time, with what is known about it.
+    pub(super) fn late(cause: anyhow::Error) -> Self {
+        Self { exit: Exit::TimedOut, cause, help: None }
+    }
+
     /// The same with what to do next. What was said closer to the cause stays.
     pub(super) fn or_help(mut self, help: impl Into<String>) -> Self {
         self.help.get_or_insert_with(|| help.into());
@@ -46,6 +51,12 @@ impl Error {
     /// The same as the cause of something that failed.
     pub(super) fn context(self, what: impl Into<String>) -> Self {
         Self { cause: self.cause.context(what.into()), ..self }
+    }
+
+    /// On one line, for a place that has no more.
+    pub(super) fn summary(&self) -> String {
+        let causes: Vec<String> = self.cause.chain().map(ToString::to_string).collect();
+        super::output::clean(&causes.join(": "))
     }
 
     /// The status for whoever started the program.

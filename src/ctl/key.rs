@@ -198,7 +198,7 @@ fn read_text(file: &Path) -> Result<Zeroizing<String>, Error> {
 }
 
 /// Reads a file that nobody else may read.
-fn read_private(file: &Path) -> Result<Zeroizing<String>, Error> {
+pub(super) fn read_private(file: &Path) -> Result<Zeroizing<String>, Error> {
     let text = read_text(file)?;
     let mode = fs::metadata(file).doing(|| format!("cannot look at {}", file.display()))?.mode();
     if mode & 0o077 != 0 {

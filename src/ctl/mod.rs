@@ -18,20 +18,26 @@
 //!
 //! What this module does not do: decide what a user may do (the servers do), or
 //! keep anything but contexts.
-#![expect(dead_code, reason = "the commands that talk to a cluster use the rest")]
 
+mod ask;
+mod cluster;
 mod context;
 mod endpoint;
 mod error;
+mod etcd;
 mod hex;
 mod key;
+mod node;
 mod output;
 mod owner;
+mod ownership;
 mod parameters;
 mod place;
+mod session;
 #[cfg(test)]
 mod testing;
 mod units;
+mod user;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _};
@@ -42,7 +48,7 @@ use std::time::Duration;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use self::endpoint::Endpoint;
-use self::error::{Error, Exit};
+use self::error::{Error, Exit, Explain as _};
 use self::key::Passphrase;
 use self::output::{Format, Out, Streams};
 use self::place::Place;
@@ -92,6 +98,18 @@ enum Command {
     /// Pick the cluster to talk to.
     #[command(subcommand)]
     Context(context::Command),
+    /// Take ownership of a cluster, and see how it is.
+    #[command(subcommand)]
+    Cluster(cluster::Command),
+    /// Let nodes in, operate them, and remove them.
+    #[command(subcommand)]
+    Node(node::Command),
+    /// Say who may operate the cluster.
+    #[command(subcommand)]
+    User(user::Command),
+    /// Look at etcd, and save it.
+    #[command(subcommand)]
+    Etcd(etcd::Command),
     /// Print a completion script for a shell.
     Completion {
         /// The shell.
@@ -163,10 +181,23 @@ fn start(
     let place = Place::find(config, variable)?;
     let passphrase = Passphrase { file: passphrase_file };
     let global = Global { context, endpoints, timeout, passphrase, place, out };
-    match cli.command {
-        Command::Parameters(command) => parameters::run(command, &global),
-        Command::Owner(command) => owner::run(command, &global),
-        Command::Context(command) => context::run(command, &global),
+    // One thread: a command does one thing at a time.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .doing(|| "cannot start the runtime".to_owned())?;
+    runtime.block_on(perform(cli.command, &global))
+}
+
+async fn perform(command: Command, global: &Global) -> Result<(), Error> {
+    match command {
+        Command::Parameters(command) => parameters::run(command, global).await,
+        Command::Owner(command) => owner::run(command, global),
+        Command::Context(command) => context::run(command, global),
+        Command::Cluster(command) => cluster::run(command, global).await,
+        Command::Node(command) => node::run(command, global).await,
+        Command::User(command) => user::run(command, global).await,
+        Command::Etcd(command) => etcd::run(command, global).await,
         Command::Completion { .. } => Ok(()),
     }
 }
@@ -196,6 +227,61 @@ mod tests {
         let ended = testing::World::new().run(&["--help"]);
         assert_eq!((ended.status, &*ended.stderr), (0, ""));
         insta::assert_snapshot!("help", ended.stdout);
+    }
+
+    #[test]
+    fn without_a_context_a_command_says_how_to_get_one() {
+        let world = testing::World::new();
+        for command in [&["cluster", "info"][..], &["node", "list"], &["etcd", "members"]] {
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(world.refuses(command), @r"
+                error: no context is in use
+                help: take ownership of a cluster: `polisctl --endpoint HOST cluster take-ownership`; or pick a context: `polisctl context use NAME`
+                ");
+            }
+        }
+    }
+
+    #[test]
+    fn a_context_without_a_ca_is_not_talked_to() {
+        let world = testing::World::new();
+        world.runs(&["context", "set", "home", "--endpoint", "192.0.2.1", "--key", "@k"]);
+        insta::assert_snapshot!(world.runs(&["context", "list"]), @r"
+           NAME  USER  ENDPOINTS       CERTIFICATE ENDS
+        *  home  -     192.0.2.1:7835  -
+        ");
+        insta::assert_snapshot!(world.refuses(&["cluster", "info"]), @r"
+        error: context home does not know the CA of its cluster
+        help: `polisctl --context home cluster take-ownership` gets one
+        ");
+        insta::assert_snapshot!(world.refuses(&["context", "use", "hone"]), @r#"
+        error: there is no context "hone"
+        help: there are: home
+        "#);
+        world.runs(&["context", "remove", "home"]);
+    }
+
+    #[test]
+    fn an_endpoint_where_nobody_listens_is_said() {
+        let world = testing::World::new();
+        world.runs(&["owner", "create"]);
+        // Bound, and not listening: nobody else gets this port meanwhile.
+        let bound = rustix::net::socket(
+            rustix::net::AddressFamily::INET,
+            rustix::net::SocketType::STREAM,
+            None,
+        )
+        .unwrap();
+        let any = std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 0);
+        rustix::net::bind(&bound, &any).unwrap();
+        let address = rustix::net::getsockname(&bound).unwrap();
+        let address = std::net::SocketAddr::try_from(address).unwrap().to_string();
+        let said = world.refuses(&["cluster", "take-ownership", "--endpoint", &address]);
+        insta::assert_snapshot!(said.replace(&address, "ADDRESS"), @r"
+        error: cannot connect to ADDRESS
+        cause: Connection refused (os error 111)
+        help: check that the machine is on, that it is home, and that the port is open
+        ");
     }
 
     #[test]

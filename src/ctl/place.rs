@@ -29,6 +29,9 @@ use crate::pki;
 /// Far more than a context or a certificate has.
 const FILE_MAX: u64 = 256 * 1024;
 
+/// As long as the domain of a cluster may be, which is what a context is called after.
+const NAME_MAX: usize = 80;
+
 /// The folder of `polisctl`.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
@@ -77,8 +80,9 @@ impl Context {
 /// Checks the name of a context, which becomes a folder.
 pub(super) fn name(text: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if text.is_empty() || text.len() > 64 || text.starts_with('.') || !text.chars().all(plain) {
-        return Err("allowed are 1 to 64 letters, digits, `-`, `_` and `.`".to_owned());
+    if text.is_empty() || text.len() > NAME_MAX || text.starts_with('.') || !text.chars().all(plain)
+    {
+        return Err(format!("allowed are 1 to {NAME_MAX} letters, digits, `-`, `_` and `.`"));
     }
     Ok(text.to_owned())
 }
@@ -211,11 +215,16 @@ impl Place {
 
 /// Reads the DER of one certificate, from PEM or DER.
 pub(super) fn read_certificate(file: &Path) -> Result<Vec<u8>, Error> {
-    let bytes = read(file)?.ok_or_else(|| Error::new(format!("there is no {}", file.display())))?;
-    certificate(file, &bytes)
+    certificate(file, &read_file(file)?)
 }
 
-fn certificate(file: &Path, bytes: &[u8]) -> Result<Vec<u8>, Error> {
+/// Reads a file that must be there, and must be small.
+pub(super) fn read_file(file: &Path) -> Result<Vec<u8>, Error> {
+    read(file)?.ok_or_else(|| Error::new(format!("there is no {}", file.display())))
+}
+
+/// The DER of a certificate in PEM or DER that stands in `file`.
+pub(super) fn certificate(file: &Path, bytes: &[u8]) -> Result<Vec<u8>, Error> {
     let der = match x509_parser::pem::parse_x509_pem(bytes) {
         Ok((_rest, pem)) if pem.label == "CERTIFICATE" => pem.contents,
         _ => bytes.to_vec(),
@@ -335,7 +344,7 @@ mod tests {
     #[test]
     fn a_name_cannot_leave_its_folder() {
         assert!(name("home-1_a.b").is_ok());
-        for bad in ["", ".", "..", "a/b", "a b", &"x".repeat(65)] {
+        for bad in ["", ".", "..", "a/b", "a b", &"x".repeat(NAME_MAX + 1)] {
             assert!(name(bad).is_err(), "{bad}");
         }
     }

@@ -194,3 +194,9 @@ pub fn crl_pem(der: &[u8]) -> String {
 pub fn key_pem(key: &SigningKey) -> zeroize::Zeroizing<String> {
     zeroize::Zeroizing::new(template::pem("PRIVATE KEY", &template::pkcs8(key)))
 }
+
+/// A private key in DER (PKCS#8, version 1).
+#[must_use]
+pub fn key_der(key: &SigningKey) -> zeroize::Zeroizing<Vec<u8>> {
+    template::pkcs8(key)
+}

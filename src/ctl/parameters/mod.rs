@@ -3,7 +3,7 @@
 //! Whatever is written has passed the checks of a node: the message is encoded
 //! and then read as a machine reads it.
 
-mod show;
+pub(super) mod show;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,6 +16,7 @@ use polis_proto::v1::network_configuration::{Interface, Route};
 use polis_proto::v1::node_parameters::Cluster;
 use prost::Message as _;
 
+pub(super) use self::show::labels;
 use super::error::{Error, Explain as _};
 use super::output::Document;
 use super::{Global, hex, key, place};
@@ -136,7 +137,7 @@ enum ColdStart {
 }
 
 /// Runs the command.
-pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
+pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
     match command {
         Command::Bootstrap(arguments) => {
             let owner = match &arguments.owner_key {
@@ -147,7 +148,7 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             written(&message, &arguments.machine.out, global)
         }
         Command::Register(arguments) => {
-            let admission = admission(&arguments, global)?;
+            let admission = admission(&arguments, global).await?;
             let message = register(&arguments, admission)?;
             written(&message, &arguments.machine.out, global)
         }
@@ -216,19 +217,26 @@ pub(super) struct Admission {
     pub(super) nodes: Vec<v1::cluster_directory::Node>,
 }
 
-/// What the command line says.
-fn admission(arguments: &Register, global: &Global) -> Result<Admission, Error> {
-    let ticket = ticket(arguments.ticket.as_deref().unwrap_or_default())?;
-    let ca = match &arguments.ca {
-        Some(file) => place::read_certificate(file)?,
-        None => {
-            let context = global.place.context(global.context.as_deref())?;
-            context.and_then(|context| context.ca).ok_or_else(|| {
-                Error::usage("no context has the cluster's CA").or_help("name its file with --ca")
-            })?
-        }
-    };
-    Ok(Admission { ticket, ca, nodes: nodes(&arguments.nodes)? })
+/// What the command line says, and the cluster for the rest.
+async fn admission(arguments: &Register, global: &Global) -> Result<Admission, Error> {
+    let ticket = arguments.ticket.as_deref().map(ticket).transpose()?;
+    let mut ca = arguments.ca.as_deref().map(place::read_certificate).transpose()?;
+    let nodes = nodes(&arguments.nodes)?;
+    if ca.is_none() {
+        let context = global.place.context(global.context.as_deref())?;
+        ca = context.and_then(|context| context.ca);
+    }
+    if let (Some(ticket), Some(ca), false) = (&ticket, &ca, nodes.is_empty()) {
+        return Ok(Admission { ticket: ticket.clone(), ca: ca.clone(), nodes });
+    }
+    let asked = super::cluster::admission(global)
+        .await
+        .help(|| "without a cluster to ask, give --ticket, --ca and --node".to_owned())?;
+    Ok(Admission {
+        ticket: ticket.unwrap_or(asked.ticket),
+        ca: ca.unwrap_or(asked.ca),
+        nodes: if nodes.is_empty() { asked.nodes } else { nodes },
+    })
 }
 
 fn nodes(texts: &[String]) -> Result<Vec<v1::cluster_directory::Node>, Error> {

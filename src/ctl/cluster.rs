@@ -1,0 +1,347 @@
+//! `polisctl cluster`: what concerns the cluster as a whole.
+
+use std::time::Duration;
+
+use polis_proto::v1;
+use polis_proto::v1::management_client::ManagementClient;
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use super::error::{Error, Explain as _};
+use super::node::{View, nodes_table};
+use super::output::{Document, fields, or_dash};
+use super::parameters::Admission;
+use super::session::Session;
+use super::{Global, etcd, hex, ownership, units};
+use crate::identity::Fingerprint;
+use crate::rpc::client::Repeat;
+
+/// Commands about the cluster.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Command {
+    /// Exchange the owner's key for a certificate, and make a context.
+    TakeOwnership(ownership::Arguments),
+    /// Print what a client or a new node needs to find and to trust the cluster.
+    Info,
+    /// Print how the cluster is: its nodes, its leader, etcd.
+    Status,
+    /// Print the ticket that lets machines ask for admission, or make a new one.
+    Ticket {
+        #[command(subcommand)]
+        command: Option<Ticket>,
+    },
+    /// Wait until the cluster is whole.
+    ///
+    /// It is whole when a curator leads, every node that is up is healthy, and
+    /// every member of etcd votes and answers.
+    Wait {
+        /// Wait for so many nodes besides.
+        #[arg(long, default_value_t = 1, value_name = "N")]
+        nodes: usize,
+    },
+}
+
+/// What to do about the ticket.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Ticket {
+    /// Make a new ticket; the old one is void then.
+    Rotate {
+        /// How long it lives, such as 2h [default: for ever].
+        #[arg(long, value_name = "DURATION", value_parser = units::duration)]
+        lifetime: Option<Duration>,
+    },
+}
+
+/// Runs the command.
+pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
+    match command {
+        Command::TakeOwnership(arguments) => ownership::run(arguments, global).await,
+        Command::Info => {
+            let mut session = Session::open(global).await?;
+            let info = info(&session).await?;
+            session.learn(global, info.cluster_directory.as_ref())?;
+            global.out.print(&Info::document(&info)?)
+        }
+        Command::Status => {
+            let session = Session::open(global).await?;
+            global.out.print(&Status::read(&session).await?.document()?)
+        }
+        Command::Ticket { command } => {
+            let session = Session::open(global).await?;
+            let answer = ticket(&session, command.as_ref()).await?;
+            let ends = units::since_1970(answer.ends_at).map(units::date);
+            let value = serde_json::json!({ "ticket": hex::encode(&answer.ticket), "ends": ends });
+            if let Some(ends) = &ends {
+                global.out.remark(&format!("It ends on {ends}."));
+            }
+            global.out.print(&Document::new(&value, hex::encode(&answer.ticket))?)
+        }
+        Command::Wait { nodes } => wait(global, nodes).await,
+    }
+}
+
+/// Reads what the cluster says about itself.
+pub(super) async fn info(session: &Session) -> Result<v1::GetClusterInfoResponse, Error> {
+    session
+        .call("read what the cluster is", Repeat::Allowed, |channel| async move {
+            ManagementClient::new(channel).get_cluster_info(v1::GetClusterInfoRequest {}).await
+        })
+        .await
+}
+
+async fn ticket(
+    session: &Session,
+    command: Option<&Ticket>,
+) -> Result<v1::GetRegisterTicketResponse, Error> {
+    let (rotate, lifetime) = match command {
+        None => (false, None),
+        Some(Ticket::Rotate { lifetime }) => (true, *lifetime),
+    };
+    let lifetime_seconds = lifetime.map_or(0, |lifetime| lifetime.as_secs().max(1));
+    let request = v1::GetRegisterTicketRequest { rotate, lifetime_seconds };
+    // Twice rotated is another ticket than the one that was printed.
+    let repeat = if rotate { Repeat::Never } else { Repeat::Allowed };
+    session
+        .call("get the register ticket", repeat, |channel| async move {
+            ManagementClient::new(channel).get_register_ticket(request).await
+        })
+        .await
+}
+
+/// What a machine needs to ask to be let in.
+pub(super) async fn admission(global: &Global) -> Result<Admission, Error> {
+    let session = Session::open(global).await?;
+    let info = info(&session).await?;
+    let ticket = ticket(&session, None).await?.ticket;
+    let nodes = info.cluster_directory.unwrap_or_default().nodes;
+    Ok(Admission { ticket, ca: info.ca_certificate, nodes })
+}
+
+#[derive(Debug, Serialize)]
+struct Info {
+    cluster_domain: String,
+    leader: String,
+    ca_fingerprint: String,
+    ca_words: String,
+    nodes: Counts,
+    tpm_mode: String,
+    storage_security_policy: String,
+    cold_start: String,
+    directory: Vec<Entry>,
+}
+
+#[derive(Debug, Serialize)]
+struct Counts {
+    new: u32,
+    standby: u32,
+    up: u32,
+    decommissioned: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct Entry {
+    id: String,
+    addresses: Vec<String>,
+}
+
+/// The words of an enum of the API: `TPM_MODE_BEST_EFFORT` is `best_effort`.
+pub(super) fn word(name: &str, prefix: &str) -> String {
+    name.strip_prefix(prefix).unwrap_or(name).to_lowercase()
+}
+
+impl Info {
+    fn document(info: &v1::GetClusterInfoResponse) -> Result<Document, Error> {
+        let view = Self::of(info);
+        let Counts { new, standby, up, decommissioned } = view.nodes;
+        let nodes =
+            format!("{up} up, {standby} standby, {new} new, {decommissioned} decommissioned");
+        let directory = view.directory.iter();
+        let directory =
+            directory.map(|entry| format!("{} at {}", entry.id, entry.addresses.join(", ")));
+        let lines = [
+            ("domain", or_dash(&view.cluster_domain)),
+            ("leader", or_dash(&view.leader)),
+            ("nodes", nodes),
+            ("CA", format!("{}\n{}", view.ca_words, view.ca_fingerprint)),
+            ("storage", view.storage_security_policy.replace('_', " ")),
+            ("TPM", view.tpm_mode.replace('_', " ")),
+            ("cold start", view.cold_start.clone()),
+            ("directory", or_dash(&directory.collect::<Vec<_>>().join("\n"))),
+        ];
+        Document::new(&view, fields(&lines))
+    }
+
+    fn of(info: &v1::GetClusterInfoResponse) -> Self {
+        let configuration = info.configuration.clone().unwrap_or_default();
+        let ca = Fingerprint::of_certificate(&info.ca_certificate);
+        let directory = info.cluster_directory.clone().unwrap_or_default().nodes.into_iter();
+        Self {
+            leader: info.leader.clone(),
+            ca_fingerprint: ca.to_string(),
+            ca_words: ca.words(),
+            nodes: Counts {
+                new: info.nodes_new,
+                standby: info.nodes_standby,
+                up: info.nodes_up,
+                decommissioned: info.nodes_decommissioned,
+            },
+            tpm_mode: word(configuration.tpm_mode().as_str_name(), "TPM_MODE_"),
+            storage_security_policy: word(
+                configuration.storage_security_policy().as_str_name(),
+                "STORAGE_SECURITY_POLICY_",
+            ),
+            cold_start: word(configuration.cold_start().as_str_name(), "COLD_START_"),
+            cluster_domain: configuration.cluster_domain,
+            directory: directory
+                .map(|node| Entry { id: node.id, addresses: node.addresses })
+                .collect(),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Status {
+    healthy: bool,
+    /// What is not as it should be.
+    problems: Vec<String>,
+    cluster_domain: String,
+    leader: String,
+    nodes: Vec<View>,
+    etcd: etcd::Status,
+}
+
+impl Status {
+    async fn read(session: &Session) -> Result<Self, Error> {
+        let info = info(session).await?;
+        let nodes = session.nodes(&[]).await?;
+        let consensus = etcd::read(session).await?;
+        Ok(Self::of(&info, &nodes, &consensus))
+    }
+
+    fn of(
+        info: &v1::GetClusterInfoResponse,
+        nodes: &[v1::NodeInfo],
+        consensus: &v1::ConsensusStatus,
+    ) -> Self {
+        let problems = problems(info, nodes, consensus);
+        let configuration = info.configuration.clone().unwrap_or_default();
+        Self {
+            healthy: problems.is_empty(),
+            problems,
+            cluster_domain: configuration.cluster_domain,
+            leader: info.leader.clone(),
+            nodes: nodes.iter().map(View::of).collect(),
+            etcd: etcd::Status::of(consensus),
+        }
+    }
+
+    fn document(&self) -> Result<Document, Error> {
+        let verdict = if self.healthy { "whole".to_owned() } else { self.problems.join("\n") };
+        let lines = [
+            ("cluster", or_dash(&self.cluster_domain)),
+            ("state", verdict),
+            ("leader", or_dash(&self.leader)),
+            ("etcd", self.etcd.summary()),
+        ];
+        let text = format!("{}\n{}", fields(&lines), nodes_table(&self.nodes));
+        Document::new(self, text)
+    }
+}
+
+/// What keeps a cluster from being whole, a sentence each.
+fn problems(
+    info: &v1::GetClusterInfoResponse,
+    nodes: &[v1::NodeInfo],
+    consensus: &v1::ConsensusStatus,
+) -> Vec<String> {
+    let mut problems = Vec::new();
+    if info.leader.is_empty() {
+        problems.push("nobody leads".to_owned());
+    }
+    for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Up) {
+        match node.health() {
+            v1::NodeHealth::Healthy => {}
+            v1::NodeHealth::Late => problems.push(format!("{} is late", node.id)),
+            v1::NodeHealth::Unknown | v1::NodeHealth::Absent => {
+                problems.push(format!("{} was not heard of yet", node.id));
+            }
+        }
+    }
+    for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Standby) {
+        problems.push(format!("{} has not entered yet", node.id));
+    }
+    if consensus.leader == 0 {
+        problems.push("etcd has no leader".to_owned());
+    }
+    for member in &consensus.members {
+        let name = if member.node_id.is_empty() { "a new member" } else { &member.node_id };
+        if !member.answers {
+            problems.push(format!("the etcd member of {name} does not answer"));
+        }
+        if member.learner {
+            problems.push(format!("the etcd member of {name} is learning"));
+        }
+    }
+    problems.extend(consensus.alarms.iter().map(|alarm| format!("etcd raises {alarm}")));
+    problems
+}
+
+/// How long `wait` waits unless it is said otherwise.
+const WAIT: Duration = Duration::from_secs(10 * 60);
+/// Between two looks.
+const PACE: Duration = Duration::from_secs(1);
+/// Longest that one look may take.
+const LOOK: Duration = Duration::from_secs(5);
+
+async fn wait(global: &Global, wanted: usize) -> Result<(), Error> {
+    let total = global.timeout.unwrap_or(WAIT);
+    let end = Instant::now() + total;
+    let session = Session::prepare(global, LOOK)?;
+    let progress = global.out.progress();
+    let mut missing = "looking for the leader of the cluster".to_owned();
+    loop {
+        progress.says(&missing);
+        let left = end.saturating_duration_since(Instant::now());
+        missing = match tokio::time::timeout(left, look(&session, wanted)).await {
+            Ok(Ok(Look::Whole(status))) => {
+                drop(progress);
+                return global.out.print(&status.document()?);
+            }
+            Ok(Ok(Look::Missing(missing))) => missing,
+            // An outage is what waiting is for; a refusal will not go away.
+            Ok(Err(error)) if error.exit() == super::error::Exit::TimedOut => error.summary(),
+            Ok(Err(error)) => return Err(error),
+            Err(_elapsed) => missing,
+        };
+        if Instant::now() + PACE >= end {
+            drop(progress);
+            return Err(Error::timed_out(missing)
+                .context(format!("the cluster is not whole after {}", units::span(total)))
+                .or_help("`polisctl cluster status` says more"));
+        }
+        sleep(PACE).await;
+    }
+}
+
+/// What a look at the cluster finds.
+enum Look {
+    Whole(Box<Status>),
+    Missing(String),
+}
+
+async fn look(session: &Session, wanted: usize) -> Result<Look, Error> {
+    let status =
+        Status::read(session).await.doing(|| "cannot tell how the cluster is".to_owned())?;
+    let up = status.nodes.iter().filter(|node| node.is_up()).count();
+    if up < wanted {
+        return Ok(Look::Missing(format!("{up} of {wanted} nodes are up")));
+    }
+    match status.problems.first() {
+        None => Ok(Look::Whole(Box::new(status))),
+        Some(problem) => Ok(Look::Missing(problem.clone())),
+    }
+}
+
+#[cfg(test)]
+#[path = "cluster_tests.rs"]
+mod tests;

@@ -1,0 +1,249 @@
+use super::*;
+
+fn node(digit: u8, state: v1::NodeState, health: v1::NodeHealth) -> v1::NodeInfo {
+    let key = [digit; 32];
+    v1::NodeInfo {
+        id: crate::identity::NodeId::from_public_key(&key).to_string(),
+        public_key: key.to_vec(),
+        state: state.into(),
+        roles: Some(v1::NodeRoles {
+            consensus_member: Some(v1::node_roles::ConsensusMember {}),
+            ..Default::default()
+        }),
+        status: Some(v1::NodeStatus {
+            external_address: format!("192.0.2.{digit}"),
+            version: "0.1.0".to_owned(),
+            storage_kind: v1::StorageKind::Authenticated.into(),
+            ..Default::default()
+        }),
+        health: health.into(),
+        heartbeat_age_ms: 1200,
+        registered_at: 1_700_000_000,
+        ..Default::default()
+    }
+}
+
+fn info() -> v1::GetClusterInfoResponse {
+    v1::GetClusterInfoResponse {
+        ca_certificate: b"abc".to_vec(),
+        configuration: Some(v1::ClusterConfiguration {
+            cluster_domain: "cluster.internal".to_owned(),
+            tpm_mode: v1::cluster_configuration::TpmMode::BestEffort.into(),
+            ..Default::default()
+        }),
+        cluster_directory: Some(v1::ClusterDirectory {
+            nodes: vec![v1::cluster_directory::Node {
+                id: "polis-01".to_owned(),
+                addresses: vec!["192.0.2.1".to_owned()],
+            }],
+        }),
+        leader: "polis-01".to_owned(),
+        nodes_up: 2,
+        nodes_new: 1,
+        ..Default::default()
+    }
+}
+
+fn consensus() -> v1::ConsensusStatus {
+    let member = |id: u64, learner: bool, answers: bool| v1::ConsensusMember {
+        id,
+        node_id: format!("polis-0{id}"),
+        peer_urls: vec![format!("https://polis-0{id}:7834")],
+        learner,
+        answers,
+        applied_index: if id == 1 { 420 } else { 0 },
+        db_bytes: if id == 1 { 5 << 20 } else { 0 },
+        db_used_bytes: if id == 1 { 1 << 20 } else { 0 },
+    };
+    v1::ConsensusStatus {
+        cluster_id: 0xabc,
+        leader: 1,
+        term: 4,
+        revision: 77,
+        quota_bytes: 2 << 30,
+        members: vec![member(1, false, true), member(2, true, true)],
+        ..Default::default()
+    }
+}
+
+#[test]
+fn info_says_how_to_find_and_to_trust_the_cluster() {
+    use crate::ctl::output::Format;
+    let document = Info::document(&info()).unwrap();
+    insta::assert_snapshot!(document.render(Format::Table).unwrap(), @r"
+    domain      cluster.internal
+    leader      polis-01
+    nodes       2 up, 0 standby, 1 new, 0 decommissioned
+    CA          scissors-lecture-lamp-unique
+                ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad
+    storage     unspecified
+    TPM         best effort
+    cold start  unspecified
+    directory   polis-01 at 192.0.2.1
+    ");
+    insta::assert_snapshot!(document.render(Format::Json).unwrap(), @r#"
+    {
+      "ca_fingerprint": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+      "ca_words": "scissors-lecture-lamp-unique",
+      "cluster_domain": "cluster.internal",
+      "cold_start": "unspecified",
+      "directory": [
+        {
+          "addresses": [
+            "192.0.2.1"
+          ],
+          "id": "polis-01"
+        }
+      ],
+      "leader": "polis-01",
+      "nodes": {
+        "decommissioned": 0,
+        "new": 1,
+        "standby": 0,
+        "up": 2
+      },
+      "storage_security_policy": "unspecified",
+      "tpm_mode": "best_effort"
+    }
+    "#);
+}
+
+#[test]
+fn status_says_what_keeps_the_cluster_from_being_whole() {
+    use crate::ctl::output::Format;
+    use v1::{NodeHealth::*, NodeState::*};
+    let nodes = [node(1, Up, Healthy), node(2, Up, Late), node(3, New, Absent)];
+    let status = Status::of(&info(), &nodes, &consensus());
+    insta::assert_snapshot!(status.document().unwrap().render(Format::Table).unwrap(), @r"
+    cluster  cluster.internal
+    state    polis-02020202020202020202020202020202 is late
+             the etcd member of polis-02 is learning
+    leader   polis-01
+    etcd     1 voter, 1 learning; the loss of one stops the cluster
+
+    NODE                                    STATE  HEALTH   ROLES             ADDRESS    VERSION  HEARD OF
+    polis-01010101010101010101010101010101  up     healthy  consensus-member  192.0.2.1  0.1.0    1.2 s ago
+    polis-02020202020202020202020202020202  up     late     consensus-member  192.0.2.2  0.1.0    1.2 s ago
+    polis-03030303030303030303030303030303  new    absent   consensus-member  192.0.2.3  0.1.0    1.2 s ago
+    ");
+    let whole = Status::of(
+        &info(),
+        &nodes[..1],
+        &v1::ConsensusStatus { members: consensus().members[..1].to_vec(), ..consensus() },
+    );
+    assert!(whole.healthy, "{:?}", whole.problems);
+    insta::assert_snapshot!(whole.document().unwrap().render(Format::Yaml).unwrap(), @r#"
+    cluster_domain: cluster.internal
+    etcd:
+      alarms: []
+      cluster_id: abc
+      leader: "1"
+      members:
+      - answers: true
+        applied_index: 420
+        db_bytes: 5242880
+        db_used_bytes: 1048576
+        id: "1"
+        leader: true
+        node_id: polis-01
+        peer_urls:
+        - https://polis-01:7834
+        role: voter
+      quota_bytes: 2147483648
+      revision: 77
+      term: 4
+      tolerates: 0
+    healthy: true
+    leader: polis-01
+    nodes:
+    - address: "192.0.2.1"
+      boot_id: ""
+      fingerprint: 72cd6e8422c407fb6d098690f1130b7ded7ec2f7f5e1d30bd9d521f015363793
+      health: healthy
+      heartbeat_age_ms: 1200
+      id: polis-01010101010101010101010101010101
+      image: ""
+      key_keeper: unspecified
+      labels: {}
+      recovery_key_unsaved: false
+      registered_at: 2023-11-14 22:13:20 UTC
+      roles:
+      - consensus-member
+      state: up
+      storage: authenticated
+      tpm: false
+      version: "0.1.0"
+    problems: []
+    "#);
+}
+
+#[test]
+fn a_node_is_described_with_its_words() {
+    use crate::ctl::output::Format;
+    use v1::{NodeHealth::*, NodeState::*};
+    let nodes = [View::of(&node(1, Up, Healthy))];
+    insta::assert_snapshot!(crate::ctl::node::nodes_table(&nodes), @r"
+    NODE                                    STATE  HEALTH   ROLES             ADDRESS    VERSION  HEARD OF
+    polis-01010101010101010101010101010101  up     healthy  consensus-member  192.0.2.1  0.1.0    1.2 s ago
+    ");
+    let view = crate::ctl::node::described_view(&node(1, New, Absent));
+    let document = Document::new(&view, view.fields()).unwrap();
+    insta::assert_snapshot!(document.render(Format::Table).unwrap(), @r"
+    node          polis-01010101010101010101010101010101
+    state         new
+    health        absent; heard of 1.2 s ago
+    roles         consensus-member
+    address       192.0.2.1
+    version       0.1.0
+    image         -
+    boot          -
+    storage       authenticated
+    key kept by   unspecified
+    TPM           no
+    recovery key  -
+    labels        -
+    registered    2023-11-14 22:13:20 UTC
+    fingerprint   throw-blast-cage-follow
+                  72cd6e8422c407fb6d098690f1130b7ded7ec2f7f5e1d30bd9d521f015363793
+    ");
+    insta::assert_snapshot!(document.render(Format::Json).unwrap(), @r#"
+    {
+      "address": "192.0.2.1",
+      "boot_id": "",
+      "fingerprint": "72cd6e8422c407fb6d098690f1130b7ded7ec2f7f5e1d30bd9d521f015363793",
+      "health": "absent",
+      "heartbeat_age_ms": 1200,
+      "id": "polis-01010101010101010101010101010101",
+      "image": "",
+      "key_keeper": "unspecified",
+      "labels": {},
+      "recovery_key_unsaved": false,
+      "registered_at": "2023-11-14 22:13:20 UTC",
+      "roles": [
+        "consensus-member"
+      ],
+      "state": "new",
+      "storage": "authenticated",
+      "tpm": false,
+      "version": "0.1.0",
+      "words": "throw-blast-cage-follow"
+    }
+    "#);
+}
+
+#[test]
+fn etcd_is_a_table_and_a_document() {
+    let status = etcd::Status::of(&consensus());
+    insta::assert_snapshot!(status.text(), @r"
+    members   1 voter, 1 learning; the loss of one stops the cluster
+    leader    polis-01
+    term      4
+    revision  77
+    quota     2.0 GiB
+    alarms    -
+
+    NODE      ROLE     ANSWERS  APPLIED  DATABASE               PEER URL
+    polis-01  leader   yes      420      5.0 MiB, 1.0 MiB used  https://polis-01:7834
+    polis-02  learner  yes      -        -                      https://polis-02:7834
+    ");
+}

@@ -1,0 +1,228 @@
+//! `polisctl etcd`: the members of etcd, and the whole of it as a file.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use polis_proto::v1;
+use polis_proto::v1::management_client::ManagementClient;
+use serde::Serialize;
+
+use super::error::{Error, Explain as _};
+use super::output::{Document, fields, or_dash, table};
+use super::session::{Session, refused};
+use super::{Global, units};
+use crate::rpc::client::Repeat;
+
+/// Commands about etcd.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Command {
+    /// List the members.
+    Members,
+    /// Print how etcd is, as the leader's member sees it.
+    Status,
+    /// Save the whole of etcd in a file. It holds every secret of the cluster.
+    Snapshot {
+        /// Where to put it; never over a file that is there.
+        #[arg(short, long, value_name = "FILE")]
+        out: PathBuf,
+    },
+}
+
+/// How etcd is.
+#[derive(Debug, Serialize)]
+pub(super) struct Status {
+    cluster_id: String,
+    leader: String,
+    term: u64,
+    revision: u64,
+    quota_bytes: u64,
+    tolerates: u32,
+    alarms: Vec<String>,
+    members: Vec<Member>,
+}
+
+#[derive(Debug, Serialize)]
+struct Member {
+    id: String,
+    node_id: String,
+    role: &'static str,
+    leader: bool,
+    answers: bool,
+    applied_index: u64,
+    db_bytes: u64,
+    db_used_bytes: u64,
+    peer_urls: Vec<String>,
+}
+
+/// Runs the command.
+pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
+    if let Command::Snapshot { out } = &command
+        && out.symlink_metadata().is_ok()
+    {
+        return Err(
+            Error::new(format!("{} is there already", out.display())).or_help("name another file")
+        );
+    }
+    let session = Session::open(global).await?;
+    match command {
+        Command::Members => {
+            let status = Status::of(&read(&session).await?);
+            global.out.print(&Document::new(&status.members, status.table())?)
+        }
+        Command::Status => {
+            let status = Status::of(&read(&session).await?);
+            global.out.print(&Document::new(&status, status.text())?)
+        }
+        Command::Snapshot { out } => snapshot(&session, &out, global).await,
+    }
+}
+
+/// Asks the leader how etcd is.
+pub(super) async fn read(session: &Session) -> Result<v1::ConsensusStatus, Error> {
+    session
+        .call("read how etcd is", Repeat::Allowed, |channel| async move {
+            ManagementClient::new(channel).get_etcd_status(v1::GetEtcdStatusRequest {}).await
+        })
+        .await
+}
+
+impl Status {
+    pub(super) fn of(status: &v1::ConsensusStatus) -> Self {
+        let member = |member: &v1::ConsensusMember| Member {
+            id: format!("{:x}", member.id),
+            node_id: member.node_id.clone(),
+            role: if member.learner { "learner" } else { "voter" },
+            leader: member.id == status.leader,
+            answers: member.answers,
+            applied_index: member.applied_index,
+            db_bytes: member.db_bytes,
+            db_used_bytes: member.db_used_bytes,
+            peer_urls: member.peer_urls.clone(),
+        };
+        let leader =
+            if status.leader == 0 { String::new() } else { format!("{:x}", status.leader) };
+        Self {
+            cluster_id: format!("{:x}", status.cluster_id),
+            leader,
+            term: status.term,
+            revision: status.revision,
+            quota_bytes: status.quota_bytes,
+            tolerates: status.tolerates,
+            alarms: status.alarms.clone(),
+            members: status.members.iter().map(member).collect(),
+        }
+    }
+
+    /// One line.
+    pub(super) fn summary(&self) -> String {
+        let voters = self.members.iter().filter(|member| member.role == "voter").count();
+        let learners = self.members.len() - voters;
+        let mut text = format!("{voters} voters");
+        if voters == 1 {
+            text = "1 voter".to_owned();
+        }
+        if learners > 0 {
+            text.push_str(&format!(", {learners} learning"));
+        }
+        match self.tolerates {
+            0 => text.push_str("; the loss of one stops the cluster"),
+            1 => text.push_str("; one may fail"),
+            more => text.push_str(&format!("; {more} may fail")),
+        }
+        text
+    }
+
+    /// All of it.
+    pub(super) fn text(&self) -> String {
+        format!("{}\n{}", self.fields(), self.table())
+    }
+
+    fn fields(&self) -> String {
+        let leads = self.members.iter().find(|member| member.leader);
+        let leader = leads.map_or(self.leader.as_str(), |member| member.node_id.as_str());
+        fields(&[
+            ("members", self.summary()),
+            ("leader", or_dash(leader)),
+            ("term", self.term.to_string()),
+            ("revision", self.revision.to_string()),
+            ("quota", units::bytes(self.quota_bytes)),
+            ("alarms", or_dash(&self.alarms.join(", "))),
+        ])
+    }
+
+    fn table(&self) -> String {
+        // What only the member that was asked knows of itself is zero of the others.
+        let known = |value: u64, text: String| if value == 0 { "-".to_owned() } else { text };
+        let row = |member: &Member| {
+            vec![
+                or_dash(&member.node_id),
+                if member.leader { "leader" } else { member.role }.to_owned(),
+                if member.answers { "yes" } else { "no" }.to_owned(),
+                known(member.applied_index, member.applied_index.to_string()),
+                known(
+                    member.db_bytes,
+                    format!(
+                        "{}, {} used",
+                        units::bytes(member.db_bytes),
+                        units::bytes(member.db_used_bytes)
+                    ),
+                ),
+                member.peer_urls.join(","),
+            ]
+        };
+        let rows: Vec<_> = self.members.iter().map(row).collect();
+        table(&["NODE", "ROLE", "ANSWERS", "APPLIED", "DATABASE", "PEER URL"], &rows)
+    }
+}
+
+async fn snapshot(session: &Session, out: &Path, global: &Global) -> Result<(), Error> {
+    let leader = session.client.leader().await;
+    let leader = leader.map_err(|error| refused("find the leader", &error.into()))?;
+    let asked = ManagementClient::new(leader.connection.channel)
+        .snapshot_etcd(v1::SnapshotEtcdRequest {})
+        .await;
+    let mut stream = asked.map_err(|status| refused("save etcd", &status))?.into_inner();
+    let mut part = out.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    let failed = || format!("cannot write {}", part.display());
+    let mut file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&part)
+        .doing(failed)?;
+    let progress = global.out.progress();
+    let mut size = 0_u64;
+    let saved = loop {
+        match stream.message().await {
+            Ok(None) => break Ok(()),
+            Ok(Some(chunk)) => {
+                size += chunk.data.len() as u64;
+                if let Err(error) = file.write_all(&chunk.data) {
+                    break Err(error).doing(failed);
+                }
+                progress.says(&format!("{} of etcd", units::bytes(size)));
+            }
+            Err(status) => break Err(refused("save etcd", &status)),
+        }
+    };
+    drop(progress);
+    let saved = saved.and_then(|()| file.sync_all().doing(failed));
+    // A link fails where a rename would write over somebody's file.
+    let saved = saved.and_then(|()| {
+        fs::hard_link(&part, out).doing(|| format!("cannot make {}", out.display()))
+    });
+    let _removed = fs::remove_file(&part);
+    saved?;
+    let value = serde_json::json!({ "file": out, "bytes": size });
+    let text = format!(
+        "{} in {}: it holds every secret of the cluster",
+        units::bytes(size),
+        out.display()
+    );
+    global.out.print(&Document::new(&value, text)?)
+}
