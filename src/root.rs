@@ -23,6 +23,7 @@ use tokio::sync::watch;
 use crate::logtree::{kernel, ring};
 use crate::network::{self, names};
 use crate::node::environment::Environment;
+use crate::node::exercise::{self, Exercise};
 use crate::node::fault::{self, Fault};
 use crate::node::{heartbeat, logs};
 use crate::roles::{self, memory};
@@ -147,6 +148,12 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         },
     };
 
+    let exercise = Exercise::of_this_boot().map(|exercise| exercise::Service {
+        exercise,
+        ready: ready.subscribe(),
+        consensus: member.status(),
+    });
+
     // Whatever fails for want of something outside may find it later: only a
     // service itself can tell that it never will, and then opens the trapdoor.
     let forever = Policy::forever();
@@ -166,6 +173,9 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("roles", forever, move |ctx| roles.clone().run(ctx));
     let memory = memory::Service { ready: ready.subscribe() };
     ctx.spawn("memory", forever, move |ctx| memory.clone().run(ctx));
+    if let Some(exercise) = exercise {
+        ctx.spawn("exercise", forever, move |ctx| exercise.clone().run(ctx));
+    }
     if let Some(fault) = fault {
         let struck = Arc::<AtomicBool>::default();
         let ready = ready.subscribe();

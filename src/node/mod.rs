@@ -19,6 +19,7 @@
 //! - The end never waits for a thread of the runtime: the runtime is not dropped.
 
 pub mod environment;
+pub mod exercise;
 pub mod fault;
 pub mod heartbeat;
 pub mod logs;

@@ -21,7 +21,7 @@ use crate::stage::{Stage, State};
 use crate::supervisor::Context;
 
 /// A step that takes longer is worth a word.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(10);
 
 /// For a few blocks.
 const SMALL: Duration = Duration::from_secs(60);

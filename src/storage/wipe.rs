@@ -40,7 +40,7 @@ const KEPT: u64 = 192 << 20;
 pub const STEP: u64 = 16 << 20;
 
 /// Where there is less free space than this, nobody else gets a turn.
-const URGENT: u64 = 96 << 20;
+const URGENT: u64 = 48 << 20;
 
 /// What is written at once; also how stretches of the hidden file are aligned.
 const CHUNK: usize = 1 << 20;
