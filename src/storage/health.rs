@@ -4,11 +4,17 @@
 //! [`Health`], the log and the serial line tell each change of it.
 //!
 //! ```text
-//! kernel's messages --> ours? --integrity, I/O error--> failing (told, and forgotten
-//!                         |                             when nothing follows)
-//!                         +--file system shut down----> end: only a mount mends that
-//! free space ---------------------< 32 MiB------------> full, until there is more
+//! kernel's messages --> ours? --does not read--------> failing (told, and forgotten
+//!                         |                            when nothing follows)
+//!                         +--does not write, or the
+//!                            file system shut down---> end: only a mount mends that
+//! free space --------------------< 32 MiB-----------> full, until there is more
 //! ```
+//!
+//! A write that failed ends it, although programs get an error for it, too: once
+//! they were told, the kernel takes its copy in memory for written. Who reads it
+//! sees what is not on the disk, goes on, and loses what comes behind with the next
+//! power cut. A boot reads what is there.
 //!
 //! What this module does not do: react. Who reads or writes what fails gets an
 //! error from the kernel, and dies of it if it must; the supervisor starts it again.
@@ -75,8 +81,10 @@ pub struct Fault {
 pub enum What {
     /// Somebody or something changed what was written.
     Changed,
-    /// The disk does not read or write.
-    Io,
+    /// The disk does not read.
+    Read,
+    /// The disk does not write: what somebody was told is written may not be.
+    Write,
     /// XFS found something that it never wrote.
     Corrupt,
     /// XFS has given up.
@@ -87,7 +95,8 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.what {
             What::Changed => "what was written has been changed",
-            What::Io => "the disk does not read or write",
+            What::Read => "the disk does not read",
+            What::Write => "the disk does not write",
             What::Corrupt => "the file system is damaged",
             What::ShutDown => "the file system was shut down",
         };
@@ -132,7 +141,9 @@ pub fn read(message: &str, devices: &Devices) -> Option<Fault> {
     }
     let name = message.split_once(" error, dev ").map(|(_, rest)| rest)?;
     let name = name.split([',', ' ']).next()?;
-    name.starts_with(&devices.disk).then(|| fault(What::Io, name))
+    // `op 0x1:(WRITE)`, `(FLUSH)`, `(WRITE_ZEROES)`: all but the reads change something.
+    let what = if message.contains(":(READ)") { What::Read } else { What::Write };
+    name.starts_with(&devices.disk).then(|| fault(what, name))
 }
 
 /// The newest fault that the kernel has told since it started, for the cause of a
@@ -147,7 +158,7 @@ pub fn newest(devices: &Devices) -> Option<Fault> {
     newest
 }
 
-/// Watches until the file system is shut down, and returns why. Cancel-safe.
+/// Watches until the partition cannot be trusted with another write, and says why. Cancel-safe.
 ///
 /// # Errors
 ///
@@ -171,11 +182,14 @@ pub async fn watch(
                 let mut ready = ready?;
                 while let Some(record) = log.next_record()? {
                     let Some(fault) = read(&record.text, devices) else { continue };
-                    if fault.what == What::ShutDown {
+                    match fault.what {
+                        What::Write => return Ok(fault),
                         // What came before says more than that it came.
-                        return Ok(last.map_or(fault, |(_, cause)| cause));
+                        What::ShutDown => return Ok(last.map_or(fault, |(_, cause)| cause)),
+                        What::Changed | What::Read | What::Corrupt => {
+                            last = Some((Instant::now(), fault));
+                        }
                     }
-                    last = Some((Instant::now(), fault));
                 }
                 ready.clear_ready();
             }
@@ -262,10 +276,13 @@ mod tests {
         };
         assert_eq!(
             told(&message("vda")).as_deref(),
-            Some("the disk does not read or write: device vda, sector 2048")
+            Some("the disk does not write: device vda, sector 2048")
         );
         assert_eq!(told(&message("sdb")), None);
-        assert!(told("critical medium error, dev vda, sector 7 op 0x0:(READ)").is_some());
+        assert_eq!(
+            told("critical medium error, dev vda, sector 7 op 0x0:(READ)").as_deref(),
+            Some("the disk does not read: device vda, sector 7")
+        );
     }
 
     #[test]
@@ -281,13 +298,13 @@ mod tests {
 
     #[test]
     fn a_full_disk_and_a_fault_are_two_warnings() {
-        let fault = Fault { what: What::Io, device: "vda".to_owned(), sector: None };
+        let fault = Fault { what: What::Read, device: "vda".to_owned(), sector: None };
         let health = Health { full: Some(5 << 20), fault: Some(fault) };
         assert_eq!(
             health.warnings(),
             [
                 "the data partition is full: 5 MiB are left; delete something",
-                "the disk does not read or write: device vda",
+                "the disk does not read: device vda",
             ]
         );
     }

@@ -153,7 +153,11 @@ impl Live {
         let grown =
             Command::new(GROWFS).arg("-d").arg(self.mount_point()).log(self.log.clone()).run();
         let device = self.device(partition);
-        grown.await.map(drop).map_err(|source| Error::Grow { device, source })
+        grown.await.map_err(|source| Error::Grow { device, source })?;
+        let stat = rustix::fs::statvfs(self.mount_point());
+        let mib = stat.map(|stat| (stat.f_blocks * stat.f_frsize) >> 20).unwrap_or_default();
+        info!(mib, "the file system has grown");
+        Ok(())
     }
 
     /// What authentication needs before there is a file system.

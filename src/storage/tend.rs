@@ -90,9 +90,7 @@ async fn grow(live: &Live, partition: &Partition) -> Result<(), Error> {
             rest(live, begun.elapsed()).await;
         }
     }
-    live.fill(partition).await?;
-    info!("the file system has grown");
-    Ok(())
+    live.fill(partition).await
 }
 
 /// Lets others have the disk for as long as it was ours, unless they wait for us.
