@@ -39,7 +39,7 @@ impl Write for Bytes {
 }
 
 /// A picture of what the terminal shows, so that only differences are sent.
-pub(super) struct Canvas {
+pub(crate) struct Canvas {
     size: Size,
     bytes: Bytes,
     /// What each cell of the last picture shows: its ASCII character, or zero
@@ -50,7 +50,7 @@ pub(super) struct Canvas {
 
 impl Canvas {
     /// A canvas of `size`; its first picture clears the terminal.
-    pub(super) fn new(size: Size) -> io::Result<Self> {
+    pub(crate) fn new(size: Size) -> io::Result<Self> {
         let size = Self::bounded(size);
         let bytes = Bytes::default();
         let viewport = Viewport::Fixed(Rect::new(0, 0, size.columns, size.rows));
@@ -62,7 +62,7 @@ impl Canvas {
     }
 
     /// The part of a terminal of `size` that is drawn on.
-    pub(super) fn bounded(size: Size) -> Size {
+    pub(crate) fn bounded(size: Size) -> Size {
         Size {
             columns: size.columns.clamp(1, SIZE_MAX.columns),
             rows: size.rows.clamp(1, SIZE_MAX.rows),
@@ -70,12 +70,12 @@ impl Canvas {
     }
 
     /// The size that is drawn on.
-    pub(super) fn size(&self) -> Size {
+    pub(crate) fn size(&self) -> Size {
         self.size
     }
 
     /// What the terminal must be sent to show `snapshot`; empty if it does already.
-    pub(super) fn draw(&mut self, snapshot: &Snapshot, view: &View) -> io::Result<Vec<u8>> {
+    pub(crate) fn draw(&mut self, snapshot: &Snapshot, view: &View) -> io::Result<Vec<u8>> {
         let frame = self.terminal.draw(|frame| polis_tui::render(snapshot, view, frame))?;
         self.shown.clear();
         self.shown.extend(frame.buffer.content().iter().map(
@@ -89,7 +89,7 @@ impl Canvas {
 
     /// Whether `cells`, a terminal's own account of its characters, row by row,
     /// differ from the last picture.
-    pub(super) fn differs(&self, cells: &[u8]) -> bool {
+    pub(crate) fn differs(&self, cells: &[u8]) -> bool {
         self.shown.len() != cells.len()
             || self.shown.iter().zip(cells).any(|(shown, cell)| *shown != 0 && shown != cell)
     }

@@ -13,7 +13,7 @@
 //! What this module does not do: lay out pages (`polis_tui`), or draw failures
 //! that open the trapdoor (`boot`).
 
-mod draw;
+pub(crate) mod draw;
 mod fold;
 mod logs;
 mod screen;

@@ -21,6 +21,7 @@
 
 mod ask;
 mod cluster;
+mod console;
 mod context;
 mod endpoint;
 mod error;
@@ -110,6 +111,8 @@ enum Command {
     /// Look at etcd, and save it.
     #[command(subcommand)]
     Etcd(etcd::Command),
+    /// Show a node's screen in this terminal; q leaves it.
+    Console(console::Arguments),
     /// Print a completion script for a shell.
     Completion {
         /// The shell.
@@ -198,6 +201,7 @@ async fn perform(command: Command, global: &Global) -> Result<(), Error> {
         Command::Node(command) => node::run(command, global).await,
         Command::User(command) => user::run(command, global).await,
         Command::Etcd(command) => etcd::run(command, global).await,
+        Command::Console(arguments) => console::run(arguments, global).await,
         Command::Completion { .. } => Ok(()),
     }
 }
