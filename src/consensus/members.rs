@@ -13,6 +13,7 @@
 //!
 //! What this module does not do: decide who may be a member (`curator`).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ use tracing::{info, warn};
 use super::client::{self, Clients, User};
 use super::credentials::{authority, peer_certificate};
 use super::serve::members_of;
-use super::{Invitation, Member, Peer, Refusal, Status, peers, quorum};
+use super::{Invitation, Member, MemberId, Peer, Refusal, Status, peers, quorum};
 use crate::event::{Closed, until};
 use crate::identity::{Identity, NodeId};
 use crate::pki::{self, Namespace, Reason};
@@ -134,6 +135,34 @@ impl Members {
         Ok(Invitation { ca: issued.issuer_der, certificate: issued.der, crl: crl.der, members })
     }
 
+    /// The members that answer, this one among them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Peers`].
+    pub async fn answering(&self) -> Result<BTreeSet<MemberId>, Error> {
+        let mut answering = peers::answering(&self.sockets.http()).await.map_err(Error::Peers)?;
+        answering.extend(self.status.borrow().member);
+        Ok(answering)
+    }
+
+    /// Whether the others could go on without this member; one that is none may
+    /// always leave.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if not.
+    pub async fn may_leave(&self, id: NodeId) -> Result<(), Error> {
+        let status = self.status.borrow().clone();
+        let clients = status.voter().ok_or(Error::NoVoter)?;
+        let members = list(clients).await?;
+        let name = id.to_string();
+        if members.iter().any(|member| member.name == name) {
+            quorum::may_leave(&name, &members, &self.answering().await?)?;
+        }
+        Ok(())
+    }
+
     /// Removes a member for good and revokes its certificates.
     ///
     /// # Errors
@@ -148,9 +177,7 @@ impl Members {
             if Some(member.id) == status.member {
                 return Err(Error::Itself);
             }
-            let mut answering =
-                peers::answering(&self.sockets.http()).await.map_err(Error::Peers)?;
-            answering.extend(status.member);
+            let answering = self.answering().await?;
             let leaving = quorum::may_leave(&name, &members, &answering)?;
             change("remove a member", || {
                 let mut etcd = clients.raw().cluster_client();

@@ -97,6 +97,9 @@ pub enum Error {
     /// The node may not be what it asks to be.
     #[error("the node does not have the role consensus member")]
     NoRole,
+    /// etcd did not do what it was asked for, beside the records.
+    #[error(transparent)]
+    Etcd(#[from] client::Error),
     /// etcd's membership stays as it is.
     #[error(transparent)]
     Members(#[from] MembersError),
@@ -142,6 +145,7 @@ impl Error {
             Self::Fixed { .. } => (FailedPrecondition, "fixed"),
             Self::NoRecoveryKey => (NotFound, "no-recovery-key"),
             Self::NoRole => (FailedPrecondition, "no-role"),
+            Self::Etcd(_) => (Unavailable, "etcd"),
             Self::Members(error) => match error {
                 MembersError::Refused(Quorum::Unknown { .. }) => (NotFound, "unknown"),
                 MembersError::Refused(Quorum::Last { .. } | Quorum::Quorum { .. }) => {

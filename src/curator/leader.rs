@@ -79,6 +79,11 @@ pub struct Term {
 }
 
 impl Term {
+    /// The revision at which it began: what was written before it is older.
+    pub(super) fn revision(&self) -> i64 {
+        self.lock.revision()
+    }
+
     /// Ends the term in favour of the next candidate.
     pub fn step_down(&self) {
         self.down.notify_one();
@@ -168,8 +173,10 @@ impl Service {
                 None => return,
                 Some(Ok(lease)) => lease,
                 Some(Err(error)) => {
-                    let error = &error as &dyn std::error::Error;
-                    debug!(error, "cannot stand for election yet");
+                    debug!(
+                        error = &error as &dyn std::error::Error,
+                        "cannot stand for election yet"
+                    );
                     if ctx.until_cancelled(tokio::time::sleep(RETRY)).await.is_none() {
                         return;
                     }

@@ -8,8 +8,12 @@
 //! store      records <-> bytes, read-modify-write
 //! state      what may become of a node's record              pure
 //! nodes, tickets, users, configuration                       changes of records
+//! health     who was heard lately                              a service
 //! leader     who leads                                       a service
 //! directory  a copy of all records, for any number of readers  a service
+//! standing   who has access, for the servers of this node         a service
+//! serve      the services of the API
+//! service    all of it, beside a member of etcd
 //! ```
 //!
 //! Invariants:
@@ -20,11 +24,16 @@
 //! (`consensus`), or decide what this machine is to be (`cluster`).
 
 pub mod configuration;
+mod convert;
 pub mod directory;
 pub mod error;
 pub mod fenced;
+pub mod health;
 pub mod leader;
 pub mod nodes;
+pub mod serve;
+mod service;
+pub mod standing;
 pub mod state;
 pub mod store;
 #[cfg(test)]
@@ -36,4 +45,5 @@ pub use self::directory::Directory;
 pub use self::error::Error;
 pub use self::fenced::{Deposed, Fenced};
 pub use self::leader::Leadership;
+pub use self::service::{Config, PORT, Service, Status};
 pub use self::store::{Founding, Store};

@@ -111,11 +111,23 @@ impl<S: pki::Store + Clone> Store<S> {
     /// # Errors
     ///
     /// [`Error::StoragePolicy`], [`Error::Field`] and what `state` refuses.
-    pub async fn enter(&self, id: NodeId, commitment: Commitment) -> Result<v1::Node, Error> {
+    pub async fn enter(
+        &self,
+        identity: Identity,
+        commitment: Commitment,
+    ) -> Result<v1::Node, Error> {
+        let id = identity.id;
         check_keys(&commitment)?;
         let configuration = self.configuration().await?;
         check_policy(configuration.storage_security_policy(), commitment.storage_kind)?;
-        let node = self.change(id, Request::Commit(commitment)).await?;
+        let key = node_key(id);
+        let node = self.update(&key, |old: Option<v1::Node>| {
+            if old.as_ref().is_some_and(|old| old.public_key != identity.public_key) {
+                return Err(Error::Refused(Refusal::Known));
+            }
+            applied(old, Request::Commit(commitment.clone()))
+        });
+        let node = node.await?;
         info!(node = %id, "a node entered");
         Ok(node)
     }

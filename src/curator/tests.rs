@@ -97,7 +97,7 @@ async fn a_node_lives_from_its_registration_to_its_deletion() {
     let identity = Identity::new([2; 32]);
     store.register(&ticket, registration(2, 3)).await.unwrap();
 
-    let refused = store.enter(identity.id, commitment()).await;
+    let refused = store.enter(identity, commitment()).await;
     assert!(matches!(refused, Err(Error::Refused(Refusal::NotApproved))));
     let other = Fingerprint::of_key(&[8; 32]).to_string().parse().unwrap();
     let refused = store.approve(identity.id, Some(&other)).await;
@@ -107,21 +107,21 @@ async fn a_node_lives_from_its_registration_to_its_deletion() {
     assert_eq!(approved.state(), NodeState::Standby);
 
     let plain = Commitment { storage_kind: v1::StorageKind::Insecure, ..commitment() };
-    assert!(matches!(store.enter(identity.id, plain.clone()).await, Err(Error::Field(_))));
+    assert!(matches!(store.enter(identity, plain.clone()).await, Err(Error::Field(_))));
     let none = Commitment { cluster_unlock_key: vec![], recovery_key: vec![], ..plain };
-    let refused = store.enter(identity.id, none).await;
+    let refused = store.enter(identity, none).await;
     assert!(matches!(refused, Err(Error::StoragePolicy { .. })));
     let refused = store.join(&[3; 32]).await;
     assert!(matches!(refused, Err(Error::Refused(Refusal::NotUp))));
-    let up = store.enter(identity.id, commitment()).await.unwrap();
+    let up = store.enter(identity, commitment()).await.unwrap();
     assert_eq!(up.state(), NodeState::Up);
     // The answer was lost: it comes again, with other keys.
     let again = Commitment { cluster_unlock_key: vec![7; 32], ..commitment() };
-    store.enter(identity.id, again).await.unwrap();
+    store.enter(identity, again).await.unwrap();
 
     let (found, joined) = store.join(&[3; 32]).await.unwrap();
     assert_eq!((found, joined.cluster_unlock_key), (identity.id, vec![7; 32]));
-    let refused = store.enter(identity.id, commitment()).await;
+    let refused = store.enter(identity, commitment()).await;
     assert!(matches!(refused, Err(Error::Refused(Refusal::Joined))));
     assert!(matches!(
         store.register(&ticket, registration(2, 4)).await,

@@ -44,6 +44,12 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+use std::net::SocketAddr;
+
+use tonic::metadata::MetadataValue;
+
+use crate::identity::NodeId;
+
 pub use self::access::Table;
 pub use self::call::{App, Page};
 pub use self::limits::Limits;
@@ -57,11 +63,29 @@ pub use self::tls::{Credentials, provider};
 /// nothing, so whoever made it may make it again, elsewhere.
 const NOT_LEADER: &str = "polis-not-leader";
 
-/// The refusal of a curator that does not lead.
+/// Metadata of the same refusal: the node that leads, if that is known.
+pub const LEADER_ID: &str = "polis-leader-id";
+
+/// Metadata of the same refusal: where it is, address and port.
+pub const LEADER_ADDRESS: &str = "polis-leader-address";
+
+/// The refusal of a curator that does not lead, and who does, as far as it knows.
 #[must_use]
-pub fn not_leader() -> tonic::Status {
-    let mut status = tonic::Status::unavailable("this curator does not lead; ask the leader");
-    status.metadata_mut().insert(NOT_LEADER, tonic::metadata::MetadataValue::from_static("1"));
+pub fn not_leader(leader: Option<(NodeId, Option<SocketAddr>)>) -> tonic::Status {
+    let text = match leader {
+        Some((id, _)) => format!("this curator does not lead; {id} does"),
+        None => "this curator does not lead, and does not know who does".to_owned(),
+    };
+    let mut status = tonic::Status::unavailable(text);
+    let metadata = status.metadata_mut();
+    metadata.insert(NOT_LEADER, MetadataValue::from_static("1"));
+    let address = leader.and_then(|(_, address)| address).map(|address| address.to_string());
+    let id = leader.map(|(id, _)| id.to_string());
+    for (key, value) in [(LEADER_ID, id), (LEADER_ADDRESS, address)] {
+        if let Some(value) = value.and_then(|value| value.parse().ok()) {
+            metadata.insert(key, value);
+        }
+    }
     status
 }
 

@@ -44,6 +44,12 @@ impl PartialEq for Leadership {
 impl Eq for Leadership {}
 
 impl Leadership {
+    /// The revision at which the lock came to be.
+    #[must_use]
+    pub fn revision(&self) -> i64 {
+        self.0.rev()
+    }
+
     /// The absolute key that stands for it, and the revision it came to be at.
     pub(super) fn lock(&self) -> (Vec<u8>, i64) {
         (self.0.key().to_vec(), self.0.rev())

@@ -125,9 +125,37 @@ impl Clients {
         Client { etcd: Arc::clone(&self.etcd), namespace: namespace.into() }
     }
 
+    /// Begins a copy of the whole database, as of now.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::retriable`] says whether it makes sense to try again.
+    pub async fn snapshot(&self) -> Result<Snapshot, Error> {
+        let mut maintenance = self.etcd.maintenance_client();
+        Ok(Snapshot(call(SNAPSHOT, maintenance.snapshot()).await?))
+    }
+
     /// Members and maintenance, for the service that runs the member.
     pub(in crate::consensus) fn raw(&self) -> &etcd_client::Client {
         &self.etcd
+    }
+}
+
+const SNAPSHOT: &str = "take a snapshot";
+
+/// A copy of the database on its way: a file in pieces, with its checksum at the end.
+#[derive(Debug)]
+pub struct Snapshot(etcd_client::SnapshotStreaming);
+
+impl Snapshot {
+    /// The next piece; `None` after the last one.
+    ///
+    /// # Errors
+    ///
+    /// The copy is of no use then, and is begun again.
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
+        let piece = call(SNAPSHOT, self.0.message()).await?;
+        Ok(piece.map(|piece| piece.blob().to_vec()))
     }
 }
 

@@ -1,0 +1,56 @@
+//! `polis.v1.CuratorLocal`: what every curator answers, leader or not.
+
+use polis_proto::v1;
+use polis_proto::v1::curator_local_server::CuratorLocal;
+use tonic::{Request, Response, Status};
+
+use super::{Handlers, Stream};
+use crate::curator::leader::Leadership;
+
+#[tonic::async_trait]
+impl CuratorLocal for Handlers {
+    type GetCurrentLeaderStream = Stream<v1::GetCurrentLeaderResponse>;
+
+    async fn get_current_leader(
+        &self,
+        _request: Request<v1::GetCurrentLeaderRequest>,
+    ) -> Result<Response<Self::GetCurrentLeaderStream>, Status> {
+        let this_id = self.0.node.to_string();
+        let leadership = self.0.leadership.clone();
+        let told = None;
+        let stream = futures::stream::unfold((leadership, told), move |(mut leadership, told)| {
+            let this_id = this_id.clone();
+            async move {
+                loop {
+                    let now = answer(&leadership.borrow_and_update(), &this_id);
+                    if told.as_ref() != Some(&now) {
+                        return Some((Ok(now.clone()), (leadership, Some(now))));
+                    }
+                    leadership.changed().await.ok()?;
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn get_ca_certificate(
+        &self,
+        _request: Request<v1::GetCaCertificateRequest>,
+    ) -> Result<Response<v1::GetCaCertificateResponse>, Status> {
+        let ca_certificate = self.authority()?;
+        Ok(Response::new(v1::GetCaCertificateResponse { ca_certificate }))
+    }
+}
+
+fn answer(leadership: &Leadership, this_id: &str) -> v1::GetCurrentLeaderResponse {
+    let leader = leadership.leader.as_ref();
+    v1::GetCurrentLeaderResponse {
+        leader_id: leader.map(|leader| leader.node.to_string()).unwrap_or_default(),
+        leader_address: leader
+            .and_then(|leader| leader.address)
+            .map(|address| address.to_string())
+            .unwrap_or_default(),
+        leader_port: leader.map_or(0, |leader| leader.port.into()),
+        this_id: this_id.to_owned(),
+    }
+}

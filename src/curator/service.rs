@@ -1,0 +1,252 @@
+//! Runs a curator beside this node's etcd member.
+//!
+//! ```text
+//! this node has a name, its member votes
+//!      |
+//!      +--> directory   the copy of the records
+//!      +--> health      who was heard
+//!      +--> standing    who has access, for every server of this node
+//!      +--> status      what the node and `grpc.health` are told
+//!      +--> server      port 7835, once there is a certificate
+//!      +--> leader      started last, so that it is stopped first: whoever leads
+//!                       hands over before the port closes
+//! ```
+//!
+//! The member may stop and come back; everything here waits for it and goes on.
+//!
+//! Invariants:
+//! - The port serves only with the certificate of a member of the cluster.
+//! - `Done` is reported when the port serves and this curator knows who leads.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::sync::{Mutex, watch};
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+use super::directory::{self, Directory};
+use super::health::{self, Heartbeats};
+use super::leader::{self, Leadership};
+use super::serve::{Handlers, Naming, Parts};
+use super::standing;
+use crate::consensus::client::User;
+use crate::consensus::{self, Members};
+use crate::event::{Closed, until};
+use crate::identity::Identity;
+use crate::network;
+use crate::rpc::{self, App, Credentials, Limits, Listen, Metrics, Standing, Table};
+use crate::stage::{Stage, State};
+use crate::supervisor::{Context, Policy};
+
+/// Where curators listen.
+pub const PORT: u16 = 7835;
+
+/// The services that only the leader answers.
+const OF_THE_LEADER: [&str; 3] = ["polis.v1.Aaa", "polis.v1.Curator", "polis.v1.Management"];
+
+/// The service that every curator answers.
+const OF_ALL: &str = "polis.v1.CuratorLocal";
+
+/// What is fixed for the life of the process.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where it listens.
+    pub listen: Listen,
+    /// The port that others are told.
+    pub port: u16,
+    /// What callers may take.
+    pub limits: Limits,
+    /// Where members of etcd are reached.
+    pub naming: Naming,
+}
+
+impl Config {
+    /// The curator of a running node.
+    #[must_use]
+    pub fn live() -> Self {
+        Self {
+            listen: Listen::Everywhere(PORT),
+            port: PORT,
+            limits: Limits::default(),
+            naming: |id, _address| consensus::Peer::of(id),
+        }
+    }
+}
+
+/// What everyone else may know of this node's curator.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Status {
+    /// Where it serves, if it does.
+    pub serving: Option<SocketAddr>,
+    /// Who leads.
+    pub leadership: Leadership,
+}
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// What is fixed.
+    pub config: Config,
+    /// Who this node is.
+    pub identity: watch::Receiver<Option<Identity>>,
+    /// The member beside it.
+    pub consensus: watch::Receiver<consensus::Status>,
+    /// The way to change the members.
+    pub members: Members,
+    /// The address that others are told.
+    pub network: watch::Receiver<network::Status>,
+    /// With what it serves.
+    pub credentials: watch::Receiver<Option<Credentials>>,
+    /// Who may call what.
+    pub table: Arc<Table>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Who has access.
+    pub standing: watch::Sender<Arc<Standing>>,
+    /// The copy of the records.
+    pub directory: watch::Sender<Directory>,
+    /// What everyone else may know.
+    pub status: watch::Sender<Status>,
+}
+
+/// Why a run ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An input ended.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// The descriptors of the API cannot be read: the build is broken.
+    #[error("cannot describe the API")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
+        let ready = async {
+            let identity = until(&mut self.identity, "the node's identity", Clone::clone).await?;
+            let clients =
+                until(&mut self.consensus, "the etcd member", |status| status.voter().cloned());
+            Ok::<_, Closed>((identity, clients.await?))
+        };
+        let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
+        let (identity, clients) = ready?;
+        ctx.stage(Stage::Curator, State::Started);
+        let client = clients.user(User::Curator);
+        let leadership = watch::Sender::<Leadership>::default();
+        let heartbeats = Heartbeats::default();
+        let (reporter, health) = tonic_health::server::health_reporter();
+        let handlers = Handlers::new(Parts {
+            node: identity.id,
+            credentials: self.credentials.clone(),
+            leadership: leadership.subscribe(),
+            directory: self.directory.clone(),
+            heartbeats: heartbeats.clone(),
+            consensus: self.consensus.clone(),
+            members: self.members.clone(),
+            naming: self.config.naming,
+            changing: Mutex::default(),
+        });
+        let listening = watch::Sender::new(None);
+        let server = rpc::Server {
+            config: rpc::Config {
+                name: "the curator",
+                listen: self.config.listen.clone(),
+                limits: self.config.limits.clone(),
+            },
+            credentials: self.credentials.clone(),
+            standing: self.standing.subscribe(),
+            table: Arc::clone(&self.table),
+            metrics: Arc::clone(&self.metrics),
+            app: App::Grpc(handlers.routes(health)?),
+            listening: listening.clone(),
+        };
+        let copy = directory::Service { client: client.clone(), directory: self.directory.clone() };
+        let health = health::Service {
+            leadership: leadership.subscribe(),
+            heartbeats,
+            directory: self.directory.clone(),
+        };
+        let standing = standing::Service {
+            directory: self.directory.subscribe(),
+            standing: self.standing.clone(),
+        };
+        let told = Told {
+            listening: listening.subscribe(),
+            leadership: leadership.subscribe(),
+            status: self.status.clone(),
+            reporter,
+        };
+        let leader = leader::Service {
+            node: identity.id,
+            port: self.config.port,
+            client,
+            network: self.network.clone(),
+            consensus: self.consensus.clone(),
+            directory: self.directory.subscribe(),
+            leadership,
+        };
+        let forever = Policy::forever();
+        ctx.spawn("directory", forever, move |ctx| copy.clone().run(ctx));
+        ctx.spawn("health", forever, move |ctx| health.clone().run(ctx));
+        ctx.spawn("standing", forever, move |ctx| standing.clone().run(ctx));
+        let parent = ctx.clone();
+        ctx.spawn("status", forever, move |ctx| told.clone().run(ctx, parent.clone()));
+        ctx.spawn("server", forever, move |ctx| server.clone().run(ctx));
+        ctx.spawn("leader", forever, move |ctx| leader.clone().run(ctx));
+        ctx.cancelled().await;
+        self.status.send_replace(Status::default());
+        Ok(())
+    }
+}
+
+/// Tells what this curator is, to the node and to whoever asks `grpc.health`.
+#[derive(Clone)]
+struct Told {
+    listening: watch::Receiver<Option<SocketAddr>>,
+    leadership: watch::Receiver<Leadership>,
+    status: watch::Sender<Status>,
+    reporter: HealthReporter,
+}
+
+impl Told {
+    async fn run(mut self, ctx: Context, parent: Context) -> Result<(), Closed> {
+        self.reporter.set_service_status(OF_ALL, ServingStatus::Serving).await;
+        let mut done = false;
+        loop {
+            let serving = *self.listening.borrow_and_update();
+            let leadership = self.leadership.borrow_and_update().clone();
+            let leads = leadership.term.is_some();
+            let known = leadership.leader.is_some() || leads;
+            self.status.send_replace(Status { serving, leadership });
+            let state = if leads { ServingStatus::Serving } else { ServingStatus::NotServing };
+            for service in OF_THE_LEADER {
+                self.reporter.set_service_status(service, state).await;
+            }
+            ctx.healthy();
+            if serving.is_some() && known && !done {
+                done = true;
+                parent.stage(Stage::Curator, State::Done);
+                parent.healthy();
+            }
+            let changed = async {
+                tokio::select! {
+                    // Cancel-safe, both: they wait for event values.
+                    changed = self.listening.changed() => changed.map_err(|_closed| "the server"),
+                    changed = self.leadership.changed() => {
+                        changed.map_err(|_closed| "the election")
+                    }
+                }
+            };
+            match ctx.until_cancelled(changed).await {
+                Some(changed) => changed.map_err(Closed)?,
+                None => return Ok(()),
+            }
+        }
+    }
+}
