@@ -11,7 +11,9 @@
 //!      +-------> cluster --identity--> ----+   |
 //!                   | \--orders--> consensus <-+
 //!                   v                  v
-//!                 roles <--------------+ ----> ready       console watches all
+//!              credentials --> curator
+//!                   |            |
+//!                   +--> roles <-+ ----> ready            console watches all
 //! ```
 
 use std::path::PathBuf;
@@ -30,7 +32,7 @@ use crate::roles::{self, memory};
 use crate::storage::{self, tree};
 use crate::supervisor::{Context, Policy};
 use crate::sys::reboot::Reason;
-use crate::{cluster, consensus, console, parameters, recovery};
+use crate::{cluster, consensus, console, curator, parameters, recovery, rpc};
 
 /// What the root service needs.
 #[derive(Clone, Debug)]
@@ -68,6 +70,13 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     let (orders, ordered) = watch::channel(None);
     let identity = watch::Sender::new(None);
     let standing = watch::Sender::<cluster::Status>::default();
+    let credentials = watch::Sender::new(None);
+    let access = watch::Sender::new(Arc::<rpc::Standing>::default());
+    // A table that cannot be read lets nobody in.
+    let table = Arc::new(rpc::Table::polis().unwrap_or_else(|unreadable| {
+        tracing::error!(error = &unreadable as &dyn std::error::Error, "nothing is served");
+        rpc::Table::default()
+    }));
 
     let member = consensus::Service::new(consensus::Config::live(&tree), ordered);
     let kernel = kernel::Service { tree: ctx.logs().clone() };
@@ -111,6 +120,24 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         network: addresses.subscribe(),
         status: watch::Sender::default(),
     };
+    let own = cluster::credentials::Service {
+        files: tree.data.node.credentials.clone(),
+        cluster: standing.subscribe(),
+        credentials: credentials.clone(),
+    };
+    let curator = curator::Service {
+        config: curator::Config::live(),
+        identity: identity.subscribe(),
+        consensus: member.status(),
+        members: member.members(),
+        network: addresses.subscribe(),
+        credentials: credentials.subscribe(),
+        metrics: Arc::new(rpc::Metrics::new(&table)),
+        table,
+        standing: access,
+        directory: watch::Sender::default(),
+        status: watch::Sender::default(),
+    };
     let cluster = cluster::Service {
         config: cluster::Config { root: tree, probe: cluster::Probe::default() },
         parameters: known.subscribe(),
@@ -126,6 +153,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         image: environment.image.clone(),
         cluster: standing.subscribe(),
         consensus: member.status(),
+        curator: curator.status.subscribe(),
         network: addresses.subscribe(),
         ready: ready.clone(),
     };
@@ -170,6 +198,8 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("parameters", forever, move |ctx| parameters.clone().run(ctx));
     ctx.spawn("consensus", forever, move |ctx| member.clone().run(ctx));
     ctx.spawn("cluster", forever, move |ctx| cluster.clone().run(ctx));
+    ctx.spawn("credentials", forever, move |ctx| own.clone().run(ctx));
+    ctx.spawn("curator", forever, move |ctx| curator.clone().run(ctx));
     ctx.spawn("roles", forever, move |ctx| roles.clone().run(ctx));
     let memory = memory::Service { ready: ready.subscribe() };
     ctx.spawn("memory", forever, move |ctx| memory.clone().run(ctx));

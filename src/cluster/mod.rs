@@ -10,6 +10,7 @@
 //! membership  what makes a member, step by step
 //! state       the word for it                             pure
 //! service     when
+//! credentials what this node serves and calls with, once it is home    a service
 //! ```
 //!
 //! Invariants:
@@ -19,6 +20,7 @@
 //!
 //! What this module does not do: touch disks (`storage`) or run etcd (`consensus`).
 
+pub mod credentials;
 pub mod decide;
 mod error;
 mod membership;

@@ -128,7 +128,6 @@ impl<C: Consensus> Service<C> {
                 None => return Ok(()),
             }
         }
-        ctx.stage(Stage::Curator, stage::State::Done);
         ctx.stage(Stage::Cluster, stage::State::Done);
         ctx.healthy();
         ctx.cancelled().await;
@@ -139,7 +138,7 @@ impl<C: Consensus> Service<C> {
         let (node, ca) = match self.decide().await? {
             Decision::StartAgain(sealed) => {
                 info!("this machine is a member");
-                self.start_again(ctx, &sealed).await?
+                self.start_again(&sealed).await?
             }
             Decision::Bootstrap(bootstrap) => {
                 info!("this machine founds a cluster");
@@ -203,7 +202,7 @@ impl<C: Consensus> Service<C> {
         let node = key.identity();
         self.give_orders(key, Start::Bootstrap);
 
-        let store = self.store(ctx).await?;
+        let store = self.store().await?;
         let founding = Founding {
             node,
             labels: bootstrap.labels.clone(),
@@ -221,11 +220,7 @@ impl<C: Consensus> Service<C> {
     }
 
     /// Returns the node, and the DER of its cluster's CA.
-    async fn start_again(
-        &mut self,
-        ctx: &Context,
-        sealed: &Sealed,
-    ) -> Result<(Identity, Vec<u8>), Error> {
+    async fn start_again(&mut self, sealed: &Sealed) -> Result<(Identity, Vec<u8>), Error> {
         self.data_ready().await?;
         let store = KeyFile(self.config.root.data.node.credentials.key.clone());
         let key = blocking(move || match identity::Store::read(&store) {
@@ -241,7 +236,7 @@ impl<C: Consensus> Service<C> {
         }
         self.give_orders(key, Start::Again);
 
-        let store = self.store(ctx).await?;
+        let store = self.store().await?;
         loop {
             match membership::check(&store, sealed, node).await {
                 Err(error) if waited_out(&error).await => {}
@@ -267,9 +262,8 @@ impl<C: Consensus> Service<C> {
         self.orders.send_replace(Some(Orders { key, peer, start }));
     }
 
-    async fn store(&mut self, ctx: &Context) -> Result<Store<C::Kv>, Error> {
+    async fn store(&mut self) -> Result<Store<C::Kv>, Error> {
         let kv = self.consensus.curator().await?;
-        ctx.stage(Stage::Curator, stage::State::Started);
         Ok(Store::new(kv))
     }
 

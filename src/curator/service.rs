@@ -83,6 +83,15 @@ pub struct Status {
     pub leadership: Leadership,
 }
 
+impl Status {
+    /// Whether calls are answered, here or by a leader that is known here.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let Leadership { leader, term } = &self.leadership;
+        self.serving.is_some() && (leader.is_some() || term.is_some())
+    }
+}
+
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
@@ -222,14 +231,15 @@ impl Told {
             let serving = *self.listening.borrow_and_update();
             let leadership = self.leadership.borrow_and_update().clone();
             let leads = leadership.term.is_some();
-            let known = leadership.leader.is_some() || leads;
-            self.status.send_replace(Status { serving, leadership });
+            let status = Status { serving, leadership };
+            let ready = status.is_ready();
+            self.status.send_replace(status);
             let state = if leads { ServingStatus::Serving } else { ServingStatus::NotServing };
             for service in OF_THE_LEADER {
                 self.reporter.set_service_status(service, state).await;
             }
             ctx.healthy();
-            if serving.is_some() && known && !done {
+            if ready && !done {
                 done = true;
                 parent.stage(Stage::Curator, State::Done);
                 parent.healthy();

@@ -1,7 +1,7 @@
 //! Says when this node is ready: home, and everything that its roles need serves.
 //!
 //! ```text
-//! [waiting] --home, etcd votes, an address--> [ready]: `POLIS ready`, once a boot
+//! [waiting] --home, etcd votes, the curator serves, an address--> [ready]: `POLIS ready`, once a boot
 //! ```
 //!
 //! What this module does not do: start what a role needs. The one role of this
@@ -20,7 +20,7 @@ use crate::identity::NodeId;
 use crate::serial::EventLine;
 use crate::stage::{Stage, State};
 use crate::supervisor::Context;
-use crate::{cluster, consensus, network};
+use crate::{cluster, consensus, curator, network};
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
@@ -31,6 +31,8 @@ pub struct Service {
     pub cluster: watch::Receiver<cluster::Status>,
     /// Its etcd member.
     pub consensus: watch::Receiver<consensus::Status>,
+    /// Its curator.
+    pub curator: watch::Receiver<curator::Status>,
     /// Its address.
     pub network: watch::Receiver<network::Status>,
     /// Whether this node was ready in this boot.
@@ -61,9 +63,10 @@ impl Service {
             }
             let changed = async {
                 tokio::select! {
-                    // Cancel-safe, all three: they wait for event values.
+                    // Cancel-safe, all of them: they wait for event values.
                     changed = self.cluster.changed() => changed.map_err(|_closed| "the cluster"),
                     changed = self.consensus.changed() => changed.map_err(|_closed| "etcd"),
+                    changed = self.curator.changed() => changed.map_err(|_closed| "the curator"),
                     changed = self.network.changed() => changed.map_err(|_closed| "the network"),
                 }
             };
@@ -91,10 +94,11 @@ impl Service {
 
     fn look(&mut self) -> Option<Ready> {
         let votes = self.consensus.borrow_and_update().voter().is_some();
+        let serves = self.curator.borrow_and_update().is_ready();
         let address = self.network.borrow_and_update().primary;
         let cluster = self.cluster.borrow_and_update();
         let home = cluster.state == cluster::State::Home;
-        let (node, address) = cluster.node.zip(address).filter(|_| home && votes)?;
+        let (node, address) = cluster.node.zip(address).filter(|_| home && votes && serves)?;
         let ca = cluster.ca?.iter().map(|byte| format!("{byte:02x}")).collect();
         Some(Ready { node, ca, roles: words(&cluster.roles), address })
     }
@@ -120,10 +124,17 @@ mod tests {
         let (ctx, mut handles) = Context::for_test();
         let (_cluster, cluster) = watch::channel(cluster::Status::default());
         let (_consensus, consensus) = watch::channel(consensus::Status::default());
+        let (_curator, curator) = watch::channel(curator::Status::default());
         let (network, networks) = watch::channel(network::Status::default());
         let (ready, is_ready) = watch::channel(false);
-        let service =
-            Service { image: "i".to_owned(), cluster, consensus, network: networks, ready };
+        let service = Service {
+            image: "i".to_owned(),
+            cluster,
+            consensus,
+            curator,
+            network: networks,
+            ready,
+        };
         let end = async {
             network.send_modify(|status| status.primary = Some([10, 0, 2, 15].into()));
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;

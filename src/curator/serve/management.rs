@@ -1,5 +1,6 @@
 //! `polis.v1.Management`: what operators do with a cluster.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use polis_proto::v1;
@@ -53,11 +54,14 @@ impl Management for Handlers {
     ) -> Result<Response<v1::GetClusterInfoResponse>, Status> {
         let directory = self.lead()?.current().await?;
         let directory = directory.borrow();
+        let leader = directory.leader();
         let mut nodes = Vec::new();
         let mut counts = [0_u32; 5];
         for (id, known) in directory.nodes() {
             counts[usize::try_from(known.node.state).unwrap_or_default().min(4)] += 1;
-            nodes.extend(member(id, known));
+            // Until it has told its address itself, it is where it was elected.
+            let own = leader.filter(|leader| leader.node == id);
+            nodes.extend(member(id, known, own.and_then(|leader| leader.address)));
         }
         let [_, nodes_new, nodes_standby, nodes_up, nodes_decommissioned] = counts;
         Ok(Response::new(v1::GetClusterInfoResponse {
@@ -268,11 +272,16 @@ impl Lead {
 }
 
 /// A node that runs a curator, as the directory of the cluster has it.
-fn member(id: NodeId, known: &Known) -> Option<v1::cluster_directory::Node> {
+fn member(
+    id: NodeId,
+    known: &Known,
+    elsewhere: Option<IpAddr>,
+) -> Option<v1::cluster_directory::Node> {
     let up = known.node.state() == v1::NodeState::Up;
     let role = known.node.roles.as_ref().is_some_and(|roles| roles.consensus_member.is_some());
-    let status = known.node.status.as_ref()?;
-    let address = status.external_address.clone();
-    (up && role && !address.is_empty())
+    let told = known.node.status.as_ref().map(|status| status.external_address.clone());
+    let told = told.filter(|address| !address.is_empty());
+    let address = told.or_else(|| elsewhere.map(|address| address.to_string()))?;
+    (up && role)
         .then(|| v1::cluster_directory::Node { id: id.to_string(), addresses: vec![address] })
 }

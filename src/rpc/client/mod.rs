@@ -443,7 +443,7 @@ mod tests {
         let outage = Status::unavailable("gone");
         assert_eq!(judge(&outage, Repeat::Allowed), Verdict::Again);
         assert_eq!(judge(&outage, Repeat::Never), Verdict::Final);
-        assert_eq!(judge(&not_leader(), Repeat::Never), Verdict::Again);
+        assert_eq!(judge(&not_leader(None), Repeat::Never), Verdict::Again);
         let refusal = Status::not_found("no such node");
         assert_eq!(judge(&refusal, Repeat::Allowed), Verdict::Final);
         let broken = Status::from_error(Box::new(std::io::Error::other("reset")));
