@@ -45,5 +45,5 @@ pub use self::directory::Directory;
 pub use self::error::Error;
 pub use self::fenced::{Deposed, Fenced};
 pub use self::leader::Leadership;
-pub use self::service::{Config, PORT, Service, Status};
+pub use self::service::{Config, Error as ServiceError, PORT, Service, Status};
 pub use self::store::{Founding, Store};

@@ -9,6 +9,8 @@ mod bootstrap;
 mod certificates;
 mod clients;
 mod cluster;
+mod curator;
+mod curators;
 mod damage;
 mod full;
 mod harness;

@@ -1,0 +1,216 @@
+//! Curators beside the members of `harness`, on loopback, with real TLS.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use polis::consensus::client::{Client, User};
+use polis::consensus::{Invitation, Member, MemberId, PEER_PORT, Peer, Start};
+use polis::curator::{self, Founding, Store};
+use polis::identity::{NodeId, NodeKey};
+use polis::logtree::Tree;
+use polis::network;
+use polis::pki::Host;
+use polis::rpc::client::{Candidate, Patience};
+use polis::rpc::{self, Credentials, Limits, Listen, Metrics, Standing, Table};
+use polis::serial::Lines;
+use polis::stage::Board;
+use polis::supervisor::{Policy, Supervisor};
+use polis_proto::v1;
+use tokio::sync::watch;
+
+use crate::harness::{Machine, Node};
+
+/// A self-signed certificate of this key: a proof of it, and no more.
+pub(crate) fn self_signed(key: &NodeKey) -> Credentials {
+    let pem = key.to_pkcs8_pem().unwrap();
+    let pair = rcgen::KeyPair::from_pem(&pem).unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.distinguished_name.push(rcgen::DnType::CommonName, "proof of a key");
+    let certificate = params.self_signed(&pair).unwrap().der().to_vec();
+    Credentials { certificate, key: secret(key), authority: None }
+}
+
+fn secret(key: &NodeKey) -> Arc<zeroize::Zeroizing<Vec<u8>>> {
+    Arc::new(zeroize::Zeroizing::new(key.to_pkcs8_der().unwrap().to_vec()))
+}
+
+/// What somebody calls with whom the cluster's CA has signed.
+pub(crate) fn credentials(key: &NodeKey, certificate: Vec<u8>, authority: Vec<u8>) -> Credentials {
+    Credentials { certificate, key: secret(key), authority: Some(authority) }
+}
+
+/// A curator that runs beside a member.
+pub(crate) struct Curator {
+    pub(crate) id: NodeId,
+    pub(crate) address: SocketAddr,
+    pub(crate) supervisor: Supervisor,
+    pub(crate) status: watch::Receiver<curator::Status>,
+    _network: watch::Sender<network::Status>,
+    _identity: watch::Sender<Option<polis::identity::Identity>>,
+    _credentials: watch::Sender<Option<Credentials>>,
+}
+
+impl Curator {
+    /// Starts a curator beside `node`.
+    pub(crate) fn start(machine: &Machine, node: &Node, credentials: Credentials) -> Self {
+        let ip = machine.config.listen.ip();
+        let bound = TcpListener::bind((ip, 0)).unwrap();
+        let address = bound.local_addr().unwrap();
+        let identity = watch::Sender::new(Some(machine.key.identity()));
+        let network =
+            watch::Sender::new(network::Status { primary: Some(ip), ..network::Status::default() });
+        let credentials = watch::Sender::new(Some(credentials));
+        let table = Arc::new(Table::polis().unwrap());
+        let service = curator::Service {
+            config: curator::Config {
+                listen: Listen::Bound(Arc::new(bound)),
+                port: address.port(),
+                limits: Limits::default(),
+                naming: |_id, address| Peer { host: Host::Address(address), port: PEER_PORT },
+            },
+            identity: identity.subscribe(),
+            consensus: node.status.clone(),
+            members: node.members.clone(),
+            network: network.subscribe(),
+            credentials: credentials.subscribe(),
+            metrics: Arc::new(Metrics::new(&table)),
+            table,
+            standing: watch::Sender::new(Arc::<Standing>::default()),
+            directory: watch::Sender::default(),
+            status: watch::Sender::default(),
+        };
+        let status = service.status.subscribe();
+        let (lines, _written) = Lines::channel();
+        let board = Board::new(BTreeMap::new(), lines.clone());
+        let supervisor = Supervisor::start(board, lines, Tree::new(None), move |ctx| {
+            let service = service.clone();
+            async move {
+                ctx.healthy();
+                let _child =
+                    ctx.spawn("curator", Policy::forever(), move |ctx| service.clone().run(ctx));
+                ctx.cancelled().await;
+                Ok::<_, curator::ServiceError>(())
+            }
+        });
+        Self {
+            id: machine.key.id(),
+            address,
+            supervisor,
+            status,
+            _network: network,
+            _identity: identity,
+            _credentials: credentials,
+        }
+    }
+
+    pub(crate) fn candidate(&self) -> Candidate {
+        Candidate {
+            node: Some(self.id),
+            host: self.address.ip().to_string(),
+            port: self.address.port(),
+        }
+    }
+
+    /// The term of this curator, if it leads.
+    pub(crate) fn term(&self) -> Option<curator::leader::Term> {
+        self.status.borrow().leadership.term.clone()
+    }
+}
+
+/// Waits until one of these leads, and says which.
+pub(crate) async fn leader(curators: &[&Curator], within: Duration) -> usize {
+    let waits = curators.iter().enumerate().map(|(at, curator)| {
+        let mut status = curator.status.clone();
+        Box::pin(async move {
+            let leads = polis::event::until(&mut status, "status", |status| {
+                status.leadership.term.is_some().then_some(())
+            });
+            leads.await.unwrap();
+            at
+        })
+    });
+    let first = futures::future::select_all(waits);
+    tokio::time::timeout(within, first).await.expect("somebody leads in time").0
+}
+
+/// A cluster that one machine founded, with its owner.
+pub(crate) struct Cluster {
+    pub(crate) owner: NodeKey,
+    pub(crate) authority: Vec<u8>,
+    pub(crate) store: Store<Client>,
+}
+
+impl Cluster {
+    /// What the cluster manager of the first machine writes.
+    pub(crate) async fn found(machine: &Machine, node: &Node) -> (Self, Credentials) {
+        let client = node.voter().await.voter().unwrap().user(User::Curator);
+        let store = Store::new(client);
+        let owner = NodeKey::generate().unwrap();
+        let policy = v1::cluster_configuration::StorageSecurityPolicy::NeedsInsecure;
+        let founding = Founding {
+            node: machine.key.identity(),
+            labels: BTreeMap::new(),
+            owner_public_key: owner.public_key(),
+            configuration: v1::ClusterConfiguration {
+                storage_security_policy: policy.into(),
+                ..Default::default()
+            },
+        };
+        store.found(&founding).await.unwrap();
+        let now = polis::sys::clock::now();
+        let authority = store.ensure_authority(now).await.unwrap().der;
+        let issued = store.ensure_node_certificate(founding.node, now).await.unwrap();
+        let own = credentials(&machine.key, issued.der, authority.clone());
+        (Self { owner, authority, store }, own)
+    }
+
+    /// A client of whoever leads, with these credentials.
+    pub(crate) fn client(&self, of: &[&Curator], credentials: Credentials) -> rpc::client::Client {
+        let credentials = Credentials { authority: Some(self.authority.clone()), ..credentials };
+        let candidates = of.iter().map(|curator| curator.candidate()).collect();
+        let patience = Patience { attempt: Duration::from_secs(3), total: Duration::from_secs(60) };
+        rpc::client::Client::fixed(candidates, credentials, patience)
+    }
+
+    /// The owner, with a certificate for the key.
+    pub(crate) async fn owner(&self, of: &[&Curator]) -> rpc::client::Client {
+        use polis_proto::v1::aaa_client::AaaClient;
+        let client = self.client(of, self_signed(&self.owner));
+        let escrow = client
+            .call(rpc::client::Repeat::Allowed, |channel| async move {
+                Ok(AaaClient::new(channel).escrow(v1::EscrowRequest {}).await?.into_inner())
+            })
+            .await
+            .unwrap();
+        assert_eq!(escrow.ca_certificate, self.authority);
+        self.client(of, credentials(&self.owner, escrow.certificate, self.authority.clone()))
+    }
+}
+
+/// The answer to `JoinConsensus` as a node takes it.
+pub(crate) fn invitation(answer: v1::JoinConsensusResponse, own: &Machine) -> Start {
+    let member = |peer: &v1::join_consensus_response::Peer| Member {
+        id: MemberId(0),
+        // As etcd says it: the new one has no name yet.
+        name: match peer.node_id == own.name() {
+            true => String::new(),
+            false => peer.node_id.clone(),
+        },
+        peer_url: peer.peer_url.clone(),
+        learner: false,
+    };
+    let members = answer.members.iter().map(member).collect();
+    Start::Join(Box::new(Invitation {
+        ca: answer.ca_certificate,
+        certificate: answer.peer_certificate,
+        crl: answer.crl,
+        members,
+    }))
+}
+
+/// The address of a machine.
+pub(crate) fn address(machine: &Machine) -> IpAddr {
+    machine.config.listen.ip()
+}
