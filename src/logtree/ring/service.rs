@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 use tracing::{info, warn};
 
 use super::plan::victims;
@@ -47,6 +47,10 @@ const PENDING_MAX: usize = 1 << 20;
 /// How long what was written may stay in the kernel's memory. Each demand that it
 /// be on the disk also costs etcd, on the same disk, a part of its own.
 const SYNC: Duration = Duration::from_secs(10);
+/// The same in the first minute: a machine that does not live long is the one
+/// whose log is wanted.
+const SYNC_EARLY: Duration = Duration::from_secs(2);
+const EARLY: Duration = Duration::from_secs(60);
 /// The same when an error was written; errors come in bursts.
 const SYNC_URGENT: Duration = Duration::from_secs(1);
 /// How long the last batch may take when the node stops.
@@ -112,7 +116,8 @@ impl Service {
             ..Status::default()
         });
         ctx.healthy();
-        let mut tick = interval(FLUSH);
+        // Not at once: what is in the tree comes first, all of it in a batch.
+        let mut tick = interval_at(Instant::now() + FLUSH, FLUSH);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let pump = Pump {
             reader: ctx.logs().read(Query::all()),
@@ -321,6 +326,7 @@ struct Writer {
     length: u64,
     /// Bytes of all segments.
     bytes: u64,
+    opened: Instant,
     /// When the disk last had everything.
     synced: Option<Instant>,
     dirty: bool,
@@ -360,14 +366,27 @@ impl Writer {
             }
         }
         let bytes = segments.iter().map(|segment| segment.bytes).sum();
-        let writer =
-            Self { config, boot, next, file: None, length: 0, bytes, synced: None, dirty: false };
+        let writer = Self {
+            config,
+            boot,
+            next,
+            file: None,
+            length: 0,
+            bytes,
+            opened: Instant::now(),
+            synced: None,
+            dirty: false,
+        };
         Ok((writer, after))
     }
 
     /// Whether what was written should be on the disk by now.
     fn is_sync_due(&self, urgent: bool) -> bool {
-        let interval = if urgent { SYNC_URGENT } else { SYNC };
+        let interval = match (urgent, self.opened.elapsed() < EARLY) {
+            (true, _) => SYNC_URGENT,
+            (false, true) => SYNC_EARLY,
+            (false, false) => SYNC,
+        };
         self.dirty && self.synced.is_none_or(|synced| synced.elapsed() >= interval)
     }
 
