@@ -160,6 +160,13 @@ pub struct FwCfg {
     pub file: PathBuf,
 }
 
+/// One write to the disk that fails, the first to this place, and none after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriteError {
+    /// In units of 512 bytes.
+    pub sector: u64,
+}
+
 /// A machine. Start from [`Config::new`] and change what the story is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -167,6 +174,8 @@ pub struct Config {
     pub firmware: Firmware,
     /// The disk, if there is one.
     pub disk: Option<Disk>,
+    /// How the disk fails, if it does; it must be a raw one.
+    pub write_error: Option<WriteError>,
     /// How instructions are run.
     pub accelerator: Accelerator,
     /// Memory in MiB.
@@ -200,6 +209,7 @@ impl Config {
         Self {
             firmware,
             disk: None,
+            write_error: None,
             accelerator,
             memory: 512,
             cpus: 1,
@@ -239,7 +249,12 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
     machine(&mut args, config);
     firmware(&mut args, &config.firmware, words(config));
     if let Some(disk) = &config.disk {
-        self::disk(&mut args, disk, matches!(config.firmware, Firmware::Uefi { .. }));
+        self::disk(
+            &mut args,
+            disk,
+            config.write_error,
+            matches!(config.firmware, Firmware::Uefi { .. }),
+        );
     }
     network(&mut args, config);
     // Behind `-nodefaults`, so that there is exactly the card that was asked for.
@@ -363,7 +378,7 @@ fn kernel(args: &mut Args, kernel: &Path, initramfs: &Path, cmdline: &str) {
     args.flag("-append", cmdline);
 }
 
-fn disk(args: &mut Args, disk: &Disk, bootable: bool) {
+fn disk(args: &mut Args, disk: &Disk, write_error: Option<WriteError>, bootable: bool) {
     let format = match disk.file.extension() {
         Some(extension) if extension == "qcow2" => "qcow2",
         _ => "raw",
@@ -372,13 +387,22 @@ fn disk(args: &mut Args, disk: &Disk, bootable: bool) {
         Cache::Unsafe => "unsafe",
         Cache::Writeback => "writeback",
     };
+    let file = path(&disk.file);
+    let file = match write_error {
+        None => format!("file={file}"),
+        // The layer between the format and the file fails what the rule matches;
+        // `report` on the drive tells the guest, as a broken disk would.
+        Some(WriteError { sector }) => format!(
+            "werror=report,file.driver=blkdebug,file.image.driver=file,\
+             file.image.filename={file},file.inject-error.0.event=write_aio,\
+             file.inject-error.0.iotype=write,file.inject-error.0.errno=5,\
+             file.inject-error.0.sector={sector},file.inject-error.0.once=on"
+        ),
+    };
     // `discard` lets a trimmed file system give space back to the sparse file.
     args.flag(
         "-drive",
-        format!(
-            "if=none,id=disk,format={format},cache={cache},discard=unmap,file={}",
-            path(&disk.file)
-        ),
+        format!("if=none,id=disk,format={format},cache={cache},discard=unmap,{file}"),
     );
     // With `-kernel`, a boot index would put the disk's boot sector before the kernel.
     let boot = if bootable { ",bootindex=0" } else { "" };

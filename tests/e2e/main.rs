@@ -17,4 +17,7 @@ mod locked;
 mod power_cut;
 mod restart;
 mod segment;
+mod storage;
+mod storage_faults;
+mod storage_kinds;
 mod world;

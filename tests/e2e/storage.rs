@@ -1,0 +1,136 @@
+//! What stories of the data partition share: kinds, the counter in etcd, the disk.
+//!
+//! `polis.exercise=count` makes a node count in etcd and tell each number that
+//! etcd has acknowledged, and what it found after a boot.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use gpt::GptConfig;
+use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
+use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration};
+use polis_qemu::{Config, Event, Machine};
+use prost::Message as _;
+
+use crate::world::{OWNER, SOON, World, home, with_cluster};
+
+/// What the values that are counted begin with.
+pub(crate) const PLAINTEXT: &[u8] = b"polis-exercise-known-plaintext";
+
+/// Counts in etcd.
+pub(crate) const COUNT: &str = "polis.exercise=count";
+
+/// How a data partition is protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Insecure,
+    Encrypted,
+    Authenticated,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Insecure => "insecure",
+            Self::Encrypted => "encrypted",
+            Self::Authenticated => "authenticated",
+        }
+    }
+
+    fn policy(self) -> StorageSecurityPolicy {
+        match self {
+            Self::Insecure => StorageSecurityPolicy::NeedsInsecure,
+            Self::Encrypted => StorageSecurityPolicy::NeedsEncryption,
+            Self::Authenticated => StorageSecurityPolicy::NeedsEncryptionAndAuthentication,
+        }
+    }
+}
+
+/// A machine that founds a cluster whose policy asks for `kind`.
+pub(crate) fn founder(world: &World, kind: Kind, append: &str) -> Result<Config> {
+    let parameters = with_cluster(ClusterBootstrap {
+        owner_public_key: OWNER.to_vec(),
+        cluster_configuration: Some(ClusterConfiguration {
+            storage_security_policy: kind.policy().into(),
+            ..ClusterConfiguration::default()
+        }),
+        ..ClusterBootstrap::default()
+    });
+    Ok(Config {
+        disk: Some(world.disk(None)?),
+        fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
+        ..world.bare(append)
+    })
+}
+
+/// Waits until the node is home with a partition of this kind, and has read the number.
+pub(crate) fn home_and_counting(machine: &mut Machine, kind: Kind) -> Result<u64> {
+    home(machine)?;
+    let said = format!("kind={}", kind.name());
+    let ready = |line: &str| line.contains("storage is ready") && line.contains(&said);
+    ensure!(machine.lines().iter().any(|line| ready(&line.text)), "no {said} is ready");
+    let found = machine.wait_for("exercise", SOON, |event| event.get("found").is_some())?;
+    number(&found, "found")
+}
+
+/// Waits until etcd has acknowledged `number`.
+pub(crate) fn acknowledged(machine: &mut Machine, number: u64) -> Result<Event> {
+    let reached = |event: &Event| self::number(event, "acknowledged").is_ok_and(|n| n >= number);
+    Ok(machine.wait_for("exercise", SOON, reached)?)
+}
+
+/// Lets it count for a while and cuts the power. Returns the last number of which
+/// the machine has told that it was acknowledged.
+pub(crate) fn count_and_cut(mut machine: Machine, after: Duration) -> Result<u64> {
+    let end = Instant::now() + after;
+    while machine.next_line(end.saturating_duration_since(Instant::now())).is_some() {}
+    let last =
+        machine.seen(|event| event.word == "exercise" && event.get("acknowledged").is_some());
+    let last = last.last().map_or(Ok(0), |event| number(event, "acknowledged"));
+    machine.kill();
+    last
+}
+
+/// A number of an event.
+pub(crate) fn number(event: &Event, key: &str) -> Result<u64> {
+    let text = event.get(key).with_context(|| format!("no {key}: {event}"))?;
+    text.parse().with_context(|| format!("{key} is no number: {event}"))
+}
+
+/// The file that is the machine's disk.
+pub(crate) fn file(config: &Config) -> Result<PathBuf> {
+    Ok(config.disk.as_ref().context("no disk")?.file.clone())
+}
+
+/// First byte and length of POLIS-DATA.
+pub(crate) fn data(disk: &Path) -> Result<(u64, u64)> {
+    let table = GptConfig::new().open(disk)?;
+    let sector = table.logical_block_size().as_u64();
+    let mut partitions = table.partitions().values();
+    let data = partitions.find(|partition| partition.name == "POLIS-DATA");
+    let data = data.context("no POLIS-DATA")?;
+    Ok((data.first_lba * sector, (data.last_lba + 1 - data.first_lba) * sector))
+}
+
+/// Where `bytes` stand in the file, every place.
+pub(crate) fn search(file: &Path, bytes: &[u8]) -> Result<Vec<u64>> {
+    const CHUNK: usize = 8 << 20;
+    let disk = File::open(file)?;
+    let finder = memchr::memmem::Finder::new(bytes);
+    let mut found = Vec::new();
+    let mut chunk = vec![0; CHUNK + bytes.len()];
+    let length = disk.metadata()?.len();
+    let mut at = 0;
+    while at < length {
+        let wanted = chunk.len().min(usize::try_from(length - at)?);
+        disk.read_exact_at(&mut chunk[..wanted], at)?;
+        // A place at which the next chunk begins is the next chunk's.
+        let places = finder.find_iter(&chunk[..wanted]).filter(|place| *place < CHUNK);
+        found.extend(places.map(|place| at + place as u64));
+        at += CHUNK as u64;
+    }
+    Ok(found)
+}

@@ -1,0 +1,191 @@
+//! Disks that are changed, full, broken, or somebody else's.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use polis_qemu::args::WriteError;
+use polis_qemu::{Config, disk};
+use sha2::{Digest as _, Sha256};
+
+use crate::storage::{
+    COUNT, Kind, PLAINTEXT, acknowledged, count_and_cut, data, file, founder, home_and_counting,
+    number, search,
+};
+use crate::world::{BOOT, SOON, World, guru, home, skip};
+
+/// Where a LUKS2 header of the usual size ends, and the integrity device begins.
+const LUKS_SIZE: u64 = 16 << 20;
+
+#[test]
+fn a_byte_that_was_changed_on_an_authenticated_disk_is_named_by_device_and_sector() -> Result<()> {
+    let world = World::new("storage-changed")?;
+    let config = founder(&world, Kind::Authenticated, COUNT)?;
+    let mut machine = world.boot(&config)?;
+    home_and_counting(&mut machine, Kind::Authenticated)?;
+    acknowledged(&mut machine, 5)?;
+    machine.kill();
+
+    // The first sector holds the superblock of XFS, which every mount reads.
+    let image = file(&config)?;
+    let (start, _) = data(&image)?;
+    disk::flip(&image, start + LUKS_SIZE + first_sector(&image, start + LUKS_SIZE)? + 99)?;
+    let mut machine = world.boot(&config)?;
+    let guru = guru(&mut machine, "0409")?;
+    for word in ["changed", "/dev/vda3", "sector 0"] {
+        ensure!(guru.text("cause").contains(word), "`{word}` is not in the cause: {guru}");
+    }
+    Ok(())
+}
+
+/// Where the first sector of data is on an integrity device that begins at `start`,
+/// as the kernel divides it: superblock, journal, tags of the first area, data.
+fn first_sector(image: &Path, start: u64) -> Result<u64> {
+    let mut superblock = [0; 512];
+    File::open(image)?.read_exact_at(&mut superblock, start)?;
+    ensure!(superblock.starts_with(b"integrt\0"), "no integrity device");
+    let interleave = u32::from(superblock[9]);
+    let tag = u64::from(u16::from_le_bytes([superblock[10], superblock[11]]));
+    let sections = u64::from(u32::from_le_bytes(superblock[12..16].try_into()?));
+    let block = 1_u64 << superblock[28];
+    // An entry has its sector, the last 8 bytes of each sector of its block, its tag.
+    let entry = (8 + 8 * block + tag).next_multiple_of(8);
+    let entries = (512 - 8) / entry * 8;
+    let journal = sections * (entries * block + 8);
+    let tags = ((1 << interleave) / block * tag).div_ceil(512).next_multiple_of(8);
+    Ok((8 + journal + tags) * 512)
+}
+
+#[test]
+fn a_full_disk_is_told_and_nothing_acknowledged_is_lost() -> Result<()> {
+    let world = World::new("storage-full")?;
+    let config = founder(&world, Kind::Insecure, "polis.exercise=fill")?;
+    let mut machine = world.boot(&config)?;
+    home_and_counting(&mut machine, Kind::Insecure)?;
+    let full = machine.wait_for("storage", BOOT, |event| event.is("state", "full"))?;
+    ensure!(number(&full, "free")? < 32 << 20, "not full: {full}");
+    machine.wait_for("exercise", BOOT, |event| event.get("emptied").is_some())?;
+    machine.wait_for("storage", SOON, |event| event.is("state", "room"))?;
+    let counted = machine.seen(|event| event.get("acknowledged").is_some());
+    let counted = counted.last().map_or(Ok(0), |event| number(event, "acknowledged"))?;
+    // The cause is gone: it goes on by itself.
+    acknowledged(&mut machine, counted + 10)?;
+    let last = count_and_cut(machine, std::time::Duration::ZERO)?;
+
+    let mut machine = world.boot(&config)?;
+    let found = home_and_counting(&mut machine, Kind::Insecure)?;
+    ensure!(found >= last, "{last} was acknowledged, and {found} is there");
+    Ok(())
+}
+
+#[test]
+fn a_write_that_the_disk_fails_is_told_and_the_next_boot_has_what_was_acknowledged() -> Result<()> {
+    let world = World::new("storage-write-error")?;
+    let config = founder(&world, Kind::Insecure, &format!("{COUNT} polis.guru-countdown=1"))?;
+    let mut machine = world.boot(&config)?;
+    home_and_counting(&mut machine, Kind::Insecure)?;
+    acknowledged(&mut machine, 20)?;
+    let last = count_and_cut(machine, std::time::Duration::ZERO)?;
+
+    // Behind the newest value, etcd's log goes on.
+    let image = file(&config)?;
+    let newest = format!("{} {last}", std::str::from_utf8(PLAINTEXT)?);
+    let place = search(&image, newest.as_bytes())?;
+    let place = place.last().context("the newest value is not on the disk")?;
+    let sector = (place / 4096 + 3) * 8;
+    let broken = Config { write_error: Some(WriteError { sector }), ..config };
+    let mut machine = world.boot(&broken)?;
+    let found = home_and_counting(&mut machine, Kind::Insecure)?;
+    ensure!(found >= last, "{last} was acknowledged, and {found} is there");
+    let guru = guru(&mut machine, "0419")?;
+    for word in ["does not write", "vda", "sector"] {
+        ensure!(guru.text("cause").contains(word), "`{word}` is not in the cause: {guru}");
+    }
+    let told = machine.seen(|event| event.get("acknowledged").is_some());
+    let last = told.last().map_or(Ok(found), |event| number(event, "acknowledged"))?;
+    machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
+    // The disk failed once: the same machine comes home by itself.
+    machine.wait_for("boot", BOOT, |_| true)?;
+    let found = home_and_counting(&mut machine, Kind::Insecure)?;
+    ensure!(found >= last, "{last} was acknowledged, and {found} is there");
+    acknowledged(&mut machine, found + 5)?;
+    Ok(())
+}
+
+#[test]
+fn an_ext4_in_the_free_space_and_in_the_data_partition_is_left_alone() -> Result<()> {
+    let world = World::new("storage-ext4")?;
+    let folder = world.path("content");
+    std::fs::create_dir(&folder)?;
+    std::fs::write(folder.join("letter"), "of somebody")?;
+    let ext4 = world.path("ext4.img");
+    File::create(&ext4)?.set_len(64 << 20)?;
+    #[expect(clippy::disallowed_methods, reason = "a story may start what the host has")]
+    let mut make = std::process::Command::new("mke2fs");
+    match make.args(["-q", "-t", "ext4", "-d"]).arg(&folder).arg(&ext4).status() {
+        Ok(made) => ensure!(made.success(), "mke2fs ended with {made}"),
+        Err(_absent) => return skip("storage-ext4", "this host has no mke2fs"),
+    }
+    let bytes = std::fs::read(&ext4)?;
+    std::fs::remove_file(&ext4)?;
+    refused(&world, &bytes[..1 << 20], "ext")
+}
+
+#[test]
+fn a_luks_header_of_somebody_else_is_left_alone() -> Result<()> {
+    let world = World::new("storage-foreign-luks")?;
+    let mut header = vec![0; 1 << 20];
+    header[..8].copy_from_slice(b"LUKS\xba\xbe\x00\x01");
+    header[8..11].copy_from_slice(b"aes");
+    refused(&world, &header, "LUKS")
+}
+
+/// Puts `bytes` where a data partition would begin, then where one does begin.
+fn refused(world: &World, bytes: &[u8], name: &str) -> Result<()> {
+    let config = founder(world, Kind::Authenticated, "")?;
+    let image = file(&config)?;
+    // Where the free space begins, at the next MiB.
+    let system = gpt::GptConfig::new().open(&image)?;
+    let end = system.partitions().values().map(|partition| partition.last_lba).max();
+    let start = ((end.context("an empty table")? + 1) * 512).next_multiple_of(1 << 20);
+    put(&image, start, bytes)?;
+    let before = digest(&image, start)?;
+    let mut machine = world.boot(&config)?;
+    let occupied = guru(&mut machine, "0404")?;
+    ensure!(occupied.text("cause").contains(name), "{name} is not named: {occupied}");
+    ensure!(occupied.text("next").contains("wipe"), "what would allow it is not said: {occupied}");
+    machine.kill();
+    ensure!(digest(&image, start)? == before, "the free space was touched");
+
+    // A partition of ours that somebody has used for something else.
+    put(&image, start, &vec![0; bytes.len()])?;
+    let config = Config { ..founder(world, Kind::Insecure, "")? };
+    let mut machine = world.boot(&config)?;
+    home(&mut machine)?;
+    machine.kill();
+    let (start, _) = data(&image)?;
+    put(&image, start, bytes)?;
+    let before = digest(&image, start)?;
+    let mut machine = world.boot(&config)?;
+    let foreign = guru(&mut machine, "0405")?;
+    ensure!(foreign.text("cause").contains(name), "{name} is not named: {foreign}");
+    ensure!(
+        foreign.text("next").contains("delete the partition"),
+        "what would allow it is not said: {foreign}"
+    );
+    machine.kill();
+    ensure!(digest(&image, start)? == before, "the data partition was touched");
+    Ok(())
+}
+
+fn put(image: &Path, start: u64, bytes: &[u8]) -> Result<()> {
+    Ok(File::options().write(true).open(image)?.write_all_at(bytes, start)?)
+}
+
+/// What the 64 MiB from `start` on hold.
+fn digest(image: &Path, start: u64) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; 64 << 20];
+    File::open(image)?.read_exact_at(&mut bytes, start)?;
+    Ok(Sha256::digest(&bytes).to_vec())
+}

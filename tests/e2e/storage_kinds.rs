@@ -1,0 +1,105 @@
+//! Each kind of data partition: it begins, comes back, keeps what was acknowledged
+//! whenever the power goes, grows with its disk, and hides what it should.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use polis_qemu::{Config, disk};
+
+use crate::storage::{
+    COUNT, Kind, PLAINTEXT, acknowledged, count_and_cut, file, founder, home_and_counting, search,
+};
+use crate::world::{SOON, World};
+
+/// Power cuts of each kind: twenty of them together, and one more.
+const CUTS: u32 = 7;
+
+/// Longest that a node counts before its power goes.
+const COUNTING: f64 = 6.0;
+
+#[test]
+fn an_insecure_disk_keeps_what_was_acknowledged_and_shows_it_to_everybody() -> Result<()> {
+    cut(Kind::Insecure)
+}
+
+#[test]
+fn an_encrypted_disk_keeps_what_was_acknowledged_and_shows_it_to_nobody() -> Result<()> {
+    cut(Kind::Encrypted)
+}
+
+#[test]
+fn an_authenticated_disk_keeps_what_was_acknowledged_and_shows_it_to_nobody() -> Result<()> {
+    cut(Kind::Authenticated)
+}
+
+fn cut(kind: Kind) -> Result<()> {
+    let world = World::new(&format!("storage-cuts-{}", kind.name()))?;
+    let config = founder(&world, kind, COUNT)?;
+    let mut last = 0;
+    for cut in 0..CUTS {
+        let mut machine = world.boot(&config)?;
+        let found = home_and_counting(&mut machine, kind)?;
+        ensure!(found >= last, "before cut {cut} {last} was acknowledged, and {found} is there");
+        let after = rand::random_range(0.0..COUNTING);
+        last = count_and_cut(machine, Duration::from_secs_f64(after))?.max(found);
+        println!("cut {cut} after {after:.1} s of counting: {last} was acknowledged");
+    }
+    let mut machine = world.boot(&config)?;
+    let found = home_and_counting(&mut machine, kind)?;
+    ensure!(found >= last, "{last} was acknowledged, and {found} is there");
+    acknowledged(&mut machine, found + 5)?;
+    machine.kill();
+
+    let places = search(&file(&config)?, PLAINTEXT)?;
+    match kind {
+        Kind::Insecure => ensure!(!places.is_empty(), "what was written is not on the disk"),
+        Kind::Encrypted | Kind::Authenticated => {
+            ensure!(places.is_empty(), "what was written can be read at {places:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_insecure_disk_that_has_grown_by_4_gib_has_room_for_4_gib() -> Result<()> {
+    grow(Kind::Insecure, 4 << 10)
+}
+
+#[test]
+fn an_encrypted_disk_that_has_grown_by_4_gib_has_room_for_4_gib() -> Result<()> {
+    grow(Kind::Encrypted, 4 << 10)
+}
+
+#[test]
+fn an_authenticated_disk_that_has_grown_by_1_gib_has_room_for_1_gib_once_it_is_written()
+-> Result<()> {
+    grow(Kind::Authenticated, 1 << 10)
+}
+
+fn grow(kind: Kind, mib: u64) -> Result<()> {
+    let world = World::new(&format!("storage-grows-{}", kind.name()))?;
+    let config = founder(&world, kind, COUNT)?;
+    let mut machine = world.boot(&config)?;
+    home_and_counting(&mut machine, kind)?;
+    acknowledged(&mut machine, 5)?;
+    machine.kill();
+
+    let image = file(&config)?;
+    let before = std::fs::metadata(&image)?.len();
+    disk::resize(&image, before + (mib << 20))?;
+    let mut machine = world.boot(&config)?;
+    let found = home_and_counting(&mut machine, kind)?;
+    ensure!(found >= 5, "5 was acknowledged, and {found} is there");
+    let grown = machine.wait_for_text("the file system has grown mib=", 4 * SOON)?;
+    let size = grown.text.rsplit_once("mib=").map(|(_, size)| size).unwrap_or_default();
+    let size: u64 = size.trim().parse().with_context(|| format!("no size: {}", grown.text))?;
+    // What integrity keeps for itself is less than a fiftieth.
+    let least = (before >> 20) - 600 + mib * 49 / 50;
+    ensure!(size >= least, "{size} MiB, at least {least} were expected");
+    // It stays so, and what was written before is there.
+    machine.kill();
+    let mut machine = world.boot(&Config { ..config })?;
+    let again = home_and_counting(&mut machine, kind)?;
+    ensure!(again >= found, "{found} was there, and {again} is there");
+    Ok(())
+}
