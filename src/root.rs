@@ -31,6 +31,7 @@ use crate::node::{heartbeat, logs};
 use crate::roles::{self, memory};
 use crate::storage::{self, tree};
 use crate::supervisor::{Context, Policy};
+use crate::sys::efivar;
 use crate::sys::reboot::Reason;
 use crate::{cluster, consensus, console, curator, parameters, recovery, rpc};
 
@@ -139,7 +140,13 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         status: watch::Sender::default(),
     };
     let cluster = cluster::Service {
-        config: cluster::Config { root: tree, probe: cluster::Probe::default() },
+        config: cluster::Config {
+            root: tree,
+            probe: cluster::Probe::default(),
+            chip: Arc::new(cluster::vault::Machine { dev: PathBuf::from("/dev") }),
+            efivars: PathBuf::from(efivar::DIRECTORY),
+            recovery: recovery.clone(),
+        },
         parameters: known.subscribe(),
         storage: mounted.subscribe(),
         network: addresses.subscribe(),
@@ -147,6 +154,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         wanted,
         identity,
         orders,
+        desk: watch::Sender::default(),
         status: standing.clone(),
     };
     let roles = roles::Service {

@@ -21,7 +21,7 @@
 //! - What cannot be understood is refused by its own name.
 
 use super::record::Damage;
-use super::sealed::Sealed;
+use super::sealed::{Begun, Sealed};
 use crate::parameters::{Bootstrap, Cluster};
 
 /// A record on the ESP.
@@ -48,11 +48,11 @@ pub enum Data {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// It is a member, and comes back.
-    StartAgain(Sealed),
+    StartAgain(Box<Sealed>),
     /// It founds a cluster.
     Bootstrap(Bootstrap),
     /// It goes on founding a cluster; an earlier boot began.
-    GoOn(Bootstrap),
+    GoOn(Begun),
 }
 
 /// Why this machine does nothing.
@@ -86,12 +86,14 @@ pub enum Refusal {
 /// [`Refusal`].
 pub fn decide(
     sealed: &Record<Sealed>,
-    journal: &Record<Bootstrap>,
+    journal: &Record<Begun>,
     data: Data,
     told: Option<&Cluster>,
 ) -> Result<Decision, Refusal> {
     match (sealed, data, journal) {
-        (Record::Whole(sealed), Data::Present, _) => Ok(Decision::StartAgain(sealed.clone())),
+        (Record::Whole(sealed), Data::Present, _) => {
+            Ok(Decision::StartAgain(Box::new(sealed.clone())))
+        }
         (Record::Whole(_), Data::Absent, _) => Err(Refusal::DataLost),
         (Record::Absent | Record::Damaged(_), Data::Present, Record::Whole(begun)) => {
             Ok(Decision::GoOn(begun.clone()))
@@ -124,11 +126,22 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::cluster::sealed::Keeping;
     use crate::cluster::tests::bootstrap;
     use crate::storage::Kind;
 
     fn sealed() -> Sealed {
-        Sealed { node_public_key: [7; 32], cluster_ca: Vec::new(), storage: Kind::Insecure }
+        Sealed {
+            node_public_key: [7; 32],
+            cluster_ca: Vec::new(),
+            storage: Kind::Insecure,
+            secrets: None,
+            keeping: Keeping::default(),
+        }
+    }
+
+    fn begun() -> Begun {
+        Begun { bootstrap: bootstrap(), kind: Kind::Insecure, keys: None }
     }
 
     #[test]
@@ -142,13 +155,13 @@ mod tests {
 
     #[test]
     fn a_begun_bootstrap_goes_on_as_it_was_begun_whatever_the_parameters_say_now() {
-        let journal = Record::Whole(bootstrap());
+        let journal = Record::Whole(begun());
         let decided = decide(&Record::Absent, &journal, Data::Present, None);
-        assert_eq!(decided, Ok(Decision::GoOn(bootstrap())));
+        assert_eq!(decided, Ok(Decision::GoOn(begun())));
         let other = Bootstrap { owner_public_key: [9; 32], ..bootstrap() };
         let told = Cluster::Bootstrap(other.clone());
         let decided = decide(&Record::Absent, &journal, Data::Present, Some(&told));
-        assert_eq!(decided, Ok(Decision::GoOn(bootstrap())));
+        assert_eq!(decided, Ok(Decision::GoOn(begun())));
         // Before anything was made, the newest word counts.
         let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&told));
         assert_eq!(decided, Ok(Decision::Bootstrap(other)));
@@ -157,18 +170,17 @@ mod tests {
     #[test]
     fn a_member_starts_again_whatever_else_there_is() {
         let told = Cluster::Bootstrap(bootstrap());
-        for journal in [Record::Absent, Record::Whole(bootstrap()), Record::Damaged(Damage::Magic)]
-        {
+        for journal in [Record::Absent, Record::Whole(begun()), Record::Damaged(Damage::Magic)] {
             let decided = decide(&Record::Whole(sealed()), &journal, Data::Present, Some(&told));
-            assert_eq!(decided, Ok(Decision::StartAgain(sealed())));
+            assert_eq!(decided, Ok(Decision::StartAgain(Box::new(sealed()))));
         }
     }
 
     #[test]
     fn a_configuration_that_was_being_written_is_written_again() {
         let damaged = Record::Damaged(Damage::Magic);
-        let decided = decide(&damaged, &Record::Whole(bootstrap()), Data::Present, None);
-        assert_eq!(decided, Ok(Decision::GoOn(bootstrap())));
+        let decided = decide(&damaged, &Record::Whole(begun()), Data::Present, None);
+        assert_eq!(decided, Ok(Decision::GoOn(begun())));
     }
 
     #[test]
@@ -197,7 +209,7 @@ mod tests {
         #[test]
         fn nothing_begins_on_a_data_partition_and_unneeded_parameters_change_nothing(
             sealed in record(sealed()),
-            journal in record(bootstrap()),
+            journal in record(begun()),
             present in any::<bool>(),
         ) {
             let data = if present { Data::Present } else { Data::Absent };

@@ -2,13 +2,14 @@
 //! step for each cause.
 
 use super::decide::Refusal;
+use super::keeper::Keeper;
 use super::membership::Step;
 use crate::curator::store;
 use crate::event::Closed;
-use crate::identity;
 use crate::stage::Stage;
-use crate::storage::file;
+use crate::storage::{Kind, file};
 use crate::trapdoor::{Code, Report, code};
+use crate::{identity, recovery, tpm};
 
 /// Why a run of the cluster manager ended, or the machine stopped.
 #[derive(Debug, thiserror::Error)]
@@ -17,9 +18,47 @@ pub enum Error {
     /// There is nothing sensible to do.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The policy asks for what this version cannot do.
-    #[error("the cluster's storage policy demands encryption, and this version cannot encrypt")]
-    CannotEncrypt,
+    /// The kernel gave no random bytes.
+    #[error("cannot make a key: no random bytes")]
+    Random,
+    /// The TPM does not seal, or does not give back what it sealed.
+    #[error("the TPM does not keep the node's half of the disk's key")]
+    Tpm(#[source] tpm::Error),
+    /// Nobody keeps the cluster's half of the key.
+    #[error("the cluster's half of the disk's key is nowhere: no keeper of this machine has it")]
+    NoShare,
+    /// A keeper said that it keeps a share, and does not.
+    #[error("the share of the disk's key does not read back from the {}", .0.name())]
+    ShareNotKept(Keeper),
+    /// Both halves are there, and do not open the disk.
+    #[error("both halves of the disk's key are there, and do not open it: {reason}")]
+    KeyWrong {
+        /// What storage says.
+        reason: String,
+    },
+    /// A recovery key was given and cannot be read.
+    #[error("a recovery key was given, and cannot be read")]
+    RecoveryUnreadable(#[source] recovery::Error),
+    /// A recovery key was given and is none.
+    #[error("a recovery key was given, and is mistyped")]
+    RecoveryMalformed(#[source] recovery::form::Error),
+    /// A recovery key was given and is another disk's.
+    #[error("the recovery key that was given does not open the disk: {reason}")]
+    RecoveryKeyWrong {
+        /// What storage says.
+        reason: String,
+    },
+    /// Somebody put another data partition in the place of this node's.
+    #[error("the data partition is {found}, and that of this node is {expected}")]
+    KindDiffers {
+        /// What the sealed configuration says.
+        expected: Kind,
+        /// What the disk says.
+        found: Kind,
+    },
+    /// The certificate of the cluster's CA is not on the data partition.
+    #[error("the certificate of the cluster's CA has gone from the data partition")]
+    CaLost,
     /// The node's key cannot be made, read or written.
     #[error("cannot use the key of this node")]
     Key(#[source] identity::Error),
@@ -60,13 +99,33 @@ impl Error {
     pub fn report(&self) -> Option<Report> {
         let (code, stage, next) = match self {
             Self::Refused(refusal) => refused(refusal),
-            Self::CannotEncrypt => (
-                code::STORAGE_CANNOT_ENCRYPT,
+            Self::Tpm(error) => tpm_step(error),
+            Self::NoShare => (
+                code::STORAGE_SHARE_ABSENT,
                 Stage::Storage,
-                "set storage_security_policy to NEEDS_INSECURE or PERMISSIVE in the node \
-                 parameters, or use a version that encrypts, then reboot",
+                "press U and type the recovery key of this machine; where the firmware kept the \
+                 key, put its settings back and reboot",
             ),
-            Self::Key(_) | Self::KeyLost | Self::OtherNode { .. } => (
+            Self::KeyWrong { .. } => (
+                code::STORAGE_KEY_WRONG,
+                Stage::Storage,
+                "put the disk and the EFI system partition back that belong together, or press U \
+                 and type the recovery key of this machine; nothing was changed",
+            ),
+            Self::RecoveryUnreadable(_)
+            | Self::RecoveryMalformed(_)
+            | Self::RecoveryKeyWrong { .. } => (
+                code::STORAGE_RECOVERY_KEY_WRONG,
+                Stage::Storage,
+                "press U and type the recovery key again, and make sure that it is this machine's; \
+                 nothing was changed",
+            ),
+            Self::KindDiffers { .. } => (
+                code::STORAGE_KIND_DIFFERS,
+                Stage::Storage,
+                "put the disk back that belongs to this machine; nothing on this one was used",
+            ),
+            Self::Key(_) | Self::KeyLost | Self::CaLost | Self::OtherNode { .. } => (
                 code::CLUSTER_NODE_KEY,
                 Stage::Cluster,
                 "put the disk back that belongs to this machine; if its data is lost, delete the \
@@ -76,16 +135,45 @@ impl Error {
             Self::Store(error) if !error.retriable() => {
                 (code::CLUSTER_STORE, Stage::Cluster, STORE_NEXT)
             }
-            Self::File(_) => (
+            Self::File(_) | Self::ShareNotKept(_) => (
                 code::CLUSTER_FILE,
                 Stage::Cluster,
                 "check the disk, and that the EFI system partition is not full or write-protected, \
                  then reboot",
             ),
-            Self::Store(_) | Self::Closed(_) | Self::Lost | Self::Interrupted(_) => return None,
+            Self::Store(_) | Self::Closed(_) | Self::Lost | Self::Random | Self::Interrupted(_) => {
+                return None;
+            }
         };
         Some(Report::from_error(code, stage, self, next))
     }
+}
+
+/// What to do about a TPM.
+fn tpm_step(error: &tpm::Error) -> (Code, Stage, &'static str) {
+    let (code, next) = match error {
+        tpm::Error::Changed(_) => (
+            code::STORAGE_TPM_REFUSES,
+            "undo the change of the firmware's settings or of the kernel's command line and \
+             reboot, or press U and type the recovery key of this machine",
+        ),
+        tpm::Error::Cleared | tpm::Error::Mismatch => (
+            code::STORAGE_TPM_CLEARED,
+            "put the disk back into its machine, or press U and type the recovery key of this \
+             machine",
+        ),
+        tpm::Error::Absent => (
+            code::STORAGE_TPM_ABSENT,
+            "switch the TPM on in the firmware's settings and reboot, or press U and type the \
+             recovery key of this machine",
+        ),
+        _ => (
+            code::STORAGE_TPM_FAILS,
+            "switch the machine off and on again; if the TPM still fails, press U and type the \
+             recovery key of this machine",
+        ),
+    };
+    (code, Stage::Storage, next)
 }
 
 const STORE_NEXT: &str = "restore etcd from a snapshot, or delete the data partition and \
@@ -95,12 +183,14 @@ fn refused(refusal: &Refusal) -> (Code, Stage, &'static str) {
     let (code, next) = match refusal {
         Refusal::SealedDamaged(_) => (
             code::CLUSTER_SEALED_DAMAGED,
-            "restore polis/sealed_configuration.pb on the EFI system partition from a backup; \
+            "restore polis/sealed_configuration.pb on the EFI system partition from a backup, or, \
+             where the disk is encrypted, press U and type the recovery key of this machine; \
              nothing was changed",
         ),
         Refusal::SealedLost => (
             code::CLUSTER_SEALED_LOST,
-            "restore polis/sealed_configuration.pb on the EFI system partition from a backup, or \
+            "restore polis/sealed_configuration.pb on the EFI system partition from a backup, or, \
+             where the disk is encrypted, press U and type the recovery key of this machine, or \
              delete the data partition to begin anew; nothing was changed",
         ),
         Refusal::DataLost => (

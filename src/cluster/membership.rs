@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! store: founding records -> CA -> node certificate
-//!     disk: credentials -> sealed configuration -> journal removed
+//!     disk: credentials -> sealed configuration -> share forgotten, if attended
+//!         -> journal removed
 //! ```
 //!
 //! Invariants:
@@ -15,10 +16,15 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::Error;
-use super::sealed::Sealed;
-use crate::curator::{Founding, Store};
+use polis_proto::v1;
+
+use super::keeper::{Keeper, Shares, Slot};
+use super::sealed::{Keeping, Sealed, cold_start_value, tpm_value};
+use super::unlock::Keys;
+use super::{Error, blocking};
+use crate::curator::{DiskKeys, Founding, Store};
 use crate::identity::Identity;
+use crate::parameters::ColdStart;
 use crate::pki;
 use crate::storage::{Kind, Root};
 use crate::sys::clock;
@@ -82,14 +88,24 @@ impl fmt::Debug for Probe {
     }
 }
 
+/// What a founding node has on its own side.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Own<'a> {
+    pub(super) root: &'a Root,
+    pub(super) shares: &'a Shares,
+    pub(super) kind: Kind,
+    pub(super) keys: Option<&'a Keys>,
+    pub(super) keeping: Keeping,
+}
+
 /// Takes every step that is still to be taken.
 pub(super) async fn ensure<S: pki::Store + Clone>(
     store: &Store<S>,
     founding: &Founding,
-    kind: Kind,
-    root: &Root,
+    own: Own<'_>,
     probe: &Probe,
 ) -> Result<Sealed, Error> {
+    let Own { root, shares, kind, keys, keeping } = own;
     store.found(founding).await?;
     probe.passed(Step::Founded)?;
 
@@ -109,30 +125,80 @@ pub(super) async fn ensure<S: pki::Store + Clone>(
         node_public_key: founding.node.public_key,
         cluster_ca: authority.der,
         storage: kind,
+        secrets: keys.map(|keys| keys.secrets.clone()),
+        keeping,
     };
     root.esp.sealed_configuration.save(sealed.to_record()).await?;
     probe.passed(Step::Sealed)?;
+
+    if keeping.cold_start == ColdStart::Attended && keys.is_some() {
+        let shares = shares.clone();
+        blocking(move || shares.forget(Slot::Current)).await?;
+    }
 
     remove_journal(root).await?;
     probe.passed(Step::Finished)?;
     Ok(sealed)
 }
 
-/// Checks that the store is that of the cluster that `sealed` speaks of.
+/// Checks that the store is that of the cluster that `sealed` speaks of; returns
+/// what it knows of the node.
 pub(super) async fn check<S: pki::Store + Clone>(
     store: &Store<S>,
     sealed: &Sealed,
     node: Identity,
-) -> Result<(), Error> {
-    store.complete(node).await?;
+) -> Result<v1::Node, Error> {
+    let record = store.complete(node).await?;
     if store.authority(clock::now()).await? != sealed.cluster_ca {
         return Err(Error::OtherCluster);
     }
-    Ok(())
+    Ok(record)
 }
 
-/// Removes the journal of a bootstrap that is finished.
+/// Brings in step what the cluster knows of this node's disk, what the cluster
+/// wants of it, and what lies on the ESP; returns who keeps a share then.
+pub(super) async fn converge<S: pki::Store + Clone>(
+    store: &Store<S>,
+    node: Identity,
+    keys: &Keys,
+    own: &Sealed,
+    root: &Root,
+    shares: &Shares,
+) -> Result<Option<Keeper>, Error> {
+    // First the cluster: a share is removed only once the half is safe there.
+    store.keep_disk_keys(node, &record(keys)).await?;
+    let configuration = store.configuration().await?;
+    let keeping = Keeping {
+        tpm: tpm_value(configuration.tpm_mode()),
+        cold_start: cold_start_value(configuration.cold_start()),
+    };
+    if keeping != own.keeping {
+        let sealed = Sealed { keeping, secrets: Some(keys.secrets.clone()), ..own.clone() };
+        root.esp.sealed_configuration.save(sealed.to_record()).await?;
+    }
+    let (shares, keys) = (shares.clone(), keys.clone());
+    blocking(move || match (keeping.cold_start, keys.keeper) {
+        (ColdStart::Attended, None) => Ok(None),
+        (ColdStart::Attended, Some(_)) => shares.forget(Slot::Current).map(|()| None),
+        (ColdStart::Automatic, Some(keeper)) => Ok(Some(keeper)),
+        (ColdStart::Automatic, None) => {
+            shares.keep(Slot::Current, &keys.secrets, &keys.cluster).map(Some)
+        }
+    })
+    .await
+}
+
+/// What the cluster keeps of `keys`.
+pub(super) fn record(keys: &Keys) -> DiskKeys {
+    DiskKeys {
+        cluster_unlock_key: *keys.cluster.bytes(),
+        join_key: keys.join_key,
+        tpm: keys.secrets.is_sealed(),
+    }
+}
+
+/// Removes the journal of a bootstrap that is finished, and what it says of keys.
 pub(super) async fn remove_journal(root: &Root) -> Result<(), Error> {
     let journal = root.esp.cluster_journal.clone();
-    super::blocking(move || Ok(journal.remove()?)).await
+    blocking(move || Ok(journal.erase()?)).await
 }

@@ -5,8 +5,14 @@
 //!
 //! ```text
 //! decide      records, data, parameters -> what to do     pure
-//! sealed      the two records on the ESP                  bytes <-> values
+//! sealed      the records on the ESP                      bytes <-> values
 //! record      the frame around them                       pure
+//! keys        the halves of the disk's key                pure
+//! vault       secrets, plain or sealed to the TPM
+//! keeper      the share for a machine that is alone
+//! disk        what is asked of storage, and what comes of it
+//! unlock      from the halves, or the recovery key, to an open disk
+//! desk        where a recovery key is given over the network
 //! membership  what makes a member, step by step
 //! state       the word for it                             pure
 //! service     when
@@ -22,18 +28,26 @@
 
 pub mod credentials;
 pub mod decide;
+pub mod desk;
+mod disk;
 mod error;
+pub mod keeper;
+pub mod keys;
 mod membership;
 pub mod record;
 pub mod sealed;
 mod service;
 pub mod state;
+mod unlock;
+pub mod vault;
 
 use std::fmt;
 
 use crate::identity::NodeId;
 
+pub use self::desk::Desk;
 pub use self::error::Error;
+pub use self::keeper::Keeper;
 pub use self::membership::{Probe, Step};
 pub use self::service::{Config, Consensus, Service};
 pub use self::state::State;
@@ -49,6 +63,24 @@ pub struct Status {
     pub ca: Option<[u8; 32]>,
     /// What it does for the cluster.
     pub roles: Vec<Role>,
+    /// How the keys of its disk are kept, once it is home; none where the disk is
+    /// not encrypted.
+    pub keys: Option<KeyStatus>,
+    /// It waits for the key of its disk: [`Desk::unlock`] takes it.
+    pub waits_for_key: bool,
+}
+
+/// How the keys of a node's disk are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyStatus {
+    /// Whether the node's half is sealed to the TPM. Unknown, so `false`, where the
+    /// disk was opened by an earlier run of the service.
+    pub sealed: bool,
+    /// Who keeps a share of the cluster's half; nobody where the machine waits for
+    /// help when it starts. [`Keeper::Disk`] deserves a warning.
+    pub keeper: Option<Keeper>,
+    /// Whether the recovery key still has to be saved by the owner.
+    pub recovery_key_unsaved: bool,
 }
 
 /// What a node does for its cluster.
@@ -76,8 +108,14 @@ async fn blocking<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::sync::Mutex;
 
+    use zeroize::Zeroizing;
+
+    use super::keys::Half;
+    use super::vault::Chip;
     use crate::parameters::{Bootstrap, ClusterConfiguration, StoragePolicy};
+    use crate::tpm::{self, Blob};
 
     /// A bootstrap with every field set.
     pub(super) fn bootstrap() -> Bootstrap {
@@ -90,6 +128,68 @@ mod tests {
                 ..ClusterConfiguration::default()
             },
             labels: BTreeMap::from([("rack".to_owned(), "1".to_owned())]),
+        }
+    }
+
+    pub(super) fn half(byte: u8) -> Half {
+        Half::new(&[byte; 32]).unwrap()
+    }
+
+    pub(super) fn blob() -> Blob {
+        Blob {
+            public: vec![1],
+            private: vec![2],
+            root: vec![3],
+            pcrs: vec![7, 12],
+            nonce: vec![4; 12],
+            ciphertext: vec![5; 48],
+        }
+    }
+
+    /// A TPM that only pretends; `tests/tpm` has one that does not.
+    #[derive(Debug)]
+    pub(super) struct FakeChip(pub(super) Mutex<Chips>);
+
+    /// What a machine has of a TPM.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Chips {
+        None,
+        /// Which one, and how the machine was started.
+        One(u8, u8),
+    }
+
+    impl Default for FakeChip {
+        fn default() -> Self {
+            Self(Mutex::new(Chips::One(1, 1)))
+        }
+    }
+
+    impl Chip for FakeChip {
+        fn is_there(&self) -> bool {
+            *self.0.lock().unwrap() != Chips::None
+        }
+
+        fn seal(&self, purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error> {
+            let Chips::One(chip, start) = *self.0.lock().unwrap() else {
+                return Err(tpm::Error::Absent);
+            };
+            let ciphertext = secret.iter().map(|byte| byte ^ 0x55).collect();
+            let (public, private) = (purpose.to_vec(), vec![start]);
+            Ok(Blob { public, private, root: vec![chip], ciphertext, ..blob() })
+        }
+
+        fn unseal(&self, purpose: &[u8], blob: &Blob) -> Result<Zeroizing<Vec<u8>>, tpm::Error> {
+            match *self.0.lock().unwrap() {
+                Chips::None => Err(tpm::Error::Absent),
+                Chips::One(chip, _) if blob.root != [chip] => Err(tpm::Error::Cleared),
+                Chips::One(_, start) if blob.private != [start] => {
+                    Err(tpm::Error::Changed(blob.pcrs.clone()))
+                }
+                Chips::One(..) if blob.public == purpose => {
+                    Ok(Zeroizing::new(blob.ciphertext.iter().map(|byte| byte ^ 0x55).collect()))
+                }
+                Chips::One(..) => Err(tpm::Error::Mismatch),
+            }
         }
     }
 }

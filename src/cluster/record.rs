@@ -18,8 +18,15 @@ use sha2::{Digest as _, Sha256};
 /// What the frame means; a change of it is a new number.
 const VERSION: u16 = 1;
 
-/// The payload as it is. Payloads that only a TPM can open get another number.
-const PLAIN: u16 = 0;
+/// How the secrets in a payload are protected; what is public always is readable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub(super) enum Protection {
+    /// Not at all, or there are none.
+    Plain = 0,
+    /// By the TPM of the machine.
+    Tpm = 1,
+}
 
 const HEAD: usize = 16;
 const CHECKSUM: usize = 32;
@@ -58,13 +65,13 @@ pub enum Damage {
 }
 
 /// Frames `payload`.
-pub(super) fn write(magic: Magic, payload: &[u8]) -> Vec<u8> {
+pub(super) fn write(magic: Magic, protection: Protection, payload: &[u8]) -> Vec<u8> {
     // Files of the tree are bounded far below four gigabytes.
     let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
     let mut record = Vec::with_capacity(HEAD + payload.len() + CHECKSUM);
     record.extend(magic.0);
     record.extend(VERSION.to_le_bytes());
-    record.extend(PLAIN.to_le_bytes());
+    record.extend((protection as u16).to_le_bytes());
     record.extend(length.to_le_bytes());
     record.extend(payload);
     let checksum = Sha256::digest(&record);
@@ -73,7 +80,7 @@ pub(super) fn write(magic: Magic, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Takes the payload out of its frame.
-pub(super) fn read(magic: Magic, record: &[u8]) -> Result<&[u8], Damage> {
+pub(super) fn read(magic: Magic, record: &[u8]) -> Result<(Protection, &[u8]), Damage> {
     let has = record.len();
     let rest = record.strip_prefix(&magic.0).ok_or(Damage::Magic)?;
     let head: [u8; HEAD - 8] = rest
@@ -95,11 +102,12 @@ pub(super) fn read(magic: Magic, record: &[u8]) -> Result<&[u8], Damage> {
         return Err(Damage::Checksum);
     }
     // After the checksum: a flipped bit is damage, not an unknown kind.
-    let kind = u16::from_le_bytes([k0, k1]);
-    if kind != PLAIN {
-        return Err(Damage::Kind(kind));
-    }
-    Ok(&body[HEAD..])
+    let protection = match u16::from_le_bytes([k0, k1]) {
+        0 => Protection::Plain,
+        1 => Protection::Tpm,
+        other => return Err(Damage::Kind(other)),
+    };
+    Ok((protection, &body[HEAD..]))
 }
 
 #[cfg(test)]
@@ -112,8 +120,8 @@ mod tests {
 
     #[test]
     fn each_kind_of_damage_is_told_apart() {
-        let record = write(MAGIC, b"payload");
-        assert_eq!(read(MAGIC, &record), Ok(&b"payload"[..]));
+        let record = write(MAGIC, Protection::Tpm, b"payload");
+        assert_eq!(read(MAGIC, &record), Ok((Protection::Tpm, &b"payload"[..])));
         assert_eq!(read(Magic(*b"another!"), &record), Err(Damage::Magic));
         assert_eq!(read(MAGIC, b""), Err(Damage::Magic));
         assert_eq!(read(MAGIC, &record[..10]), Err(Damage::Length { has: 10, should: 48 }));
@@ -128,12 +136,12 @@ mod tests {
 
     #[test]
     fn a_way_of_protection_from_the_future_is_named() {
-        let mut record = write(MAGIC, b"payload");
-        record[10] = 1;
+        let mut record = write(MAGIC, Protection::Tpm, b"payload");
+        record[10] = 2;
         let body = record.len() - CHECKSUM;
         let checksum = Sha256::digest(&record[..body]);
         record[body..].copy_from_slice(&checksum);
-        assert_eq!(read(MAGIC, &record), Err(Damage::Kind(1)));
+        assert_eq!(read(MAGIC, &record), Err(Damage::Kind(2)));
     }
 
     proptest! {
@@ -143,8 +151,8 @@ mod tests {
             at in any::<prop::sample::Index>(),
             flip in 1_u8..=255,
         ) {
-            let record = write(MAGIC, &payload);
-            prop_assert_eq!(read(MAGIC, &record), Ok(&payload[..]));
+            let record = write(MAGIC, Protection::Plain, &payload);
+            prop_assert_eq!(read(MAGIC, &record), Ok((Protection::Plain, &payload[..])));
             let mut changed = record.clone();
             changed[at.index(record.len())] ^= flip;
             prop_assert!(read(MAGIC, &changed).is_err());

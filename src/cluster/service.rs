@@ -14,6 +14,8 @@
 //!                                                      +--> home <---+
 //! ```
 //!
+//! An encrypted data partition is opened before the node's key is read: `unlock`.
+//!
 //! Nothing waits longer than it must: the data partition is made while the
 //! network looks for an address, and etcd needs none to start.
 //!
@@ -24,6 +26,8 @@
 //! What this module does not do: decide (`decide`), or know what makes a member
 //! (`membership`).
 
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
@@ -32,25 +36,40 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::decide::{Data, Decision, Record, Refusal, decide, needs_parameters};
+use super::desk::{self, Waiting};
+use super::disk::{Disk, Found};
+use super::keeper::{Keeper, Shares, Slot};
+use super::keys::{self, Half, Secrets};
 use super::membership::{self, Probe, Step};
 use super::record::Damage;
-use super::sealed::{Sealed, configuration_message, journal_from_record, journal_to_record};
+use super::sealed::{Begun, BegunKeys, Keeping, Sealed, configuration_message};
 use super::state::{Event, State};
-use super::{Error, Role, Status, blocking};
+use super::unlock::{Keys, Unlocker};
+use super::vault::{Chip, Vault};
+use super::{Error, KeyStatus, Role, Status, blocking};
 use crate::consensus::{self, Orders, Peer, Start, client};
 use crate::curator::{Founding, Store};
 use crate::event::{Closed, until};
 use crate::identity::{self, Identity, NodeKey};
-use crate::parameters::{self, Bootstrap, Cluster, StoragePolicy};
+use crate::parameters::{self, Bootstrap, Cluster, ColdStart, StoragePolicy};
+use crate::recovery::{self, form};
 use crate::serial::EventLine;
 use crate::stage::{self, Stage};
 use crate::storage::file::File;
+use crate::storage::key::RecoveryKey;
 use crate::storage::{self, Kind, Make, Root};
 use crate::supervisor::Context;
-use crate::{network, pki};
+use crate::trapdoor::{Report, code};
+use crate::{network, pki, tpm};
 
 /// Wait between attempts at a store that does not answer: an election long.
 const RETRY: Duration = Duration::from_millis(500);
+
+/// Wait between two looks at whether the recovery key is saved.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// What the recovery key in a journal is encrypted for.
+const RECOVERY: &[u8] = b"polis recovery key";
 
 /// How a run gets at the curator's part of etcd.
 pub trait Consensus: Clone + Send + Sync + 'static {
@@ -79,6 +98,20 @@ pub struct Config {
     pub root: Root,
     /// Sees every step of a bootstrap; for tests.
     pub probe: Probe,
+    /// The machine's TPM.
+    pub chip: Arc<dyn Chip>,
+    /// Where the kernel shows the variables of the firmware.
+    pub efivars: PathBuf,
+    /// The recovery key, if somebody gave it to this machine.
+    pub recovery: recovery::Given,
+}
+
+impl Config {
+    fn unlocker(&self, disk: Disk) -> Unlocker {
+        let vault = Vault::new(Arc::clone(&self.chip));
+        let shares = Shares::new(vault.clone(), &self.root.esp, &self.efivars);
+        Unlocker { root: self.root.clone(), vault, shares, disk }
+    }
 }
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
@@ -100,8 +133,18 @@ pub struct Service<C = watch::Receiver<consensus::Status>> {
     pub identity: watch::Sender<Option<Identity>>,
     /// What the member of etcd is to do.
     pub orders: watch::Sender<Option<Orders>>,
+    /// Where a recovery key can be given while this waits for one.
+    pub desk: watch::Sender<desk::Open>,
     /// What everyone else may know.
     pub status: watch::Sender<Status>,
+}
+
+/// A node that is home.
+struct Home<Kv> {
+    node: Identity,
+    ca: Vec<u8>,
+    keys: Option<KeyStatus>,
+    store: Store<Kv>,
 }
 
 impl<C: Consensus> Service<C> {
@@ -117,59 +160,74 @@ impl<C: Consensus> Service<C> {
         let Some(led) = ctx.until_cancelled(Box::pin(self.lead_home(&ctx))).await else {
             return Ok(());
         };
-        if let Err(error) = led {
-            let report = match &error {
-                Error::Refused(Refusal::NothingToDo) => self.nothing_to_do(),
-                error => error.report(),
-            };
-            let Some(report) = report else { return Err(error) };
-            match ctx.until_cancelled(ctx.trapdoor(report)).await {
-                Some(never) => match never {},
-                None => return Ok(()),
+        let home = match led {
+            Ok(home) => home,
+            Err(error) => {
+                let report = match &error {
+                    Error::Refused(Refusal::NothingToDo) => self.nothing_to_do(),
+                    error => error.report(),
+                };
+                let Some(report) = report else { return Err(error) };
+                let report = self.with_unlock(report);
+                match ctx.until_cancelled(ctx.trapdoor(report)).await {
+                    Some(never) => match never {},
+                    None => return Ok(()),
+                }
             }
-        }
+        };
         ctx.stage(Stage::Cluster, stage::State::Done);
         ctx.healthy();
+        ctx.until_cancelled(self.follow_recovery_key(&home)).await;
         ctx.cancelled().await;
         Ok(())
     }
 
-    async fn lead_home(&mut self, ctx: &Context) -> Result<(), Error> {
-        let (node, ca) = match self.decide().await? {
-            Decision::StartAgain(sealed) => {
+    async fn lead_home(&mut self, ctx: &Context) -> Result<Home<C::Kv>, Error> {
+        let home = match self.decide().await {
+            Ok(Decision::StartAgain(sealed)) => {
                 info!("this machine is a member");
-                self.start_again(&sealed).await?
+                self.start_again(ctx, Ok(*sealed)).await?
             }
-            Decision::Bootstrap(bootstrap) => {
+            Ok(Decision::Bootstrap(bootstrap)) => {
                 info!("this machine founds a cluster");
-                self.begin(&bootstrap).await?;
-                self.bootstrap(ctx, &bootstrap).await?
+                let begun = self.begin(&bootstrap).await?;
+                self.bootstrap(ctx, &begun).await?
             }
-            Decision::GoOn(bootstrap) => {
+            Ok(Decision::GoOn(begun)) => {
                 info!("this machine goes on founding a cluster");
-                self.warn_if_told_otherwise(&bootstrap);
-                self.bootstrap(ctx, &bootstrap).await?
+                self.warn_if_told_otherwise(&begun.bootstrap);
+                self.bootstrap(ctx, &begun).await?
             }
+            // Where the disk is encrypted, its recovery key makes up for it.
+            Err(Error::Refused(refusal @ (Refusal::SealedLost | Refusal::SealedDamaged(_)))) => {
+                self.start_again(ctx, Err(refusal)).await?
+            }
+            Err(error) => return Err(error),
         };
         let state = State::Unknown.after(Event::Entered).unwrap_or_default();
-        let ca = Some(Sha256::digest(&ca).into());
-        let status = Status { state, node: Some(node.id), ca, roles: vec![Role::ConsensusMember] };
+        let status = Status {
+            state,
+            node: Some(home.node.id),
+            ca: Some(Sha256::digest(&home.ca).into()),
+            roles: vec![Role::ConsensusMember],
+            keys: home.keys.clone(),
+            waits_for_key: false,
+        };
+        if let Some(keys) = &home.keys {
+            warn_of(keys);
+        }
         self.publish(ctx, status);
-        Ok(())
+        Ok(home)
     }
 
     async fn decide(&mut self) -> Result<Decision, Error> {
         let esp = &self.config.root.esp;
         let sealed = read_record(&esp.sealed_configuration, Sealed::from_record).await?;
-        let journal = read_record(&esp.cluster_journal, journal_from_record).await?;
-        let data = until(&mut self.storage, "storage", |status| match status {
-            storage::Status::Starting => None,
-            storage::Status::Absent { .. } => Some(Data::Absent),
-            storage::Status::Locked { .. }
-            | storage::Status::Refused { .. }
-            | storage::Status::Ready(_) => Some(Data::Present),
-        })
-        .await?;
+        let journal = read_record(&esp.cluster_journal, Begun::from_record).await?;
+        let data = match self.disk().look().await? {
+            Found::Absent(_) => Data::Absent,
+            Found::Locked(..) | Found::Mounted(_) => Data::Present,
+        };
         let known = match needs_parameters(&sealed, data) {
             true => Some(until(&mut self.parameters, "the parameters", Clone::clone).await?),
             false => None,
@@ -179,23 +237,70 @@ impl<C: Consensus> Service<C> {
         Ok(decide(&sealed, &journal, data, told)?)
     }
 
-    /// Takes the first step of a new cluster.
-    async fn begin(&self, bootstrap: &Bootstrap) -> Result<(), Error> {
-        let make = make_for(bootstrap.configuration.storage)?;
-        let journal = &self.config.root.esp.cluster_journal;
-        journal.save(journal_to_record(bootstrap)).await?;
-        self.config.probe.passed(Step::Begun)?;
-        self.wanted.send_replace(Some(storage::Wanted::Make(make)));
-        Ok(())
+    fn disk(&self) -> Disk {
+        Disk { status: self.storage.clone(), wanted: self.wanted.clone() }
     }
 
-    /// Returns the node, and the DER of its cluster's CA.
-    async fn bootstrap(
-        &mut self,
-        ctx: &Context,
-        bootstrap: &Bootstrap,
-    ) -> Result<(Identity, Vec<u8>), Error> {
-        let kind = self.data_ready().await?;
+    /// Takes the first step of a new cluster: whatever the data partition will be
+    /// opened with is kept before it is made.
+    async fn begin(&mut self, bootstrap: &Bootstrap) -> Result<Begun, Error> {
+        let kind = kind_for(bootstrap.configuration.storage);
+        let mut disk = self.disk();
+        if disk.is_being_made() {
+            // An earlier run asked for it: by the journal that it wrote.
+            disk.mounted().await?;
+            let journal = &self.config.root.esp.cluster_journal;
+            return match read_record(journal, Begun::from_record).await? {
+                Record::Whole(begun) => Ok(begun),
+                Record::Damaged(damage) => Err(Refusal::JournalDamaged(damage).into()),
+                Record::Absent => Err(Refusal::SealedLost.into()),
+            };
+        }
+        let Found::Absent(partition) = disk.look().await? else { return Err(Error::Lost) };
+        let (make, begun) = if kind == Kind::Insecure {
+            (Make::Insecure, Begun { bootstrap: bootstrap.clone(), kind, keys: None })
+        } else {
+            let unlocker = self.config.unlocker(disk.clone());
+            let bootstrap = bootstrap.clone();
+            blocking(move || new_keys(&unlocker, bootstrap, kind, partition)).await?
+        };
+        let journal = &self.config.root.esp.cluster_journal;
+        journal.save(begun.to_record()).await?;
+        self.config.probe.passed(Step::Begun)?;
+        disk.make(make).await?;
+        Ok(begun)
+    }
+
+    /// Goes on from wherever an earlier attempt got.
+    async fn bootstrap(&mut self, ctx: &Context, begun: &Begun) -> Result<Home<C::Kv>, Error> {
+        let bootstrap = &begun.bootstrap;
+        let mut disk = self.disk();
+        let mut unlocker = self.config.unlocker(disk.clone());
+        let (kind, keys) = match (disk.look().await?, &begun.keys) {
+            (Found::Absent(_), _) => return Err(Error::Lost),
+            (Found::Mounted(kind), None) => (kind, None),
+            (Found::Locked(kind, _), None) => {
+                return Err(Error::KindDiffers { expected: begun.kind, found: kind });
+            }
+            (found, Some(begun_keys)) => {
+                let kind = check_kind(begun.kind, found)?;
+                let opened = match found {
+                    Found::Locked(_, partition) => {
+                        unlocker.with(&begun_keys.secrets, Slot::Current, partition).await?
+                    }
+                    Found::Absent(_) | Found::Mounted(_) => {
+                        unlocker.read(&begun_keys.secrets, Slot::Current).await?
+                    }
+                };
+                (kind, Some(opened))
+            }
+        };
+        let recovery = match (&begun.keys, &keys) {
+            (Some(begun), Some((secrets, opened))) => Some(uncover(begun, secrets, opened)?),
+            _ => None,
+        };
+        let keys = keys.map(|(_secrets, keys)| keys);
+
         let store = KeyFile(self.config.root.data.node.credentials.key.clone());
         let key = blocking(move || identity::ensure(&store).map_err(Error::Key)).await?;
         self.config.probe.passed(Step::Key)?;
@@ -203,25 +308,53 @@ impl<C: Consensus> Service<C> {
         self.give_orders(key, Start::Bootstrap);
 
         let store = self.store().await?;
+        let disk = keys.as_ref().zip(recovery);
         let founding = Founding {
             node,
             labels: bootstrap.labels.clone(),
             owner_public_key: bootstrap.owner_public_key,
             configuration: configuration_message(&bootstrap.configuration),
+            disk: disk
+                .map(|(keys, recovery)| (membership::record(keys), recovery.bytes().to_vec())),
         };
         self.address(ctx).await?;
-        let Config { root, probe } = &self.config;
-        loop {
-            match membership::ensure(&store, &founding, kind, root, probe).await {
+        let keeping = Keeping::of(&bootstrap.configuration);
+        let Config { root, probe, .. } = &self.config;
+        let own =
+            membership::Own { root, shares: &unlocker.shares, kind, keys: keys.as_ref(), keeping };
+        let sealed = loop {
+            match membership::ensure(&store, &founding, own, probe).await {
                 Err(error) if waited_out(&error).await => {}
-                made => break made.map(|sealed| (node, sealed.cluster_ca)),
+                made => break made?,
             }
-        }
+        };
+        let keys = keys.map(|keys| KeyStatus {
+            sealed: keys.secrets.is_sealed(),
+            keeper: keys.keeper.filter(|_| keeping.cold_start == ColdStart::Automatic),
+            recovery_key_unsaved: true,
+        });
+        Ok(Home { node, ca: sealed.cluster_ca, keys, store })
     }
 
-    /// Returns the node, and the DER of its cluster's CA.
-    async fn start_again(&mut self, sealed: &Sealed) -> Result<(Identity, Vec<u8>), Error> {
-        self.data_ready().await?;
+    /// Comes back as the member that this machine is. Without a sealed
+    /// configuration, only the recovery key leads there.
+    async fn start_again(
+        &mut self,
+        ctx: &Context,
+        sealed: Result<Sealed, Refusal>,
+    ) -> Result<Home<C::Kv>, Error> {
+        if let Ok(sealed) = &sealed {
+            let node = Identity::new(sealed.node_public_key).id;
+            self.status.send_modify(|status| status.node = Some(node));
+        }
+        let keys = self.open(ctx, sealed.as_ref()).await?;
+        // Opening may have made it anew.
+        let file = self.config.root.esp.sealed_configuration.clone();
+        let sealed = match (sealed, read_record(&file, Sealed::from_record).await?) {
+            (_, Record::Whole(sealed)) | (Ok(sealed), _) => sealed,
+            (Err(refusal), _) => return Err(refusal.into()),
+        };
+
         let store = KeyFile(self.config.root.data.node.credentials.key.clone());
         let key = blocking(move || match identity::Store::read(&store) {
             Ok(Some(der)) => NodeKey::from_pkcs8_der(&der).map_err(Error::Key),
@@ -237,20 +370,149 @@ impl<C: Consensus> Service<C> {
         self.give_orders(key, Start::Again);
 
         let store = self.store().await?;
-        loop {
-            match membership::check(&store, sealed, node).await {
+        let record = loop {
+            match membership::check(&store, &sealed, node).await {
                 Err(error) if waited_out(&error).await => {}
                 checked => break checked?,
             }
-        }
+        };
+        let Config { root, .. } = &self.config;
+        let shares = self.config.unlocker(self.disk()).shares;
+        let keeper = match &keys {
+            Some(keys) => loop {
+                match membership::converge(&store, node, keys, &sealed, root, &shares).await {
+                    Err(error) if waited_out(&error).await => {}
+                    converged => break converged?,
+                }
+            },
+            None => None,
+        };
         // Where a power cut came between the last two steps of the bootstrap.
-        membership::remove_journal(&self.config.root).await?;
-        Ok((node, sealed.cluster_ca.clone()))
+        membership::remove_journal(root).await?;
+        let keys = (sealed.storage > Kind::Insecure).then(|| KeyStatus {
+            sealed: keys.as_ref().is_some_and(|keys| keys.secrets.is_sealed()),
+            keeper,
+            recovery_key_unsaved: !record.recovery_key.is_empty(),
+        });
+        Ok(Home { node, ca: sealed.cluster_ca, keys, store })
     }
 
-    async fn data_ready(&mut self) -> Result<Kind, Error> {
-        let kind = until(&mut self.storage, "storage", |status| status.ready().map(|r| r.kind));
-        Ok(kind.await?)
+    /// Opens the data partition of a member, if it needs a key.
+    async fn open(
+        &mut self,
+        ctx: &Context,
+        sealed: Result<&Sealed, &Refusal>,
+    ) -> Result<Option<Keys>, Error> {
+        let mut disk = self.disk();
+        let found = disk.look().await?;
+        if let Ok(sealed) = sealed {
+            check_kind(sealed.storage, found)?;
+        }
+        let Found::Locked(_, partition) = found else {
+            return match sealed {
+                Ok(_) => Ok(None),
+                Err(refusal) => Err(refusal.clone().into()),
+            };
+        };
+        let mut unlocker = self.config.unlocker(disk);
+        let failure = match sealed {
+            Err(refusal) if !unlocker.is_changing().await? => refusal.clone().into(),
+            sealed => match unlocker.by_itself(sealed.ok(), partition).await {
+                Ok(keys) => return Ok(Some(keys)),
+                Err(failure) => failure,
+            },
+        };
+        if matches!(failure, Error::Closed(_) | Error::Lost) {
+            return Err(failure);
+        }
+        warn!(error = &failure as &dyn std::error::Error, "the disk does not open by itself");
+        let sealed = sealed.ok();
+        if let Some(key) = self.given().await? {
+            return unlocker.recover(key, sealed, partition).await;
+        }
+        let attended =
+            sealed.is_some_and(|sealed| sealed.keeping.cold_start == ColdStart::Attended);
+        match failure {
+            Error::NoShare if attended => self.attended(ctx, unlocker, sealed, partition).await,
+            failure => Err(failure),
+        }
+    }
+
+    /// The recovery key that somebody gave to this machine, if it is one.
+    async fn given(&mut self) -> Result<Option<RecoveryKey>, Error> {
+        // What the hypervisor gives is known once the parameters are.
+        until(&mut self.parameters, "the parameters", |known| known.as_ref().map(drop)).await?;
+        let given = self.config.recovery.clone();
+        let found = blocking(move || given.text().map_err(Error::RecoveryUnreadable)).await?;
+        let Some((text, source)) = found else { return Ok(None) };
+        info!("trying {source}");
+        let key = form::read(text.expose()).map_err(Error::RecoveryMalformed)?;
+        Ok(Some(RecoveryKey::new(key)))
+    }
+
+    /// Waits for somebody who opens the disk.
+    async fn attended(
+        &mut self,
+        ctx: &Context,
+        mut unlocker: Unlocker,
+        sealed: Option<&Sealed>,
+        partition: uuid::Uuid,
+    ) -> Result<Option<Keys>, Error> {
+        let what = "the key of this node's disk, which no keeper of this machine has (cold_start is \
+                    ATTENDED); run `polisctl node unlock`";
+        ctx.stage(Stage::Cluster, stage::State::Waiting(what.to_owned()));
+        let mut waiting = Waiting::new(&self.desk);
+        self.status.send_modify(|status| status.waits_for_key = true);
+        let opened = loop {
+            let desk::Request { key, answer } = waiting.next().await;
+            match unlocker.recover(key, sealed, partition).await {
+                Err(Error::RecoveryKeyWrong { reason }) => {
+                    warn!(reason, "a recovery key was given that does not open the disk");
+                    // Whoever asked may have gone.
+                    let _gone = answer.send(Err(desk::Refused::Wrong(reason)));
+                }
+                opened => {
+                    let _gone = answer.send(
+                        opened
+                            .as_ref()
+                            .map(drop)
+                            .map_err(|error| desk::Refused::Wrong(error.to_string())),
+                    );
+                    break opened;
+                }
+            }
+        };
+        self.status.send_modify(|status| status.waits_for_key = false);
+        ctx.stage(Stage::Cluster, stage::State::Started);
+        opened
+    }
+
+    /// Offers the recovery key's way where it leads somewhere.
+    fn with_unlock(&self, report: Report) -> Report {
+        let locked = matches!(
+            &*self.storage.borrow(),
+            storage::Status::Locked { .. } | storage::Status::Refused { .. }
+        );
+        let lost = [code::CLUSTER_SEALED_LOST, code::CLUSTER_SEALED_DAMAGED];
+        let unlock = locked && (report.unlock || lost.contains(&report.code));
+        Report { unlock, ..report }
+    }
+
+    /// Publishes that the recovery key is saved, once its owner says so. That comes
+    /// once in the life of a node: asking now and then is enough.
+    async fn follow_recovery_key(&self, home: &Home<C::Kv>) {
+        while self.status.borrow().keys.as_ref().is_some_and(|keys| keys.recovery_key_unsaved) {
+            sleep(LOOK_AGAIN).await;
+            let Ok(record) = home.store.complete(home.node).await else { continue };
+            if record.recovery_key.is_empty() {
+                info!("the recovery key of this node's disk is saved");
+                self.status.send_modify(|status| {
+                    if let Some(keys) = &mut status.keys {
+                        keys.recovery_key_unsaved = false;
+                    }
+                });
+            }
+        }
     }
 
     fn give_orders(&self, key: NodeKey, start: Start) {
@@ -289,7 +551,7 @@ impl<C: Consensus> Service<C> {
         }
     }
 
-    fn nothing_to_do(&self) -> Option<crate::trapdoor::Report> {
+    fn nothing_to_do(&self) -> Option<Report> {
         let known = self.parameters.borrow().clone();
         known
             .map(|known| parameters::absent(&known))
@@ -309,19 +571,78 @@ impl<C: Consensus> Service<C> {
 }
 
 /// The data partition that a policy asks for.
-fn make_for(policy: StoragePolicy) -> Result<Make, Error> {
+fn kind_for(policy: StoragePolicy) -> Kind {
     match policy {
-        StoragePolicy::NeedsInsecure | StoragePolicy::Permissive => Ok(Make::Insecure),
-        StoragePolicy::Unspecified => {
-            warn!(
-                "THE DATA PARTITION WILL NOT BE ENCRYPTED: this version cannot, and the node \
-                 parameters do not say whether it must be"
-            );
-            Ok(Make::Insecure)
+        StoragePolicy::NeedsInsecure => Kind::Insecure,
+        StoragePolicy::NeedsEncryption => Kind::Encrypted,
+        StoragePolicy::Unspecified
+        | StoragePolicy::Permissive
+        | StoragePolicy::NeedsEncryptionAndAuthentication => Kind::Authenticated,
+    }
+}
+
+/// Refuses a partition that is protected less than it was.
+fn check_kind(expected: Kind, found: Found) -> Result<Kind, Error> {
+    match found {
+        Found::Locked(found, _) | Found::Mounted(found) if found != expected => {
+            Err(Error::KindDiffers { expected, found })
         }
-        StoragePolicy::NeedsEncryption | StoragePolicy::NeedsEncryptionAndAuthentication => {
-            Err(Error::CannotEncrypt)
-        }
+        Found::Absent(_) | Found::Locked(..) | Found::Mounted(_) => Ok(expected),
+    }
+}
+
+/// Makes the keys of a new partition, and keeps the halves. Blocks.
+fn new_keys(
+    unlocker: &Unlocker,
+    bootstrap: Bootstrap,
+    kind: Kind,
+    partition: uuid::Uuid,
+) -> Result<(Make, Begun), Error> {
+    let (secrets, cluster) = (Secrets::random()?, Half::random()?);
+    let recovery = keys::recovery_key()?;
+    let hidden = unlocker.vault.hide(bootstrap.configuration.tpm, &secrets)?;
+    // Until the cluster has its half, a share is kept also where none will be.
+    unlocker.shares.keep(Slot::Current, &hidden, &cluster)?;
+    let nonce = keys::nonce()?;
+    let cover = keys::journal_key(&secrets.node, &cluster)?;
+    let covered =
+        tpm::encrypt(&cover, nonce, RECOVERY, recovery.bytes()).map_err(|_error| Error::Random)?;
+    let passphrase = keys::passphrase(&secrets.node, &cluster, partition)?;
+    let both = storage::key::Keys { passphrase, recovery };
+    let make = match kind {
+        Kind::Insecure => Make::Insecure,
+        Kind::Encrypted => Make::Encrypted(both),
+        Kind::Authenticated => Make::Authenticated(both),
+    };
+    let begun = BegunKeys { secrets: hidden, recovery_nonce: nonce.to_vec(), recovery: covered };
+    Ok((make, Begun { bootstrap, kind, keys: Some(begun) }))
+}
+
+/// The recovery key in the journal.
+fn uncover(begun: &BegunKeys, secrets: &Secrets, keys: &Keys) -> Result<RecoveryKey, Error> {
+    let cover = keys::journal_key(&secrets.node, &keys.cluster)?;
+    let opened = tpm::decrypt(&cover, &begun.recovery_nonce, RECOVERY, &begun.recovery);
+    let damaged = || Damage::Content("its recovery key does not open".to_owned());
+    let damaged = || Error::Refused(Refusal::JournalDamaged(damaged()));
+    let bytes = opened.map_err(|_mismatch| damaged())?;
+    let half = Half::new(&bytes).ok_or_else(damaged)?;
+    Ok(RecoveryKey::new(zeroize::Zeroizing::new(*half.bytes())))
+}
+
+/// Says in the log what the console shows, too.
+fn warn_of(keys: &KeyStatus) {
+    if keys.keeper == Some(Keeper::Disk) {
+        warn!(
+            "THE KEY OF THE DATA PARTITION LIES ON THE SAME DISK: this machine has neither a TPM \
+             nor firmware that keeps it, so whoever has the disk can read it; set cold_start to \
+             ATTENDED to keep it nowhere"
+        );
+    }
+    if keys.recovery_key_unsaved {
+        warn!(
+            "THE RECOVERY KEY OF THIS NODE'S DISK IS NOT SAVED YET: without it, a lost TPM or EFI \
+             system partition is the loss of all data; run `polisctl node recovery-key`"
+        );
     }
 }
 

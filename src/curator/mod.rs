@@ -26,6 +26,7 @@
 pub mod configuration;
 mod convert;
 pub mod directory;
+pub mod disk_keys;
 pub mod error;
 pub mod fenced;
 pub mod health;
@@ -42,6 +43,7 @@ pub mod tickets;
 pub mod users;
 
 pub use self::directory::Directory;
+pub use self::disk_keys::DiskKeys;
 pub use self::error::Error;
 pub use self::fenced::{Deposed, Fenced};
 pub use self::leader::Leadership;

@@ -36,16 +36,16 @@ impl<S: pki::Store + Clone> Store<S> {
         if !known {
             self.check_ticket(ticket, registration.now).await?;
         }
-        let join_key_at = join_key_at(&registration.join_key);
-        let entry = self.kv.get(&join_key_at).await.map_err(store::Error::Store)?;
+        let place = join_key_at(&registration.join_key);
+        let entry = self.kv.get(&place).await.map_err(store::Error::Store)?;
         let guard = match &entry {
-            None => Guard::Absent(join_key_at.clone()),
+            None => Guard::Absent(place.clone()),
             Some(entry) => {
-                let owner = store::decode::<v1::JoinKey>(&join_key_at, &entry.value)?;
+                let owner = store::decode::<v1::JoinKey>(&place, &entry.value)?;
                 if owner.node_id != id.to_string() {
                     return Err(Error::JoinKeyTaken);
                 }
-                Guard::Unchanged(join_key_at.clone(), entry.revision)
+                Guard::Unchanged(place.clone(), entry.revision)
             }
         };
         let owner = prost::Message::encode_to_vec(&v1::JoinKey { node_id: id.to_string() });
@@ -58,9 +58,9 @@ impl<S: pki::Store + Clone> Store<S> {
             let before = old.as_ref().map(|old| old.join_key.clone());
             Ok(match state::step(old, Request::Register(registration.clone()))? {
                 Step::Put(node) => {
-                    let put = Write::Put(join_key_at.clone(), owner.clone());
+                    let put = Write::Put(place.clone(), owner.clone());
                     let replaced = before.filter(|before| *before != node.join_key);
-                    let forget = replaced.map(|key| Write::Delete(join_key_at_raw(&key)));
+                    let forget = replaced.map(|key| Write::Delete(join_key_at(&key)));
                     let writes = std::iter::once(put).chain(forget).collect();
                     Outcome::Put(*node, vec![guard.clone()], writes)
                 }
@@ -178,7 +178,7 @@ fn applied(old: Option<v1::Node>, request: Request) -> Result<Outcome<v1::Node>,
         Step::Keep(node) => Outcome::Keep(*node),
         Step::Put(node) => Outcome::Put(*node, Vec::new(), Vec::new()),
         Step::Delete(node) => {
-            let forget = Write::Delete(join_key_at_raw(&node.join_key));
+            let forget = Write::Delete(join_key_at(&node.join_key));
             Outcome::Delete(*node, vec![forget])
         }
     })
@@ -195,11 +195,8 @@ pub(super) fn identity(id: NodeId, node: &v1::Node) -> Result<Identity, Error> {
     Ok(identity.ok_or_else(|| store::Error::Damaged { key: node_key(id) })?)
 }
 
-fn join_key_at(key: &[u8; 32]) -> String {
-    join_key_at_raw(key)
-}
-
-fn join_key_at_raw(key: &[u8]) -> String {
+/// Where the record of a join key is.
+pub(super) fn join_key_at(key: &[u8]) -> String {
     use std::fmt::Write as _;
     key.iter().fold(JOIN_KEYS.to_owned(), |mut text, byte| {
         // Writing to a string cannot fail.

@@ -33,6 +33,7 @@ use std::time::SystemTime;
 use polis_proto::v1;
 use prost::Message;
 
+use super::disk_keys::{DiskKeys, join_write};
 use crate::identity::{Identity, NodeId};
 use crate::pki::{
     self, Certificate, Guard, Issued, Issuer, Mode, Namespace, Reason, Template, Write,
@@ -105,7 +106,7 @@ impl Error {
 }
 
 /// What a cluster is founded with.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Founding {
     /// The first node.
     pub node: Identity,
@@ -115,6 +116,15 @@ pub struct Founding {
     pub owner_public_key: [u8; 32],
     /// What holds for the whole cluster.
     pub configuration: v1::ClusterConfiguration,
+    /// The keys of its disk, and what opens that alone; none where it is not
+    /// encrypted.
+    pub disk: Option<(DiskKeys, Vec<u8>)>,
+}
+
+impl std::fmt::Debug for Founding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Founding").field("node", &self.node.id).finish_non_exhaustive()
+    }
 }
 
 /// The records of the curator.
@@ -145,7 +155,7 @@ impl<S: pki::Store + Clone> Store<S> {
     ///
     /// [`Error::OtherFounder`] if they are there without this node.
     pub async fn found(&self, founding: &Founding) -> Result<(), Error> {
-        let node = v1::Node {
+        let mut node = v1::Node {
             public_key: founding.node.public_key.to_vec(),
             state: v1::NodeState::Up.into(),
             roles: Some(v1::NodeRoles {
@@ -155,6 +165,10 @@ impl<S: pki::Store + Clone> Store<S> {
             labels: founding.labels.clone(),
             ..Default::default()
         };
+        if let Some((keys, recovery_key)) = &founding.disk {
+            keys.apply(&mut node);
+            node.recovery_key.clone_from(recovery_key);
+        }
         let owner = v1::InitialOwner { public_key: founding.owner_public_key.to_vec() };
         let node_key = node_key(founding.node.id);
         let records = [
@@ -164,7 +178,8 @@ impl<S: pki::Store + Clone> Store<S> {
         ];
         let guards = records.iter().map(|(key, _)| Guard::Absent((*key).to_owned())).collect();
         let writes = records.into_iter().map(|(key, value)| Write::Put(key.to_owned(), value));
-        if self.kv.commit(guards, writes.collect()).await.map_err(Error::Store)? {
+        let join = founding.disk.iter().map(|(keys, _)| join_write(&keys.join_key, founding.node));
+        if self.kv.commit(guards, writes.chain(join).collect()).await.map_err(Error::Store)? {
             return Ok(());
         }
         // An earlier attempt wrote them: all of them, since it was one step.
@@ -364,6 +379,7 @@ mod tests {
             labels: BTreeMap::from([("rack".to_owned(), "1".to_owned())]),
             owner_public_key: [1; 32],
             configuration: v1::ClusterConfiguration::default(),
+            disk: None,
         }
     }
 

@@ -34,6 +34,7 @@ async fn founded() -> (Store<Memory>, Memory) {
         labels: BTreeMap::new(),
         owner_public_key: [9; 32],
         configuration,
+        disk: None,
     };
     store.found(&founding).await.unwrap();
     store.ensure_authority(noon()).await.unwrap();

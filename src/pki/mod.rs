@@ -183,6 +183,12 @@ pub fn certificate_pem(der: &[u8]) -> String {
     template::pem("CERTIFICATE", der)
 }
 
+/// The DER of a certificate in PEM; `None` for anything else.
+#[must_use]
+pub fn certificate_der(pem: &[u8]) -> Option<Vec<u8>> {
+    template::from_pem("CERTIFICATE", pem)
+}
+
 /// A CRL in PEM.
 #[must_use]
 pub fn crl_pem(der: &[u8]) -> String {

@@ -191,6 +191,32 @@ impl File {
         }
     }
 
+    /// Removes the file like [`File::remove`], and overwrites its content before:
+    /// FAT keeps the blocks of a removed file as they are. A flash disk may have
+    /// copies all the same.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if the kernel refuses.
+    pub fn erase(&self) -> Result<(), Error> {
+        let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = match rustix::fs::open(&self.path, flags, Mode::empty()) {
+            Ok(file) => std::fs::File::from(file),
+            Err(rustix::io::Errno::NOENT) => return Ok(()),
+            Err(error) => return Err(Error::io("open", &self.path, error)),
+        };
+        let metadata = file.metadata().map_err(|e| Error::io("look at", &self.path, e))?;
+        if metadata.is_file() {
+            // Zeros as far as content goes that was written here; never a larger file.
+            let zeros = vec![0; usize::try_from(metadata.len().min(self.size_max)).unwrap_or(0)];
+            (&file).write_all(&zeros).map_err(|e| Error::io("overwrite", &self.path, e))?;
+            file.sync_all().map_err(|e| Error::io("flush", &self.path, e))?;
+        }
+        drop(file);
+        self.remove()
+    }
+
     /// Removes the file; that it was not there is no error.
     ///
     /// # Errors

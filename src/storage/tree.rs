@@ -78,8 +78,15 @@ pub struct Esp {
     pub cluster_directory: File,
     /// The network configuration that worked last.
     pub network: File,
-    /// What the cluster manager was about to do; see `cluster::journal`.
+    /// What the cluster manager was about to do; see `cluster::sealed`.
     pub cluster_journal: File,
+    /// The share of the disk's key that brings this machine home alone; see
+    /// `cluster::keeper`.
+    pub cold_start: File,
+    /// The share that a change of keys puts in force.
+    pub cold_start_next: File,
+    /// The secrets that a change of keys puts in force; see `cluster::sealed`.
+    pub key_change: File,
 }
 
 impl Esp {
@@ -92,6 +99,9 @@ impl Esp {
             cluster_directory: file("cluster_directory.pb"),
             network: file("network.pb"),
             cluster_journal: file("cluster_journal.pb"),
+            cold_start: file("cold_start.pb"),
+            cold_start_next: file("cold_start_next.pb"),
+            key_change: file("key_change.pb"),
             mount: Dir::public(base),
             polis: Dir::private(polis.clone()),
         }

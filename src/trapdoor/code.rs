@@ -120,8 +120,6 @@ pub const STORAGE_FORMAT: Code = Code::new(Stage::Storage, 8);
 pub const STORAGE_MOUNT: Code = Code::new(Stage::Storage, 9);
 /// A directory or file of the node cannot be made.
 pub const STORAGE_FILE: Code = Code::new(Stage::Storage, 10);
-/// The cluster demands an encrypted data partition, and this version makes none.
-pub const STORAGE_CANNOT_ENCRYPT: Code = Code::new(Stage::Storage, 11);
 /// The TPM holds the node's half of the key and refuses it: the machine started
 /// other software, or with other settings.
 pub const STORAGE_TPM_REFUSES: Code = Code::new(Stage::Storage, 12);
@@ -139,6 +137,13 @@ pub const STORAGE_CIPHER: Code = Code::new(Stage::Storage, 17);
 pub const STORAGE_LATE: Code = Code::new(Stage::Storage, 18);
 /// The data partition failed while it was in use.
 pub const STORAGE_FAILING: Code = Code::new(Stage::Storage, 19);
+
+/// The TPM that holds the node's half of the key fails, or does not answer.
+pub const STORAGE_TPM_FAILS: Code = Code::new(Stage::Storage, 21);
+/// Nobody keeps the cluster's half of the key for a machine that is alone.
+pub const STORAGE_SHARE_ABSENT: Code = Code::new(Stage::Storage, 22);
+/// The data partition is protected otherwise than this node's is.
+pub const STORAGE_KIND_DIFFERS: Code = Code::new(Stage::Storage, 23);
 
 /// Neither fw_cfg nor the ESP carries node parameters.
 pub const PARAMETERS_ABSENT: Code = Code::new(Stage::Parameters, 1);
@@ -197,6 +202,8 @@ pub const LOCKED: &[Code] = &[
     STORAGE_TPM_ABSENT,
     STORAGE_KEY_WRONG,
     STORAGE_RECOVERY_KEY_WRONG,
+    STORAGE_TPM_FAILS,
+    STORAGE_SHARE_ABSENT,
 ];
 
 /// Every code there is, for the check against `docs/errors.md`.
@@ -231,7 +238,6 @@ pub const ALL: &[Code] = &[
     STORAGE_FORMAT,
     STORAGE_MOUNT,
     STORAGE_FILE,
-    STORAGE_CANNOT_ENCRYPT,
     STORAGE_TPM_REFUSES,
     STORAGE_TPM_CLEARED,
     STORAGE_TPM_ABSENT,
@@ -240,6 +246,9 @@ pub const ALL: &[Code] = &[
     STORAGE_CIPHER,
     STORAGE_LATE,
     STORAGE_FAILING,
+    STORAGE_TPM_FAILS,
+    STORAGE_SHARE_ABSENT,
+    STORAGE_KIND_DIFFERS,
     PARAMETERS_ABSENT,
     PARAMETERS_UNREADABLE,
     PARAMETERS_TOO_LARGE,

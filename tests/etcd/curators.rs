@@ -157,6 +157,7 @@ impl Cluster {
                 storage_security_policy: policy.into(),
                 ..Default::default()
             },
+            disk: None,
         };
         store.found(&founding).await.unwrap();
         let now = polis::sys::clock::now();

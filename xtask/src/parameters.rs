@@ -11,7 +11,6 @@ use ed25519_dalek::pkcs8::spki::der::pem::LineEnding;
 use ed25519_dalek::pkcs8::{
     DecodePrivateKey as _, EncodePrivateKey as _, EncodePublicKey as _, KeypairBytes,
 };
-use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_proto::v1::node_parameters::Cluster;
 use polis_proto::v1::{
     ClusterBootstrap, ClusterConfiguration, ConsoleConfiguration, NodeParameters,
@@ -20,15 +19,9 @@ use prost::Message as _;
 
 /// Parameters that found a cluster. `tui` names a terminal of the guest that carries the console.
 pub(crate) fn bootstrap(owner: &SigningKey, tui: Option<&str>) -> Vec<u8> {
-    let configuration = ClusterConfiguration {
-        // A disk in a demonstration holds nothing worth a password: take
-        // whatever kind of storage this version can make.
-        storage_security_policy: StorageSecurityPolicy::Permissive.into(),
-        ..ClusterConfiguration::default()
-    };
     let bootstrap = ClusterBootstrap {
         owner_public_key: owner.verifying_key().to_bytes().to_vec(),
-        cluster_configuration: Some(configuration),
+        cluster_configuration: Some(ClusterConfiguration::default()),
         ..ClusterBootstrap::default()
     };
     NodeParameters {

@@ -1,0 +1,134 @@
+//! Takes the recovery key of the disk from whoever reaches this node over the
+//! network, while the node waits for it.
+//!
+//! ```text
+//! Desk::unlock --Request--> the run that waits --Wanted::Open--> storage
+//!      ^                            |
+//!      +---------- answer ----------+
+//! ```
+//!
+//! What this module does not do: decide who may call (`rpc`).
+
+use std::fmt;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::recovery::form;
+use crate::storage::key::RecoveryKey;
+
+/// People type one key at a time.
+const REQUESTS: usize = 1;
+
+/// Why a recovery key did not open the disk.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The node waits for no key: it is home, or not that far, or has given up.
+    #[error("this node does not wait for the key of its disk")]
+    NotWaiting,
+    /// It is mistyped.
+    #[error(transparent)]
+    Malformed(#[from] form::Error),
+    /// It is another disk's, or the disk cannot be opened.
+    #[error("the recovery key does not open the disk: {0}")]
+    Wrong(String),
+}
+
+/// A key that somebody gave.
+pub(super) struct Request {
+    pub(super) key: RecoveryKey,
+    pub(super) answer: oneshot::Sender<Result<(), Refused>>,
+}
+
+/// What a run publishes while it waits: how to reach it.
+#[derive(Clone, Default)]
+pub struct Open(Option<mpsc::Sender<Request>>);
+
+impl fmt::Debug for Open {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Open(waiting)" } else { "Open(closed)" })
+    }
+}
+
+/// Where a recovery key can be given.
+#[derive(Clone, Debug)]
+pub struct Desk(watch::Receiver<Open>);
+
+impl Desk {
+    /// The desk of the service that publishes on the other end of `open`.
+    #[must_use]
+    pub fn new(open: watch::Receiver<Open>) -> Self {
+        Self(open)
+    }
+
+    /// Whether the node waits for a key. Changes are told by the cluster's status.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.0.borrow().0.is_some()
+    }
+
+    /// Tries the recovery key in `text`. Not cancel-safe: the disk may open after
+    /// the caller has gone.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`]; the disk is as it was.
+    pub async fn unlock(&self, text: &str) -> Result<(), Refused> {
+        let key = RecoveryKey::new(form::read(text)?);
+        let open = self.0.borrow().0.clone().ok_or(Refused::NotWaiting)?;
+        let (answer, answered) = oneshot::channel();
+        open.send(Request { key, answer }).await.map_err(|_gone| Refused::NotWaiting)?;
+        answered.await.unwrap_or(Err(Refused::NotWaiting))
+    }
+}
+
+/// Opens the desk for as long as the value lives.
+pub(super) struct Waiting<'a> {
+    open: &'a watch::Sender<Open>,
+    requests: mpsc::Receiver<Request>,
+}
+
+impl<'a> Waiting<'a> {
+    pub(super) fn new(open: &'a watch::Sender<Open>) -> Self {
+        let (tx, requests) = mpsc::channel(REQUESTS);
+        open.send_replace(Open(Some(tx)));
+        Self { open, requests }
+    }
+
+    /// The next key. Cancel-safe. Never ends: the desk holds a sender itself.
+    pub(super) async fn next(&mut self) -> Request {
+        match self.requests.recv().await {
+            Some(request) => request,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.open.send_replace(Open(None));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_key_is_taken_only_while_the_node_waits_for_one() {
+        let open = watch::Sender::<Open>::default();
+        let desk = Desk::new(open.subscribe());
+        let text = form::write(&[7; form::SIZE]);
+        assert_eq!(desk.unlock(&text).await, Err(Refused::NotWaiting));
+        let mut waiting = Waiting::new(&open);
+        assert!(desk.is_open());
+        assert_eq!(desk.unlock("abc").await, Err(Refused::Malformed(form::Error::Length(3))));
+        let (answered, ()) = tokio::join!(desk.unlock(&text), async {
+            let request = waiting.next().await;
+            assert_eq!(*request.key.bytes(), [7; form::SIZE]);
+            request.answer.send(Ok(())).unwrap();
+        });
+        assert_eq!(answered, Ok(()));
+        drop(waiting);
+        assert!(!desk.is_open());
+    }
+}
