@@ -10,9 +10,11 @@
 
 mod deaths;
 mod disks;
+mod esp;
 mod first_boot;
 mod guru;
 mod hardware;
+mod keys;
 mod locked;
 mod power_cut;
 mod restart;

@@ -1,0 +1,118 @@
+//! Reaches into the ESP of a machine that is off, as whoever has its disk can.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use anyhow::{Context as _, Result, anyhow};
+use fatfs::{FileSystem, FsOptions, LossyOemCpConverter, NullTimeProvider, StdIoWrapper};
+use gpt::GptConfig;
+
+/// What it is called in the partition table.
+const NAME: &str = "POLIS-ESP";
+
+type Fat = FileSystem<StdIoWrapper<Part>, NullTimeProvider, LossyOemCpConverter>;
+
+/// The bytes of the file, if there is one.
+pub(crate) fn read(disk: &Path, path: &str) -> Result<Option<Vec<u8>>> {
+    with(disk, |fat| {
+        let mut file = match fat.root_dir().open_file(path) {
+            Ok(file) => file,
+            Err(fatfs::Error::NotFound) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut content = Vec::new();
+        let mut chunk = [0; 4096];
+        loop {
+            match fatfs::Read::read(&mut file, &mut chunk)? {
+                0 => return Ok(Some(content)),
+                count => content.extend_from_slice(&chunk[..count]),
+            }
+        }
+    })
+}
+
+/// Replaces the file.
+pub(crate) fn write(disk: &Path, path: &str, content: &[u8]) -> Result<()> {
+    with(disk, |fat| {
+        let mut file = fat.root_dir().create_file(path)?;
+        file.truncate()?;
+        fatfs::Write::write_all(&mut file, content)?;
+        fatfs::Write::flush(&mut file)
+    })
+}
+
+/// Removes the file.
+pub(crate) fn remove(disk: &Path, path: &str) -> Result<()> {
+    with(disk, |fat| fat.root_dir().remove(path))
+}
+
+fn with<T>(
+    disk: &Path,
+    work: impl FnOnce(&Fat) -> Result<T, fatfs::Error<io::Error>>,
+) -> Result<T> {
+    let table = GptConfig::new().writable(false).open(disk)?;
+    let esp = table.partitions().values().find(|partition| partition.name == NAME);
+    let esp = esp.with_context(|| format!("no {NAME}"))?;
+    let size = *table.logical_block_size();
+    let (start, length) = (esp.bytes_start(size)?, esp.bytes_len(size)?);
+    let file = File::options().read(true).write(true).open(disk)?;
+    let failed =
+        |error: fatfs::Error<io::Error>| anyhow!("the ESP of {}: {error:?}", disk.display());
+    let options = FsOptions::new().time_provider(NullTimeProvider::new());
+    let part = Part { file, start, length, at: 0 };
+    let fat: Fat = FileSystem::new(StdIoWrapper::new(part), options).map_err(failed)?;
+    let done = work(&fat).map_err(failed)?;
+    fat.unmount().map_err(failed)?;
+    Ok(done)
+}
+
+/// A stretch of a file.
+struct Part {
+    file: File,
+    start: u64,
+    length: u64,
+    at: u64,
+}
+
+impl Part {
+    fn seek_file(&mut self) -> io::Result<u64> {
+        self.file.seek(SeekFrom::Start(self.start + self.at))?;
+        Ok(self.length - self.at)
+    }
+}
+
+impl Read for Part {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.seek_file()?;
+        let count = (&self.file).take(left).read(buffer)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+impl Write for Part {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.seek_file()?).unwrap_or(usize::MAX);
+        let count = self.file.write(&buffer[..buffer.len().min(left)])?;
+        self.at += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Seek for Part {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+            SeekFrom::End(by) => self.length.checked_add_signed(by),
+        };
+        let at = at.filter(|at| *at <= self.length).ok_or(io::ErrorKind::InvalidInput)?;
+        self.at = at;
+        Ok(at)
+    }
+}

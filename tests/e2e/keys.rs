@@ -1,0 +1,220 @@
+//! Who opens an authenticated disk: the machine itself, as long as everything is as
+//! it was; nobody, as soon as one thing is not, and each with words of its own.
+
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use gpt::GptConfig;
+use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, ColdStartShare};
+use polis_qemu::args::{Cache, Disk};
+use polis_qemu::host::{Wish, accelerator};
+use polis_qemu::image::Flash;
+use polis_qemu::{Bus, Config, Machine, disk};
+use prost::Message as _;
+use sha2::{Digest as _, Sha256};
+
+use crate::esp;
+use crate::world::{Identity, OWNER, SOON, World, guru, home, with_cluster};
+
+const SEALED: &str = "polis/sealed_configuration.pb";
+const SHARE: &str = "polis/cold_start.pb";
+
+/// What `cluster_bootstrap` says when nobody says anything: authenticated, a TPM
+/// where there is one, and home without help.
+fn ordinary() -> Vec<u8> {
+    let bootstrap = ClusterBootstrap {
+        owner_public_key: OWNER.to_vec(),
+        cluster_configuration: Some(ClusterConfiguration::default()),
+        ..ClusterBootstrap::default()
+    };
+    with_cluster(bootstrap).encode_to_vec()
+}
+
+/// A machine that was home and is off, with whatever keeps its key.
+struct Member {
+    world: World,
+    config: Config,
+    identity: Identity,
+}
+
+impl Member {
+    /// Founds a cluster, and checks that the machine comes back by itself.
+    fn found(story: &str, tpm: bool, keeper: &str) -> Result<Self> {
+        let world = World::new(story)?;
+        let config = Config {
+            disk: Some(world.disk(None)?),
+            fw_cfg: world.fw_cfg(&ordinary())?,
+            tpm: tpm.then(|| world.path("tpm")),
+            ..world.bare("")
+        };
+        let mut machine = world.boot(&config)?;
+        let identity = home(&mut machine)?;
+        said(&machine, "kind=authenticated")?;
+        said(&machine, &format!("keeper=\"{keeper}\""))?;
+        machine.reset()?;
+        let back = home(&mut machine)?;
+        ensure!(back == identity, "after a reset: {back:?}, before: {identity:?}");
+        machine.kill();
+        // What founded it is gone: nothing but the disk leads home now.
+        let config = Config { fw_cfg: Vec::new(), ..config };
+        Ok(Self { world, config, identity })
+    }
+
+    fn disk(&self) -> Result<&Path> {
+        Ok(&self.config.disk.as_ref().context("no disk")?.file)
+    }
+
+    /// A copy of the machine that something can be done to.
+    fn copy(&self, name: &str) -> Result<Copy> {
+        let file = self.world.path(&format!("{name}.img"));
+        disk::copy(self.disk()?, &file)?;
+        let tpm = match &self.config.tpm {
+            Some(state) => {
+                let copied = self.world.path(&format!("{name}-tpm"));
+                fs::create_dir_all(&copied)?;
+                for entry in fs::read_dir(state)? {
+                    let entry = entry?;
+                    fs::copy(entry.path(), copied.join(entry.file_name()))?;
+                }
+                Some(copied)
+            }
+            None => None,
+        };
+        let disk = Disk { file: file.clone(), bus: Bus::Virtio, cache: Cache::Unsafe };
+        let config = Config { disk: Some(disk), tpm, ..self.config.clone() };
+        Ok(Copy { file, config })
+    }
+}
+
+/// A copy of a machine; its disk goes with it.
+struct Copy {
+    file: PathBuf,
+    config: Config,
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        let _removed = fs::remove_file(&self.file);
+    }
+}
+
+impl Copy {
+    /// Boots it, waits for `code`, and checks that the data partition is untouched.
+    fn locked(&self, world: &World, code: &str, word: &str) -> Result<()> {
+        let before = header(&self.file)?;
+        let mut machine = world.boot(&self.config)?;
+        let guru = guru(&mut machine, code)?;
+        ensure!(guru.is("unlock", "yes"), "the recovery key is not asked for: {guru}");
+        ensure!(guru.text("next").contains("recovery key"), "it is not the next step: {guru}");
+        ensure!(guru.text("cause").contains(word), "`{word}` is not in the cause: {guru}");
+        machine.kill();
+        ensure!(before == header(&self.file)?, "{code}: the data partition was changed");
+        Ok(())
+    }
+}
+
+/// The digest of the first part of the data partition: the header with its slots.
+fn header(disk: &Path) -> Result<[u8; 32]> {
+    const HEADER: u64 = 16 << 20;
+    let table = GptConfig::new().writable(false).open(disk)?;
+    let data = table.partitions().values().find(|partition| partition.name == "POLIS-DATA");
+    let start = data.context("no data partition")?.bytes_start(*table.logical_block_size())?;
+    let mut file = fs::File::open(disk)?;
+    std::io::Seek::seek(&mut file, std::io::SeekFrom::Start(start))?;
+    let mut bytes = Vec::new();
+    file.take(HEADER).read_to_end(&mut bytes)?;
+    Ok(Sha256::digest(&bytes).into())
+}
+
+fn said(machine: &Machine, text: &str) -> Result<()> {
+    let said = machine.lines().iter().any(|line| line.text.contains(text));
+    ensure!(said, "the machine did not say `{text}`");
+    Ok(())
+}
+
+/// A share that is whole and is another disk's: half of it is made up.
+fn strange_share() -> Vec<u8> {
+    let message = ColdStartShare { cluster_unlock_key: vec![0x5a; 32], sealed: None };
+    let payload = message.encode_to_vec();
+    let length = u32::try_from(payload.len()).unwrap_or_default().to_le_bytes();
+    let body = [&b"polis cs"[..], &[1, 0, 0, 0], &length, &payload].concat();
+    let checksum = Sha256::digest(&body);
+    [&body[..], &checksum].concat()
+}
+
+#[test]
+fn each_harm_to_the_keys_on_the_esp_is_told_apart_and_touches_nothing() -> Result<()> {
+    let member = Member::found("keys-esp", false, "disk")?;
+    let world = &member.world;
+
+    let copy = member.copy("deleted")?;
+    esp::remove(&copy.file, SEALED)?;
+    copy.locked(world, "0702", "sealed configuration")?;
+
+    let copy = member.copy("damaged")?;
+    let mut record = esp::read(&copy.file, SEALED)?.context("no sealed configuration")?;
+    record[40] ^= 1;
+    esp::write(&copy.file, SEALED, &record)?;
+    copy.locked(world, "0701", "checksum")?;
+
+    let copy = member.copy("strange")?;
+    esp::write(&copy.file, SHARE, &strange_share())?;
+    copy.locked(world, "0415", "both halves")?;
+
+    let copy = member.copy("no-share")?;
+    esp::remove(&copy.file, SHARE)?;
+    copy.locked(world, "0422", "nowhere")
+}
+
+#[test]
+fn each_harm_to_the_tpm_is_told_apart_and_touches_nothing() -> Result<()> {
+    let member = Member::found("keys-tpm", true, "TPM")?;
+    let world = &member.world;
+
+    let copy = member.copy("cleared")?;
+    polis_qemu::tpm::Tpm::clear(copy.config.tpm.as_ref().context("no TPM")?)?;
+    copy.locked(world, "0413", "cleared")?;
+
+    let mut copy = member.copy("absent")?;
+    copy.config.tpm = None;
+    copy.locked(world, "0414", "no TPM")?;
+
+    // Other firmware measures something else: here the state of Secure Boot.
+    let mut copy = member.copy("changed")?;
+    let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
+    copy.config.firmware = firmware;
+    copy.locked(world, "0412", "registers")?;
+
+    // And as it was, it still opens.
+    let mut machine = world.boot(&member.config)?;
+    let back = home(&mut machine)?;
+    ensure!(back == member.identity, "another node: {back:?}");
+    Ok(())
+}
+
+#[test]
+fn firmware_keeps_the_share_of_a_machine_without_a_tpm() -> Result<()> {
+    let world = World::new("keys-firmware")?;
+    let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
+    let config = Config {
+        disk: Some(world.disk(Some(&ordinary()))?),
+        ..Config::new(firmware, accelerator(Wish::Auto, 1))
+    };
+    let mut machine = world.boot(&config)?;
+    let identity = home(&mut machine)?;
+    said(&machine, "keeper=\"firmware\"")?;
+    machine.wait_until_said("IS NOT SAVED YET", SOON)?;
+    machine.kill();
+    let file = &config.disk.as_ref().context("no disk")?.file;
+    ensure!(esp::read(file, SHARE)?.is_none(), "the share is on the disk, too");
+    let mut machine = world.boot(&config)?;
+    let back = home(&mut machine)?;
+    ensure!(back == identity, "after a power cut: {back:?}, before: {identity:?}");
+    machine.kill();
+    // The same disk in another machine.
+    let elsewhere = world.image.uefi(Flash::Plain, &world.path("elsewhere"), "")?;
+    let mut machine = world.boot(&Config { firmware: elsewhere, ..config })?;
+    guru(&mut machine, "0422").map(drop)
+}
