@@ -160,6 +160,19 @@ fn cargo(workspace: &Path) -> Command {
 /// Builds the two programs of the image with the image's profile.
 fn cargo_build() -> Result<()> {
     let start = Instant::now();
+    build_programs(&["init", "node"])?;
+    println!("{:<10} {:>7.2} s", "cargo", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Builds `polisctl` beside them, of the same library, and says where it is.
+pub(crate) fn polisctl() -> Result<PathBuf> {
+    host::require(&[host::BUILD])?;
+    build_programs(&["polisctl"])?;
+    Ok(workspace().join(TARGET).join("polisctl"))
+}
+
+fn build_programs(programs: &[&str]) -> Result<()> {
     let workspace = workspace();
     // Paths of this machine would otherwise be in the binaries, as places of panics.
     let home =
@@ -173,12 +186,12 @@ fn cargo_build() -> Result<()> {
     let status = cargo(&workspace)
         .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })
         .args(["--profile", "appliance", "--package", "polis"])
-        .args(["--bin", "init", "--bin", "node", "--config"])
+        .args(programs.iter().flat_map(|program| ["--bin", program]))
+        .arg("--config")
         .arg(format!("target.x86_64-unknown-linux-gnu.rustflags=[{flags}]"))
         .status()
         .context("cannot start cargo")?;
     anyhow::ensure!(status.success(), "cargo build ended with {status}");
-    println!("{:<10} {:>7.2} s", "cargo", start.elapsed().as_secs_f64());
     Ok(())
 }
 

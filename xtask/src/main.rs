@@ -15,6 +15,7 @@
 mod bench;
 mod host;
 mod image;
+mod operator;
 mod parameters;
 mod run;
 mod terminal;

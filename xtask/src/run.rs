@@ -5,7 +5,7 @@
 //! line is printed instead.
 //!
 //! Everything of a machine lies in `target/run/<name>/`: disk, firmware
-//! variables, parameters, the owner's key, logs.
+//! variables, parameters, the owner's key, logs, and a `polisctl` for its cluster.
 
 use std::env;
 use std::fs;
@@ -19,6 +19,7 @@ use polis_qemu::image::Flash;
 use polis_qemu::machine::Outcome;
 use polis_qemu::{Bus, Config, Event, Image, Machine};
 
+use crate::operator::Operator;
 use crate::{host, image, parameters, terminal};
 
 /// What running a machine needs: `setpriv` ends QEMU with this process.
@@ -106,7 +107,16 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let shown = !args.headless && !args.until_ready && terminal::is_interactive();
     let dir = image::workspace().join("target/run").join(&args.name);
     let first = if kept(&args, &dir) { "again" } else { "for the first time" };
-    let config = prepare(&args, &image, &dir, shown)?;
+    let kept = kept(&args, &dir);
+    let mut config = prepare(&args, &image, &dir, shown)?;
+    // A machine that ends when it is ready has nobody to operate it.
+    let operator = match args.until_ready {
+        true => None,
+        false => Some(Operator::prepare(&dir, &args.name, kept)?),
+    };
+    if let Some(operator) = &operator {
+        config.forwards.clone_from(&operator.forwards);
+    }
     eprintln!(
         "run: booting image {} {first}, {:?}, {} MiB, logs in {}",
         image.version,
@@ -114,7 +124,23 @@ pub(crate) fn run(args: Args) -> Result<()> {
         config.memory,
         dir.display()
     );
+    let log = dir.join("serial.log");
+    let operate = operator.map(|operator| {
+        let command = format!("{} cluster info", shortest(&operator.script()));
+        eprintln!("run: once the node is ready, in another terminal: {command}");
+        move || {
+            operator.follow(&log, move |taken| match taken {
+                // The console has this terminal; what failed there says itself when it is used.
+                _ if shown => {}
+                Ok(()) => eprintln!("run: in another terminal: {command}"),
+                Err(error) => eprintln!("run: cannot take ownership of the cluster: {error:#}"),
+            });
+        }
+    });
     let mut machine = Machine::start(&config, &dir)?;
+    if let Some(operate) = operate {
+        operate();
+    }
     if shown { show(machine, args.keep) } else { stream(&mut machine, &args) }
 }
 
@@ -126,6 +152,12 @@ pub(crate) fn built_image() -> Result<Image> {
         None => image::built()?.folder,
     };
     Ok(Image::load(&folder)?)
+}
+
+/// The path as it is shortest from here.
+fn shortest(path: &Path) -> String {
+    let here = env::current_dir().unwrap_or_default();
+    path.strip_prefix(here).unwrap_or(path).display().to_string()
 }
 
 /// Whether the disk of an earlier run is to be booted.

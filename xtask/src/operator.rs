@@ -1,0 +1,197 @@
+//! Makes `polisctl` ready for the cluster of a run.
+//!
+//! The host reaches the machine through forwarded ports; a context of its own,
+//! in the machine's folder, knows them. When the serial line says that the node
+//! is ready, ownership is taken: the fingerprint of the CA stands in that same
+//! line, and nobody is between QEMU and its serial port.
+//!
+//! ```text
+//! serial.log --`POLIS ready ... ca=`--> polisctl cluster take-ownership --> context
+//! target/run/<name>/polisctl  ==  target/polisctl --config target/run/<name>/operator
+//! ```
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use polis_qemu::Event;
+use polis_qemu::args::Forward;
+
+use crate::image;
+
+/// The ports of a node, and those of this host that they are wished at.
+const PORTS: [(u16, u16); 3] = [(7835, 17835), (7839, 17839), (7840, 17840)];
+/// What QEMU's NAT gives to its only machine.
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+/// Between two looks at the end of the serial log.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// `polisctl`, and how it reaches the machine.
+#[derive(Debug)]
+pub(crate) struct Operator {
+    dir: PathBuf,
+    name: String,
+    /// Ports of the machine that this host can reach.
+    pub(crate) forwards: Vec<Forward>,
+}
+
+/// The ports of this host through which a machine is reached: those that are
+/// always the same, or any where somebody has them.
+fn forwards() -> Result<Vec<Forward>> {
+    let free = |wished: u16| {
+        let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, wished))
+            .or_else(|_taken| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
+        bound.local_addr().map(|address| address.port())
+    };
+    PORTS
+        .iter()
+        .map(|&(guest, wished)| Ok(Forward { host: free(wished)?, guest }))
+        .collect::<std::io::Result<_>>()
+        .context("cannot find a free port on this host")
+}
+
+impl Operator {
+    /// Builds `polisctl` and makes a context for the machine in `dir`.
+    pub(crate) fn prepare(dir: &Path, name: &str, kept: bool) -> Result<Self> {
+        let built = image::polisctl()?;
+        let program = image::workspace().join("target/polisctl");
+        // A copy beside it and a rename: somebody may be running the old one.
+        let copy = program.with_extension("new");
+        fs::copy(&built, &copy)
+            .and_then(|_bytes| fs::rename(&copy, &program))
+            .with_context(|| format!("cannot put polisctl at {}", program.display()))?;
+        let operator = Self { dir: dir.to_owned(), name: name.to_owned(), forwards: forwards()? };
+        let config = operator.config();
+        if !kept && config.exists() {
+            fs::remove_dir_all(&config)
+                .with_context(|| format!("cannot remove {}", config.display()))?;
+        }
+        let script = format!(
+            "#!/bin/sh\n# polisctl for the cluster of this folder.\nexec {} --config {} \"$@\"\n",
+            quoted(&program),
+            quoted(&config)
+        );
+        let file = operator.script();
+        fs::write(&file, script)
+            .and_then(|()| fs::set_permissions(&file, fs::Permissions::from_mode(0o755)))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+        operator.make_context()?;
+        Ok(operator)
+    }
+
+    /// The folder of contexts.
+    fn config(&self) -> PathBuf {
+        self.dir.join("operator")
+    }
+
+    /// What a person runs.
+    pub(crate) fn script(&self) -> PathBuf {
+        self.dir.join("polisctl")
+    }
+
+    fn make_context(&self) -> Result<()> {
+        let mut command = Command::new(self.script());
+        command.args(["context", "set", &self.name, "--key"]).arg(self.dir.join("owner.key"));
+        for Forward { host, guest } in &self.forwards {
+            if *guest == PORTS[0].0 {
+                command.args(["--endpoint", &format!("127.0.0.1:{host}")]);
+            }
+            command.args(["--via", &format!("{GUEST}:{guest}=127.0.0.1:{host}")]);
+        }
+        run(&mut command).context("cannot make a context for polisctl")
+    }
+
+    /// Takes ownership when the serial log says that the node is ready, and
+    /// calls `done` with what came of it. Lives as long as this process.
+    pub(crate) fn follow(&self, log: &Path, done: impl FnOnce(Result<()>) + Send + 'static) {
+        let (script, log, name) = (self.script(), log.to_owned(), self.name.clone());
+        // A machine that is booted again appends to its log.
+        let before = fs::metadata(&log).map_or(0, |log| log.len());
+        thread::spawn(move || {
+            let Some(ca) = ready(&log, before) else { return };
+            let mut command = Command::new(script);
+            command.args(["--context", &name, "--timeout", "2m", "cluster", "take-ownership"]);
+            done(run(command.args(["--fingerprint", &ca])));
+        });
+    }
+}
+
+/// The CA's fingerprint as the first `POLIS ready` after `offset` has it.
+fn ready(log: &Path, offset: u64) -> Option<String> {
+    use std::io::Seek as _;
+    let mut file = File::open(log).ok()?;
+    file.seek(std::io::SeekFrom::Start(offset)).ok()?;
+    let mut reader = BufReader::new(file);
+    let mut line = String::new();
+    loop {
+        // A line that is not whole yet is gone on with.
+        match reader.read_line(&mut line) {
+            Ok(_) if line.ends_with('\n') => {
+                if let Some(ca) = ca(&line) {
+                    return Some(ca);
+                }
+                line.clear();
+            }
+            Ok(_) => thread::sleep(LOOK),
+            Err(_) => line.clear(),
+        }
+    }
+}
+
+fn ca(line: &str) -> Option<String> {
+    let event = &line[line.find("POLIS ready ")?..];
+    let event = Event::parse(event.trim_end(), Duration::ZERO)?;
+    event.get("ca").map(str::to_owned)
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let output = command.output().context("cannot start polisctl")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "polisctl ended with {}: {}", output.status, said.trim());
+    Ok(())
+}
+
+/// A path as one word of a shell.
+fn quoted(path: &Path) -> String {
+    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fingerprint_is_read_from_the_ready_line() {
+        let line = "  12.345 POLIS ready node=polis-01 roles=consensus-member address=10.0.2.15 image=ab ca=0123 t=9.1\n";
+        assert_eq!(ca(line).as_deref(), Some("0123"));
+        assert_eq!(ca("  1.0 POLIS stage name=kernel state=done t=1\n"), None);
+    }
+
+    #[test]
+    fn a_log_is_read_from_where_it_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("serial.log");
+        let old = "POLIS ready node=x ca=old t=1\n";
+        fs::write(&log, format!("{old}noise\nPOLIS ready node=x ca=new t=1\n")).unwrap();
+        assert_eq!(ready(&log, 0).as_deref(), Some("old"));
+        assert_eq!(ready(&log, old.len() as u64).as_deref(), Some("new"));
+    }
+
+    #[test]
+    fn every_port_of_a_node_is_reached_at_a_port_of_its_own() {
+        let forwards = forwards().unwrap();
+        assert_eq!(forwards.iter().map(|f| f.guest).collect::<Vec<_>>(), [7835, 7839, 7840]);
+        assert!(forwards.iter().all(|f| f.host != 0));
+    }
+
+    #[test]
+    fn a_path_is_one_word_of_a_shell() {
+        assert_eq!(quoted(Path::new("/a b/it's")), r"'/a b/it'\''s'");
+    }
+}
