@@ -67,7 +67,12 @@ impl Curator {
             config: curator::Config {
                 listen: Listen::Bound(Arc::new(bound)),
                 port: address.port(),
-                limits: Limits::default(),
+                // Tests call more often than strangers do.
+                limits: Limits {
+                    stranger_rate: (10_000, 10_000),
+                    strangers_rate: (10_000, 10_000),
+                    ..Limits::default()
+                },
                 naming: |_id, address| Peer { host: Host::Address(address), port: PEER_PORT },
             },
             identity: identity.subscribe(),

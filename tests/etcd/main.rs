@@ -5,6 +5,7 @@
 //! them may run side by side. `cargo xtask test` provides etcd.
 #![cfg(test)]
 
+mod access;
 mod bootstrap;
 mod certificates;
 mod clients;

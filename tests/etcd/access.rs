@@ -1,0 +1,207 @@
+//! Who may call what, asked of a real curator over real TLS.
+//!
+//! Every RPC of the descriptors has a row; one that is added without a row fails
+//! the test, and so does a row that the server does not agree with.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use polis::consensus::Start;
+use polis::consensus::client::User;
+use polis::curator::Store;
+use polis::identity::{Identity, NodeKey};
+use polis::rpc::Credentials;
+use polis::rpc::client::{Expect, Trust, dial};
+use polis_proto::v1::UserRole;
+use prost_reflect::DescriptorPool;
+use tonic::{Code, Request, Status};
+
+use crate::curators::{Cluster, Curator, credentials, leader, self_signed};
+use crate::harness::Machine;
+
+/// Callers who may get in, in the order of the columns.
+const CALLERS: [&str; 6] = ["nobody", "key", "node", "viewer", "operator", "owner"];
+
+/// Each RPC, and a mark for each of [`CALLERS`].
+const ROWS: [(&str, &str); 37] = [
+    ("polis.v1.Aaa/Escrow", ".x...."),
+    ("polis.v1.Aaa/Renew", "...xxx"),
+    ("polis.v1.Aaa/CreateUser", ".....x"),
+    ("polis.v1.Aaa/RevokeUser", ".....x"),
+    ("polis.v1.Aaa/ListUsers", "...xxx"),
+    ("polis.v1.Curator/Watch", "..xxxx"),
+    ("polis.v1.Curator/UpdateNodeStatus", "..x..."),
+    ("polis.v1.Curator/Heartbeat", "..x..."),
+    ("polis.v1.Curator/RegisterNode", ".x...."),
+    ("polis.v1.Curator/CommitNode", ".x...."),
+    ("polis.v1.Curator/JoinNode", ".x...."),
+    ("polis.v1.Curator/IssueCertificate", "..x..."),
+    ("polis.v1.Curator/JoinConsensus", "..x..."),
+    ("polis.v1.Curator/GetConsensusStatus", "..xxxx"),
+    ("polis.v1.CuratorLocal/GetCurrentLeader", ".xxxxx"),
+    ("polis.v1.CuratorLocal/GetCaCertificate", "xxxxxx"),
+    ("polis.v1.Management/GetRegisterTicket", "....xx"),
+    ("polis.v1.Management/GetClusterInfo", "..xxxx"),
+    ("polis.v1.Management/GetNodes", "..xxxx"),
+    ("polis.v1.Management/ApproveNode", "....xx"),
+    ("polis.v1.Management/UpdateNodeRoles", "....xx"),
+    ("polis.v1.Management/UpdateNodeLabels", "....xx"),
+    ("polis.v1.Management/DecommissionNode", "....xx"),
+    ("polis.v1.Management/DeleteNode", "....xx"),
+    ("polis.v1.Management/ConfigureCluster", ".....x"),
+    ("polis.v1.Management/GetRecoveryKey", ".....x"),
+    ("polis.v1.Management/ConfirmRecoveryKey", ".....x"),
+    ("polis.v1.Management/GetEtcdStatus", "...xxx"),
+    ("polis.v1.Management/SnapshotEtcd", ".....x"),
+    ("polis.v1.NodeManagement/GetStatus", "..xxxx"),
+    ("polis.v1.NodeManagement/Logs", "...xxx"),
+    ("polis.v1.NodeManagement/Services", "...xxx"),
+    ("polis.v1.NodeManagement/Reboot", "....xx"),
+    ("polis.v1.NodeManagement/Console", "...xxx"),
+    ("polis.v1.NodeManagement/Unlock", ".....x"),
+    ("grpc.health.v1.Health/Check", "..xxxx"),
+    ("grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "..xxxx"),
+];
+
+/// What became of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// It reached its handler, whatever that said.
+    LetIn,
+    /// It was refused before.
+    Refused(Code),
+    /// There is no connection.
+    Cut,
+}
+
+/// Makes a call with an empty request, and waits for the first word.
+async fn call(at: &Curator, trust: &Trust, shown: Option<&Credentials>, path: &str) -> Outcome {
+    let host = at.address.ip().to_string();
+    let dialled = dial(&host, at.address.port(), Expect::AnyNode, trust, shown).await;
+    // A server of TLS 1.3 judges the certificate after the client is through.
+    let Ok(connection) = dialled else { return Outcome::Cut };
+    let mut grpc = tonic::client::Grpc::new(connection.channel);
+    let called = async {
+        grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let codec = tonic_prost::ProstCodec::<(), ()>::default();
+        let path = format!("/{path}").parse().unwrap();
+        let mut answers = grpc.server_streaming(Request::new(()), path, codec).await?.into_inner();
+        answers.message().await
+    };
+    match tokio::time::timeout(Duration::from_secs(20), called).await.expect("a word") {
+        Ok(_) => Outcome::LetIn,
+        Err(status) => outcome(&status),
+    }
+}
+
+fn outcome(status: &Status) -> Outcome {
+    // A handler's own refusal says why, in a word.
+    let handler = status.metadata().contains_key("polis-reason");
+    match status.code() {
+        Code::Unauthenticated | Code::PermissionDenied if !handler => {
+            Outcome::Refused(status.code())
+        }
+        Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled
+            if std::error::Error::source(status).is_some() =>
+        {
+            Outcome::Cut
+        }
+        _ => Outcome::LetIn,
+    }
+}
+
+#[test]
+fn every_rpc_of_the_descriptors_has_a_row() {
+    let pool = DescriptorPool::decode(polis_proto::DESCRIPTORS).unwrap();
+    let rows: BTreeMap<_, _> = ROWS.into();
+    assert_eq!(rows.len(), ROWS.len(), "a row is there twice");
+    let mut left: Vec<_> = rows.keys().filter(|path| path.starts_with("polis.")).collect();
+    for service in pool.services() {
+        for method in service.methods() {
+            let path = format!("{}/{}", service.full_name(), method.name());
+            assert!(rows.contains_key(path.as_str()), "{path} has no row: who may call it?");
+            left.retain(|row| **row != path);
+        }
+    }
+    assert!(left.is_empty(), "there is no such call: {left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_caller_is_let_in_where_the_table_says_so_and_nowhere_else() {
+    let machine = Machine::new();
+    let node = machine.start(Start::Bootstrap);
+    let (cluster, own) = Cluster::found(&machine, &node).await;
+    let curator = Curator::start(&machine, &node, own.clone());
+    leader(&[&curator], Duration::from_secs(5)).await;
+    let now = polis::sys::clock::now();
+    let month = Duration::from_secs(31 * 24 * 60 * 60);
+    let signed = |key: &NodeKey, der: Vec<u8>| credentials(key, der, cluster.authority.clone());
+    let user = async |store: &Store<_>, name: &str, role, at| {
+        let key = NodeKey::generate().unwrap();
+        let made = store.create_user(name, role, &key.public_key(), at).await.unwrap();
+        signed(&key, made.der)
+    };
+    let store = &cluster.store;
+    let stranger = self_signed(&NodeKey::generate().unwrap());
+    let viewer = user(store, "vera", UserRole::Viewer, now).await;
+    let operator = user(store, "otto", UserRole::Operator, now).await;
+    let owner = user(store, "olga", UserRole::Owner, now).await;
+    let callers = [None, Some(&stranger), Some(&own), Some(&viewer), Some(&operator), Some(&owner)];
+
+    let trust = Trust::Authority(cluster.authority.clone());
+    let mut wrong = Vec::new();
+    for (path, marks) in ROWS {
+        for ((name, shown), mark) in CALLERS.iter().zip(callers).zip(marks.chars()) {
+            let expected = match mark {
+                'x' => Outcome::LetIn,
+                _ if shown.is_none_or(|shown| shown.authority.is_none()) => {
+                    Outcome::Refused(Code::Unauthenticated)
+                }
+                _ => Outcome::Refused(Code::PermissionDenied),
+            };
+            let found = call(&curator, &trust, shown, path).await;
+            if found != expected {
+                wrong.push(format!("{path} by {name}: {found:?}, expected {expected:?}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+
+    // Those who have no business here at all, not even where anyone is served.
+    let late = user(store, "late", UserRole::Owner, now - 2 * month).await;
+    let gone = user(store, "gone", UserRole::Owner, now).await;
+    store.revoke_user("gone", now).await.unwrap();
+    let client = node.voter().await.voter().unwrap().user(User::Curator);
+    let foreign = Store::new(client.sub("foreign"));
+    foreign.ensure_authority(now).await.unwrap();
+    let foreign_user = user(&foreign, "olga", UserRole::Owner, now).await;
+    let foreign_node = foreign.ensure_node_certificate(machine.key.identity(), now).await.unwrap();
+    let foreign_node = signed(&machine.key, foreign_node.der);
+    let outcasts = [
+        ("expired", late),
+        ("revoked", gone),
+        ("foreign", foreign_user),
+        ("foreign node", foreign_node),
+    ];
+    for (name, shown) in &outcasts {
+        let mut attempts = 0;
+        for (path, _) in ROWS {
+            // The news of a revocation is on its way for some milliseconds.
+            while call(&curator, &trust, Some(shown), path).await != Outcome::Cut {
+                attempts += 1;
+                assert!(*name == "revoked" && attempts < 50, "{path} by {name}");
+            }
+        }
+    }
+
+    // A node whose certificate is good and who is none of ours.
+    let ghost = NodeKey::generate().unwrap();
+    let issued = store.ensure_node_certificate(Identity::new(ghost.public_key()), now).await;
+    let ghost = signed(&ghost, issued.unwrap().der);
+    for (path, _) in ROWS {
+        let refused = call(&curator, &trust, Some(&ghost), path).await;
+        assert_eq!(refused, Outcome::Refused(Code::PermissionDenied), "{path}");
+    }
+    curator.supervisor.stop().await;
+    node.stop().await;
+}
