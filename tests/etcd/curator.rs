@@ -18,7 +18,12 @@ use crate::curators::{Cluster, Curator, address, credentials, invitation, leader
 use crate::harness::{Machine, Node};
 
 /// Lets a machine in, by the calls that it and an operator make.
-async fn admit(cluster: &Cluster, of: &[&Curator], owner: &Client, machine: &Machine) -> Node {
+pub(crate) async fn admit(
+    cluster: &Cluster,
+    of: &[&Curator],
+    owner: &Client,
+    machine: &Machine,
+) -> Node {
     let ticket = owner.call(Repeat::Allowed, |channel| async move {
         let request = v1::GetRegisterTicketRequest::default();
         Ok(ManagementClient::new(channel).get_register_ticket(request).await?.into_inner())
@@ -100,12 +105,16 @@ async fn admit(cluster: &Cluster, of: &[&Curator], owner: &Client, machine: &Mac
     machine.start(start)
 }
 
-fn reason(status: &Status) -> &str {
+pub(crate) fn reason(status: &Status) -> &str {
     status.metadata().get("polis-reason").map_or("", |word| word.to_str().unwrap())
 }
 
 /// Writes a number into the record of a node, as an operator would.
-async fn write(client: &Client, node_id: &str, number: u64) -> Result<v1::NodeInfo, Status> {
+pub(crate) async fn write(
+    client: &Client,
+    node_id: &str,
+    number: u64,
+) -> Result<v1::NodeInfo, Status> {
     client
         .call(Repeat::Allowed, |channel| {
             let request = v1::UpdateNodeLabelsRequest {

@@ -15,4 +15,5 @@ mod curators;
 mod damage;
 mod full;
 mod harness;
+mod operating;
 mod tls;

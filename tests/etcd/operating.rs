@@ -1,0 +1,231 @@
+//! What operators do with a running cluster, by the calls that they make.
+
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use polis::consensus::{Standing, Start};
+use polis::rpc::client::{Client, Expect, Repeat, Trust, dial};
+use polis_proto::v1;
+use polis_proto::v1::curator_client::CuratorClient;
+use polis_proto::v1::management_client::ManagementClient;
+use sha2::{Digest as _, Sha256};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::curator::{admit, reason, write};
+use crate::curators::{Cluster, Curator, credentials, leader};
+use crate::harness::{Machine, Node};
+
+/// The way to whoever leads now.
+async fn channel(client: &Client) -> Channel {
+    client.leader().await.unwrap().connection.channel
+}
+
+/// Takes roles away; a refusal is handed on.
+async fn take_consensus(client: &Client, node_id: &str) -> Result<v1::NodeInfo, Status> {
+    let consensus_member = Some(v1::node_roles::ConsensusMember {});
+    let remove = Some(v1::NodeRoles { consensus_member, ..Default::default() });
+    client
+        .call(Repeat::Allowed, |channel| {
+            let node_id = node_id.to_owned();
+            let request = v1::UpdateNodeRolesRequest { node_id, add: None, remove };
+            async move {
+                Ok(ManagementClient::new(channel).update_node_roles(request).await?.into_inner())
+            }
+        })
+        .await
+}
+
+async fn delete(client: &Client, node_id: &str, force: bool) -> Result<(), Status> {
+    client
+        .call(Repeat::Allowed, |channel| {
+            let request = v1::DeleteNodeRequest { node_id: node_id.to_owned(), force };
+            async move { ManagementClient::new(channel).delete_node(request).await.map(drop) }
+        })
+        .await
+}
+
+async fn nodes(client: &Client) -> Vec<v1::NodeInfo> {
+    let mut management = ManagementClient::new(channel(client).await);
+    let found = management.get_nodes(v1::GetNodesRequest::default()).await.unwrap().into_inner();
+    found.map(Result::unwrap).collect().await
+}
+
+async fn join(
+    cluster: &Cluster,
+    of: &[&Curator],
+    owner: &Client,
+    machine: &Machine,
+) -> (Node, Curator) {
+    let node = admit(cluster, of, owner, machine).await;
+    node.voter_of(of.len() + 1).await;
+    let identity = machine.key.identity();
+    let now = polis::sys::clock::now();
+    let issued = cluster.store.ensure_node_certificate(identity, now).await.unwrap();
+    let own = credentials(&machine.key, issued.der, cluster.authority.clone());
+    let curator = Curator::start(machine, &node, own);
+    (node, curator)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_leave_one_by_one_and_never_one_too_many() {
+    let machines = [Machine::new(), Machine::new(), Machine::new()];
+    let [one, two, three] = &machines;
+    let first = one.start(Start::Bootstrap);
+    let (cluster, own) = Cluster::found(one, &first).await;
+    let curator_one = Curator::start(one, &first, own.clone());
+    leader(&[&curator_one], Duration::from_secs(5)).await;
+    let owner = cluster.owner(&[&curator_one]).await;
+    let last = take_consensus(&owner, &one.name()).await.unwrap_err();
+    assert_eq!((last.code(), reason(&last)), (Code::FailedPrecondition, "quorum"));
+
+    let (second, curator_two) = join(&cluster, &[&curator_one], &owner, two).await;
+    let (third, curator_three) = join(&cluster, &[&curator_one, &curator_two], &owner, three).await;
+    let of = [&curator_one, &curator_two, &curator_three];
+    let owner = cluster.owner(&of).await;
+    // A watcher of all nodes hears of everything that follows.
+    let viewer = cluster.owner(&of).await;
+    let mut watch = CuratorClient::new(channel(&viewer).await);
+    let mut watch = watch.watch(v1::WatchRequest::default()).await.unwrap().into_inner();
+    let known = watch.message().await.unwrap().unwrap();
+    assert_eq!((known.nodes.len(), known.current), (3, true));
+
+    // With the third dead, nobody who votes and lives may go.
+    third.stop().await;
+    curator_three.supervisor.stop().await;
+    let refused = loop {
+        match take_consensus(&owner, &two.name()).await {
+            Err(refused) if refused.code() == Code::FailedPrecondition => break refused,
+            // The connection to the third is not closed yet.
+            other => assert!(other.is_err(), "the second was let go"),
+        }
+    };
+    assert_eq!(reason(&refused), "quorum");
+    assert!(refused.message().contains("2 of 2 voters must answer, and only 1 do"), "{refused}");
+    let alive = delete(&owner, &three.name(), false).await.unwrap_err();
+    assert_eq!(reason(&alive), "still-up");
+    // The dead one itself may: it is forgotten, and what it was is revoked.
+    delete(&owner, &three.name(), true).await.unwrap();
+    let gone = delete(&owner, &three.name(), true).await.unwrap_err();
+    assert_eq!((gone.code(), reason(&gone)), (Code::NotFound, "unknown"));
+    first.voter_of(2).await;
+    assert_eq!(nodes(&owner).await.len(), 2, "the next answer shows it");
+    loop {
+        let event = watch.message().await.unwrap().unwrap();
+        if event.gone == [three.name()] {
+            break;
+        }
+    }
+
+    // The leader is to go itself: another one leads, and does it.
+    let begun = std::time::Instant::now();
+    let info = take_consensus(&owner, &one.name()).await.unwrap();
+    println!("the leader's own member was removed in {:?}", begun.elapsed());
+    assert_eq!(info.roles, None);
+    assert!(curator_two.term().is_some());
+    let ended = watch.message().await;
+    assert!(ended.is_err(), "a watch ends with the term: {ended:?}");
+    second.voter_of(1).await;
+    first.waits("to be out", |status| status.standing != Standing::Voter).await;
+
+    // It is a node as before; once it is decommissioned, nothing of it counts.
+    let trust = Trust::Authority(cluster.authority.clone());
+    let [host, port] =
+        [curator_two.address.ip().to_string(), curator_two.address.port().to_string()];
+    let beat = async || {
+        let port = port.parse().unwrap();
+        let way = dial(&host, port, Expect::AnyNode, &trust, Some(&own)).await.unwrap();
+        CuratorClient::new(way.channel).heartbeat(v1::HeartbeatRequest {}).await
+    };
+    assert_eq!(beat().await.unwrap().into_inner().interval_ms, 5000);
+    let request = v1::DecommissionNodeRequest { node_id: one.name() };
+    let mut management = ManagementClient::new(channel(&owner).await);
+    let gone = management.decommission_node(request).await.unwrap().into_inner();
+    assert_eq!(gone.node.unwrap().state(), v1::NodeState::Decommissioned);
+    let refused = loop {
+        match beat().await {
+            Err(refused) => break refused,
+            // The news is on its way for some milliseconds.
+            Ok(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    };
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    delete(&owner, &one.name(), false).await.unwrap();
+    write(&owner, &two.name(), 1).await.unwrap();
+
+    for curator in [curator_one, curator_two] {
+        curator.supervisor.stop().await;
+    }
+    for node in [first, second] {
+        node.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lone_curator_tells_all_there_is_to_know() {
+    let machine = Machine::new();
+    let node = machine.start(Start::Bootstrap);
+    let (cluster, own) = Cluster::found(&machine, &node).await;
+    let curator = Curator::start(&machine, &node, own.clone());
+    leader(&[&curator], Duration::from_secs(5)).await;
+    let owner = cluster.owner(&[&curator]).await;
+    let mut management = ManagementClient::new(channel(&owner).await);
+
+    let info =
+        management.get_cluster_info(v1::GetClusterInfoRequest {}).await.unwrap().into_inner();
+    assert_eq!((info.nodes_up, info.leader.as_str()), (1, machine.name().as_str()));
+    assert_eq!(info.ca_certificate, cluster.authority);
+    let directory = info.cluster_directory.unwrap();
+    assert_eq!(directory.nodes[0].addresses, [curator.address.ip().to_string()]);
+
+    // The node tells how it is, and from then on owes heartbeats.
+    let way = cluster.client(&[&curator], own);
+    let mut node_calls = CuratorClient::new(channel(&way).await);
+    let mut watch = CuratorClient::new(channel(&owner).await);
+    let only = v1::WatchRequest { node_id: machine.name() };
+    let mut watch = watch.watch(only).await.unwrap().into_inner();
+    let before = watch.message().await.unwrap().unwrap().nodes.remove(0);
+    assert_eq!((before.health(), before.heartbeat_age_ms), (v1::NodeHealth::Absent, -1));
+    node_calls.heartbeat(v1::HeartbeatRequest {}).await.unwrap();
+    let healthy = watch.message().await.unwrap().unwrap().nodes.remove(0);
+    assert_eq!(healthy.health(), v1::NodeHealth::Healthy);
+    assert!((0..5000).contains(&healthy.heartbeat_age_ms));
+    let status = v1::NodeStatus { version: "1.2".to_owned(), ..Default::default() };
+    let request = v1::UpdateNodeStatusRequest { status: Some(status) };
+    node_calls.update_node_status(request).await.unwrap();
+    let told = watch.message().await.unwrap().unwrap().nodes.remove(0);
+    assert_eq!(told.status.unwrap().version, "1.2");
+
+    let etcd = management.get_etcd_status(v1::GetEtcdStatusRequest {}).await.unwrap().into_inner();
+    let member = &etcd.members[0];
+    assert!(member.answers && member.applied_index > 0 && member.db_bytes > 0, "{etcd:?}");
+    assert_eq!((etcd.leader, member.node_id.as_str()), (member.id, machine.name().as_str()));
+
+    // A snapshot is whole: it ends with the hash of the rest.
+    let pieces = management.snapshot_etcd(v1::SnapshotEtcdRequest {}).await.unwrap().into_inner();
+    let pieces: Vec<_> = pieces.map(|piece| piece.unwrap().data).collect().await;
+    let file = pieces.concat();
+    let (database, hash) = file.split_at(file.len() - 32);
+    assert_eq!(Sha256::digest(database).as_slice(), hash);
+
+    let none = v1::GetRecoveryKeyRequest { node_id: machine.name() };
+    let none = management.get_recovery_key(none).await.unwrap_err();
+    assert_eq!((none.code(), reason(&none)), (Code::NotFound, "no-recovery-key"));
+    for (field, request) in [
+        ("node_id", v1::UpdateNodeLabelsRequest { node_id: "x".to_owned(), ..Default::default() }),
+        (
+            "set",
+            v1::UpdateNodeLabelsRequest {
+                node_id: machine.name(),
+                set: [("a b".to_owned(), String::new())].into(),
+                ..Default::default()
+            },
+        ),
+    ] {
+        let refused = management.update_node_labels(request).await.unwrap_err();
+        assert_eq!((refused.code(), reason(&refused)), (Code::InvalidArgument, "field"));
+        assert!(refused.message().starts_with(field), "{refused}");
+    }
+    curator.supervisor.stop().await;
+    node.stop().await;
+}
