@@ -88,7 +88,9 @@ impl Vigil {
             (_, Command::Reboot) => Err(Reason::Reboot),
             (_, Command::PowerOff) => Err(Reason::PowerOff),
             (Self::Until(_), Command::Hold) => Ok(Self::Held),
-            (vigil, Command::Hold | Command::Redraw | Command::Unlock) => Ok(vigil),
+            (vigil, Command::Hold | Command::Redraw | Command::Unlock | Command::Leave) => {
+                Ok(vigil)
+            }
         }
     }
 }

@@ -217,6 +217,7 @@ fn authority(view: &AuthorityView, now: SystemTime) -> Authority {
     Authority {
         name: format!("{} {}", view.namespace, view.name),
         fingerprint: bytes(&view.fingerprint),
+        words: None,
         ends: printed(view.not_after, DAY),
         days_left: days(now, view.not_after),
         used: 0,
@@ -234,7 +235,7 @@ fn certificate(view: &CertificateView, now: SystemTime) -> Certificate {
     let share = |time| u8::try_from((span(view.not_before, time) * 100 / life).clamp(0, 100));
     Certificate {
         name: view.name.clone(),
-        issuer: view.issuer.clone(),
+        issuer: format!("{} {}", view.namespace, view.issuer),
         ends: printed(view.not_after, DAY),
         days_left: days(now, view.not_after),
         renews: (view.renewal == Renewal::ByUser).then(|| printed(view.renew_at, DAY)),

@@ -275,8 +275,9 @@ impl Attached {
                 Some(Command::Redraw) => self.redraw(self.canvas.size())?,
                 Some(Command::Reboot) => self.end(Reason::Reboot),
                 Some(Command::PowerOff) => self.end(Reason::PowerOff),
-                // Only the guru meditation has something to hold or to unlock.
-                Some(Command::Hold | Command::Unlock) | None => {}
+                // Only the guru meditation has something to hold or to unlock, and
+                // only a console elsewhere can be left.
+                Some(Command::Hold | Command::Unlock | Command::Leave) | None => {}
             }
         }
         Ok(())

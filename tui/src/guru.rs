@@ -305,7 +305,7 @@ fn report(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
     if left >= 2 && !guru.log.is_empty() {
         lines.push(title("Last log lines"));
         let newest = &guru.log[guru.log.len().saturating_sub(left - 1)..];
-        lines.extend(newest.iter().flat_map(|line| block(2, "", FAINT, line, width, 1)));
+        lines.extend(newest.iter().flat_map(|line| block(2, "", TEXT, line, width, 1)));
     }
     lines
 }
@@ -373,10 +373,7 @@ fn tried(guru: &Guru, width: usize) -> Vec<Line<'static>> {
 
 fn log(guru: &Guru, width: usize) -> Vec<Line<'static>> {
     let newest = guru.log.len().saturating_sub(LOG_MAX);
-    guru.log[newest..]
-        .iter()
-        .flat_map(|line| block(2, "", FAINT, line, width, usize::MAX))
-        .collect()
+    guru.log[newest..].iter().flat_map(|line| block(2, "", TEXT, line, width, usize::MAX)).collect()
 }
 
 /// A text beside its `lead`, in at most `rows`.

@@ -4,9 +4,10 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier};
 
+use crate::prompt::Prompt;
 use crate::snapshot::{Cluster, Snapshot};
 use crate::text::{clean, cut, duration, plural};
-use crate::theme::{BAR, BUSY, DIM, Mark, OPEN, PLAIN};
+use crate::theme::{BAR, CURSOR, DOES, KEY, Mark, OPEN};
 use crate::view::Page;
 use crate::widgets::Row;
 
@@ -67,14 +68,30 @@ fn spread(area: Rect, row: u16, left: Row, right: &[Row], buffer: &mut Buffer) {
 
 /// Draws the row of keys; the open page is in brackets.
 pub(crate) fn draw_keys(open: Page, area: Rect, buffer: &mut Buffer) {
+    buffer.set_style(area, DOES);
     let mut keys = Row::default();
     for (page, number) in Page::ALL.into_iter().zip(1..) {
         keys = if page == open {
             keys.put(OPEN, &format!("[F{number} {}]", page.title()))
         } else {
-            keys.put(BUSY, &format!(" F{number} ")).put(PLAIN, page.title()).gap(1)
+            keys.put(KEY, &format!(" F{number} ")).put(DOES, page.title()).put(DOES, " ")
         };
     }
-    let help = Row::default().put(BUSY, "?").put(DIM, " all keys").gap(1);
+    let help = Row::default().put(KEY, "?").put(DOES, " keys ");
     spread(area, 0, keys, &[help], buffer);
+}
+
+/// Draws what is being typed in place of the keys.
+pub(crate) fn draw_prompt(prompt: &Prompt, area: Rect, buffer: &mut Buffer) {
+    buffer.set_style(area, DOES);
+    let typed = Row::default()
+        .put(DOES, &format!(" Lines {}", prompt.what.lead()))
+        .put(BAR, &prompt.text)
+        .put(CURSOR, " ");
+    let help = Row::default()
+        .put(KEY, "Enter")
+        .put(DOES, " keeps it  ")
+        .put(KEY, "Esc")
+        .put(DOES, " drops it ");
+    spread(area, 0, typed, &[help], buffer);
 }

@@ -3,57 +3,60 @@
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
-use crate::text::width;
-use crate::theme::{BUSY, PLAIN, STRONG};
-use crate::widgets::Row;
+use crate::theme::{BUSY, DIM, PLAIN};
+use crate::view::Page;
+use crate::widgets::{Row, dialog};
 
-const KEYS: [(&str, &str); 9] = [
-    ("F1 .. F5, 1 .. 5", "open a page"),
-    ("Tab, Right", "next page"),
-    ("Shift-Tab, Left", "previous page"),
-    ("Up, Down", "scroll by a line"),
-    ("PgUp, PgDn", "scroll by a screen"),
-    ("Home, End", "first and last line; in the logs, End follows"),
-    ("s", "logs: least severity that is shown"),
+const EVERYWHERE: [(&str, &str); 7] = [
+    ("F1 .. F7, 1 .. 7", "open a page"),
+    ("Tab, Shift-Tab, arrows", "the next page, the one before"),
+    ("Up, Down, PgUp, PgDn", "scroll by a line, by a screen"),
+    ("Home, End", "go to the first line, to the last one"),
+    ("F10, P", "reboot the machine or power it off"),
     ("Ctrl-L", "draw the screen anew"),
-    ("?", "this help; any key closes it"),
+    ("?", "show this help; any key closes it"),
 ];
 
+const SERVICES: [(&str, &str); 4] = [
+    ("Up, Down", "choose a service"),
+    ("Enter, Space", "hide what is below it, or show it again"),
+    ("-, +", "hide all but the first level, show all"),
+    ("L", "show the logs of it and of all below it"),
+];
+
+const LOGS: [(&str, &str); 5] = [
+    ("s, S", "show more severe lines only, show more lines"),
+    ("/", "show lines with a text, and mark it"),
+    ("n", "show lines of a name and all below it, for example root.network"),
+    ("Esc", "show all again"),
+    ("End", "follow the newest line again"),
+];
+
+const LEAVE: (&str, &str) = ("q, Ctrl-C", "leave this console");
+
 /// Where the explanations start.
-const COLUMN: usize = 20;
+const COLUMN: usize = 25;
 
-/// Cells and rows of the box, its border included.
-const COLUMNS: u16 = 70;
-const ROWS: u16 = 13;
+/// Cells of the box, its border included.
+const COLUMNS: u16 = 76;
 
-/// Draws the box in the middle of `area`, or as much of it as fits.
-pub(crate) fn draw(area: Rect, buffer: &mut Buffer) {
-    let (columns, rows) = (area.width.min(COLUMNS), area.height.min(ROWS));
-    let area = Rect {
-        x: area.x + (area.width - columns) / 2,
-        y: area.y + (area.height - rows) / 2,
-        width: columns,
-        height: rows,
+/// Draws the keys of `page` and those of all pages; `leaves` where a key leaves.
+pub(crate) fn draw(page: Page, leaves: bool, area: Rect, buffer: &mut Buffer) {
+    let row =
+        |(key, what): &(&str, &str)| Row::indented(2).cell(COLUMN, BUSY, key).put(PLAIN, what);
+    let mut rows = vec![Row::default()];
+    let own: &[_] = match page {
+        Page::Services => &SERVICES,
+        Page::Logs => &LOGS,
+        Page::Boot | Page::Cluster | Page::Etcd | Page::Pki | Page::Network => &[],
     };
-    if columns < 2 || rows < 2 {
-        return;
+    if !own.is_empty() {
+        rows.push(Row::indented(2).put(DIM, "On this page"));
+        rows.extend(own.iter().map(row));
+        rows.extend([Row::default(), Row::indented(2).put(DIM, "On every page")]);
     }
-    let inner = usize::from(columns - 2);
-    let rule = |left: &str, title: &str, right: &str| {
-        let fill = "─".repeat(inner.saturating_sub(width(title)));
-        let title = Row::default().put(STRONG, &format!("{title}{fill}"));
-        Row::default().put(PLAIN, left).join(inner, title).put(PLAIN, right)
-    };
-    let line = |row: Row| Row::default().put(PLAIN, "│").join(inner, row).put(PLAIN, "│");
-    let keys = KEYS
-        .iter()
-        .map(|(key, what)| line(Row::indented(2).cell(COLUMN, BUSY, key).put(PLAIN, what)));
-    let mut lines = vec![rule("┌", "─ Keys ", "┐"), line(Row::default())];
-    lines.extend(keys);
-    lines.truncate(usize::from(rows - 1));
-    lines.resize(usize::from(rows - 1), line(Row::default()));
-    lines.push(rule("└", "", "┘"));
-    for (row, y) in lines.into_iter().zip(area.top()..area.bottom()) {
-        buffer.set_line(area.x, y, &row.line(), area.width);
-    }
+    rows.extend(EVERYWHERE.iter().map(row));
+    rows.extend(leaves.then(|| row(&LEAVE)));
+    rows.push(Row::default());
+    dialog::draw("Keys", BUSY, rows, COLUMNS, area, buffer);
 }

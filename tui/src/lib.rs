@@ -24,6 +24,8 @@ mod header;
 mod help;
 pub mod keys;
 mod pages;
+mod power;
+mod prompt;
 #[cfg(any(test, feature = "samples"))]
 pub mod samples;
 pub mod snapshot;
@@ -31,7 +33,6 @@ mod text;
 mod theme;
 mod view;
 mod widgets;
-mod words;
 
 use ratatui::Frame;
 
@@ -41,7 +42,6 @@ pub use ratatui;
 pub use self::keys::Key;
 pub use self::snapshot::Snapshot;
 pub use self::view::{Page, View};
-pub use self::words::words;
 
 /// What a key asks of whoever owns the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +52,8 @@ pub enum Command {
     Reboot,
     /// Power the machine off.
     PowerOff,
+    /// Close this console and leave the machine alone: only of a view that can be left.
+    Leave,
     /// Stop the countdown.
     Hold,
     /// Go on with the recovery key that was typed: [`guru::View::take_typed`].
@@ -60,14 +62,7 @@ pub enum Command {
 
 /// Draws `snapshot` as `view` wants to see it.
 pub fn render(snapshot: &Snapshot, view: &View, frame: &mut Frame<'_>) {
-    let areas = view::Areas::of(frame.area());
-    let buffer = frame.buffer_mut();
-    header::draw(snapshot, areas.header, buffer);
-    view.draw(snapshot, areas.body, buffer);
-    header::draw_keys(view.page(), areas.keys, buffer);
-    if view.helps() {
-        help::draw(areas.body, buffer);
-    }
+    view.draw(snapshot, frame.area(), frame.buffer_mut());
 }
 
 #[cfg(test)]

@@ -140,6 +140,16 @@ pub(crate) fn bytes(size: u64) -> String {
     format!("{}.{} {unit}", tenths / 10, tenths % 10)
 }
 
+/// A short length of time in microseconds: `420 µs`, `1.24 ms`, `340 ms`.
+pub(crate) fn micros(micros: u64) -> String {
+    match micros {
+        0..1000 => format!("{micros} µs"),
+        1000..10_000 => format!("{}.{:02} ms", micros / 1000, micros % 1000 / 10),
+        10_000..100_000 => format!("{}.{} ms", micros / 1000, micros % 1000 / 100),
+        _ => duration(Duration::from_micros(micros)),
+    }
+}
+
 /// A number with its thousands apart: `1,234,567`.
 pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
@@ -194,6 +204,12 @@ mod tests {
         assert_eq!(of(3_599_900), "1 h");
         assert_eq!(of(7_500_000), "2 h 5 min");
         assert_eq!(of(187_200_000), "2 d 4 h");
+    }
+
+    #[test]
+    fn round_trips_are_told_below_a_millisecond() {
+        assert_eq!([micros(7), micros(1_240), micros(12_549)], ["7 µs", "1.24 ms", "12.5 ms"]);
+        assert_eq!([micros(340_000), micros(2_100_000)], ["340 ms", "2.1 s"]);
     }
 
     #[test]

@@ -18,8 +18,17 @@ pub(crate) const ATTENTION: Style = Style::new().fg(Color::LightYellow);
 pub(crate) const BAD: Style = Style::new().fg(Color::LightRed).add_modifier(Modifier::BOLD);
 /// The bar at the top.
 pub(crate) const BAR: Style = Style::new().fg(Color::White).bg(Color::Blue);
-/// The page that is open, in the row of keys.
+/// A key, in the row of keys.
+pub(crate) const KEY: Style = Style::new().fg(Color::LightCyan).bg(Color::Blue);
+/// What a key does, there.
+pub(crate) const DOES: Style = Style::new().fg(Color::Gray).bg(Color::Blue);
+/// The page that is open, there.
 pub(crate) const OPEN: Style = Style::new().fg(Color::Black).bg(Color::Gray);
+
+/// The row under the cursor.
+pub(crate) const CURSOR: Style = Style::new().add_modifier(Modifier::REVERSED);
+/// What a search has found.
+pub(crate) const FOUND: Style = Style::new().fg(Color::Black).bg(Color::Cyan);
 
 /// How something stands: a glyph and a style that always go together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

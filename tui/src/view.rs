@@ -1,11 +1,13 @@
-//! Remembers what a person looks at: the page, how far it is scrolled, the filter.
+//! Remembers what a person looks at: the page, how far it is scrolled, what is folded, the filter.
 //!
 //! A view is all the state that the console has. Keys change it, snapshots never
 //! do, so two people at two terminals look at two views of one snapshot.
 //!
 //! ```text
 //! Logs:  [following] --scrolled up--> [paused: a copy of the entries]
-//!             ^------ end reached, or another severity ------/
+//!             ^------ end reached, or another filter --------/
+//! Over a page:  [nothing] --?--> [help] --any key--> [nothing]
+//!                   \--F10--> [power menu, see `power`]
 //! ```
 //!
 //! Invariants:
@@ -16,11 +18,15 @@
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
+use crate::pages::logs::Filter;
+use crate::pages::services::Tree;
 use crate::pages::{self, Content};
+use crate::power::Menu;
+use crate::prompt::{For, Outcome, Prompt};
 use crate::snapshot::{Logs, Severity};
 use crate::theme::DIM;
 use crate::widgets::window;
-use crate::{Command, Key, Snapshot};
+use crate::{Command, Key, Snapshot, header, help};
 
 /// A page of the console.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +34,8 @@ pub enum Page {
     /// Is it up? What is it waiting for?
     #[default]
     Boot,
+    /// Who else is there, and is everyone well?
+    Cluster,
     /// Would the cluster survive the loss of a member?
     Etcd,
     /// What ends soon?
@@ -36,22 +44,40 @@ pub enum Page {
     Services,
     /// What was said?
     Logs,
+    /// Can others reach this machine?
+    Network,
 }
 
 impl Page {
     /// All pages, in the order of their function keys.
-    pub const ALL: [Self; 5] = [Self::Boot, Self::Etcd, Self::Pki, Self::Services, Self::Logs];
+    pub const ALL: [Self; 7] = [
+        Self::Boot,
+        Self::Cluster,
+        Self::Etcd,
+        Self::Pki,
+        Self::Services,
+        Self::Logs,
+        Self::Network,
+    ];
 
     /// What the page is called.
     #[must_use]
     pub fn title(self) -> &'static str {
         match self {
             Self::Boot => "Boot",
+            Self::Cluster => "Cluster",
             Self::Etcd => "etcd",
             Self::Pki => "PKI",
             Self::Services => "Services",
             Self::Logs => "Logs",
+            Self::Network => "Network",
         }
+    }
+
+    /// The key that opens it.
+    #[must_use]
+    pub fn key(self) -> Key {
+        Key::F(self as u8 + 1)
     }
 
     /// The page of function key `number`, from 1.
@@ -65,15 +91,27 @@ impl Page {
     }
 }
 
+/// What lies over the page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Over {
+    #[default]
+    Nothing,
+    Help,
+    Power(Menu),
+}
+
 /// What a person looks at.
 #[derive(Clone, Debug, Default)]
 pub struct View {
     page: Page,
-    help: bool,
+    over: Over,
     size: Rect,
+    leaves: bool,
     /// The first line shown of each page's scrolled part.
     tops: [usize; Page::ALL.len()],
-    severity: Severity,
+    tree: Tree,
+    filter: Filter,
+    prompt: Option<Prompt>,
     paused: Option<Logs>,
 }
 
@@ -81,9 +119,16 @@ impl View {
     /// A view of the Boot page on a terminal of `columns` × `rows`.
     #[must_use]
     pub fn new(columns: u16, rows: u16) -> Self {
-        let mut view = Self { severity: Severity::Info, ..Self::default() };
+        let mut view = Self::default();
         view.resize(columns, rows);
         view
+    }
+
+    /// The same for a console that can be left: [`Command::Leave`].
+    #[must_use]
+    pub fn that_can_be_left(mut self) -> Self {
+        self.leaves = true;
+        self
     }
 
     /// The terminal has another size: pages scroll by what fits on it.
@@ -101,26 +146,48 @@ impl View {
     pub fn key(&mut self, key: Key, snapshot: &Snapshot) -> Option<Command> {
         match key {
             Key::Ctrl('l') => return Some(Command::Redraw),
-            Key::Cursor { .. } => {}
-            // Whatever is pressed over the help was meant to make it go away.
-            _ if self.help => self.help = false,
-            Key::Char('?') => self.help = true,
+            Key::Cursor { .. } => return None,
+            _ => {}
+        }
+        if let Over::Power(menu) = self.over {
+            let (menu, command) = menu.key(key);
+            self.over = menu.map_or(Over::Nothing, Over::Power);
+            return command;
+        }
+        // Whatever is pressed over the help was meant to make it go away.
+        if self.over == Over::Help {
+            self.over = Over::Nothing;
+            return None;
+        }
+        if let Some(mut prompt) = self.prompt.take() {
+            let outcome = prompt.key(key);
+            match prompt.what {
+                For::Search => self.filter.text.clone_from(&prompt.text),
+                For::Below => self.filter.below.clone_from(&prompt.text),
+            }
+            self.paused = None;
+            if matches!(outcome, Outcome::Typing) {
+                self.prompt = Some(prompt);
+            }
+            return None;
+        }
+        match key {
+            Key::Char('?') => self.over = Over::Help,
+            Key::F(10) | Key::Char('P') => self.over = Over::Power(Menu::Choose),
+            Key::Char('q') | Key::Ctrl('c') if self.leaves => return Some(Command::Leave),
             Key::F(number) => self.open(Page::of_key(usize::from(number))),
             Key::Char(digit @ '1'..='9') => {
                 self.open(digit.to_digit(10).and_then(|number| Page::of_key(number as usize)));
             }
             Key::Tab | Key::Right => self.page = self.page.step(1),
             Key::BackTab | Key::Left => self.page = self.page.step(Page::ALL.len() - 1),
-            Key::Char('s') if self.page == Page::Logs => {
-                self.severity = match self.severity {
-                    Severity::Debug => Severity::Info,
-                    Severity::Info => Severity::Warning,
-                    Severity::Warning => Severity::Error,
-                    Severity::Error | Severity::Fatal => Severity::Debug,
-                };
-                self.paused = None;
-            }
-            _ => self.scroll(key, snapshot),
+            _ => match self.page {
+                Page::Services => self.service_key(key, snapshot),
+                Page::Logs => self.log_key(key, snapshot),
+                Page::Boot | Page::Cluster | Page::Etcd | Page::Pki | Page::Network => {
+                    self.scroll(key, snapshot);
+                }
+            },
         }
         None
     }
@@ -129,13 +196,70 @@ impl View {
         self.page = page.unwrap_or(self.page);
     }
 
+    fn service_key(&mut self, key: Key, snapshot: &Snapshot) {
+        let services = &snapshot.services;
+        // So many rows further, with some of them for causes.
+        let page = isize::try_from(self.size.height / 3).unwrap_or(1).max(1);
+        match key {
+            Key::Up => self.tree.step(services, -1),
+            Key::Down => self.tree.step(services, 1),
+            Key::PageUp => self.tree.step(services, -page),
+            Key::PageDown => self.tree.step(services, page),
+            Key::Home => self.tree.step(services, isize::MIN),
+            Key::End => self.tree.step(services, isize::MAX),
+            Key::Enter | Key::Char(' ') => self.tree.fold(),
+            Key::Char('-') => self.tree.fold_all(services, true),
+            Key::Char('+' | '=') => self.tree.fold_all(services, false),
+            Key::Char('l' | 'L') => {
+                if let Some(at) = &self.tree.at {
+                    self.filter = Filter { below: at.clone(), ..Filter::default() };
+                    self.paused = None;
+                    self.page = Page::Logs;
+                }
+            }
+            Key::Esc => self.tree.at = None,
+            _ => {}
+        }
+        self.tops[self.page as usize] = self.top_of(snapshot);
+    }
+
+    fn log_key(&mut self, key: Key, snapshot: &Snapshot) {
+        let severity = self.filter.severity;
+        match key {
+            Key::Char('s') => {
+                self.filter.severity = match severity {
+                    Severity::Debug => Severity::Info,
+                    Severity::Info => Severity::Warning,
+                    Severity::Warning => Severity::Error,
+                    Severity::Error | Severity::Fatal => Severity::Debug,
+                };
+            }
+            Key::Char('S') => {
+                self.filter.severity = match severity {
+                    Severity::Debug => Severity::Error,
+                    Severity::Info => Severity::Debug,
+                    Severity::Warning => Severity::Info,
+                    Severity::Error | Severity::Fatal => Severity::Warning,
+                };
+            }
+            Key::Char('/') => {
+                self.prompt = Some(Prompt::new(For::Search, &self.filter.text));
+            }
+            Key::Char('n') => self.prompt = Some(Prompt::new(For::Below, &self.filter.below)),
+            Key::Esc => self.filter = Filter::default(),
+            _ => return self.scroll(key, snapshot),
+        }
+        // Other lines: the place in them that was read is gone.
+        self.paused = None;
+    }
+
     fn scroll(&mut self, key: Key, snapshot: &Snapshot) {
         let area = Areas::of(self.size).body;
-        let content = self.content(snapshot, area);
+        let content = self.content(snapshot, area, true);
         let rows = area.height - content.head_rows(area.height);
         let end = window::end(content.body.len(), rows);
         let page = usize::from(rows.saturating_sub(1).max(1));
-        let top = self.top(end);
+        let top = self.top(&content, rows);
         let top = match key {
             Key::Up => top.saturating_sub(1),
             Key::Down => top + 1,
@@ -153,41 +277,75 @@ impl View {
         }
     }
 
-    /// The first line to show of a part that can be scrolled down to `end`.
-    fn top(&self, end: usize) -> usize {
-        let follows = self.page == Page::Logs && self.paused.is_none();
-        if follows { end } else { self.tops[self.page as usize].min(end) }
+    /// The first line that is shown now.
+    fn top_of(&self, snapshot: &Snapshot) -> usize {
+        let area = Areas::of(self.size).body;
+        let content = self.content(snapshot, area, true);
+        self.top(&content, area.height - content.head_rows(area.height))
     }
 
-    fn content(&self, snapshot: &Snapshot, area: Rect) -> Content {
+    /// The first line to show of `content` in `rows`.
+    fn top(&self, content: &Content, rows: u16) -> usize {
+        let end = window::end(content.body.len(), rows);
+        if self.page == Page::Logs && self.paused.is_none() {
+            return end;
+        }
+        let top = self.tops[self.page as usize];
+        let top = match &content.focus {
+            // The first line of it wins where not all of it fits.
+            Some(focus) => top.max(focus.end.saturating_sub(usize::from(rows))).min(focus.start),
+            None => top,
+        };
+        top.min(end)
+    }
+
+    /// The open page; the logs of somebody who follows are made `whole` only for
+    /// whoever is about to scroll.
+    fn content(&self, snapshot: &Snapshot, area: Rect, whole: bool) -> Content {
         // The last column is the scroll bar's, the one before keeps it apart.
         let width = usize::from(area.width.saturating_sub(2));
         match self.page {
-            Page::Boot => pages::boot::content(snapshot, width),
+            Page::Boot => pages::boot::content(snapshot, width, area.height.into()),
+            Page::Cluster => pages::cluster::content(snapshot, width),
             Page::Etcd => pages::etcd::content(snapshot, width),
             Page::Pki => pages::pki::content(snapshot, width),
-            Page::Services => pages::services::content(snapshot, width),
+            Page::Services => pages::services::content(snapshot, &self.tree, width),
             Page::Logs => {
-                pages::logs::content(&snapshot.logs, self.paused.as_ref(), self.severity, width)
+                // One more than fits, for the scroll bar to know that there is more.
+                let rows = usize::from(area.height) + 1;
+                let rows = (!whole && self.paused.is_none()).then_some(rows);
+                let paused = self.paused.as_ref();
+                pages::logs::content(&snapshot.logs, paused, &self.filter, width, rows)
             }
+            Page::Network => pages::network::content(snapshot, width),
         }
     }
 
-    pub(crate) fn helps(&self) -> bool {
-        self.help
+    /// Draws all of it.
+    pub(crate) fn draw(&self, snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
+        let areas = Areas::of(area);
+        header::draw(snapshot, areas.header, buffer);
+        self.draw_page(snapshot, areas.body, buffer);
+        match &self.prompt {
+            Some(prompt) => header::draw_prompt(prompt, areas.keys, buffer),
+            None => header::draw_keys(self.page, areas.keys, buffer),
+        }
+        match self.over {
+            Over::Nothing => {}
+            Over::Help => help::draw(self.page, self.leaves, areas.body, buffer),
+            Over::Power(menu) => menu.draw(snapshot, areas.body, buffer),
+        }
     }
 
-    /// Draws the open page.
-    pub(crate) fn draw(&self, snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
-        let content = self.content(snapshot, area);
+    fn draw_page(&self, snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
+        let content = self.content(snapshot, area, false);
         let rows = content.head_rows(area.height);
         let head = Rect { height: rows, ..area };
         let body = Rect { y: area.y + rows, height: area.height - rows, ..area };
         for (line, y) in content.head.iter().zip(head.top()..head.bottom()) {
             buffer.set_line(head.x, y, line, head.width);
         }
-        let end = window::end(content.body.len(), body.height);
-        window::draw(&content.body, self.top(end), body, DIM, buffer);
+        window::draw(&content.body, self.top(&content, body.height), body, DIM, buffer);
     }
 }
 

@@ -13,6 +13,7 @@
 )]
 
 mod bench;
+mod gallery;
 mod host;
 mod image;
 mod operator;
@@ -41,6 +42,8 @@ enum Command {
     Run(run::Args),
     /// Check the sources and run the tests.
     Test(test::Args),
+    /// Draw every screen of the console, for the documentation.
+    Gallery(gallery::Args),
     /// Measure what the documentation states.
     Bench(bench::Args),
 }
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Image(args) => image::run(args),
         Command::Run(args) => run::run(args),
         Command::Test(args) => test::run(args),
+        Command::Gallery(args) => gallery::run(&args),
         Command::Bench(args) => bench::run(args),
     };
     match outcome {

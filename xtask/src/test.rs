@@ -121,6 +121,9 @@ fn lint(report: &mut Report) {
     report.step("formatting", cargo().args(["fmt", "--all", "--check"]));
     let lints = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
     report.step("lints", cargo().args(lints));
+    let mut gallery = cargo();
+    gallery.args(["run", "--quiet", "--package", "xtask", "--", "gallery", "--check"]);
+    report.step("gallery", &mut gallery);
     if host::find("cargo-deny").is_some() || in_cargo_home("cargo-deny") {
         // Advisories come from a database on the network, which a build must not need.
         let checks = ["check", "bans", "licenses", "sources"];

@@ -5,75 +5,97 @@ use std::time::Duration;
 use ratatui::style::Style;
 use ratatui::text::Line;
 
-use super::{Content, blank, title};
-use crate::snapshot::{Address, Cluster, Interface, Snapshot, Stage, StageState};
-use crate::text::{clean, duration, name, pad};
-use crate::theme::{ATTENTION, BAD, BUSY, DIM, GOOD, Mark, PLAIN};
+use super::{Content, WIDE, load, logs};
+use crate::snapshot::{Cluster, Header, Logs, Snapshot, Stage, StageState};
+use crate::text::{duration, name};
+use crate::theme::{ATTENTION, BAD, BUSY, DIM, GOOD, Mark, PLAIN, STRONG};
 use crate::widgets::Row;
+use crate::widgets::block::{beside, blank, titled};
 use crate::widgets::headline::{INDENT, hanging, headline, note};
 use crate::widgets::timeline::{Fill, Timeline};
 
 /// Columns of the stage's name, its state and its length.
 const NAME: usize = 12;
-const STATE: usize = 14;
-const LENGTH: usize = 11;
+const STATE: usize = 9;
+const LENGTH: usize = 12;
 
 /// Longer bars than this say nothing more, and pull the eye away from the names.
 const BAR_MAX: usize = 100;
 
+/// On a wide screen, columns for the load, and what keeps it apart.
+const RIGHT: usize = 44;
+const GAP: usize = 3;
+
+/// Rows of a chart.
+const ROWS: usize = 3;
+
+/// Fewer lines of the log say nothing.
+const LOG_MIN: usize = 3;
+
 const SPLIT: &str = "Up, but cut off from the cluster: too few of its members answer. \
-                     The etcd page (F2) names them.";
+                     The etcd page (F3) names them.";
 const DISOWNING: &str = "This node was removed from its cluster, for ever. \
                          To use the machine again, install it anew.";
 
-pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
+pub(crate) fn content(snapshot: &Snapshot, width: usize, height: usize) -> Content {
     let (mark, answer) = answer(snapshot);
     let mut body = headline(mark, &answer, width);
+    body.extend(words(snapshot, width));
     body.push(blank());
-    if let Some(failure) = &snapshot.previous_failure {
-        body.extend(note(
-            Mark::Attention,
-            &format!("The boot before this one failed: {failure}"),
-            width,
-        ));
+    let remarks = remarks(snapshot, width);
+    if !remarks.is_empty() {
+        body.extend(remarks);
+        body.push(blank());
     }
-    for warning in &snapshot.warnings {
-        body.extend(note(Mark::Attention, &warning.text, width));
-        if let Some(help) = &warning.help {
-            body.extend(hanging(INDENT, "► ", PLAIN, help, width));
+    let load = snapshot.metrics.as_ref();
+    if width >= WIDE {
+        let right = load.map(|load| load::down(load, RIGHT, ROWS)).unwrap_or_default();
+        let cells = if right.is_empty() { width } else { width - RIGHT };
+        let stages = timeline(&snapshot.stages, cells.saturating_sub(GAP));
+        body.extend(beside(stages, cells, right));
+    } else {
+        body.extend(timeline(&snapshot.stages, width));
+        if let Some(load) = load {
+            body.extend(load::across(load, width, ROWS));
         }
     }
-    if body.len() > 2 {
-        body.push(blank());
-    }
-    if !snapshot.stages.is_empty() {
-        body.extend(timeline(&snapshot.stages, width));
-        body.push(blank());
-    }
-    let interfaces = &snapshot.network.interfaces;
-    if !interfaces.is_empty() {
-        body.push(title("Network"));
-        body.extend(interfaces.iter().flat_map(|interface| {
-            let name = pad(&clean(&interface.name), NAME);
-            hanging(INDENT, &name, PLAIN, &addresses(interface), width)
-        }));
-    }
-    Content { head: Vec::new(), body }
+    body.extend(said(&snapshot.logs, width, height.saturating_sub(body.len())));
+    Content { body, ..Content::default() }
 }
 
-/// What an interface has, or why it has nothing.
-fn addresses(interface: &Interface) -> String {
-    let shown = |address: &Address| match address.source.as_str() {
-        "" => address.cidr.clone(),
-        source => format!("{} by {source}", address.cidr),
+/// The newest lines of the log, where there is room for some.
+fn said(logs: &Logs, width: usize, rows: usize) -> Vec<Line<'static>> {
+    let Some(rows) = rows.checked_sub(2).filter(|rows| *rows >= LOG_MIN) else {
+        return Vec::new();
     };
-    let shown: Vec<_> = interface.addresses.iter().map(shown).collect();
-    match (shown.is_empty(), interface.carrier, interface.asking) {
-        (false, ..) => shown.join(", "),
-        (true, false, _) => "no carrier: no cable, or nothing at its other end".to_owned(),
-        (true, true, true) => "asks for an address (DHCP)".to_owned(),
-        (true, true, false) => "no address".to_owned(),
+    let mut lines = vec![blank(), titled(Row::default().put(STRONG, "Log").put(DIM, " F6"), width)];
+    lines.extend(logs::newest(logs, width, rows));
+    lines
+}
+
+/// What is compared before a person lets this node in.
+fn words(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
+    let Header { cluster: Cluster::Foreign, words: Some(words), .. } = &snapshot.header else {
+        return Vec::new();
+    };
+    let lead = "its key in words: ";
+    let row = Row::indented(INDENT).put(DIM, lead).put(STRONG, words);
+    if row.used() <= width { vec![row.line()] } else { hanging(INDENT, "", STRONG, words, width) }
+}
+
+fn remarks(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
+    let mut lines = Vec::new();
+    if let Some(failure) = &snapshot.previous_failure {
+        let text = format!("The boot before this one failed: {failure}");
+        lines.extend(note(Mark::Attention, &text, width));
     }
+    for warning in &snapshot.warnings {
+        lines.extend(note(Mark::Attention, &warning.text, width));
+        if let Some(help) = &warning.help {
+            lines.extend(hanging(INDENT, "► ", PLAIN, help, width));
+        }
+    }
+    lines
 }
 
 /// The worst thing first: what failed, what is lost, what is waited for.
@@ -105,6 +127,9 @@ fn answer(snapshot: &Snapshot) -> (Mark, String) {
 }
 
 fn timeline(stages: &[Stage], width: usize) -> Vec<Line<'static>> {
+    if stages.is_empty() {
+        return Vec::new();
+    }
     let column = INDENT + NAME + STATE + LENGTH + 2;
     let cells = width.saturating_sub(column).min(BAR_MAX);
     let end = stages.iter().map(|stage| stage.started.saturating_add(stage.elapsed)).max();
@@ -122,8 +147,8 @@ fn rows(stage: &Stage, line: Timeline, column: usize, width: usize) -> Vec<Line<
         None => line.empty(),
     };
     let state = match stage.progress {
-        Some(percent) if look.fill == Some(Fill::Dense) => {
-            format!("{} {} %", look.word, percent.min(100))
+        Some(percent) if look.fill == Some(Fill::Working) => {
+            format!("at {} %", percent.min(100))
         }
         _ => look.word.to_owned(),
     };
@@ -133,12 +158,8 @@ fn rows(stage: &Stage, line: Timeline, column: usize, width: usize) -> Vec<Line<
         .cell(NAME, PLAIN, &stage.name)
         .cell(STATE, look.style, &state)
         .right(LENGTH, PLAIN, &length)
-        .to(column);
-    // The axis' marks are for the second look; the bar is for the first.
-    let row = bar.split_inclusive('·').fold(row, |row, part| {
-        let (bar, mark) = part.strip_suffix('·').map_or((part, ""), |bar| (bar, "·"));
-        row.put(look.style, bar).put(DIM, mark)
-    });
+        .to(column)
+        .dotted(look.style, &bar);
     let mut lines = vec![row.line()];
     if let StageState::Waiting { what, since } = &stage.state {
         let text = format!("{} so far, for {what}", duration(*since));
@@ -159,12 +180,12 @@ impl Look {
     fn of(stage: &Stage) -> Self {
         let (mark, word, style, fill) = match stage.state {
             StageState::Pending => (Mark::Idle, "pending", DIM, None),
-            StageState::Started => (Mark::Busy, "started", BUSY, Some(Fill::Dense)),
+            StageState::Started => (Mark::Busy, "started", BUSY, Some(Fill::Working)),
             StageState::Waiting { .. } => {
-                (Mark::Attention, "waiting", ATTENTION, Some(Fill::Light))
+                (Mark::Attention, "waiting", ATTENTION, Some(Fill::Waiting))
             }
-            StageState::Done => (Mark::Good, "done", GOOD, Some(Fill::Solid)),
-            StageState::Failed => (Mark::Bad, "failed", BAD, Some(Fill::Solid)),
+            StageState::Done => (Mark::Good, "done", GOOD, Some(Fill::Over)),
+            StageState::Failed => (Mark::Bad, "failed", BAD, Some(Fill::Over)),
         };
         Self { mark, word, style, fill }
     }

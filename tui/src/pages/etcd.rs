@@ -2,24 +2,37 @@
 
 use ratatui::text::Line;
 
-use super::{Content, blank, title};
+use super::Content;
+use super::cluster::short;
 use crate::snapshot::{Etcd, Member, Snapshot, Standing};
-use crate::text::{bytes, count, name, plural};
-use crate::theme::{BUSY, DIM, Mark, PLAIN, STRONG};
+use crate::text::{bytes, count, cut, micros, name, plural};
+use crate::theme::{ATTENTION, BUSY, DIM, Mark, PLAIN, STRONG};
+use crate::widgets::block::{blank, title, titled};
 use crate::widgets::headline::{INDENT, headline};
 use crate::widgets::{Row, life};
 
-/// Column of a node ID: `polis-` and 32 digits, and one to keep apart.
-const NAME: usize = 40;
+/// Columns after the name: standing, lag, round trip, database.
+const STANDING: usize = 25;
+const LAG: usize = 10;
+const TRIP: usize = 11;
+const DB: usize = 12;
+
+/// A whole node ID and one to keep apart; a narrow screen shows its beginning.
+const NAME_MAX: usize = 39;
+const NAME_MIN: usize = 16;
 
 /// Column of the names of facts.
 const FACT: usize = 11;
 
-/// Longest bar.
+/// Longest bar, and the one of a learner beside its standing.
 const BAR_MAX: usize = 30;
+const LEARNER: usize = 10;
 
 /// From here on, in percent, a person should think about the database's size.
 const DB_FULL: u8 = 80;
+
+/// A member that is so many entries behind is drawn to the eye.
+const BEHIND: u64 = 1_000;
 
 const NO_QUORUM: &str = "No quorum: nothing can be written to the cluster. \
                          Bring back the members that do not answer.";
@@ -30,24 +43,40 @@ const MORE_VOTERS: &str = "Bring back those that do not answer, or add one.";
 pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let Some(etcd) = &snapshot.etcd else {
         let text = "This node runs no etcd member yet. The Boot page (F1) says what it waits for.";
-        return Content { head: headline(Mark::Idle, text, width), body: Vec::new() };
+        return Content { head: headline(Mark::Idle, text, width), ..Content::default() };
     };
     let (mark, answer) = answer(etcd);
     let mut body = headline(mark, &answer, width);
     for alarm in &etcd.alarms {
         body.extend(headline(Mark::Bad, &alarm_text(alarm), width));
     }
-    body.extend([blank(), title(&plural(etcd.members.len() as u64, "member"))]);
-    body.extend(etcd.members.iter().flat_map(|member| rows(member, width)));
     body.push(blank());
+    body.extend(quorum(etcd));
+    body.push(blank());
+    let left = width.saturating_sub(INDENT + STANDING + LAG + TRIP + DB);
+    let column = left.clamp(NAME_MIN, NAME_MAX);
+    let head = Row::default()
+        .cell(INDENT + column, STRONG, &plural(etcd.members.len() as u64, "member"))
+        .cell(STANDING, DIM, "standing")
+        .right(LAG, DIM, "behind by")
+        .right(TRIP, DIM, "answers in")
+        .right(DB, DIM, "database");
+    body.push(titled(head, width));
+    body.extend(etcd.members.iter().flat_map(|member| rows(member, column, width)));
+    body.push(blank());
+    body.push(title("Database", width));
     body.extend(facts(etcd, width));
-    Content { head: Vec::new(), body }
+    Content { body, ..Content::default() }
+}
+
+fn voters(etcd: &Etcd) -> impl Iterator<Item = &Member> {
+    etcd.members.iter().filter(|member| member.standing == Standing::Voter)
 }
 
 fn answer(etcd: &Etcd) -> (Mark, String) {
-    let is_voter = |member: &&Member| member.standing == Standing::Voter;
-    let voters = etcd.members.iter().filter(is_voter).count() as u64;
-    let learners = etcd.members.len() as u64 - voters;
+    let voters = voters(etcd).count() as u64;
+    let is_coming = |member: &&Member| member.answers && member.standing != Standing::Voter;
+    let learners = etcd.members.iter().filter(is_coming).count();
     let (mark, answer) = match etcd.survives {
         _ if voters == 0 => (Mark::Busy, format!("This member is {}.", name(&etcd.state))),
         None => (Mark::Bad, NO_QUORUM.to_owned()),
@@ -78,35 +107,63 @@ fn alarm_text(alarm: &str) -> String {
     format!("Alarm {alarm}{help}")
 }
 
-fn rows(member: &Member, width: usize) -> Vec<Line<'static>> {
-    let name = if member.name.is_empty() { "(never started)" } else { &member.name };
+/// A box for each voter, and a line where the majority is.
+fn quorum(etcd: &Etcd) -> Option<Line<'static>> {
+    let all = voters(etcd).count();
+    if all == 0 {
+        return None;
+    }
+    let answer = voters(etcd).filter(|member| member.answers).count();
+    let needed = all / 2 + 1;
+    let row = Row::default().cell(FACT, DIM, "Voters");
+    let row = (1..=all.min(BAR_MAX)).fold(row, |row, at| {
+        let mark = if at <= answer { Mark::Good } else { Mark::Bad };
+        let edge = if at == needed && at < all { "│" } else { " " };
+        row.put(mark.style(), mark.glyph()).put(DIM, edge)
+    });
+    let text = format!(" {answer} of {all} answer, and {needed} are needed to write");
+    Some(row.put(if answer < needed { Mark::Bad.style() } else { PLAIN }, &text).line())
+}
+
+fn rows(member: &Member, column: usize, width: usize) -> Vec<Line<'static>> {
+    let id = format!("{:016x}", member.id);
+    let name = match member.name.as_str() {
+        "" => "(never started)".to_owned(),
+        name if column < NAME_MAX => short(name),
+        name => name.to_owned(),
+    };
     let mark = match (member.answers, member.standing) {
         (false, _) => Mark::Bad,
         (true, Standing::Voter) => Mark::Good,
         (true, Standing::Learner { .. }) => Mark::Busy,
     };
-    let mut words = match member.standing {
-        Standing::Voter if member.leader => "voter, leader".to_owned(),
-        Standing::Voter => "voter".to_owned(),
-        Standing::Learner { caught_up: None } => "learner".to_owned(),
-        Standing::Learner { caught_up: Some(percent) } => format!("learner, has {percent} %"),
+    let words = match member.standing {
+        Standing::Voter if member.leader => "voter, leader",
+        Standing::Voter => "voter",
+        Standing::Learner { .. } => "learner",
     };
-    if member.own {
-        words.push_str(", this node");
-    }
-    if !member.answers {
-        words.push_str(", does not answer");
-    }
-    let mut row = Row::default()
+    let words = if member.answers { words.to_owned() } else { format!("{words}, no answer") };
+    let words = if member.own { format!("{words}, this node") } else { words };
+    let standing = match member.standing {
+        Standing::Learner { caught_up: Some(percent) } => {
+            let row = Row::default().put(mark.style(), "learner ");
+            life::share(row, LEARNER, BUSY, percent, None)
+                .put(mark.style(), &format!(" {percent} %"))
+        }
+        Standing::Voter | Standing::Learner { .. } => Row::default().put(mark.style(), &words),
+    };
+    let unknown = || "-".to_owned();
+    let behind = member.lag.is_some_and(|lag| lag >= BEHIND);
+    let row = Row::default()
         .cell(INDENT, mark.style(), mark.glyph())
-        .cell(NAME, if member.own { STRONG } else { PLAIN }, name)
-        .put(mark.style(), &words);
-    let left = width.saturating_sub(row.used() + 1).min(BAR_MAX);
-    if let (Standing::Learner { caught_up: Some(percent) }, 5..) = (member.standing, left) {
-        row = life::share(row.gap(1), left, BUSY, percent, None);
-    }
-    let place = Row::indented(INDENT).put(DIM, &format!("{:016x}  {}", member.id, member.url));
-    vec![row.line(), place.line()]
+        .cell(column, if member.own { STRONG } else { PLAIN }, &name)
+        .join(STANDING, standing)
+        .right(LAG, if behind { ATTENTION } else { PLAIN }, &member.lag.map_or_else(unknown, count))
+        .right(TRIP, PLAIN, &member.round_trip.map_or_else(unknown, micros))
+        .right(DB, PLAIN, &member.db_size.map_or_else(unknown, bytes));
+    let place = format!("{id}  {}", crate::text::clean(&member.url));
+    let place = cut(&place, width.saturating_sub(INDENT));
+    vec![row.line(), Row::indented(INDENT).put(DIM, &place).line()]
 }
 
 fn facts(etcd: &Etcd, width: usize) -> Vec<Line<'static>> {
@@ -116,20 +173,29 @@ fn facts(etcd: &Etcd, width: usize) -> Vec<Line<'static>> {
         0 => "all applied".to_owned(),
         some => format!("{} not applied yet", count(some)),
     };
-    let raft = format!("term {}, index {}, {applied}", etcd.term, count(etcd.index));
-    let mut database = fact("Database").put(PLAIN, &bytes(etcd.db_size));
+    let mut raft = format!("term {}, index {}, {applied}", etcd.term, count(etcd.index));
+    if !etcd.version.is_empty() {
+        raft = format!("{raft}; etcd {}", name(&etcd.version));
+    }
+    let mut size = fact("Size");
+    let mut text = bytes(etcd.db_size);
     if let Some(percent) = (u128::from(etcd.db_size) * 100).checked_div(u128::from(etcd.db_quota)) {
         let percent = u8::try_from(percent).unwrap_or(100).min(100);
         let style = if percent < DB_FULL { Mark::Good } else { Mark::Attention }.style();
-        database = database.put(PLAIN, &format!(" of {}, {percent} %  ", bytes(etcd.db_quota)));
-        let left = width.saturating_sub(database.used()).min(BAR_MAX);
-        database = life::share(database, left, style, percent, Some(DB_FULL));
+        let left = width.saturating_sub(size.used() + TEXT).min(BAR_MAX);
+        size = life::share(size, left, style, percent, Some(DB_FULL)).gap(1);
+        text = format!("{text} of {}, {percent} %", bytes(etcd.db_quota));
+    }
+    if etcd.db_used > 0 {
+        text = format!("{text}; {} in use", bytes(etcd.db_used));
     }
     let alarms = if etcd.alarms.is_empty() { "none".to_owned() } else { etcd.alarms.join(", ") };
     vec![
-        fact("Member").put(PLAIN, &etcd.state).line(),
+        size.put(PLAIN, &text).line(),
         fact("Raft").put(PLAIN, &raft).line(),
-        database.line(),
         fact("Alarms").put(PLAIN, &alarms).line(),
     ]
 }
+
+/// Columns of the text after the bar: `12.5 MiB of 2.0 GiB, 1 %; 10.1 MiB in use`.
+const TEXT: usize = 46;

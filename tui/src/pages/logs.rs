@@ -3,52 +3,139 @@
 use ratatui::style::Style;
 use ratatui::text::Line;
 
-use super::{Content, blank};
+use super::Content;
 use crate::snapshot::{LogEntry, Logs, Severity};
-use crate::text::{clean, plural, width as cells, wrap};
-use crate::theme::{ATTENTION, BAD, BUSY, DIM, Mark, PLAIN};
+use crate::text::{clean, cut, name, plural, width as cells, wrap};
+use crate::theme::{ATTENTION, BAD, BUSY, DIM, FOUND, Mark, PLAIN};
 use crate::widgets::Row;
+use crate::widgets::block::blank;
 use crate::widgets::headline::headline;
 
 /// Where the text of an entry goes on in its second line: below the name.
 const INDENT: usize = 12;
 
+/// Which entries are shown.
+#[derive(Clone, Debug)]
+pub(crate) struct Filter {
+    /// The least severity.
+    pub(crate) severity: Severity,
+    /// A dotted name: of the writer, or of a parent of it. Empty for all.
+    pub(crate) below: String,
+    /// What the entry must hold, whatever its case. Empty for all.
+    pub(crate) text: String,
+}
+
+impl Default for Filter {
+    fn default() -> Self {
+        Self { severity: Severity::Info, below: String::new(), text: String::new() }
+    }
+}
+
+impl Filter {
+    fn lets_through(&self, entry: &LogEntry) -> bool {
+        entry.severity >= self.severity && self.is_above(&entry.name) && self.is_said_by(entry)
+    }
+
+    fn is_above(&self, writer: &str) -> bool {
+        match writer.strip_prefix(self.below.as_str()) {
+            Some(rest) => self.below.is_empty() || rest.is_empty() || rest.starts_with('.'),
+            None => false,
+        }
+    }
+
+    fn is_said_by(&self, entry: &LogEntry) -> bool {
+        self.text.is_empty() || holds(&entry.text, &self.text) || holds(&entry.name, &self.text)
+    }
+
+    /// What is shown, as the end of a sentence.
+    fn words(&self) -> String {
+        let mut words = match self.severity {
+            Severity::Debug => "everything",
+            Severity::Info => "information and worse",
+            Severity::Warning => "warnings and worse",
+            Severity::Error | Severity::Fatal => "errors and worse",
+        }
+        .to_owned();
+        if !self.below.is_empty() {
+            words.push_str(&format!(" of {}", name(&self.below)));
+        }
+        if !self.text.is_empty() {
+            words.push_str(&format!(" with \"{}\"", name(&self.text)));
+        }
+        words
+    }
+}
+
+/// Whether `text` holds `part`, in any case.
+fn holds(text: &str, part: &str) -> bool {
+    find(&clean(text), part).is_some()
+}
+
+/// Where `part` begins in the cleaned `text`, in characters. Letters beyond ASCII
+/// match as they are.
+fn find(text: &str, part: &str) -> Option<usize> {
+    let [text, part] = [text, part].map(|it| it.to_ascii_lowercase().chars().collect::<Vec<_>>());
+    text.windows(part.len().max(1)).position(|window| window == part)
+}
+
+/// With `rows`, only so many of the last lines: those that are on the screen of
+/// somebody who follows.
 pub(crate) fn content(
     logs: &Logs,
     paused: Option<&Logs>,
-    severity: Severity,
+    filter: &Filter,
     width: usize,
+    rows: Option<usize>,
 ) -> Content {
     let shown = paused.unwrap_or(logs);
-    let from = match severity {
-        Severity::Debug => "everything",
-        Severity::Info => "information and worse",
-        Severity::Warning => "warnings and worse",
-        Severity::Error | Severity::Fatal => "errors and worse",
-    };
-    let lost = if logs.dropped == 0 {
-        String::new()
-    } else {
-        format!(" {} lost.", plural(logs.dropped, "entry").replace("entrys", "entries"))
+    let what = filter.words();
+    let lost = match logs.dropped {
+        0 => String::new(),
+        1 => " 1 entry lost.".to_owned(),
+        some => format!(" {} entries lost.", crate::text::count(some)),
     };
     let (mark, text) = match paused {
-        None => (Mark::Busy, format!("Following: {from} (s changes).{lost}")),
+        None => (Mark::Busy, format!("Following: {what}.{lost}")),
         Some(paused) => {
-            let newer = logs.total.saturating_sub(paused.total);
-            (Mark::Attention, format!("Paused: {from}; {newer} newer, End follows again.{lost}"))
+            let newer = plural(logs.total.saturating_sub(paused.total), "newer line");
+            (Mark::Attention, format!("Paused: {what}; {newer}, End follows again.{lost}"))
         }
     };
     let mut head = headline(mark, &text, width);
     head.push(blank());
-    let body = shown.entries.iter().filter(|entry| entry.severity >= severity);
-    let mut body: Vec<_> = body.flat_map(|entry| lines(entry, width)).collect();
-    if body.is_empty() {
-        body.push(Row::indented(2).put(DIM, "Nothing yet.").line());
+    let entries = shown.entries.iter().filter(|entry| filter.lets_through(entry));
+    let mut body = Vec::new();
+    match rows {
+        None => body.extend(entries.flat_map(|entry| lines(entry, &filter.text, width))),
+        Some(rows) => {
+            for entry in entries.rev() {
+                body.extend(lines(entry, &filter.text, width).into_iter().rev());
+                if body.len() >= rows {
+                    break;
+                }
+            }
+            body.reverse();
+        }
     }
-    Content { head, body }
+    if body.is_empty() {
+        let nothing = if shown.entries.is_empty() {
+            "Nothing yet."
+        } else {
+            "Nothing among the newest entries. Esc shows all again."
+        };
+        body.push(Row::indented(2).put(DIM, nothing).line());
+    }
+    Content { head, body, focus: None }
 }
 
-fn lines(entry: &LogEntry, width: usize) -> Vec<Line<'static>> {
+/// The last `rows` lines of what is worth to be told, in pages about something else.
+pub(super) fn newest(logs: &Logs, width: usize, rows: usize) -> Vec<Line<'static>> {
+    let mut lines = content(logs, None, &Filter::default(), width, Some(rows)).body;
+    lines.drain(..lines.len().saturating_sub(rows));
+    lines
+}
+
+fn lines(entry: &LogEntry, found: &str, width: usize) -> Vec<Line<'static>> {
     let (letter, text) = styles(entry.severity);
     let name = format!("{}: ", clean(&entry.name));
     // The name is a part of the first line's text, so that it wraps with it.
@@ -65,13 +152,31 @@ fn lines(entry: &LogEntry, width: usize) -> Vec<Line<'static>> {
         let split = line.char_indices().nth(named).map_or(line.len(), |(at, _)| at);
         named = named.saturating_sub(cells(&line));
         let (name, said) = line.split_at(split);
-        row.put(BUSY, name).put(text, said).line()
+        marked(marked(row, BUSY, name, found), text, said, found).line()
     };
     wrapped.into_iter().enumerate().map(row).collect()
 }
 
+/// Adds `text`, with each `found` in it standing out.
+fn marked(mut row: Row, style: Style, text: &str, found: &str) -> Row {
+    let mut rest = text;
+    while let Some(at) = find(rest, found).filter(|_| !found.is_empty()) {
+        let byte = |number| rest.char_indices().nth(number).map_or(rest.len(), |(at, _)| at);
+        let (start, end) = (byte(at), byte(at + cells(found)));
+        row = row.put(style, &rest[..start]).put(FOUND, &rest[start..end]);
+        rest = &rest[end..];
+    }
+    row.put(style, rest)
+}
+
+/// Seconds since the kernel's start, with as many digits as there is room for.
 fn seconds(entry: &LogEntry) -> String {
-    format!("{}.{:03}", entry.time.as_secs(), entry.time.subsec_millis())
+    let (seconds, millis) = (entry.time.as_secs(), entry.time.subsec_millis());
+    match seconds {
+        0..10_000 => format!("{seconds}.{millis:03}"),
+        10_000..1_000_000 => format!("{seconds}.{}", millis / 100),
+        _ => cut(&format!("{seconds}"), INDENT - 4),
+    }
 }
 
 fn styles(severity: Severity) -> (Style, Style) {
@@ -80,5 +185,33 @@ fn styles(severity: Severity) -> (Style, Style) {
         Severity::Info => (DIM, PLAIN),
         Severity::Warning => (ATTENTION, ATTENTION),
         Severity::Error | Severity::Fatal => (BAD, BAD),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subtree_is_not_whoever_is_called_alike() {
+        let filter = Filter { below: "root.net".to_owned(), ..Filter::default() };
+        assert!(filter.is_above("root.net") && filter.is_above("root.net.dhcp"));
+        assert!(!filter.is_above("root.network") && !filter.is_above("root"));
+        assert!(Filter::default().is_above("anything"));
+    }
+
+    #[test]
+    fn a_search_finds_in_any_case_and_counts_characters() {
+        assert_eq!(find("é DHCP", "dhcp"), Some(2));
+        assert_eq!(find("dhc", "dhcp"), None);
+        assert!(holds("a\tb", "A B"), "what is searched is what is seen");
+    }
+
+    #[test]
+    fn the_tail_is_the_end_of_the_whole() {
+        let logs = crate::samples::failing().logs;
+        let whole = content(&logs, None, &Filter::default(), 60, None).body;
+        let tail = content(&logs, None, &Filter::default(), 60, Some(5)).body;
+        assert!(tail.len() >= 5 && whole.ends_with(&tail));
     }
 }

@@ -1,21 +1,28 @@
 //! Writes the pages. Each answers one question of a person, with the answer on top.
 
 pub(crate) mod boot;
+pub(crate) mod cluster;
 pub(crate) mod etcd;
+mod load;
 pub(crate) mod logs;
+pub(crate) mod network;
 pub(crate) mod pki;
 pub(crate) mod services;
 
+use std::ops::Range;
+
 use ratatui::text::Line;
 
-use crate::theme::DIM;
-use crate::widgets::Row;
+/// From so many columns on, blocks stand beside each other.
+pub(crate) const WIDE: usize = 110;
 
 /// A page as lines: the head stays, the body scrolls.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
     pub(crate) head: Vec<Line<'static>>,
     pub(crate) body: Vec<Line<'static>>,
+    /// Lines of the body that must be on the screen: where the cursor is.
+    pub(crate) focus: Option<Range<usize>>,
 }
 
 impl Content {
@@ -24,14 +31,4 @@ impl Content {
     pub(crate) fn head_rows(&self, height: u16) -> u16 {
         u16::try_from(self.head.len()).unwrap_or(u16::MAX).min(height / 2)
     }
-}
-
-/// The name of a block on a page.
-fn title(text: &str) -> Line<'static> {
-    Row::default().put(DIM, text).line()
-}
-
-/// An empty line.
-fn blank() -> Line<'static> {
-    Line::default()
 }

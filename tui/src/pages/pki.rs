@@ -2,21 +2,27 @@
 
 use ratatui::text::Line;
 
-use super::{Content, blank, title};
+use super::Content;
 use crate::snapshot::{Authority, Certificate, Crl, Pki, Snapshot};
-use crate::text::{count, duration, name, plural};
-use crate::theme::{DIM, Mark, PLAIN};
+use crate::text::{clean, count, duration, name, plural, wrap};
+use crate::theme::{DIM, Mark, PLAIN, STRONG};
+use crate::widgets::block::{blank, title};
 use crate::widgets::headline::{INDENT, headline};
 use crate::widgets::{Row, life};
-use crate::words::words;
 
-/// Columns of a certificate: name, issuer, two dates, days.
-const NAME: usize = 16;
-const ISSUER: usize = 13;
+/// Columns of what ends: two dates and the days that are left.
 const DATE: usize = 11;
 const LEFT: usize = 14;
 
-/// Longest bar.
+/// Column of names with their branch: a whole node ID where there is room.
+const NAME_MAX: usize = 44;
+const NAME_MIN: usize = 24;
+
+/// Column of the names of facts.
+const FACT: usize = 9;
+
+/// Shortest and longest bar.
+const BAR_MIN: usize = 12;
 const BAR_MAX: usize = 40;
 
 /// Days before its end when what never renews itself needs a person's plan: an
@@ -26,27 +32,35 @@ const DAYS_FOR_A_PERSON: i64 = 180;
 pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let Some(pki) = &snapshot.pki else {
         let text = "This node has no certificates yet. The Boot page (F1) says what it waits for.";
-        return Content { head: headline(Mark::Idle, text, width), body: Vec::new() };
+        return Content { head: headline(Mark::Idle, text, width), ..Content::default() };
     };
     let (mark, answer) = answer(pki);
-    let mut body = headline(mark, &answer, width);
-    body.extend([blank(), title("Authorities")]);
-    body.extend(pki.authorities.iter().flat_map(authority));
-    body.push(blank());
-    body.push(
-        Row::default()
-            .cell(INDENT + NAME, DIM, "Certificates")
-            .cell(ISSUER, DIM, "signed by")
-            .cell(DATE, DIM, "renews")
-            .cell(DATE, DIM, "ends")
-            .cell(LEFT, DIM, "")
-            .put(DIM, "life so far")
-            .line(),
-    );
-    body.extend(pki.certificates.iter().map(|certificate| row(certificate, width)));
-    body.extend([blank(), title("Revoked certificates")]);
-    body.extend(pki.authorities.iter().map(|authority| crl(authority.crl.as_ref())));
-    Content { head: Vec::new(), body }
+    let mut head = headline(mark, &answer, width);
+    let columns = Columns::of(width);
+    head.extend([blank(), columns.head()]);
+    let mut body = Vec::new();
+    for authority in &pki.authorities {
+        if !body.is_empty() {
+            body.push(blank());
+        }
+        let mut signed: Vec<_> =
+            pki.certificates.iter().filter(|it| it.issuer == authority.name).collect();
+        signed.sort_by_key(|certificate| certificate.days_left);
+        body.extend(columns.authority(authority, !signed.is_empty(), width));
+        let last = signed.len().saturating_sub(1);
+        body.extend(signed.iter().enumerate().map(|(at, certificate)| {
+            columns.certificate(certificate, if at == last { "└ " } else { "├ " })
+        }));
+    }
+    let known = |certificate: &&Certificate| {
+        pki.authorities.iter().any(|authority| authority.name == certificate.issuer)
+    };
+    let others: Vec<_> = pki.certificates.iter().filter(|it| !known(it)).collect();
+    if !others.is_empty() {
+        body.extend([blank(), title("Signed by others", width)]);
+        body.extend(others.iter().map(|certificate| columns.certificate(certificate, "")));
+    }
+    Content { head, body, focus: None }
 }
 
 /// Something that ends.
@@ -67,7 +81,8 @@ fn ends(pki: &Pki) -> Vec<End<'_>> {
         renews: None,
         late: false,
     });
-    let certificates = pki.certificates.iter().map(|certificate| End {
+    let valid = pki.certificates.iter().filter(|certificate| !certificate.revoked);
+    let certificates = valid.map(|certificate| End {
         name: name(&certificate.name),
         ends: &certificate.ends,
         days_left: certificate.days_left,
@@ -92,7 +107,7 @@ fn answer(pki: &Pki) -> (Mark, String) {
     }
     if let Some(End { name, days_left, .. }) = ends.iter().find(|end| end.late) {
         let what = format!("\"{name}\" should have renewed itself, and ends in");
-        return (Mark::Attention, format!("{what} {}. The logs (F5) say why.", days(*days_left)));
+        return (Mark::Attention, format!("{what} {}. The logs (F6) say why.", days(*days_left)));
     }
     let needs_a_person = |end: &&End<'_>| end.renews.is_none() && end.days_left < DAYS_FOR_A_PERSON;
     if let Some(End { name, ends, days_left, .. }) = ends.iter().find(needs_a_person) {
@@ -117,38 +132,78 @@ fn days(days: i64) -> String {
     plural(days.unsigned_abs(), "day")
 }
 
-fn authority(authority: &Authority) -> Vec<Line<'static>> {
-    let mark = mark(authority.days_left, DAYS_FOR_A_PERSON);
-    let hex: String = authority.fingerprint.iter().map(|byte| format!("{byte:02x}")).collect();
-    vec![
-        Row::default()
-            .cell(INDENT, mark.style(), mark.glyph())
-            .put(PLAIN, &name(&authority.name))
-            .put(DIM, &format!("  ends {}, {}", authority.ends, remaining(authority.days_left)))
-            .line(),
-        Row::indented(INDENT)
-            .cell(9, DIM, "words")
-            .put(PLAIN, &words(&authority.fingerprint))
-            .line(),
-        Row::indented(INDENT).cell(9, DIM, "SHA-256").put(PLAIN, &hex).line(),
-    ]
+/// How a row is shared out.
+struct Columns {
+    name: usize,
+    bar: usize,
 }
 
-fn row(certificate: &Certificate, width: usize) -> Line<'static> {
-    let enough = if certificate.renews.is_some() { 0 } else { DAYS_FOR_A_PERSON };
-    let late = if is_late(certificate) { Mark::Attention } else { Mark::Good };
-    let mark = mark(certificate.days_left, enough).max(late);
-    let row = Row::default()
-        .cell(INDENT, mark.style(), mark.glyph())
-        .cell(NAME, PLAIN, &certificate.name)
-        .cell(ISSUER, PLAIN, &certificate.issuer)
-        .cell(DATE, PLAIN, certificate.renews.as_deref().unwrap_or("by hand"))
-        .cell(DATE, PLAIN, &certificate.ends)
-        .cell(LEFT, mark.style(), &remaining(certificate.days_left));
-    let cells = width.saturating_sub(row.used()).min(BAR_MAX);
-    let renewal = certificate.renews.as_ref().map(|_day| certificate.renew_at);
-    life::share(row, cells, mark.style(), certificate.used, renewal).line()
+impl Columns {
+    fn of(width: usize) -> Self {
+        let dates = INDENT + 2 * DATE + LEFT;
+        let name = width.saturating_sub(dates + BAR_MIN).clamp(NAME_MIN, NAME_MAX);
+        Self { name, bar: width.saturating_sub(dates + name).min(BAR_MAX) }
+    }
+
+    fn head(&self) -> Line<'static> {
+        Row::default()
+            .cell(INDENT + self.name, DIM, "authorities and what they signed")
+            .cell(DATE, DIM, "renews")
+            .cell(DATE, DIM, "ends")
+            .cell(LEFT, DIM, "")
+            .put(DIM, "life so far")
+            .line()
+    }
+
+    fn row(&self, mark: Mark, name: Row, renews: &str, ends: &str, days_left: i64) -> Row {
+        Row::default()
+            .cell(INDENT, mark.style(), mark.glyph())
+            .join(self.name.saturating_sub(1), name)
+            .gap(1)
+            .cell(DATE, if renews == BY_HAND { DIM } else { PLAIN }, renews)
+            .cell(DATE, PLAIN, ends)
+            .cell(LEFT, mark.style(), &remaining(days_left))
+    }
+
+    fn authority(&self, it: &Authority, signed: bool, width: usize) -> Vec<Line<'static>> {
+        let mark = mark(it.days_left, DAYS_FOR_A_PERSON);
+        let name = Row::default().put(STRONG, &it.name);
+        let row = self.row(mark, name, BY_HAND, &it.ends, it.days_left);
+        let mut lines = vec![life::share(row, self.bar, mark.style(), it.used, None).line()];
+        let branch = if signed { "│" } else { "" };
+        let mut fact = |what: &str, text: &str| {
+            let left = width.saturating_sub(2 * INDENT + FACT);
+            let lead = Row::default().cell(INDENT, PLAIN, "").cell(INDENT, DIM, branch);
+            for (at, line) in wrap(&clean(text), left).iter().enumerate() {
+                let what = if at == 0 { what } else { "" };
+                lines.push(lead.clone().cell(FACT, DIM, what).put(DIM, line).line());
+            }
+        };
+        if let Some(words) = &it.words {
+            fact("words", words);
+        }
+        let hex: String = it.fingerprint.iter().map(|byte| format!("{byte:02x}")).collect();
+        fact("SHA-256", &hex);
+        fact("revoked", &crl(it.crl.as_ref()));
+        lines
+    }
+
+    fn certificate(&self, it: &Certificate, branch: &str) -> Line<'static> {
+        let enough = if it.renews.is_some() { 0 } else { DAYS_FOR_A_PERSON };
+        let late = if is_late(it) { Mark::Attention } else { Mark::Good };
+        let mark = if it.revoked { Mark::Idle } else { mark(it.days_left, enough).max(late) };
+        let revoked = if it.revoked { " (revoked)" } else { "" };
+        let name = Row::default()
+            .put(DIM, branch)
+            .put(if it.revoked { DIM } else { PLAIN }, &format!("{}{revoked}", it.name));
+        let renews = it.renews.as_deref().unwrap_or(BY_HAND);
+        let row = self.row(mark, name, renews, &it.ends, it.days_left);
+        let renewal = it.renews.as_ref().map(|_day| it.renew_at);
+        life::share(row, self.bar, mark.style(), it.used, renewal).line()
+    }
 }
+
+const BY_HAND: &str = "by hand";
 
 fn mark(days_left: i64, days_enough: i64) -> Mark {
     match days_left {
@@ -162,19 +217,11 @@ fn remaining(days_left: i64) -> String {
     if days_left < 0 { "ended".to_owned() } else { format!("in {}", days(days_left)) }
 }
 
-fn crl(crl: Option<&Crl>) -> Line<'static> {
-    let text = match crl {
-        None => "no list yet".to_owned(),
-        Some(crl) => format!(
-            "list number {}, with {}, made {} ago",
-            count(crl.number),
-            if crl.entries == 1 {
-                "1 entry".to_owned()
-            } else {
-                format!("{} entries", count(crl.entries))
-            },
-            duration(crl.age)
-        ),
-    };
-    Row::indented(INDENT).put(PLAIN, &text).line()
+fn crl(crl: Option<&Crl>) -> String {
+    let Some(crl) = crl else { return "no list yet".to_owned() };
+    let age = duration(crl.age);
+    match crl.entries {
+        0 => format!("nothing; list {}, made {age} ago", count(crl.number)),
+        some => format!("{}; list {}, made {age} ago", count(some), count(crl.number)),
+    }
 }

@@ -1,12 +1,15 @@
 //! Answers: what died, why, how often?
 
+use std::collections::BTreeSet;
+
 use ratatui::text::Line;
 
-use super::{Content, blank};
+use super::Content;
 use crate::snapshot::{Service, ServiceState, Snapshot};
 use crate::text::{clean, count, duration, name, plural, width as cells};
-use crate::theme::{ATTENTION, DIM, Mark, PLAIN};
+use crate::theme::{ATTENTION, CURSOR, DIM, Mark, PLAIN};
 use crate::widgets::Row;
+use crate::widgets::block::blank;
 use crate::widgets::headline::{INDENT, hanging, headline};
 
 /// Columns after the tree: state, time in it, restarts.
@@ -23,12 +26,81 @@ const DEPTH_MAX: usize = 16;
 /// Names that fit in a sentence.
 const NAMED_MAX: usize = 3;
 
-pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
+/// What a person has done to the tree.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tree {
+    /// The dotted name of the service under the cursor, once there is a cursor.
+    pub(crate) at: Option<String>,
+    /// The dotted names of those whose children are hidden.
+    folded: BTreeSet<String>,
+}
+
+impl Tree {
+    /// Moves the cursor by `steps` among what is shown; the first key sets it.
+    pub(crate) fn step(&mut self, services: &[Service], steps: isize) {
+        let shown: Vec<String> = self.shown(services).into_iter().map(|(_, path)| path).collect();
+        let Some(last) = shown.len().checked_sub(1) else { return };
+        let at = self.at.as_ref().and_then(|at| shown.iter().position(|path| path == at));
+        let at = match at {
+            None if steps < 0 => last,
+            None => 0,
+            Some(at) => at.saturating_add_signed(steps).min(last),
+        };
+        self.at = Some(shown[at].clone());
+    }
+
+    /// Folds or unfolds what is under the cursor.
+    pub(crate) fn fold(&mut self) {
+        let Some(at) = &self.at else { return };
+        if !self.folded.remove(at) {
+            self.folded.insert(at.clone());
+        }
+    }
+
+    /// Folds everything but the first level, or unfolds all.
+    pub(crate) fn fold_all(&mut self, services: &[Service], fold: bool) {
+        self.folded.clear();
+        if fold {
+            let paths = paths(services);
+            let deep = services.iter().zip(paths).filter(|(service, _)| service.depth > 0);
+            self.folded.extend(deep.map(|(_, path)| path));
+            self.at = None;
+        }
+    }
+
+    /// The numbers of the services that no fold hides, with their dotted names.
+    fn shown(&self, services: &[Service]) -> Vec<(usize, String)> {
+        let mut hidden_below = None;
+        let mut shown = Vec::new();
+        for (at, (service, path)) in services.iter().zip(paths(services)).enumerate() {
+            if hidden_below.is_some_and(|depth| service.depth > depth) {
+                continue;
+            }
+            hidden_below = self.folded.contains(&path).then_some(service.depth);
+            shown.push((at, path));
+        }
+        shown
+    }
+}
+
+/// The dotted name of each service: its parents' names and its own.
+fn paths(services: &[Service]) -> Vec<String> {
+    let mut parts: Vec<&str> = Vec::new();
+    let mut all = Vec::with_capacity(services.len());
+    for service in services {
+        parts.truncate(usize::from(service.depth));
+        parts.push(&service.name);
+        all.push(parts.join("."));
+    }
+    all
+}
+
+pub(crate) fn content(snapshot: &Snapshot, state: &Tree, width: usize) -> Content {
     let services = &snapshot.services;
     let (mark, answer) = answer(services);
     let mut head = headline(mark, &answer, width);
     if services.is_empty() {
-        return Content { head, body: Vec::new() };
+        return Content { head, ..Content::default() };
     }
     let tree = width.saturating_sub(INDENT + STATE + SINCE + RESTARTS).min(TREE_MAX);
     head.push(blank());
@@ -41,11 +113,41 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
             .gap(2)
             .line(),
     );
-    let rows = services.iter().zip(branches(services));
-    Content {
-        head,
-        body: rows.flat_map(|(service, branch)| lines(service, &branch, tree, width)).collect(),
+    let branches = branches(services);
+    let mut body = Vec::new();
+    let mut focus = None;
+    for (at, path) in state.shown(services) {
+        let service = &services[at];
+        let children = services[at + 1..].iter().take_while(|it| it.depth > service.depth);
+        let fold =
+            if state.folded.contains(&path) { Fold::Folded(hidden(children)) } else { Fold::No };
+        let start = body.len();
+        let here = state.at.as_ref() == Some(&path);
+        body.extend(lines(service, &branches[at], &fold, here, tree, width));
+        if here {
+            focus = Some(start..body.len());
+        }
     }
+    Content { head, body, focus }
+}
+
+/// Whether the children of a service are hidden.
+enum Fold {
+    No,
+    Folded(Hidden),
+}
+
+/// What a fold hides: nothing that is wrong is hidden without a word.
+struct Hidden {
+    services: u64,
+    worst: Mark,
+}
+
+fn hidden<'a>(children: impl Iterator<Item = &'a Service>) -> Hidden {
+    children.fold(Hidden { services: 0, worst: Mark::Idle }, |sum, child| Hidden {
+        services: sum.services + 1,
+        worst: sum.worst.max(look(child.state).0),
+    })
 }
 
 fn answer(services: &[Service]) -> (Mark, String) {
@@ -106,16 +208,30 @@ fn branches(services: &[Service]) -> Vec<String> {
     branches
 }
 
-fn lines(service: &Service, branch: &str, tree: usize, width: usize) -> Vec<Line<'static>> {
-    let (mark, word) = match service.state {
+fn look(state: ServiceState) -> (Mark, &'static str) {
+    match state {
         ServiceState::Starting => (Mark::Busy, "starting"),
         ServiceState::Healthy => (Mark::Good, "healthy"),
         ServiceState::Done => (Mark::Idle, "done"),
         ServiceState::Restarting => (Mark::Attention, "restarting"),
         ServiceState::Dead => (Mark::Bad, "dead"),
-    };
+    }
+}
+
+fn lines(
+    service: &Service,
+    branch: &str,
+    fold: &Fold,
+    here: bool,
+    tree: usize,
+    width: usize,
+) -> Vec<Line<'static>> {
+    let (mark, word) = look(service.state);
     let restarts = if service.restarts == 0 { DIM } else { ATTENTION };
-    let name = Row::default().put(DIM, branch).put(PLAIN, &service.name);
+    let mut name = Row::default().put(DIM, branch).put(PLAIN, &service.name);
+    if let Fold::Folded(Hidden { services: 1.., worst }) = fold {
+        name = name.put(worst.style(), &format!(" {}", worst.glyph()));
+    }
     let mut row = Row::default()
         .cell(INDENT, mark.style(), mark.glyph())
         .join(tree.saturating_sub(1), name)
@@ -124,13 +240,19 @@ fn lines(service: &Service, branch: &str, tree: usize, width: usize) -> Vec<Line
         .right(SINCE, PLAIN, &duration(service.since))
         .right(RESTARTS, restarts, &count(service.restarts))
         .gap(2);
-    let Some(cause) = &service.cause else { return vec![row.line()] };
+    let mut lines = Vec::new();
+    if let Fold::Folded(Hidden { services: some @ 1.., .. }) = fold {
+        row = row.put(DIM, &format!("+{some}"));
+    }
+    // Plain reverse: colours of their own would be lost on some terminals.
+    let shown = |row: Row| if here { row.to(width).patch(CURSOR) } else { row };
+    let Some(cause) = &service.cause else { return vec![shown(row).line()] };
     let cause = format!("last died: {}", clean(cause));
     if row.used() + cells(&cause) <= width {
-        row = row.put(ATTENTION, &cause);
-        return vec![row.line()];
+        lines.push(shown(row.put(ATTENTION, &cause)).line());
+        return lines;
     }
-    let mut lines = vec![row.line()];
+    lines.push(shown(row).line());
     lines.extend(hanging(INDENT + cells(branch), "  ", ATTENTION, &cause, width));
     lines
 }
@@ -138,6 +260,30 @@ fn lines(service: &Service, branch: &str, tree: usize, width: usize) -> Vec<Line
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fold_hides_what_is_below_and_nothing_else() {
+        let tree = [(0, "root"), (1, "a"), (2, "b"), (3, "c"), (1, "d")];
+        let services = tree.map(|(depth, name)| Service {
+            depth,
+            name: name.to_owned(),
+            ..Service::default()
+        });
+        let names = |tree: &Tree| {
+            tree.shown(&services).into_iter().map(|(_, path)| path).collect::<Vec<_>>()
+        };
+        let mut tree = Tree::default();
+        assert_eq!(names(&tree)[3..], ["root.a.b.c", "root.d"]);
+        tree.step(&services, 1);
+        tree.step(&services, 1);
+        assert_eq!(tree.at.as_deref(), Some("root.a"));
+        tree.fold();
+        assert_eq!(names(&tree), ["root", "root.a", "root.d"]);
+        tree.step(&services, 1);
+        assert_eq!(tree.at.as_deref(), Some("root.d"));
+        tree.fold_all(&services, false);
+        assert_eq!(names(&tree).len(), 5);
+    }
 
     #[test]
     fn branches_end_where_no_sibling_follows() {

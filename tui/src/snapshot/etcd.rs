@@ -1,10 +1,6 @@
 //! The etcd cluster, as this node's member sees it.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
-
-use super::time;
 
 /// The etcd cluster as this node sees it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -54,9 +50,9 @@ pub struct Member {
     pub answers: bool,
     /// Entries of the log that it has not applied yet, if that is known.
     pub lag: Option<u64>,
-    /// How long a question to it and its answer take, if that was measured.
-    #[serde(with = "time::optional")]
-    pub round_trip: Option<Duration>,
+    /// How long a question to it and its answer take, in microseconds, if that
+    /// was measured.
+    pub round_trip: Option<u64>,
     /// Bytes of its database file, if that is known.
     pub db_size: Option<u64>,
 }

@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_survives_the_journey() {
-        for snapshot in samples::all() {
+        for (_, snapshot) in samples::all() {
             let json = serde_json::to_string(&snapshot).unwrap();
             let read: Snapshot = serde_json::from_str(&json).unwrap();
             assert_eq!(read, snapshot);

@@ -22,8 +22,10 @@ pub struct Pki {
 pub struct Authority {
     /// What it is for.
     pub name: String,
-    /// SHA-256 of its certificate; shown in hexadecimal and in words (`words`).
+    /// SHA-256 of its certificate.
     pub fingerprint: [u8; 32],
+    /// The fingerprint in words that can be read aloud.
+    pub words: Option<String>,
     /// The day on which it ends, ready to print.
     pub ends: String,
     /// Full days before that; negative afterwards.

@@ -3,15 +3,12 @@
 use ratatui::style::Style;
 
 use super::Row;
-use crate::theme::DIM;
 
 /// Adds a bar of `cells` to `row`, filled to `percent`, and with a line through
 /// it at `mark` percent. What has begun shows, and what is not complete is not
 /// drawn full.
 pub(crate) fn share(row: Row, cells: usize, style: Style, percent: u8, mark: Option<u8>) -> Row {
-    let bar = bar(cells, percent, mark);
-    let rest = bar.find('·').unwrap_or(bar.len());
-    row.put(style, &bar[..rest]).put(DIM, &bar[rest..])
+    row.dotted(style, &bar(cells, percent, mark))
 }
 
 fn bar(cells: usize, percent: u8, mark: Option<u8>) -> String {

@@ -4,6 +4,7 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
 use crate::text::{clean, cut, width};
+use crate::theme::DIM;
 
 /// A line under construction; it knows how far it has come.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +30,15 @@ impl Row {
     /// Adds `cells` of nothing.
     pub(crate) fn gap(self, cells: usize) -> Self {
         self.put(Style::new(), &" ".repeat(cells))
+    }
+
+    /// Adds `text` in which dots are for the second look: bars and charts.
+    pub(crate) fn dotted(self, style: Style, text: &str) -> Self {
+        text.split_inclusive('·').fold(self, |row, part| {
+            let (bar, dot) = part.strip_suffix('·').map_or((part, ""), |bar| (bar, "·"));
+            let row = if bar.is_empty() { row } else { row.put(style, bar) };
+            if dot.is_empty() { row } else { row.put(DIM, dot) }
+        })
     }
 
     /// Goes to `column`, or nowhere if the line is past it.
@@ -59,6 +69,14 @@ impl Row {
             self = self.put(span.style, &cut(&span.content, left));
         }
         self.to(column)
+    }
+
+    /// Lays `style` over all of it.
+    pub(crate) fn patch(mut self, style: Style) -> Self {
+        for span in &mut self.spans {
+            span.style = span.style.patch(style);
+        }
+        self
     }
 
     /// Cells used so far.

@@ -1,7 +1,7 @@
 //! Draws when something began and how long it took, on one scale for all rows.
 //!
-//! What is over is a low bar; what still runs or waits is a tall one in a shade
-//! of its own, so that the eye goes there, colours or not.
+//! What is over is a bar; what runs is a bar with a head that moves on, and what
+//! waits is a mere line with a head: seen without colours too.
 
 use std::time::Duration;
 
@@ -27,11 +27,11 @@ pub(crate) struct Timeline {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fill {
     /// Over.
-    Solid,
+    Over,
     /// At work.
-    Dense,
+    Working,
     /// Waiting.
-    Light,
+    Waiting,
 }
 
 impl Timeline {
@@ -50,14 +50,17 @@ impl Timeline {
     pub(crate) fn bar(self, start: Duration, length: Duration, fill: Fill) -> String {
         let first = self.cell(start).min(self.cells.saturating_sub(1));
         let end = self.cell(start.saturating_add(length)).max(first + 1);
-        let glyph = match fill {
-            Fill::Solid => '▄',
-            Fill::Dense => '▓',
-            Fill::Light => '▒',
+        let (body, head) = match fill {
+            Fill::Over => ('▄', '▄'),
+            Fill::Working => ('▄', '►'),
+            Fill::Waiting => ('─', '►'),
         };
-        let within = |cell: usize| (first..end).contains(&cell);
-        let row = self.empty();
-        row.chars().enumerate().map(|(at, c)| if within(at) { glyph } else { c }).collect()
+        let glyph = |(at, empty)| match at {
+            at if at + 1 == end => head,
+            at if (first..end).contains(&at) => body,
+            _ => empty,
+        };
+        self.empty().chars().enumerate().map(glyph).collect()
     }
 
     /// A row without a bar.
@@ -121,10 +124,10 @@ mod tests {
         assert_eq!(line.axis(), "0         5 s");
         assert_eq!(line.empty(), "·         ·         ");
         assert_eq!(Timeline::new(36, 100 * 60 * second).axis(), "0      20 min 40 min 1 h");
-        assert_eq!(line.bar(2 * second, second, Fill::Solid), "·   ▄▄    ·         ");
-        assert_eq!(line.bar(2 * second, second / 4, Fill::Solid), "·   ▄     ·         ");
-        assert_eq!(line.bar(5 * second, 5 * second, Fill::Light), "·         ▒▒▒▒▒▒▒▒▒▒");
-        assert_eq!(line.bar(11 * second, second, Fill::Dense), "·         ·        ▓");
+        assert_eq!(line.bar(2 * second, second, Fill::Over), "·   ▄▄    ·         ");
+        assert_eq!(line.bar(2 * second, second / 4, Fill::Over), "·   ▄     ·         ");
+        assert_eq!(line.bar(5 * second, 5 * second, Fill::Waiting), "·         ─────────►");
+        assert_eq!(line.bar(11 * second, second, Fill::Working), "·         ·        ►");
     }
 
     proptest! {
@@ -135,7 +138,7 @@ mod tests {
         ) {
             let [end, start, length] = times.map(Duration::from_millis);
             let line = Timeline::new(cells, end);
-            prop_assert_eq!(width(&line.bar(start, length, Fill::Solid)), cells);
+            prop_assert_eq!(width(&line.bar(start, length, Fill::Over)), cells);
             prop_assert!(width(&line.axis()) <= cells);
             prop_assert!(line.ticks().len() <= cells);
         }

@@ -1,0 +1,238 @@
+//! Answers: who else is there, is everyone well, and does someone wait for a person?
+
+use ratatui::text::Line;
+
+use super::Content;
+use crate::snapshot::{Cluster, Health, Node, NodeState, Nodes, Snapshot, Standing};
+use crate::text::{clean, duration, name, plural};
+use crate::theme::{ATTENTION, DIM, Mark, PLAIN, STRONG};
+use crate::widgets::Row;
+use crate::widgets::block::{blank, titled};
+use crate::widgets::headline::{INDENT, hanging, headline, note};
+
+/// Columns after the name: address, state, what it is to etcd, heartbeat.
+const ADDRESS: usize = 17;
+const STATE: usize = 12;
+const ETCD: usize = 9;
+const HEARTBEAT: usize = 15;
+
+/// A whole node ID and one to keep apart; a narrow screen shows its beginning.
+const NAME_MAX: usize = 39;
+const NAME_MIN: usize = 14;
+
+/// So much room beside the columns holds what else there is to say.
+const ROLES: usize = 50;
+
+/// More nodes than this have a row each and no second one.
+const DETAILS_MAX: usize = 8;
+
+/// Names that fit in a sentence.
+const NAMED_MAX: usize = 2;
+
+pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
+    let Some(known) = snapshot.nodes.as_ref().filter(|known| !known.nodes.is_empty()) else {
+        let mut body = headline(Mark::Idle, alone(snapshot), width);
+        body.extend(identity(snapshot, width));
+        return Content { body, ..Content::default() };
+    };
+    let (mark, answer) = answer(known);
+    let mut head = headline(mark, &answer, width);
+    if let Some(stale) = known.stale {
+        let text = format!("What follows is {} old: no curator answers.", duration(stale));
+        head.extend(note(Mark::Attention, &text, width));
+    }
+    head.push(blank());
+    let columns = Columns::of(width, known.nodes.len());
+    head.push(columns.head(known.nodes.len(), width));
+    let mut nodes: Vec<&Node> = known.nodes.iter().collect();
+    // Whoever needs somebody comes first; the others stay where they are.
+    nodes.sort_by_key(|node| std::cmp::Reverse(standing(node).0.max(Mark::Good)));
+    let details = nodes.len() <= DETAILS_MAX;
+    let rows = nodes.iter().flat_map(|node| rows(node, &columns, details, width));
+    let mut body: Vec<_> = rows.collect();
+    body.extend(identity(snapshot, width));
+    Content { head, body, focus: None }
+}
+
+/// Why there is nobody to show.
+fn alone(snapshot: &Snapshot) -> &'static str {
+    match snapshot.header.cluster {
+        Cluster::Unknown => {
+            "This node is not in a cluster yet. The Boot page (F1) says what it waits for."
+        }
+        Cluster::Foreign | Cluster::Trusted => {
+            "This node is not let in yet, and so it is not told who else is there."
+        }
+        Cluster::Home => "No curator has told yet who else is there.",
+        Cluster::Disowning => "This node was removed from its cluster.",
+        Cluster::Split => "No curator can be reached: nobody tells who else is there.",
+    }
+}
+
+/// What this node is called, for whoever compares.
+fn identity(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
+    let header = &snapshot.header;
+    let Some(node) = &header.node else { return Vec::new() };
+    let mut lines = vec![blank(), titled(Row::default().put(STRONG, "This node"), width)];
+    let fact =
+        |what: &str, text: &str| hanging(INDENT, &crate::text::pad(what, FACT), PLAIN, text, width);
+    lines.extend(fact("name", node));
+    lines.extend(header.words.iter().flat_map(|words| fact("its key", words)));
+    lines
+}
+
+/// Column of the names of facts.
+const FACT: usize = 10;
+
+/// What a node does, as the mark, the word and what a person can do about it.
+fn standing(node: &Node) -> (Mark, &'static str) {
+    match (node.state, node.health) {
+        (NodeState::New, _) => (Mark::Attention, "new"),
+        (NodeState::Standby, _) => (Mark::Busy, "standby"),
+        (NodeState::Up, Health::Late) => (Mark::Bad, "late"),
+        (NodeState::Up, Health::Healthy) => (Mark::Good, "up"),
+        (NodeState::Up, Health::Unknown) => (Mark::Busy, "up"),
+        (NodeState::Decommissioned, _) => (Mark::Idle, "removed"),
+        (NodeState::Unknown, _) => (Mark::Attention, "unknown"),
+    }
+}
+
+fn answer(known: &Nodes) -> (Mark, String) {
+    let of = |word: &str| -> Vec<&Node> {
+        known.nodes.iter().filter(|node| standing(node).1 == word).collect()
+    };
+    let (late, new, standby) = (of("late"), of("new"), of("standby"));
+    let members = known.nodes.iter().filter(|node| node.state == NodeState::Up).count() as u64;
+    let leader = match &known.leader {
+        Some(leader) if known.nodes.iter().any(|node| node.own && node.id == *leader) => {
+            " This node leads.".to_owned()
+        }
+        Some(leader) => format!(" {} leads.", short(leader)),
+        None => " Nobody leads: an election is on.".to_owned(),
+    };
+    let all = plural(members, "node");
+    if !late.is_empty() {
+        let heard = if late.len() == 1 { "was" } else { "were" };
+        let text = format!("{} of {all} {heard} not heard of lately: {}.", late.len(), list(&late));
+        return (Mark::Bad, format!("{text}{leader}"));
+    }
+    if !new.is_empty() {
+        let wait = if new.len() == 1 { "waits" } else { "wait" };
+        let text =
+            format!("{} {wait} to be let in: {}.", plural(new.len() as u64, "node"), list(&new));
+        return (Mark::Attention, text);
+    }
+    if known.leader.is_none() {
+        return (Mark::Attention, format!("{all}, all well.{leader}"));
+    }
+    let coming = match standby.len() {
+        0 => String::new(),
+        some => format!(" {} on the way in.", plural(some as u64, "node")),
+    };
+    match members {
+        1 => (Mark::Good, format!("One node, and it is well.{coming}")),
+        _ => (Mark::Good, format!("{all}, all well.{leader}{coming}")),
+    }
+}
+
+fn list(nodes: &[&Node]) -> String {
+    let first: Vec<_> = nodes.iter().take(NAMED_MAX).map(|node| short(&node.id)).collect();
+    match nodes.len().saturating_sub(NAMED_MAX) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+/// The beginning of a node ID, which is enough to tell nodes apart.
+pub(super) fn short(id: &str) -> String {
+    let digits = |id: &str| id.chars().count() > "polis-".len() + 12;
+    match id.strip_prefix("polis-") {
+        Some(_) if digits(id) => id.chars().take("polis-".len() + 8).collect(),
+        _ => name(id),
+    }
+}
+
+/// How a row is shared out.
+struct Columns {
+    name: usize,
+    roles: bool,
+}
+
+impl Columns {
+    fn of(width: usize, nodes: usize) -> Self {
+        let others = INDENT + ADDRESS + STATE + ETCD + HEARTBEAT;
+        let left = width.saturating_sub(others);
+        Self {
+            name: left.clamp(NAME_MIN, NAME_MAX),
+            roles: left > NAME_MAX + ROLES || left > NAME_MAX && nodes > DETAILS_MAX,
+        }
+    }
+
+    fn head(&self, nodes: usize, width: usize) -> Line<'static> {
+        let row = Row::default()
+            .cell(INDENT + self.name, STRONG, &plural(nodes as u64, "node"))
+            .cell(ADDRESS, DIM, "address")
+            .cell(STATE, DIM, "state")
+            .cell(ETCD, DIM, "etcd")
+            .cell(HEARTBEAT, DIM, "heartbeat");
+        if self.roles {
+            row.cell(0, DIM, "").put(DIM, "roles, labels").line()
+        } else {
+            titled(row, width)
+        }
+    }
+}
+
+fn rows(node: &Node, columns: &Columns, details: bool, width: usize) -> Vec<Line<'static>> {
+    let (mark, word) = standing(node);
+    let state = if node.leader { format!("{word}, leads") } else { word.to_owned() };
+    let name = if columns.name < NAME_MAX { short(&node.id) } else { node.id.clone() };
+    let etcd = match node.etcd {
+        None => "",
+        Some(Standing::Voter) => "voter",
+        Some(Standing::Learner { .. }) => "learner",
+    };
+    let heartbeat = match node.heartbeat {
+        None => "none yet".to_owned(),
+        Some(age) => format!("{} ago", duration(age)),
+    };
+    let row = Row::default()
+        .cell(INDENT, mark.style(), mark.glyph())
+        .cell(columns.name, if node.own { STRONG } else { PLAIN }, &name)
+        .cell(ADDRESS, PLAIN, node.address.as_deref().unwrap_or("-"))
+        .cell(STATE, mark.style(), &state)
+        .cell(ETCD, PLAIN, etcd)
+        .cell(HEARTBEAT, if mark == Mark::Bad { ATTENTION } else { PLAIN }, &heartbeat);
+    let more = remark(node);
+    let mut lines = Vec::new();
+    if columns.roles {
+        let left = width.saturating_sub(row.used());
+        lines.push(row.put(DIM, &crate::text::cut(&clean(&more), left)).line());
+    } else {
+        lines.push(row.line());
+        if details && !more.is_empty() {
+            lines.push(
+                Row::indented(INDENT)
+                    .put(DIM, &crate::text::cut(&clean(&more), width - INDENT.min(width)))
+                    .line(),
+            );
+        }
+    }
+    if node.state == NodeState::New {
+        let words = node.words.as_deref().unwrap_or("its screen");
+        let text =
+            format!("compare \"{words}\" with its screen, then: polisctl node approve {}", node.id);
+        lines.extend(hanging(INDENT, "► ", ATTENTION, &text, width));
+    }
+    lines
+}
+
+/// What is known beyond the columns.
+fn remark(node: &Node) -> String {
+    let own = node.own.then(|| "this node".to_owned());
+    let roles = (!node.roles.is_empty()).then(|| node.roles.join(", "));
+    let labels = (!node.labels.is_empty()).then(|| node.labels.join(" "));
+    let version = node.version.as_ref().map(|version| format!("Polis {version}"));
+    let all: Vec<String> = [own, roles, labels, version].into_iter().flatten().collect();
+    all.join(" · ")
+}

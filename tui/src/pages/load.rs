@@ -1,0 +1,159 @@
+//! Draws what the machine is busy with: processors, disks, network, memory.
+
+use std::time::Duration;
+
+use ratatui::style::Style;
+use ratatui::text::Line;
+
+use crate::snapshot::Metrics;
+use crate::text::{bytes, duration, width as cells};
+use crate::theme::{BUSY, DIM, Mark, PLAIN, STRONG};
+use crate::widgets::block::{blank, title, titled};
+use crate::widgets::chart::{ceiling, chart};
+use crate::widgets::{Row, life};
+
+/// From here on, two units are exact enough.
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Between two charts.
+const GAP: usize = 3;
+
+/// From here on, in percent, something is nearly full.
+const FULL: u8 = 85;
+
+/// The lowest end of a scale for bytes a second: below it, nothing is going on.
+const LEAST: u64 = 64 << 10;
+
+/// The lowest end of a scale of percents.
+const LEAST_PERCENT: u64 = 25;
+
+/// Longest bar.
+const BAR_MAX: usize = 30;
+
+/// How something went lately, before it has a size.
+pub(super) struct Chart {
+    title: &'static str,
+    style: Style,
+    values: Vec<u64>,
+    max: u64,
+    print: fn(u64) -> String,
+}
+
+impl Chart {
+    /// Bytes a second.
+    pub(super) fn flow(title: &'static str, values: Vec<u64>) -> Self {
+        let max = ceiling(&values, LEAST);
+        Self { title, style: BUSY, values, max, print: rate }
+    }
+
+    fn percents(title: &'static str, values: &[u8]) -> Self {
+        let values: Vec<u64> = values.iter().copied().map(u64::from).collect();
+        let highest = values.iter().copied().max().unwrap_or(0);
+        let max = [LEAST_PERCENT, 50].into_iter().find(|max| highest <= *max).unwrap_or(100);
+        let high = values.last().is_some_and(|now| *now >= FULL.into());
+        let style = if high { Mark::Attention.style() } else { Mark::Good.style() };
+        Self { title, style, values, max, print: |percent| format!("{percent} %") }
+    }
+
+    /// A row with the newest number, and where there is room with the end of the
+    /// scale; below it the chart in `rows`.
+    pub(super) fn draw(&self, width: usize, rows: usize) -> Vec<Row> {
+        let now = self.values.last().map_or_else(|| "..".to_owned(), |now| (self.print)(*now));
+        let head = Row::default().put(STRONG, self.title).gap(1).put(PLAIN, &now);
+        let scale = format!("max {}", (self.print)(self.max));
+        let left = width.saturating_sub(head.used());
+        let head = if left > cells(&scale) + 1 { head.right(left, DIM, &scale) } else { head };
+        let mut lines = vec![Row::default().join(width, head)];
+        let columns = chart(&self.values, self.max, width, rows);
+        lines.extend(columns.iter().map(|row| Row::default().dotted(self.style, row)));
+        lines
+    }
+}
+
+/// Charts in a row, each of `rows`, and how full memory and data partition are.
+pub(super) fn across(metrics: &Metrics, width: usize, rows: usize) -> Vec<Line<'static>> {
+    let charts = charts(metrics);
+    let column = (width + GAP) / charts.len();
+    let mut lines = vec![title_of(metrics, column.saturating_sub(GAP), width)];
+    lines.extend(beside(&charts, width, rows));
+    lines.push(blank());
+    let half = width / 2;
+    let gauges = gauges(metrics, half.saturating_sub(GAP));
+    lines.push(gauges.into_iter().fold(Row::default(), |row, it| row.join(half, it)).line());
+    lines
+}
+
+/// Charts of one width and height beside each other.
+pub(super) fn beside(charts: &[Chart], width: usize, rows: usize) -> Vec<Line<'static>> {
+    let column = (width + GAP) / charts.len().max(1);
+    let drawn: Vec<Vec<Row>> =
+        charts.iter().map(|chart| chart.draw(column.saturating_sub(GAP), rows)).collect();
+    let line = |row: usize| {
+        drawn.iter().fold(Row::default(), |line, chart| {
+            line.join(column, chart.get(row).cloned().unwrap_or_default())
+        })
+    };
+    (0..=rows).map(|row| line(row).line()).collect()
+}
+
+/// The same as [`across`], below each other.
+pub(super) fn down(metrics: &Metrics, width: usize, rows: usize) -> Vec<Line<'static>> {
+    let mut lines = vec![title_of(metrics, width, width)];
+    for chart in charts(metrics) {
+        lines.extend(chart.draw(width, rows).into_iter().map(Row::line));
+    }
+    lines.push(blank());
+    lines.extend(gauges(metrics, width).into_iter().map(Row::line));
+    lines
+}
+
+/// The title says how long ago a chart of `cells` begins.
+fn title_of(metrics: &Metrics, cells: usize, width: usize) -> Line<'static> {
+    let shown = metrics.cpu.len().min(cells);
+    let span = metrics.pace.saturating_mul(u32::try_from(shown).unwrap_or(u32::MAX));
+    if span.is_zero() {
+        return title("Load", width);
+    }
+    let span = if span >= MINUTE { duration(span) } else { format!("{} s", span.as_secs()) };
+    let text = format!(" of the last {span}");
+    titled(Row::default().put(STRONG, "Load").put(DIM, &text), width)
+}
+
+fn charts(metrics: &Metrics) -> [Chart; 3] {
+    [
+        Chart::percents("CPU", &metrics.cpu),
+        Chart::flow("Disk", sum(&metrics.disk_read, &metrics.disk_written)),
+        Chart::flow("Network", sum(&metrics.received, &metrics.sent)),
+    ]
+}
+
+/// Bytes a second.
+fn rate(bytes_a_second: u64) -> String {
+    format!("{}/s", bytes(bytes_a_second))
+}
+
+fn sum(one: &[u64], other: &[u64]) -> Vec<u64> {
+    one.iter().zip(other).map(|(one, other)| one.saturating_add(*other)).collect()
+}
+
+/// How full things are, as bars.
+fn gauges(metrics: &Metrics, width: usize) -> Vec<Row> {
+    let all = [
+        ("Memory", metrics.memory_used, metrics.memory_total),
+        ("Data", metrics.data_used, metrics.data_total),
+    ];
+    let row = |(name, used, total): (&str, u64, u64)| {
+        let percent = (u128::from(used) * 100).checked_div(u128::from(total))?.min(100);
+        let percent = u8::try_from(percent).unwrap_or(100);
+        let mark = if percent < FULL { Mark::Good } else { Mark::Attention };
+        let text = format!(" {}", bytes(total));
+        let row = Row::default().put(STRONG, name).put(PLAIN, &format!(" {percent} %")).gap(1);
+        let row = row.to(NAME);
+        let bar = width.saturating_sub(row.used() + cells(&text)).min(BAR_MAX);
+        Some(life::share(row, bar, mark.style(), percent, None).put(DIM, &text))
+    };
+    all.into_iter().filter_map(row).collect()
+}
+
+/// Column of a name with its percents, one apart.
+const NAME: usize = 13;

@@ -1,0 +1,151 @@
+//! Answers: can others reach this machine, by what, and for how long?
+
+use ratatui::text::Line;
+
+use super::load::{self, Chart};
+use super::{Content, WIDE};
+use crate::snapshot::{Address, Interface, Network, Snapshot};
+use crate::text::{clean, duration, name, pad};
+use crate::theme::{DIM, Mark, PLAIN, STRONG};
+use crate::widgets::Row;
+use crate::widgets::block::{beside, blank, title, titled};
+use crate::widgets::headline::{INDENT, hanging, headline};
+
+/// Column of the names of facts.
+const FACT: usize = 10;
+
+/// Rows of a chart.
+const ROWS: usize = 2;
+
+pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
+    let network = &snapshot.network;
+    let (mark, answer) = answer(snapshot);
+    let mut body = headline(mark, &answer, width);
+    if let Some(waiting) = &network.waiting {
+        body.extend(hanging(INDENT, "└ waits for ", Mark::Attention.style(), waiting, width));
+    }
+    for interface in &network.interfaces {
+        body.push(blank());
+        body.extend(block(interface, width));
+    }
+    if !network.interfaces.is_empty() {
+        body.push(blank());
+        body.push(title("Beyond", width));
+        body.extend(beyond(network, width));
+    }
+    Content { body, ..Content::default() }
+}
+
+fn answer(snapshot: &Snapshot) -> (Mark, String) {
+    let network = &snapshot.network;
+    let all = || network.interfaces.iter();
+    let primary = all().find_map(|interface| {
+        let address = interface.addresses.iter().find(|address| address.primary)?;
+        Some((interface, address))
+    });
+    match (primary, &snapshot.header.address) {
+        (Some((interface, address)), _) => {
+            let (at, on) = (name(plain(address)), name(&interface.name));
+            let text = format!("Others reach this node at {at}, on {on}.");
+            let dark = !interface.carrier;
+            match dark {
+                true => (Mark::Bad, format!("{text} But its cable is unplugged.")),
+                false => (Mark::Good, text),
+            }
+        }
+        (None, Some(address)) => {
+            (Mark::Good, format!("Others reach this node at {}.", name(address)))
+        }
+        (None, None) if network.interfaces.is_empty() => {
+            (Mark::Idle, "No network interface was found yet.".to_owned())
+        }
+        (None, None) if all().all(|interface| !interface.carrier) => {
+            (Mark::Bad, "No cable is plugged in: nobody can reach this node.".to_owned())
+        }
+        (None, None) => {
+            (Mark::Attention, "This node has no address yet: nobody can reach it.".to_owned())
+        }
+    }
+}
+
+/// An address without the length of its network's prefix.
+fn plain(address: &Address) -> &str {
+    address.cidr.split_once('/').map_or(address.cidr.as_str(), |(plain, _)| plain)
+}
+
+/// One interface: what it is, what it has, and what passes through it.
+fn block(interface: &Interface, width: usize) -> Vec<Line<'static>> {
+    let (mark, state) = match (interface.carrier, interface.addresses.is_empty()) {
+        (false, _) => (Mark::Idle, "no cable, or nothing at its other end"),
+        (true, true) if interface.asking => (Mark::Busy, "asks for an address (DHCP)"),
+        (true, true) => (Mark::Attention, "has no address"),
+        (true, false) => (Mark::Good, "up"),
+    };
+    let head = Row::default()
+        .cell(INDENT, mark.style(), mark.glyph())
+        .put(STRONG, &name(&interface.name))
+        .gap(2)
+        .put(mark.style(), state);
+    let mut lines = vec![titled(head, width)];
+    let traffic = !interface.received.is_empty();
+    let wide = width >= WIDE && traffic;
+    let cells = if wide { width / 2 } else { width };
+    let mut facts = Vec::new();
+    for address in &interface.addresses {
+        facts.extend(fact("address", &address_text(address), cells));
+    }
+    let driver = interface.driver.as_deref().map(|it| format!(", driver {it}"));
+    let hardware = format!("{}{}", interface.mac, driver.unwrap_or_default());
+    facts.extend(fact("hardware", &hardware, cells));
+    let charts = |width: usize| {
+        let charts = [
+            Chart::flow("in", interface.received.clone()),
+            Chart::flow("out", interface.sent.clone()),
+        ];
+        load::beside(&charts, width, ROWS)
+    };
+    if wide {
+        lines.extend(beside(facts, cells, charts(width - cells)));
+    } else {
+        lines.extend(facts);
+        if traffic {
+            let charts = charts(width.saturating_sub(INDENT));
+            lines.extend(beside(Vec::new(), INDENT, charts));
+        }
+    }
+    lines
+}
+
+fn address_text(address: &Address) -> String {
+    let source = match address.source.as_str() {
+        "" => String::new(),
+        source => format!(" by {source}"),
+    };
+    let lease = match address.lease {
+        None => String::new(),
+        Some(left) => format!(", lease ends in {}", duration(left)),
+    };
+    format!("{}{source}{lease}", address.cidr)
+}
+
+fn fact(what: &str, text: &str, width: usize) -> Vec<Line<'static>> {
+    // Wrapped by hand, so that the name of the fact and the fact have two styles.
+    let column = INDENT + FACT;
+    let lines = crate::text::wrap(&clean(text), width.saturating_sub(column + 1));
+    let row = |(at, line): (usize, &String)| {
+        let what = if at == 0 { what } else { "" };
+        Row::indented(INDENT).put(DIM, &pad(what, FACT)).put(PLAIN, line).line()
+    };
+    lines.iter().enumerate().map(row).collect()
+}
+
+fn beyond(network: &Network, width: usize) -> Vec<Line<'static>> {
+    let list = |all: &[String]| match all {
+        [] => "none".to_owned(),
+        some => some.join(", "),
+    };
+    let mut lines = fact("gateway", network.gateway.as_deref().unwrap_or("none"), width);
+    lines.extend(fact("DNS", &list(&network.nameservers), width));
+    lines.extend(fact("NTP", &list(&network.time_servers), width));
+    lines
+}

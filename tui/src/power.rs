@@ -1,0 +1,114 @@
+//! Ends the machine, after a person has said so twice.
+//!
+//! ```text
+//! [closed] --F10, P--> [choose] --R--> [confirm reboot] ----Y--> Command::Reboot
+//!     ^                  |   \---O--> [confirm power off] --Y--> Command::PowerOff
+//!     +--any other key---+----------------------+
+//! ```
+//!
+//! Invariants:
+//! - No single key ends a machine, and none that moves or scrolls is one of the two.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+
+use crate::snapshot::{Cluster, Snapshot};
+use crate::text::{clean, wrap};
+use crate::theme::{ATTENTION, BAD, BUSY, PLAIN, STRONG};
+use crate::widgets::{Row, dialog};
+use crate::{Command, Key};
+
+/// Cells of the box, its border included.
+const COLUMNS: u16 = 62;
+
+/// Where a person is in the menu.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Menu {
+    /// Nothing was chosen yet.
+    Choose,
+    /// This was chosen.
+    Confirm(End),
+}
+
+/// How the machine ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Reboot,
+    PowerOff,
+}
+
+impl Menu {
+    /// What a key leads to: the menu that is open then, and what is to be done.
+    pub(crate) fn key(self, key: Key) -> (Option<Self>, Option<Command>) {
+        match (self, key) {
+            (Self::Choose, Key::Char('r' | 'R')) => (Some(Self::Confirm(End::Reboot)), None),
+            (Self::Choose, Key::Char('o' | 'O')) => (Some(Self::Confirm(End::PowerOff)), None),
+            (Self::Confirm(End::Reboot), Key::Char('y' | 'Y')) => (None, Some(Command::Reboot)),
+            (Self::Confirm(End::PowerOff), Key::Char('y' | 'Y')) => (None, Some(Command::PowerOff)),
+            _ => (None, None),
+        }
+    }
+
+    pub(crate) fn draw(self, snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
+        let key = |key: &str, what: &str| Row::indented(2).cell(5, BUSY, key).put(PLAIN, what);
+        let mut rows = vec![Row::default()];
+        let (title, style) = match self {
+            Self::Choose => {
+                rows.push(key("R", "reboot this machine"));
+                rows.push(key("O", "power this machine off"));
+                ("Power", BUSY)
+            }
+            Self::Confirm(end) => {
+                let node = snapshot.header.node.as_deref().unwrap_or("this machine");
+                rows.push(Row::indented(2).put(STRONG, &clean(node)));
+                rows.push(Row::default());
+                let inner = usize::from(area.width.min(COLUMNS)).saturating_sub(6);
+                for line in wrap(&what_stops(snapshot, end), inner) {
+                    rows.push(Row::indented(2).put(ATTENTION, &line));
+                }
+                rows.push(Row::default());
+                match end {
+                    End::Reboot => {
+                        rows.push(key("Y", "yes, reboot it now"));
+                        ("Reboot?", BAD)
+                    }
+                    End::PowerOff => {
+                        rows.push(key("Y", "yes, power it off now"));
+                        ("Power off?", BAD)
+                    }
+                }
+            }
+        };
+        rows.push(key("Esc", "no, go back"));
+        rows.push(Row::default());
+        dialog::draw(title, style, rows, COLUMNS, area, buffer);
+    }
+}
+
+/// What a person should know before it is done.
+fn what_stops(snapshot: &Snapshot, end: End) -> String {
+    let away = match end {
+        End::Reboot => "while it is away",
+        End::PowerOff => "until it is back",
+    };
+    let voters = snapshot.etcd.as_ref().map_or(0, |etcd| {
+        etcd.members.iter().filter(|it| it.standing == crate::snapshot::Standing::Voter).count()
+    });
+    let own = snapshot.etcd.as_ref().is_some_and(|etcd| etcd.state == "voter");
+    let survives = snapshot.etcd.as_ref().and_then(|etcd| etcd.survives);
+    match (snapshot.header.cluster, survives) {
+        (Cluster::Home, Some(0)) if own && voters == 1 => {
+            format!("It is the only voter of its cluster: the cluster stops {away}.")
+        }
+        (Cluster::Home, Some(0)) if own => format!(
+            "The other voters are no majority without it: nothing can be written to the cluster {away}."
+        ),
+        (Cluster::Home, Some(_)) => {
+            format!("The cluster goes on without it, and its services are gone {away}.")
+        }
+        (Cluster::Home, None) => {
+            format!("The cluster has no quorum already. All on it stops {away}.")
+        }
+        _ => format!("What it is doing is broken off {away}."),
+    }
+}

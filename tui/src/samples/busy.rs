@@ -1,0 +1,111 @@
+//! A day on which much happens, all of it well.
+
+use std::time::Duration;
+
+use super::{interface, member, ordinary, percents, say, wave};
+use crate::snapshot::{
+    Health, Interface, Member, Node, NodeState, ServiceState, Severity, Snapshot, Standing, Warning,
+};
+
+const NEWCOMERS: [&str; 2] =
+    ["polis-c41d07be5590a1f2e86633d9cf015a7b", "polis-e7723f0a94bb41c8a0d65b12e83f9c44"];
+
+/// A cluster that grows while it works: a learner copies, a node waits for a person.
+#[must_use]
+pub fn busy() -> Snapshot {
+    let mut snapshot = ordinary();
+    snapshot.header.uptime = Duration::from_secs(611);
+    snapshot.warnings = vec![Warning {
+        text: "The recovery key of this machine's disk is not saved anywhere but in the cluster."
+            .to_owned(),
+        help: Some("polisctl node recovery-key polis-8e9e05c5".to_owned()),
+    }];
+    if let Some(nodes) = &mut snapshot.nodes {
+        nodes.nodes.push(Node {
+            id: NEWCOMERS[0].to_owned(),
+            address: Some("10.0.2.18".to_owned()),
+            state: NodeState::Up,
+            health: Health::Healthy,
+            heartbeat: Some(Duration::from_millis(3_100)),
+            roles: vec!["consensus member".to_owned()],
+            etcd: Some(Standing::Learner { caught_up: Some(71) }),
+            labels: vec!["zone=d".to_owned(), "disk=nvme".to_owned()],
+            version: Some("0.1.0".to_owned()),
+            ..Node::default()
+        });
+        nodes.nodes.push(Node {
+            id: NEWCOMERS[1].to_owned(),
+            address: Some("10.0.2.19".to_owned()),
+            state: NodeState::New,
+            words: Some("copper-hazard-willow-dune".to_owned()),
+            ..Node::default()
+        });
+    }
+    if let Some(etcd) = &mut snapshot.etcd {
+        etcd.members.push(Member {
+            standing: Standing::Learner { caught_up: Some(71) },
+            lag: Some(349_120),
+            round_trip: Some(2_450),
+            db_size: Some(9 << 20),
+            ..member(NEWCOMERS[0], 0x51ac_77e0_19d2_f604)
+        });
+        etcd.db_size = 1_310 << 20;
+        etcd.db_used = 1_102 << 20;
+        etcd.index = 1_204_560;
+    }
+    snapshot.network.interfaces.push(Interface {
+        received: wave(20 << 20, 90 << 20, 8),
+        sent: wave(30 << 20, 110 << 20, 9),
+        addresses: interface("", "", true, &[("192.168.40.7/22", "parameters", None)])
+            .addresses
+            .into_iter()
+            .map(|mut address| {
+                address.primary = false;
+                address
+            })
+            .collect(),
+        asking: false,
+        driver: Some("ixgbe".to_owned()),
+        ..interface("enp3s0f1", "a0:36:9f:5c:11:02", true, &[])
+    });
+    if let Some(metrics) = &mut snapshot.metrics {
+        metrics.cpu = percents(55, 99, 11);
+        metrics.memory = percents(70, 88, 12);
+        metrics.memory_used = 1_790 << 20;
+        metrics.disk_read = wave(1 << 20, 40 << 20, 13);
+        metrics.disk_written = wave(60 << 20, 410 << 20, 14);
+        metrics.received = wave(20 << 20, 90 << 20, 8);
+        metrics.sent = wave(30 << 20, 110 << 20, 9);
+        metrics.data_used = 6_990 << 20;
+    }
+    snapshot.services[11].state = ServiceState::Starting;
+    snapshot.services[11].since = Duration::from_millis(640);
+    snapshot.services[7].restarts = 1;
+    snapshot.services[7].cause = Some("etcd ended with status 1 after 3.4 s".to_owned());
+    for at in 0..40u64 {
+        let text = format!("sent a part of the snapshot to c41d07be ({} of 128 MiB)", 3 * at);
+        say(
+            &mut snapshot.logs,
+            &[(560_000 + 1_200 * at, Severity::Info, "root.consensus.etcd", &text)],
+        );
+    }
+    say(
+        &mut snapshot.logs,
+        &[
+            (
+                608_044,
+                Severity::Warning,
+                "root.consensus.etcd",
+                "slow fdatasync: took 1.12 s, expected less than 1 s; the disk is busy with the snapshot that is sent to the learner",
+            ),
+            (
+                609_310,
+                Severity::Info,
+                "root.curator",
+                "polis-e7723f0a94bb41c8a0d65b12e83f9c44 asks to be let in from 10.0.2.19",
+            ),
+            (610_902, Severity::Info, "root.curator.rpc", "owner reads the list of nodes"),
+        ],
+    );
+    snapshot
+}

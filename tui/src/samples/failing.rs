@@ -1,0 +1,120 @@
+//! A day on which everything goes wrong.
+
+use std::time::Duration;
+
+use super::{certificate, ordinary, say, stage};
+use crate::snapshot::{
+    Cluster, Health, ServiceState, Severity, Snapshot, StageState, Standing, Warning,
+};
+
+/// A node that has lost its cluster, with trouble of every kind.
+#[must_use]
+pub fn failing() -> Snapshot {
+    let mut snapshot = ordinary();
+    snapshot.header.cluster = Cluster::Split;
+    snapshot.header.uptime = Duration::from_secs(192);
+    snapshot.previous_failure = Some(
+        "#0802.0009 etcd ended by signal 9 three times in a row (image 5d41402abc4b2a76)"
+            .to_owned(),
+    );
+    snapshot.warnings = vec![
+        Warning {
+            text: "Whoever pulls the disk can read it: a share of its key is kept beside it."
+                .to_owned(),
+            help: Some("set cold_start to ATTENDED, or use a machine with a TPM".to_owned()),
+        },
+        Warning { text: "The data partition is full: 12 MiB are left.".to_owned(), help: None },
+    ];
+    snapshot.stages[7] = stage(
+        "consensus",
+        StageState::Waiting {
+            what: "a majority of the voters: polis-0b7d3a99 and polis-5c2e90b1 do not answer; are they on, and is the network between you whole?".to_owned(),
+            since: Duration::from_secs(130),
+        },
+        5_100,
+        186_900,
+    );
+    for (at, name) in [(8, "curator"), (9, "roles")] {
+        snapshot.stages[at] = stage(name, StageState::Pending, 0, 0);
+    }
+    snapshot.ready = None;
+    snapshot.network.interfaces[0].carrier = true;
+    if let Some(nodes) = &mut snapshot.nodes {
+        nodes.leader = None;
+        nodes.stale = Some(Duration::from_secs(131));
+        for node in &mut nodes.nodes[1..] {
+            node.health = Health::Late;
+            node.leader = false;
+            node.heartbeat = Some(Duration::from_secs(134));
+        }
+    }
+    if let Some(etcd) = &mut snapshot.etcd {
+        for member in &mut etcd.members[1..] {
+            member.answers = false;
+            member.leader = false;
+            member.lag = None;
+            member.round_trip = None;
+            member.db_size = None;
+        }
+        etcd.members[2].standing = Standing::Learner { caught_up: Some(71) };
+        etcd.members[2].name.clear();
+        etcd.members[0].lag = Some(12_096);
+        etcd.applied = 1_192_021;
+        etcd.db_size = 1_900 << 20;
+        etcd.alarms = vec!["NOSPACE on 8e9e05c52164694d".to_owned()];
+        etcd.survives = None;
+    }
+    if let Some(pki) = &mut snapshot.pki {
+        pki.authorities[1].days_left = 120;
+        pki.authorities[1].used = 97;
+        pki.authorities[1].crl = None;
+        pki.certificates[3].days_left = 12;
+        pki.certificates[3].used = 87;
+        let mut old = certificate("metrics", "cluster CA", -3, 100);
+        old.renews = None;
+        old.ends = "2026-02-14".to_owned();
+        let mut revoked = certificate("operator", "cluster CA", 11, 64);
+        revoked.revoked = true;
+        pki.certificates.extend([old, revoked]);
+    }
+    for (at, state, restarts, cause) in [
+        (
+            7,
+            ServiceState::Restarting,
+            4,
+            Some(
+                "etcd ended by signal 9 (killed), after 1.2 s; its last line was: context deadline exceeded",
+            ),
+        ),
+        (9, ServiceState::Starting, 0, None),
+        (5, ServiceState::Done, 0, None),
+        (13, ServiceState::Dead, 11, Some("panic: no key")),
+    ] {
+        let service = &mut snapshot.services[at];
+        service.state = state;
+        service.restarts = restarts;
+        service.cause = cause.map(str::to_owned);
+        service.since = Duration::from_millis(2_300);
+    }
+    if let Some(metrics) = &mut snapshot.metrics {
+        metrics.data_used = 7_930 << 20;
+    }
+    snapshot.logs.entries.truncate(7);
+    say(
+        &mut snapshot.logs,
+        &[
+            (61_020, Severity::Error, "root.consensus", "etcd ended by signal 9"),
+            (61_021, Severity::Debug, "root.supervisor", "root.consensus.etcd runs again in 1.4 s"),
+            (
+                62_300,
+                Severity::Warning,
+                "root.consensus.etcd",
+                "lost the leader: no heartbeat of 0b7d3a9915c04e21 for 1.1 s; rejected connection from 10.0.2.17:51022: remote error: tls: bad certificate",
+            ),
+            (63_000, Severity::Fatal, "root.names", "panic: no key"),
+            (66_112, Severity::Error, "root.cluster", "split: cut off from the other voters"),
+        ],
+    );
+    snapshot.logs.dropped = 34;
+    snapshot
+}

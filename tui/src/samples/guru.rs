@@ -1,0 +1,68 @@
+//! Failures that open the trapdoor.
+
+use crate::guru::{Countdown, Guru};
+
+/// A machine that was given no parameters.
+#[must_use]
+pub fn guru() -> Guru {
+    Guru {
+        code: "#0601.0000".to_owned(),
+        stage: "parameters".to_owned(),
+        causes: vec![
+            "this machine was not told what to be".to_owned(),
+            "no node parameters in fw_cfg or on the ESP".to_owned(),
+            "/esp/polis/parameters.pb: No such file or directory (os error 2)".to_owned(),
+        ],
+        tried: vec![
+            "fw_cfg opt/polis/parameters.pb: absent".to_owned(),
+            "ESP polis/parameters.pb: absent".to_owned(),
+        ],
+        next: "Put node parameters on the ESP as polis/parameters.pb, or hand them to QEMU by fw_cfg, and reboot. \"polisctl parameters bootstrap\" writes them.".to_owned(),
+        log: [
+            "[    1.551] I root: Polis 0.1.0, slot A, image 5d41402abc4b2a76",
+            "[    2.702] I root.storage: found the ESP on /dev/vda1",
+            "[    2.720] I root.parameters: looking in fw_cfg",
+            "[    2.731] I root.parameters: looking on the ESP",
+            "[    2.740] F root.parameters: no node parameters in fw_cfg or on the ESP",
+        ]
+        .map(str::to_owned)
+        .into(),
+        version: "0.1.0".to_owned(),
+        image: "5d41402abc4b2a76".to_owned(),
+        attempt: 2,
+        attempts_max: 3,
+        countdown: Countdown::Reboot { seconds: 42 },
+        unlock: false,
+    }
+}
+
+/// A disk that its recovery key would open.
+#[must_use]
+pub fn guru_locked() -> Guru {
+    Guru {
+        code: "#0412.0000".to_owned(),
+        stage: "storage".to_owned(),
+        causes: vec![
+            "the TPM refuses the node's half of the key".to_owned(),
+            "PCR 7 (Secure Boot) is not what it was when the key was sealed".to_owned(),
+        ],
+        tried: Vec::new(),
+        next: "Undo the change of the firmware's settings and reboot, or press U and type the recovery key of this machine.".to_owned(),
+        unlock: true,
+        ..guru()
+    }
+}
+
+/// A guru whose every text is longer than the screen.
+#[must_use]
+pub fn guru_overflowing() -> Guru {
+    let long = "a chain of causes that goes on and on, with-a-word-that-has-no-end-".repeat(6);
+    Guru {
+        causes: vec![long.clone(); 9],
+        tried: vec![long.clone(); 5],
+        log: (0..500).map(|number| format!("[{number:>9}.000] I root.{number}: {long}")).collect(),
+        attempt: 3,
+        countdown: Countdown::Exhausted,
+        ..guru()
+    }
+}

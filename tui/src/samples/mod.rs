@@ -1,0 +1,240 @@
+//! Makes snapshots to look at: what tests and galleries draw.
+
+mod busy;
+mod crowd;
+mod failing;
+mod guru;
+mod ordinary;
+mod overflowing;
+
+use std::time::Duration;
+
+pub use self::busy::busy;
+pub use self::crowd::crowd;
+pub use self::failing::failing;
+pub use self::guru::{guru, guru_locked, guru_overflowing};
+pub use self::ordinary::ordinary;
+pub use self::overflowing::overflowing;
+
+use crate::snapshot::{
+    Address, Certificate, Cluster, Header, Interface, LogEntry, Logs, Member, Metrics, Network,
+    Service, ServiceState, Severity, Snapshot, Stage, StageState, Standing,
+};
+
+/// Three nodes of one cluster; the first is the one whose console this is.
+const NODES: [&str; 3] = [
+    "polis-8e9e05c52164694d3f1a77c0b2d95e06",
+    "polis-0b7d3a9915c04e218f6610aa3c5d7e94",
+    "polis-5c2e90b1f7d84a6399d01b8e4f3a2c75",
+];
+
+/// Each of them by name, with what it shows.
+#[must_use]
+pub fn all() -> [(&'static str, Snapshot); 7] {
+    [
+        ("empty", empty()),
+        ("booting", booting()),
+        ("ordinary", ordinary()),
+        ("busy", busy()),
+        ("failing", failing()),
+        ("overflowing", overflowing()),
+        ("crowd", crowd()),
+    ]
+}
+
+/// A machine of which nothing is known yet.
+#[must_use]
+pub fn empty() -> Snapshot {
+    Snapshot {
+        header: Header {
+            version: "0.1.0".to_owned(),
+            slot: "A".to_owned(),
+            uptime: Duration::from_millis(310),
+            clock: "2026-02-17 14:03:22 UTC".to_owned(),
+            ..Header::default()
+        },
+        ..Snapshot::default()
+    }
+}
+
+/// A machine that waits for its network, after a boot that failed.
+#[must_use]
+pub fn booting() -> Snapshot {
+    let waiting = "a DHCP lease on eth0; is the cable in, and is there a DHCP server?";
+    let mut snapshot = empty();
+    snapshot.header.uptime = Duration::from_millis(15_880);
+    snapshot.previous_failure = Some(
+        "#0802.0009 etcd ended by signal 9 three times in a row (image 5d41402abc4b2a76)"
+            .to_owned(),
+    );
+    snapshot.stages = vec![
+        stage("kernel", StageState::Done, 0, 910),
+        stage("initramfs", StageState::Done, 910, 640),
+        stage("system", StageState::Done, 1_550, 1_120),
+        Stage { progress: Some(62), ..stage("storage", StageState::Started, 2_700, 13_180) },
+        stage(
+            "network",
+            StageState::Waiting { what: waiting.to_owned(), since: Duration::from_millis(12_040) },
+            2_680,
+            13_200,
+        ),
+        stage("parameters", StageState::Done, 2_690, 40),
+    ];
+    snapshot.stages.extend(
+        ["cluster", "consensus", "curator", "roles"]
+            .map(|name| stage(name, StageState::Pending, 0, 0)),
+    );
+    snapshot.network = Network {
+        interfaces: vec![
+            interface("eth0", "52:54:00:12:34:56", true, &[]),
+            Interface { driver: None, ..interface("enp0s20f0u1", "00:e0:4c:68:0a:11", false, &[]) },
+        ],
+        waiting: Some(waiting.to_owned()),
+        ..Network::default()
+    };
+    snapshot.services = ["root", "storage", "network", "names", "parameters", "console"]
+        .map(|name| Service {
+            since: Duration::from_millis(13_100),
+            ..service(u16::from(name != "root"), name)
+        })
+        .into();
+    snapshot.services[1].state = ServiceState::Starting;
+    snapshot.metrics = Some(Metrics {
+        pace: Duration::from_secs(2),
+        processors: 4,
+        cpu: vec![38, 22, 8, 7, 4, 3],
+        memory: vec![6, 7, 8, 8, 8, 8],
+        memory_total: 2 << 30,
+        memory_used: 172 << 20,
+        disk_read: vec![61 << 20, 20 << 20, 0, 0, 0, 0],
+        disk_written: vec![0, 0, 48 << 20, 190 << 20, 188 << 20, 191 << 20],
+        received: vec![0; 6],
+        sent: vec![342; 6],
+        ..Metrics::default()
+    });
+    snapshot.logs = logs(&[
+        (1_551, Severity::Info, "root", "Polis 0.1.0, slot A, image 5d41402abc4b2a76"),
+        (2_702, Severity::Info, "root.storage", "making the data partition on /dev/vda, 7.4 GiB"),
+        (3_800, Severity::Info, "root.network", "eth0 is up, asks for an address"),
+        (
+            12_300,
+            Severity::Warning,
+            "root.network",
+            "eth0: no answer to DHCPDISCOVER after 5 attempts; the next one is in 16 s, and the link has been up for 9.1 s",
+        ),
+    ]);
+    snapshot
+}
+
+fn stage(name: &str, state: StageState, started: u64, elapsed: u64) -> Stage {
+    let [started, elapsed] = [started, elapsed].map(Duration::from_millis);
+    Stage { name: name.to_owned(), state, started, elapsed, progress: None }
+}
+
+fn interface(
+    name: &str,
+    mac: &str,
+    carrier: bool,
+    addresses: &[(&str, &str, Option<u64>)],
+) -> Interface {
+    let address = |&(cidr, source, lease): &(&str, &str, Option<u64>)| Address {
+        cidr: cidr.to_owned(),
+        source: source.to_owned(),
+        primary: true,
+        lease: lease.map(Duration::from_secs),
+    };
+    Interface {
+        name: name.to_owned(),
+        mac: mac.to_owned(),
+        driver: Some("virtio_net".to_owned()),
+        carrier,
+        asking: true,
+        addresses: addresses.iter().map(address).collect(),
+        ..Interface::default()
+    }
+}
+
+fn member(name: &str, id: u64) -> Member {
+    Member {
+        name: name.to_owned(),
+        id,
+        url: format!("https://{name}:7834"),
+        standing: Standing::Voter,
+        answers: true,
+        ..Member::default()
+    }
+}
+
+fn certificate(name: &str, issuer: &str, days_left: i64, used: u8) -> Certificate {
+    Certificate {
+        name: name.to_owned(),
+        issuer: issuer.to_owned(),
+        ends: "2026-04-30".to_owned(),
+        days_left,
+        renews: Some("2026-03-31".to_owned()),
+        renew_at: 67,
+        used,
+        revoked: false,
+    }
+}
+
+fn service(depth: u16, name: &str) -> Service {
+    Service {
+        depth,
+        name: name.to_owned(),
+        state: ServiceState::Healthy,
+        since: Duration::from_secs(183),
+        ..Service::default()
+    }
+}
+
+fn logs(entries: &[(u64, Severity, &str, &str)]) -> Logs {
+    let mut logs = Logs::default();
+    say(&mut logs, entries);
+    logs
+}
+
+/// Appends entries to a log.
+fn say(logs: &mut Logs, entries: &[(u64, Severity, &str, &str)]) {
+    for &(millis, severity, name, text) in entries {
+        logs.entries.push(LogEntry {
+            number: logs.total,
+            time: Duration::from_millis(millis),
+            severity,
+            name: name.to_owned(),
+            text: text.to_owned(),
+        });
+        logs.total += 1;
+    }
+}
+
+/// Samples that go up and down between `low` and `high`, with a peak now and then.
+fn wave(low: u64, high: u64, seed: u64) -> Vec<u64> {
+    const SAMPLES: u64 = 90;
+    let range = high - low;
+    let sample = |at: u64| {
+        // Two triangles and some noise: uneven, and the same everywhere.
+        let triangle = |period: u64| (at * 7 + seed * 13) % period * 100 / period;
+        let noise = (at * 7919 + seed * 104_729) % 31;
+        let share = (triangle(53).abs_diff(50) + triangle(131).abs_diff(50)).min(100) / 2 + noise;
+        low + range * share.min(100) / 100
+    };
+    (0..SAMPLES).map(sample).collect()
+}
+
+/// The same in percent.
+fn percents(low: u64, high: u64, seed: u64) -> Vec<u8> {
+    wave(low, high, seed).into_iter().map(|it| u8::try_from(it).unwrap_or(100)).collect()
+}
+
+/// The header of a node that is at home.
+fn home(uptime: u64) -> Header {
+    Header {
+        node: Some(NODES[0].to_owned()),
+        words: Some("marble-ocean-violin-raft".to_owned()),
+        cluster: Cluster::Home,
+        address: Some("10.0.2.15".to_owned()),
+        uptime: Duration::from_secs(uptime),
+        ..empty().header
+    }
+}

@@ -1,0 +1,228 @@
+//! An ordinary day.
+
+use std::time::Duration;
+
+use super::{
+    NODES, certificate, empty, home, interface, logs, member, percents, service, stage, wave,
+};
+use crate::snapshot::{
+    Authority, Crl, Etcd, Health, Interface, Member, Metrics, Network, Node, NodeState, Nodes, Pki,
+    Severity, Snapshot, StageState, Standing,
+};
+
+/// A cluster of three, two weeks after it was founded.
+#[must_use]
+pub fn ordinary() -> Snapshot {
+    Snapshot {
+        header: home(1_209_720),
+        ready: Some(Duration::from_millis(9_412)),
+        stages: [
+            ("kernel", 0, 910),
+            ("initramfs", 910, 640),
+            ("system", 1_550, 1_120),
+            ("storage", 2_700, 2_400),
+            ("network", 2_680, 1_230),
+            ("parameters", 2_690, 40),
+            ("cluster", 3_910, 5_490),
+            ("consensus", 5_100, 3_180),
+            ("curator", 8_290, 820),
+            ("roles", 9_110, 302),
+        ]
+        .map(|(name, started, elapsed)| stage(name, StageState::Done, started, elapsed))
+        .into(),
+        network: Network {
+            interfaces: vec![Interface {
+                received: wave(1 << 10, 240 << 10, 3),
+                sent: wave(1 << 10, 180 << 10, 4),
+                ..interface(
+                    "eth0",
+                    "52:54:00:12:34:56",
+                    true,
+                    &[("10.0.2.15/24", "DHCP", Some(43_080))],
+                )
+            }],
+            gateway: Some("10.0.2.2".to_owned()),
+            nameservers: vec!["10.0.2.3".to_owned()],
+            time_servers: vec!["2.debian.pool.ntp.org".to_owned()],
+            waiting: None,
+        },
+        nodes: Some(Nodes {
+            nodes: (0..3).map(node).collect(),
+            leader: Some(NODES[1].to_owned()),
+            stale: None,
+        }),
+        etcd: Some(etcd()),
+        pki: Some(pki()),
+        services: [
+            (0, "root"),
+            (1, "cluster"),
+            (1, "console"),
+            (2, "tty1"),
+            (1, "consensus"),
+            (2, "autopromoter"),
+            (2, "crl"),
+            (2, "etcd"),
+            (2, "maintenance"),
+            (1, "curator"),
+            (2, "leader"),
+            (2, "rpc"),
+            (1, "kernel"),
+            (1, "names"),
+            (1, "network"),
+            (2, "dhcp"),
+            (1, "parameters"),
+            (1, "roles"),
+            (1, "storage"),
+        ]
+        .map(|(depth, name)| service(depth, name))
+        .into(),
+        metrics: Some(metrics()),
+        logs: logs(&[
+            (1_551, Severity::Info, "root", "Polis 0.1.0, slot A, image 5d41402abc4b2a76"),
+            (
+                2_702,
+                Severity::Info,
+                "root.storage",
+                "opened the data partition on /dev/vda, 7.4 GiB",
+            ),
+            (3_909, Severity::Info, "root.network", "eth0 has 10.0.2.15/24 by DHCP for 86400 s"),
+            (5_102, Severity::Info, "root.consensus", "starting etcd as a member of 3"),
+            (
+                8_281,
+                Severity::Info,
+                "root.consensus",
+                "etcd is serving, member 8e9e05c52164694d, voter",
+            ),
+            (
+                8_295,
+                Severity::Info,
+                "root.curator",
+                "following: polis-0b7d3a9915c04e218f6610aa3c5d7e94 leads",
+            ),
+            (9_412, Severity::Info, "root.cluster", "home, as one of 3 nodes"),
+            (
+                43_209_102,
+                Severity::Info,
+                "root.network.dhcp",
+                "eth0: 10.0.2.15 for another 86400 s",
+            ),
+            (
+                604_809_551,
+                Severity::Info,
+                "root.consensus.maintenance",
+                "freed 2.1 MiB of the database",
+            ),
+            (
+                604_811_020,
+                Severity::Debug,
+                "root.consensus.etcd",
+                "finished defragmenting directory",
+            ),
+            (
+                907_200_310,
+                Severity::Info,
+                "root.network.dhcp",
+                "eth0: 10.0.2.15 for another 86400 s",
+            ),
+            (
+                1_209_600_077,
+                Severity::Info,
+                "root.consensus.maintenance",
+                "kept a snapshot of 12.5 MiB",
+            ),
+        ]),
+        ..empty()
+    }
+}
+
+/// A node that is well.
+pub(super) fn node(at: usize) -> Node {
+    Node {
+        id: NODES[at].to_owned(),
+        address: Some(format!("10.0.2.{}", 15 + at)),
+        state: NodeState::Up,
+        health: Health::Healthy,
+        heartbeat: Some(Duration::from_millis(900 + 1_300 * at as u64)),
+        roles: vec!["consensus member".to_owned()],
+        etcd: Some(Standing::Voter),
+        labels: vec![format!("zone={}", ["a", "b", "c"][at])],
+        version: Some("0.1.0".to_owned()),
+        leader: at == 1,
+        own: at == 0,
+        ..Node::default()
+    }
+}
+
+fn etcd() -> Etcd {
+    let db_size = 20_480 * 641;
+    let one = |at: usize, id, lag, round_trip| Member {
+        own: at == 0,
+        leader: at == 1,
+        lag: Some(lag),
+        round_trip: Some(round_trip),
+        db_size: Some(db_size),
+        ..member(NODES[at], id)
+    };
+    Etcd {
+        state: "voter".to_owned(),
+        version: "3.5.21".to_owned(),
+        members: vec![
+            one(0, 0x8e9e_05c5_2164_694d, 0, 310),
+            one(1, 0x0b7d_3a99_15c0_4e21, 0, 1_240),
+            one(2, 0xfe12_9001_d4c8_b3a7, 2, 1_870),
+        ],
+        term: 3,
+        index: 1_204_117,
+        applied: 1_204_117,
+        db_size,
+        db_used: 20_480 * 502,
+        db_quota: 2 << 30,
+        alarms: Vec::new(),
+        survives: Some(1),
+    }
+}
+
+fn pki() -> Pki {
+    let authority = |name: &str, words: &str, step: u8| Authority {
+        name: name.to_owned(),
+        fingerprint: std::array::from_fn(|at| {
+            u8::try_from(at * usize::from(step) % 251).unwrap_or(0)
+        }),
+        words: Some(words.to_owned()),
+        ends: "2036-02-15".to_owned(),
+        days_left: 3_636,
+        used: 1,
+        issued: Some(7),
+        crl: Some(Crl { number: 3, entries: 1, age: Duration::from_secs(190) }),
+    };
+    Pki {
+        authorities: vec![
+            authority("cluster CA", "ticket-summer-gravity-owl", 37),
+            authority("etcd CA", "rebuild-cactus-zero-lamp", 91),
+        ],
+        certificates: vec![
+            certificate(NODES[0], "cluster CA", 72, 20),
+            certificate(NODES[1], "cluster CA", 74, 18),
+            certificate("owner", "cluster CA", 16, 47),
+            certificate(NODES[0], "etcd CA", 58, 35),
+            certificate(NODES[1], "etcd CA", 60, 33),
+        ],
+    }
+}
+
+fn metrics() -> Metrics {
+    Metrics {
+        pace: Duration::from_secs(2),
+        processors: 4,
+        cpu: percents(2, 22, 1),
+        memory: percents(20, 22, 2),
+        memory_total: 2 << 30,
+        memory_used: 431 << 20,
+        disk_read: wave(0, 40 << 10, 5),
+        disk_written: wave(0, 700 << 10, 6),
+        received: wave(1 << 10, 240 << 10, 3),
+        sent: wave(1 << 10, 180 << 10, 4),
+        data_total: 7_942 << 20,
+        data_used: 1_204 << 20,
+    }
+}
