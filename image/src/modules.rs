@@ -153,11 +153,13 @@ const INITRAMFS_PLAIN: &[&str] = &[
     "dm_verity",
     "efivarfs",
     "erofs",
-    // What `node` needs at once: the ESP, which also counts attempts, and the parameters.
+    // What `node` needs at once: the ESP, which also counts attempts, the parameters,
+    // and the file system of the data partition.
     "nls_ascii",
     "nls_cp437",
     "qemu_fw_cfg",
     "vfat",
+    "xfs",
     // Disks of most machines, virtual or not.
     "ahci",
     "nvme",

@@ -7,7 +7,7 @@
 //!   +----------+---- report --------+--> guru --> off
 //! ```
 //!
-//! `init` is synchronous and single-threaded but for the loading of drivers. It
+//! `init` is synchronous and single-threaded but for the loading of modules. It
 //! is one process from the initramfs on: its program stays in memory, so it is
 //! still there when the disk is not.
 //!
@@ -22,6 +22,7 @@ pub mod attempts;
 pub mod coldplug;
 pub mod command_line;
 pub mod disk;
+pub mod early;
 pub mod error;
 pub mod evidence;
 pub mod gpt;

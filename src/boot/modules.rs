@@ -240,9 +240,14 @@ impl Modules {
     }
 }
 
-/// Whether the kernel has it: loaded, on its way, or built in with parameters.
+/// Whether the kernel has it: loaded, or built in with parameters. One that is
+/// on its way is not there yet: the kernel lets whoever hands it over again wait.
 fn is_in_kernel(name: &str) -> bool {
-    Path::new("/sys/module").join(name).exists()
+    let module = Path::new("/sys/module").join(name);
+    match fs::read_to_string(module.join("initstate")) {
+        Ok(state) => state.trim_end() == "live",
+        Err(_built_in) => module.exists(),
+    }
 }
 
 /// What to load before and after a module, by the text of `modules.softdep`.

@@ -37,6 +37,7 @@ use super::attempts::Store;
 use super::coldplug;
 use super::command_line::{self, CommandLine};
 use super::disk::{self, Device, Disk, Found};
+use super::early::Early;
 use super::error::Error;
 use super::gpt::Guid;
 use super::machine::{Machine, System};
@@ -66,7 +67,12 @@ const FIRMWARE_FIRST: Duration = Duration::from_secs(10);
 const LOADER_VARIABLE: &str =
     "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 
-/// The device of QEMU's fw_cfg.
+/// What the ESP's file system consists of.
+const ESP_MODULES: [&str; 3] = ["nls_cp437", "nls_ascii", "vfat"];
+/// The data partition's file system.
+const DATA_MODULE: &str = "xfs";
+/// The driver of QEMU's fw_cfg, and its device.
+const FW_CFG_MODULE: &str = "qemu_fw_cfg";
 const FW_CFG: &str = "/sys/bus/acpi/devices/QEMU0002:00";
 
 /// Data and hash blocks, as every image is made with.
@@ -104,18 +110,26 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     command_line.slot.name().clone_into(&mut machine.identity.slot);
 
     let mut drivers = Drivers::open(machine);
+    // Where there is no such thread, everything takes its turn.
+    let early = Early::start(Path::new(MODULES)).ok();
+    if let Some(early) = &early {
+        ESP_MODULES.into_iter().for_each(|module| early.load(module));
+        if Path::new(FW_CFG).exists() {
+            early.load(FW_CFG_MODULE);
+        }
+    }
     let (found, esp) = find(machine, &mut drivers, &command_line)?;
     let disk = Path::new("/dev").join(&found.disk);
     mount_esp(machine, &mut drivers, &esp.path);
     // The parameters may be there: `node` shall not have to wait for the driver.
     if Path::new(FW_CFG).exists() {
-        drivers.load(machine, "qemu_fw_cfg");
+        drivers.load(machine, FW_CFG_MODULE);
     }
     let system = system(&found, &command_line)?;
     let partition = command_line.slot.partition();
     machine.system =
         Some(System { partition, device: system.path.clone(), numbers: system.numbers.clone() });
-    enter(machine, &mut drivers, &system, &command_line)?;
+    enter(machine, &mut drivers, &system, &command_line, early)?;
     machine.done(Stage::Initramfs);
     Ok(Start { disk, esp: esp.path, command_line })
 }
@@ -331,7 +345,7 @@ fn list(disks: &[Disk]) -> String {
 
 /// The ESP as early as possible: a failure is kept and counted there.
 fn mount_esp(machine: &mut Machine, drivers: &mut Drivers, device: &Path) {
-    for name in ["nls_cp437", "nls_ascii", "vfat"] {
+    for name in ESP_MODULES {
         drivers.load(machine, name);
     }
     fs::create_dir_all("/esp").ok();
@@ -367,10 +381,14 @@ fn enter(
     drivers: &mut Drivers,
     system: &Device,
     command_line: &CommandLine,
+    early: Option<Early>,
 ) -> Result<(), Error> {
     let partition = command_line.slot.partition();
     for name in ["dm_verity", "erofs"] {
         drivers.load(machine, name);
+    }
+    if let Some(early) = &early {
+        early.load(DATA_MODULE);
     }
     let refused = |source| Error::Verity { partition, device: system.path.clone(), source };
     let mapper = DeviceMapper::open().map_err(refused)?;
@@ -382,7 +400,11 @@ fn enter(
     if let Err(source) = mount.apply() {
         return Err(blame(machine, partition, system, source));
     }
-    switch().map_err(|(step, source)| Error::Switch { step, source })
+    switch().map_err(|(step, source)| Error::Switch { step, source })?;
+    if let Some(early) = early {
+        early.give_back();
+    }
+    Ok(())
 }
 
 /// Why the system can't be mounted: the kernel's log knows about damaged blocks.
@@ -414,10 +436,9 @@ fn switch() -> Result<(), (&'static str, io::Error)> {
             Err(error) => return Err(("move a mount into the system", error)),
         }
     }
-    // Our own program stays as long as we run it.
-    for path in [MODULES, MARK, "/init"] {
-        let path = Path::new(path);
-        if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.ok();
+    // Our own program stays as long as we run it, the modules as long as one is loaded.
+    for path in [MARK, "/init"] {
+        fs::remove_file(path).ok();
     }
     mount::switch_root(system).map_err(|error| ("change the root", error))
 }
