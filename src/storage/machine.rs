@@ -315,7 +315,9 @@ impl Machine for Live {
         blocking(move || {
             let failed = |source| Error::Wipe { device: device.clone(), source };
             let hidden = root.data.unwritten.path();
-            wipe::reserve(&device, root.data.mount.path(), hidden).map_err(failed)
+            let written = wipe::reserve(&device, root.data.mount.path(), hidden).map_err(failed)?;
+            info!(mib = written >> 20, "the free space to begin with is written");
+            Ok(())
         })
         .await
     }

@@ -131,12 +131,13 @@ pub fn prepare(device: &Path, groups: Groups) -> io::Result<()> {
 }
 
 /// Leaves a new file system with little free space, all of it written; the rest is
-/// in the file `hidden`. Nobody else may use the file system. Blocks.
+/// in the file `hidden`. Nobody else may use the file system. Says how many bytes
+/// were written. Blocks.
 ///
 /// # Errors
 ///
 /// What the kernel says.
-pub fn reserve(device: &Path, mount: &Path, hidden: &Path) -> io::Result<()> {
+pub fn reserve(device: &Path, mount: &Path, hidden: &Path) -> io::Result<u64> {
     let root = File::open(mount)?;
     let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(hidden)?;
     let mut length = free(&root)?.saturating_sub(KEPT) / CHUNK as u64 * CHUNK as u64;
@@ -154,20 +155,25 @@ pub fn reserve(device: &Path, mount: &Path, hidden: &Path) -> io::Result<()> {
     xfs::freeze(&root)?;
     let written = xfs::map(&root).and_then(|map| write_free(&device, &map));
     let thawed = xfs::thaw(&root);
-    written?;
-    thawed
+    let written = written?;
+    thawed.map(|()| written)
 }
 
-fn write_free(device: &File, map: &[Stretch]) -> io::Result<()> {
+fn write_free(device: &File, map: &[Stretch]) -> io::Result<u64> {
+    let mut written = 0;
     for stretch in map {
         match stretch.used {
-            Use::Free => zero(device, stretch.start, stretch.length)?,
+            Use::Free => {
+                zero(device, stretch.start, stretch.length)?;
+                written += stretch.length;
+            }
             // Some of these blocks are trees, and some are kept for more of them.
             Use::Trees => mend(device, stretch)?,
             Use::Other => {}
         }
     }
-    device.sync_data()
+    device.sync_data()?;
+    Ok(written)
 }
 
 /// Writes the blocks that do not read. There is nothing yet that could be lost.

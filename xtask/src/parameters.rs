@@ -11,6 +11,7 @@ use ed25519_dalek::pkcs8::spki::der::pem::LineEnding;
 use ed25519_dalek::pkcs8::{
     DecodePrivateKey as _, EncodePrivateKey as _, EncodePublicKey as _, KeypairBytes,
 };
+use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_proto::v1::node_parameters::Cluster;
 use polis_proto::v1::{
     ClusterBootstrap, ClusterConfiguration, ConsoleConfiguration, NodeParameters,
@@ -19,9 +20,22 @@ use prost::Message as _;
 
 /// Parameters that found a cluster. `tui` names a terminal of the guest that carries the console.
 pub(crate) fn bootstrap(owner: &SigningKey, tui: Option<&str>) -> Vec<u8> {
+    with_policy(owner, tui, StorageSecurityPolicy::Unspecified)
+}
+
+/// The same, with this policy for the data partition.
+pub(crate) fn with_policy(
+    owner: &SigningKey,
+    tui: Option<&str>,
+    policy: StorageSecurityPolicy,
+) -> Vec<u8> {
+    let configuration = ClusterConfiguration {
+        storage_security_policy: policy.into(),
+        ..ClusterConfiguration::default()
+    };
     let bootstrap = ClusterBootstrap {
         owner_public_key: owner.verifying_key().to_bytes().to_vec(),
-        cluster_configuration: Some(ClusterConfiguration::default()),
+        cluster_configuration: Some(configuration),
         ..ClusterBootstrap::default()
     };
     NodeParameters {

@@ -7,6 +7,7 @@
 mod boot;
 mod floor;
 mod image;
+mod storage;
 
 use std::fs;
 use std::process::Command;
@@ -37,16 +38,20 @@ pub(crate) struct Args {
 enum Name {
     /// From the start of QEMU to a node that is ready, beside the floor; memory at rest.
     Boot,
+    /// A flush on each kind of data partition, and a first boot with it.
+    Storage,
     /// Building the image: nothing changed, one line changed, cold. Its size by part.
     Image,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
-    let names = args.name.map_or_else(|| vec![Name::Image, Name::Boot], |name| vec![name]);
+    let names =
+        args.name.map_or_else(|| vec![Name::Image, Name::Boot, Name::Storage], |name| vec![name]);
     for name in names {
         let table = match name {
             Name::Boot => boot::measure(&args)?,
+            Name::Storage => storage::measure(&args)?,
             Name::Image => image::measure(args.runs)?,
         };
         table.publish()?;

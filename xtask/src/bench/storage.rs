@@ -1,0 +1,132 @@
+//! `cargo xtask bench storage`: what a flush costs on each kind of data partition.
+//!
+//! A node with `polis.exercise=wal` writes records as etcd's log does, each flushed,
+//! and tells how long that took. The kinds take turns, so that a host that slows
+//! down slows every one of them. First boots are timed beside that: a kind costs
+//! most when the partition is made.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use polis_image::Manifest;
+use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
+use polis_qemu::args::{Cache, Disk, FwCfg};
+use polis_qemu::host::{Wish, accelerator};
+use polis_qemu::{Bus, Config, Image, Machine};
+
+use super::{Args, Row, Table};
+use crate::{host, parameters, run};
+
+/// Nothing takes longer on a host on which measuring makes sense.
+const LONG: Duration = Duration::from_secs(300);
+
+/// How much of an insecure partition's flush an encrypted one's may take.
+const GOAL: f64 = 1.3;
+
+const KINDS: [(&str, StorageSecurityPolicy); 3] = [
+    ("insecure", StorageSecurityPolicy::NeedsInsecure),
+    ("encrypted", StorageSecurityPolicy::NeedsEncryption),
+    ("authenticated", StorageSecurityPolicy::NeedsEncryptionAndAuthentication),
+];
+
+/// What one kind took.
+struct Lane {
+    name: &'static str,
+    policy: StorageSecurityPolicy,
+    /// Seconds until the partition was ready in a first boot, and until the node was.
+    storage: Vec<f64>,
+    ready: Vec<f64>,
+    p50: Vec<f64>,
+    p99: Vec<f64>,
+}
+
+pub(super) fn measure(args: &Args) -> Result<Table> {
+    host::require(&[run::QEMU])?;
+    let manifest = crate::image::built()?;
+    let image = Image::load(&manifest.folder)?;
+    let folder = crate::image::workspace().join("target/bench/storage");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).context("cannot empty target/bench/storage")?;
+    }
+    let mut lanes = KINDS.map(|(name, policy)| Lane {
+        name,
+        policy,
+        storage: Vec::new(),
+        ready: Vec::new(),
+        p50: Vec::new(),
+        p99: Vec::new(),
+    });
+    for round in 1..=args.runs {
+        for lane in &mut lanes {
+            let folder = folder.join(format!("{}-{round}", lane.name));
+            lane.round(args, &image, &manifest, &folder)?;
+        }
+    }
+
+    let mut table = Table::new("storage", args.runs)?;
+    let [insecure, ..] = &lanes;
+    let base = insecure.p50.clone();
+    for lane in &lanes {
+        let row = |what: &str, unit, values: &[f64]| {
+            let values = values.to_vec();
+            Row { values, ..Row::new(format!("{}, {what}", lane.name), unit) }
+        };
+        table.rows.push(row("first boot, storage", "s", &lane.storage));
+        table.rows.push(row("first boot, ready", "s", &lane.ready));
+        table.rows.push(row("flush of a record, p50", "ms", &lane.p50));
+        table.rows.push(row("flush of a record, p99", "ms", &lane.p99));
+        if lane.policy != StorageSecurityPolicy::NeedsInsecure {
+            let ratio: Vec<_> = lane.p50.iter().zip(&base).map(|(one, base)| one / base).collect();
+            let ratio = row("flush over insecure, p50", "times", &ratio);
+            let goal = lane.policy == StorageSecurityPolicy::NeedsEncryption;
+            table.rows.push(if goal { ratio.goal(GOAL) } else { ratio });
+        }
+    }
+    Ok(table)
+}
+
+impl Lane {
+    fn round(
+        &mut self,
+        args: &Args,
+        image: &Image,
+        manifest: &Manifest,
+        folder: &Path,
+    ) -> Result<()> {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let disk = folder.join("disk.img");
+        polis_qemu::disk::copy(&manifest.path(&manifest.image), &disk)?;
+        let file = folder.join("parameters.pb");
+        let owner = parameters::owner_key(folder)?;
+        fs::write(&file, parameters::with_policy(&owner, None, self.policy))?;
+        let firmware = image.direct("polis.exercise=wal");
+        let config = Config {
+            disk: Some(Disk { file: disk.clone(), bus: Bus::Virtio, cache: Cache::Unsafe }),
+            fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".to_owned(), file }],
+            cpus: args.cpus,
+            ..Config::new(firmware, accelerator(Wish::Auto, args.cpus))
+        };
+        let mut machine = Machine::start(&config, &folder.join("1"))?;
+        let done = machine
+            .wait_for("stage", LONG, |e| e.is("name", "storage") && e.is("state", "done"))?;
+        let begun = machine.seen(|e| e.is("name", "storage") && e.is("state", "started"));
+        let time = |event: &polis_qemu::Event| event.text("t").parse::<f64>();
+        let begun = begun.first().context("storage is done and never began")?;
+        self.storage.push(time(&done)? - time(begun)?);
+        let ready = machine.wait_for("ready", LONG, |_| true)?;
+        self.ready.push(ready.at.as_secs_f64());
+        let timed = machine.wait_for("exercise", LONG, |e| e.get("p50").is_some())?;
+        let milliseconds = |key: &str| -> Result<f64> {
+            let microseconds: f64 = timed.text(key).parse().with_context(|| format!("{timed}"))?;
+            Ok(microseconds / 1000.0)
+        };
+        let (p50, p99) = (milliseconds("p50")?, milliseconds("p99")?);
+        println!("{:<14} p50 {p50:>6.2} ms, p99 {p99:>6.2} ms", self.name);
+        self.p50.push(p50);
+        self.p99.push(p99);
+        machine.kill();
+        fs::remove_file(&disk).context("cannot remove the disk")
+    }
+}
