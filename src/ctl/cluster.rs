@@ -117,6 +117,15 @@ pub(super) async fn admission(global: &Global) -> Result<Admission, Error> {
     Ok(Admission { ticket, ca: info.ca_certificate, nodes })
 }
 
+/// What the cluster is called.
+pub(super) fn domain(info: &v1::GetClusterInfoResponse) -> String {
+    let named = info.configuration.as_ref().map(|named| named.cluster_domain.as_str());
+    match named.unwrap_or_default() {
+        "" => crate::parameters::ClusterConfiguration::default().domain,
+        domain => domain.to_owned(),
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Info {
     cluster_domain: String,
@@ -191,7 +200,7 @@ impl Info {
                 "STORAGE_SECURITY_POLICY_",
             ),
             cold_start: word(configuration.cold_start().as_str_name(), "COLD_START_"),
-            cluster_domain: configuration.cluster_domain,
+            cluster_domain: domain(info),
             directory: directory
                 .map(|node| Entry { id: node.id, addresses: node.addresses })
                 .collect(),
@@ -224,11 +233,10 @@ impl Status {
         consensus: &v1::ConsensusStatus,
     ) -> Self {
         let problems = problems(info, nodes, consensus);
-        let configuration = info.configuration.clone().unwrap_or_default();
         Self {
             healthy: problems.is_empty(),
             problems,
-            cluster_domain: configuration.cluster_domain,
+            cluster_domain: domain(info),
             leader: info.leader.clone(),
             nodes: nodes.iter().map(View::of).collect(),
             etcd: etcd::Status::of(consensus),

@@ -212,11 +212,10 @@ async fn escrow(
         Ok(ManagementClient::new(channel).get_cluster_info(request).await?.into_inner())
     });
     let info = info.await.map_err(|status| refused("use the new certificate", &status))?;
-    let domain = info.configuration.map(|configuration| configuration.cluster_domain);
     Ok(Certified {
         certificate: answer.certificate,
+        domain: super::cluster::domain(&info),
         directory: info.cluster_directory,
-        domain: domain.unwrap_or_default(),
     })
 }
 

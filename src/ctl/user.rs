@@ -156,7 +156,7 @@ async fn create(
         })
         .await?;
     let invitation = Invitation {
-        cluster_domain: info.configuration.unwrap_or_default().cluster_domain,
+        cluster_domain: cluster::domain(&info),
         user: name.clone(),
         endpoints: session.context.settings.endpoints.clone(),
         ca: pki::certificate_pem(&answer.ca_certificate),

@@ -10,6 +10,7 @@ mod bootstrap;
 mod certificates;
 mod clients;
 mod cluster;
+mod ctl;
 mod curator;
 mod curators;
 mod damage;

@@ -1,0 +1,236 @@
+//! A person at `polisctl`, against a real curator with a real etcd.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use polis::consensus::Start;
+use polis::identity::Fingerprint;
+use polis::rpc::client::{Expect, Trust, dial};
+use polis_proto::v1;
+use polis_proto::v1::management_client::ManagementClient;
+use serde_json::Value;
+use tonic::Code;
+
+use crate::curators::{Cluster, Curator, leader};
+use crate::harness::{Machine, Node};
+
+/// A folder of contexts and keys, and the program.
+struct Person {
+    folder: tempfile::TempDir,
+    endpoint: String,
+}
+
+/// How a command ended.
+#[derive(Debug)]
+struct Ended {
+    status: i32,
+    stdout: String,
+    stderr: String,
+}
+
+impl Person {
+    fn new(curator: &Curator) -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), endpoint: curator.address.to_string() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Runs `polisctl`. A `@name` among the arguments is a file in the folder.
+    async fn run(&self, arguments: &[&str]) -> Ended {
+        #[expect(clippy::disallowed_methods, reason = "a test on a host reaps its own children")]
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_polisctl"));
+        command.env_clear().env("XDG_CONFIG_HOME", self.folder.path());
+        for argument in arguments {
+            match argument.strip_prefix('@') {
+                Some(name) => command.arg(self.path(name)),
+                None => command.arg(OsStr::new(argument)),
+            };
+        }
+        let output = command.stdin(std::process::Stdio::null()).output().await.unwrap();
+        Ended {
+            status: output.status.code().unwrap(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    /// The document of a command that must end well.
+    async fn json(&self, arguments: &[&str]) -> Value {
+        let ended = self.run(&[arguments, &["--output", "json"]].concat()).await;
+        assert_eq!(ended.status, 0, "{arguments:?}: {}", ended.stderr);
+        serde_json::from_str(&ended.stdout).unwrap()
+    }
+
+    /// What a command says that must be refused.
+    async fn refused(&self, arguments: &[&str]) -> String {
+        let ended = self.run(arguments).await;
+        assert_eq!((ended.status, &*ended.stdout), (1, ""), "{arguments:?}: {}", ended.stderr);
+        ended.stderr
+    }
+
+    async fn take(&self, more: &[&str]) -> Ended {
+        let take = ["cluster", "take-ownership", "--endpoint", &self.endpoint];
+        self.run(&[&take, more].concat()).await
+    }
+
+    fn certificate(&self) -> String {
+        let file = self.path("polis/contexts/cluster.internal/certificate.pem");
+        std::fs::read_to_string(file).unwrap()
+    }
+}
+
+/// A cluster of one, its curator, and its owner's key in the hands of a person.
+async fn cluster() -> (Machine, Node, Cluster, Curator, Person) {
+    let machine = Machine::new();
+    let node = machine.start(Start::Bootstrap);
+    let (cluster, own) = Cluster::found(&machine, &node).await;
+    let curator = Curator::start(&machine, &node, own);
+    leader(&[&curator], Duration::from_secs(20)).await;
+    let person = Person::new(&curator);
+    let pem = cluster.owner.to_pkcs8_pem().unwrap();
+    std::fs::create_dir(person.path("polis")).unwrap();
+    write_private(&person.path("polis/owner.key"), pem.as_bytes());
+    (machine, node, cluster, curator, person)
+}
+
+fn write_private(file: &std::path::Path, bytes: &[u8]) {
+    use std::io::Write as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let mut file =
+        std::fs::File::options().write(true).create_new(true).mode(0o600).open(file).unwrap();
+    file.write_all(bytes).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ownership_is_taken_only_of_the_cluster_that_was_compared_and_by_its_key() {
+    let (_machine, node, cluster, curator, person) = cluster().await;
+    let ca = Fingerprint::of_certificate(&cluster.authority);
+    let words = ca.words();
+
+    let asked = person.take(&[]).await;
+    assert_eq!(asked.status, 1);
+    assert!(asked.stderr.contains("was not compared"), "{}", asked.stderr);
+    assert!(asked.stderr.contains("--fingerprint WORDS"), "{}", asked.stderr);
+
+    let other = person.take(&["--fingerprint", "zoo-zoo-zoo-zoo"]).await;
+    assert_eq!(other.status, 1);
+    assert!(other.stderr.contains(&words), "{}", other.stderr);
+    assert!(other.stderr.contains("somebody is between"), "{}", other.stderr);
+    assert!(!person.path("polis/contexts").exists(), "nothing is kept of what was not trusted");
+
+    let foreign = rcgen_ca();
+    std::fs::write(person.path("foreign.pem"), foreign).unwrap();
+    let foreign = person.take(&["--ca", "@foreign.pem", "--timeout", "3s"]).await;
+    assert_ne!(foreign.status, 0);
+    assert!(foreign.stderr.contains("UnknownIssuer"), "{}", foreign.stderr);
+
+    let stranger = person.run(&["owner", "create", "-o", "@stranger.key"]).await;
+    assert_eq!(stranger.status, 0);
+    let stranger = person.take(&["--fingerprint", &words, "--owner-key", "@stranger.key"]).await;
+    assert_eq!(stranger.status, 1);
+    assert!(stranger.stderr.contains("this key is not the owner's"), "{}", stranger.stderr);
+
+    let taken = person.take(&["--fingerprint", &words]).await;
+    assert_eq!(taken.status, 0, "{}", taken.stderr);
+    let first = person.certificate();
+    // The same certificate again; now the CA is known, and nothing is asked.
+    let again = person.run(&["cluster", "take-ownership"]).await;
+    assert_eq!(again.status, 0, "{}", again.stderr);
+    assert_eq!(person.certificate(), first);
+    // All digits do as well.
+    let again = person.take(&["--fingerprint", &ca.to_string()]).await;
+    assert_eq!(again.status, 0, "{}", again.stderr);
+    assert_eq!(person.certificate(), first);
+
+    // Without a certificate, a call is refused with what it needs.
+    let address = curator.address;
+    let trust = Trust::Authority(cluster.authority.clone());
+    let host = address.ip().to_string();
+    let connection = dial(&host, address.port(), Expect::AnyNode, &trust, None).await.unwrap();
+    let refused = ManagementClient::new(connection.channel)
+        .get_cluster_info(v1::GetClusterInfoRequest {})
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::Unauthenticated);
+    assert!(refused.message().contains("this call needs"), "{}", refused.message());
+
+    curator.supervisor.stop().await;
+    node.stop().await;
+}
+
+fn rcgen_ca() -> String {
+    let mut parameters = rcgen::CertificateParams::default();
+    parameters.distinguished_name.push(rcgen::DnType::CommonName, "another cluster");
+    parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+    parameters.self_signed(&key).unwrap().pem()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
+    let (machine, node, cluster, curator, person) = cluster().await;
+    let words = Fingerprint::of_certificate(&cluster.authority).words();
+    let taken = person.take(&["--fingerprint", &words]).await;
+    assert_eq!(taken.status, 0, "{}", taken.stderr);
+    let id = machine.name();
+
+    let info = person.json(&["cluster", "info"]).await;
+    assert_eq!((&info["leader"], &info["nodes"]["up"]), (&Value::from(&*id), &Value::from(1)));
+    let nodes = person.json(&["node", "list"]).await;
+    assert_eq!(nodes[0]["id"], id);
+    let labelled = person.json(&["node", "label", &id[6..12], "rack=7", "absent-"]).await;
+    assert_eq!(labelled["labels"]["rack"], "7");
+    let listed = person.json(&["node", "list", "--label", "rack=8"]).await;
+    assert_eq!(listed, Value::Array(Vec::new()));
+    let members = person.json(&["etcd", "members"]).await;
+    assert_eq!(members[0]["node_id"], id);
+    assert_eq!(members[0]["role"], "voter");
+
+    let ticket = person.json(&["cluster", "ticket"]).await;
+    assert_eq!(person.json(&["cluster", "ticket"]).await, ticket);
+    let rotated = person.json(&["cluster", "ticket", "rotate", "--lifetime", "2h"]).await;
+    assert_ne!(rotated["ticket"], ticket["ticket"]);
+    assert!(rotated["ends"].is_string());
+    person.json(&["parameters", "register", "-o", "@joins.pb"]).await;
+    let shown = person.json(&["parameters", "show", "@joins.pb"]).await;
+    assert_eq!(shown["cluster_register"]["ca_words"], words);
+
+    let saved = person.json(&["etcd", "snapshot", "-o", "@etcd.db"]).await;
+    let size = std::fs::metadata(person.path("etcd.db")).unwrap().len();
+    assert_eq!(saved["bytes"], size);
+    let again = person.refused(&["etcd", "snapshot", "-o", "@etcd.db"]).await;
+    assert!(again.contains("is there already"), "{again}");
+
+    // The last member stays, and the refusal says why and what to do.
+    let last = person.refused(&["node", "roles", &id, "--remove", "consensus-member"]).await;
+    assert!(last.contains("help: let another node vote first"), "{last}");
+    let up = person.refused(&["node", "delete", &id, "--yes"]).await;
+    assert!(up.contains("help: decommission it first"), "{up}");
+
+    let ann = Person::new(&curator);
+    assert_eq!(ann.run(&["owner", "create", "-o", "@ann.key"]).await.status, 0);
+    let key = ann.path("ann.pub").display().to_string();
+    let invitation = ann.path("ann.json").display().to_string();
+    let create = ["user", "create", "ann", "--role", "viewer", "--key", &key, "-o", &invitation];
+    person.json(&create).await;
+    ann.json(&["context", "import", &invitation, "--key", "@ann.key"]).await;
+    assert_eq!(ann.json(&["node", "list"]).await[0]["id"], machine.name());
+    let refused = ann.refused(&["cluster", "ticket"]).await;
+    assert!(refused.contains("this call needs") && refused.contains("viewer ann"), "{refused}");
+    person.json(&["user", "revoke", "ann"]).await;
+    let users = person.json(&["user", "list"]).await;
+    let ann_is = users.as_array().unwrap().iter().find(|user| user["name"] == "ann").unwrap();
+    assert_eq!(ann_is["revoked"], true);
+    let ended = ann.run(&["node", "list", "--timeout", "5s"]).await;
+    assert_ne!(ended.status, 0, "a revoked user still sees {}", ended.stdout);
+
+    curator.supervisor.stop().await;
+    // Nobody leads any more: a command that waits says so with a status of its own.
+    let late = person.run(&["cluster", "wait", "--timeout", "2s"]).await;
+    assert_eq!(late.status, 3, "{}", late.stderr);
+    assert!(late.stderr.contains("not whole after 2.0 s"), "{}", late.stderr);
+    node.stop().await;
+}
