@@ -11,8 +11,8 @@
 //!      +-------> cluster --identity--> ----+   |
 //!                   | \--orders--> consensus <-+
 //!                   v                  v
-//!              credentials --> curator
-//!                   |            |
+//!              credentials --> curator <---> liaison
+//!                   |            |          management
 //!                   +--> roles <-+ ----> ready            console watches all
 //! ```
 
@@ -29,11 +29,12 @@ use crate::node::exercise::{self, Exercise};
 use crate::node::fault::{self, Fault};
 use crate::node::{heartbeat, logs};
 use crate::roles::{self, memory};
+use crate::rpc::client::{Client, Patience};
 use crate::storage::{self, tree};
 use crate::supervisor::{Context, Policy};
 use crate::sys::efivar;
 use crate::sys::reboot::Reason;
-use crate::{cluster, consensus, console, curator, parameters, recovery, rpc};
+use crate::{cluster, consensus, console, curator, liaison, management, parameters, recovery, rpc};
 
 /// What the root service needs.
 #[derive(Clone, Debug)]
@@ -134,10 +135,33 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         network: addresses.subscribe(),
         credentials: credentials.subscribe(),
         metrics: Arc::new(rpc::Metrics::new(&table)),
-        table,
-        standing: access,
+        table: Arc::clone(&table),
+        standing: access.clone(),
         directory: watch::Sender::default(),
         status: watch::Sender::default(),
+    };
+    let candidates = watch::Sender::default();
+    let report = watch::Sender::default();
+    let nodes = watch::Sender::default();
+    let liaison = liaison::Service {
+        config: liaison::Config::live(&tree),
+        client: Client::new(candidates.subscribe(), credentials.subscribe(), Patience::default()),
+        inputs: liaison::Inputs {
+            environment: environment.clone(),
+            consensus: member.status(),
+            network: addresses.subscribe(),
+            storage: mounted.subscribe(),
+        },
+        outputs: liaison::Outputs {
+            report: report.clone(),
+            candidates,
+            nodes: nodes.clone(),
+            roles: watch::Sender::default(),
+            standing: access.clone(),
+            credentials: credentials.clone(),
+            cluster: standing.clone(),
+            contact: watch::Sender::default(),
+        },
     };
     let cluster = cluster::Service {
         config: cluster::Config {
@@ -167,9 +191,36 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     };
 
     let cluster_nodes = watch::Sender::<console::ClusterNodes>::default();
+    let snapshot = watch::Sender::default();
+    let shown = console::nodes::Service {
+        nodes: nodes.subscribe(),
+        leader: liaison.client.leader_id(),
+        consensus: member.status(),
+        own: standing.subscribe(),
+        shown: cluster_nodes.clone(),
+    };
+    let management = management::Service {
+        config: management::Config::live(),
+        inputs: management::Inputs {
+            environment: environment.clone(),
+            cluster: standing.subscribe(),
+            consensus: member.status(),
+            pki: member.overview(),
+            ready: ready.subscribe(),
+            report: report.subscribe(),
+            ring: logs.status.subscribe(),
+            snapshot: snapshot.subscribe(),
+            credentials: credentials.subscribe(),
+            standing: access.subscribe(),
+        },
+        table,
+        servers: vec![("curator", Arc::clone(&curator.metrics))],
+        end: end.clone(),
+        listening: Default::default(),
+    };
     let console = console::Service {
         terminals,
-        snapshot: watch::Sender::default(),
+        snapshot,
         end,
         environment,
         inputs: console::Inputs {
@@ -209,6 +260,9 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("credentials", forever, move |ctx| own.clone().run(ctx));
     ctx.spawn("curator", forever, move |ctx| curator.clone().run(ctx));
     ctx.spawn("roles", forever, move |ctx| roles.clone().run(ctx));
+    ctx.spawn("liaison", forever, move |ctx| liaison.clone().run(ctx));
+    ctx.spawn("nodes", forever, move |ctx| shown.clone().run(ctx));
+    ctx.spawn("management", forever, move |ctx| management.clone().run(ctx));
     let memory = memory::Service { ready: ready.subscribe() };
     ctx.spawn("memory", forever, move |ctx| memory.clone().run(ctx));
     if let Some(exercise) = exercise {

@@ -83,6 +83,14 @@ pub struct KeyStatus {
     pub recovery_key_unsaved: bool,
 }
 
+impl Status {
+    /// Whether this machine is a member, within reach of the others or not.
+    #[must_use]
+    pub fn is_member(&self) -> bool {
+        matches!(self.state, State::Home | State::Split)
+    }
+}
+
 /// What a node does for its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {

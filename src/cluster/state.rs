@@ -1,11 +1,13 @@
 //! Says what this machine is to its cluster: one word, and what leads to it. Pure.
 //!
 //! ```text
-//!             Entered
-//! [unknown] -----------> [home]
+//!             Entered           CutOff
+//! [unknown] -----------> [home] --------> [split]
+//!                           ^  Reconnected   |
+//!                           +----------------+
 //! ```
 //!
-//! The contract has six words. The other four belong to registration and to the
+//! The contract has six words. The other three belong to registration and to the
 //! end of a membership: no event of this version leads to them.
 
 #![warn(clippy::wildcard_enum_match_arm)]
@@ -48,10 +50,17 @@ impl State {
     #[must_use]
     pub fn after(self, event: Event) -> Option<Self> {
         match (self, event) {
-            (Self::Unknown, Event::Entered) => Some(Self::Home),
+            (Self::Unknown, Event::Entered) | (Self::Home | Self::Split, Event::Reconnected) => {
+                Some(Self::Home)
+            }
+            (Self::Home | Self::Split, Event::CutOff) => Some(Self::Split),
             (
                 Self::Foreign | Self::Trusted | Self::Home | Self::Disowning | Self::Split,
                 Event::Entered,
+            )
+            | (
+                Self::Unknown | Self::Foreign | Self::Trusted | Self::Disowning,
+                Event::CutOff | Event::Reconnected,
             ) => None,
         }
     }
@@ -68,6 +77,10 @@ impl fmt::Display for State {
 pub enum Event {
     /// All that makes a member is in the cluster's store and on this disk.
     Entered,
+    /// Nobody of the cluster was heard for long, or the own etcd member is alone.
+    CutOff,
+    /// The cluster is heard, and the own etcd member is not alone.
+    Reconnected,
 }
 
 #[cfg(test)]
@@ -80,5 +93,16 @@ mod tests {
         assert_eq!(home, Some(State::Home));
         assert_eq!(State::Home.after(Event::Entered), None);
         assert_eq!(State::Home.to_string(), "home");
+    }
+
+    #[test]
+    fn only_a_member_can_be_cut_off_and_it_heals() {
+        assert_eq!(State::Home.after(Event::CutOff), Some(State::Split));
+        assert_eq!(State::Split.after(Event::CutOff), Some(State::Split));
+        assert_eq!(State::Split.after(Event::Reconnected), Some(State::Home));
+        for state in [State::Unknown, State::Foreign, State::Trusted, State::Disowning] {
+            assert_eq!(state.after(Event::CutOff), None);
+            assert_eq!(state.after(Event::Reconnected), None);
+        }
     }
 }

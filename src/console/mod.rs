@@ -16,6 +16,7 @@
 pub(crate) mod draw;
 mod fold;
 mod logs;
+pub mod nodes;
 mod screen;
 mod writer;
 

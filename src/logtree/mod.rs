@@ -28,6 +28,7 @@ mod sink;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{self, Write as _};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -212,6 +213,7 @@ struct Inner {
     state: Mutex<State>,
     serial: Option<Lines>,
     started: Duration,
+    lost: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
@@ -243,7 +245,8 @@ impl Tree {
     #[must_use]
     pub fn new(serial: Option<Lines>) -> Self {
         let started = crate::sys::clock::uptime();
-        Self(Arc::new(Inner { state: Mutex::default(), serial, started }))
+        let (state, lost) = (Mutex::default(), Arc::default());
+        Self(Arc::new(Inner { state, serial, started, lost }))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -288,9 +291,15 @@ impl Tree {
     pub fn read(&self, query: Query) -> Reader {
         let mut state = self.lock();
         let backlog = state.backlog(&query);
-        let (writer, reader) = reader::channel(query, backlog);
+        let (writer, reader) = reader::channel(query, backlog, Arc::clone(&self.0.lost));
         state.readers.push(writer);
         reader
+    }
+
+    /// How many entries readers were too slow for, all of them together.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.0.lost.load(Ordering::Relaxed)
     }
 
     /// What was written so far, as far as `query` asks for it.

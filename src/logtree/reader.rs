@@ -135,6 +135,8 @@ pub(super) struct Writer {
     query: Query,
     stream: mpsc::Sender<Arc<Entry>>,
     lost: Arc<AtomicU64>,
+    /// The same of all readers that there ever were.
+    lost_by_all: Arc<AtomicU64>,
 }
 
 impl Writer {
@@ -147,6 +149,7 @@ impl Writer {
             Ok(()) => true,
             Err(mpsc::error::TrySendError::Full(_)) => {
                 self.lost.fetch_add(1, Ordering::Relaxed);
+                self.lost_by_all.fetch_add(1, Ordering::Relaxed);
                 true
             }
             Err(mpsc::error::TrySendError::Closed(_)) => false,
@@ -154,9 +157,13 @@ impl Writer {
     }
 }
 
-pub(super) fn channel(query: Query, backlog: Vec<Arc<Entry>>) -> (Writer, Reader) {
+pub(super) fn channel(
+    query: Query,
+    backlog: Vec<Arc<Entry>>,
+    lost_by_all: Arc<AtomicU64>,
+) -> (Writer, Reader) {
     let (stream, entries) = mpsc::channel(STREAM_MAX);
     let lost = Arc::<AtomicU64>::default();
-    let writer = Writer { query, stream, lost: Arc::clone(&lost) };
+    let writer = Writer { query, stream, lost: Arc::clone(&lost), lost_by_all };
     (writer, Reader { backlog: backlog.into(), stream: entries, lost })
 }

@@ -42,6 +42,7 @@ use crate::serial::{EventLine, Lines};
 use crate::stage::{Board, Stage};
 use crate::supervisor::Supervisor;
 use crate::sys::control::{self, Channel};
+use crate::sys::files;
 use crate::sys::reboot::Reason;
 use crate::trapdoor::{Report, code};
 
@@ -52,6 +53,8 @@ pub const STATUS_BROKEN: u8 = 71;
 /// Status when `node` was started by anything but `init`.
 pub const STATUS_USAGE: u8 = 2;
 
+/// Files that may be open: the connections of three servers, with room to spare.
+const OPEN_FILES: u64 = 16 << 10;
 /// How long the last lines may take. `init` reads them as fast as they come.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(1);
 /// Threads that run services. They wait more than they work; etcd is the one
@@ -93,6 +96,8 @@ fn complain(text: &str) {
 fn start(environment: Environment) -> anyhow::Result<u8> {
     use anyhow::Context as _;
     let control = control::inherit(environment.control).context("no control channel to init")?;
+    // The kernel's own bound is for a program at a terminal, not for a server.
+    files::allow(OPEN_FILES).context("cannot have enough files open")?;
     // Before anything else is opened: its number must still be what init left there.
     let recovery = recovery::Given::inherit(environment.recovery, Path::new("/sys"));
     let (lines, queue) = Lines::channel();

@@ -39,7 +39,7 @@ use ed25519_dalek::SigningKey;
 pub use self::crl::{Crl, Reason, Revoked};
 pub use self::namespace::Namespace;
 pub use self::overview::{AuthorityView, CertificateView, Overview, Renewal, RevokedView};
-pub use self::parse::Facts;
+pub use self::parse::{Facts, signed_by};
 #[cfg(test)]
 pub(crate) use self::store::memory;
 pub use self::store::{Entry, Guard, Store, Write};

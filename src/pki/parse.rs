@@ -72,6 +72,15 @@ impl Facts {
     }
 }
 
+/// Whether `authority` has signed `certificate`, both in DER. Says nothing about
+/// dates, nor about what the one may sign and the other may be used for.
+#[must_use]
+pub fn signed_by(certificate: &[u8], authority: &[u8]) -> bool {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
+    let Ok((_, authority)) = X509Certificate::from_der(authority) else { return false };
+    certificate.verify_signature(Some(authority.public_key())).is_ok()
+}
+
 /// Dates before 1970 count as 1970: nothing of ours is that old.
 pub(super) fn system_time(time: ASN1Time) -> SystemTime {
     let seconds = u64::try_from(time.timestamp()).unwrap_or(0);

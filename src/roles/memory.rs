@@ -61,8 +61,9 @@ impl Service {
     }
 }
 
-/// Resident memory in KiB; nothing where the process has just ended.
-fn resident(process: &str) -> Option<u64> {
+/// Resident memory of a process in KiB; nothing where it has just ended.
+#[must_use]
+pub fn resident(process: &str) -> Option<u64> {
     parse(&fs::read_to_string(format!("/proc/{process}/status")).ok()?)
 }
 

@@ -8,6 +8,7 @@ pub mod clock;
 pub mod control;
 pub mod dm;
 pub mod efivar;
+pub mod files;
 pub mod input;
 pub mod kmsg;
 pub mod module;

@@ -1,5 +1,7 @@
 //! Streams what changes in the directory to one watcher.
 
+use std::sync::Arc;
+
 use polis_proto::v1;
 use tokio::sync::watch;
 use tonic::Status;
@@ -22,6 +24,8 @@ struct Watcher {
     seen: Seen,
     /// Whether everything that was there at the start has been sent.
     current: bool,
+    /// The CRL that was sent last.
+    crl: Arc<Vec<u8>>,
 }
 
 /// The stream of one watcher, of `only` one node or of all.
@@ -39,6 +43,7 @@ pub(super) async fn watch(
         only,
         seen: Seen::default(),
         current: false,
+        crl: Arc::default(),
     };
     let stream = futures::stream::unfold(Some(watcher), |watcher| async move {
         let mut watcher = watcher?;
@@ -57,14 +62,18 @@ impl Watcher {
             if self.leadership.borrow_and_update().term.as_ref() != Some(&self.term) {
                 return Err(self.handlers.not_leader());
             }
-            let (news, all) = {
+            let (news, all, crl) = {
                 let directory = self.directory.borrow_and_update();
-                self.seen.news(&directory, self.only, NODES_MAX)
+                let (news, all) = self.seen.news(&directory, self.only, NODES_MAX);
+                (news, all, directory.crl())
             };
             let caught_up = all && !self.current;
-            if caught_up || news != News::default() {
+            let revoked = crl != self.crl;
+            if caught_up || revoked || news != News::default() {
                 self.current |= all;
-                return Ok(self.event(&news));
+                let told = if revoked { crl.to_vec() } else { Vec::new() };
+                self.crl = crl;
+                return Ok(self.event(&news, told));
             }
             tokio::select! {
                 // Cancel-safe, both: they wait for event values.
@@ -78,13 +87,14 @@ impl Watcher {
         }
     }
 
-    fn event(&self, news: &News) -> v1::WatchEvent {
+    fn event(&self, news: &News, crl: Vec<u8>) -> v1::WatchEvent {
         let heartbeats = &self.handlers.0.heartbeats;
         let info = |(id, known): &(NodeId, _)| convert::info(*id, known, heartbeats);
         v1::WatchEvent {
             nodes: news.nodes.iter().map(info).collect(),
             gone: news.gone.iter().map(ToString::to_string).collect(),
             current: self.current,
+            crl,
         }
     }
 }

@@ -203,6 +203,12 @@ impl Client {
         Self::new(candidates, credentials, patience)
     }
 
+    /// The same client, with another patience.
+    #[must_use]
+    pub fn patient(self, patience: Patience) -> Self {
+        Self { patience, ..self }
+    }
+
     /// Who leads, as far as this client knows.
     #[must_use]
     pub fn leader_id(&self) -> watch::Receiver<Option<NodeId>> {

@@ -1,0 +1,143 @@
+//! Knows whom to ask for the leader, and keeps that on the ESP for the next boot.
+//!
+//! Invariants:
+//! - A directory that names nobody never replaces one that names somebody.
+//! - The file is written when it changes and not else: it is on flash, and FAT.
+
+use std::net::Ipv4Addr;
+
+use polis_proto::v1;
+use prost::Message as _;
+use tokio::sync::watch;
+use tracing::warn;
+
+use super::watch::keep;
+use super::{Nodes, Service};
+use crate::event::Closed;
+use crate::identity::NodeId;
+use crate::rpc::client::{Candidate, candidates};
+use crate::supervisor::Context;
+
+/// Keeps the candidates and the file until cancelled.
+pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
+    let file = service.config.directory.clone();
+    let read = tokio::task::spawn_blocking(move || file.read()).await;
+    let mut kept = match read {
+        Ok(Ok(bytes)) => bytes.map(|bytes| decode(&bytes)).unwrap_or_default(),
+        Ok(Err(error)) => {
+            warn!(error = &error as &dyn std::error::Error, "cannot read the cluster's directory");
+            v1::ClusterDirectory::default()
+        }
+        Err(_panicked) => v1::ClusterDirectory::default(),
+    };
+    let mut nodes = service.outputs.nodes.subscribe();
+    let mut cluster = service.outputs.cluster.subscribe();
+    ctx.healthy();
+    loop {
+        let heard = nodes.borrow_and_update().clone();
+        let own = cluster.borrow_and_update().node;
+        let directory = heard.as_deref().map(directory).filter(|heard| !heard.nodes.is_empty());
+        if let Some(directory) = directory
+            && directory != kept
+        {
+            keep(&service.config.directory, directory.encode_to_vec(), "the directory").await;
+            kept = directory;
+        }
+        let known = ask(own, service.config.port, &kept);
+        service.outputs.candidates.send_if_modified(|old| {
+            let changed = *old != known;
+            *old = known;
+            changed
+        });
+        let waited = async {
+            let changed = |changed: Result<(), watch::error::RecvError>, name| {
+                changed.map_err(|_closed| Closed(name))
+            };
+            tokio::select! {
+                // Cancel-safe, both: they wait for event values.
+                heard = nodes.changed() => changed(heard, "the nodes"),
+                named = cluster.changed() => changed(named, "the cluster"),
+            }
+        };
+        match ctx.until_cancelled(waited).await {
+            Some(waited) => waited?,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// A directory that cannot be read is as none: the next word of the leader mends it.
+fn decode(bytes: &[u8]) -> v1::ClusterDirectory {
+    v1::ClusterDirectory::decode(bytes).unwrap_or_else(|error| {
+        warn!(%error, "the cluster's directory on the ESP is damaged");
+        v1::ClusterDirectory::default()
+    })
+}
+
+/// Where curators are: beside the members of etcd.
+fn directory(nodes: &Nodes) -> v1::ClusterDirectory {
+    let reached = nodes.iter().filter_map(|(id, node)| {
+        let roles = node.roles.as_ref()?;
+        let address = &node.status.as_ref()?.external_address;
+        let member = node.state() == v1::NodeState::Up && roles.consensus_member.is_some();
+        (member && !address.is_empty()).then(|| v1::cluster_directory::Node {
+            id: id.to_string(),
+            addresses: vec![address.clone()],
+        })
+    });
+    v1::ClusterDirectory { nodes: reached.collect() }
+}
+
+/// Whom to ask: the curator of this machine first, which may not be there, then
+/// everyone in the directory.
+fn ask(own: Option<NodeId>, port: u16, directory: &v1::ClusterDirectory) -> Vec<Candidate> {
+    let here =
+        own.map(|node| Candidate { node: Some(node), host: Ipv4Addr::LOCALHOST.to_string(), port });
+    let others = candidates(directory).into_iter();
+    here.into_iter().chain(others.filter(|other| other.node != own)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn node(seed: u8, address: &str, member: bool) -> (NodeId, v1::NodeInfo) {
+        let id = NodeId::from_public_key(&[seed; 32]);
+        let consensus_member = member.then_some(v1::node_roles::ConsensusMember {});
+        let info = v1::NodeInfo {
+            id: id.to_string(),
+            state: v1::NodeState::Up.into(),
+            roles: Some(v1::NodeRoles { consensus_member, ..Default::default() }),
+            status: Some(v1::NodeStatus {
+                external_address: address.to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        (id, info)
+    }
+
+    #[test]
+    fn curators_are_beside_members_of_etcd_that_have_an_address() {
+        let nodes =
+            Nodes::from([node(1, "10.0.0.1", true), node(2, "", true), node(3, "10.0.0.3", false)]);
+        let directory = directory(&nodes);
+        assert_eq!(directory.nodes.len(), 1);
+        let own = NodeId::from_public_key(&[3; 32]);
+        let asked: Vec<_> =
+            ask(Some(own), 7835, &directory).iter().map(ToString::to_string).collect();
+        assert_eq!(asked, ["127.0.0.1:7835", "10.0.0.1:7835"]);
+        let first = NodeId::from_public_key(&[1; 32]);
+        assert_eq!(ask(Some(first), 7835, &directory).len(), 1);
+        assert_eq!(ask(None, 7835, &directory).len(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn a_damaged_directory_is_as_none(noise in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _candidates = ask(None, 1, &decode(&noise));
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Keeps this node in touch with the curators: reports, hears, renews.
+//!
+//! Everything that a member owes to its cluster and hears from it goes through
+//! the one client for the leader; it outlives every leader.
+//!
+//! ```text
+//! directory file, nodes, own curator --> candidates --> Client --> the leader
+//!                                                          ^
+//! report     what this node says about itself, on change --+
+//! heartbeat  every five seconds ---------------------------+--> contact --+
+//! renewal    the certificate, after two thirds ------------+              v
+//! watch      every node, newest value first ---------------+         split: cut off?
+//!              |--> nodes  --> candidates, directory file
+//!              |--> roles  --> disk, `roles`
+//!              +--> standing, where no curator runs
+//! ```
+//!
+//! Invariants:
+//! - Nothing here writes into the cluster's records but through the leader.
+//! - What was heard stays true while nobody is heard: roles, nodes and access are
+//!   those of the last word.
+//!
+//! What this module does not do: lead a machine home (`cluster`), or start what a
+//! role asks for (`roles`).
+
+mod candidates;
+mod heartbeat;
+mod renewal;
+mod report;
+mod split;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use polis_proto::v1;
+use tokio::sync::watch as value;
+use tokio::time::Instant;
+
+use crate::identity::NodeId;
+use crate::node::environment::Environment;
+use crate::rpc::client::{CURATOR_PORT, Candidate, Client};
+use crate::rpc::{Credentials, Standing};
+use crate::storage::file::File;
+use crate::supervisor::{Context, Policy};
+use crate::{cluster, consensus, network, storage};
+
+pub use self::report::Subject;
+
+/// Between two heartbeats, unless the leader says otherwise.
+pub const HEARTBEAT: Duration = Duration::from_secs(5);
+/// A node that was not heard for so long is cut off: three heartbeats, and an
+/// election.
+pub const CUT_OFF_AFTER: Duration = Duration::from_secs(20);
+
+/// Every node that this one has heard of.
+pub type Nodes = BTreeMap<NodeId, v1::NodeInfo>;
+
+/// What is fixed for the life of the process.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the cluster can be reached, for the next boot.
+    pub directory: File,
+    /// The roles that this node had when it last heard of them.
+    pub roles: File,
+    /// The node's own certificate.
+    pub certificate: File,
+    /// Where curators listen.
+    pub port: u16,
+    /// Between two heartbeats, until the leader says otherwise.
+    pub heartbeat: Duration,
+    /// How long this node may hear nobody.
+    pub cut_off_after: Duration,
+}
+
+impl Config {
+    /// The member of a running node.
+    #[must_use]
+    pub fn live(root: &storage::Root) -> Self {
+        Self {
+            directory: root.esp.cluster_directory.clone(),
+            roles: root.data.node.roles.clone(),
+            certificate: root.data.node.credentials.certificate.clone(),
+            port: CURATOR_PORT,
+            heartbeat: HEARTBEAT,
+            cut_off_after: CUT_OFF_AFTER,
+        }
+    }
+}
+
+/// What is read.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// What `init` told.
+    pub environment: Environment,
+    /// The etcd member.
+    pub consensus: value::Receiver<consensus::Status>,
+    /// The address.
+    pub network: value::Receiver<network::Status>,
+    /// The data partition.
+    pub storage: value::Receiver<storage::Status>,
+}
+
+/// What is told to the rest of the node.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    /// What this node says about itself.
+    pub report: value::Sender<v1::NodeStatus>,
+    /// Whom to ask for the leader.
+    pub candidates: value::Sender<Vec<Candidate>>,
+    /// Every node; `None` until the first word.
+    pub nodes: value::Sender<Option<Arc<Nodes>>>,
+    /// The roles that the cluster gives to this node; `None` while nothing was
+    /// ever heard.
+    pub roles: value::Sender<Option<v1::NodeRoles>>,
+    /// Who has access; written where no curator runs.
+    pub standing: value::Sender<Arc<Standing>>,
+    /// What this node serves and calls with.
+    pub credentials: value::Sender<Option<Credentials>>,
+    /// What this machine is to its cluster: here it may become split, and heal.
+    pub cluster: value::Sender<cluster::Status>,
+    /// When the leader answered last.
+    pub contact: value::Sender<Option<Instant>>,
+}
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// What is fixed.
+    pub config: Config,
+    /// The way to the leader; it follows `candidates` and `credentials`.
+    pub client: Client,
+    /// What is read.
+    pub inputs: Inputs,
+    /// What is told.
+    pub outputs: Outputs,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// None: only a child's death can end it.
+    pub async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
+        let forever = Policy::forever();
+        macro_rules! start {
+            ($($module:ident)*) => {$(
+                let service = self.clone();
+                ctx.spawn(stringify!($module), forever, move |ctx| {
+                    $module::run(service.clone(), ctx)
+                });
+            )*};
+        }
+        start!(report candidates watch heartbeat renewal split);
+        let client = self.client.clone();
+        ctx.spawn("leader", forever, move |ctx| {
+            let client = client.clone();
+            async move {
+                ctx.healthy();
+                match ctx.until_cancelled(Box::pin(client.follow())).await {
+                    Some(never) => match never {},
+                    None => Ok::<_, std::convert::Infallible>(()),
+                }
+            }
+        });
+        ctx.healthy();
+        ctx.cancelled().await;
+        Ok(())
+    }
+
+    /// This node, once the cluster manager has named it.
+    fn own(&self) -> Option<NodeId> {
+        self.outputs.cluster.borrow().node
+    }
+}

@@ -1,0 +1,81 @@
+//! Sends what the screen shows to consoles elsewhere.
+//!
+//! Invariants:
+//! - At most ten frames a second, and none while nothing changes.
+//! - Of the log, a frame holds what is newer than the frame before: it is most of
+//!   a snapshot, and the other end has it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use futures::stream;
+use polis_proto::v1;
+use polis_tui::Snapshot;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use tonic::Status;
+
+/// Between two frames.
+const PACE: Duration = Duration::from_millis(100);
+
+/// Where one console is.
+struct Watching {
+    snapshot: watch::Receiver<Arc<Snapshot>>,
+    /// Of the log, what it has not seen begins here.
+    first: u64,
+    /// When the next frame may be sent.
+    next: Instant,
+}
+
+/// Frames without end; the first at once.
+pub(super) fn frames(
+    mut snapshot: watch::Receiver<Arc<Snapshot>>,
+) -> impl Stream<Item = Result<v1::ConsoleFrame, Status>> {
+    snapshot.mark_changed();
+    let watching = Watching { snapshot, first: 0, next: Instant::now() };
+    stream::unfold(watching, |mut watching| async move {
+        watching.snapshot.changed().await.ok()?;
+        sleep_until(watching.next).await;
+        let newest = watching.snapshot.borrow_and_update().clone();
+        let frame = frame(&newest, watching.first);
+        if let Some(last) = newest.logs.entries.last() {
+            watching.first = last.number + 1;
+        }
+        watching.next = Instant::now() + PACE;
+        Some((frame, watching))
+    })
+}
+
+fn frame(snapshot: &Snapshot, first: u64) -> Result<v1::ConsoleFrame, Status> {
+    let json = serde_json::to_vec(&snapshot.with_logs_from(first));
+    let snapshot = json.map_err(|error| Status::internal(format!("no JSON: {error}")))?;
+    Ok(v1::ConsoleFrame { snapshot })
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{FutureExt as _, StreamExt as _};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_console_sees_the_newest_snapshot_at_most_ten_times_a_second() {
+        let (sender, snapshot) = watch::channel(Arc::<Snapshot>::default());
+        let mut frames = Box::pin(frames(snapshot));
+        let read = |frame: Option<Result<v1::ConsoleFrame, Status>>| -> Snapshot {
+            serde_json::from_slice(&frame.unwrap().unwrap().snapshot).unwrap()
+        };
+        let first = read(frames.next().await);
+        assert_eq!(first, Snapshot::default());
+        assert!(frames.next().now_or_never().is_none(), "nothing has changed");
+        let began = Instant::now();
+        for version in ["1", "2", "3"] {
+            sender.send_modify(|snapshot| {
+                Arc::make_mut(snapshot).header.version = version.to_owned();
+            });
+        }
+        assert_eq!(read(frames.next().await).header.version, "3");
+        assert!(began.elapsed() >= PACE);
+    }
+}
