@@ -1,5 +1,6 @@
 //! Who opens an authenticated disk: the machine itself, as long as everything is as
-//! it was; nobody, as soon as one thing is not, and each with words of its own.
+//! it was; the recovery key alone, as soon as one thing is not, and each such thing
+//! has words of its own.
 
 use std::fs;
 use std::io::Read as _;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use gpt::GptConfig;
 use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, ColdStartShare};
-use polis_qemu::args::{Cache, Disk};
+use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::host::{Wish, accelerator};
 use polis_qemu::image::Flash;
 use polis_qemu::{Bus, Config, Machine, disk};
@@ -16,6 +17,7 @@ use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
 use crate::esp;
+use crate::owner::Owner;
 use crate::world::{Identity, OWNER, SOON, World, guru, home, with_cluster};
 
 const SEALED: &str = "polis/sealed_configuration.pb";
@@ -37,29 +39,38 @@ struct Member {
     world: World,
     config: Config,
     identity: Identity,
+    /// As the owner wrote it down.
+    recovery: String,
 }
 
 impl Member {
     /// Founds a cluster, and checks that the machine comes back by itself.
     fn found(story: &str, tpm: bool, keeper: &str) -> Result<Self> {
         let world = World::new(story)?;
+        let owner = Owner::new(&world.path("owner"))?;
         let config = Config {
             disk: Some(world.disk(None)?),
             fw_cfg: world.fw_cfg(&ordinary())?,
+            forwards: owner.forwards.clone(),
             tpm: tpm.then(|| world.path("tpm")),
             ..world.bare("")
         };
         let mut machine = world.boot(&config)?;
         let identity = home(&mut machine)?;
         said(&machine, "kind=authenticated")?;
-        said(&machine, &format!("keeper=\"{keeper}\""))?;
+        said(&machine, &format!("keeper={keeper}"))?;
+        owner.take(&identity.ca)?;
+        let recovery = owner.run(&["node", "recovery-key", &identity.node])?;
+        ensure!(recovery.len() == 69, "no recovery key of 14 groups: {recovery:?}");
+        owner.run(&["node", "recovery-key", &identity.node, "--confirm"])?;
+        machine.wait_until_said("is saved", SOON)?;
         machine.reset()?;
         let back = home(&mut machine)?;
         ensure!(back == identity, "after a reset: {back:?}, before: {identity:?}");
         machine.kill();
         // What founded it is gone: nothing but the disk leads home now.
-        let config = Config { fw_cfg: Vec::new(), ..config };
-        Ok(Self { world, config, identity })
+        let config = Config { fw_cfg: Vec::new(), forwards: Vec::new(), ..config };
+        Ok(Self { world, config, identity, recovery })
     }
 
     fn disk(&self) -> Result<&Path> {
@@ -101,8 +112,10 @@ impl Drop for Copy {
 }
 
 impl Copy {
-    /// Boots it, waits for `code`, and checks that the data partition is untouched.
-    fn locked(&self, world: &World, code: &str, word: &str) -> Result<()> {
+    /// Boots it, waits for `code`, and checks that the data partition is untouched;
+    /// then opens it with the recovery key, once and for all.
+    fn locked(&self, member: &Member, code: &str, word: &str) -> Result<()> {
+        let world = &member.world;
         let before = header(&self.file)?;
         let mut machine = world.boot(&self.config)?;
         let guru = guru(&mut machine, code)?;
@@ -111,6 +124,20 @@ impl Copy {
         ensure!(guru.text("cause").contains(word), "`{word}` is not in the cause: {guru}");
         machine.kill();
         ensure!(before == header(&self.file)?, "{code}: the data partition was changed");
+
+        let file = world.path("recovery-key");
+        fs::write(&file, &member.recovery)?;
+        let given = vec![FwCfg { name: "opt/polis/recovery_key".to_owned(), file }];
+        for fw_cfg in [given, Vec::new()] {
+            let mut machine = world.boot(&Config { fw_cfg, ..self.config.clone() })?;
+            let back = home(&mut machine).with_context(|| format!("after {code}"))?;
+            ensure!(back == member.identity, "another node after {code}: {back:?}");
+            ensure!(
+                machine.lines().iter().all(|line| !line.text.contains(&member.recovery)),
+                "the recovery key is on the serial line"
+            );
+            machine.kill();
+        }
         Ok(())
     }
 }
@@ -145,47 +172,46 @@ fn strange_share() -> Vec<u8> {
 }
 
 #[test]
-fn each_harm_to_the_keys_on_the_esp_is_told_apart_and_touches_nothing() -> Result<()> {
+fn each_harm_to_the_keys_on_the_esp_is_told_apart_and_mended_by_the_recovery_key() -> Result<()> {
     let member = Member::found("keys-esp", false, "disk")?;
-    let world = &member.world;
 
     let copy = member.copy("deleted")?;
     esp::remove(&copy.file, SEALED)?;
-    copy.locked(world, "0702", "sealed configuration")?;
+    copy.locked(&member, "0702", "sealed configuration")?;
 
     let copy = member.copy("damaged")?;
     let mut record = esp::read(&copy.file, SEALED)?.context("no sealed configuration")?;
     record[40] ^= 1;
     esp::write(&copy.file, SEALED, &record)?;
-    copy.locked(world, "0701", "checksum")?;
+    copy.locked(&member, "0701", "checksum")?;
 
     let copy = member.copy("strange")?;
     esp::write(&copy.file, SHARE, &strange_share())?;
-    copy.locked(world, "0415", "both halves")?;
+    copy.locked(&member, "0415", "both halves")?;
 
     let copy = member.copy("no-share")?;
     esp::remove(&copy.file, SHARE)?;
-    copy.locked(world, "0422", "nowhere")
+    copy.locked(&member, "0422", "nowhere")
 }
 
 #[test]
-fn each_harm_to_the_tpm_is_told_apart_and_touches_nothing() -> Result<()> {
+fn each_harm_to_the_tpm_is_told_apart_and_mended_by_the_recovery_key() -> Result<()> {
     let member = Member::found("keys-tpm", true, "TPM")?;
     let world = &member.world;
 
     let copy = member.copy("cleared")?;
     polis_qemu::tpm::Tpm::clear(copy.config.tpm.as_ref().context("no TPM")?)?;
-    copy.locked(world, "0413", "cleared")?;
+    copy.locked(&member, "0413", "cleared")?;
 
     let mut copy = member.copy("absent")?;
     copy.config.tpm = None;
-    copy.locked(world, "0414", "no TPM")?;
+    copy.locked(&member, "0414", "no TPM")?;
 
     // Other firmware measures something else: here the state of Secure Boot.
     let mut copy = member.copy("changed")?;
     let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
     copy.config.firmware = firmware;
-    copy.locked(world, "0412", "registers")?;
+    copy.locked(&member, "0412", "registers")?;
 
     // And as it was, it still opens.
     let mut machine = world.boot(&member.config)?;
@@ -204,7 +230,7 @@ fn firmware_keeps_the_share_of_a_machine_without_a_tpm() -> Result<()> {
     };
     let mut machine = world.boot(&config)?;
     let identity = home(&mut machine)?;
-    said(&machine, "keeper=\"firmware\"")?;
+    said(&machine, "keeper=firmware")?;
     machine.wait_until_said("IS NOT SAVED YET", SOON)?;
     machine.kill();
     let file = &config.disk.as_ref().context("no disk")?.file;

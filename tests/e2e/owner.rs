@@ -1,0 +1,79 @@
+//! The owner of a story's cluster, with `polisctl` in hand.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use ed25519_dalek::SigningKey;
+use polis::pki;
+use polis_qemu::args::Forward;
+
+/// The private half of [`crate::world::OWNER`].
+const SECRET: [u8; 32] = [
+    0x9d, 0x61, 0xb1, 0x9d, 0xef, 0xfd, 0x5a, 0x60, 0xba, 0x84, 0x4a, 0xf4, 0x92, 0xec, 0x2c, 0xc4,
+    0x44, 0x49, 0xc5, 0x69, 0x7b, 0x32, 0x69, 0x19, 0x70, 0x3b, 0xac, 0x03, 0x1c, 0xae, 0x7f, 0x60,
+];
+
+/// The ports of a node that `polisctl` calls.
+const PORTS: [u16; 2] = [7835, 7839];
+
+/// What QEMU's NAT gives to its only machine.
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+
+/// The owner, and the ways to the only node of the cluster.
+pub(crate) struct Owner {
+    config: PathBuf,
+    pub(crate) forwards: Vec<Forward>,
+}
+
+impl Owner {
+    /// An owner who keeps contexts in `dir`.
+    pub(crate) fn new(dir: &Path) -> Result<Self> {
+        fs::create_dir_all(dir)?;
+        let forwards = PORTS.iter().map(|&guest| {
+            let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+            Ok(Forward { host: bound.local_addr()?.port(), guest })
+        });
+        let owner =
+            Self { config: dir.join("operator"), forwards: forwards.collect::<Result<_>>()? };
+        let key = dir.join("owner.key");
+        fs::write(&key, pki::key_pem(&SigningKey::from_bytes(&SECRET)).as_bytes())?;
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
+        let mut args = vec!["context".to_owned(), "set".to_owned(), "story".to_owned()];
+        args.extend(["--key".to_owned(), key.display().to_string()]);
+        for Forward { host, guest } in &owner.forwards {
+            if *guest == PORTS[0] {
+                args.extend(["--endpoint".to_owned(), format!("127.0.0.1:{host}")]);
+            }
+            args.extend(["--via".to_owned(), format!("{GUEST}:{guest}=127.0.0.1:{host}")]);
+        }
+        owner.run(&args)?;
+        Ok(owner)
+    }
+
+    /// Gets the owner's certificate from the cluster whose CA has this fingerprint.
+    pub(crate) fn take(&self, ca: &str) -> Result<()> {
+        self.run(&["cluster", "take-ownership", "--fingerprint", ca]).map(drop)
+    }
+
+    /// Runs `polisctl`; what it printed.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the rule is for the node; this runs on the host"
+    )]
+    pub(crate) fn run(&self, args: &[impl AsRef<std::ffi::OsStr>]) -> Result<String> {
+        let output = Command::new(env!("CARGO_BIN_EXE_polisctl"))
+            .arg("--config")
+            .arg(&self.config)
+            .args(["--context", "story", "--timeout", "2m"])
+            .args(args)
+            .output()
+            .context("cannot start polisctl")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "polisctl ended with {}: {}", output.status, said.trim());
+        Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+    }
+}
