@@ -31,6 +31,12 @@ pub enum Error {
     /// The ticket's time is over.
     #[error("the register ticket has ended; ask an operator for a new one")]
     TicketEnded,
+    /// A ticket in the wrong hands must not fill etcd.
+    #[error("{waiting} machines wait for approval, and no more may: ask an operator")]
+    WaitingRoom {
+        /// How many.
+        waiting: usize,
+    },
     /// Another node has registered with this join key.
     #[error("the join key belongs to another node")]
     JoinKeyTaken,
@@ -116,7 +122,7 @@ impl Error {
     fn class(&self) -> (Code, &'static str) {
         use Code::{
             AlreadyExists, FailedPrecondition, Internal, InvalidArgument, NotFound,
-            PermissionDenied, Unavailable,
+            PermissionDenied, ResourceExhausted, Unavailable,
         };
         match self {
             Self::Store(error) if error.retriable() => (Unavailable, "store"),
@@ -133,6 +139,7 @@ impl Error {
             },
             Self::TicketWrong => (PermissionDenied, "ticket-wrong"),
             Self::TicketEnded => (PermissionDenied, "ticket-ended"),
+            Self::WaitingRoom { .. } => (ResourceExhausted, "waiting-room"),
             Self::JoinKeyTaken => (PermissionDenied, "join-key-taken"),
             Self::Fingerprint { .. } => (FailedPrecondition, "fingerprint"),
             Self::StoragePolicy { .. } => (FailedPrecondition, "storage-policy"),

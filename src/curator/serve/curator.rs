@@ -14,6 +14,10 @@ use crate::identity::{Identity, NodeId};
 use crate::rpc::Peer;
 use crate::sys::clock;
 
+/// Machines that may wait for approval: more than anyone reads through, and few
+/// enough to harm nobody.
+const WAITING_MAX: usize = 1024;
+
 /// The calling node, whose standing `rpc` has looked at.
 fn node<T>(request: &Request<T>) -> Result<NodeId, Status> {
     match Peer::of(request) {
@@ -97,6 +101,7 @@ impl Curator for Handlers {
             address: address.map(|address| address.to_string()).unwrap_or_default(),
             now: seconds(),
         };
+        self.check_room(identity.id)?;
         let node = lead.store().register(&register_ticket, registration).await;
         let node = node.map_err(|error| lead.refuse(error))?;
         let configuration = lead.store().configuration().await;
@@ -179,5 +184,18 @@ impl Curator for Handlers {
         _request: Request<v1::GetConsensusStatusRequest>,
     ) -> Result<Response<v1::ConsensusStatus>, Status> {
         Ok(Response::new(self.lead()?.consensus_status().await))
+    }
+}
+
+impl Handlers {
+    /// Whether one more machine may wait for approval.
+    fn check_room(&self, id: NodeId) -> Result<(), Error> {
+        let directory = self.0.directory.borrow();
+        let new = directory.nodes().filter(|(_, known)| known.node.state() == v1::NodeState::New);
+        let waiting = new.count();
+        if waiting >= WAITING_MAX && directory.node(id).is_none() {
+            return Err(Error::WaitingRoom { waiting });
+        }
+        Ok(())
     }
 }
