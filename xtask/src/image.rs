@@ -172,6 +172,13 @@ pub(crate) fn polisctl() -> Result<PathBuf> {
     Ok(workspace().join(TARGET).join("polisctl"))
 }
 
+/// Builds the program that measures a curator, of the same library, and says where it is.
+pub(crate) fn curator_load() -> Result<PathBuf> {
+    host::require(&[host::BUILD])?;
+    build_programs(&["curator-load"])?;
+    Ok(workspace().join(TARGET).join("curator-load"))
+}
+
 fn build_programs(programs: &[&str]) -> Result<()> {
     let workspace = workspace();
     // Paths of this machine would otherwise be in the binaries, as places of panics.

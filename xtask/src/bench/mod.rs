@@ -5,6 +5,7 @@
 //! everything. `docs/benchmarks.md` keeps what was measured, where and when.
 
 mod boot;
+mod curator;
 mod floor;
 mod image;
 mod storage;
@@ -42,17 +43,22 @@ enum Name {
     Storage,
     /// Building the image: nothing changed, one line changed, cold. Its size by part.
     Image,
+    /// A curator with 1,000 nodes and 100 watchers: delays, processor, memory.
+    Curator,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
-    let names =
-        args.name.map_or_else(|| vec![Name::Image, Name::Boot, Name::Storage], |name| vec![name]);
+    let names = args.name.map_or_else(
+        || vec![Name::Image, Name::Boot, Name::Storage, Name::Curator],
+        |name| vec![name],
+    );
     for name in names {
         let table = match name {
             Name::Boot => boot::measure(&args)?,
             Name::Storage => storage::measure(&args)?,
             Name::Image => image::measure(args.runs)?,
+            Name::Curator => curator::measure(args.runs)?,
         };
         table.publish()?;
     }

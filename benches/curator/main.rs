@@ -1,0 +1,76 @@
+//! Simulates a cluster of many nodes around one real curator with one real etcd.
+//!
+//! `cargo xtask bench curator` starts it twice, so that what serves and what asks
+//! are two processes that can be measured apart.
+//!
+//! ```text
+//! curator-load serve FOLDER ETCD NODES          etcd, curator; a line `ready`, then until stdin ends
+//! curator-load load FOLDER WATCHERS SECONDS     a line `measuring`, a line of JSON with what was seen
+//! ```
+#![expect(clippy::print_stdout, reason = "it tells the one that started it")]
+
+mod load;
+mod serve;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use polis::rpc::Credentials;
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
+
+/// Who calls, as one process leaves it for the other.
+#[derive(Debug, Serialize, Deserialize)]
+struct Callers {
+    address: String,
+    authority: Vec<u8>,
+    operator: Caller,
+    nodes: Vec<Caller>,
+    /// The node whose record the operator changes.
+    changed: String,
+}
+
+/// A certificate and its key.
+#[derive(Debug, Serialize, Deserialize)]
+struct Caller {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl Caller {
+    fn credentials(&self, authority: &[u8]) -> Credentials {
+        Credentials {
+            certificate: self.certificate.clone(),
+            key: Arc::new(Zeroizing::new(self.key.clone())),
+            authority: Some(authority.to_vec()),
+        }
+    }
+}
+
+fn callers_at(folder: &Path) -> PathBuf {
+    folder.join("callers.json")
+}
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |text: &String| text.parse::<usize>().context("not a number");
+    // As many sockets as there are callers.
+    polis::sys::files::allow(8 << 10).context("cannot have enough files open")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot make a runtime")?;
+    match arguments.iter().collect::<Vec<_>>()[..] {
+        [mode, folder, etcd, nodes] if mode == "serve" => {
+            runtime.block_on(serve::run(Path::new(folder), Path::new(etcd), number(nodes)?))
+        }
+        [mode, folder, watchers, seconds] if mode == "load" => runtime.block_on(load::run(
+            Path::new(folder),
+            number(watchers)?,
+            std::time::Duration::from_secs(number(seconds)? as u64),
+        )),
+        _ => bail!("usage: curator-load serve FOLDER ETCD NODES | load FOLDER WATCHERS SECONDS"),
+    }
+}

@@ -1,0 +1,175 @@
+//! The side that is measured: a member of etcd and its curator, as a node runs them.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use futures::{StreamExt as _, TryStreamExt as _};
+use polis::consensus::client::{Client, User};
+use polis::consensus::{self, Orders, Peer, Probe, QUOTA, Start};
+use polis::curator::state::{Commitment, Registration};
+use polis::curator::tickets::Wish;
+use polis::curator::{self, Founding, Store};
+use polis::event::until;
+use polis::identity::{Identity, NodeKey};
+use polis::logtree::Tree;
+use polis::network;
+use polis::pki::Host;
+use polis::rpc::{Credentials, Limits, Listen, Metrics, Standing, Table};
+use polis::serial::Lines;
+use polis::stage::Board;
+use polis::storage::tree::Root;
+use polis::supervisor::{Policy, Supervisor};
+use polis::sys::clock;
+use polis_proto::v1;
+use tokio::sync::watch;
+use zeroize::Zeroizing;
+
+use super::{Caller, Callers, callers_at};
+
+/// Records that are made side by side.
+const AT_ONCE: usize = 16;
+
+/// Where the peers of etcd would be, if there were any.
+const PEERS: Ipv4Addr = Ipv4Addr::new(127, 77, 0, 1);
+
+/// Serves until standard input ends.
+pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> {
+    let root = Root::at(folder);
+    root.create()?;
+    let listen = SocketAddr::from((PEERS, consensus::PEER_PORT));
+    let config = consensus::Config {
+        binary: etcd.to_owned(),
+        tree: root.data.etcd,
+        sockets: root.ephemeral.consensus,
+        listen,
+        quota: QUOTA,
+        probe: Probe::default(),
+    };
+    let key = NodeKey::generate()?;
+    let peer = Peer { host: Host::Address(PEERS.into()), port: consensus::PEER_PORT };
+    let orders = Orders { key: key.clone(), peer, start: Start::Bootstrap };
+    let (_orders, ordered) = watch::channel(Some(orders));
+    let member = consensus::Service::new(config, ordered);
+
+    let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen")?;
+    let address = bound.local_addr().context("cannot listen")?;
+    let primary = Some(address.ip());
+    let network = watch::Sender::new(network::Status { primary, ..Default::default() });
+    let identity = watch::Sender::new(Some(key.identity()));
+    let credentials = watch::Sender::new(None);
+    let table = Arc::new(Table::polis()?);
+    let curator = curator::Service {
+        config: curator::Config {
+            listen: Listen::Bound(Arc::new(bound)),
+            port: address.port(),
+            // All callers have one address here, and nobody is a stranger.
+            limits: Limits { handshakes_per_address: 256, ..Limits::default() },
+            ..curator::Config::live()
+        },
+        identity: identity.subscribe(),
+        consensus: member.status(),
+        members: member.members(),
+        network: network.subscribe(),
+        credentials: credentials.subscribe(),
+        metrics: Arc::new(Metrics::new(&table)),
+        table,
+        standing: watch::Sender::new(Arc::<Standing>::default()),
+        directory: watch::Sender::default(),
+        status: watch::Sender::default(),
+    };
+    let (mut status, mut serving) = (member.status(), curator.status.subscribe());
+    let (lines, _written) = Lines::channel();
+    let board = Board::new(BTreeMap::new(), lines.clone());
+    let supervisor = Supervisor::start(board, lines, Tree::new(None), move |ctx| {
+        let (member, curator) = (member.clone(), curator.clone());
+        async move {
+            ctx.healthy();
+            let forever = Policy::forever();
+            ctx.spawn("consensus", forever, move |ctx| member.clone().run(ctx));
+            ctx.spawn("curator", forever, move |ctx| curator.clone().run(ctx));
+            ctx.cancelled().await;
+            Ok::<_, consensus::Error>(())
+        }
+    });
+
+    let clients = until(&mut status, "etcd", |status| status.voter().cloned()).await?;
+    let store = Store::new(clients.user(User::Curator));
+    let (own, callers) = populate(&store, &key, nodes, address).await?;
+    let text = serde_json::to_vec(&callers).context("cannot encode the callers")?;
+    std::fs::write(callers_at(folder), text).context("cannot write the callers")?;
+    credentials.send_replace(Some(own));
+    until(&mut serving, "the curator", |status| status.is_ready().then_some(())).await?;
+    println!("ready");
+    // Until whoever started this closes it.
+    let ended = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    ended.await.context("cannot wait")?.context("cannot read")?;
+    supervisor.stop().await;
+    Ok(())
+}
+
+/// Founds the cluster, and lets everyone in.
+async fn populate(
+    store: &Store<Client>,
+    key: &NodeKey,
+    nodes: usize,
+    address: SocketAddr,
+) -> Result<(Credentials, Callers)> {
+    let policy = v1::cluster_configuration::StorageSecurityPolicy::NeedsInsecure;
+    let founding = Founding {
+        node: key.identity(),
+        labels: BTreeMap::new(),
+        owner_public_key: [0; 32],
+        disk: None,
+        configuration: v1::ClusterConfiguration {
+            storage_security_policy: policy.into(),
+            ..Default::default()
+        },
+    };
+    store.found(&founding).await?;
+    let now = clock::now();
+    let authority = store.ensure_authority(now).await?.der;
+    let issued = store.ensure_node_certificate(key.identity(), now).await?;
+    let own = Caller { certificate: issued.der, key: key.to_pkcs8_der()?.to_vec() };
+    let own = own.credentials(&authority);
+
+    let ticket = store.ticket(Wish::Read, 0).await?.opaque;
+    let made = futures::stream::iter(0..nodes).map(|_| node(store, &ticket));
+    let nodes = made.buffer_unordered(AT_ONCE).try_collect().await?;
+    let user = NodeKey::generate()?;
+    let role = v1::UserRole::Operator;
+    let issued = store.create_user("operator", role, &user.public_key(), now).await?;
+    let operator = Caller { certificate: issued.der, key: user.to_pkcs8_der()?.to_vec() };
+    let changed = key.id().to_string();
+    Ok((own, Callers { address: address.to_string(), authority, operator, nodes, changed }))
+}
+
+/// One node that is home.
+async fn node(store: &Store<Client>, ticket: &[u8]) -> Result<Caller> {
+    let key = NodeKey::generate()?;
+    let identity = Identity::new(key.public_key());
+    let join_key = NodeKey::generate()?.public_key();
+    let registration = Registration {
+        identity,
+        join_key,
+        tpm: false,
+        labels: BTreeMap::new(),
+        address: "192.0.2.1".to_owned(),
+        now: 0,
+    };
+    store.register(ticket, registration).await?;
+    store.approve(identity.id, None).await?;
+    let commitment = Commitment {
+        cluster_unlock_key: Vec::new(),
+        storage_kind: v1::StorageKind::Insecure,
+        recovery_key: Vec::new(),
+    };
+    store.enter(identity, commitment).await?;
+    store.join(&join_key).await?;
+    let issued = store.ensure_node_certificate(identity, clock::now()).await?;
+    let key = Zeroizing::new(key.to_pkcs8_der()?.to_vec());
+    Ok(Caller { certificate: issued.der, key: key.to_vec() })
+}
