@@ -176,7 +176,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         network: addresses.subscribe(),
         consensus: member.status(),
         wanted,
-        identity,
+        identity: identity.clone(),
         orders,
         desk: watch::Sender::default(),
         status: standing.clone(),
@@ -232,6 +232,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
             consensus: member.status(),
             pki: member.overview(),
             cluster_nodes: cluster_nodes.subscribe(),
+            identity: identity.subscribe(),
         },
     };
 

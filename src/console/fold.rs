@@ -13,7 +13,10 @@ use time::OffsetDateTime;
 use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
+use super::load::Load;
+use super::words::Words;
 use super::{ClusterNodes, Values};
+use crate::identity::Fingerprint;
 use crate::parameters::Cidr;
 use crate::pki::{AuthorityView, CertificateView, Overview, Renewal};
 use crate::stage::{self, Stages};
@@ -24,32 +27,45 @@ use crate::{cluster, consensus, network, storage};
 const CLOCK: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day] [hour]:[minute]:[second] UTC");
 const DAY: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
+
+const INSECURE: &str = "The data partition is not encrypted: whoever has the disk can read it.";
+const SHARE_ON_DISK: &str =
+    "Whoever pulls the disk can read it: a share of its key is kept beside it.";
+const SHARE_ON_DISK_HELP: &str = "use a machine with a TPM, or the cold start ATTENDED";
+const RECOVERY_KEY: &str =
+    "The recovery key of this machine's disk is in the cluster and nowhere else.";
+
 const SECONDS_A_DAY: i64 = 86_400;
 
 /// What the console shows at `uptime`, when the wall clock says `now`.
 pub(super) fn fold(values: &Values, logs: &Logs, uptime: Duration, now: SystemTime) -> Snapshot {
-    let roles = values.stages.get(&stage::Stage::Roles);
-    let ready = roles.filter(|entry| entry.state == stage::State::Done).map(|entry| entry.changed);
     Snapshot {
         header: header(values, uptime, now),
-        ready,
+        ready: ready(values),
         previous_failure: values.environment.previous_guru.clone(),
         warnings: warnings(values),
         stages: stages(&values.stages, uptime),
-        network: network(&values.network),
+        network: network(&values.network, values.load.as_ref()),
         nodes: nodes(&values.cluster_nodes, uptime),
         etcd: etcd(&values.consensus),
-        pki: pki(&values.pki, now),
+        pki: pki(&values.pki, &values.words, now),
         services: services(&values.services, uptime),
-        metrics: None,
+        metrics: values.load.as_ref().map(|load| load.metrics.clone()),
         logs: logs.clone(),
     }
 }
 
+/// When the node was ready, in time since the kernel started.
+pub(super) fn ready(values: &Values) -> Option<Duration> {
+    let roles = values.stages.get(&stage::Stage::Roles);
+    roles.filter(|entry| entry.state == stage::State::Done).map(|entry| entry.changed)
+}
+
 fn header(values: &Values, uptime: Duration, now: SystemTime) -> Header {
+    let own = values.identity.map(|identity| Fingerprint::of_key(&identity.public_key));
     Header {
         node: values.cluster.node.map(|id| id.to_string()),
-        words: None,
+        words: own.and_then(|own| values.words.get(&own).cloned()),
         version: values.environment.version.clone(),
         slot: values.environment.slot.clone(),
         cluster: match values.cluster.state {
@@ -72,11 +88,30 @@ fn printed(time: SystemTime, format: &[BorrowedFormatItem<'_>]) -> String {
 }
 
 fn warnings(values: &Values) -> Vec<Warning> {
+    let plain = |text: &str| Warning { text: text.to_owned(), help: None };
+    let mut warnings: Vec<_> = values.health.warnings().iter().map(|text| plain(text)).collect();
+    let ready = values.storage.ready();
+    if ready.is_some_and(|ready| ready.kind == storage::Kind::Insecure) {
+        warnings.push(plain(INSECURE));
+    }
+    if let Some(keys) = &values.cluster.keys {
+        if keys.keeper == Some(cluster::Keeper::Disk) {
+            warnings.push(Warning {
+                text: SHARE_ON_DISK.to_owned(),
+                help: Some(SHARE_ON_DISK_HELP.to_owned()),
+            });
+        }
+        if keys.recovery_key_unsaved {
+            let node = values.cluster.node.map(|id| id.to_string()).unwrap_or_default();
+            warnings.push(Warning {
+                text: RECOVERY_KEY.to_owned(),
+                help: Some(format!("polisctl node recovery-key {node}")),
+            });
+        }
+    }
     let told = values.known.as_ref().and_then(|known| known.warning.clone());
-    let insecure = values.storage.ready().filter(|ready| ready.kind == storage::Kind::Insecure);
-    let insecure = insecure.map(|_| "the data partition is not encrypted".to_owned());
-    let all = told.into_iter().chain(insecure).chain(values.health.warnings());
-    all.map(|text| Warning { text, help: None }).collect()
+    warnings.extend(told.as_deref().map(plain));
+    warnings
 }
 
 fn stages(stages: &Stages, uptime: Duration) -> Vec<Stage> {
@@ -110,10 +145,14 @@ fn stages(stages: &Stages, uptime: Duration) -> Vec<Stage> {
     stage::Stage::ALL.map(shown).into()
 }
 
-fn network(status: &network::Status) -> Network {
+fn network(status: &network::Status, load: Option<&Load>) -> Network {
     let shown = |address: &IpAddr| address.to_string();
     Network {
-        interfaces: status.interfaces.iter().map(|it| interface(it, status.primary)).collect(),
+        interfaces: status
+            .interfaces
+            .iter()
+            .map(|it| interface(it, status.primary, load))
+            .collect(),
         gateway: status.gateway.as_ref().map(shown),
         nameservers: status.nameservers.iter().map(shown).collect(),
         time_servers: status.ntp_servers.clone(),
@@ -121,7 +160,13 @@ fn network(status: &network::Status) -> Network {
     }
 }
 
-fn interface(interface: &network::Interface, primary: Option<IpAddr>) -> Interface {
+fn interface(
+    interface: &network::Interface,
+    primary: Option<IpAddr>,
+    load: Option<&Load>,
+) -> Interface {
+    let traffic = load.and_then(|load| load.interfaces.get(&interface.name));
+    let traffic = traffic.cloned().unwrap_or_default();
     let address = |cidr: &Cidr| Address {
         cidr: cidr.to_string(),
         source: match interface.asking && cidr.address().is_ipv4() {
@@ -138,8 +183,8 @@ fn interface(interface: &network::Interface, primary: Option<IpAddr>) -> Interfa
         carrier: interface.carrier,
         asking: interface.asking,
         addresses: interface.addresses.iter().map(address).collect(),
-        received: Vec::new(),
-        sent: Vec::new(),
+        received: traffic.received,
+        sent: traffic.sent,
     }
 }
 
@@ -203,24 +248,25 @@ fn learner(status: &consensus::Status, own: bool) -> Standing {
     Standing::Learner { caught_up }
 }
 
-fn pki(overview: &Overview, now: SystemTime) -> Option<Pki> {
+fn pki(overview: &Overview, words: &Words, now: SystemTime) -> Option<Pki> {
     if overview.authorities.is_empty() {
         return None;
     }
     Some(Pki {
-        authorities: overview.authorities.iter().map(|view| authority(view, now)).collect(),
+        authorities: overview.authorities.iter().map(|view| authority(view, words, now)).collect(),
         certificates: overview.certificates.iter().map(|view| certificate(view, now)).collect(),
     })
 }
 
-fn authority(view: &AuthorityView, now: SystemTime) -> Authority {
+fn authority(view: &AuthorityView, words: &Words, now: SystemTime) -> Authority {
+    let fingerprint = fingerprint(view);
     Authority {
         name: format!("{} {}", view.namespace, view.name),
+        words: words.get(&fingerprint).cloned(),
         fingerprint: bytes(&view.fingerprint),
-        words: None,
         ends: printed(view.not_after, DAY),
         days_left: days(now, view.not_after),
-        used: 0,
+        used: used(view.not_before, now, view.not_after),
         issued: Some(view.issued as u64),
         crl: view.crl_issued.map(|issued| Crl {
             number: view.crl_number,
@@ -230,19 +276,28 @@ fn authority(view: &AuthorityView, now: SystemTime) -> Authority {
     }
 }
 
+/// The fingerprint of an authority's certificate.
+pub(super) fn fingerprint(view: &AuthorityView) -> Fingerprint {
+    Fingerprint::from_bytes(bytes(&view.fingerprint))
+}
+
 fn certificate(view: &CertificateView, now: SystemTime) -> Certificate {
-    let life = span(view.not_before, view.not_after).max(1);
-    let share = |time| u8::try_from((span(view.not_before, time) * 100 / life).clamp(0, 100));
     Certificate {
         name: view.name.clone(),
         issuer: format!("{} {}", view.namespace, view.issuer),
         ends: printed(view.not_after, DAY),
         days_left: days(now, view.not_after),
         renews: (view.renewal == Renewal::ByUser).then(|| printed(view.renew_at, DAY)),
-        renew_at: share(view.renew_at).unwrap_or(100),
-        used: share(now).unwrap_or(100),
+        renew_at: used(view.not_before, view.renew_at, view.not_after),
+        used: used(view.not_before, now, view.not_after),
         revoked: view.revoked,
     }
+}
+
+/// The share of a life that is over at `time`, in percent.
+fn used(from: SystemTime, time: SystemTime, to: SystemTime) -> u8 {
+    let share = span(from, time).saturating_mul(100) / span(from, to).max(1);
+    u8::try_from(share.clamp(0, 100)).unwrap_or(100)
 }
 
 /// Full days from `from` to `to`; negative where that is past.
@@ -319,6 +374,9 @@ mod tests {
             consensus: consensus::Status::default(),
             pki: Overview::default(),
             cluster_nodes: ClusterNodes::default(),
+            identity: None,
+            load: None,
+            words: Words::default(),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! event values --+
-//!                +--fold--> Snapshot (event value) --> screen: tty1, hvc0, ...
+//! load, words ---+--fold--> Snapshot (event value) --> screen: tty1, hvc0, ...
 //! log tree ------+            at most 10 a second        one service each
 //! ```
 //!
@@ -15,12 +15,15 @@
 
 pub(crate) mod draw;
 mod fold;
+mod load;
 mod logs;
 pub mod nodes;
 mod screen;
+mod words;
 mod writer;
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,12 +34,16 @@ use polis_tui::snapshot::Nodes;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use self::load::Load;
 use self::logs::Window;
+use self::words::Words;
 use crate::event::Closed;
+use crate::identity::{Fingerprint, Identity};
 use crate::node::environment::Environment;
 use crate::parameters::Known;
 use crate::pki::Overview;
 use crate::stage::Stages;
+use crate::storage::tree;
 use crate::supervisor::{Context, Policy, Tree};
 use crate::sys::clock;
 use crate::sys::reboot::Reason;
@@ -85,6 +92,8 @@ pub struct Inputs {
     pub pki: watch::Receiver<Overview>,
     /// The nodes of the cluster.
     pub cluster_nodes: watch::Receiver<ClusterNodes>,
+    /// Who this node is.
+    pub identity: watch::Receiver<Option<Identity>>,
 }
 
 /// What is known of the nodes of the cluster; the console adds to every age in it
@@ -111,6 +120,9 @@ struct Values {
     consensus: consensus::Status,
     pki: Overview,
     cluster_nodes: ClusterNodes,
+    identity: Option<Identity>,
+    load: Option<Load>,
+    words: Words,
 }
 
 impl Service {
@@ -122,8 +134,17 @@ impl Service {
     pub async fn run(self, ctx: Context) -> Result<(), Closed> {
         let snapshot = self.snapshot;
         let mut logs = Window::new(ctx.logs());
-        let mut watched =
-            Watched { inputs: self.inputs, stages: ctx.stages(), services: ctx.tree() };
+        let load = watch::Sender::default();
+        let words = watch::Sender::default();
+        let asked = watch::Sender::default();
+        start_helpers(&ctx, &load, &asked, &words);
+        let mut watched = Watched {
+            inputs: self.inputs,
+            stages: ctx.stages(),
+            services: ctx.tree(),
+            load: load.subscribe(),
+            words: words.subscribe(),
+        };
         let mut shown = BTreeSet::new();
         let mut last = Instant::now();
         loop {
@@ -147,6 +168,7 @@ impl Service {
                     ctx.spawn(&service, Policy::forever(), move |ctx| screen.clone().run(ctx));
                 }
             }
+            ask(&asked, &values);
             logs.catch_up();
             let drawn = fold::fold(&values, logs.shown(), clock::uptime(), clock::now());
             let pace = if drawn.ready.is_some() { PACE } else { PACE_BOOTING };
@@ -176,6 +198,41 @@ impl Service {
     }
 }
 
+/// Starts what measures and computes for the snapshots.
+fn start_helpers(
+    ctx: &Context,
+    load: &watch::Sender<Option<Load>>,
+    asked: &watch::Sender<BTreeSet<Fingerprint>>,
+    words: &watch::Sender<Words>,
+) {
+    let load = load::Service {
+        proc: PathBuf::from("/proc"),
+        sys: PathBuf::from("/sys"),
+        data: tree::Root::live().data.mount.path().to_owned(),
+        load: load.clone(),
+    };
+    let words = words::Service { asked: asked.subscribe(), words: words.clone() };
+    ctx.spawn("load", Policy::forever(), move |ctx| load.clone().run(ctx));
+    ctx.spawn("words", Policy::forever(), move |ctx| words.clone().run(ctx));
+}
+
+/// Asks for the words of what is shown. A boot has better to do, unless somebody
+/// waits for the words.
+fn ask(asked: &watch::Sender<BTreeSet<Fingerprint>>, values: &Values) {
+    let own = values.identity.map(|identity| Fingerprint::of_key(&identity.public_key));
+    let authorities = values.pki.authorities.iter().map(fold::fingerprint);
+    let wanted: BTreeSet<_> = match values.cluster.state {
+        cluster::State::Foreign | cluster::State::Trusted => own.into_iter().collect(),
+        _ if fold::ready(values).is_some() => own.into_iter().chain(authorities).collect(),
+        _ => BTreeSet::new(),
+    };
+    asked.send_if_modified(|before| {
+        let new = *before != wanted;
+        *before = wanted;
+        new
+    });
+}
+
 /// The terminals that carry the console, by name under `/dev`.
 fn terminals(known: &Known) -> Vec<String> {
     let told = known.as_ref().and_then(|known| known.parameters());
@@ -187,12 +244,23 @@ struct Watched {
     inputs: Inputs,
     stages: watch::Receiver<Stages>,
     services: watch::Receiver<Tree>,
+    load: watch::Receiver<Option<Load>>,
+    words: watch::Receiver<Words>,
 }
 
 impl Watched {
     fn newest(&mut self, environment: &Environment) -> Values {
-        let Inputs { known, network, storage, health, cluster, consensus, pki, cluster_nodes } =
-            &mut self.inputs;
+        let Inputs {
+            known,
+            network,
+            storage,
+            health,
+            cluster,
+            consensus,
+            pki,
+            cluster_nodes,
+            identity,
+        } = &mut self.inputs;
         Values {
             environment: environment.clone(),
             stages: self.stages.borrow_and_update().clone(),
@@ -205,13 +273,25 @@ impl Watched {
             consensus: consensus.borrow_and_update().clone(),
             pki: pki.borrow_and_update().clone(),
             cluster_nodes: cluster_nodes.borrow_and_update().clone(),
+            identity: *identity.borrow_and_update(),
+            load: self.load.borrow_and_update().clone(),
+            words: self.words.borrow_and_update().clone(),
         }
     }
 
     /// Waits until any of them changes. Cancel-safe.
     async fn changed(&mut self) -> Result<(), Closed> {
-        let Inputs { known, network, storage, health, cluster, consensus, pki, cluster_nodes } =
-            &mut self.inputs;
+        let Inputs {
+            known,
+            network,
+            storage,
+            health,
+            cluster,
+            consensus,
+            pki,
+            cluster_nodes,
+            identity,
+        } = &mut self.inputs;
         let any = [
             changed(&mut self.stages, "the stages"),
             changed(&mut self.services, "the services"),
@@ -223,6 +303,9 @@ impl Watched {
             changed(consensus, "etcd"),
             changed(pki, "the certificates"),
             changed(cluster_nodes, "the nodes"),
+            changed(identity, "the identity"),
+            changed(&mut self.load, "the load"),
+            changed(&mut self.words, "the words"),
         ];
         select_all(any).await.0
     }

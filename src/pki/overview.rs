@@ -25,6 +25,8 @@ pub struct AuthorityView {
     pub name: String,
     /// SHA-256 of its certificate in lower-case hexadecimal.
     pub fingerprint: String,
+    /// Valid from then.
+    pub not_before: SystemTime,
     /// When it stops being valid.
     pub not_after: SystemTime,
     /// How many certificates it issued.
@@ -113,6 +115,7 @@ impl Overview {
                 namespace: namespace.to_owned(),
                 name: name.to_owned(),
                 fingerprint: hex(&facts.fingerprint),
+                not_before: facts.not_before,
                 not_after: facts.not_after,
                 issued: entries.keys().filter(|key| key.starts_with(&issued_at)).count(),
                 crl_number: crl.as_ref().map_or(0, |crl| crl.number),

@@ -1,0 +1,357 @@
+//! Samples what the machine is busy with: processors, memory, disks, network.
+//!
+//! ```text
+//! /proc: counters --every PACE--> differences --> series (event value) --> fold
+//! ```
+//!
+//! Invariants:
+//! - A sample costs a few reads of /proc, and nothing that waits for a device.
+//! - What cannot be read is zero, and no reason to end: a console without a chart
+//!   is better than none.
+//!
+//! What this module does not do: keep more than a screen shows. Whoever wants the
+//! history of a node asks for its metrics.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use polis_tui::snapshot::Metrics;
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::supervisor::Context;
+
+/// Between two samples.
+const PACE: Duration = Duration::from_secs(2);
+/// Samples that are kept: four minutes, and a chart on a wide screen.
+const SAMPLES: usize = 120;
+/// Bytes of a sector in /proc/diskstats, whatever the disk's own are.
+const SECTOR: u64 = 512;
+/// Interfaces that are kept apart: more than a person looks at.
+const INTERFACES_MAX: usize = 32;
+
+/// What went on lately.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Load {
+    /// Of the whole machine.
+    pub(super) metrics: Metrics,
+    /// Of each network interface, by name.
+    pub(super) interfaces: BTreeMap<String, Traffic>,
+}
+
+/// Bytes a second through one interface, the newest last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Traffic {
+    pub(super) received: Vec<u64>,
+    pub(super) sent: Vec<u64>,
+}
+
+/// Samples for as long as it runs.
+#[derive(Clone, Debug)]
+pub(super) struct Service {
+    /// Where /proc and /sys are.
+    pub(super) proc: PathBuf,
+    pub(super) sys: PathBuf,
+    /// The data partition.
+    pub(super) data: PathBuf,
+    pub(super) load: watch::Sender<Option<Load>>,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    pub(super) async fn run(self, ctx: Context) -> Result<(), Infallible> {
+        let mut tick = interval(PACE);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut series = Series::default();
+        let mut before = None;
+        ctx.healthy();
+        while ctx.until_cancelled(tick.tick()).await.is_some() {
+            let now = Counters::read(&self.proc, &self.sys);
+            let at = Instant::now();
+            if let Some((then, before)) = before.replace((at, now.clone())) {
+                series.add(&before, &now, at - then);
+                let space = space(&self.data);
+                self.load.send_replace(Some(series.load(&now, space)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of the data partition, and how many are used; nothing while it is not mounted.
+fn space(data: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt as _;
+    let device = |path: &Path| Some(fs::metadata(path).ok()?.dev());
+    if device(data)? == device(data.parent()?)? {
+        return None;
+    }
+    let stat = rustix::fs::statvfs(data).ok()?;
+    let total = stat.f_blocks.saturating_mul(stat.f_frsize);
+    Some((total, total.saturating_sub(stat.f_bfree.saturating_mul(stat.f_frsize))))
+}
+
+/// What the kernel counts, since it started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Counters {
+    processors: u32,
+    /// Time of all processors in the kernel's unit, and how much of it was work.
+    time: u64,
+    busy: u64,
+    memory_total: u64,
+    memory_free: u64,
+    disk_read: u64,
+    disk_written: u64,
+    /// Bytes received and sent.
+    interfaces: BTreeMap<String, (u64, u64)>,
+}
+
+impl Counters {
+    fn read(proc: &Path, sys: &Path) -> Self {
+        let text = |name: &str| fs::read_to_string(proc.join(name)).unwrap_or_default();
+        let mut counters = Self::default();
+        counters.stat(&text("stat"));
+        counters.meminfo(&text("meminfo"));
+        let is_part = |name: &str| sys.join("class/block").join(name).join("partition").exists();
+        counters.diskstats(&text("diskstats"), is_part);
+        counters.net(&text("net/dev"));
+        counters
+    }
+
+    /// `cpu user nice system idle iowait irq softirq steal ..`, then a line a processor.
+    fn stat(&mut self, text: &str) {
+        for line in text.lines() {
+            let Some(rest) = line.strip_prefix("cpu") else { break };
+            let Some(all) = rest.strip_prefix(' ') else {
+                self.processors += 1;
+                continue;
+            };
+            let times: Vec<u64> = numbers(all).take(8).collect();
+            let idle = times.iter().skip(3).take(2).fold(0_u64, |sum, it| sum.saturating_add(*it));
+            self.time = times.iter().fold(0_u64, |sum, it| sum.saturating_add(*it));
+            self.busy = self.time.saturating_sub(idle);
+        }
+    }
+
+    /// `MemTotal:  2023456 kB`.
+    fn meminfo(&mut self, text: &str) {
+        let value = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            Some(numbers(line).next()?.saturating_mul(1024))
+        };
+        self.memory_total = value("MemTotal:").unwrap_or(0);
+        self.memory_free = value("MemAvailable:").unwrap_or(0);
+    }
+
+    /// `major minor name reads merged sectors ms writes merged sectors ..`.
+    fn diskstats(&mut self, text: &str, is_part: impl Fn(&str) -> bool) {
+        /// Made of other disks, or of memory: their bytes are counted there, or nowhere.
+        const MADE: [&str; 5] = ["dm-", "loop", "ram", "zram", "md"];
+        for line in text.lines() {
+            let Some(name) = line.split_ascii_whitespace().nth(2) else { continue };
+            if MADE.iter().any(|made| name.starts_with(made)) || is_part(name) {
+                continue;
+            }
+            let fields: Vec<u64> = numbers_after(line, 3).collect();
+            if let [_, _, read, _, _, _, written, ..] = fields[..] {
+                self.disk_read = self.disk_read.saturating_add(read.saturating_mul(SECTOR));
+                self.disk_written =
+                    self.disk_written.saturating_add(written.saturating_mul(SECTOR));
+            }
+        }
+    }
+
+    /// `eth0: received packets errs drop fifo frame compressed multicast sent ..`.
+    fn net(&mut self, text: &str) {
+        let line = |line: &str| {
+            let (name, rest) = line.split_once(':')?;
+            let fields: Vec<u64> = numbers(rest).collect();
+            let [received, _, _, _, _, _, _, _, sent, ..] = fields[..] else { return None };
+            Some((name.trim().to_owned(), (received, sent)))
+        };
+        let real = |(name, _): &(String, _)| name != "lo";
+        self.interfaces = text.lines().filter_map(line).filter(real).take(INTERFACES_MAX).collect();
+    }
+}
+
+fn numbers(text: &str) -> impl Iterator<Item = u64> + '_ {
+    numbers_after(text, 0)
+}
+
+/// The numbers of `text` after its first `skip` words.
+fn numbers_after(text: &str, skip: usize) -> impl Iterator<Item = u64> + '_ {
+    text.split_ascii_whitespace().skip(skip).map_while(|word| word.parse().ok())
+}
+
+/// What the counters say about the time between them.
+#[derive(Debug, Default)]
+struct Series {
+    cpu: VecDeque<u64>,
+    memory: VecDeque<u64>,
+    disk_read: VecDeque<u64>,
+    disk_written: VecDeque<u64>,
+    received: VecDeque<u64>,
+    sent: VecDeque<u64>,
+    interfaces: BTreeMap<String, (VecDeque<u64>, VecDeque<u64>)>,
+}
+
+impl Series {
+    fn add(&mut self, before: &Counters, now: &Counters, passed: Duration) {
+        // A counter that went back began anew: a device came again.
+        let rate = |before: u64, now: u64| {
+            let millis = passed.as_millis().max(1);
+            let rate = u128::from(now.saturating_sub(before)) * 1000 / millis;
+            u64::try_from(rate).unwrap_or(u64::MAX)
+        };
+        let time = now.time.saturating_sub(before.time);
+        push(&mut self.cpu, percent(now.busy.saturating_sub(before.busy), time));
+        let used = now.memory_total.saturating_sub(now.memory_free);
+        push(&mut self.memory, percent(used, now.memory_total));
+        push(&mut self.disk_read, rate(before.disk_read, now.disk_read));
+        push(&mut self.disk_written, rate(before.disk_written, now.disk_written));
+        self.interfaces.retain(|name, _| now.interfaces.contains_key(name));
+        let (mut all_received, mut all_sent) = (0_u64, 0_u64);
+        for (name, (received, sent)) in &now.interfaces {
+            let (first, second) =
+                before.interfaces.get(name).copied().unwrap_or((*received, *sent));
+            let (in_rate, out_rate) = (rate(first, *received), rate(second, *sent));
+            let (received, sent) = self.interfaces.entry(name.clone()).or_default();
+            push(received, in_rate);
+            push(sent, out_rate);
+            all_received = all_received.saturating_add(in_rate);
+            all_sent = all_sent.saturating_add(out_rate);
+        }
+        push(&mut self.received, all_received);
+        push(&mut self.sent, all_sent);
+    }
+
+    fn load(&self, now: &Counters, space: Option<(u64, u64)>) -> Load {
+        let list = |series: &VecDeque<u64>| series.iter().copied().collect::<Vec<_>>();
+        let percents = |series: &VecDeque<u64>| {
+            series.iter().map(|it| u8::try_from(*it).unwrap_or(100)).collect::<Vec<_>>()
+        };
+        let (data_total, data_used) = space.unwrap_or_default();
+        let traffic = |(received, sent): &(VecDeque<u64>, VecDeque<u64>)| Traffic {
+            received: list(received),
+            sent: list(sent),
+        };
+        Load {
+            metrics: Metrics {
+                pace: PACE,
+                processors: now.processors,
+                cpu: percents(&self.cpu),
+                memory: percents(&self.memory),
+                memory_total: now.memory_total,
+                memory_used: now.memory_total.saturating_sub(now.memory_free),
+                disk_read: list(&self.disk_read),
+                disk_written: list(&self.disk_written),
+                received: list(&self.received),
+                sent: list(&self.sent),
+                data_total,
+                data_used,
+            },
+            interfaces: self.interfaces.iter().map(|(k, v)| (k.clone(), traffic(v))).collect(),
+        }
+    }
+}
+
+fn push(series: &mut VecDeque<u64>, value: u64) {
+    if series.len() == SAMPLES {
+        series.pop_front();
+    }
+    series.push_back(value);
+}
+
+fn percent(part: u64, whole: u64) -> u64 {
+    u64::try_from(u128::from(part) * 100 / u128::from(whole.max(1))).unwrap_or(100).min(100)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const STAT: &str = "cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 50 0 25 400 25 0 0 0 0 0\n\
+                        cpu1 50 0 25 400 25 0 0 0 0 0\nintr 7\ncpus 3\n";
+    const DISKS: &str = " 254 0 vda 10 0 200 5 7 0 300 2 0 0 0 0 0\n 254 1 vda1 9 9 9 9 9 9 9\n \
+                         253 0 dm-0 1 0 8 0 1 0 8 0 0 0 0\n torn line\n";
+    const NET: &str = "Inter-|   Receive  | Transmit\n face |bytes packets\n\
+                       \x20   lo: 5 5 0 0 0 0 0 0 5 5 0 0 0 0 0 0\n\
+                       \x20 eth0: 1000 9 0 0 0 0 0 0 500 8 0 0 0 0 0 0\n";
+
+    fn counters() -> Counters {
+        let mut counters = Counters::default();
+        counters.stat(STAT);
+        counters.meminfo("MemTotal:    1000 kB\nMemFree: 1 kB\nMemAvailable:  750 kB\n");
+        counters.diskstats(DISKS, |name| name == "vda1");
+        counters.net(NET);
+        counters
+    }
+
+    #[test]
+    fn the_kernel_s_counters_are_read() {
+        let counters = counters();
+        assert_eq!((counters.processors, counters.time, counters.busy), (2, 1000, 150));
+        assert_eq!((counters.memory_total, counters.memory_free), (1_024_000, 768_000));
+        assert_eq!((counters.disk_read, counters.disk_written), (200 * 512, 300 * 512));
+        assert_eq!(counters.interfaces.len(), 1);
+        assert_eq!(counters.interfaces["eth0"], (1000, 500));
+    }
+
+    #[test]
+    fn a_sample_is_what_happened_since_the_one_before() {
+        let (before, mut now) = (counters(), counters());
+        now.time += 400;
+        now.busy += 100;
+        now.disk_read += 4096;
+        now.interfaces.insert("eth0".to_owned(), (3000, 400));
+        now.interfaces.insert("eth1".to_owned(), (9, 9));
+        let mut series = Series::default();
+        series.add(&before, &now, Duration::from_secs(2));
+        let load = series.load(&now, Some((10, 4)));
+        let metrics = &load.metrics;
+        assert_eq!((metrics.cpu[0], metrics.memory[0]), (25, 25));
+        assert_eq!((metrics.disk_read[0], metrics.disk_written[0]), (2048, 0));
+        assert_eq!((metrics.received[0], metrics.sent[0]), (1000, 0));
+        assert_eq!((metrics.data_total, metrics.data_used), (10, 4));
+        assert_eq!(load.interfaces["eth1"].received, [0]);
+    }
+
+    #[test]
+    fn a_series_has_an_end() {
+        let (mut series, counters) = (Series::default(), counters());
+        for _ in 0..SAMPLES + 7 {
+            series.add(&counters, &counters, PACE);
+        }
+        let load = series.load(&counters, None);
+        assert_eq!(
+            (load.metrics.cpu.len(), load.interfaces["eth0"].sent.len()),
+            (SAMPLES, SAMPLES)
+        );
+    }
+
+    #[test]
+    fn this_machine_is_sampled() {
+        let counters = Counters::read(Path::new("/proc"), Path::new("/sys"));
+        assert!(counters.processors > 0 && counters.memory_total > 0 && counters.time > 0);
+        assert_eq!(Counters::read(Path::new("/nowhere"), Path::new("/")), Counters::default());
+        assert_eq!(space(Path::new("/nowhere/data")), None);
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_no_reason_to_panic(text in "(cpu ?|eth0:|[0-9]{1,22} |MemTotal:|vda |\n|.){0,60}") {
+            let mut counters = Counters::default();
+            counters.stat(&text);
+            counters.meminfo(&text);
+            counters.diskstats(&text, |_| false);
+            counters.net(&text);
+            let mut series = Series::default();
+            series.add(&Counters::default(), &counters, Duration::ZERO);
+            series.load(&counters, Some((1, 2)));
+        }
+    }
+}
