@@ -1,11 +1,12 @@
 //! The node of Polis as a library: everything that `init` and `node` are made of.
 //!
 //! A directory is one concept. `supervisor`, `event`, `logtree`, `serial`,
-//! `stage`, `trapdoor`, `sys`, `identity` and `pki` know no domain; the domains
+//! `stage`, `canvas`, `trapdoor`, `sys`, `identity` and `pki` know no domain; the domains
 //! know those, and each other only through event values and typed handles.
 //! `root` is the only module that knows every service.
 
 pub mod boot;
+pub mod canvas;
 pub mod cluster;
 pub mod consensus;
 pub mod console;

@@ -4,60 +4,29 @@
 //! console that nobody is connected to) gets the next picture when it has taken
 //! this one: it is late, and nobody waits for it.
 
-use std::cell::RefCell;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::time::Duration;
 
 use polis_tui::Command;
 use polis_tui::guru::{self, Guru, View};
 use polis_tui::keys::Parser;
-use ratatui::backend::CrosstermBackend;
-use ratatui::buffer::Cell;
-use ratatui::layout::Rect;
-use ratatui::style::{Color, Modifier};
-use ratatui::{TerminalOptions, Viewport};
 use zeroize::{Zeroize as _, Zeroizing};
 
+use crate::canvas::Canvas;
 use crate::sys::clock;
 use crate::sys::terminal::{Mode, Size, Terminal};
 
-/// Resets colours, clears, and goes home: what was there before is gone.
-const CLEAR: &[u8] = b"\x1b[0m\x1b[2J\x1b[H\x1b[?25l";
-
 /// A sequence of bytes that means one key comes faster than this, even at 300 baud.
 pub const SILENCE: Duration = Duration::from_millis(100);
-
-/// A terminal of the screen wall. A larger one is drawn on in part: a cell is
-/// some fifty bytes of memory, and this is process 1.
-const COLUMNS_MAX: u16 = 200;
-const ROWS_MAX: u16 = 80;
-
-/// Where the terminal library writes: bytes that we hand on when there is room.
-#[derive(Clone, Debug, Default)]
-struct Buffer(Rc<RefCell<Vec<u8>>>);
-
-impl Write for Buffer {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.borrow_mut().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// One terminal with a guru meditation on it.
 #[derive(Debug)]
 pub struct Screen {
     path: PathBuf,
     terminal: Terminal,
-    size: Size,
-    buffer: Buffer,
-    canvas: ratatui::Terminal<CrosstermBackend<Buffer>>,
+    canvas: Canvas,
     view: View,
     parser: Parser,
     /// When something was typed last.
@@ -74,19 +43,16 @@ impl Screen {
     pub fn open(path: &Path) -> io::Result<Self> {
         let terminal = Terminal::open(path)?;
         terminal.set_mode(Mode::Raw)?;
-        let size = bounded(terminal.size());
-        let buffer = Buffer::default();
-        let canvas = canvas(&buffer, size)?;
+        let canvas = Canvas::new(terminal.size())?;
+        let Size { columns, rows } = canvas.size();
         Ok(Self {
             path: path.to_owned(),
             terminal,
-            size,
-            buffer,
             canvas,
-            view: View::new(size.columns, size.rows),
+            view: View::new(columns, rows),
             parser: Parser::default(),
             heard: Duration::ZERO,
-            pending: CLEAR.to_vec(),
+            pending: Vec::new(),
         })
     }
 
@@ -106,18 +72,13 @@ impl Screen {
         if !self.pending.is_empty() {
             return Ok(());
         }
-        let size = bounded(self.terminal.size());
-        if size != self.size {
-            self.size = size;
+        let size = Canvas::bounded(self.terminal.size());
+        if size != self.canvas.size() {
             self.view.resize(size.columns, size.rows);
-            self.clear()?;
+            self.canvas = Canvas::new(size)?;
         }
         let view = &self.view;
-        self.canvas.draw(|frame| {
-            guru::render(guru, view, phase, frame);
-            frame.buffer_mut().content.iter_mut().for_each(calm);
-        })?;
-        self.pending.append(&mut self.buffer.0.borrow_mut());
+        self.pending = self.canvas.draw(|frame| guru::render(guru, view, phase, frame))?;
         self.flush()
     }
 
@@ -127,10 +88,7 @@ impl Screen {
     ///
     /// Never for a size that is not zero.
     pub fn clear(&mut self) -> io::Result<()> {
-        self.canvas = canvas(&self.buffer, self.size)?;
-        // What the old canvas said when it went does not matter any more.
-        self.buffer.0.borrow_mut().clear();
-        self.pending.extend(CLEAR);
+        self.canvas = Canvas::new(self.canvas.size())?;
         Ok(())
     }
 
@@ -198,26 +156,6 @@ impl AsFd for Screen {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.terminal.as_fd()
     }
-}
-
-/// On the Linux console bold and a bright colour are the same switch, so the
-/// end of bold would darken the bright text behind it. Bright is enough.
-fn calm(cell: &mut Cell) {
-    if cell.fg == Color::LightRed {
-        cell.modifier.remove(Modifier::BOLD);
-    }
-}
-
-fn bounded(size: Size) -> Size {
-    Size { columns: size.columns.clamp(1, COLUMNS_MAX), rows: size.rows.clamp(1, ROWS_MAX) }
-}
-
-/// A canvas of a fixed size: it never asks the terminal anything, since the
-/// library would ask the process's own standard input.
-fn canvas(buffer: &Buffer, size: Size) -> io::Result<ratatui::Terminal<CrosstermBackend<Buffer>>> {
-    let area = Rect::new(0, 0, size.columns, size.rows);
-    let options = TerminalOptions { viewport: Viewport::Fixed(area) };
-    ratatui::Terminal::with_options(CrosstermBackend::new(buffer.clone()), options)
 }
 
 #[cfg(test)]

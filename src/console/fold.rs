@@ -350,16 +350,17 @@ fn parts(name: &Arc<str>) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
+    use polis_tui::snapshot::Node;
+
     use super::*;
     use crate::node::environment::Environment;
 
     fn values() -> Values {
-        let variable = |name: &str| {
-            Some(if name == "POLIS_CONTROL_FD" || name == "POLIS_STAGES" {
-                if name == "POLIS_STAGES" { "kernel=0-4.5".to_owned() } else { "3".to_owned() }
-            } else {
-                name.to_owned()
-            })
+        let variable = |name: &str| match name {
+            "POLIS_STAGES" => Some("kernel=0-4.5".to_owned()),
+            "POLIS_CONTROL_FD" => Some("3".to_owned()),
+            "POLIS_RECOVERY_FD" => None,
+            name => Some(name.to_owned()),
         };
         let environment = Environment::from_variables(variable).unwrap();
         Values {
@@ -392,6 +393,52 @@ mod tests {
         assert_eq!(snapshot.stages.len(), stage::Stage::ALL.len());
         assert_eq!(snapshot.stages[0].elapsed, Duration::from_millis(4500));
         assert_eq!(snapshot.stages[1].state, StageState::Pending);
+    }
+
+    #[test]
+    fn ages_of_nodes_go_on_while_nothing_is_heard() {
+        let mut values = values();
+        let node = Node { heartbeat: Some(Duration::from_secs(2)), ..Node::default() };
+        let nodes = Nodes { nodes: vec![node], ..Nodes::default() };
+        let at = Duration::from_secs(5);
+        values.cluster_nodes = ClusterNodes { at, nodes: Some(nodes) };
+        let shown = folded(&values).nodes.unwrap();
+        assert_eq!(shown.nodes[0].heartbeat, Some(Duration::from_secs(6)));
+    }
+
+    #[test]
+    fn a_key_that_can_be_lost_or_found_is_warned_of() {
+        let mut values = values();
+        values.cluster.keys = Some(cluster::KeyStatus {
+            sealed: false,
+            keeper: Some(cluster::Keeper::Disk),
+            recovery_key_unsaved: true,
+        });
+        let warnings = folded(&values).warnings;
+        assert_eq!(warnings.len(), 2);
+        assert!(warnings.iter().all(|warning| warning.help.is_some()));
+    }
+
+    #[test]
+    fn certificates_hang_below_the_authority_of_their_own_namespace() {
+        let at = |days: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(days * 86_400);
+        let authority = AuthorityView {
+            namespace: "one".to_owned(),
+            name: "ca".to_owned(),
+            fingerprint: "ff".repeat(32),
+            not_before: at(0),
+            not_after: at(200),
+            issued: 1,
+            crl_number: 0,
+            crl_issued: None,
+            revoked: Vec::new(),
+        };
+        let fingerprint = fingerprint(&authority);
+        let words = Words::from([(fingerprint, "a-b-c-d".to_owned())]);
+        let overview = Overview { authorities: vec![authority], certificates: Vec::new() };
+        let shown = pki(&overview, &words, at(50)).unwrap().authorities.remove(0);
+        assert_eq!((&*shown.name, shown.used, shown.days_left), ("one ca", 25, 150));
+        assert_eq!(shown.words.as_deref(), Some("a-b-c-d"));
     }
 
     #[test]

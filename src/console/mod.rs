@@ -13,7 +13,6 @@
 //! What this module does not do: lay out pages (`polis_tui`), or draw failures
 //! that open the trapdoor (`boot`).
 
-pub(crate) mod draw;
 mod fold;
 mod load;
 mod logs;

@@ -16,7 +16,8 @@
 //! A virtual terminal says its size, and lets its characters be read back. A
 //! screen's driver that takes over from the firmware's throws them away without
 //! a word, and the kernel's last words are written over them: so they are
-//! compared with the picture now and then, and drawn anew where they differ.
+//! compared with the picture now and then, and drawn anew where they differ. Any
+//! other terminal is painted over once a minute, and drawn anew at Ctrl-L.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,13 +26,14 @@ use std::time::Duration;
 
 use polis_tui::keys::Parser;
 use polis_tui::{Command, Key, Snapshot, View};
+use ratatui::Frame;
 use tokio::io::Interest;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
-use super::draw::Canvas;
 use super::writer::Writer;
+use crate::canvas::Canvas;
 use crate::event::Closed;
 use crate::supervisor::Context;
 use crate::sys::readiness;
@@ -45,6 +47,9 @@ const SIZE_PACE: Duration = Duration::from_secs(2);
 /// Looks in a row that must find other characters: one may fall between a
 /// picture and the moment when the terminal has it.
 const OVERWRITTEN: u32 = 2;
+/// How often a terminal that does not tell what it shows is painted over: other
+/// writers on a serial line leave their traces for no longer. Four kilobytes.
+const REPAINT: Duration = Duration::from_secs(60);
 /// Silence after which an Escape is the key, and not the start of a sequence.
 const ESCAPE: Duration = Duration::from_millis(50);
 /// Baud of a serial port, the same as of the one with the log lines.
@@ -132,6 +137,8 @@ struct Attached {
     /// How many looks in a row found other characters than were drawn.
     overwritten: u32,
     look_at_size: Instant,
+    /// When it is painted over; never where its characters can be read.
+    repaint: Option<Instant>,
     /// When a lone Escape becomes a key.
     escape: Option<Instant>,
     stale: bool,
@@ -158,6 +165,7 @@ impl Attached {
             parser: Parser::default(),
             unanswered: 0,
             characters: characters(path),
+            repaint: characters(path).is_none().then(|| Instant::now() + REPAINT),
             overwritten: 0,
             look_at_size: Instant::now(),
             escape: None,
@@ -192,6 +200,11 @@ impl Attached {
             }
             Event::LookAtSize => {
                 self.look_at_size = Instant::now() + SIZE_PACE;
+                if let Some(due) = self.repaint.filter(|due| *due <= Instant::now()) {
+                    self.repaint = Some(due + REPAINT);
+                    self.canvas.forget().map_err(Ended::Lost)?;
+                    self.stale = true;
+                }
                 match self.terminal.reported_size() {
                     Some(size) => {
                         self.resize(size).map_err(Ended::Lost)?;
@@ -315,7 +328,9 @@ impl Attached {
     }
 
     fn draw(&mut self, snapshot: &Snapshot) -> Result<(), Ended> {
-        let picture = self.canvas.draw(snapshot, &self.view).map_err(Ended::Lost)?;
+        let view = &self.view;
+        let draw = |frame: &mut Frame<'_>| polis_tui::render(snapshot, view, frame);
+        let picture = self.canvas.draw(draw).map_err(Ended::Lost)?;
         self.stale = false;
         if !self.writer.send(picture) {
             // The picture is lost, and with it what the canvas believes.

@@ -20,7 +20,7 @@ use std::time::Duration;
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_tui::keys::Parser;
-use polis_tui::{Key, Snapshot, View};
+use polis_tui::{Command, Key, Snapshot, View};
 use tokio::io::Interest;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -31,7 +31,7 @@ use super::error::{Error, Explain as _};
 use super::node::At;
 use super::output::clean;
 use super::session::{PATIENCE, Session, Target, refused};
-use crate::console::draw::Canvas;
+use crate::canvas::Canvas;
 use crate::sys::readiness;
 use crate::sys::terminal::{Mode, Size, Terminal};
 
@@ -80,7 +80,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         // Cancel-safe: what it holds is dropped, and with it the call.
         error = feed(&session, &target, first, &shown) => Err(error),
         // Cancel-safe: the terminal is restored when the screen is dropped.
-        ended = screen.drive(newest) => ended,
+        ended = screen.drive(newest, &shown, &session, &target) => ended,
     }
 }
 
@@ -127,6 +127,20 @@ enum Broken {
     Link(Error),
     /// What it says makes no sense, and will not.
     Unreadable(Error),
+}
+
+/// Asks the node to end; a refusal is shown, and the console goes on.
+async fn end(session: &Session, target: &Target, power_off: bool, shown: &watch::Sender<Shown>) {
+    let asked = async {
+        let channel = session.node(target).await?;
+        let what = if power_off { "power the machine off" } else { "reboot the machine" };
+        let request = v1::RebootRequest { power_off };
+        let ended = NodeManagementClient::new(channel).reboot(request).await;
+        ended.map_err(|status| refused(what, &status))
+    };
+    if let Err(error) = asked.await {
+        shown.send_modify(|shown| shown.trouble = error.summary());
+    }
 }
 
 /// Takes in frames until they end; says why.
@@ -186,7 +200,7 @@ impl Screen {
             terminal,
             resized: signal(SignalKind::window_change()).doing(failed)?,
             ended: signal(SignalKind::terminate()).doing(failed)?,
-            view: View::new(columns, rows),
+            view: View::new(columns, rows).that_can_be_left(),
             canvas,
             parser: Parser::default(),
             escape: None,
@@ -195,7 +209,13 @@ impl Screen {
     }
 
     /// Draws and listens until the person leaves.
-    async fn drive(&mut self, mut shown: watch::Receiver<Shown>) -> Result<(), Error> {
+    async fn drive(
+        &mut self,
+        mut shown: watch::Receiver<Shown>,
+        sender: &watch::Sender<Shown>,
+        session: &Session,
+        target: &Target,
+    ) -> Result<(), Error> {
         loop {
             if self.stale {
                 self.draw(&shown.borrow_and_update().clone())?;
@@ -212,11 +232,13 @@ impl Screen {
                 Event::Typed(bytes) if bytes.contains(&CTRL_BRACKET) => return Ok(()),
                 Event::Typed(bytes) => {
                     let keys = self.parser.feed(&bytes);
-                    if keys.iter().any(|key| matches!(key, Key::Ctrl('c') | Key::Char('q'))) {
-                        return Ok(());
-                    }
                     self.escape = Some(Instant::now() + ESCAPE);
-                    self.press(&keys, &shown)?;
+                    match self.press(&keys, &shown)? {
+                        Some(Command::Leave) => return Ok(()),
+                        Some(Command::Reboot) => end(session, target, false, sender).await,
+                        Some(Command::PowerOff) => end(session, target, true, sender).await,
+                        _ => {}
+                    }
                 }
             }
         }
@@ -253,15 +275,22 @@ impl Screen {
         }
     }
 
-    fn press(&mut self, keys: &[Key], shown: &watch::Receiver<Shown>) -> Result<(), Error> {
+    /// Hands keys to the view; the last thing that one of them asks for is left to
+    /// the caller.
+    fn press(
+        &mut self,
+        keys: &[Key],
+        shown: &watch::Receiver<Shown>,
+    ) -> Result<Option<Command>, Error> {
+        let mut asked = None;
         for key in keys {
             self.stale = true;
-            let command = self.view.key(*key, &shown.borrow().snapshot);
-            if command == Some(polis_tui::Command::Redraw) {
-                self.anew()?;
+            match self.view.key(*key, &shown.borrow().snapshot) {
+                Some(Command::Redraw) => self.anew()?,
+                command => asked = command.or(asked),
             }
         }
-        Ok(())
+        Ok(asked)
     }
 
     /// Starts from an empty screen of the size that the terminal has now.
@@ -275,7 +304,9 @@ impl Screen {
 
     fn draw(&mut self, shown: &Shown) -> Result<(), Error> {
         self.stale = false;
-        let mut picture = self.canvas.draw(&shown.snapshot, &self.view)?;
+        let view = &self.view;
+        let mut picture =
+            self.canvas.draw(|frame| polis_tui::render(&shown.snapshot, view, frame))?;
         if !shown.trouble.is_empty() {
             let Size { columns, rows } = self.canvas.size();
             let line: String = clean(&shown.trouble).chars().take(usize::from(columns)).collect();

@@ -201,7 +201,7 @@ async fn perform(command: Command, global: &Global) -> Result<(), Error> {
         Command::Node(command) => node::run(command, global).await,
         Command::User(command) => user::run(command, global).await,
         Command::Etcd(command) => etcd::run(command, global).await,
-        Command::Console(arguments) => console::run(arguments, global).await,
+        Command::Console(arguments) => Box::pin(console::run(arguments, global)).await,
         Command::Completion { .. } => Ok(()),
     }
 }
