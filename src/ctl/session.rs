@@ -274,7 +274,20 @@ impl Session {
                 self.find(&leader.connection.node.to_string()).await?
             }
         };
-        target(&node)
+        match target(&node) {
+            Ok(target) => Ok(target),
+            // A node that has not told how it is may still be in the directory.
+            Err(error) => self.in_directory(&node).await.ok_or(error),
+        }
+    }
+
+    async fn in_directory(&self, node: &v1::NodeInfo) -> Option<Target> {
+        let info = super::cluster::info(self).await.ok()?;
+        let nodes = info.cluster_directory?.nodes;
+        let entry = nodes.into_iter().find(|entry| entry.id == node.id)?;
+        let address = Endpoint::parse(entry.addresses.first()?, MANAGEMENT_PORT).ok()?;
+        let address = address.at_port(MANAGEMENT_PORT);
+        Some(Target { id: node.id.parse().ok(), address })
     }
 }
 

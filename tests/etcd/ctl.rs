@@ -16,7 +16,7 @@ use crate::curators::{Cluster, Curator, leader};
 use crate::harness::{Machine, Node};
 
 /// A folder of contexts and keys, and the program.
-struct Person {
+pub(crate) struct Person {
     folder: tempfile::TempDir,
     endpoint: String,
 }
@@ -34,7 +34,7 @@ impl Person {
         Self { folder: tempfile::tempdir().unwrap(), endpoint: curator.address.to_string() }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -76,6 +76,13 @@ impl Person {
         self.run(&[&take, more].concat()).await
     }
 
+    /// Takes ownership as the first thing.
+    pub(crate) async fn owns(&self, cluster: &Cluster) {
+        let words = Fingerprint::of_certificate(&cluster.authority).words();
+        let taken = self.take(&["--fingerprint", &words]).await;
+        assert_eq!(taken.status, 0, "{}", taken.stderr);
+    }
+
     fn certificate(&self) -> String {
         let file = self.path("polis/contexts/cluster.internal/certificate.pem");
         std::fs::read_to_string(file).unwrap()
@@ -83,7 +90,7 @@ impl Person {
 }
 
 /// A cluster of one, its curator, and its owner's key in the hands of a person.
-async fn cluster() -> (Machine, Node, Cluster, Curator, Person) {
+pub(crate) async fn cluster() -> (Machine, Node, Cluster, Curator, Person) {
     let machine = Machine::new();
     let node = machine.start(Start::Bootstrap);
     let (cluster, own) = Cluster::found(&machine, &node).await;
@@ -173,8 +180,7 @@ fn rcgen_ca() -> String {
 async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
     let (machine, node, cluster, curator, person) = cluster().await;
     let words = Fingerprint::of_certificate(&cluster.authority).words();
-    let taken = person.take(&["--fingerprint", &words]).await;
-    assert_eq!(taken.status, 0, "{}", taken.stderr);
+    person.owns(&cluster).await;
     let id = machine.name();
 
     let info = person.json(&["cluster", "info"]).await;

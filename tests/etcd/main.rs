@@ -16,5 +16,6 @@ mod curators;
 mod damage;
 mod full;
 mod harness;
+mod independent;
 mod operating;
 mod tls;

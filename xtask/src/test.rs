@@ -23,6 +23,9 @@ use crate::{host, image, run};
 /// leaves a file `skipped` there with the reason.
 const STORIES: &str = "target/e2e";
 
+/// The same for the tests with a real etcd.
+const ETCD_STORIES: &str = "target/etcd";
+
 /// etcd of the payload, for the tests that drive a real one on the host.
 const ETCD: &str = "target/payload/root/usr/bin/etcd";
 
@@ -103,8 +106,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
             }
             Part::Etcd => {
                 if report.image() {
+                    let folder = emptied(ETCD_STORIES)?;
                     let mut command = runner.binary("etcd", args.filter.as_deref());
                     report.tests("etcd", command.env("POLIS_ETCD", image::workspace().join(ETCD)));
+                    report.skips.extend(skipped_stories(&folder));
                 }
             }
             Part::E2e => {
@@ -134,10 +139,7 @@ fn lint(report: &mut Report) {
 }
 
 fn stories(report: &mut Report, runner: &Runner, filter: Option<&str>) -> Result<()> {
-    let folder = &image::workspace().join(STORIES);
-    if folder.exists() {
-        fs::remove_dir_all(folder).with_context(|| format!("cannot empty {STORIES}"))?;
-    }
+    let folder = &emptied(STORIES)?;
     if let Some((major, minor)) = polis_qemu::host::version() {
         let accelerator = polis_qemu::host::accelerator(polis_qemu::host::Wish::Auto, 1);
         println!("test: QEMU {major}.{minor}, {accelerator:?}; logs go to {STORIES}");
@@ -154,6 +156,15 @@ fn stories(report: &mut Report, runner: &Runner, filter: Option<&str>) -> Result
     report.tests("e2e", &mut command);
     report.skips.extend(skipped_stories(folder));
     Ok(())
+}
+
+/// A folder of stories, without what an earlier run left there.
+fn emptied(name: &str) -> Result<PathBuf> {
+    let folder = image::workspace().join(name);
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {name}"))?;
+    }
+    Ok(folder)
 }
 
 /// A line for each story that said that it cannot run here.
