@@ -312,14 +312,14 @@ impl Machine for Live {
             return Ok(());
         }
         let (device, root) = (self.device(partition), self.root.clone());
-        blocking(move || {
+        let reserved = blocking(move || {
             let failed = |source| Error::Wipe { device: device.clone(), source };
             let hidden = root.data.unwritten.path();
-            let written = wipe::reserve(&device, root.data.mount.path(), hidden).map_err(failed)?;
-            info!(mib = written >> 20, "the free space to begin with is written");
-            Ok(())
-        })
-        .await
+            wipe::reserve(&device, root.data.mount.path(), hidden).map_err(failed)
+        });
+        let written = reserved.await?;
+        info!(mib = written >> 20, "the free space to begin with is written");
+        Ok(())
     }
 
     async fn mount(&self, partition: &Partition) -> Result<(), Error> {
