@@ -211,6 +211,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
             ring: logs.status.subscribe(),
             snapshot: snapshot.subscribe(),
             credentials: credentials.subscribe(),
+            desk: cluster::Desk::new(cluster.desk.subscribe()),
             standing: access.subscribe(),
         },
         table,

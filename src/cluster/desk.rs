@@ -14,6 +14,7 @@ use std::fmt;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::recovery::form;
+use crate::rpc::Credentials;
 use crate::storage::key::RecoveryKey;
 
 /// People type one key at a time.
@@ -34,14 +35,24 @@ pub enum Refused {
 }
 
 /// A key that somebody gave.
-pub(super) struct Request {
-    pub(super) key: RecoveryKey,
-    pub(super) answer: oneshot::Sender<Result<(), Refused>>,
+pub(crate) struct Request {
+    pub(crate) key: RecoveryKey,
+    pub(crate) answer: oneshot::Sender<Result<(), Refused>>,
 }
 
-/// What a run publishes while it waits: how to reach it.
+/// What a run publishes while it waits: how to reach it, and how it can show who
+/// it is meanwhile.
 #[derive(Clone, Default)]
-pub struct Open(Option<mpsc::Sender<Request>>);
+pub struct Open(Option<(mpsc::Sender<Request>, Option<Credentials>)>);
+
+impl Open {
+    /// What this machine serves with while it waits: a certificate that its join
+    /// key has signed, for the cluster's own is on the disk.
+    #[must_use]
+    pub fn credentials(&self) -> Option<&Credentials> {
+        self.0.as_ref().and_then(|(_, credentials)| credentials.as_ref())
+    }
+}
 
 impl fmt::Debug for Open {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -66,6 +77,12 @@ impl Desk {
         self.0.borrow().0.is_some()
     }
 
+    /// How the run can be reached, as an event value.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Open> {
+        self.0.clone()
+    }
+
     /// Tries the recovery key in `text`. Not cancel-safe: the disk may open after
     /// the caller has gone.
     ///
@@ -74,7 +91,7 @@ impl Desk {
     /// [`Refused`]; the disk is as it was.
     pub async fn unlock(&self, text: &str) -> Result<(), Refused> {
         let key = RecoveryKey::new(form::read(text)?);
-        let open = self.0.borrow().0.clone().ok_or(Refused::NotWaiting)?;
+        let (open, _) = self.0.borrow().0.clone().ok_or(Refused::NotWaiting)?;
         let (answer, answered) = oneshot::channel();
         open.send(Request { key, answer }).await.map_err(|_gone| Refused::NotWaiting)?;
         answered.await.unwrap_or(Err(Refused::NotWaiting))
@@ -82,20 +99,20 @@ impl Desk {
 }
 
 /// Opens the desk for as long as the value lives.
-pub(super) struct Waiting<'a> {
+pub(crate) struct Waiting<'a> {
     open: &'a watch::Sender<Open>,
     requests: mpsc::Receiver<Request>,
 }
 
 impl<'a> Waiting<'a> {
-    pub(super) fn new(open: &'a watch::Sender<Open>) -> Self {
+    pub(crate) fn new(open: &'a watch::Sender<Open>, credentials: Option<Credentials>) -> Self {
         let (tx, requests) = mpsc::channel(REQUESTS);
-        open.send_replace(Open(Some(tx)));
+        open.send_replace(Open(Some((tx, credentials))));
         Self { open, requests }
     }
 
     /// The next key. Cancel-safe. Never ends: the desk holds a sender itself.
-    pub(super) async fn next(&mut self) -> Request {
+    pub(crate) async fn next(&mut self) -> Request {
         match self.requests.recv().await {
             Some(request) => request,
             None => std::future::pending().await,
@@ -119,7 +136,7 @@ mod tests {
         let desk = Desk::new(open.subscribe());
         let text = form::write(&[7; form::SIZE]);
         assert_eq!(desk.unlock(&text).await, Err(Refused::NotWaiting));
-        let mut waiting = Waiting::new(&open);
+        let mut waiting = Waiting::new(&open, None);
         assert!(desk.is_open());
         assert_eq!(desk.unlock("abc").await, Err(Refused::Malformed(form::Error::Length(3))));
         let (answered, ()) = tokio::join!(desk.unlock(&text), async {

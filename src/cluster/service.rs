@@ -50,7 +50,7 @@ use super::{Error, KeyStatus, Role, Status, blocking};
 use crate::consensus::{self, Orders, Peer, Start, client};
 use crate::curator::{Founding, Store};
 use crate::event::{Closed, until};
-use crate::identity::{self, Identity, NodeKey};
+use crate::identity::{self, Fingerprint, Identity, NodeKey};
 use crate::parameters::{self, Bootstrap, Cluster, ColdStart, StoragePolicy};
 use crate::recovery::{self, form};
 use crate::serial::EventLine;
@@ -59,8 +59,9 @@ use crate::storage::file::File;
 use crate::storage::key::RecoveryKey;
 use crate::storage::{self, Kind, Make, Root};
 use crate::supervisor::Context;
+use crate::sys::clock;
 use crate::trapdoor::{Report, code};
-use crate::{network, pki, tpm};
+use crate::{network, pki, rpc, tpm};
 
 /// Wait between attempts at a store that does not answer: an election long.
 const RETRY: Duration = Duration::from_millis(500);
@@ -458,10 +459,17 @@ impl<C: Consensus> Service<C> {
         sealed: Option<&Sealed>,
         partition: uuid::Uuid,
     ) -> Result<Option<Keys>, Error> {
-        let what = "the key of this node's disk, which no keeper of this machine has (cold_start is \
-                    ATTENDED); run `polisctl node unlock`";
-        ctx.stage(Stage::Cluster, stage::State::Waiting(what.to_owned()));
-        let mut waiting = Waiting::new(&self.desk);
+        let credentials = meanwhile(&unlocker.vault, sealed).await;
+        let words = match &credentials {
+            Some((_, words)) => format!(" --fingerprint {words}"),
+            None => String::new(),
+        };
+        let what = format!(
+            "the key of this node's disk, which no keeper of this machine has (cold_start is \
+             ATTENDED); run `polisctl node unlock NODE --at ADDRESS{words}`"
+        );
+        ctx.stage(Stage::Cluster, stage::State::Waiting(what));
+        let mut waiting = Waiting::new(&self.desk, credentials.map(|(credentials, _)| credentials));
         self.status.send_modify(|status| status.waits_for_key = true);
         let opened = loop {
             let desk::Request { key, answer } = waiting.next().await;
@@ -644,6 +652,29 @@ fn warn_of(keys: &KeyStatus) {
              system partition is the loss of all data; run `polisctl node recovery-key`"
         );
     }
+}
+
+/// What this machine serves with while its disk is locked, and the words of its
+/// key; nothing where it has no such key any more.
+async fn meanwhile(vault: &Vault, sealed: Option<&Sealed>) -> Option<(rpc::Credentials, String)> {
+    let sealed = sealed?.clone();
+    let vault = vault.clone();
+    let made = blocking(move || {
+        let Some(secrets) = &sealed.secrets else { return Ok(None) };
+        let join = vault.open(secrets)?.join_key();
+        let name = Identity::new(sealed.node_public_key).id.to_string();
+        let certificate = pki::self_signed(&name, &join, clock::now());
+        let certificate = certificate.map_err(|error| Error::Store(error.into()))?;
+        let words = Fingerprint::of_key(join.verifying_key().as_bytes()).words();
+        let key = Arc::new(pki::key_der(&join));
+        let authority = Some(sealed.cluster_ca);
+        Ok(Some((rpc::Credentials { certificate, key, authority }, words)))
+    });
+    made.await.unwrap_or_else(|error: Error| {
+        let error: &dyn std::error::Error = &error;
+        warn!(error, "a recovery key can be given at the console only");
+        None
+    })
 }
 
 /// Whether `error` was that the store did not answer; if so, waits before the

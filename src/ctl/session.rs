@@ -30,7 +30,7 @@ use super::error::{Error, Explain as _};
 use super::place::Context;
 use super::{Global, context, key};
 use crate::curator::error::REASON;
-use crate::identity::NodeId;
+use crate::identity::{Fingerprint, NodeId, Spoken};
 use crate::pki::Facts;
 use crate::rpc::Credentials;
 use crate::rpc::client::{Candidate, Client, Expect, Patience, Repeat, Trust, dial};
@@ -251,6 +251,36 @@ impl Session {
                 Err(Error::from(error).context(format!("cannot reach {who}")).or_help(help))
             }
         }
+    }
+
+    /// Connects to a node that waits for the key of its disk: its certificate is
+    /// its own word, so a person's is compared with it before anything is said.
+    pub(super) async fn waiting_node(
+        &self,
+        node: &Target,
+        spoken: &Spoken,
+    ) -> Result<Channel, Error> {
+        let Endpoint { host, port } = &node.address;
+        let own = Some(&self.credentials);
+        let dialled = dial(host, *port, Expect::AnyNode, &Trust::Unchecked, own).await;
+        let connection = dialled.map_err(|error| {
+            let help = error.help();
+            Error::from(error).or_help(help)
+        })?;
+        let facts = Facts::read(&connection.certificate);
+        let key = facts.ok_or_else(|| Error::new("the node shows no certificate".to_owned()))?;
+        let shown = Fingerprint::of_key(&key.public_key);
+        if shown.is(spoken) {
+            return Ok(connection.channel);
+        }
+        Err(Error::new(format!(
+            "whoever answers at {host}:{port} has another key: {}, {shown}",
+            shown.words()
+        ))
+        .or_help(
+            "read the fingerprint again from the machine's own screen, page Boot; if they still \
+             differ, somebody is between you and the machine",
+        ))
     }
 
     /// Where a node is managed: at `at`, or where the cluster says that it is.

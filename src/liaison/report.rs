@@ -8,11 +8,12 @@ use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::Service;
+use crate::cluster::{Keeper, KeyStatus};
 use crate::event::{Closed, until};
 use crate::rpc::client::{CURATOR_PORT, Repeat};
 use crate::supervisor::Context;
 use crate::sys::clock;
-use crate::{consensus, network, storage};
+use crate::{cluster, consensus, network, storage};
 
 /// Between two attempts, once the client has lost its patience.
 const RETRY: Duration = Duration::from_secs(5);
@@ -34,6 +35,8 @@ pub struct Subject<'a> {
     pub storage: &'a storage::Status,
     /// Its etcd member.
     pub consensus: &'a consensus::Status,
+    /// How the keys of its disk are kept, where it has any.
+    pub keys: Option<&'a KeyStatus>,
 }
 
 impl Subject<'_> {
@@ -54,9 +57,20 @@ impl Subject<'_> {
             image: self.image.to_owned(),
             boot_id: self.boot_id.to_owned(),
             storage_kind: kind.into(),
+            key_keeper: keeper(self.keys).into(),
             curator_port: if curator { CURATOR_PORT.into() } else { 0 },
             ..Default::default()
         }
+    }
+}
+
+fn keeper(keys: Option<&KeyStatus>) -> v1::KeyKeeper {
+    match keys.map(|keys| keys.keeper) {
+        None => v1::KeyKeeper::Unspecified,
+        Some(None) => v1::KeyKeeper::None,
+        Some(Some(Keeper::Tpm)) => v1::KeyKeeper::Tpm,
+        Some(Some(Keeper::Firmware)) => v1::KeyKeeper::Firmware,
+        Some(Some(Keeper::Disk)) => v1::KeyKeeper::Disk,
     }
 }
 
@@ -100,6 +114,7 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
     let network = inputs.network.borrow_and_update().clone();
     let storage = inputs.storage.borrow_and_update().clone();
     let consensus = inputs.consensus.borrow_and_update().clone();
+    let keys = service.outputs.cluster.borrow().keys.clone();
     Subject {
         version: &inputs.environment.version,
         image: &inputs.environment.image,
@@ -107,6 +122,7 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
         network: &network,
         storage: &storage,
         consensus: &consensus,
+        keys: keys.as_ref(),
     }
     .report()
 }
@@ -115,8 +131,9 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
 async fn changed(service: &mut Service) -> Result<(), Closed> {
     let mut cluster = service.outputs.cluster.subscribe();
     let named = async {
-        let known = service.outputs.cluster.borrow().node;
-        until(&mut cluster, "the cluster", |status| (status.node != known).then_some(())).await
+        let asked = |status: &cluster::Status| (status.node, status.keys.clone());
+        let known = asked(&service.outputs.cluster.borrow());
+        until(&mut cluster, "the cluster", |status| (asked(status) != known).then_some(())).await
     };
     let inputs = &mut service.inputs;
     tokio::select! {
@@ -151,14 +168,26 @@ mod tests {
         let storage = storage::Status::Starting;
         let consensus = consensus::Status::default();
         let subject = |network: &network::Status| {
-            let (version, image, boot_id) = ("0.1.0", "abc", "b");
-            Subject { version, image, boot_id, network, storage: &storage, consensus: &consensus }
-                .report()
+            Subject {
+                version: "0.1.0",
+                image: "abc",
+                boot_id: "b",
+                network,
+                storage: &storage,
+                consensus: &consensus,
+                keys: Some(&KeyStatus {
+                    sealed: true,
+                    keeper: Some(Keeper::Tpm),
+                    recovery_key_unsaved: true,
+                }),
+            }
+            .report()
         };
         let early = subject(&network);
         assert_eq!(early.external_address, "");
         assert_eq!(early.storage_kind(), v1::StorageKind::Unspecified);
         assert_eq!(early.curator_port, 0);
+        assert_eq!(early.key_keeper(), v1::KeyKeeper::Tpm);
         network.primary = Some([10, 0, 2, 15].into());
         let later = subject(&network);
         assert_eq!(later.external_address, "10.0.2.15");

@@ -1,7 +1,8 @@
 //! Serves this node to whoever operates it: its status, logs, services, screen, end, and numbers.
 //!
 //! Every node serves `NodeManagement` on port 7839 and metrics on 7840, once it
-//! has a certificate of the cluster.
+//! has a certificate of the cluster. A node that waits for the key of its disk
+//! serves them too, with a certificate that its join key has signed.
 //!
 //! ```text
 //! event values, log tree --> [grpc]     7839  NodeManagement, reflection, health
@@ -17,6 +18,7 @@
 //! than one node (`curator`).
 
 mod console;
+mod face;
 mod logs;
 mod metrics;
 mod serve;
@@ -30,6 +32,7 @@ use std::sync::Arc;
 use polis_tui::Snapshot;
 use tokio::sync::watch;
 
+use crate::cluster::Desk;
 use crate::logtree::ring;
 use crate::node::environment::Environment;
 use crate::pki::Overview;
@@ -83,8 +86,10 @@ pub struct Inputs {
     pub ring: watch::Receiver<ring::Status>,
     /// What its screen shows.
     pub snapshot: watch::Receiver<Arc<Snapshot>>,
-    /// With what it serves.
+    /// With what it serves; nothing before it is home.
     pub credentials: watch::Receiver<Option<Credentials>>,
+    /// Where a recovery key can be given while the disk is locked.
+    pub desk: Desk,
     /// Who has access.
     pub standing: watch::Receiver<Arc<Standing>>,
 }
@@ -140,9 +145,15 @@ impl Service {
             logs: ctx.logs().clone(),
             servers,
         };
+        let meanwhile = watch::Sender::new(None);
+        let face = face::Service {
+            home: inputs.credentials.clone(),
+            desk: inputs.desk.watch(),
+            shown: meanwhile.clone(),
+        };
         let server = |name, listen, metrics, app, listening| rpc::Server {
             config: rpc::Config { name, listen, limits: config.limits.clone() },
-            credentials: inputs.credentials.clone(),
+            credentials: meanwhile.subscribe(),
             standing: inputs.standing.clone(),
             table: Arc::clone(&table),
             metrics,
@@ -154,6 +165,7 @@ impl Service {
         let page = App::Page(Arc::new(move || sources.page()));
         let page = server("metrics", config.metrics.clone(), pages, page, page_listens);
         let forever = Policy::forever();
+        ctx.spawn("face", forever, move |ctx| face.clone().run(ctx));
         ctx.spawn("metrics", forever, move |ctx| page.clone().run(ctx));
         ctx.spawn("grpc", forever, move |ctx| grpc.clone().run(ctx));
         ctx.healthy();

@@ -9,13 +9,18 @@ use tokio::sync::watch;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Request, Response, Status};
 use tracing::warn;
+use zeroize::Zeroizing;
 
 use super::{Inputs, console, logs};
+use crate::cluster::desk::Refused;
 use crate::logtree;
 use crate::rpc::Peer;
 use crate::supervisor::Tree;
 use crate::sys::clock;
 use crate::sys::reboot::Reason;
+
+/// Bytes of the longest text that is read as a recovery key, spaces and all.
+const KEY_TEXT_MAX: usize = 1024;
 
 /// What the calls are answered from.
 #[derive(Clone, Debug)]
@@ -127,8 +132,26 @@ impl NodeManagement for Handlers {
 
     async fn unlock(
         &self,
-        _request: Request<v1::UnlockRequest>,
+        request: Request<v1::UnlockRequest>,
     ) -> Result<Response<v1::UnlockResponse>, Status> {
-        Err(Status::failed_precondition("this node does not wait for the key of its disk"))
+        let actor = Peer::of(&request);
+        // Never a part of what is logged.
+        let key = Zeroizing::new(request.into_inner().recovery_key);
+        if key.len() > KEY_TEXT_MAX {
+            return Err(Status::invalid_argument("recovery_key is far too long for one"));
+        }
+        if !self.inputs.desk.is_open() {
+            return Err(Status::failed_precondition(Refused::NotWaiting.to_string()));
+        }
+        let opened = self.inputs.desk.unlock(&key).await;
+        let outcome = if opened.is_ok() { "opened the disk" } else { "did not open the disk" };
+        warn!(%actor, "a recovery key was given over the network; it {outcome}");
+        opened.map(|()| Response::new(v1::UnlockResponse {})).map_err(|refused| {
+            let text = refused.to_string();
+            match refused {
+                Refused::NotWaiting => Status::failed_precondition(text),
+                Refused::Malformed(_) | Refused::Wrong(_) => Status::invalid_argument(text),
+            }
+        })
     }
 }

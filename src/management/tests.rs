@@ -11,6 +11,8 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use super::*;
+use crate::cluster::desk::{Open, Waiting};
+use crate::recovery::form;
 use crate::rpc::Role;
 use crate::rpc::client::{Expect, Trust, dial};
 use crate::rpc::testing::{Authority, SOON, node_id, self_signed};
@@ -34,11 +36,21 @@ struct Owned {
     _credentials: watch::Sender<Option<Credentials>>,
     _standing: watch::Sender<Arc<Standing>>,
     _snapshot: watch::Sender<Arc<Snapshot>>,
+    _desk: watch::Sender<Open>,
 }
 
 impl Running {
     async fn start() -> Self {
         let authority = Authority::new().await;
+        let credentials = authority.node(1).await;
+        Self::start_with(authority, Some(credentials), watch::Sender::default()).await
+    }
+
+    async fn start_with(
+        authority: Authority,
+        credentials: Option<Credentials>,
+        desk: watch::Sender<Open>,
+    ) -> Self {
         let node = node_id(1);
         let status = cluster::Status {
             state: cluster::State::Home,
@@ -48,7 +60,7 @@ impl Running {
         let (cluster, clusters) = watch::channel(status);
         let (snapshot, snapshots) = watch::channel(Arc::default());
         let (ready, readies) = watch::channel(true);
-        let (credentials, own) = watch::channel(Some(authority.node(1).await));
+        let (credentials, own) = watch::channel(credentials);
         let up = Standing { nodes: Some([node].into()), ..Standing::default() };
         let (standing, standings) = watch::channel(Arc::new(up));
         let environment = Environment {
@@ -72,6 +84,7 @@ impl Running {
             ring: watch::Sender::default().subscribe(),
             snapshot: snapshots,
             credentials: own,
+            desk: cluster::Desk::new(desk.subscribe()),
             standing: standings,
         };
         let bound = || Listen::Bound(Arc::new(TcpListener::bind("127.0.0.1:0").unwrap()));
@@ -101,6 +114,7 @@ impl Running {
             _credentials: credentials,
             _standing: standing,
             _snapshot: snapshot,
+            _desk: desk,
         };
         Self { addresses, end: ends, authority, handles, ctx, task, _owned: owned }
     }
@@ -159,7 +173,7 @@ async fn a_node_says_how_it_is_and_what_its_services_do() {
     assert_eq!((status.cluster_state.as_str(), status.ready), ("home", true));
     let services = client.services(v1::ServicesRequest {}).await.unwrap().into_inner().services;
     let named: Vec<_> = services.iter().map(|service| service.name.as_str()).collect();
-    assert_eq!(named, ["test", "test.grpc", "test.metrics"]);
+    assert_eq!(named, ["test", "test.face", "test.grpc", "test.metrics"]);
     assert!(services.iter().all(|service| service.state == "healthy"), "{services:?}");
     running.stop().await;
 }
@@ -209,7 +223,7 @@ async fn metrics_are_for_those_who_may_read_and_say_what_was_asked() {
     for line in [
         "polis_build_info{version=\"0.1.0\",image=\"0123456789abcdef\"} 1",
         "polis_cluster_state{state=\"home\"} 1",
-        "polis_services{state=\"healthy\"} 3",
+        "polis_services{state=\"healthy\"} 4",
         "polis_etcd_standing{standing=\"starting\"} 1",
         "polis_rpc_calls_total{server=\"management\",rpc=\"/polis.v1.NodeManagement/Services\",code=\"Ok\"} 1",
         "polis_rpc_answer_seconds_count{server=\"management\",rpc=\"/polis.v1.NodeManagement/Services\"} 1",
@@ -236,4 +250,32 @@ async fn a_node_that_has_its_disk_waits_for_no_key() {
     let refused = owner.unlock(v1::UnlockRequest::default()).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     tokio::time::timeout(Duration::from_secs(60), running.stop()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_that_waits_for_its_key_takes_it_from_an_owner_and_from_nobody_else() {
+    let authority = Authority::new().await;
+    let join = self_signed(9, Some(authority.der.clone()));
+    let desk = watch::Sender::default();
+    let open = desk.clone();
+    let mut waiting = Waiting::new(&open, Some(join.clone()));
+    let running = Running::start_with(authority, None, desk).await;
+    let text = form::write(&[7; form::SIZE]);
+    let unlock = async |role: Role| {
+        let user = running.authority.user(role.as_str(), role, 5).await;
+        let (host, port) = (running.addresses[0].ip().to_string(), running.addresses[0].port());
+        let trust = &Trust::Unchecked;
+        let connection = dial(&host, port, Expect::AnyNode, trust, Some(&user)).await.unwrap();
+        assert_eq!(connection.certificate, join.certificate);
+        let request = v1::UnlockRequest { recovery_key: text.to_string() };
+        NodeManagementClient::new(connection.channel).unlock(request).await
+    };
+    assert_eq!(unlock(Role::Operator).await.unwrap_err().code(), Code::PermissionDenied);
+    let (unlocked, ()) = tokio::join!(unlock(Role::Owner), async {
+        let request = waiting.next().await;
+        assert_eq!(*request.key.bytes(), [7; form::SIZE]);
+        request.answer.send(Ok(())).unwrap();
+    });
+    unlocked.unwrap();
+    running.stop().await;
 }

@@ -33,6 +33,7 @@ mod template;
 mod tests;
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use ed25519_dalek::SigningKey;
 
@@ -175,6 +176,16 @@ impl Error {
             | Self::Sign { .. } => false,
         }
     }
+}
+
+/// A certificate of `name` that its own key has signed: it proves the key, and
+/// nothing more.
+///
+/// # Errors
+///
+/// [`Error::Sign`].
+pub fn self_signed(name: &str, key: &SigningKey, now: SystemTime) -> Result<Vec<u8>, Error> {
+    template::Signer::create(name, &Template::Node, key, now).map(|signer| signer.der)
 }
 
 /// A certificate in PEM.

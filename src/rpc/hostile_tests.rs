@@ -1,1 +1,305 @@
 //! Callers that mean harm, each beside one that does not.
+//!
+//! Each story asserts that the server stays up, that what it holds is bounded,
+//! and that a caller in earnest is served while the harm goes on.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures::Stream;
+use futures::future::join_all;
+use polis_proto::v1;
+use polis_proto::v1::node_management_client::NodeManagementClient;
+use polis_proto::v1::node_management_server::{NodeManagement, NodeManagementServer};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
+use tonic::service::Routes;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Response, Status};
+
+use super::testing::{Authority, Running, SOON, self_signed};
+use super::*;
+
+/// Answers at once, and streams as much as anybody takes.
+struct Busy;
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl NodeManagement for Busy {
+    type LogsStream = Answers<v1::LogsResponse>;
+    type ConsoleStream = Answers<v1::ConsoleFrame>;
+
+    async fn get_status(
+        &self,
+        _request: Request<v1::GetStatusRequest>,
+    ) -> Result<Response<v1::GetStatusResponse>, Status> {
+        Ok(Response::new(v1::GetStatusResponse::default()))
+    }
+
+    async fn logs(
+        &self,
+        _request: Request<v1::LogsRequest>,
+    ) -> Result<Response<Self::LogsStream>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn services(
+        &self,
+        _request: Request<v1::ServicesRequest>,
+    ) -> Result<Response<v1::ServicesResponse>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn reboot(
+        &self,
+        _request: Request<v1::RebootRequest>,
+    ) -> Result<Response<v1::RebootResponse>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn console(
+        &self,
+        _request: Request<v1::ConsoleRequest>,
+    ) -> Result<Response<Self::ConsoleStream>, Status> {
+        let frame = v1::ConsoleFrame { snapshot: vec![7; 32 << 10] };
+        Ok(Response::new(Box::pin(futures::stream::repeat_with(move || Ok(frame.clone())))))
+    }
+
+    async fn unlock(
+        &self,
+        _request: Request<v1::UnlockRequest>,
+    ) -> Result<Response<v1::UnlockResponse>, Status> {
+        Ok(Response::new(v1::UnlockResponse {}))
+    }
+}
+
+/// A server under attack, and an owner who goes on working.
+struct Siege {
+    running: Running,
+    authority: Authority,
+    owner: Credentials,
+}
+
+impl Siege {
+    async fn begin(limits: Limits) -> Self {
+        let authority = Authority::new().await;
+        let app = App::Grpc(Routes::new(NodeManagementServer::new(Busy)));
+        let running = Running::start(authority.node(1).await, app, limits).await;
+        let owner = authority.user("ann", Role::Owner, 3).await;
+        Self { running, authority, owner }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.running.address
+    }
+
+    async fn client(&self) -> NodeManagementClient<Channel> {
+        let connection = self.running.dial(&self.authority, Some(&self.owner)).await;
+        NodeManagementClient::new(connection.unwrap().channel)
+    }
+
+    /// The owner connects anew, and is served.
+    async fn serves(&self) {
+        timeout(SOON, self.is_served()).await.unwrap().unwrap();
+    }
+
+    async fn is_served(&self) -> Result<(), Status> {
+        let dialled = self.running.dial(&self.authority, Some(&self.owner)).await;
+        let connection = dialled.map_err(|error| Status::unavailable(error.to_string()))?;
+        let mut client = NodeManagementClient::new(connection.channel);
+        client.get_status(v1::GetStatusRequest {}).await.map(drop)
+    }
+
+    /// Waits until the server has let go of all connections but `left`.
+    async fn lets_go(&self, left: u64) {
+        let end = Instant::now() + SOON;
+        while self.running.metrics.open.get() > left {
+            assert!(Instant::now() < end, "{} are open", self.running.metrics.open.get());
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn garbage_ends_its_own_connection_and_nothing_else() {
+    let siege = Siege::begin(Limits::default()).await;
+    let kinds: [Vec<u8>; 5] = [
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        vec![0; 5000],
+        // A record of TLS that says that it is as long as can be.
+        [&[0x16, 3, 1, 0xff, 0xff][..], &[1; 100]].concat(),
+        (0..10_000_u32).flat_map(u32::to_le_bytes).collect(),
+    ];
+    let attacks = kinds.iter().cycle().take(50).map(|garbage| async {
+        let mut tcp = TcpStream::connect(siege.address()).await.unwrap();
+        // The server may hang up before all of it is written.
+        let _written = tcp.write_all(garbage).await;
+        let _shut = tcp.shutdown().await;
+        let mut answer = Vec::new();
+        let _read = timeout(SOON, tcp.read_to_end(&mut answer)).await.unwrap();
+    });
+    tokio::join!(join_all(attacks), siege.serves());
+    siege.serves().await;
+    siege.lets_go(2).await;
+    assert_eq!(siege.running.metrics.handshakes_failed.get(), 50);
+    siege.running.stop().await;
+}
+
+#[tokio::test]
+async fn handshakes_that_do_not_go_on_keep_nobody_out() {
+    let limits = Limits { handshake: Duration::from_millis(500), ..Limits::default() };
+    let siege = Siege::begin(limits.clone()).await;
+    let mut half_open = Vec::new();
+    for n in 0..200 {
+        let mut tcp = TcpStream::connect(siege.address()).await.unwrap();
+        if n % 2 == 0 {
+            // The beginning of a hello, and then nothing.
+            tcp.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1]).await.unwrap();
+        }
+        half_open.push(tcp);
+    }
+    siege.serves().await;
+    let open = siege.running.metrics.open.get();
+    assert!(open <= 2 + u64::try_from(limits.handshakes_per_address).unwrap(), "{open}");
+    siege.lets_go(1).await;
+    siege.serves().await;
+    drop(half_open);
+    siege.running.stop().await;
+}
+
+#[tokio::test]
+async fn strangers_that_hold_connections_make_way_for_others() {
+    let limits = Limits { strangers_per_address: 4, ..Limits::default() };
+    let siege = Siege::begin(limits).await;
+    let mut held = Vec::new();
+    for seed in 0..20 {
+        let stranger = self_signed(seed, None);
+        held.push(siege.running.dial(&siege.authority, Some(&stranger)).await.unwrap());
+    }
+    siege.lets_go(5).await;
+    siege.serves().await;
+    siege.running.stop().await;
+}
+
+#[tokio::test]
+async fn a_stranger_that_does_nothing_is_sent_away() {
+    let limits = Limits { stranger_idle: Duration::from_millis(100), ..Limits::default() };
+    let siege = Siege::begin(limits).await;
+    let _idle = siege.running.dial(&siege.authority, None).await.unwrap();
+    siege.lets_go(0).await;
+    siege.running.stop().await;
+}
+
+#[tokio::test]
+async fn ten_thousand_connections_leave_room_for_the_owner() {
+    let siege = Siege::begin(Limits::default()).await;
+    let address = siege.address();
+    let most = std::sync::atomic::AtomicU64::new(0);
+    let flood = async {
+        for _ in 0..100 {
+            let wave = (0..100).map(|_| TcpStream::connect(address));
+            let wave = join_all(wave).await;
+            let open = siege.running.metrics.open.get();
+            most.fetch_max(open, std::sync::atomic::Ordering::Relaxed);
+            drop(wave);
+        }
+    };
+    let work = async {
+        // A handshake may have to make way where thousands come from its own
+        // address; whoever tries again gets through.
+        for _ in 0..10 {
+            let end = Instant::now() + SOON;
+            while siege.is_served().await.is_err() {
+                assert!(Instant::now() < end);
+            }
+        }
+    };
+    tokio::join!(flood, work);
+    // What came and went may still wait in the socket.
+    siege.lets_go(10).await;
+    let most = most.into_inner();
+    let bound = u64::try_from(Limits::default().handshakes_per_address).unwrap() + 20;
+    assert!(most <= bound, "{most} connections were held at once");
+    assert!(siege.running.metrics.accepted.get() > 1000);
+    siege.serves().await;
+    siege.running.stop().await;
+}
+
+#[tokio::test]
+async fn a_message_of_a_hundred_megabytes_is_refused_before_it_is_read() {
+    let siege = Siege::begin(Limits::default()).await;
+    let mut client = siege.client().await.max_encoding_message_size(usize::MAX);
+    let huge = v1::UnlockRequest { recovery_key: "x".repeat(100 << 20) };
+    let refused = timeout(SOON, client.unlock(huge)).await.unwrap().unwrap_err();
+    assert_ne!(refused.code(), Code::Ok);
+    siege.serves().await;
+
+    // A stranger's is refused without a look, and one that it may make is short.
+    let stranger = siege.running.dial(&siege.authority, None).await.unwrap();
+    let mut stranger = NodeManagementClient::new(stranger.channel);
+    let long = v1::UnlockRequest { recovery_key: "x".repeat(1 << 20) };
+    let refused = timeout(SOON, stranger.unlock(long)).await.unwrap().unwrap_err();
+    assert_ne!(refused.code(), Code::Ok);
+    siege.serves().await;
+    siege.running.stop().await;
+}
+
+#[tokio::test]
+async fn a_reader_that_takes_nothing_is_cut_and_others_are_served() {
+    let limits = Limits { stall: Duration::from_millis(200), ..Limits::default() };
+    let siege = Siege::begin(limits).await;
+    let mut slow = siege.client().await;
+    // Never read: the windows fill, and then nothing moves.
+    let stream = slow.console(v1::ConsoleRequest {}).await.unwrap().into_inner();
+    let end = Instant::now() + SOON;
+    while siege.running.metrics.stalled.get() == 0 {
+        assert!(Instant::now() < end);
+        siege.serves().await;
+        sleep(Duration::from_millis(20)).await;
+    }
+    drop(stream);
+    siege.serves().await;
+    siege.running.stop().await;
+}
+
+#[tokio::test]
+async fn a_stranger_that_calls_without_end_is_slowed_and_the_owner_is_not() {
+    let siege = Siege::begin(Limits::default()).await;
+    let stranger = siege.running.dial(&siege.authority, None).await.unwrap();
+    let mut client = NodeManagementClient::new(stranger.channel);
+    let mut codes = std::collections::BTreeMap::new();
+    for _ in 0..200 {
+        let refused = client.get_status(v1::GetStatusRequest {}).await.unwrap_err();
+        *codes.entry(format!("{:?}", refused.code())).or_insert(0) += 1;
+    }
+    let (rate, burst) = Limits::default().stranger_rate;
+    assert!(
+        codes["ResourceExhausted"] > 200 - i32::try_from(burst + 20 * rate).unwrap(),
+        "{codes:?}"
+    );
+    let mut owner = siege.client().await;
+    for _ in 0..200 {
+        owner.get_status(v1::GetStatusRequest {}).await.unwrap();
+    }
+    siege.running.stop().await;
+}
+
+#[tokio::test]
+async fn streams_beyond_the_bound_wait_for_their_turn() {
+    let limits = Limits { streams: 4, ..Limits::default() };
+    let siege = Siege::begin(limits).await;
+    let mut client = siege.client().await;
+    // From the first answer on, a client knows the bound.
+    client.get_status(v1::GetStatusRequest {}).await.unwrap();
+    let calls = (0..100).map(|_| {
+        let mut client = client.clone();
+        async move { client.get_status(v1::GetStatusRequest {}).await }
+    });
+    let done = timeout(SOON, join_all(calls)).await.unwrap();
+    assert!(done.iter().all(Result::is_ok), "{done:?}");
+    siege.running.stop().await;
+}

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 pub struct Limits {
     /// Longest that a TLS handshake may take: slow lines need two round trips.
     pub handshake: Duration,
-    /// Handshakes under way, in all: 40 kB each at worst.
+    /// Handshakes under way, in all: 64 KiB each at worst.
     pub handshakes: usize,
     /// The same, from one address. Many machines may share one.
     pub handshakes_per_address: usize,
@@ -69,8 +69,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             handshake: Duration::from_secs(10),
-            handshakes: 256,
-            handshakes_per_address: 64,
+            handshakes: 512,
+            handshakes_per_address: 256,
             strangers: 256,
             strangers_per_address: 32,
             known: 4096,

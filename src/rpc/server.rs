@@ -36,7 +36,7 @@ use crate::supervisor::Context;
 use crate::sys::clock;
 
 /// Connections that wait to be accepted.
-const BACKLOG: u32 = 1024;
+pub(super) const BACKLOG: u32 = 1024;
 /// Wait after a connection could not be accepted for want of something.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Failed handshakes that are logged: so many a second, so many at once.

@@ -11,6 +11,7 @@ use tokio::task::JoinHandle;
 use zeroize::Zeroizing;
 
 use super::client::{Connection, DialError, Expect, Trust, dial};
+use super::server::BACKLOG;
 use super::{
     App, Config, Credentials, Error, Limits, Listen, Metrics, Role, Server, Standing, Table,
 };
@@ -110,7 +111,10 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) async fn start(credentials: Credentials, app: App, limits: Limits) -> Self {
-        let bound = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        // As many as the real one: a story may overflow less.
+        let bound = Arc::new(socket.listen(BACKLOG).unwrap().into_std().unwrap());
         Self::start_at(bound, credentials, app, limits).await
     }
 

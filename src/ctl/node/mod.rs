@@ -18,6 +18,7 @@ use super::error::{Error, Explain as _};
 use super::output::Document;
 use super::session::{PATIENCE, Session, refused};
 use super::{Global, ask, key, parameters};
+use crate::identity::Spoken;
 use crate::rpc::client::Repeat;
 
 pub(super) use self::view::{View, nodes_table};
@@ -109,6 +110,10 @@ pub(super) enum Command {
         /// A file with the recovery key [default: asked for].
         #[arg(long, value_name = "FILE")]
         recovery_key_file: Option<PathBuf>,
+        /// What the screen of the machine shows, in words or digits: a node that
+        /// waits for its key has no certificate of the cluster to show.
+        #[arg(long, value_name = "WORDS")]
+        fingerprint: Option<Spoken>,
         #[command(flatten)]
         at: At,
     },
@@ -244,8 +249,8 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         }
         Command::Logs(arguments) => logs::run(arguments, global).await,
         Command::RecoveryKey { node, confirm } => recovery_key(&node, confirm, global).await,
-        Command::Unlock { node, recovery_key_file, at } => {
-            unlock(&node, recovery_key_file, &at, global).await
+        Command::Unlock { node, recovery_key_file, fingerprint, at } => {
+            unlock(&node, recovery_key_file, fingerprint.as_ref(), &at, global).await
         }
     }
 }
@@ -371,7 +376,13 @@ async fn recovery_key(node: &str, confirm: bool, global: &Global) -> Result<(), 
     global.out.print(&Document::new(&value, answer.recovery_key.clone())?)
 }
 
-async fn unlock(node: &str, file: Option<PathBuf>, at: &At, global: &Global) -> Result<(), Error> {
+async fn unlock(
+    node: &str,
+    file: Option<PathBuf>,
+    fingerprint: Option<&Spoken>,
+    at: &At,
+    global: &Global,
+) -> Result<(), Error> {
     let session = Session::prepare(global, PATIENCE)?;
     let target = session.target(Some(node), at.at.as_ref()).await?;
     let text = match file {
@@ -384,7 +395,15 @@ async fn unlock(node: &str, file: Option<PathBuf>, at: &At, global: &Global) -> 
     };
     // A slip of the finger is told here, and not by a machine far away.
     crate::recovery::form::read(&text)?;
-    let channel = session.node(&target).await?;
+    let channel = match fingerprint {
+        Some(fingerprint) => session.waiting_node(&target, fingerprint).await?,
+        None => session.node(&target).await.map_err(|error| {
+            error.or_help(
+                "a node that waits for its key shows a fingerprint on its screen, page Boot: \
+                 give it with --fingerprint",
+            )
+        })?,
+    };
     let request = v1::UnlockRequest { recovery_key: text.trim().to_owned() };
     NodeManagementClient::new(channel)
         .unlock(request)
