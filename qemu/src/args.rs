@@ -313,7 +313,9 @@ fn machine(args: &mut Args, config: &Config) {
             // The newest model whose features QEMU translates well: later ones add
             // vector instructions, and the kernel then tests slow ciphers at boot.
             // Without `rdrand` the kernel's random numbers are not ready for minutes.
-            Accelerator::Tcg | Accelerator::TcgSingle => "Nehalem,+rdrand",
+            // Every processor of the last ten years has `aes`; translated, it still
+            // encrypts a disk twice as fast as without.
+            Accelerator::Tcg | Accelerator::TcgSingle => "Nehalem,+rdrand,+aes",
         },
     );
     args.flag("-smp", config.cpus.to_string());
@@ -549,7 +551,7 @@ mod tests {
         -no-user-config
         -machine q35
         -accel tcg,thread=multi
-        -cpu Nehalem,+rdrand
+        -cpu Nehalem,+rdrand,+aes
         -smp 1
         -m 512
         -device virtio-rng-pci
@@ -586,7 +588,7 @@ mod tests {
         -no-user-config
         -machine q35,smm=on
         -accel tcg,thread=multi
-        -cpu Nehalem,+rdrand
+        -cpu Nehalem,+rdrand,+aes
         -smp 1
         -m 512
         -device virtio-rng-pci
