@@ -12,7 +12,7 @@ use super::node::{View, nodes_table};
 use super::output::{Document, fields, or_dash};
 use super::parameters::Admission;
 use super::session::Session;
-use super::{Global, etcd, hex, ownership, units};
+use super::{Global, etcd, hex, ownership, parameters, units};
 use crate::identity::Fingerprint;
 use crate::rpc::client::Repeat;
 
@@ -172,7 +172,7 @@ impl Info {
             ("leader", or_dash(&view.leader)),
             ("nodes", nodes),
             ("CA", format!("{}\n{}", view.ca_words, view.ca_fingerprint)),
-            ("storage", view.storage_security_policy.replace('_', " ")),
+            ("storage", parameters::show::storage(&view.storage_security_policy)),
             ("TPM", view.tpm_mode.replace('_', " ")),
             ("cold start", view.cold_start.clone()),
             ("directory", or_dash(&directory.collect::<Vec<_>>().join("\n"))),

@@ -76,7 +76,7 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
     nodes       2 up, 0 standby, 1 new, 0 decommissioned
     CA          scissors-lecture-lamp-unique
                 ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad
-    storage     unspecified
+    storage     needs encryption and authentication, by default
     TPM         best effort
     cold start  unspecified
     directory   polis-01 at 192.0.2.1

@@ -73,8 +73,9 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     let session = Session::prepare(global, PATIENCE)?;
     let target = session.target(arguments.node.as_deref(), arguments.at.at.as_ref()).await?;
     let (shown, newest) = watch::channel(Shown::default());
-    // The first refusal is told in plain text, not on a screen that is gone at once.
-    let first = open(&session, &target).await?;
+    // What goes wrong at first is told in plain text, not on a screen that is gone at once.
+    let mut first = open(&session, &target).await?;
+    take(&mut first, &shown).await.map_err(Broken::into_error)?;
     let mut screen = Screen::open()?;
     tokio::select! {
         // Cancel-safe: what it holds is dropped, and with it the call.
@@ -115,7 +116,7 @@ async fn feed(
             Broken::Unreadable(error) => return error,
             Broken::Link(error) => error,
         };
-        let trouble = format!("no word from the node: {}; trying again", broken.summary());
+        let trouble = format!("no word from the node, trying again: {}", broken.summary());
         shown.send_modify(|shown| shown.trouble = trouble);
         sleep(RETRY).await;
     }
@@ -143,25 +144,39 @@ async fn end(session: &Session, target: &Target, power_off: bool, shown: &watch:
     }
 }
 
+impl Broken {
+    fn into_error(self) -> Error {
+        match self {
+            Self::Link(error) | Self::Unreadable(error) => error,
+        }
+    }
+}
+
 /// Takes in frames until they end; says why.
 async fn follow(frames: &mut Frames, shown: &watch::Sender<Shown>) -> Broken {
     loop {
-        let frame = match frames.message().await {
-            Ok(Some(frame)) => frame,
-            Ok(None) => return Broken::Link(Error::new("the node ended the stream")),
-            Err(status) => return Broken::Link(refused("go on with the console", &status)),
-        };
-        match serde_json::from_slice::<Snapshot>(&frame.snapshot) {
-            Ok(mut snapshot) => shown.send_modify(|shown| {
-                snapshot.logs.put_before(&shown.snapshot.logs, LOGS_MAX);
-                *shown = Shown { snapshot, trouble: String::new() };
-            }),
-            Err(error) => {
-                let error = Error::from(error).context("the node's screen cannot be read");
-                return Broken::Unreadable(error.or_help("use the polisctl of the node's version"));
-            }
+        if let Err(broken) = take(frames, shown).await {
+            return broken;
         }
     }
+}
+
+/// Takes in one frame.
+async fn take(frames: &mut Frames, shown: &watch::Sender<Shown>) -> Result<(), Broken> {
+    let frame = match frames.message().await {
+        Ok(Some(frame)) => frame,
+        Ok(None) => return Err(Broken::Link(Error::new("the node ended the stream"))),
+        Err(status) => return Err(Broken::Link(refused("go on with the console", &status))),
+    };
+    let mut snapshot: Snapshot = serde_json::from_slice(&frame.snapshot).map_err(|error| {
+        let error = Error::from(error).context("the node's screen cannot be read");
+        Broken::Unreadable(error.or_help("use the polisctl of the node's version"))
+    })?;
+    shown.send_modify(|shown| {
+        snapshot.logs.put_before(&shown.snapshot.logs, LOGS_MAX);
+        *shown = Shown { snapshot, trouble: String::new() };
+    });
+    Ok(())
 }
 
 /// This terminal.

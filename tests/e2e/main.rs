@@ -16,6 +16,7 @@ mod guru;
 mod hardware;
 mod keys;
 mod locked;
+mod operate;
 mod owner;
 mod power_cut;
 mod restart;

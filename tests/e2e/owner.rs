@@ -59,6 +59,13 @@ impl Owner {
         self.run(&["cluster", "take-ownership", "--fingerprint", ca]).map(drop)
     }
 
+    /// What a shell runs for `polisctl` with these arguments.
+    pub(crate) fn command_line(&self, args: &[&str]) -> String {
+        let program = env!("CARGO_BIN_EXE_polisctl");
+        let config = self.config.display();
+        format!("'{program}' --config '{config}' --context story {}", args.join(" "))
+    }
+
     /// Runs `polisctl`; what it printed.
     #[expect(
         clippy::disallowed_methods,

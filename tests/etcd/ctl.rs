@@ -240,3 +240,54 @@ async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
     assert!(late.stderr.contains("not whole after 2.0 s"), "{}", late.stderr);
     node.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_is_renewed_when_two_thirds_of_its_life_are_over() {
+    let (machine, node, cluster, curator, person) = cluster().await;
+    person.owns(&cluster).await;
+    assert_eq!(person.run(&["owner", "create", "-o", "@ann.key"]).await.status, 0);
+    let created = person.json(&["owner", "show", "@ann.pub"]).await;
+    let digits = created["public_key"].as_str().unwrap();
+    let key: Vec<u8> =
+        (0..32).map(|at| u8::from_str_radix(&digits[2 * at..][..2], 16).unwrap()).collect();
+    let key: [u8; 32] = key.try_into().unwrap();
+    // Users' certificates live 30 days.
+    let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
+    let now = polis::sys::clock::now();
+    let role = v1::UserRole::Operator;
+    let file = person.path("polis/contexts/ann/certificate.pem");
+    let invite = async |name: &str, certificate: &[u8]| {
+        let invitation = serde_json::json!({
+            "cluster_domain": "cluster.internal",
+            "user": name,
+            "endpoints": [person.endpoint],
+            "ca": polis::pki::certificate_pem(&cluster.authority),
+            "certificate": polis::pki::certificate_pem(certificate),
+        });
+        std::fs::write(person.path("ann.json"), invitation.to_string()).unwrap();
+        let import = ["--context", "ann", "context", "import", "@ann.json", "--key", "@ann.key"];
+        person.json(&import).await;
+        std::fs::read_to_string(&file).unwrap()
+    };
+
+    let young = cluster.store.create_user("young", role, &key, now - days(10)).await.unwrap();
+    let before = invite("young", &young.der).await;
+    assert_eq!(person.json(&["node", "list"]).await[0]["id"], machine.name());
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), before, "there is time");
+
+    let old = cluster.store.create_user("old", role, &key, now - days(25)).await.unwrap();
+    let before = invite("old", &old.der).await;
+    assert_eq!(person.json(&["node", "list"]).await[0]["id"], machine.name());
+    let after = std::fs::read_to_string(&file).unwrap();
+    assert_ne!(after, before, "two thirds are over");
+    person.json(&["node", "list"]).await;
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), after, "once is enough");
+
+    let ended = cluster.store.create_user("ended", role, &key, now - days(40)).await.unwrap();
+    invite("ended", &ended.der).await;
+    let said = person.refused(&["node", "list"]).await;
+    assert!(said.contains("ended on") && said.contains("ask the owner"), "{said}");
+
+    curator.supervisor.stop().await;
+    node.stop().await;
+}

@@ -141,13 +141,21 @@ pub(in crate::ctl) fn configuration(configuration: &ClusterConfiguration) -> Con
     }
 }
 
+/// A storage policy, for people; nothing said means the strictest.
+pub(in crate::ctl) fn storage(policy: &str) -> String {
+    match policy {
+        "unspecified" => "needs encryption and authentication, by default".to_owned(),
+        policy => policy.replace('_', " "),
+    }
+}
+
 impl Configuration {
     /// Its lines in a list of fields.
     pub(in crate::ctl) fn fields(&self) -> [(&'static str, String); 4] {
         [
             ("domain", self.cluster_domain.clone()),
             ("TPM", self.tpm_mode.replace('_', " ")),
-            ("storage", self.storage_security_policy.replace('_', " ")),
+            ("storage", storage(self.storage_security_policy)),
             ("cold start", self.cold_start.to_owned()),
         ]
     }

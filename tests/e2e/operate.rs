@@ -1,0 +1,96 @@
+//! A person at `polisctl`, in front of a whole machine.
+
+use std::io::{BufReader, Read as _, Write as _};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use polis_qemu::Config;
+use serde_json::Value;
+
+use crate::owner::Owner;
+use crate::world::{BOOT, SOON, World, home};
+
+const JSON: [&str; 2] = ["--output", "json"];
+
+#[test]
+fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -> Result<()> {
+    let world = World::new("operate")?;
+    let owner = Owner::new(&world.path("owner"))?;
+    let config = Config { forwards: owner.forwards.clone(), ..world.founder("")? };
+    let mut machine = world.boot(&config)?;
+    let founded = home(&mut machine)?;
+    owner.take(&founded.ca)?;
+    let node = founded.node.as_str();
+
+    let whole = document(&owner, &["cluster", "wait"])?;
+    ensure!(whole["healthy"] == true, "waited, and not whole: {whole}");
+    let info = document(&owner, &["cluster", "info"])?;
+    ensure!(info["leader"] == node && info["ca_fingerprint"] == *founded.ca, "{info}");
+    let nodes = document(&owner, &["node", "list"])?;
+    ensure!(nodes[0]["id"] == node && nodes[0]["state"] == "up", "{nodes}");
+    ensure!(nodes[0]["health"] == "healthy", "{nodes}");
+    let members = document(&owner, &["etcd", "members"])?;
+    ensure!(members[0]["node_id"] == node && members[0]["leader"] == true, "{members}");
+
+    let lines = owner.run(&["node", "logs", node, "-n", "50", "--output", "json"])?;
+    let lines: Vec<Value> =
+        lines.lines().map(serde_json::from_str).collect::<Result<_, _>>().context("the log")?;
+    ensure!((1..=50).contains(&lines.len()), "{} lines of 50", lines.len());
+    ensure!(lines.iter().all(|line| line["name"].is_string()), "{lines:?}");
+    let roles = owner.run(&["node", "logs", node, "--name", "root.roles"])?;
+    ensure!(roles.contains("ready"), "the log of root.roles says nothing of `ready`:\n{roles}");
+
+    looks_at_the_screen(&owner, node)?;
+
+    owner.run(&["node", "reboot", node])?;
+    machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
+    let back = home(&mut machine)?;
+    ensure!(back == founded, "after a reboot: {back:?}, before: {founded:?}");
+    document(&owner, &["cluster", "wait"])?;
+    owner.run(&["node", "poweroff", node])?;
+    machine.wait_for("off", SOON, |off| off.is("reason", "poweroff"))?;
+    machine.wait_end(SOON)?;
+    Ok(())
+}
+
+fn document(owner: &Owner, arguments: &[&str]) -> Result<Value> {
+    let said = owner.run(&[arguments, &JSON].concat())?;
+    serde_json::from_str(&said).with_context(|| format!("{arguments:?} is no document: {said}"))
+}
+
+/// Opens the console in a terminal of its own, waits until the node is on it, and
+/// presses the key that leaves.
+#[expect(clippy::disallowed_methods, reason = "the rule is for the node; this runs on the host")]
+fn looks_at_the_screen(owner: &Owner, node: &str) -> Result<()> {
+    // `script` belongs to Debian's essential packages and brings a terminal.
+    let mut child = Command::new("script")
+        .args(["-qfec", &owner.command_line(&["console", node]), "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start script")?;
+    let mut keys = child.stdin.take().context("no keys")?;
+    let screen = child.stdout.take().context("no screen")?;
+    let (seen, sees) = mpsc::channel();
+    let wanted = node.as_bytes()[..16].to_vec();
+    thread::spawn(move || {
+        let mut shown = Vec::new();
+        for byte in BufReader::new(screen).bytes().map_while(Result::ok) {
+            shown.push(byte);
+            if shown.ends_with(&wanted) {
+                let _told = seen.send(());
+            }
+        }
+        shown
+    });
+    let found = sees.recv_timeout(BOOT);
+    keys.write_all(b"q").context("cannot press a key")?;
+    let status = child.wait()?;
+    if found.is_err() {
+        bail!("the console ended with {status} and never showed {node}");
+    }
+    ensure!(status.success(), "the console ended with {status}");
+    Ok(())
+}
