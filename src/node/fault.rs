@@ -12,7 +12,7 @@
 //! | `service-flaps` | a service panics more often than it may |
 //! | `main-panic` | the main task panics |
 //! | `kill-etcd` | etcd gets SIGKILL |
-//! | `damage-etcd` | the database of etcd is overwritten, and etcd gets SIGKILL |
+//! | `damage-etcd` | etcd gets SIGKILL, and its database is overwritten |
 //! | `kill-node` | the node gets SIGKILL |
 //! | `node-hangs` | every worker of the runtime is blocked for ever |
 //! | `locked` | the trapdoor opens as for a locked disk, unless a recovery key was given |
@@ -22,7 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, getpid};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open};
+use tokio::io::Interest;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::error;
@@ -32,7 +33,7 @@ use crate::recovery;
 use crate::stage::Stage;
 use crate::storage::tree;
 use crate::supervisor::{Context, Policy};
-use crate::sys::process;
+use crate::sys::{process, readiness};
 use crate::trapdoor::{Report, code};
 
 /// What breaks.
@@ -46,7 +47,7 @@ pub enum Fault {
     MainPanic,
     /// etcd is killed.
     KillEtcd,
-    /// The database of etcd is overwritten, and etcd killed.
+    /// etcd is killed, and its database overwritten.
     DamageEtcd,
     /// This process is killed.
     KillNode,
@@ -131,8 +132,10 @@ impl Service {
             Fault::ServiceFlaps => panic!("as asked for by polis.fault"),
             Fault::KillEtcd if first => process::find("etcd").into_iter().for_each(kill),
             Fault::DamageEtcd if first => {
+                for victim in process::find("etcd") {
+                    kill_and_see(victim).await;
+                }
                 damage();
-                process::find("etcd").into_iter().for_each(kill);
             }
             Fault::KillNode => kill(getpid()),
             Fault::NodeHangs => hang(&ctx),
@@ -187,6 +190,19 @@ fn damage() {
         .and_then(|file| file.write_all_at(&[0x5a; 8192], 0).and_then(|()| file.sync_all()));
     if let Err(error) = written {
         error!(error = &error as &dyn std::error::Error, "cannot damage it");
+    }
+}
+
+/// Kills a process, and waits for its end.
+///
+/// What still runs would mend the damage: etcd writes the first pages of its
+/// database with each commit.
+async fn kill_and_see(victim: Pid) {
+    let watched = pidfd_open(victim, PidfdFlags::NONBLOCK).map_err(std::io::Error::from);
+    kill(victim);
+    let gone = async { readiness::watch(watched?, Interest::READABLE)?.readable().await.map(drop) };
+    if let Err(error) = gone.await {
+        error!(error = &error as &dyn std::error::Error, "cannot see it end");
     }
 }
 

@@ -88,11 +88,14 @@ fn a_write_that_the_disk_fails_is_told_and_the_next_boot_has_what_was_acknowledg
     acknowledged(&mut machine, 20)?;
     let last = count_and_cut(machine, std::time::Duration::ZERO)?;
 
-    // Behind the newest value, etcd's log goes on.
+    // Behind the newest value, etcd's log goes on. In the log a value is the
+    // second field of a request, and in the database the fifth of a pair.
     let image = file(&config)?;
     let newest = format!("{} {last}", std::str::from_utf8(PLAINTEXT)?);
-    let place = search(&image, newest.as_bytes())?;
-    let place = place.last().context("the newest value is not on the disk")?;
+    let field = [2 << 3 | 2, u8::try_from(newest.len())?];
+    let logged = [&field, newest.as_bytes()].concat();
+    let place = search(&image, &logged)?;
+    let place = place.last().context("the newest value is not in etcd's log on the disk")?;
     let sector = (place / 4096 + 3) * 8;
     let broken = Config { write_error: Some(WriteError { sector }), ..config };
     let mut machine = world.boot(&broken)?;
