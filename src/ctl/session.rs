@@ -22,7 +22,6 @@ use ed25519_dalek::SigningKey;
 use polis_proto::v1;
 use polis_proto::v1::aaa_client::AaaClient;
 use polis_proto::v1::management_client::ManagementClient;
-use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::endpoint::{Endpoint, MANAGEMENT_PORT};
@@ -33,7 +32,7 @@ use crate::curator::error::REASON;
 use crate::identity::{Fingerprint, NodeId, Spoken};
 use crate::pki::Facts;
 use crate::rpc::Credentials;
-use crate::rpc::client::{Candidate, Client, Expect, Patience, Repeat, Trust, dial};
+use crate::rpc::client::{Candidate, Channel, Client, Expect, Patience, Repeat, Trust, dial};
 use crate::sys::clock;
 
 /// Longest that a command waits for the cluster: an election takes ten seconds.

@@ -8,13 +8,12 @@ use polis_proto::v1::node_management_client::NodeManagementClient;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinHandle;
 use tonic::Code;
-use tonic::transport::Channel;
 
 use super::*;
 use crate::cluster::desk::{Open, Waiting};
 use crate::recovery::form;
 use crate::rpc::Role;
-use crate::rpc::client::{Expect, Trust, dial};
+use crate::rpc::client::{Channel, Expect, Trust, dial};
 use crate::rpc::testing::{Authority, SOON, node_id, self_signed};
 use crate::stage::Stages;
 use crate::supervisor::Handles;

@@ -16,9 +16,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::service::Routes;
-use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
+use super::client::Channel;
 use super::testing::{Authority, Running, SOON, self_signed};
 use super::*;
 

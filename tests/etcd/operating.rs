@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use polis::consensus::{Standing, Start};
-use polis::rpc::client::{Client, Expect, Repeat, Trust, dial};
+use polis::rpc::client::{Channel, Client, Expect, Repeat, Trust, dial};
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
 use sha2::{Digest as _, Sha256};
-use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::curator::{admit, reason, write};

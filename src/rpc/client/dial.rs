@@ -26,8 +26,10 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use tonic::transport::{Channel, Endpoint};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Endpoint;
 
+use super::channel::{self, Channel};
 use crate::identity::NodeId;
 use crate::pki::Facts;
 use crate::rpc::tls::{Credentials, provider};
@@ -202,7 +204,8 @@ async fn attempt(
         handshake(io::Error::other(rustls::Error::from(CertificateError::BadEncoding)))
     })?;
 
-    let once = Mutex::new(Some(TokioIo::new(tls)));
+    let gone = CancellationToken::new();
+    let once = Mutex::new(Some(TokioIo::new(channel::watched(tls, &gone))));
     let connector = tower::service_fn(move |_uri: http::Uri| {
         let io = once.lock().unwrap_or_else(PoisonError::into_inner).take();
         let gone = || io::Error::new(io::ErrorKind::NotConnected, "the connection is gone");
@@ -213,14 +216,14 @@ async fn attempt(
         Error::Protocol { host, port, source }
     };
     let endpoint = Endpoint::from_shared(format!("http://{node}:{port}")).map_err(protocol)?;
-    let channel = endpoint
+    let inner = endpoint
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE_ANSWER)
         .keep_alive_while_idle(true)
         .connect_with_connector(connector)
         .await
         .map_err(protocol)?;
-    Ok(Connection { channel, node, certificate, address })
+    Ok(Connection { channel: Channel::new(inner, gone), node, certificate, address })
 }
 
 /// The node that a certificate names: by its key.

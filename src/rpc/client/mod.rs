@@ -17,6 +17,7 @@
 //!   proves that it did nothing.
 //! - A refusal is handed on at once; only an outage is waited out.
 
+mod channel;
 mod dial;
 
 use std::collections::BTreeSet;
@@ -31,10 +32,10 @@ use polis_proto::v1;
 use polis_proto::v1::curator_local_client::CuratorLocalClient;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 use tracing::{debug, info};
 
+pub use self::channel::Channel;
 pub use self::dial::{Connection, Error as DialError, Expect, Trust, dial};
 use super::is_not_leader;
 use super::tls::Credentials;
