@@ -20,9 +20,10 @@
 //!   start of a new cluster.
 //! - What cannot be understood is refused by its own name.
 
+use super::journal::{Journal, Registering};
 use super::record::Damage;
 use super::sealed::{Begun, Sealed};
-use crate::parameters::{Bootstrap, Cluster};
+use crate::parameters::{Bootstrap, Cluster, Register};
 
 /// A record on the ESP.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +54,10 @@ pub enum Decision {
     Bootstrap(Bootstrap),
     /// It goes on founding a cluster; an earlier boot began.
     GoOn(Begun),
+    /// It asks to be let into a cluster.
+    Register(Register),
+    /// It goes on asking, or entering; an earlier boot began.
+    GoOnRegistering(Box<Registering>),
 }
 
 /// Why this machine does nothing.
@@ -69,14 +74,11 @@ pub enum Refusal {
     #[error("there is a data partition, and the sealed configuration that belongs to it has gone")]
     SealedLost,
     /// A bootstrap was under way, and nobody knows which.
-    #[error("a bootstrap was under way, and its journal is damaged: {0}")]
+    #[error("the way into a cluster was begun, and its journal is damaged: {0}")]
     JournalDamaged(Damage),
     /// Nobody told this machine what to become.
     #[error("this machine has no cluster and no node parameters")]
     NothingToDo,
-    /// It is told to register.
-    #[error("this version can only found a cluster, not register into one")]
-    CannotRegister,
 }
 
 /// Decides. `told` is what the parameters say, if there are any.
@@ -86,7 +88,7 @@ pub enum Refusal {
 /// [`Refusal`].
 pub fn decide(
     sealed: &Record<Sealed>,
-    journal: &Record<Begun>,
+    journal: &Record<Journal>,
     data: Data,
     told: Option<&Cluster>,
 ) -> Result<Decision, Refusal> {
@@ -95,8 +97,11 @@ pub fn decide(
             Ok(Decision::StartAgain(Box::new(sealed.clone())))
         }
         (Record::Whole(_), Data::Absent, _) => Err(Refusal::DataLost),
-        (Record::Absent | Record::Damaged(_), Data::Present, Record::Whole(begun)) => {
-            Ok(Decision::GoOn(begun.clone()))
+        (Record::Absent | Record::Damaged(_), Data::Present, Record::Whole(journal)) => {
+            Ok(match journal.clone() {
+                Journal::Bootstrap(begun) => Decision::GoOn(begun),
+                Journal::Register(begun) => Decision::GoOnRegistering(Box::new(begun)),
+            })
         }
         (Record::Damaged(damage), Data::Absent | Data::Present, _) => {
             Err(Refusal::SealedDamaged(damage.clone()))
@@ -105,12 +110,29 @@ pub fn decide(
             Err(Refusal::JournalDamaged(damage.clone()))
         }
         (Record::Absent, Data::Present, Record::Absent) => Err(Refusal::SealedLost),
-        // A journal without a partition: nothing was made yet, so nothing binds.
-        (Record::Absent, Data::Absent, _) => match told {
-            Some(Cluster::Bootstrap(bootstrap)) => Ok(Decision::Bootstrap(bootstrap.clone())),
-            Some(Cluster::Register(_)) => Err(Refusal::CannotRegister),
-            None => Err(Refusal::NothingToDo),
-        },
+        (Record::Absent, Data::Absent, journal) => fresh(journal, told),
+    }
+}
+
+/// Without a partition nothing was made yet. A bootstrap binds nobody then; but
+/// whoever asked to be let in was seen, and goes on as the same node.
+fn fresh(journal: &Record<Journal>, told: Option<&Cluster>) -> Result<Decision, Refusal> {
+    let begun = match journal {
+        Record::Whole(Journal::Register(begun)) => Some(begun),
+        Record::Whole(Journal::Bootstrap(_)) | Record::Absent | Record::Damaged(_) => None,
+    };
+    match (told, begun) {
+        (Some(Cluster::Bootstrap(bootstrap)), _) => Ok(Decision::Bootstrap(bootstrap.clone())),
+        (Some(Cluster::Register(register)), Some(begun))
+            if begun.register.ca_certificate == register.ca_certificate =>
+        {
+            // The newest ticket and the newest addresses count.
+            let begun = Registering { register: register.clone(), ..begun.clone() };
+            Ok(Decision::GoOnRegistering(Box::new(begun)))
+        }
+        (Some(Cluster::Register(register)), _) => Ok(Decision::Register(register.clone())),
+        (None, Some(begun)) => Ok(Decision::GoOnRegistering(Box::new(begun.clone()))),
+        (None, None) => Err(Refusal::NothingToDo),
     }
 }
 
@@ -126,8 +148,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::cluster::keys::Secrets;
     use crate::cluster::sealed::Keeping;
-    use crate::cluster::tests::bootstrap;
+    use crate::cluster::tests::{begun, bootstrap, half, register};
+    use crate::cluster::vault::Guarded;
     use crate::storage::Kind;
 
     fn sealed() -> Sealed {
@@ -140,8 +164,35 @@ mod tests {
         }
     }
 
-    fn begun() -> Begun {
-        Begun { bootstrap: bootstrap(), kind: Kind::Insecure, keys: None }
+    fn founding() -> Record<Journal> {
+        Record::Whole(Journal::Bootstrap(begun()))
+    }
+
+    fn registering() -> Registering {
+        let secrets = Secrets { node: half(1), join: half(2), key: Some(half(3)) };
+        let secrets = Guarded::Plain(secrets);
+        Registering { register: register(), node: [5; 32], secrets, disk: None }
+    }
+
+    #[test]
+    fn whoever_asked_to_be_let_in_goes_on_as_the_same_node() {
+        let journal = Record::Whole(Journal::Register(registering()));
+        let go_on = |begun: Registering| Ok(Decision::GoOnRegistering(Box::new(begun)));
+        for data in [Data::Absent, Data::Present] {
+            let decided = decide(&Record::Absent, &journal, data, None);
+            assert_eq!(decided, go_on(registering()), "{data:?}");
+        }
+        // A ticket that was rotated is replaced, and the node stays.
+        let ticket = crate::parameters::Ticket(b"another".to_vec().into());
+        let newer = Register { ticket, ..register() };
+        let told = Cluster::Register(newer.clone());
+        let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&told));
+        assert_eq!(decided, go_on(Registering { register: newer, ..registering() }));
+        // Another cluster is another beginning.
+        let other = Register { ca_certificate: b"other".to_vec(), ..register() };
+        let told = Cluster::Register(other.clone());
+        let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&told));
+        assert_eq!(decided, Ok(Decision::Register(other)));
     }
 
     #[test]
@@ -155,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_begun_bootstrap_goes_on_as_it_was_begun_whatever_the_parameters_say_now() {
-        let journal = Record::Whole(begun());
+        let journal = founding();
         let decided = decide(&Record::Absent, &journal, Data::Present, None);
         assert_eq!(decided, Ok(Decision::GoOn(begun())));
         let other = Bootstrap { owner_public_key: [9; 32], ..bootstrap() };
@@ -170,7 +221,7 @@ mod tests {
     #[test]
     fn a_member_starts_again_whatever_else_there_is() {
         let told = Cluster::Bootstrap(bootstrap());
-        for journal in [Record::Absent, Record::Whole(begun()), Record::Damaged(Damage::Magic)] {
+        for journal in [Record::Absent, founding(), Record::Damaged(Damage::Magic)] {
             let decided = decide(&Record::Whole(sealed()), &journal, Data::Present, Some(&told));
             assert_eq!(decided, Ok(Decision::StartAgain(Box::new(sealed()))));
         }
@@ -179,7 +230,7 @@ mod tests {
     #[test]
     fn a_configuration_that_was_being_written_is_written_again() {
         let damaged = Record::Damaged(Damage::Magic);
-        let decided = decide(&damaged, &Record::Whole(begun()), Data::Present, None);
+        let decided = decide(&damaged, &founding(), Data::Present, None);
         assert_eq!(decided, Ok(Decision::GoOn(begun())));
     }
 
@@ -209,7 +260,7 @@ mod tests {
         #[test]
         fn nothing_begins_on_a_data_partition_and_unneeded_parameters_change_nothing(
             sealed in record(sealed()),
-            journal in record(begun()),
+            journal in record(Journal::Bootstrap(begun())),
             present in any::<bool>(),
         ) {
             let data = if present { Data::Present } else { Data::Absent };

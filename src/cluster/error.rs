@@ -4,6 +4,7 @@
 use super::decide::Refusal;
 use super::keeper::Keeper;
 use super::membership::Step;
+use super::remote::Refused;
 use crate::curator::store;
 use crate::event::Closed;
 use crate::stage::Stage;
@@ -73,6 +74,21 @@ pub enum Error {
         /// Whose key is on the data partition.
         found: identity::NodeId,
     },
+    /// A curator refuses this node.
+    #[error("the cluster refuses this node: {}", .0.text)]
+    Curator(Refused),
+    /// Whoever answers at the addresses of the directory belongs to another cluster.
+    #[error("whoever answers at {who} has no certificate of the CA that this node was given")]
+    Stranger {
+        /// Where.
+        who: String,
+    },
+    /// No curator answers.
+    #[error("no curator of the cluster answers: {0}")]
+    Unreachable(String),
+    /// The configuration that the cluster sends makes no sense here.
+    #[error("the configuration of the cluster is not understood: {0}")]
+    Configuration(String),
     /// The store is another cluster's.
     #[error("the cluster's store has another CA than the sealed configuration names")]
     OtherCluster,
@@ -131,6 +147,18 @@ impl Error {
                 "put the disk back that belongs to this machine; if its data is lost, delete the \
                  data partition and polis/sealed_configuration.pb to begin anew",
             ),
+            Self::Curator(refused) => refused_by_curator(refused),
+            Self::Stranger { .. } => (
+                code::CLUSTER_STRANGER,
+                Stage::Cluster,
+                "give this machine the CA of the cluster that the directory leads to (`polisctl \
+                 node parameters`), then reboot; no ticket was shown to anybody",
+            ),
+            Self::Configuration(_) => (
+                code::CLUSTER_REFUSED,
+                Stage::Cluster,
+                "install the version of Polis that the cluster runs, then reboot",
+            ),
             Self::OtherCluster => (code::CLUSTER_STORE, Stage::Cluster, STORE_NEXT),
             Self::Store(error) if !error.retriable() => {
                 (code::CLUSTER_STORE, Stage::Cluster, STORE_NEXT)
@@ -141,12 +169,43 @@ impl Error {
                 "check the disk, and that the EFI system partition is not full or write-protected, \
                  then reboot",
             ),
-            Self::Store(_) | Self::Closed(_) | Self::Lost | Self::Random | Self::Interrupted(_) => {
+            Self::Store(_)
+            | Self::Unreachable(_)
+            | Self::Closed(_)
+            | Self::Lost
+            | Self::Random
+            | Self::Interrupted(_) => {
                 return None;
             }
         };
         Some(Report::from_error(code, stage, self, next))
     }
+}
+
+/// What to do about what a curator decided, by the word for its cause.
+fn refused_by_curator(refused: &Refused) -> (Code, Stage, &'static str) {
+    let (code, next) = match refused.word.as_str() {
+        "ticket-wrong" | "ticket-ended" => (
+            code::CLUSTER_TICKET,
+            "make new parameters for this machine with the ticket that is valid now (`polisctl \
+             node parameters`), then reboot",
+        ),
+        "known" | "join-key-taken" | "joined" => (
+            code::CLUSTER_KNOWN,
+            "put the disk back that belongs to this node; if it is lost, remove the node from the \
+             cluster (`polisctl node delete`), then reboot",
+        ),
+        "decommissioned" | "unknown" | "not-up" => (
+            code::CLUSTER_REMOVED,
+            "this node was taken out of its cluster and does not come back; to use the machine \
+             again, wipe its disk and give it new parameters",
+        ),
+        _ => (
+            code::CLUSTER_REFUSED,
+            "do what the cause says, then reboot; the cluster tells the same to its operator",
+        ),
+    };
+    (code, Stage::Cluster, next)
 }
 
 /// What to do about a TPM.
@@ -206,11 +265,6 @@ fn refused(refusal: &Refusal) -> (Code, Stage, &'static str) {
         Refusal::NothingToDo => {
             (code::PARAMETERS_ABSENT, "put node parameters on the ESP, then reboot")
         }
-        Refusal::CannotRegister => (
-            code::CLUSTER_CANNOT_REGISTER,
-            "give this machine parameters with cluster_bootstrap, or use a version that registers, \
-             then reboot",
-        ),
     };
     (code, Stage::Cluster, next)
 }

@@ -238,7 +238,7 @@ mod tests {
     }
 
     fn plain() -> Guarded<Secrets> {
-        Guarded::Plain(Secrets { node: half(1), join: half(2) })
+        Guarded::Plain(Secrets { node: half(1), join: half(2), key: None })
     }
 
     /// Whether the share can be read from the disk.
@@ -253,7 +253,10 @@ mod tests {
     #[test]
     fn the_strongest_keeper_keeps_it_and_only_the_last_shows_it_on_the_disk() {
         let sealed = Vault::new(Arc::new(FakeChip::default()))
-            .hide(crate::parameters::TpmMode::Required, &Secrets { node: half(1), join: half(2) })
+            .hide(
+                crate::parameters::TpmMode::Required,
+                &Secrets { node: half(1), join: half(2), key: None },
+            )
             .unwrap();
         for (firmware, like, keeper) in [
             (true, sealed, Keeper::Tpm),
@@ -275,7 +278,10 @@ mod tests {
         let world = world(true);
         world.shares.keep(Slot::Current, &plain(), &half(7)).unwrap();
         let sealed = Vault::new(Arc::new(FakeChip::default()))
-            .hide(crate::parameters::TpmMode::Required, &Secrets { node: half(1), join: half(2) })
+            .hide(
+                crate::parameters::TpmMode::Required,
+                &Secrets { node: half(1), join: half(2), key: None },
+            )
             .unwrap();
         world.shares.keep(Slot::Current, &sealed, &half(8)).unwrap();
         world.shares.places[0].0.erase().unwrap();

@@ -61,11 +61,13 @@ pub struct Secrets {
     pub node: Half,
     /// The seed of the key by which it asks a curator for the other half.
     pub join: Half,
+    /// The seed of the node's own key, while no data partition keeps it.
+    pub key: Option<Half>,
 }
 
 impl Secrets {
     pub(super) fn random() -> Result<Self, Error> {
-        Ok(Self { node: Half::random()?, join: Half::random()? })
+        Ok(Self { node: Half::random()?, join: Half::random()?, key: None })
     }
 
     /// The key by which this node asks a curator.
@@ -159,7 +161,7 @@ mod tests {
     fn a_key_of_another_length_is_none_and_none_is_printed() {
         assert_eq!(Half::new(&[1; 31]), None);
         assert_eq!(Half::new(&[1; 33]), None);
-        let secrets = Secrets { node: half(0xa7), join: half(0xa7) };
-        assert_eq!(format!("{secrets:?}"), "Secrets { node: …, join: … }");
+        let secrets = Secrets { node: half(0xa7), join: half(0xa7), key: None };
+        assert_eq!(format!("{secrets:?}"), "Secrets { node: …, join: …, key: None }");
     }
 }

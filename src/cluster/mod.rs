@@ -13,7 +13,10 @@
 //! disk        what is asked of storage, and what comes of it
 //! unlock      from the halves, or the recovery key, to an open disk
 //! desk        where a recovery key is given over the network
-//! membership  what makes a member, step by step
+//! membership  what makes a founder a member, step by step
+//! journal     what was begun and not finished             bytes <-> values
+//! register    from a ticket to a member of a running cluster
+//! remote      questions to its curators
 //! state       the word for it                             pure
 //! service     when
 //! credentials what this node serves and calls with, once it is home    a service
@@ -31,10 +34,13 @@ pub mod decide;
 pub mod desk;
 mod disk;
 mod error;
+pub mod journal;
 pub mod keeper;
 pub mod keys;
 mod membership;
 pub mod record;
+mod register;
+mod remote;
 pub mod sealed;
 mod service;
 pub mod state;
@@ -125,8 +131,31 @@ mod tests {
 
     use super::keys::Half;
     use super::vault::Chip;
-    use crate::parameters::{Bootstrap, ClusterConfiguration, StoragePolicy};
+    use crate::identity::NodeKey;
+    use crate::parameters::{
+        Bootstrap, ClusterConfiguration, DirectoryNode, Register, StoragePolicy, Ticket,
+    };
     use crate::tpm::{self, Blob};
+
+    /// A journal of a bootstrap without keys.
+    pub(super) fn begun() -> super::sealed::Begun {
+        let kind = crate::storage::Kind::Insecure;
+        super::sealed::Begun { bootstrap: bootstrap(), kind, keys: None }
+    }
+
+    /// A registration that passes every check.
+    pub(super) fn register() -> Register {
+        let key = NodeKey::from_seed(&[8; 32]);
+        let pair = rcgen::KeyPair::from_pem(&key.to_pkcs8_pem().unwrap()).unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        Register {
+            directory: vec![DirectoryNode { id: key.id(), addresses: vec!["10.0.0.1".to_owned()] }],
+            ticket: Ticket(b"ticket".to_vec().into()),
+            ca_certificate: params.self_signed(&pair).unwrap().der().to_vec(),
+            labels: BTreeMap::new(),
+        }
+    }
 
     /// A bootstrap with every field set.
     pub(super) fn bootstrap() -> Bootstrap {

@@ -112,29 +112,32 @@ impl Sealed {
     }
 }
 
-fn content(what: &str) -> Damage {
+pub(super) fn content(what: &str) -> Damage {
     Damage::Content(what.to_owned())
 }
 
-fn decode<M: prost::Message + Default>(payload: &[u8]) -> Result<M, Damage> {
+pub(super) fn decode<M: prost::Message + Default>(payload: &[u8]) -> Result<M, Damage> {
     M::decode(payload).map_err(|error| Damage::Content(error.to_string()))
 }
 
-fn protection(secrets: Option<&Guarded<Secrets>>) -> Protection {
+pub(super) fn protection(secrets: Option<&Guarded<Secrets>>) -> Protection {
     match secrets {
         Some(Guarded::Tpm(_)) => Protection::Tpm,
         Some(Guarded::Plain(_)) | None => Protection::Plain,
     }
 }
 
-fn check_protection(claimed: Protection, secrets: Option<&Guarded<Secrets>>) -> Result<(), Damage> {
+pub(super) fn check_protection(
+    claimed: Protection,
+    secrets: Option<&Guarded<Secrets>>,
+) -> Result<(), Damage> {
     match claimed == protection(secrets) {
         true => Ok(()),
         false => Err(content("its secrets are not protected as it says")),
     }
 }
 
-fn kind_message(kind: Kind) -> v1::StorageKind {
+pub(super) fn kind_message(kind: Kind) -> v1::StorageKind {
     match kind {
         Kind::Insecure => v1::StorageKind::Insecure,
         Kind::Encrypted => v1::StorageKind::Encrypted,
@@ -142,7 +145,7 @@ fn kind_message(kind: Kind) -> v1::StorageKind {
     }
 }
 
-fn kind_value(kind: v1::StorageKind) -> Result<Kind, Damage> {
+pub(super) fn kind_value(kind: v1::StorageKind) -> Result<Kind, Damage> {
     match kind {
         v1::StorageKind::Insecure => Ok(Kind::Insecure),
         v1::StorageKind::Encrypted => Ok(Kind::Encrypted),
@@ -276,7 +279,7 @@ pub fn configuration_message(
     }
 }
 
-fn tpm_message(mode: TpmMode) -> v1::cluster_configuration::TpmMode {
+pub(super) fn tpm_message(mode: TpmMode) -> v1::cluster_configuration::TpmMode {
     match mode {
         TpmMode::Required => v1::cluster_configuration::TpmMode::Required,
         TpmMode::BestEffort => v1::cluster_configuration::TpmMode::BestEffort,
@@ -295,7 +298,7 @@ pub fn tpm_value(mode: v1::cluster_configuration::TpmMode) -> TpmMode {
     }
 }
 
-fn cold_start_message(mode: ColdStart) -> v1::cluster_configuration::ColdStart {
+pub(super) fn cold_start_message(mode: ColdStart) -> v1::cluster_configuration::ColdStart {
     match mode {
         ColdStart::Automatic => v1::cluster_configuration::ColdStart::Automatic,
         ColdStart::Attended => v1::cluster_configuration::ColdStart::Attended,
@@ -320,7 +323,7 @@ mod tests {
     use crate::cluster::tests::{blob, bootstrap, half};
 
     fn plain() -> Guarded<Secrets> {
-        Guarded::Plain(Secrets { node: half(1), join: half(2) })
+        Guarded::Plain(Secrets { node: half(1), join: half(2), key: None })
     }
 
     fn sealed(secrets: Option<Guarded<Secrets>>) -> Sealed {

@@ -38,12 +38,13 @@ use tracing::{info, warn};
 use super::decide::{Data, Decision, Record, Refusal, decide, needs_parameters};
 use super::desk::{self, Waiting};
 use super::disk::{Disk, Found};
+use super::journal::Journal;
 use super::keeper::{Keeper, Shares, Slot};
 use super::keys::{self, Half, Secrets};
 use super::membership::{self, Probe, Step};
 use super::record::Damage;
 use super::sealed::{Begun, BegunKeys, Keeping, Sealed, configuration_message};
-use super::state::{Event, State};
+use super::state::Event;
 use super::unlock::{Keys, Unlocker};
 use super::vault::{Chip, Vault};
 use super::{Error, KeyStatus, Role, Status, blocking};
@@ -51,7 +52,7 @@ use crate::consensus::{self, Orders, Peer, Start, client};
 use crate::curator::{Founding, Store};
 use crate::event::{Closed, until};
 use crate::identity::{self, Fingerprint, Identity, NodeKey};
-use crate::parameters::{self, Bootstrap, Cluster, ColdStart, StoragePolicy};
+use crate::parameters::{self, Bootstrap, Cluster, ColdStart, StoragePolicy, TpmMode};
 use crate::recovery::{self, form};
 use crate::serial::EventLine;
 use crate::stage::{self, Stage};
@@ -108,7 +109,7 @@ pub struct Config {
 }
 
 impl Config {
-    fn unlocker(&self, disk: Disk) -> Unlocker {
+    pub(super) fn unlocker(&self, disk: Disk) -> Unlocker {
         let vault = Vault::new(Arc::clone(&self.chip));
         let shares = Shares::new(vault.clone(), &self.root.esp, &self.efivars);
         Unlocker { root: self.root.clone(), vault, shares, disk }
@@ -141,11 +142,12 @@ pub struct Service<C = watch::Receiver<consensus::Status>> {
 }
 
 /// A node that is home.
-struct Home<Kv> {
-    node: Identity,
-    ca: Vec<u8>,
-    keys: Option<KeyStatus>,
-    store: Store<Kv>,
+pub(super) struct Home<Kv> {
+    pub(super) node: Identity,
+    pub(super) ca: Vec<u8>,
+    pub(super) keys: Option<KeyStatus>,
+    /// The cluster's store, where this node has a member of etcd.
+    pub(super) store: Option<Store<Kv>>,
 }
 
 impl<C: Consensus> Service<C> {
@@ -199,18 +201,27 @@ impl<C: Consensus> Service<C> {
                 self.warn_if_told_otherwise(&begun.bootstrap);
                 self.bootstrap(ctx, &begun).await?
             }
+            Ok(Decision::Register(register)) => {
+                info!("this machine asks to be let into a cluster");
+                let begun = self.begin_registering(register).await?;
+                self.register(ctx, begun).await?
+            }
+            Ok(Decision::GoOnRegistering(begun)) => {
+                info!("this machine goes on asking to be let into a cluster");
+                self.register(ctx, *begun).await?
+            }
             // Where the disk is encrypted, its recovery key makes up for it.
             Err(Error::Refused(refusal @ (Refusal::SealedLost | Refusal::SealedDamaged(_)))) => {
                 self.start_again(ctx, Err(refusal)).await?
             }
             Err(error) => return Err(error),
         };
-        let state = State::Unknown.after(Event::Entered).unwrap_or_default();
+        let state = self.status.borrow().state.after(Event::Entered).unwrap_or_default();
         let status = Status {
             state,
             node: Some(home.node.id),
             ca: Some(Sha256::digest(&home.ca).into()),
-            roles: vec![Role::ConsensusMember],
+            roles: home.store.iter().map(|_store| Role::ConsensusMember).collect(),
             keys: home.keys.clone(),
             waits_for_key: false,
         };
@@ -224,7 +235,7 @@ impl<C: Consensus> Service<C> {
     async fn decide(&mut self) -> Result<Decision, Error> {
         let esp = &self.config.root.esp;
         let sealed = read_record(&esp.sealed_configuration, Sealed::from_record).await?;
-        let journal = read_record(&esp.cluster_journal, Begun::from_record).await?;
+        let journal = read_record(&esp.cluster_journal, Journal::from_record).await?;
         let data = match self.disk().look().await? {
             Found::Absent(_) => Data::Absent,
             Found::Locked(..) | Found::Mounted(_) => Data::Present,
@@ -238,7 +249,7 @@ impl<C: Consensus> Service<C> {
         Ok(decide(&sealed, &journal, data, told)?)
     }
 
-    fn disk(&self) -> Disk {
+    pub(super) fn disk(&self) -> Disk {
         Disk { status: self.storage.clone(), wanted: self.wanted.clone() }
     }
 
@@ -251,10 +262,12 @@ impl<C: Consensus> Service<C> {
             // An earlier run asked for it: by the journal that it wrote.
             disk.mounted().await?;
             let journal = &self.config.root.esp.cluster_journal;
-            return match read_record(journal, Begun::from_record).await? {
-                Record::Whole(begun) => Ok(begun),
+            return match read_record(journal, Journal::from_record).await? {
+                Record::Whole(Journal::Bootstrap(begun)) => Ok(begun),
                 Record::Damaged(damage) => Err(Refusal::JournalDamaged(damage).into()),
-                Record::Absent => Err(Refusal::SealedLost.into()),
+                Record::Absent | Record::Whole(Journal::Register(_)) => {
+                    Err(Refusal::SealedLost.into())
+                }
             };
         }
         let Found::Absent(partition) = disk.look().await? else { return Err(Error::Lost) };
@@ -262,8 +275,11 @@ impl<C: Consensus> Service<C> {
             (Make::Insecure, Begun { bootstrap: bootstrap.clone(), kind, keys: None })
         } else {
             let unlocker = self.config.unlocker(disk.clone());
-            let bootstrap = bootstrap.clone();
-            blocking(move || new_keys(&unlocker, bootstrap, kind, partition)).await?
+            let tpm = bootstrap.configuration.tpm;
+            let (make, keys, _cluster) =
+                blocking(move || new_keys(&unlocker, tpm, Secrets::random()?, kind, partition))
+                    .await?;
+            (make, Begun { bootstrap: bootstrap.clone(), kind, keys: Some(keys) })
         };
         let journal = &self.config.root.esp.cluster_journal;
         journal.save(begun.to_record()).await?;
@@ -334,7 +350,7 @@ impl<C: Consensus> Service<C> {
             keeper: keys.keeper.filter(|_| keeping.cold_start == ColdStart::Automatic),
             recovery_key_unsaved: true,
         });
-        Ok(Home { node, ca: sealed.cluster_ca, keys, store })
+        Ok(Home { node, ca: sealed.cluster_ca, keys, store: Some(store) })
     }
 
     /// Comes back as the member that this machine is. Without a sealed
@@ -368,6 +384,18 @@ impl<C: Consensus> Service<C> {
         if node != expected {
             return Err(Error::OtherNode { expected: expected.id, found: node.id });
         }
+        if !self.was_member_of_etcd().await? {
+            info!("this node has no member of etcd");
+            self.identity.send_replace(Some(node));
+            self.status.send_modify(|status| status.node = Some(node.id));
+            membership::remove_journal(&self.config.root).await?;
+            let keys = (sealed.storage > Kind::Insecure).then(|| KeyStatus {
+                sealed: keys.as_ref().is_some_and(|keys| keys.secrets.is_sealed()),
+                keeper: keys.as_ref().and_then(|keys| keys.keeper),
+                recovery_key_unsaved: false,
+            });
+            return Ok(Home { node, ca: sealed.cluster_ca, keys, store: None });
+        }
         self.give_orders(key, Start::Again);
 
         let store = self.store().await?;
@@ -395,7 +423,19 @@ impl<C: Consensus> Service<C> {
             keeper,
             recovery_key_unsaved: !record.recovery_key.is_empty(),
         });
-        Ok(Home { node, ca: sealed.cluster_ca, keys, store })
+        Ok(Home { node, ca: sealed.cluster_ca, keys, store: Some(store) })
+    }
+
+    /// Whether there is a member of etcd on the disk, or should be one. A node that
+    /// never was home with the role is told by the file of its roles.
+    async fn was_member_of_etcd(&self) -> Result<bool, Error> {
+        let data = &self.config.root.data;
+        let (etcd, roles) = (data.etcd.clone(), data.node.roles.clone());
+        blocking(move || {
+            let has_log = !etcd.log.is_empty()?;
+            Ok(has_log || etcd.bootstrapping.read()?.is_some() || roles.read()?.is_none())
+        })
+        .await
     }
 
     /// Opens the data partition of a member, if it needs a key.
@@ -511,7 +551,8 @@ impl<C: Consensus> Service<C> {
     async fn follow_recovery_key(&self, home: &Home<C::Kv>) {
         while self.status.borrow().keys.as_ref().is_some_and(|keys| keys.recovery_key_unsaved) {
             sleep(LOOK_AGAIN).await;
-            let Ok(record) = home.store.complete(home.node).await else { continue };
+            let Some(store) = &home.store else { return };
+            let Ok(record) = store.complete(home.node).await else { continue };
             if record.recovery_key.is_empty() {
                 info!("the recovery key of this node's disk is saved");
                 self.status.send_modify(|status| {
@@ -538,7 +579,7 @@ impl<C: Consensus> Service<C> {
     }
 
     /// A founded cluster is one that others can reach.
-    async fn address(&mut self, ctx: &Context) -> Result<(), Error> {
+    pub(super) async fn address(&mut self, ctx: &Context) -> Result<(), Error> {
         if self.network.borrow_and_update().primary.is_none() {
             let what = "an address for this node; connect a network with DHCP, or put a static \
                         one in the node parameters";
@@ -567,7 +608,7 @@ impl<C: Consensus> Service<C> {
     }
 
     /// Prints the state of `status`, and publishes it.
-    fn publish(&self, ctx: &Context, status: Status) {
+    pub(super) fn publish(&self, ctx: &Context, status: Status) {
         let mut line = EventLine::new("cluster").field("state", status.state);
         if let Some(node) = status.node {
             line = line.field("node", node);
@@ -579,7 +620,7 @@ impl<C: Consensus> Service<C> {
 }
 
 /// The data partition that a policy asks for.
-fn kind_for(policy: StoragePolicy) -> Kind {
+pub(super) fn kind_for(policy: StoragePolicy) -> Kind {
     match policy {
         StoragePolicy::NeedsInsecure => Kind::Insecure,
         StoragePolicy::NeedsEncryption => Kind::Encrypted,
@@ -590,7 +631,7 @@ fn kind_for(policy: StoragePolicy) -> Kind {
 }
 
 /// Refuses a partition that is protected less than it was.
-fn check_kind(expected: Kind, found: Found) -> Result<Kind, Error> {
+pub(super) fn check_kind(expected: Kind, found: Found) -> Result<Kind, Error> {
     match found {
         Found::Locked(found, _) | Found::Mounted(found) if found != expected => {
             Err(Error::KindDiffers { expected, found })
@@ -600,15 +641,16 @@ fn check_kind(expected: Kind, found: Found) -> Result<Kind, Error> {
 }
 
 /// Makes the keys of a new partition, and keeps the halves. Blocks.
-fn new_keys(
+pub(super) fn new_keys(
     unlocker: &Unlocker,
-    bootstrap: Bootstrap,
+    tpm: TpmMode,
+    secrets: Secrets,
     kind: Kind,
     partition: uuid::Uuid,
-) -> Result<(Make, Begun), Error> {
-    let (secrets, cluster) = (Secrets::random()?, Half::random()?);
+) -> Result<(Make, BegunKeys, Half), Error> {
+    let cluster = Half::random()?;
     let recovery = keys::recovery_key()?;
-    let hidden = unlocker.vault.hide(bootstrap.configuration.tpm, &secrets)?;
+    let hidden = unlocker.vault.hide(tpm, &secrets)?;
     // Until the cluster has its half, a share is kept also where none will be.
     unlocker.shares.keep(Slot::Current, &hidden, &cluster)?;
     let nonce = keys::nonce()?;
@@ -623,11 +665,15 @@ fn new_keys(
         Kind::Authenticated => Make::Authenticated(both),
     };
     let begun = BegunKeys { secrets: hidden, recovery_nonce: nonce.to_vec(), recovery: covered };
-    Ok((make, Begun { bootstrap, kind, keys: Some(begun) }))
+    Ok((make, begun, cluster))
 }
 
 /// The recovery key in the journal.
-fn uncover(begun: &BegunKeys, secrets: &Secrets, keys: &Keys) -> Result<RecoveryKey, Error> {
+pub(super) fn uncover(
+    begun: &BegunKeys,
+    secrets: &Secrets,
+    keys: &Keys,
+) -> Result<RecoveryKey, Error> {
     let cover = keys::journal_key(&secrets.node, &keys.cluster)?;
     let opened = tpm::decrypt(&cover, &begun.recovery_nonce, RECOVERY, &begun.recovery);
     let damaged = || Damage::Content("its recovery key does not open".to_owned());
@@ -706,7 +752,7 @@ async fn read_record<T: Send + 'static>(
 
 /// The place of the node's key.
 #[derive(Debug)]
-struct KeyFile(File);
+pub(super) struct KeyFile(pub(super) File);
 
 impl identity::Store for KeyFile {
     fn read(&self) -> std::io::Result<Option<zeroize::Zeroizing<Vec<u8>>>> {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 
 use super::*;
+use crate::cluster::state::State;
 use crate::cluster::tests::{Chips, FakeChip, bootstrap};
 use crate::cluster::vault::Guarded;
 use crate::cluster::{Desk, desk};

@@ -1,14 +1,14 @@
 //! Says what this machine is to its cluster: one word, and what leads to it. Pure.
 //!
 //! ```text
-//!             Entered           CutOff
-//! [unknown] -----------> [home] --------> [split]
-//!                           ^  Reconnected   |
-//!                           +----------------+
+//!                      Entered                               CutOff
+//! [unknown] ------------------------------------> [home] --------------> [split]
+//!     |  Contacted              Approved            ^ ^    Reconnected      |
+//!     +-----------> [foreign] -----------> [trusted]+ +---------------------+
 //! ```
 //!
-//! The contract has six words. The other three belong to registration and to the
-//! end of a membership: no event of this version leads to them.
+//! The contract has six words. The last belongs to the end of a membership: no
+//! event of this version leads to it.
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
@@ -50,14 +50,17 @@ impl State {
     #[must_use]
     pub fn after(self, event: Event) -> Option<Self> {
         match (self, event) {
-            (Self::Unknown, Event::Entered) | (Self::Home | Self::Split, Event::Reconnected) => {
-                Some(Self::Home)
-            }
+            (Self::Unknown | Self::Trusted, Event::Entered)
+            | (Self::Home | Self::Split, Event::Reconnected) => Some(Self::Home),
+            (Self::Unknown, Event::Contacted) => Some(Self::Foreign),
+            (Self::Unknown | Self::Foreign, Event::Approved) => Some(Self::Trusted),
             (Self::Home | Self::Split, Event::CutOff) => Some(Self::Split),
-            (
+            (Self::Foreign | Self::Home | Self::Disowning | Self::Split, Event::Entered)
+            | (
                 Self::Foreign | Self::Trusted | Self::Home | Self::Disowning | Self::Split,
-                Event::Entered,
+                Event::Contacted,
             )
+            | (Self::Trusted | Self::Home | Self::Disowning | Self::Split, Event::Approved)
             | (
                 Self::Unknown | Self::Foreign | Self::Trusted | Self::Disowning,
                 Event::CutOff | Event::Reconnected,
@@ -75,6 +78,10 @@ impl fmt::Display for State {
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
+    /// A curator knows this machine now, and nobody has approved it.
+    Contacted,
+    /// Somebody has approved it.
+    Approved,
     /// All that makes a member is in the cluster's store and on this disk.
     Entered,
     /// Nobody of the cluster was heard for long, or the own etcd member is alone.
@@ -93,6 +100,16 @@ mod tests {
         assert_eq!(home, Some(State::Home));
         assert_eq!(State::Home.after(Event::Entered), None);
         assert_eq!(State::Home.to_string(), "home");
+    }
+
+    #[test]
+    fn a_machine_that_registers_is_foreign_then_trusted_then_home() {
+        let foreign = State::default().after(Event::Contacted).unwrap();
+        assert_eq!(foreign, State::Foreign);
+        assert_eq!(foreign.after(Event::Contacted), None, "once");
+        let trusted = foreign.after(Event::Approved).unwrap();
+        assert_eq!(trusted.after(Event::Entered), Some(State::Home));
+        assert_eq!(foreign.after(Event::Entered), None, "nobody enters unapproved");
     }
 
     #[test]

@@ -204,6 +204,7 @@ pub(super) fn secrets_message(secrets: &Secrets) -> v1::SealedSecrets {
     v1::SealedSecrets {
         node_unlock_key: secrets.node.bytes().to_vec(),
         join_private_key: secrets.join.bytes().to_vec(),
+        node_private_key: secrets.key.iter().flat_map(|key| *key.bytes()).collect(),
     }
 }
 
@@ -214,6 +215,10 @@ fn secrets_value(message: &v1::SealedSecrets) -> Result<Secrets, Damage> {
     Ok(Secrets {
         node: half(&message.node_unlock_key, "node unlock key")?,
         join: half(&message.join_private_key, "join key")?,
+        key: match message.node_private_key.is_empty() {
+            true => None,
+            false => Some(half(&message.node_private_key, "key of the node")?),
+        },
     })
 }
 

@@ -24,6 +24,9 @@ pub struct NodeKey(SigningKey);
 /// Why there is no usable node key.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The key does not sign a certificate of itself.
+    #[error("cannot sign with the node key")]
+    Proof(#[source] rcgen::Error),
     /// The kernel gave no random bytes.
     #[error("cannot make a node key: no random bytes")]
     Random(#[source] rand::rngs::SysError),
@@ -84,6 +87,12 @@ impl NodeKey {
         Ok(Self(SigningKey::from_bytes(&seed)))
     }
 
+    /// The key with these private bytes.
+    #[must_use]
+    pub fn from_seed(seed: &[u8; 32]) -> Self {
+        Self(SigningKey::from_bytes(seed))
+    }
+
     /// Reads a key as [`NodeKey::to_pkcs8_der`] writes it.
     ///
     /// # Errors
@@ -91,6 +100,21 @@ impl NodeKey {
     /// [`Error::Damaged`].
     pub fn from_pkcs8_der(der: &[u8]) -> Result<Self, Error> {
         SigningKey::from_pkcs8_der(der).map(Self).map_err(Error::Damaged)
+    }
+
+    /// A certificate that proves possession of the key, and nothing more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Proof`].
+    pub fn proof(&self) -> Result<Vec<u8>, Error> {
+        let pem = self.to_pkcs8_pem()?;
+        let pair = rcgen::KeyPair::from_pem(&pem).map_err(Error::Proof)?;
+        let mut parameters = rcgen::CertificateParams::default();
+        parameters.distinguished_name = rcgen::DistinguishedName::new();
+        parameters.distinguished_name.push(rcgen::DnType::CommonName, self.id().to_string());
+        parameters.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        Ok(parameters.self_signed(&pair).map_err(Error::Proof)?.der().to_vec())
     }
 
     /// The name of the node that holds this key.

@@ -225,6 +225,8 @@ pub struct Etcd {
     pub dir: Dir,
     /// What etcd calls its data directory.
     pub data: Dir,
+    /// Its write-ahead log, in there: whoever has one was a member.
+    pub log: Dir,
     /// What the member shows its peers.
     pub peer_pki: PeerPki,
     /// Serial numbers that peers must not show any more, PEM.
@@ -241,6 +243,7 @@ impl Etcd {
     fn at(base: PathBuf) -> Self {
         Self {
             data: Dir::private(base.join("data")),
+            log: Dir::private(base.join("data/member/wal")),
             peer_pki: PeerPki::at(base.join("peer_pki")),
             peer_crl: File::private(base.join("peer.crl")),
             bootstrapping: File::private(base.join("bootstrapping")),

@@ -183,14 +183,22 @@ pub const CLUSTER_SEALED_LOST: Code = Code::new(Stage::Cluster, 2);
 pub const CLUSTER_DATA_LOST: Code = Code::new(Stage::Cluster, 3);
 /// A bootstrap was under way, and its journal is damaged.
 pub const CLUSTER_JOURNAL_DAMAGED: Code = Code::new(Stage::Cluster, 4);
-/// The parameters ask to register, which this version cannot.
-pub const CLUSTER_CANNOT_REGISTER: Code = Code::new(Stage::Cluster, 5);
+/// The register ticket is wrong, was replaced, or has ended.
+pub const CLUSTER_TICKET: Code = Code::new(Stage::Cluster, 5);
 /// The key of this node is lost, damaged or another node's.
 pub const CLUSTER_NODE_KEY: Code = Code::new(Stage::Cluster, 6);
 /// What the node must remember cannot be read or written.
 pub const CLUSTER_FILE: Code = Code::new(Stage::Cluster, 7);
 /// The cluster's store is damaged or another cluster's.
 pub const CLUSTER_STORE: Code = Code::new(Stage::Cluster, 8);
+/// The directory leads to another cluster than the CA.
+pub const CLUSTER_STRANGER: Code = Code::new(Stage::Cluster, 9);
+/// The cluster knows this node, with other keys.
+pub const CLUSTER_KNOWN: Code = Code::new(Stage::Cluster, 10);
+/// The node was decommissioned or deleted.
+pub const CLUSTER_REMOVED: Code = Code::new(Stage::Cluster, 11);
+/// The cluster refuses the node for another reason.
+pub const CLUSTER_REFUSED: Code = Code::new(Stage::Cluster, 12);
 
 /// The disk is whole and locked, and its recovery key opens it: whoever stands at
 /// the guru meditation may type it. A damaged or lost sealed configuration locks
@@ -267,10 +275,14 @@ pub const ALL: &[Code] = &[
     CLUSTER_SEALED_LOST,
     CLUSTER_DATA_LOST,
     CLUSTER_JOURNAL_DAMAGED,
-    CLUSTER_CANNOT_REGISTER,
+    CLUSTER_TICKET,
     CLUSTER_NODE_KEY,
     CLUSTER_FILE,
     CLUSTER_STORE,
+    CLUSTER_STRANGER,
+    CLUSTER_KNOWN,
+    CLUSTER_REMOVED,
+    CLUSTER_REFUSED,
 ];
 
 #[cfg(test)]

@@ -18,4 +18,5 @@ mod full;
 mod harness;
 mod independent;
 mod operating;
+mod registering;
 mod tls;

@@ -77,14 +77,27 @@ pub fn candidates(directory: &v1::ClusterDirectory) -> Vec<Candidate> {
     let nodes = directory.nodes.iter().filter_map(|node| Some((node.id.parse().ok()?, node)));
     nodes
         .flat_map(|(id, node): (NodeId, _)| {
-            let port = CURATOR_PORT;
-            node.addresses.iter().map(move |host| Candidate {
-                node: Some(id),
-                host: host.clone(),
-                port,
+            node.addresses.iter().map(move |address| {
+                let (host, port) = endpoint(address);
+                Candidate { node: Some(id), host, port }
             })
         })
         .collect()
+}
+
+/// Host and port of `host`, `host:port`, `ip`, `ip:port` or `[ip]:port`.
+fn endpoint(address: &str) -> (String, u16) {
+    if let Ok(socket) = address.parse::<std::net::SocketAddr>() {
+        return (socket.ip().to_string(), socket.port());
+    }
+    let bare = address.trim_start_matches('[').trim_end_matches(']');
+    if bare.parse::<std::net::IpAddr>().is_ok() {
+        return (bare.to_owned(), CURATOR_PORT);
+    }
+    match address.rsplit_once(':').map(|(host, port)| (host, port.parse())) {
+        Some((host, Ok(port))) => (host.to_owned(), port),
+        _ => (address.to_owned(), CURATOR_PORT),
+    }
 }
 
 /// Whether a call may be made twice.

@@ -1,0 +1,342 @@
+//! Leads a machine that was given a ticket into a running cluster.
+//!
+//! ```text
+//! journal: node key, join key, NUK
+//!    -> RegisterNode  -- [foreign] -- again and again, until an operator has approved it
+//!    -> journal: kind of disk, recovery key     share of the CUK     [trusted]
+//!    -> data partition -> node key on it -> CommitNode
+//!    -> credentials, roles, directory -> sealed configuration -> journal removed  [home]
+//! ```
+//!
+//! Every step may be taken again: the curator gives the same answer to the same
+//! keys, and the keys are in the journal.
+//!
+//! Invariants:
+//! - Whatever the cluster is told was kept before: no power cut makes this machine
+//!   ask as a second node, or lose the key of a disk that holds something.
+//! - A refusal ends the attempt; an outage never does.
+
+use std::time::Duration;
+
+use polis_proto::v1;
+use prost::Message as _;
+use tokio::time::sleep;
+use tracing::info;
+
+use super::decide::Refusal;
+use super::disk::Found;
+use super::journal::{Planned, Registering};
+use super::keeper::Slot;
+use super::keys::{Half, Secrets};
+use super::membership::Step;
+use super::record::Damage;
+use super::remote::{self, Remote};
+use super::sealed::{BegunKeys, Keeping, Sealed};
+use super::service::{Consensus, Home, KeyFile, check_kind, kind_for, new_keys, uncover};
+use super::state::Event;
+use super::unlock::{Keys, Unlocker};
+use super::{Error, KeyStatus, Service, Status, blocking, membership};
+use crate::identity::{Fingerprint, NodeKey, Store as _};
+use crate::parameters::{self, ClusterConfiguration, ColdStart, Register, TpmMode};
+use crate::pki;
+use crate::rpc::client::candidates;
+use crate::stage::{self, Stage};
+use crate::storage::key::RecoveryKey;
+use crate::storage::{Kind, Make};
+use crate::supervisor::Context;
+
+/// Between two looks at whether somebody has approved this node.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// A node that was approved, with its data partition open.
+struct Entered {
+    kind: Kind,
+    keeping: Keeping,
+    keys: Option<Keys>,
+    recovery: Option<RecoveryKey>,
+}
+
+impl<C: Consensus> Service<C> {
+    /// Makes the keys of a node that asks for the first time.
+    pub(super) async fn begin_registering(
+        &mut self,
+        register: Register,
+    ) -> Result<Registering, Error> {
+        let unlocker = self.config.unlocker(self.disk());
+        let registering = blocking(move || {
+            let key = Half::random()?;
+            let node = NodeKey::from_seed(key.bytes()).public_key();
+            let secrets = Secrets { key: Some(key), ..Secrets::random()? };
+            // What the cluster wants of the TPM is not known yet.
+            let secrets = unlocker.vault.hide(TpmMode::BestEffort, &secrets)?;
+            Ok(Registering { register, node, secrets, disk: None })
+        })
+        .await?;
+        self.keep(&registering).await?;
+        self.config.probe.passed(Step::Begun)?;
+        Ok(registering)
+    }
+
+    async fn keep(&self, registering: &Registering) -> Result<(), Error> {
+        Ok(self.config.root.esp.cluster_journal.save(registering.to_record()).await?)
+    }
+
+    /// Goes on from wherever an earlier attempt got.
+    pub(super) async fn register(
+        &mut self,
+        ctx: &Context,
+        registering: Registering,
+    ) -> Result<Home<C::Kv>, Error> {
+        let mut disk = self.disk();
+        if disk.is_being_made() {
+            // An earlier run asked for it, by the journal that it wrote.
+            disk.mounted().await?;
+        }
+        let unlocker = self.config.unlocker(disk);
+        let (vault, guarded) = (unlocker.vault.clone(), registering.secrets.clone());
+        let secrets = blocking(move || vault.open(&guarded)).await?;
+        let seed = secrets.key.as_ref().ok_or_else(no_key)?;
+        let key = NodeKey::from_seed(seed.bytes());
+        if key.public_key() != registering.node {
+            return Err(no_key());
+        }
+        let node = key.identity();
+        info!(node = %node.id, "this node has its name");
+        self.identity.send_replace(Some(node));
+        self.status.send_modify(|status| status.node = Some(node.id));
+        // Kept now: what the parameters say today is what a later boot goes on with.
+        self.keep(&registering).await?;
+        self.address(ctx).await?;
+
+        let register = &registering.register;
+        let directory = remote::directory(register);
+        let curators = Remote::new(&key, &register.ca_certificate, candidates(&directory))?;
+        let configuration = self.be_approved(ctx, &curators, &registering, &secrets, &key).await?;
+        self.become_(ctx, Event::Approved);
+        ctx.stage(Stage::Cluster, stage::State::Started);
+
+        let entered = self
+            .prepare_disk(unlocker.clone(), &registering, secrets.clone(), &configuration)
+            .await?;
+        let store = KeyFile(self.config.root.data.node.credentials.key.clone());
+        let der = key.to_pkcs8_der().map_err(Error::Key)?;
+        blocking(move || {
+            let kept =
+                store.read().map_err(|error| Error::Key(crate::identity::Error::Read(error)))?;
+            match kept == Some(der.clone()) {
+                true => Ok(()),
+                false => store
+                    .write(&der)
+                    .map_err(|error| Error::Key(crate::identity::Error::Write(error))),
+            }
+        })
+        .await?;
+        self.config.probe.passed(Step::Key)?;
+
+        let Entered { kind, keeping, keys, recovery } = entered;
+        let request = v1::CommitNodeRequest {
+            cluster_unlock_key: keys
+                .as_ref()
+                .map(|keys| keys.cluster.bytes().to_vec())
+                .unwrap_or_default(),
+            storage_kind: super::sealed::kind_message(kind).into(),
+            recovery_key: recovery.map(|key| key.bytes().to_vec()).unwrap_or_default(),
+        };
+        let committed = curators
+            .insist(ctx, |mut curator| {
+                let request = request.clone();
+                async move { curator.commit_node(request).await }
+            })
+            .await?;
+        if committed.ca_certificate != register.ca_certificate {
+            return Err(Error::OtherCluster);
+        }
+        ctx.stage(Stage::Cluster, stage::State::Started);
+
+        let root = &self.config.root;
+        let credentials = &root.data.node.credentials;
+        let pem = |der: &[u8]| pki::certificate_pem(der).into_bytes();
+        credentials.certificate.save(pem(&committed.certificate)).await?;
+        credentials.ca.save(pem(&committed.ca_certificate)).await?;
+        root.data.node.roles.save(v1::NodeRoles::default().encode_to_vec()).await?;
+        root.esp.cluster_directory.save(directory.encode_to_vec()).await?;
+        self.config.probe.passed(Step::Credentials)?;
+
+        let sealed = Sealed {
+            node_public_key: node.public_key,
+            cluster_ca: committed.ca_certificate,
+            storage: kind,
+            secrets: keys.as_ref().map(|keys| keys.secrets.clone()),
+            keeping,
+        };
+        root.esp.sealed_configuration.save(sealed.to_record()).await?;
+        self.config.probe.passed(Step::Sealed)?;
+        if keeping.cold_start == ColdStart::Attended && keys.is_some() {
+            let shares = unlocker.shares.clone();
+            blocking(move || shares.forget(Slot::Current)).await?;
+        }
+        membership::remove_journal(root).await?;
+        self.config.probe.passed(Step::Finished)?;
+        let keys = keys.map(|keys| KeyStatus {
+            sealed: keys.secrets.is_sealed(),
+            keeper: keys.keeper.filter(|_| keeping.cold_start == ColdStart::Automatic),
+            recovery_key_unsaved: true,
+        });
+        Ok(Home { node, ca: sealed.cluster_ca, keys, store: None })
+    }
+
+    /// Asks to be let in until somebody has approved it.
+    async fn be_approved(
+        &mut self,
+        ctx: &Context,
+        curators: &Remote,
+        registering: &Registering,
+        secrets: &Secrets,
+        key: &NodeKey,
+    ) -> Result<ClusterConfiguration, Error> {
+        let words = fingerprint(key).await?;
+        let id = key.id();
+        info!(node = %id, fingerprint = words, "asking to be let into the cluster");
+        let request = v1::RegisterNodeRequest {
+            register_ticket: registering.register.ticket.0.to_vec(),
+            join_key: remote::join_key(secrets).public_key().to_vec(),
+            tpm: registering.secrets.is_sealed(),
+            labels: registering.register.labels.clone(),
+            external_address: self.address_now(),
+        };
+        loop {
+            let answer = curators
+                .insist(ctx, |mut curator| {
+                    let request = request.clone();
+                    async move { curator.register_node(request).await }
+                })
+                .await?;
+            match answer.state() {
+                v1::NodeState::Standby | v1::NodeState::Up => {
+                    let message = answer.configuration.unwrap_or_default();
+                    return parameters::configuration(message, "configuration")
+                        .map_err(|error| Error::Configuration(error.to_string()));
+                }
+                v1::NodeState::Unspecified | v1::NodeState::New | v1::NodeState::Decommissioned => {
+                }
+            }
+            if self.become_(ctx, Event::Contacted) {
+                info!(node = %id, fingerprint = words, "waiting for an operator's approval");
+            }
+            let what = format!(
+                "an operator who approves this node: its fingerprint is {words}; compare it with \
+                 that of `polisctl node approve {id}`"
+            );
+            ctx.stage(Stage::Cluster, stage::State::Waiting(what));
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    fn address_now(&self) -> String {
+        self.network.borrow().primary.map(|address| address.to_string()).unwrap_or_default()
+    }
+
+    /// Publishes the state after `event`; says whether it is another.
+    fn become_(&self, ctx: &Context, event: Event) -> bool {
+        let status = self.status.borrow().clone();
+        let Some(state) = status.state.after(event) else { return false };
+        self.publish(ctx, Status { state, ..status });
+        true
+    }
+
+    /// Has the data partition made, or opens the one that an earlier attempt made.
+    async fn prepare_disk(
+        &mut self,
+        mut unlocker: Unlocker,
+        registering: &Registering,
+        secrets: Secrets,
+        configuration: &ClusterConfiguration,
+    ) -> Result<Entered, Error> {
+        let found = unlocker.disk.look().await?;
+        let Found::Absent(partition) = found else {
+            let planned = registering.disk.as_ref().ok_or_else(|| {
+                let what = "it has no plan for the data partition that is there";
+                Error::Refused(Refusal::JournalDamaged(Damage::Content(what.to_owned())))
+            })?;
+            let kind = check_kind(planned.kind, found)?;
+            let keeping = planned.keeping;
+            if kind == Kind::Insecure {
+                return Ok(Entered { kind, keeping, keys: None, recovery: None });
+            }
+            let (opened, keys) = match found {
+                Found::Locked(_, partition) => {
+                    unlocker.with(&registering.secrets, Slot::Current, partition).await?
+                }
+                Found::Absent(_) | Found::Mounted(_) => {
+                    unlocker.read(&registering.secrets, Slot::Current).await?
+                }
+            };
+            let begun = BegunKeys {
+                secrets: registering.secrets.clone(),
+                recovery_nonce: planned.recovery_nonce.clone(),
+                recovery: planned.recovery.clone(),
+            };
+            let recovery = Some(uncover(&begun, &opened, &keys)?);
+            let keys = Some(bare(&unlocker, keeping, opened, keys).await?);
+            return Ok(Entered { kind, keeping, keys, recovery });
+        };
+
+        let kind = kind_for(configuration.storage);
+        let keeping = Keeping::of(configuration);
+        let (maker, own) = (unlocker.clone(), secrets.clone());
+        // What the node keeps is hidden as the cluster demands from here on.
+        let made = blocking(move || match kind {
+            Kind::Insecure => {
+                let hidden = maker.vault.hide(keeping.tpm, &own)?;
+                Ok((Make::Insecure, hidden, None))
+            }
+            kind => {
+                let (make, begun, cluster) = new_keys(&maker, keeping.tpm, own, kind, partition)?;
+                Ok((make, begun.secrets.clone(), Some((begun, cluster))))
+            }
+        });
+        let (make, hidden, new) = made.await?;
+        let (recovery_nonce, recovery) = match &new {
+            Some((begun, _)) => (begun.recovery_nonce.clone(), begun.recovery.clone()),
+            None => Default::default(),
+        };
+        let planned = Planned { kind, keeping, recovery_nonce, recovery };
+        let registering =
+            Registering { secrets: hidden, disk: Some(planned), ..registering.clone() };
+        self.keep(&registering).await?;
+        unlocker.disk.make(make).await?;
+        let Some((begun, _cluster)) = new else {
+            return Ok(Entered { kind, keeping, keys: None, recovery: None });
+        };
+        let (opened, keys) = unlocker.read(&registering.secrets, Slot::Current).await?;
+        let recovery = Some(uncover(&begun, &opened, &keys)?);
+        let keys = Some(bare(&unlocker, keeping, opened, keys).await?);
+        Ok(Entered { kind, keeping, keys, recovery })
+    }
+}
+
+/// The same keys, hidden without that of the node: its disk has it now.
+async fn bare(
+    unlocker: &Unlocker,
+    keeping: Keeping,
+    opened: Secrets,
+    keys: Keys,
+) -> Result<Keys, Error> {
+    let vault = unlocker.vault.clone();
+    blocking(move || {
+        let secrets = vault.hide(keeping.tpm, &Secrets { key: None, ..opened })?;
+        Ok(Keys { secrets, ..keys })
+    })
+    .await
+}
+
+fn no_key() -> Error {
+    let what = "it has no key of the node".to_owned();
+    Error::Refused(Refusal::JournalDamaged(Damage::Content(what)))
+}
+
+/// What an operator compares. Slow on purpose.
+async fn fingerprint(key: &NodeKey) -> Result<String, Error> {
+    let public = key.public_key();
+    blocking(move || Ok(Fingerprint::of_key(&public).words())).await
+}

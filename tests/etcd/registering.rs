@@ -1,0 +1,261 @@
+//! A machine that is given a ticket, against a real curator beside a real etcd.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use polis::cluster::{self, Probe, State, vault};
+use polis::consensus::{self, Start};
+use polis::event::until;
+use polis::identity::NodeId;
+use polis::logtree::Tree;
+use polis::parameters::{Cluster as Told, DirectoryNode, Loaded, Network, Parameters};
+use polis::parameters::{Register, Source, Ticket};
+use polis::serial::Lines;
+use polis::stage::Board;
+use polis::storage::{self, Kind, Ready, Root, Wanted};
+use polis::supervisor::{Policy, Supervisor};
+use polis::trapdoor::{Report, code};
+use polis::{network, recovery};
+use polis_proto::v1;
+use polis_proto::v1::management_client::ManagementClient;
+use tokio::sync::watch;
+
+use crate::curators::{Cluster, Curator, leader};
+use crate::harness::Machine;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A machine that registers: its disk outlives a boot.
+struct Newcomer {
+    disk: tempfile::TempDir,
+    has_data: bool,
+}
+
+/// How a boot ended.
+#[derive(Debug)]
+enum End {
+    Home(NodeId),
+    Trapdoor(Report),
+    Cut,
+    /// It is still on, and got so far.
+    Waits(State, Option<NodeId>),
+}
+
+impl Newcomer {
+    fn new() -> Self {
+        let disk = tempfile::tempdir().unwrap();
+        Root::at(disk.path()).esp.create().unwrap();
+        Self { disk, has_data: false }
+    }
+
+    /// One boot, cut after `steps` steps, watched until `enough`.
+    async fn boot(
+        &mut self,
+        register: Option<&Register>,
+        steps: usize,
+        enough: impl Fn(&cluster::Status, bool) -> bool,
+    ) -> End {
+        let root = Root::at(self.disk.path());
+        let taken = Arc::new(AtomicUsize::new(0));
+        let (cut, mut was_cut) = watch::channel(false);
+        let probe = Probe::new(move |_step| {
+            let goes_on = taken.fetch_add(1, Ordering::Relaxed) + 1 < steps;
+            if !goes_on {
+                cut.send_replace(true);
+            }
+            goes_on
+        });
+        let parameters = register.map(|register| Parameters {
+            cluster: Told::Register(register.clone()),
+            network: Network::default(),
+            console_tui: Vec::new(),
+        });
+        let loaded = Loaded {
+            found: parameters.map(|parameters| (parameters, Source::Esp)),
+            warning: None,
+            tried: Vec::new(),
+        };
+        let parameters = watch::Sender::new(Some(Arc::new(loaded)));
+        let storage = watch::Sender::new(storage::Status::Starting);
+        let network = watch::Sender::new(network::Status {
+            primary: Some([127, 0, 0, 1].into()),
+            ..network::Status::default()
+        });
+        let (_status, consensus) = watch::channel(consensus::Status::default());
+        let service = cluster::Service {
+            config: cluster::Config {
+                root: root.clone(),
+                probe,
+                chip: Arc::new(vault::Machine { dev: self.disk.path().to_owned() }),
+                efivars: self.disk.path().join("efivars"),
+                recovery: recovery::Given::nothing(self.disk.path()),
+            },
+            parameters: parameters.subscribe(),
+            storage: storage.subscribe(),
+            network: network.subscribe(),
+            consensus,
+            wanted: watch::Sender::new(None),
+            identity: watch::Sender::new(None),
+            orders: watch::Sender::new(None),
+            desk: watch::Sender::default(),
+            status: watch::Sender::default(),
+        };
+        let mut wanted = service.wanted.subscribe();
+        let mut status = service.status.subscribe();
+        let (lines, _written) = Lines::channel();
+        let board = Board::new(BTreeMap::new(), lines.clone());
+        let stages = board.watch();
+        let supervisor = Supervisor::start(board, lines, Tree::new(None), move |ctx| {
+            let service = service.clone();
+            async move {
+                ctx.healthy();
+                let _child =
+                    ctx.spawn("cluster", Policy::forever(), move |ctx| service.clone().run(ctx));
+                ctx.cancelled().await;
+                Ok::<_, cluster::Error>(())
+            }
+        });
+        let partition = uuid::Uuid::from_bytes([9; 16]);
+        let disk = async {
+            if !self.has_data {
+                storage.send_replace(storage::Status::Absent { partition });
+                let make = until(&mut wanted, "wanted", |wanted| match wanted {
+                    Some(Wanted::Make(make)) => Some(make.kind()),
+                    _ => None,
+                });
+                assert_eq!(make.await.unwrap(), Kind::Insecure);
+                self.has_data = true;
+            }
+            root.data.create().unwrap();
+            let ready = Ready {
+                root: root.clone(),
+                kind: Kind::Insecure,
+                partition,
+                device: "/dev/test3".into(),
+                size: 1 << 30,
+            };
+            storage.send_replace(storage::Status::Ready(Arc::new(ready)));
+            std::future::pending::<()>().await;
+        };
+        let watching = async {
+            loop {
+                let waits = stages.borrow().values().any(|entry| {
+                    matches!(&entry.state, polis::stage::State::Waiting(what) if what.contains("a curator of the cluster"))
+                });
+                let now = status.borrow_and_update().clone();
+                if now.state == State::Home {
+                    return End::Home(now.node.unwrap());
+                }
+                if enough(&now, waits) {
+                    return End::Waits(now.state, now.node);
+                }
+                let _slice =
+                    tokio::time::timeout(Duration::from_millis(50), status.changed()).await;
+            }
+        };
+        let end = async {
+            tokio::select! {
+                // Each branch only waits.
+                () = disk => unreachable!("the disk stays"),
+                report = supervisor.trapdoor() => End::Trapdoor(report),
+                _ = was_cut.wait_for(|cut| *cut) => End::Cut,
+                end = watching => end,
+            }
+        };
+        let end = tokio::time::timeout(PATIENCE, end).await.expect("a boot ends");
+        supervisor.stop().await;
+        end
+    }
+
+    async fn home(&mut self, register: Option<&Register>) -> NodeId {
+        match self.boot(register, usize::MAX, |_, _| false).await {
+            End::Home(node) => node,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn refused(&mut self, register: &Register) -> Report {
+        match self.boot(Some(register), usize::MAX, |_, _| false).await {
+            End::Trapdoor(report) => report,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way() {
+    let machine = Machine::new();
+    let node = machine.start(Start::Bootstrap);
+    let (cluster, own) = Cluster::found(&machine, &node).await;
+    let curator = Curator::start(&machine, &node, own);
+    leader(&[&curator], Duration::from_secs(20)).await;
+    let owner = cluster.owner(&[&curator]).await;
+    let ticket = owner
+        .call(polis::rpc::client::Repeat::Allowed, |channel| async move {
+            let request = v1::GetRegisterTicketRequest::default();
+            Ok(ManagementClient::new(channel).get_register_ticket(request).await?.into_inner())
+        })
+        .await
+        .unwrap();
+    let register = Register {
+        directory: vec![DirectoryNode {
+            id: curator.id,
+            addresses: vec![curator.address.to_string()],
+        }],
+        ticket: Ticket(ticket.ticket.into()),
+        ca_certificate: cluster.authority.clone(),
+        labels: BTreeMap::new(),
+    };
+
+    // What is wrong for good is said and stops; each by a code of its own.
+    let mut newcomer = Newcomer::new();
+    let wrong = Register { ticket: Ticket(b"wrong".to_vec().into()), ..register.clone() };
+    let report = newcomer.refused(&wrong).await;
+    assert_eq!(report.code, code::CLUSTER_TICKET, "{report:?}");
+    let other = polis::identity::NodeKey::generate().unwrap();
+    let stranger = Register { ca_certificate: other.proof().unwrap(), ..register.clone() };
+    let report = Newcomer::new().refused(&stranger).await;
+    assert_eq!(report.code, code::CLUSTER_STRANGER, "{report:?}");
+
+    // What may pass is waited out.
+    let nobody = DirectoryNode { id: curator.id, addresses: vec!["127.0.0.1:1".to_owned()] };
+    let unreachable = Register { directory: vec![nobody], ..register.clone() };
+    let end = Newcomer::new().boot(Some(&unreachable), usize::MAX, |_, waits| waits).await;
+    assert!(matches!(end, End::Waits(State::Unknown, _)), "{end:?}");
+
+    // With the right ticket it is foreign; after a power cut it is still the same node.
+    let foreign = |status: &cluster::Status, _waits| status.state == State::Foreign;
+    let end = newcomer.boot(Some(&register), usize::MAX, foreign).await;
+    let End::Waits(_, Some(id)) = end else { panic!("{end:?}") };
+    let end = newcomer.boot(None, usize::MAX, foreign).await;
+    let End::Waits(_, Some(again)) = end else { panic!("{end:?}") };
+    assert_eq!(again, id, "the journal has its key");
+
+    let approve = v1::ApproveNodeRequest { node_id: id.to_string(), ..Default::default() };
+    owner
+        .call(polis::rpc::client::Repeat::Allowed, |channel| {
+            let approve = approve.clone();
+            async move { Ok(ManagementClient::new(channel).approve_node(approve).await?) }
+        })
+        .await
+        .unwrap();
+    // A power cut after every step.
+    for steps in 1..=3 {
+        let end = newcomer.boot(Some(&register), steps, |_, _| false).await;
+        assert!(matches!(end, End::Cut), "{steps}: {end:?}");
+    }
+    let home = newcomer.home(Some(&register)).await;
+    assert_eq!(home, id);
+    let root = Root::at(newcomer.disk.path());
+    assert_eq!(root.esp.cluster_journal.read().unwrap(), None);
+    assert!(root.data.node.credentials.certificate.read().unwrap().is_some());
+    let record = cluster.store.node(id).await.unwrap();
+    assert_eq!(record.state(), v1::NodeState::Up);
+    // A member needs no parameters to come back.
+    assert_eq!(newcomer.home(None).await, id);
+
+    curator.supervisor.stop().await;
+    node.stop().await;
+}
