@@ -71,6 +71,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     let (wanted, kind) = watch::channel(None);
     let (orders, ordered) = watch::channel(None);
     let identity = watch::Sender::new(None);
+    let peers = watch::Sender::default();
     let standing = watch::Sender::<cluster::Status>::default();
     let credentials = watch::Sender::new(None);
     let access = watch::Sender::new(Arc::<rpc::Standing>::default());
@@ -120,6 +121,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         },
         identity: identity.subscribe(),
         network: addresses.subscribe(),
+        peers: peers.subscribe(),
         status: watch::Sender::default(),
     };
     let own = cluster::credentials::Service {
@@ -143,6 +145,12 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     let candidates = watch::Sender::default();
     let report = watch::Sender::default();
     let nodes = watch::Sender::default();
+    let given = watch::Sender::default();
+    let places = cluster::peers::Service {
+        directory: tree.esp.cluster_directory.clone(),
+        nodes: nodes.subscribe(),
+        peers,
+    };
     let liaison = liaison::Service {
         config: liaison::Config::live(&tree),
         client: Client::new(candidates.subscribe(), credentials.subscribe(), Patience::default()),
@@ -156,12 +164,21 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
             report: report.clone(),
             candidates,
             nodes: nodes.clone(),
-            roles: watch::Sender::default(),
+            roles: given.clone(),
             standing: access.clone(),
             credentials: credentials.clone(),
             cluster: standing.clone(),
             contact: watch::Sender::default(),
         },
+    };
+    let enlisting = roles::enlist::Service {
+        key: tree.data.node.credentials.key.clone(),
+        client: liaison.client.clone(),
+        roles: given.subscribe(),
+        network: addresses.subscribe(),
+        consensus: member.status(),
+        orders: orders.clone(),
+        cluster: standing.clone(),
     };
     let cluster = cluster::Service {
         config: cluster::Config {
@@ -186,6 +203,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         cluster: standing.subscribe(),
         consensus: member.status(),
         curator: curator.status.subscribe(),
+        leader: liaison.client.leader_id(),
         network: addresses.subscribe(),
         ready: ready.clone(),
     };
@@ -262,6 +280,8 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("credentials", forever, move |ctx| own.clone().run(ctx));
     ctx.spawn("curator", forever, move |ctx| curator.clone().run(ctx));
     ctx.spawn("roles", forever, move |ctx| roles.clone().run(ctx));
+    ctx.spawn("peers", forever, move |ctx| places.clone().run(ctx));
+    ctx.spawn("enlist", forever, move |ctx| enlisting.clone().run(ctx));
     ctx.spawn("liaison", forever, move |ctx| liaison.clone().run(ctx));
     ctx.spawn("nodes", forever, move |ctx| shown.clone().run(ctx));
     ctx.spawn("management", forever, move |ctx| management.clone().run(ctx));

@@ -151,8 +151,8 @@ impl Error {
             Self::Stranger { .. } => (
                 code::CLUSTER_STRANGER,
                 Stage::Cluster,
-                "give this machine the CA of the cluster that the directory leads to (`polisctl \
-                 node parameters`), then reboot; no ticket was shown to anybody",
+                "give this machine the CA of the cluster that the directory leads to (`polisctl parameters \
+                 register`), then reboot; no ticket was shown to anybody",
             ),
             Self::Configuration(_) => (
                 code::CLUSTER_REFUSED,
@@ -187,8 +187,8 @@ fn refused_by_curator(refused: &Refused) -> (Code, Stage, &'static str) {
     let (code, next) = match refused.word.as_str() {
         "ticket-wrong" | "ticket-ended" => (
             code::CLUSTER_TICKET,
-            "make new parameters for this machine with the ticket that is valid now (`polisctl \
-             node parameters`), then reboot",
+            "make new parameters for this machine with the ticket that is valid now (`polisctl parameters \
+                 register`), then reboot",
         ),
         "known" | "join-key-taken" | "joined" => (
             code::CLUSTER_KNOWN,

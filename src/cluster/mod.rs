@@ -17,6 +17,7 @@
 //! journal     what was begun and not finished             bytes <-> values
 //! register    from a ticket to a member of a running cluster
 //! remote      questions to its curators
+//! peers       where the other nodes are                   a service
 //! state       the word for it                             pure
 //! service     when
 //! credentials what this node serves and calls with, once it is home    a service
@@ -38,6 +39,7 @@ pub mod journal;
 pub mod keeper;
 pub mod keys;
 mod membership;
+pub mod peers;
 pub mod record;
 mod register;
 mod remote;

@@ -20,22 +20,20 @@ use crate::supervisor::Context;
 
 /// Keeps the candidates and the file until cancelled.
 pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
-    let file = service.config.directory.clone();
-    let read = tokio::task::spawn_blocking(move || file.read()).await;
-    let mut kept = match read {
-        Ok(Ok(bytes)) => bytes.map(|bytes| decode(&bytes)).unwrap_or_default(),
-        Ok(Err(error)) => {
-            warn!(error = &error as &dyn std::error::Error, "cannot read the cluster's directory");
-            v1::ClusterDirectory::default()
-        }
-        Err(_panicked) => v1::ClusterDirectory::default(),
-    };
+    let mut kept = read(&service).await;
     let mut nodes = service.outputs.nodes.subscribe();
     let mut cluster = service.outputs.cluster.subscribe();
     ctx.healthy();
     loop {
         let heard = nodes.borrow_and_update().clone();
-        let own = cluster.borrow_and_update().node;
+        let (own, member) = {
+            let status = cluster.borrow_and_update();
+            (status.node, status.is_member())
+        };
+        if member && kept.nodes.is_empty() {
+            // Whoever has just been let in was told whom to ask.
+            kept = read(&service).await;
+        }
         let directory = heard.as_deref().map(directory).filter(|heard| !heard.nodes.is_empty());
         if let Some(directory) = directory
             && directory != kept
@@ -63,6 +61,19 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
             Some(waited) => waited?,
             None => return Ok(()),
         }
+    }
+}
+
+async fn read(service: &Service) -> v1::ClusterDirectory {
+    let file = service.config.directory.clone();
+    let read = tokio::task::spawn_blocking(move || file.read()).await;
+    match read {
+        Ok(Ok(bytes)) => bytes.map(|bytes| decode(&bytes)).unwrap_or_default(),
+        Ok(Err(error)) => {
+            warn!(error = &error as &dyn std::error::Error, "cannot read the cluster's directory");
+            v1::ClusterDirectory::default()
+        }
+        Err(_panicked) => v1::ClusterDirectory::default(),
     }
 }
 

@@ -8,6 +8,7 @@
 //! identity unknown:                   hosts: localhost
 //! identity known:                     host name, machine-id
 //! identity and primary address known: hosts: the node's ID has that address
+//! peers known:                        hosts: theirs, too
 //! ```
 //!
 //! Invariants:
@@ -15,6 +16,7 @@
 //!   and it follows the address when that changes.
 //! - The files exist from the first moment on, so the links never dangle.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
@@ -29,6 +31,9 @@ use crate::supervisor::Context;
 
 /// The host name of a machine that does not know yet who it is.
 const NAMELESS: &str = "polis";
+
+/// The other nodes, and where they are.
+pub type Peers = BTreeMap<NodeId, IpAddr>;
 
 /// What the world may know; an event value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,6 +73,8 @@ pub struct Service {
     pub identity: watch::Receiver<Option<Identity>>,
     /// The address.
     pub network: watch::Receiver<Network>,
+    /// The other nodes.
+    pub peers: watch::Receiver<Peers>,
     /// What the world may know.
     pub status: watch::Sender<Status>,
 }
@@ -93,20 +100,24 @@ impl Service {
     ///
     /// [`Error`]; a restart writes everything again.
     pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
-        let mut written: Option<(Option<Identity>, Option<IpAddr>)> = None;
+        let mut written: Option<(Option<Identity>, Option<IpAddr>, Peers)> = None;
         loop {
             let identity = *self.identity.borrow_and_update();
             let address = self.network.borrow_and_update().primary;
-            if written != Some((identity, address)) {
-                if written.is_none_or(|(former, _)| former != identity) {
+            let peers = self.peers.borrow_and_update().clone();
+            let now = (identity, address, peers);
+            if written.as_ref() != Some(&now) {
+                let former = written.as_ref();
+                let same = former.is_some_and(|(node, at, _)| (*node, *at) == (identity, address));
+                if former.is_none_or(|(former, ..)| *former != identity) {
                     self.name(identity.as_ref()).await?;
                 }
-                let hosts = hosts(identity.as_ref(), address);
+                let hosts = hosts(identity.as_ref(), address, &now.2);
                 self.config.hosts.save(hosts.into_bytes()).await?;
-                written = Some((identity, address));
+                written = Some(now);
                 let resolves = identity.map(|identity| identity.id).zip(address);
                 self.status.send_replace(Status { resolves });
-                if let Some((id, address)) = resolves {
+                if let Some((id, address)) = resolves.filter(|_| !same) {
                     info!("{id} is {address}");
                     if self.config.kernel == Kernel::Set {
                         ctx.until_cancelled(check(id, address)).await;
@@ -121,6 +132,8 @@ impl Service {
                 changed = self.identity.changed() => changed.map_err(|_closed| Closed("identity"))?,
                 // Cancel-safe per the docs of `changed`.
                 changed = self.network.changed() => changed.map_err(|_closed| Closed("network"))?,
+                // Cancel-safe per the docs of `changed`.
+                changed = self.peers.changed() => changed.map_err(|_closed| Closed("peers"))?,
             }
         }
     }
@@ -153,11 +166,14 @@ async fn check(id: NodeId, address: IpAddr) {
     }
 }
 
-fn hosts(identity: Option<&Identity>, address: Option<IpAddr>) -> String {
+fn hosts(identity: Option<&Identity>, address: Option<IpAddr>, peers: &Peers) -> String {
     let mut hosts = String::from("127.0.0.1 localhost\n::1 localhost\n");
     if let Some((identity, address)) = identity.zip(address) {
         // Writing to a string cannot fail.
         let _written = writeln!(hosts, "{address} {}", identity.id);
+    }
+    for (id, address) in peers.iter().filter(|(id, _)| identity.is_none_or(|own| own.id != **id)) {
+        let _written = writeln!(hosts, "{address} {id}");
     }
     hosts
 }
@@ -175,6 +191,7 @@ mod tests {
         files.create().unwrap();
         let (identity, known) = watch::channel(None);
         let (network, addressed) = watch::channel(Network::default());
+        let (_others, peers) = watch::channel(Peers::default());
         let status = watch::Sender::new(Status::default());
         let mut named = status.subscribe();
         let config = Config {
@@ -183,7 +200,7 @@ mod tests {
             machine_id: files.machine_id.clone(),
             kernel: Kernel::Leave,
         };
-        let service = Service { config, identity: known, network: addressed, status };
+        let service = Service { config, identity: known, network: addressed, peers, status };
         let read = |file: &File| String::from_utf8(file.read().unwrap().unwrap()).unwrap();
         let story = async {
             let id = Identity::new([0xab; 32]);
@@ -212,9 +229,23 @@ mod tests {
         let identity = Identity::new([0xab; 32]);
         let address = Some(IpAddr::from([10, 0, 2, 15]));
         assert!(
-            hosts(Some(&identity), address)
+            hosts(Some(&identity), address, &Peers::new())
                 .ends_with("\n10.0.2.15 polis-abababababababababababababababab\n")
         );
-        assert_eq!(hosts(Some(&identity), None), hosts(None, address));
+        let nobody = Peers::new();
+        assert_eq!(hosts(Some(&identity), None, &nobody), hosts(None, address, &nobody));
+    }
+
+    #[test]
+    fn others_have_their_names_and_never_this_node_s() {
+        let own = Identity::new([0xab; 32]);
+        let other = Identity::new([0xcd; 32]).id;
+        let address = IpAddr::from([10, 0, 2, 15]);
+        let peers = [(own.id, [10, 0, 2, 99].into()), (other, [10, 0, 2, 16].into())].into();
+        let hosts = hosts(Some(&own), Some(address), &peers);
+        assert!(
+            hosts.ends_with(&format!("\n10.0.2.15 {}\n10.0.2.16 {other}\n", own.id)),
+            "{hosts}"
+        );
     }
 }

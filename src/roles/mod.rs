@@ -1,13 +1,15 @@
 //! Says when this node is ready: home, and everything that its roles need serves.
 //!
 //! ```text
-//! [waiting] --home, etcd votes, the curator serves, an address--> [ready]: `POLIS ready`, once a boot
+//! [waiting] --home, an address; a consensus member: etcd votes, the curator serves;
+//!             others: a leader is known --> [ready]: `POLIS ready`, once a boot
 //! ```
 //!
-//! What this module does not do: start what a role needs. The one role of this
-//! version, consensus member, is served by `consensus` from the moment that the
-//! cluster manager gives its orders.
+//! What this module does not do: start what a role needs. A consensus member is
+//! served by `consensus` from the moment that it has orders: from the cluster
+//! manager, or from [`enlist`] here.
 
+pub mod enlist;
 pub mod memory;
 
 use std::net::IpAddr;
@@ -33,6 +35,8 @@ pub struct Service {
     pub consensus: watch::Receiver<consensus::Status>,
     /// Its curator.
     pub curator: watch::Receiver<curator::Status>,
+    /// Who leads, as this node has heard.
+    pub leader: watch::Receiver<Option<NodeId>>,
     /// Its address.
     pub network: watch::Receiver<network::Status>,
     /// Whether this node was ready in this boot.
@@ -68,6 +72,7 @@ impl Service {
                     changed = self.consensus.changed() => changed.map_err(|_closed| "etcd"),
                     changed = self.curator.changed() => changed.map_err(|_closed| "the curator"),
                     changed = self.network.changed() => changed.map_err(|_closed| "the network"),
+                    changed = self.leader.changed() => changed.map_err(|_closed| "the client"),
                 }
             };
             match ctx.until_cancelled(changed).await {
@@ -98,7 +103,13 @@ impl Service {
         let address = self.network.borrow_and_update().primary;
         let cluster = self.cluster.borrow_and_update();
         let home = cluster.state == cluster::State::Home;
-        let (node, address) = cluster.node.zip(address).filter(|_| home && votes && serves)?;
+        let in_touch = self.leader.borrow_and_update().is_some();
+        let serves = match cluster.roles.contains(&cluster::Role::ConsensusMember) {
+            true => votes && serves,
+            // Without a role, all there is to do is to be told one.
+            false => in_touch,
+        };
+        let (node, address) = cluster.node.zip(address).filter(|_| home && serves)?;
         let ca = cluster.ca?.iter().map(|byte| format!("{byte:02x}")).collect();
         Some(Ready { node, ca, roles: words(&cluster.roles), address })
     }
@@ -106,6 +117,9 @@ impl Service {
 
 /// The roles as one value of an event line.
 fn words(roles: &[cluster::Role]) -> String {
+    if roles.is_empty() {
+        return "none".to_owned();
+    }
     let words: Vec<_> = roles.iter().map(|role| role.to_string().replace(' ', "-")).collect();
     words.join(",")
 }
@@ -117,6 +131,7 @@ mod tests {
     #[test]
     fn a_role_is_one_word() {
         assert_eq!(words(&[cluster::Role::ConsensusMember]), "consensus-member");
+        assert_eq!(words(&[]), "none");
     }
 
     #[tokio::test(start_paused = true)]
@@ -126,12 +141,14 @@ mod tests {
         let (_consensus, consensus) = watch::channel(consensus::Status::default());
         let (_curator, curator) = watch::channel(curator::Status::default());
         let (network, networks) = watch::channel(network::Status::default());
+        let (_leader, leader) = watch::channel(None);
         let (ready, is_ready) = watch::channel(false);
         let service = Service {
             image: "i".to_owned(),
             cluster,
             consensus,
             curator,
+            leader,
             network: networks,
             ready,
         };

@@ -24,4 +24,5 @@ mod segment;
 mod storage;
 mod storage_faults;
 mod storage_kinds;
+mod three;
 mod world;

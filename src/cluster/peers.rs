@@ -1,0 +1,137 @@
+//! Knows where the other nodes are, for whoever must resolve their names.
+//!
+//! ```text
+//! directory on the ESP --at the start--+
+//!                                      +--> peers --> hosts file
+//! nodes, as the leader tells ----------+
+//! ```
+//!
+//! A member of etcd dials the others by name before any leader exists: after a cold
+//! start, the directory of the last boot is all that there is.
+//!
+//! Invariants:
+//! - What was known once is forgotten only for something newer.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use polis_proto::v1;
+use prost::Message as _;
+use tokio::sync::watch;
+use tracing::warn;
+
+use crate::event::Closed;
+use crate::identity::NodeId;
+use crate::liaison::Nodes;
+use crate::network::names::Peers;
+use crate::rpc::client::candidates;
+use crate::storage::file::File;
+use crate::supervisor::Context;
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// Where the cluster could be reached in the last boot.
+    pub directory: File,
+    /// Every node, once the leader has told.
+    pub nodes: watch::Receiver<Option<Arc<Nodes>>>,
+    /// Where everyone is.
+    pub peers: watch::Sender<Peers>,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] when the owner of the input ended.
+    pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        let file = self.directory.clone();
+        let read = tokio::task::spawn_blocking(move || file.read()).await;
+        match read {
+            Ok(Ok(Some(bytes))) => match v1::ClusterDirectory::decode(bytes.as_slice()) {
+                Ok(directory) => self.add(kept(&directory)),
+                Err(error) => warn!(%error, "the cluster's directory on the ESP is damaged"),
+            },
+            Ok(Ok(None)) | Err(_) => {}
+            Ok(Err(error)) => {
+                let error = &error as &dyn std::error::Error;
+                warn!(error, "cannot read the cluster's directory");
+            }
+        }
+        ctx.healthy();
+        loop {
+            let nodes = self.nodes.borrow_and_update().clone();
+            if let Some(nodes) = nodes {
+                self.add(told(&nodes));
+            }
+            match ctx.until_cancelled(self.nodes.changed()).await {
+                Some(changed) => changed.map_err(|_closed| Closed("the nodes"))?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    fn add(&self, found: Peers) {
+        self.peers.send_if_modified(|peers| {
+            let mut changed = false;
+            for (id, address) in found {
+                changed |= peers.insert(id, address) != Some(address);
+            }
+            changed
+        });
+    }
+}
+
+fn kept(directory: &v1::ClusterDirectory) -> Peers {
+    let known = candidates(directory).into_iter();
+    known.filter_map(|who| Some((who.node?, who.host.parse().ok()?))).collect()
+}
+
+fn told(nodes: &BTreeMap<NodeId, v1::NodeInfo>) -> Peers {
+    let address = |node: &v1::NodeInfo| -> Option<IpAddr> {
+        node.status.as_ref()?.external_address.parse().ok()
+    };
+    nodes.iter().filter_map(|(id, node)| Some((*id, address(node)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_directory_counts_until_the_leader_tells_something_newer() {
+        let disk = tempfile::tempdir().unwrap();
+        let root = crate::storage::Root::at(disk.path());
+        root.create().unwrap();
+        let [one, two] = [1, 2].map(|seed| NodeId::from_public_key(&[seed; 32]));
+        let entry = |id: NodeId, address: &str| v1::cluster_directory::Node {
+            id: id.to_string(),
+            addresses: vec![address.to_owned()],
+        };
+        let nodes = vec![entry(one, "10.0.0.1:7835"), entry(two, "10.0.0.2")];
+        let directory = v1::ClusterDirectory { nodes };
+        let file = root.esp.cluster_directory;
+        file.write(&directory.encode_to_vec()).unwrap();
+        let nodes = watch::Sender::new(None);
+        let peers = watch::Sender::default();
+        let service = Service { directory: file, nodes: nodes.subscribe(), peers };
+        let mut known = service.peers.subscribe();
+        let (ctx, handles) = Context::for_test();
+        let look = async {
+            let first = known.wait_for(|peers: &Peers| peers.len() == 2).await.unwrap().clone();
+            assert_eq!(first[&one], IpAddr::from([10, 0, 0, 1]));
+            let status =
+                v1::NodeStatus { external_address: "10.0.0.9".to_owned(), ..Default::default() };
+            let info = v1::NodeInfo { status: Some(status), ..Default::default() };
+            nodes.send_replace(Some(Arc::new([(one, info)].into())));
+            let moved = known.wait_for(|peers| peers[&one] != first[&one]).await.unwrap().clone();
+            assert_eq!(moved[&one], IpAddr::from([10, 0, 0, 9]));
+            assert_eq!(moved[&two], IpAddr::from([10, 0, 0, 2]), "of it nothing newer is known");
+            handles.cancel().await;
+        };
+        let (ended, ()) = tokio::join!(service.run(ctx), look);
+        assert_eq!(ended, Ok(()));
+    }
+}

@@ -1,0 +1,184 @@
+//! Three machines on one segment become one cluster, and come back as one.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use polis::identity::NodeKey;
+use polis::rpc::Credentials;
+use polis::rpc::client::{Candidate, Client, Patience, Repeat};
+use polis_proto::v1;
+use polis_proto::v1::aaa_client::AaaClient;
+use polis_proto::v1::management_client::ManagementClient;
+use polis_proto::v1::node_parameters::Cluster;
+use polis_qemu::args::{FwCfg, Link};
+use polis_qemu::disk::copy;
+use polis_qemu::{Config, Machine, Segment};
+use prost::Message as _;
+
+use crate::world::{self, BOOT, SOON, World};
+
+/// The private half of [`world::OWNER`], from the same section of RFC 8032.
+const OWNER: [u8; 32] = [
+    0x9d, 0x61, 0xb1, 0x9d, 0xef, 0xfd, 0x5a, 0x60, 0xba, 0x84, 0x4a, 0xf4, 0x92, 0xec, 0x2c, 0xc4,
+    0x44, 0x49, 0xc5, 0x69, 0x7b, 0x32, 0x69, 0x19, 0x70, 0x3b, 0xac, 0x03, 0x1c, 0xae, 0x7f, 0x60,
+];
+
+#[test]
+fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_start() -> Result<()>
+{
+    let world = World::new("three_machines_from_nothing")?;
+    let mut segment = Segment::start(3, &world.path("network"))?;
+    let plug =
+        |config: Config, machine| Config { link: Link::Segment(segment.plug(machine)), ..config };
+    let blank = world.disk(None)?;
+    let founder = plug(world.founder("")?, 0);
+    let mut configs = vec![founder];
+    let mut first = world.boot(&configs[0])?;
+    let founder = world::home(&mut first)?;
+    let ready = first.seen(|event| event.word == "ready");
+    let ready = ready.last().context("no ready")?;
+    let address: Ipv4Addr = ready.text("address").parse()?;
+    let host = polis_qemu::host::free_port()?;
+    segment.forward(host, address, 7835)?;
+
+    let runtime = tokio::runtime::Runtime::new()?;
+    let operator = runtime.block_on(Operator::enter(&founder.node, host, &first))?;
+    let register = runtime.block_on(operator.register(&founder.node, address))?;
+    let mut machines = vec![first];
+    for number in 1..3_u8 {
+        let parameters = world.path(&format!("parameters-{number}.pb"));
+        std::fs::write(&parameters, &register)?;
+        let file = world.path(&format!("disk-{number}.img"));
+        copy(&blank.file, &file)?;
+        let config = Config {
+            disk: Some(polis_qemu::args::Disk { file, ..blank.clone() }),
+            fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".to_owned(), file: parameters }],
+            ..world.bare("")
+        };
+        let config = Config { link: Link::Segment(segment.plug(number)), ..config };
+        let mut machine = world.boot(&config)?;
+        let foreign = machine.wait_for("cluster", BOOT, |event| event.is("state", "foreign"))?;
+        let node = foreign.text("node").to_owned();
+        let waits = machine.wait_for("stage", SOON, |event| {
+            event.is("name", "cluster") && event.text("for").contains("fingerprint")
+        })?;
+        let text = waits.text("for");
+        let words = text.split("fingerprint is ").nth(1).and_then(|rest| rest.split(';').next());
+        let words = words.context("no fingerprint")?;
+        runtime.block_on(operator.approve(&node, words))?;
+        machine.wait_for("ready", BOOT, |_| true)?;
+        runtime.block_on(operator.enlist(&node))?;
+        let members = (number + 1).to_string();
+        machine.wait_for("etcd", BOOT, |event| {
+            event.is("state", "voter") && event.is("members", &members)
+        })?;
+        machines.push(machine);
+        configs.push(config);
+    }
+
+    // All off, all on: nobody leads before they have found each other.
+    drop(machines);
+    let mut machines =
+        configs.iter().map(|config| world.boot(config)).collect::<Result<Vec<Machine>>>()?;
+    for machine in &mut machines {
+        let ready = machine.wait_for("ready", BOOT, |_| true)?;
+        ensure!(ready.is("ca", &founder.ca), "another cluster: {ready}");
+        let etcd = machine.seen(|event| event.word == "etcd");
+        let etcd = etcd.last().context("no etcd")?;
+        ensure!(etcd.is("state", "voter") && etcd.is("members", "3"), "no vote: {etcd}");
+    }
+    Ok(())
+}
+
+/// The owner, with a certificate.
+struct Operator(Client);
+
+impl Operator {
+    async fn enter(node: &str, port: u16, machine: &Machine) -> Result<Self> {
+        let ready = machine.seen(|event| event.word == "ready");
+        let ca = ready.last().context("no ready")?.text("ca").to_owned();
+        let candidate = Candidate { node: Some(node.parse()?), host: "127.0.0.1".to_owned(), port };
+        let trust = polis::rpc::client::Trust::Unchecked;
+        let expect = polis::rpc::client::Expect::AnyNode;
+        let connection = polis::rpc::client::dial("127.0.0.1", port, expect, &trust, None).await?;
+        let mut local = v1::curator_local_client::CuratorLocalClient::new(connection.channel);
+        let told = local.get_ca_certificate(v1::GetCaCertificateRequest {}).await?.into_inner();
+        let authority = told.ca_certificate;
+        let found = polis::identity::Fingerprint::of_certificate(&authority).to_string();
+        ensure!(found == ca, "another CA than the serial line names: {found}");
+        let key = NodeKey::from_seed(&OWNER);
+        let client = |certificate| -> Result<Client> {
+            let key = Arc::new(key.to_pkcs8_der()?);
+            let authority = Some(authority.clone());
+            let credentials = Credentials { certificate, key, authority };
+            let patience =
+                Patience { attempt: Duration::from_secs(30), total: Duration::from_secs(120) };
+            Ok(Client::fixed(vec![candidate.clone()], credentials, patience))
+        };
+        let proof = client(key.proof()?)?;
+        let escrow = proof
+            .call(Repeat::Allowed, |channel| async move {
+                Ok(AaaClient::new(channel).escrow(v1::EscrowRequest {}).await?.into_inner())
+            })
+            .await?;
+        Ok(Self(client(escrow.certificate)?))
+    }
+
+    /// Parameters for a machine that is to be let in.
+    async fn register(&self, node: &str, address: Ipv4Addr) -> Result<Vec<u8>> {
+        let (ticket, info) = self
+            .0
+            .call(Repeat::Allowed, |channel| async move {
+                let mut management = ManagementClient::new(channel);
+                let ticket =
+                    management.get_register_ticket(v1::GetRegisterTicketRequest::default()).await?;
+                let info = management.get_cluster_info(v1::GetClusterInfoRequest {}).await?;
+                Ok((ticket.into_inner(), info.into_inner()))
+            })
+            .await?;
+        let entry = v1::cluster_directory::Node {
+            id: node.to_owned(),
+            addresses: vec![address.to_string()],
+        };
+        let register = v1::ClusterRegister {
+            cluster_directory: Some(v1::ClusterDirectory { nodes: vec![entry] }),
+            register_ticket: ticket.ticket,
+            ca_certificate: info.ca_certificate,
+            labels: Default::default(),
+        };
+        let cluster = Some(Cluster::ClusterRegister(register));
+        Ok(v1::NodeParameters { cluster, ..Default::default() }.encode_to_vec())
+    }
+
+    async fn approve(&self, node: &str, fingerprint: &str) -> Result<()> {
+        let request = v1::ApproveNodeRequest {
+            node_id: node.to_owned(),
+            fingerprint: fingerprint.to_owned(),
+        };
+        self.0
+            .call(Repeat::Allowed, |channel| {
+                let request = request.clone();
+                async move { ManagementClient::new(channel).approve_node(request).await }
+            })
+            .await?;
+        Ok(())
+    }
+
+    async fn enlist(&self, node: &str) -> Result<()> {
+        let add = v1::NodeRoles {
+            consensus_member: Some(v1::node_roles::ConsensusMember {}),
+            ..Default::default()
+        };
+        let request =
+            v1::UpdateNodeRolesRequest { node_id: node.to_owned(), add: Some(add), remove: None };
+        self.0
+            .call(Repeat::Allowed, |channel| {
+                let request = request.clone();
+                async move { ManagementClient::new(channel).update_node_roles(request).await }
+            })
+            .await?;
+        Ok(())
+    }
+}
