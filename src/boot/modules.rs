@@ -200,12 +200,13 @@ impl Modules {
 
     fn load_within(&mut self, wanted: &str, depth: usize) -> Result<(), Error> {
         let own: String = wanted.chars().map(|c| if c == '-' { '_' } else { c }).collect();
-        if self.loaded.contains(&own) || is_in_kernel(&own) {
+        if self.loaded.contains(&own) || is_live(&own) {
             return Ok(());
         }
         let Some(depth) = depth.checked_sub(1) else { return Err(Error::Circle { name: own }) };
         let Some((path, needed)) = self.dependencies.find(&own) else {
-            return if self.is_builtin(&own) { Ok(()) } else { Err(Error::Absent { name: own }) };
+            let built_in = self.is_builtin(&own) || Path::new("/sys/module").join(&own).exists();
+            return if built_in { Ok(()) } else { Err(Error::Absent { name: own }) };
         };
         if format!("/{path}").contains(UNWANTED) {
             return Err(Error::Unwanted { name: own });
@@ -240,14 +241,11 @@ impl Modules {
     }
 }
 
-/// Whether the kernel has it: loaded, or built in with parameters. One that is
-/// on its way is not there yet: the kernel lets whoever hands it over again wait.
-fn is_in_kernel(name: &str) -> bool {
-    let module = Path::new("/sys/module").join(name);
-    match fs::read_to_string(module.join("initstate")) {
-        Ok(state) => state.trim_end() == "live",
-        Err(_built_in) => module.exists(),
-    }
+/// Whether the kernel has loaded it. One that is on its way is not there yet,
+/// however much of it can be seen: the kernel lets whoever hands it over again wait.
+fn is_live(name: &str) -> bool {
+    let state = Path::new("/sys/module").join(name).join("initstate");
+    fs::read_to_string(state).is_ok_and(|state| state.trim_end() == "live")
 }
 
 /// What to load before and after a module, by the text of `modules.softdep`.
