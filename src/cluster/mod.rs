@@ -12,6 +12,7 @@
 //! keeper      the share for a machine that is alone
 //! disk        what is asked of storage, and what comes of it
 //! unlock      from the halves, or the recovery key, to an open disk
+//! join        the same, with the help of others
 //! desk        where a recovery key is given over the network
 //! membership  what makes a founder a member, step by step
 //! journal     what was begun and not finished             bytes <-> values
@@ -35,6 +36,7 @@ pub mod decide;
 pub mod desk;
 mod disk;
 mod error;
+mod join;
 pub mod journal;
 pub mod keeper;
 pub mod keys;

@@ -101,7 +101,21 @@ impl Remote {
     }
 
     /// Asks until somebody decides, and says meanwhile what this waits for.
-    pub(super) async fn insist<T, F, R>(&self, ctx: &Context, mut call: F) -> Result<T, Failure>
+    pub(super) async fn insist<T, F, R>(&self, ctx: &Context, call: F) -> Result<T, Failure>
+    where
+        F: FnMut(CuratorClient<Channel>) -> R,
+        R: Future<Output = Result<tonic::Response<T>, Status>>,
+    {
+        self.insist_for(ctx, |why| format!("a curator of the cluster: {why}"), call).await
+    }
+
+    /// The same, in other words for what this waits for.
+    pub(super) async fn insist_for<T, F, R>(
+        &self,
+        ctx: &Context,
+        words: impl Fn(&str) -> String,
+        mut call: F,
+    ) -> Result<T, Failure>
     where
         F: FnMut(CuratorClient<Channel>) -> R,
         R: Future<Output = Result<tonic::Response<T>, Status>>,
@@ -111,8 +125,7 @@ impl Remote {
             match self.ask(&mut call).await {
                 Err(Failure::Outage(why)) => {
                     warn!(why, "no curator answers; asking again");
-                    let what = format!("a curator of the cluster: {why}");
-                    ctx.stage(Stage::Cluster, stage::State::Waiting(what));
+                    ctx.stage(Stage::Cluster, stage::State::Waiting(words(&why)));
                     sleep(wait).await;
                     wait = (wait * 2).min(RETRY_MAX);
                 }

@@ -36,7 +36,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::decide::{Data, Decision, Record, Refusal, decide, needs_parameters};
-use super::desk::{self, Waiting};
+use super::desk;
 use super::disk::{Disk, Found};
 use super::journal::Journal;
 use super::keeper::{Keeper, Shares, Slot};
@@ -47,7 +47,7 @@ use super::sealed::{Begun, BegunKeys, Keeping, Sealed, configuration_message};
 use super::state::Event;
 use super::unlock::{Keys, Unlocker};
 use super::vault::{Chip, Vault};
-use super::{Error, KeyStatus, Role, Status, blocking};
+use super::{Error, KeyStatus, Role, Status, blocking, join};
 use crate::consensus::{self, Orders, Peer, Start, client};
 use crate::curator::{Founding, Store};
 use crate::event::{Closed, until};
@@ -389,6 +389,13 @@ impl<C: Consensus> Service<C> {
             self.identity.send_replace(Some(node));
             self.status.send_modify(|status| status.node = Some(node.id));
             membership::remove_journal(&self.config.root).await?;
+            let keys = match keys {
+                Some(keys) => {
+                    let unlocker = self.config.unlocker(self.disk());
+                    Some(join::keep(&unlocker, &sealed, keys).await?)
+                }
+                None => None,
+            };
             let keys = (sealed.storage > Kind::Insecure).then(|| KeyStatus {
                 sealed: keys.as_ref().is_some_and(|keys| keys.secrets.is_sealed()),
                 keeper: keys.as_ref().and_then(|keys| keys.keeper),
@@ -427,13 +434,15 @@ impl<C: Consensus> Service<C> {
     }
 
     /// Whether there is a member of etcd on the disk, or should be one. A node that
-    /// never was home with the role is told by the file of its roles.
+    /// never was home with the role is told by the file of its roles; one that has
+    /// voted by a file of its own, so that a lost log is not taken for none.
     async fn was_member_of_etcd(&self) -> Result<bool, Error> {
         let data = &self.config.root.data;
-        let (etcd, roles) = (data.etcd.clone(), data.node.roles.clone());
+        let (etcd, node) = (data.etcd.clone(), data.node.clone());
         blocking(move || {
             let has_log = !etcd.log.is_empty()?;
-            Ok(has_log || etcd.bootstrapping.read()?.is_some() || roles.read()?.is_none())
+            let begun = has_log || etcd.bootstrapping.read()?.is_some();
+            Ok(begun || node.voter.read()?.is_some() || node.roles.read()?.is_none())
         })
         .await
     }
@@ -473,8 +482,15 @@ impl<C: Consensus> Service<C> {
         }
         let attended =
             sealed.is_some_and(|sealed| sealed.keeping.cold_start == ColdStart::Attended);
+        let curators = match (&failure, sealed) {
+            (Error::NoShare, Some(sealed)) => self.others(&unlocker, sealed).await?,
+            _ => None,
+        };
         match failure {
-            Error::NoShare if attended => self.attended(ctx, unlocker, sealed, partition).await,
+            Error::NoShare if attended || curators.is_some() => {
+                // Rare, and its future is large.
+                Box::pin(self.helped(ctx, unlocker, sealed, curators, partition)).await
+            }
             failure => Err(failure),
         }
     }
@@ -489,50 +505,6 @@ impl<C: Consensus> Service<C> {
         info!("trying {source}");
         let key = form::read(text.expose()).map_err(Error::RecoveryMalformed)?;
         Ok(Some(RecoveryKey::new(key)))
-    }
-
-    /// Waits for somebody who opens the disk.
-    async fn attended(
-        &mut self,
-        ctx: &Context,
-        mut unlocker: Unlocker,
-        sealed: Option<&Sealed>,
-        partition: uuid::Uuid,
-    ) -> Result<Option<Keys>, Error> {
-        let credentials = meanwhile(&unlocker.vault, sealed).await;
-        let words = match &credentials {
-            Some((_, words)) => format!(" --fingerprint {words}"),
-            None => String::new(),
-        };
-        let what = format!(
-            "the key of this node's disk, which no keeper of this machine has (cold_start is \
-             ATTENDED); run `polisctl node unlock NODE --at ADDRESS{words}`"
-        );
-        ctx.stage(Stage::Cluster, stage::State::Waiting(what));
-        let mut waiting = Waiting::new(&self.desk, credentials.map(|(credentials, _)| credentials));
-        self.status.send_modify(|status| status.waits_for_key = true);
-        let opened = loop {
-            let desk::Request { key, answer } = waiting.next().await;
-            match unlocker.recover(key, sealed, partition).await {
-                Err(Error::RecoveryKeyWrong { reason }) => {
-                    warn!(reason, "a recovery key was given that does not open the disk");
-                    // Whoever asked may have gone.
-                    let _gone = answer.send(Err(desk::Refused::Wrong(reason)));
-                }
-                opened => {
-                    let _gone = answer.send(
-                        opened
-                            .as_ref()
-                            .map(drop)
-                            .map_err(|error| desk::Refused::Wrong(error.to_string())),
-                    );
-                    break opened;
-                }
-            }
-        };
-        self.status.send_modify(|status| status.waits_for_key = false);
-        ctx.stage(Stage::Cluster, stage::State::Started);
-        opened
     }
 
     /// Offers the recovery key's way where it leads somewhere.
@@ -702,7 +674,10 @@ fn warn_of(keys: &KeyStatus) {
 
 /// What this machine serves with while its disk is locked, and the words of its
 /// key; nothing where it has no such key any more.
-async fn meanwhile(vault: &Vault, sealed: Option<&Sealed>) -> Option<(rpc::Credentials, String)> {
+pub(super) async fn meanwhile(
+    vault: &Vault,
+    sealed: Option<&Sealed>,
+) -> Option<(rpc::Credentials, String)> {
     let sealed = sealed?.clone();
     let vault = vault.clone();
     let made = blocking(move || {

@@ -5,9 +5,9 @@
 //! keeper -----------------------> cluster's half -+--> slot 0 --> open
 //!     | none                                          | refused, or a half is missing
 //!     v                                               v
-//! automatic: say so     attended: wait for     was a key change under way? --> its halves
-//!                       a recovery key                | no, or refused
-//!                                                     v
+//! automatic and alone: say so                  was a key change under way? --> its halves
+//! else wait: for a curator of another                 | no, or refused
+//!   member, or for a recovery key                     v
 //!                               recovery key, if one was given --> slot 1 --> open, new halves
 //! ```
 //!
@@ -26,8 +26,7 @@
 //!   recovery key does it again.
 //! - Whatever cannot be opened is left as it is.
 //!
-//! The cluster's half may also come from another member; a node that has no
-//! curator to ask goes the ways above.
+//! What this module does not do: ask a curator for the cluster's half (`join`).
 
 use uuid::Uuid;
 
@@ -108,6 +107,25 @@ impl Unlocker {
         let passphrase = keys::passphrase(&opened.node, &keys.cluster, partition)?;
         match self.disk.open(Key::Passphrase(passphrase), None).await? {
             Ok(_kind) => Ok((opened, keys)),
+            Err(reason) => Err(Error::KeyWrong { reason }),
+        }
+    }
+
+    /// Opens the partition with the cluster's half that a curator gave.
+    pub(super) async fn with_half(
+        &mut self,
+        secrets: &Guarded<Secrets>,
+        cluster: Half,
+        partition: Uuid,
+    ) -> Result<Keys, Error> {
+        let (vault, guarded) = (self.vault.clone(), secrets.clone());
+        let opened = blocking(move || vault.open(&guarded)).await?;
+        let passphrase = keys::passphrase(&opened.node, &cluster, partition)?;
+        match self.disk.open(Key::Passphrase(passphrase), None).await? {
+            Ok(_kind) => {
+                let join_key = opened.join_key().verifying_key().to_bytes();
+                Ok(Keys { secrets: secrets.clone(), join_key, cluster, keeper: None })
+            }
             Err(reason) => Err(Error::KeyWrong { reason }),
         }
     }

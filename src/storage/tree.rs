@@ -182,6 +182,9 @@ pub struct Node {
     pub credentials: Credentials,
     /// The roles the node had when it last heard of them.
     pub roles: File,
+    /// There from the first vote of this node's member of etcd until it leaves:
+    /// whoever loses its vote's data must not enter again as the same member.
+    pub voter: File,
 }
 
 impl Node {
@@ -189,6 +192,7 @@ impl Node {
         Self {
             credentials: Credentials::at(base.join("credentials")),
             roles: File::private(base.join("roles.pb")),
+            voter: File::private(base.join("voter")),
             dir: Dir::private(base),
         }
     }
