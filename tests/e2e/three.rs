@@ -32,7 +32,12 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
     let mut segment = Segment::start(3, &world.path("network"))?;
     let plug =
         |config: Config, machine| Config { link: Link::Segment(segment.plug(machine)), ..config };
+    // Copied before the founder, whose disk is the same file, writes on it.
     let blank = world.disk(None)?;
+    let disks = [1, 2].map(|number| world.path(&format!("disk-{number}.img")));
+    for file in &disks {
+        copy(&blank.file, file)?;
+    }
     let founder = plug(world.founder("")?, 0);
     let mut configs = vec![founder];
     let mut first = world.boot(&configs[0])?;
@@ -47,11 +52,9 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
     let operator = runtime.block_on(Operator::enter(&founder.node, host, &first))?;
     let register = runtime.block_on(operator.register(&founder.node, address))?;
     let mut machines = vec![first];
-    for number in 1..3_u8 {
+    for (number, file) in (1_u8..).zip(disks) {
         let parameters = world.path(&format!("parameters-{number}.pb"));
         std::fs::write(&parameters, &register)?;
-        let file = world.path(&format!("disk-{number}.img"));
-        copy(&blank.file, &file)?;
         let config = Config {
             disk: Some(polis_qemu::args::Disk { file, ..blank.clone() }),
             fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".to_owned(), file: parameters }],

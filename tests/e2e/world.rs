@@ -33,7 +33,7 @@ pub(crate) const OWNER: [u8; 32] = [
     0x0e, 0xe1, 0x72, 0xf3, 0xda, 0xa6, 0x23, 0x25, 0xaf, 0x02, 0x1a, 0x68, 0xf7, 0x07, 0x51, 0x1a,
 ];
 
-/// A story's own corner. Its disk goes when the story ends; its logs stay.
+/// A story's own corner. Its disks go when the story ends; its logs stay.
 pub(crate) struct World {
     dir: PathBuf,
     pub(crate) image: Image,
@@ -110,7 +110,9 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         // Hundreds of megabytes, and the logs tell more. It may never have been made.
-        let _removed = fs::remove_file(self.path("disk.img"));
+        for disk in ["disk.img", "disk-1.img", "disk-2.img"] {
+            let _removed = fs::remove_file(self.path(disk));
+        }
     }
 }
 
