@@ -33,7 +33,7 @@ use super::{Error, Service, blocking};
 use crate::event::until;
 use crate::identity::Identity;
 use crate::parameters::ColdStart;
-use crate::rpc::client::candidates;
+use crate::rpc::client::{Channel, candidates};
 use crate::stage::{self, Stage};
 use crate::storage::key::RecoveryKey;
 use crate::supervisor::Context;
@@ -169,7 +169,7 @@ async fn ask(
     let words = |why: &str| {
         format!("the key of this node's disk: from a curator of the cluster ({why}), or {by_hand}")
     };
-    let call = |mut curator: v1::curator_client::CuratorClient<tonic::transport::Channel>| async move {
+    let call = |mut curator: v1::curator_client::CuratorClient<Channel>| async move {
         curator.join_node(v1::JoinNodeRequest { tpm }).await
     };
     let given = curators.insist_for(ctx, words, call).await?;

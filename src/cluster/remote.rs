@@ -17,7 +17,7 @@ use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use rustls::CertificateError;
 use tokio::time::sleep;
-use tonic::transport::Channel;
+
 use tonic::{Code, Status};
 use tracing::warn;
 
@@ -25,7 +25,9 @@ use super::Error;
 use crate::curator::REASON;
 use crate::identity::{self, NodeKey};
 use crate::rpc::Credentials;
-use crate::rpc::client::{Candidate, Client, DialError, Expect, Patience, Repeat, Trust, dial};
+use crate::rpc::client::{
+    Candidate, Channel, Client, DialError, Expect, Patience, Repeat, Trust, dial,
+};
 use crate::stage::{self, Stage};
 use crate::supervisor::Context;
 
