@@ -269,7 +269,9 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     });
     ctx.spawn("kernel", forever, move |ctx| kernel.clone().run(ctx));
     // Early, so that it stops late, and shows the stop.
-    ctx.spawn("console", forever, move |ctx| console.clone().run(ctx));
+    if !console::is_off() {
+        ctx.spawn("console", forever, move |ctx| console.clone().run(ctx));
+    }
     ctx.spawn("storage", forever, move |ctx| storage.clone().run(ctx));
     ctx.spawn("logs", forever, move |ctx| logs.clone().run(ctx));
     ctx.spawn("network", forever, move |ctx| network.clone().run(ctx));

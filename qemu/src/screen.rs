@@ -61,6 +61,12 @@ pub fn is_red([red, green, blue]: [u8; 3]) -> bool {
     red > 100 && green < red / 2 && blue < red / 2
 }
 
+/// Whether a pixel is plainly blue.
+#[must_use]
+pub fn is_blue([red, green, blue]: [u8; 3]) -> bool {
+    blue > 100 && red < blue / 2 && green < blue / 2
+}
+
 /// Whether a pixel is black.
 #[must_use]
 pub fn is_black(pixel: [u8; 3]) -> bool {

@@ -16,7 +16,7 @@ use super::client::{Client, Kv, Mirror, User};
 use super::credentials::{authority, peer_certificate};
 use super::{Error, Peer, Status};
 use crate::event::until;
-use crate::identity::Identity;
+use crate::identity::{Identity, NodeId};
 use crate::pki::{Crl, Namespace, Overview, Renewal, certificate_pem};
 use crate::storage::tree::Etcd;
 use crate::supervisor::Context;
@@ -144,8 +144,12 @@ impl Watchers {
             folders[which] = entries.collect();
             let mut overview = Overview::default();
             // Each member renews its own certificate, see `certificate`.
-            overview.add(one.namespace(), &folders[0], Renewal::ByUser);
-            overview.add(two.namespace(), &folders[1], Renewal::None);
+            overview.add(one.namespace(), &folders[0], |_| Renewal::ByUser);
+            // Nodes renew their own; a person takes hold of another.
+            overview.add(two.namespace(), &folders[1], |name| match name.parse::<NodeId>() {
+                Ok(_node) => Renewal::ByUser,
+                Err(_person) => Renewal::None,
+            });
             self.overview
                 .send_if_modified(|shown| std::mem::replace(shown, overview.clone()) != overview);
         };

@@ -261,7 +261,7 @@ fn pki(overview: &Overview, words: &Words, now: SystemTime) -> Option<Pki> {
 fn authority(view: &AuthorityView, words: &Words, now: SystemTime) -> Authority {
     let fingerprint = fingerprint(view);
     Authority {
-        name: format!("{} {}", view.namespace, view.name),
+        name: authority_name(&view.namespace, &view.name),
         words: words.get(&fingerprint).cloned(),
         fingerprint: bytes(&view.fingerprint),
         ends: printed(view.not_after, DAY),
@@ -276,6 +276,15 @@ fn authority(view: &AuthorityView, words: &Words, now: SystemTime) -> Authority 
     }
 }
 
+/// What people call an authority.
+fn authority_name(namespace: &str, name: &str) -> String {
+    match (namespace, name) {
+        ("polis:curator", "cluster") => "cluster CA".to_owned(),
+        ("polis:etcd-pki", "etcd-peers") => "etcd CA".to_owned(),
+        _ => format!("{namespace} {name}"),
+    }
+}
+
 /// The fingerprint of an authority's certificate.
 pub(super) fn fingerprint(view: &AuthorityView) -> Fingerprint {
     Fingerprint::from_bytes(bytes(&view.fingerprint))
@@ -284,7 +293,7 @@ pub(super) fn fingerprint(view: &AuthorityView) -> Fingerprint {
 fn certificate(view: &CertificateView, now: SystemTime) -> Certificate {
     Certificate {
         name: view.name.clone(),
-        issuer: format!("{} {}", view.namespace, view.issuer),
+        issuer: authority_name(&view.namespace, &view.issuer),
         ends: printed(view.not_after, DAY),
         days_left: days(now, view.not_after),
         renews: (view.renewal == Renewal::ByUser).then(|| printed(view.renew_at, DAY)),

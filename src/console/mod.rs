@@ -197,6 +197,14 @@ impl Service {
     }
 }
 
+/// Whether this boot is to have no console: the word `polis.console=off` on the
+/// kernel command line, for the measurement of what a console costs.
+#[must_use]
+pub fn is_off() -> bool {
+    let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    line.split_ascii_whitespace().any(|word| word == "polis.console=off")
+}
+
 /// Starts what measures and computes for the snapshots.
 fn start_helpers(
     ctx: &Context,

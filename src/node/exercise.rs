@@ -1,4 +1,4 @@
-//! Works the data partition on purpose, for the stories and measurements of storage.
+//! Works the node on purpose, for stories and measurements: mostly its data partition.
 //!
 //! The door is the word `polis.exercise=NAME` on the kernel command line, as for
 //! `node::fault`. What happens is told in lines `POLIS exercise name=NAME ...`.
@@ -9,6 +9,7 @@
 //! | `count` | a number in etcd is read, then counted up until the end | `found`, then `acknowledged` |
 //! | `fill` | as `count`; meanwhile the data partition is filled, kept full, emptied | and `filled`, `emptied` |
 //! | `wal` | records are written and flushed as etcd does it, and timed | `p50 p99 mean` in microseconds |
+//! | `flood` | this process is measured at rest, then under 10,000 log lines a second | `phase cpu node`, see `flood` |
 //!
 //! The values that `count` writes carry [`PLAINTEXT`], for who searches the disk.
 
@@ -22,6 +23,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{error, warn};
 
+use super::flood;
 use crate::consensus::{self, client};
 use crate::event::{self, Closed};
 use crate::serial::EventLine;
@@ -55,11 +57,13 @@ pub enum Exercise {
     Fill,
     /// Time what etcd's log does.
     Wal,
+    /// Write more log lines than anybody reads.
+    Flood,
 }
 
 impl Exercise {
-    const ALL: [(&'static str, Self); 3] =
-        [("count", Self::Count), ("fill", Self::Fill), ("wal", Self::Wal)];
+    const ALL: [(&'static str, Self); 4] =
+        [("count", Self::Count), ("fill", Self::Fill), ("wal", Self::Wal), ("flood", Self::Flood)];
 
     /// What the command line of this boot asks for, if anything.
     #[must_use]
@@ -68,7 +72,7 @@ impl Exercise {
         let name = asked_for(&line)?;
         let exercise = Self::from_name(name);
         match exercise {
-            Some(_) => error!("polis.exercise={name}: this node works its disk on purpose"),
+            Some(_) => error!("polis.exercise={name}: this node works on purpose"),
             None => error!("polis.exercise={name} is none that this node knows: ignored"),
         }
         exercise
@@ -120,6 +124,10 @@ impl Service {
                 }
                 Exercise::Wal => {
                     self.wal(&ctx, &data).await;
+                    Ok(())
+                }
+                Exercise::Flood => {
+                    flood::run(&ctx, || self.line()).await;
                     Ok(())
                 }
             }

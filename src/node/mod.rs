@@ -21,6 +21,7 @@
 pub mod environment;
 pub mod exercise;
 pub mod fault;
+mod flood;
 pub mod heartbeat;
 pub mod logs;
 mod panics;

@@ -91,7 +91,13 @@ pub struct CertificateView {
 impl Overview {
     /// Adds what a namespace holds: its keys without the namespace's own folder.
     /// Values that cannot be read are left out, for whoever uses them says so.
-    pub fn add(&mut self, namespace: &str, entries: &BTreeMap<String, Vec<u8>>, renewal: Renewal) {
+    /// `renewal` tells by a certificate's name whether somebody renews it.
+    pub fn add(
+        &mut self,
+        namespace: &str,
+        entries: &BTreeMap<String, Vec<u8>>,
+        renewal: impl Fn(&str) -> Renewal,
+    ) {
         let authorities = children(entries, AUTHORITIES);
         let mut crls = BTreeMap::new();
         for name in authorities {
@@ -144,7 +150,7 @@ impl Overview {
                 not_before: facts.not_before,
                 renew_at: facts.renew_at(),
                 not_after: facts.not_after,
-                renewal,
+                renewal: renewal(name),
                 managed: entries.contains_key(&format!("{CERTIFICATES}{issuer}/{name}/key")),
                 revoked: crls.get(issuer).is_some_and(|crl| crl.revokes(&facts.serial)),
             });

@@ -209,7 +209,7 @@ async fn the_overview_shows_what_there_is_and_no_secret() {
     pki.ensure(&peer("a", Mode::Managed), noon()).await.unwrap();
 
     let mut overview = Overview::default();
-    overview.add("polis:etcd-pki", &memory.contents(), Renewal::ByUser);
+    overview.add("polis:etcd-pki", &memory.contents(), |_| Renewal::ByUser);
     let [shown] = overview.authorities.as_slice() else { panic!("{overview:?}") };
     assert_eq!((shown.issued, shown.crl_number), (3, 2));
     assert_eq!(shown.fingerprint, parse::hex(&Facts::read(&ca.der).unwrap().fingerprint));
@@ -238,7 +238,7 @@ proptest! {
             ("certificates/a/b/certificate".to_owned(), noise),
         ]);
         let mut overview = Overview::default();
-        overview.add("x", &entries, Renewal::None);
+        overview.add("x", &entries, |_| Renewal::None);
         prop_assert_eq!(overview, Overview::default());
     }
 

@@ -8,6 +8,7 @@
 //! the image and runs them; `docs/testing.md` says how to run one.
 #![cfg(test)]
 
+mod console;
 mod deaths;
 mod disks;
 mod esp;

@@ -20,7 +20,12 @@ pub(crate) fn draw(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
         Cluster::Unknown | Cluster::Foreign | Cluster::Trusted => (Mark::Busy, strong),
         Cluster::Disowning | Cluster::Split => (Mark::Bad, strong.bg(Color::Red)),
     };
-    let how = Row::default().put(state, &format!(" {} {} ", mark.glyph(), header.cluster.name()));
+    let word = match header.cluster {
+        // At boot, which is the only time, this says more.
+        Cluster::Unknown => "starting",
+        cluster => cluster.name(),
+    };
+    let how = Row::default().put(state, &format!(" {} {word} ", mark.glyph()));
     let who = Row::indented(1).put(strong, "POLIS").gap(2);
     // How it stands is always there; a name that leaves no room for it is cut.
     let room = usize::from(area.width).saturating_sub(who.used() + how.used() + 1);

@@ -193,6 +193,7 @@ fn rows(node: &Node, columns: &Columns, details: bool, width: usize) -> Vec<Line
         Some(Standing::Learner { .. }) => "learner",
     };
     let heartbeat = match node.heartbeat {
+        None if node.health == Health::Healthy => "on time".to_owned(),
         None => "none yet".to_owned(),
         Some(age) => format!("{} ago", duration(age)),
     };

@@ -128,11 +128,20 @@ pub(crate) fn content(
     Content { head, body, focus: None }
 }
 
-/// The last `rows` lines of what is worth to be told, in pages about something else.
+/// The newest entries of what is worth to be told, as many as fit whole into
+/// `rows`, for pages about something else.
 pub(super) fn newest(logs: &Logs, width: usize, rows: usize) -> Vec<Line<'static>> {
-    let mut lines = content(logs, None, &Filter::default(), width, Some(rows)).body;
-    lines.drain(..lines.len().saturating_sub(rows));
-    lines
+    let filter = Filter::default();
+    let mut newest = Vec::new();
+    for entry in logs.entries.iter().rev().filter(|entry| filter.lets_through(entry)) {
+        let lines = lines(entry, "", width);
+        if newest.len() + lines.len() > rows {
+            break;
+        }
+        newest.extend(lines.into_iter().rev());
+    }
+    newest.reverse();
+    newest
 }
 
 fn lines(entry: &LogEntry, found: &str, width: usize) -> Vec<Line<'static>> {

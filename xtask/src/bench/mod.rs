@@ -5,6 +5,7 @@
 //! everything. `docs/benchmarks.md` keeps what was measured, where and when.
 
 mod boot;
+mod console;
 mod curator;
 mod floor;
 mod image;
@@ -43,6 +44,8 @@ enum Name {
     Storage,
     /// Building the image: nothing changed, one line changed, cold. Its size by part.
     Image,
+    /// What the console costs: memory, processor at rest and under a flood of log lines.
+    Console,
     /// A curator with 1,000 nodes and 100 watchers: delays, processor, memory.
     Curator,
 }
@@ -50,13 +53,14 @@ enum Name {
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
     let names = args.name.map_or_else(
-        || vec![Name::Image, Name::Boot, Name::Storage, Name::Curator],
+        || vec![Name::Image, Name::Boot, Name::Storage, Name::Console, Name::Curator],
         |name| vec![name],
     );
     for name in names {
         let table = match name {
             Name::Boot => boot::measure(&args)?,
             Name::Storage => storage::measure(&args)?,
+            Name::Console => console::measure(&args)?,
             Name::Image => image::measure(args.runs)?,
             Name::Curator => curator::measure(args.runs)?,
         };

@@ -1,0 +1,198 @@
+//! Stories of the console: on the screen, and on a terminal at the end of a line.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::num::NonZero;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use polis_proto::v1::{ConsoleConfiguration, NodeParameters};
+use polis_qemu::{Config, Machine, screen};
+use prost::Message as _;
+
+use crate::world::{BOOT, SOON, World, bootstrap, home, this_boot};
+
+/// How often a terminal looks for what it was sent.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The pages, and words that each of them has on a machine that founded a cluster.
+const PAGES: [(&str, &str); 7] = [
+    ("Boot", "Up. It was ready"),
+    ("Cluster", "polis-"),
+    ("etcd", "it is the only voter"),
+    ("PKI", "SHA-256"),
+    ("Services", "services are well"),
+    ("Logs", "Following"),
+    ("Network", "Others reach this node"),
+];
+
+/// A person's terminal at the other end of a line: it has a size, knows it, and
+/// is not asked for anything else.
+struct Terminal {
+    line: UnixStream,
+    parser: vt100::Parser,
+}
+
+impl Terminal {
+    fn new(machine: &mut Machine, [rows, columns]: [u16; 2]) -> Result<Self> {
+        let line = machine.take_console().context("the machine has no console")?;
+        line.set_read_timeout(Some(LOOK))?;
+        let [rows, columns] = [size(rows)?, size(columns)?];
+        Ok(Self { line, parser: vt100::Parser::new(rows, columns, 0) })
+    }
+
+    fn resize(&mut self, [rows, columns]: [u16; 2]) -> Result<()> {
+        self.parser.screen_mut().set_size(size(rows)?, size(columns)?);
+        Ok(())
+    }
+
+    /// Reads what came, and answers who asks where the cursor is.
+    fn listen(&mut self) -> Result<()> {
+        let mut bytes = [0; 65536];
+        match self.line.read(&mut bytes) {
+            Ok(0) => bail!("the machine hung up"),
+            Ok(length) => {
+                let (sent, mut asked) = (&bytes[..length], false);
+                for byte in sent {
+                    self.parser.process(&[*byte]);
+                    // Asked after a jump to the corner, and answered from there.
+                    asked |= *byte == b'n';
+                }
+                if asked {
+                    let (rows, columns) = self.parser.screen().size();
+                    write!(self.line, "\x1b[{rows};{columns}R")?;
+                }
+                Ok(())
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn press(&mut self, keys: &str) -> Result<()> {
+        Ok(self.line.write_all(keys.as_bytes())?)
+    }
+
+    fn screen(&self) -> String {
+        self.parser.screen().contents()
+    }
+
+    /// Looks until the screen has `text` on it.
+    fn wait_for(&mut self, text: &str) -> Result<()> {
+        let deadline = Instant::now() + SOON;
+        while !self.screen().contains(text) {
+            ensure!(Instant::now() < deadline, "{text:?} is not on\n{}", self.screen());
+            self.listen()?;
+        }
+        Ok(())
+    }
+}
+
+fn size(cells: u16) -> Result<NonZero<u16>> {
+    NonZero::new(cells).context("a terminal without a cell")
+}
+
+/// A machine whose console is on `hvc0` too.
+fn with_terminal(world: &World) -> Result<Config> {
+    let parameters = NodeParameters {
+        console: Some(ConsoleConfiguration { tui: vec!["hvc0".to_owned()] }),
+        ..bootstrap()
+    };
+    Ok(Config {
+        console: true,
+        fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
+        ..world.founder("")?
+    })
+}
+
+#[test]
+fn a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine() -> Result<()> {
+    let world = World::new("console-line")?;
+    let mut machine = world.boot(&with_terminal(&world)?)?;
+    let mut terminal = Terminal::new(&mut machine, [30, 100])?;
+    terminal.wait_for("POLIS")?;
+    while machine.seen(|event| event.word == "ready").is_empty() {
+        // A screen is looked at while its machine boots.
+        terminal.listen()?;
+        let _line = machine.next_line(LOOK);
+    }
+    for (number, (page, words)) in (1..).zip(PAGES) {
+        terminal.press(&format!("{number}"))?;
+        terminal.wait_for(&format!("[F{number} {page}]"))?;
+        terminal.wait_for(words)?;
+    }
+    // The size that the terminal told, not one that was assumed.
+    let last = terminal.parser.screen().rows(0, 100).last().unwrap_or_default();
+    ensure!(last.contains("[F7 Network]"), "another size than 30 rows:\n{}", terminal.screen());
+
+    terminal.resize([40, 132])?;
+    terminal.press("1")?;
+    terminal.wait_for("Load")?;
+    let last = |terminal: &Terminal| terminal.parser.screen().rows(0, 132).last();
+    let deadline = Instant::now() + SOON;
+    while !last(&terminal).is_some_and(|row| row.contains("[F1 Boot]")) {
+        ensure!(Instant::now() < deadline, "not grown:\n{}", terminal.screen());
+        terminal.listen()?;
+    }
+
+    terminal.press("6/voter\r")?;
+    terminal.wait_for("with \"voter\"")?;
+    terminal.press("PR")?;
+    terminal.wait_for("yes, reboot it now")?;
+    terminal.wait_for("only voter")?;
+    terminal.press("Y")?;
+    let off = machine.wait_for("off", SOON, |_| true)?;
+    ensure!(off.is("reason", "reboot"), "another end: {off}");
+    let said = machine.lines().into_iter().find(|line| line.text.contains("actor=\"console\""));
+    ensure!(said.is_some(), "nobody says who rebooted the machine");
+    Ok(())
+}
+
+#[test]
+fn a_line_that_nobody_reads_holds_up_nothing_and_shows_the_newest_when_somebody_does() -> Result<()>
+{
+    let world = World::new("console-unread")?;
+    let mut machine = world.boot(&with_terminal(&world)?)?;
+    let identity = home(&mut machine)?;
+    let mut terminal = Terminal::new(&mut machine, [24, 80])?;
+    terminal.wait_for(&identity.node)?;
+    terminal.wait_for("Up. It was ready")?;
+    Ok(())
+}
+
+#[test]
+fn every_stage_of_a_boot_is_on_the_screen() -> Result<()> {
+    let world = World::new("console-screen")?;
+    let mut machine = world.boot(&world.founder("")?)?;
+    for stage in ["system", "storage", "consensus"] {
+        let wanted = |event: &polis_qemu::Event| event.is("name", stage);
+        machine.wait_for("stage", BOOT, wanted)?;
+        machine.picture(&format!("stage-{stage}"))?;
+    }
+    machine.wait_for("ready", BOOT, |_| true)?;
+    // Some seconds later a driver has taken over the screen from the firmware's.
+    machine.wait_for("memory", SOON, |_| true)?;
+    let shown = |machine: &mut Machine, name: &str| -> Result<()> {
+        let deadline = Instant::now() + SOON;
+        // The bars at the top and at the bottom are blue.
+        while machine.picture(name)?.share(screen::is_blue) < 0.05 {
+            ensure!(Instant::now() < deadline, "no console on the screen: {name}.png");
+            let _line = machine.next_line(Duration::from_millis(200));
+        }
+        Ok(())
+    };
+    shown(&mut machine, "ready")?;
+    for (key, (page, _)) in ["f1", "f2", "f3", "f4", "f5", "f6", "f7"].into_iter().zip(PAGES) {
+        machine.qmp.press(&[key])?;
+        // The next picture is drawn within a second, and the clock with it.
+        let _line = machine.next_line(Duration::from_millis(1500));
+        shown(&mut machine, &format!("page-{}", page.to_lowercase()))?;
+    }
+    machine.qmp.press(&["f10"])?;
+    let _line = machine.next_line(Duration::from_millis(1500));
+    shown(&mut machine, "power")?;
+    ensure!(this_boot(&machine).iter().all(|event| event.word != "guru"), "a guru on the way");
+    Ok(())
+}
