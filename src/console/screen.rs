@@ -57,6 +57,11 @@ const SPEED: u32 = 115_200;
 /// Keeps the cursor, jumps to the far corner, asks where that is, comes back.
 const WHERE: &[u8] = b"\x1b7\x1b[999;999H\x1b[6n\x1b8";
 
+/// Has a virtual terminal draw dark grey lighter than it is used to: on black,
+/// nobody reads it from a step away. Only there: any other terminal would take
+/// what follows for a part of this.
+const LIGHTER: &[u8] = b"\x1b]P8858585";
+
 /// One terminal. Holds no progress.
 #[derive(Clone, Debug)]
 pub(super) struct Service {
@@ -155,9 +160,13 @@ impl Attached {
         let size = terminal.reported_size().unwrap_or(SIZE_DEFAULT);
         let canvas = Canvas::new(size)?;
         let Size { columns, rows } = canvas.size();
+        let writer = Writer::start(terminal.try_clone_file()?)?;
+        if characters(path).is_some() {
+            writer.offer(LIGHTER);
+        }
         Ok(Self {
             readable: readiness::watch(&terminal, Interest::READABLE)?,
-            writer: Writer::start(terminal.try_clone_file()?)?,
+            writer,
             name: path.display().to_string(),
             terminal,
             view: View::new(columns, rows),

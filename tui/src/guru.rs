@@ -212,7 +212,7 @@ pub fn render(guru: &Guru, view: &View, phase: bool, frame: &mut Frame<'_>) {
     let width = text_width(areas.body);
     put(&head(guru, width), areas.head, buffer);
     if view.logs {
-        window::draw(&everything(guru, width), view.top, areas.body, FAINT, buffer);
+        window::draw(&everything(guru, width), view.top, 0, areas.body, FAINT, buffer);
     } else {
         put(&report(guru, width, usize::from(areas.body.height)), areas.body, buffer);
     }

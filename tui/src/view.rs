@@ -17,15 +17,16 @@
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
+use ratatui::text::Line;
 
-use crate::pages::logs::Filter;
+use crate::pages::logs::{Filter, Of};
 use crate::pages::services::Tree;
 use crate::pages::{self, Content};
 use crate::power::Menu;
 use crate::prompt::{For, Outcome, Prompt};
 use crate::snapshot::{Logs, Severity};
-use crate::theme::DIM;
-use crate::widgets::window;
+use crate::theme::{DIM, STRONG};
+use crate::widgets::{Row, window};
 use crate::{Command, Key, Snapshot, header, help};
 
 /// A page of the console.
@@ -83,6 +84,28 @@ impl Page {
     /// The page of function key `number`, from 1.
     fn of_key(number: usize) -> Option<Self> {
         Self::ALL.get(number.checked_sub(1)?).copied()
+    }
+
+    /// Those whose log lines belong on the page, and what these lines are called.
+    fn writers(self) -> Option<(&'static str, &'static [&'static str])> {
+        match self {
+            Self::Cluster => Some((
+                "Log of the cluster",
+                &["root.cluster", "root.curator", "root.liaison", "root.roles"],
+            )),
+            Self::Etcd => Some(("Log of etcd", &["root.consensus"])),
+            Self::Pki => Some((
+                "Log of the certificates",
+                &[
+                    "root.credentials",
+                    "root.liaison.renewal",
+                    "root.consensus.certificate",
+                    "root.consensus.crl",
+                ],
+            )),
+            Self::Network => Some(("Log of the network", &["root.network", "root.names"])),
+            Self::Boot | Self::Services | Self::Logs => None,
+        }
     }
 
     /// The page `steps` further on, past the last one to the first.
@@ -304,12 +327,30 @@ impl View {
     fn content(&self, snapshot: &Snapshot, area: Rect, whole: bool) -> Content {
         // The last column is the scroll bar's, the one before keeps it apart.
         let width = usize::from(area.width.saturating_sub(2));
+        let mut content = self.page_content(snapshot, area, width, whole);
+        if let Some((title, names)) = self.page.writers() {
+            // What fits below a page never makes it scroll.
+            let used = content.head.len() + content.body.len() + 1;
+            let rows = usize::from(area.height).saturating_sub(used);
+            let title = Row::default().put(STRONG, title).put(DIM, " F6");
+            let said = pages::logs::block(&snapshot.logs, title, Of::Below(names), width, rows);
+            if !said.is_empty() {
+                content.body.push(Line::default());
+                content.body.extend(said);
+            }
+        }
+        content
+    }
+
+    fn page_content(&self, snapshot: &Snapshot, area: Rect, width: usize, whole: bool) -> Content {
         match self.page {
             Page::Boot => pages::boot::content(snapshot, width, area.height.into()),
             Page::Cluster => pages::cluster::content(snapshot, width),
             Page::Etcd => pages::etcd::content(snapshot, width),
             Page::Pki => pages::pki::content(snapshot, width),
-            Page::Services => pages::services::content(snapshot, &self.tree, width),
+            Page::Services => {
+                pages::services::content(snapshot, &self.tree, width, area.height.into())
+            }
             Page::Logs => {
                 // One more than fits, for the scroll bar to know that there is more.
                 let rows = usize::from(area.height) + 1;
@@ -345,7 +386,8 @@ impl View {
         for (line, y) in content.head.iter().zip(head.top()..head.bottom()) {
             buffer.set_line(head.x, y, line, head.width);
         }
-        window::draw(&content.body, self.top(&content, body.height), body, DIM, buffer);
+        let top = self.top(&content, body.height);
+        window::draw(&content.body, top, content.above, body, DIM, buffer);
     }
 }
 

@@ -10,7 +10,7 @@ use crate::snapshot::{Cluster, Header, Logs, Snapshot, Stage, StageState};
 use crate::text::{duration, name};
 use crate::theme::{ATTENTION, BAD, BUSY, DIM, GOOD, Mark, PLAIN, STRONG};
 use crate::widgets::Row;
-use crate::widgets::block::{beside, blank, titled};
+use crate::widgets::block::{beside, blank};
 use crate::widgets::headline::{INDENT, hanging, headline, note};
 use crate::widgets::timeline::{Fill, Timeline};
 
@@ -28,9 +28,6 @@ const GAP: usize = 3;
 
 /// Rows of a chart.
 const ROWS: usize = 3;
-
-/// Fewer lines of the log say nothing.
-const LOG_MIN: usize = 3;
 
 const SPLIT: &str = "Up, but cut off from the cluster: too few of its members answer. \
                      The etcd page (F3) names them.";
@@ -65,12 +62,9 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize, height: usize) -> Conte
 
 /// The newest lines of the log, where there is room for some.
 fn said(logs: &Logs, width: usize, rows: usize) -> Vec<Line<'static>> {
-    let Some(rows) = rows.checked_sub(2).filter(|rows| *rows >= LOG_MIN) else {
-        return Vec::new();
-    };
-    let mut lines = vec![blank(), titled(Row::default().put(STRONG, "Log").put(DIM, " F6"), width)];
-    lines.extend(logs::newest(logs, width, rows));
-    lines
+    let title = Row::default().put(STRONG, "Log").put(DIM, " F6");
+    let block = logs::block(logs, title, logs::Of::All, width, rows.saturating_sub(1));
+    if block.is_empty() { block } else { std::iter::once(blank()).chain(block).collect() }
 }
 
 /// What is compared before a person lets this node in.

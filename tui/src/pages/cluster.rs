@@ -51,7 +51,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let rows = nodes.iter().flat_map(|node| rows(node, &columns, details, width));
     let mut body: Vec<_> = rows.collect();
     body.extend(identity(snapshot, width));
-    Content { head, body, focus: None }
+    Content { head, body, above: 0, focus: None }
 }
 
 /// Why there is nobody to show.

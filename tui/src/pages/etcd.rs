@@ -21,6 +21,9 @@ const DB: usize = 12;
 const NAME_MAX: usize = 39;
 const NAME_MIN: usize = 16;
 
+/// Between the columns and what stands beside them.
+const GAP: usize = 4;
+
 /// Column of the names of facts.
 const FACT: usize = 11;
 
@@ -40,6 +43,9 @@ const ONLY_VOTER: &str = "Losing this node stops the cluster: it is the only vot
                           Three voters survive the loss of one.";
 const MORE_VOTERS: &str = "Bring back those that do not answer, or add one.";
 
+/// From so many columns on, what is of second rank stands beside the rest.
+const PLACE: usize = 64;
+
 pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let Some(etcd) = &snapshot.etcd else {
         let text = "This node runs no etcd member yet. The Boot page (F1) says what it waits for.";
@@ -55,14 +61,16 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     body.push(blank());
     let left = width.saturating_sub(INDENT + STANDING + LAG + TRIP + DB);
     let column = left.clamp(NAME_MIN, NAME_MAX);
+    let wide = left >= NAME_MAX + PLACE;
     let head = Row::default()
         .cell(INDENT + column, STRONG, &plural(etcd.members.len() as u64, "member"))
         .cell(STANDING, DIM, "standing")
         .right(LAG, DIM, "behind by")
-        .right(TRIP, DIM, "answers in")
+        .right(TRIP, DIM, "answers")
         .right(DB, DIM, "database");
+    let head = if wide { head.gap(GAP).put(DIM, "number and address") } else { head };
     body.push(titled(head, width));
-    body.extend(etcd.members.iter().flat_map(|member| rows(member, column, width)));
+    body.extend(etcd.members.iter().flat_map(|member| rows(member, column, wide, width)));
     body.push(blank());
     body.push(title("Database", width));
     body.extend(facts(etcd, width));
@@ -125,7 +133,7 @@ fn quorum(etcd: &Etcd) -> Option<Line<'static>> {
     Some(row.put(if answer < needed { Mark::Bad.style() } else { PLAIN }, &text).line())
 }
 
-fn rows(member: &Member, column: usize, width: usize) -> Vec<Line<'static>> {
+fn rows(member: &Member, column: usize, wide: bool, width: usize) -> Vec<Line<'static>> {
     let id = format!("{:016x}", member.id);
     let name = match member.name.as_str() {
         "" => "(never started)".to_owned(),
@@ -162,6 +170,11 @@ fn rows(member: &Member, column: usize, width: usize) -> Vec<Line<'static>> {
         .right(TRIP, PLAIN, &member.round_trip.map_or_else(unknown, micros))
         .right(DB, PLAIN, &member.db_size.map_or_else(unknown, bytes));
     let place = format!("{id}  {}", crate::text::clean(&member.url));
+    if wide {
+        let row = row.gap(GAP);
+        let place = cut(&place, width.saturating_sub(row.used()));
+        return vec![row.put(DIM, &place).line()];
+    }
     let place = cut(&place, width.saturating_sub(INDENT));
     vec![row.line(), Row::indented(INDENT).put(DIM, &place).line()]
 }

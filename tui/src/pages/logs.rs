@@ -8,7 +8,7 @@ use crate::snapshot::{LogEntry, Logs, Severity};
 use crate::text::{clean, cut, name, plural, width as cells, wrap};
 use crate::theme::{ATTENTION, BAD, BUSY, DIM, FOUND, Mark, PLAIN};
 use crate::widgets::Row;
-use crate::widgets::block::blank;
+use crate::widgets::block::{blank, titled};
 use crate::widgets::headline::headline;
 
 /// Where the text of an entry goes on in its second line: below the name.
@@ -105,13 +105,16 @@ pub(crate) fn content(
     head.push(blank());
     let entries = shown.entries.iter().filter(|entry| filter.lets_through(entry));
     let mut body = Vec::new();
+    let mut above = 0;
     match rows {
         None => body.extend(entries.flat_map(|entry| lines(entry, &filter.text, width))),
         Some(rows) => {
-            for entry in entries.rev() {
+            let mut newest = entries.rev();
+            while let Some(entry) = newest.next() {
                 body.extend(lines(entry, &filter.text, width).into_iter().rev());
                 if body.len() >= rows {
-                    break;
+                    // Most entries have one line, and a scroll bar is not exact.
+                    above = newest.by_ref().count();
                 }
             }
             body.reverse();
@@ -125,15 +128,69 @@ pub(crate) fn content(
         };
         body.push(Row::indented(2).put(DIM, nothing).line());
     }
-    Content { head, body, focus: None }
+    Content { head, body, above, focus: None }
 }
 
-/// The newest entries of what is worth to be told, as many as fit whole into
-/// `rows`, for pages about something else.
-pub(super) fn newest(logs: &Logs, width: usize, rows: usize) -> Vec<Line<'static>> {
-    let filter = Filter::default();
+/// What a page about something else shows of the log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Of<'a> {
+    /// All that is worth to be told; of the kernel, what is wrong.
+    All,
+    /// The same of those with one of these names, and of all below them.
+    Below(&'a [&'a str]),
+    /// What is wrong, whoever says so.
+    Wrong,
+}
+
+impl Of<'_> {
+    fn lets_through(self, entry: &LogEntry) -> bool {
+        let below = |name: &str| {
+            let rest = entry.name.strip_prefix(name);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        match self {
+            _ if entry.severity >= Severity::Warning && !matches!(self, Self::Below(_)) => true,
+            Self::Wrong => false,
+            // A kernel lists its hardware, and it has a lot of it.
+            Self::All => entry.severity >= Severity::Info && entry.name != KERNEL,
+            Self::Below(names) => {
+                entry.severity >= Severity::Info && names.iter().any(|name| below(name))
+            }
+        }
+    }
+}
+
+/// The name of the kernel in the log.
+const KERNEL: &str = "kernel";
+
+/// Fewer lines of the log say nothing.
+const ROWS_MIN: usize = 3;
+
+/// A block with the newest entries `of` the log below `title`, as many as fit
+/// whole into `rows`; nothing where there are few rows, or nothing was said.
+pub(crate) fn block(
+    logs: &Logs,
+    title: Row,
+    of: Of<'_>,
+    width: usize,
+    rows: usize,
+) -> Vec<Line<'static>> {
+    let Some(rows) = rows.checked_sub(1).filter(|rows| *rows >= ROWS_MIN) else {
+        return Vec::new();
+    };
+    let newest = newest(logs, of, width, rows);
+    if newest.is_empty() {
+        return newest;
+    }
+    let mut lines = vec![titled(title, width)];
+    lines.extend(newest);
+    lines
+}
+
+/// The newest entries `of` the log, as many as fit whole into `rows`.
+fn newest(logs: &Logs, of: Of<'_>, width: usize, rows: usize) -> Vec<Line<'static>> {
     let mut newest = Vec::new();
-    for entry in logs.entries.iter().rev().filter(|entry| filter.lets_through(entry)) {
+    for entry in logs.entries.iter().rev().filter(|entry| of.lets_through(entry)) {
         let lines = lines(entry, "", width);
         if newest.len() + lines.len() > rows {
             break;
@@ -222,5 +279,27 @@ mod tests {
         let whole = content(&logs, None, &Filter::default(), 60, None).body;
         let tail = content(&logs, None, &Filter::default(), 60, Some(5)).body;
         assert!(tail.len() >= 5 && whole.ends_with(&tail));
+    }
+
+    #[test]
+    fn a_scroll_bar_knows_of_what_is_not_drawn() {
+        let mut logs = Logs::default();
+        let entry = LogEntry { severity: Severity::Info, ..LogEntry::default() };
+        logs.entries = vec![entry; 100];
+        let tail = content(&logs, None, &Filter::default(), 60, Some(5));
+        assert_eq!((tail.body.len(), tail.above), (5, 95));
+    }
+
+    #[test]
+    fn pages_about_something_else_show_what_belongs_to_them() {
+        let shown = |of: Of<'_>, name: &str, severity| {
+            of.lets_through(&LogEntry { name: name.to_owned(), severity, ..LogEntry::default() })
+        };
+        let below = Of::Below(&["root.net"]);
+        assert!(shown(below, "root.net.dhcp", Severity::Info));
+        assert!(!shown(below, "root.network", Severity::Error));
+        assert!(shown(Of::All, "kernel", Severity::Warning));
+        assert!(!shown(Of::All, "kernel", Severity::Info));
+        assert!(!shown(Of::Wrong, "root", Severity::Info));
     }
 }

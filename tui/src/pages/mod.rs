@@ -21,6 +21,8 @@ pub(crate) const WIDE: usize = 110;
 pub(crate) struct Content {
     pub(crate) head: Vec<Line<'static>>,
     pub(crate) body: Vec<Line<'static>>,
+    /// Lines before the body that nobody is about to see, about.
+    pub(crate) above: usize,
     /// Lines of the body that must be on the screen: where the cursor is.
     pub(crate) focus: Option<Range<usize>>,
 }

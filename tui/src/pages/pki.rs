@@ -1,10 +1,12 @@
 //! Answers: what ends soon, and does it renew itself?
 
+use ratatui::style::Style;
 use ratatui::text::Line;
 
 use super::Content;
+use super::cluster::short;
 use crate::snapshot::{Authority, Certificate, Crl, Pki, Snapshot};
-use crate::text::{clean, count, duration, name, plural, wrap};
+use crate::text::{clean, count, duration, plural, wrap};
 use crate::theme::{DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title};
 use crate::widgets::headline::{INDENT, headline};
@@ -60,7 +62,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         body.extend([blank(), title("Signed by others", width)]);
         body.extend(others.iter().map(|certificate| columns.certificate(certificate, "")));
     }
-    Content { head, body, focus: None }
+    Content { head, body, above: 0, focus: None }
 }
 
 /// Something that ends.
@@ -75,7 +77,7 @@ struct End<'a> {
 /// Everything that ends, the soonest first.
 fn ends(pki: &Pki) -> Vec<End<'_>> {
     let authorities = pki.authorities.iter().map(|authority| End {
-        name: name(&authority.name),
+        name: short(&authority.name),
         ends: &authority.ends,
         days_left: authority.days_left,
         renews: None,
@@ -83,7 +85,7 @@ fn ends(pki: &Pki) -> Vec<End<'_>> {
     });
     let valid = pki.certificates.iter().filter(|certificate| !certificate.revoked);
     let certificates = valid.map(|certificate| End {
-        name: name(&certificate.name),
+        name: short(&certificate.name),
         ends: &certificate.ends,
         days_left: certificate.days_left,
         renews: certificate.renews.as_deref(),
@@ -171,20 +173,21 @@ impl Columns {
         let row = self.row(mark, name, BY_HAND, &it.ends, it.days_left);
         let mut lines = vec![life::share(row, self.bar, mark.style(), it.used, None).line()];
         let branch = if signed { "│" } else { "" };
-        let mut fact = |what: &str, text: &str| {
+        let mut fact = |what: &str, style: Style, text: &str| {
             let left = width.saturating_sub(2 * INDENT + FACT);
             let lead = Row::default().cell(INDENT, PLAIN, "").cell(INDENT, DIM, branch);
             for (at, line) in wrap(&clean(text), left).iter().enumerate() {
                 let what = if at == 0 { what } else { "" };
-                lines.push(lead.clone().cell(FACT, DIM, what).put(DIM, line).line());
+                lines.push(lead.clone().cell(FACT, DIM, what).put(style, line).line());
             }
         };
         if let Some(words) = &it.words {
-            fact("words", words);
+            fact("words", PLAIN, words);
         }
         let hex: String = it.fingerprint.iter().map(|byte| format!("{byte:02x}")).collect();
-        fact("SHA-256", &hex);
-        fact("revoked", &crl(it.crl.as_ref()));
+        fact("SHA-256", PLAIN, &hex);
+        let revokes = it.crl.as_ref().is_some_and(|crl| crl.entries > 0);
+        fact("revoked", if revokes { PLAIN } else { DIM }, &crl(it.crl.as_ref()));
         lines
     }
 

@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use ratatui::text::Line;
 
 use super::Content;
-use crate::snapshot::{Service, ServiceState, Snapshot};
+use super::logs::{self, Of};
+use crate::snapshot::{Logs, Service, ServiceState, Snapshot};
 use crate::text::{clean, count, duration, name, plural, width as cells};
-use crate::theme::{ATTENTION, CURSOR, DIM, Mark, PLAIN};
+use crate::theme::{ATTENTION, CURSOR, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::Row;
-use crate::widgets::block::blank;
+use crate::widgets::block::{beside, blank};
 use crate::widgets::headline::{INDENT, hanging, headline};
 
 /// Columns after the tree: state, time in it, restarts.
@@ -95,13 +96,60 @@ fn paths(services: &[Service]) -> Vec<String> {
     all
 }
 
-pub(crate) fn content(snapshot: &Snapshot, state: &Tree, width: usize) -> Content {
+/// On a screen with more columns than these, what was said stands beside the tree.
+const TREE_AND_CAUSE: usize = 130;
+const GAP: usize = 3;
+
+pub(crate) fn content(snapshot: &Snapshot, state: &Tree, width: usize, height: usize) -> Content {
     let services = &snapshot.services;
     let (mark, answer) = answer(services);
     let mut head = headline(mark, &answer, width);
     if services.is_empty() {
         return Content { head, ..Content::default() };
     }
+    let right = width.saturating_sub(TREE_AND_CAUSE + GAP);
+    if right >= TREE_AND_CAUSE / 2 {
+        let rows = height.saturating_sub(head.len() + 1);
+        let said = said(&snapshot.logs, state, right, rows);
+        let content = tree_content(services, state, TREE_AND_CAUSE, head);
+        // Beside the head of the columns and the tree, which may be scrolled: so
+        // only where all of it fits.
+        if !said.is_empty() && content.head.len() + content.body.len() <= height {
+            let Content { mut head, body, above, focus } = content;
+            let mut said = said.into_iter();
+            let title = said.next().into_iter().collect();
+            let columns = head.pop().into_iter().collect();
+            head.extend(beside(columns, TREE_AND_CAUSE + GAP, title));
+            let body = beside(body, TREE_AND_CAUSE + GAP, said.collect());
+            return Content { head, body, above, focus };
+        }
+        return content;
+    }
+    tree_content(services, state, width, std::mem::take(&mut head))
+}
+
+/// What the service under the cursor said lately; without a cursor, what is wrong.
+fn said(logs: &Logs, state: &Tree, width: usize, rows: usize) -> Vec<Line<'static>> {
+    match &state.at {
+        Some(at) => {
+            let title = Row::default().put(STRONG, &name(at)).put(DIM, " said last, L for all");
+            let names = [at.as_str()];
+            logs::block(logs, title, Of::Below(&names), width, rows)
+        }
+        None => {
+            let title = Row::default().put(STRONG, "Warnings and worse").put(DIM, " F6");
+            logs::block(logs, title, Of::Wrong, width, rows)
+        }
+    }
+}
+
+/// The tree below `head`, which has the answer.
+fn tree_content(
+    services: &[Service],
+    state: &Tree,
+    width: usize,
+    mut head: Vec<Line<'static>>,
+) -> Content {
     let tree = width.saturating_sub(INDENT + STATE + SINCE + RESTARTS).min(TREE_MAX);
     head.push(blank());
     head.push(
@@ -128,7 +176,7 @@ pub(crate) fn content(snapshot: &Snapshot, state: &Tree, width: usize) -> Conten
             focus = Some(start..body.len());
         }
     }
-    Content { head, body, focus }
+    Content { head, body, above: 0, focus }
 }
 
 /// Whether the children of a service are hidden.

@@ -11,20 +11,29 @@ pub(crate) fn end(lines: usize, rows: u16) -> usize {
 }
 
 /// Draws `lines` from `top` on; the last column is for the scroll bar, in style
-/// `bar`, where there is something to scroll.
-pub(crate) fn draw(lines: &[Line<'_>], top: usize, area: Rect, bar: Style, buffer: &mut Buffer) {
+/// `bar`, where there is something to scroll. Before the first of the lines are
+/// `above` more, which only the scroll bar knows of.
+pub(crate) fn draw(
+    lines: &[Line<'_>],
+    top: usize,
+    above: usize,
+    area: Rect,
+    bar: Style,
+    buffer: &mut Buffer,
+) {
     let end = end(lines.len(), area.height);
     let top = top.min(end);
     let text = area.width.saturating_sub(1);
     for (line, y) in lines.iter().skip(top).zip(area.top()..area.bottom()) {
         buffer.set_line(area.x, y, line, text);
     }
+    let (top, end) = (top + above, end + above);
     if end == 0 || area.is_empty() {
         return;
     }
     let rows = usize::from(area.height);
     // The thumb covers as much of the bar as the window covers of the text.
-    let thumb = (rows * rows / lines.len()).max(1);
+    let thumb = (rows * rows / (lines.len() + above)).max(1);
     let first = top * (rows - thumb) / end;
     for (row, y) in (area.top()..area.bottom()).enumerate() {
         let glyph = match row {

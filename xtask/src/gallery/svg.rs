@@ -17,10 +17,10 @@ const BASELINE: usize = 14;
 /// Around the screen.
 const MARGIN: usize = 9;
 
-/// The colours of the Linux console, from black to white.
+/// The colours of the Linux console as ours has them, from black to white.
 const COLORS: [&str; 16] = [
     "#000000", "#aa0000", "#00aa00", "#aa5500", "#0000aa", "#aa00aa", "#00aaaa", "#aaaaaa",
-    "#555555", "#ff5555", "#55ff55", "#ffff55", "#5555ff", "#ff55ff", "#55ffff", "#ffffff",
+    "#858585", "#ff5555", "#55ff55", "#ffff55", "#5555ff", "#ff55ff", "#55ffff", "#ffffff",
 ];
 const GRAY: usize = 7;
 const BRIGHT: usize = 8;
