@@ -172,8 +172,10 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         },
     };
     let enlisting = roles::enlist::Service {
-        key: tree.data.node.credentials.key.clone(),
+        node: tree.data.node.clone(),
+        etcd: tree.data.etcd.clone(),
         client: liaison.client.clone(),
+        nodes: nodes.subscribe(),
         roles: given.subscribe(),
         network: addresses.subscribe(),
         consensus: member.status(),

@@ -72,7 +72,7 @@ impl Service {
     }
 }
 
-fn read(files: &tree::Credentials) -> Result<rpc::Credentials, Error> {
+pub(super) fn read(files: &tree::Credentials) -> Result<rpc::Credentials, Error> {
     let key = files.key.read()?.ok_or(Error::Damaged("there is no key"))?;
     let certificate = pem(&files.certificate, "there is no certificate")?;
     let authority = pem(&files.ca, "there is no certificate of the cluster's CA")?;

@@ -161,6 +161,7 @@ mod tests {
             storage: Kind::Insecure,
             secrets: None,
             keeping: Keeping::default(),
+            disowned: false,
         }
     }
 

@@ -77,6 +77,9 @@ pub enum Error {
     /// A curator refuses this node.
     #[error("the cluster refuses this node: {}", .0.text)]
     Curator(Refused),
+    /// The cluster has removed this node.
+    #[error("the cluster has removed this node: it was decommissioned or deleted")]
+    Disowned,
     /// Whoever answers at the addresses of the directory belongs to another cluster.
     #[error("whoever answers at {who} has no certificate of the CA that this node was given")]
     Stranger {
@@ -148,6 +151,7 @@ impl Error {
                  data partition and polis/sealed_configuration.pb to begin anew",
             ),
             Self::Curator(refused) => refused_by_curator(refused),
+            Self::Disowned => (code::CLUSTER_REMOVED, Stage::Cluster, REMOVED_NEXT),
             Self::Stranger { .. } => (
                 code::CLUSTER_STRANGER,
                 Stage::Cluster,
@@ -195,11 +199,7 @@ fn refused_by_curator(refused: &Refused) -> (Code, Stage, &'static str) {
             "put the disk back that belongs to this node; if it is lost, remove the node from the \
              cluster (`polisctl node delete`), then reboot",
         ),
-        "decommissioned" | "unknown" | "not-up" => (
-            code::CLUSTER_REMOVED,
-            "this node was taken out of its cluster and does not come back; to use the machine \
-             again, wipe its disk and give it new parameters",
-        ),
+        "decommissioned" | "unknown" | "not-up" => (code::CLUSTER_REMOVED, REMOVED_NEXT),
         _ => (
             code::CLUSTER_REFUSED,
             "do what the cause says, then reboot; the cluster tells the same to its operator",
@@ -234,6 +234,9 @@ fn tpm_step(error: &tpm::Error) -> (Code, Stage, &'static str) {
     };
     (code, Stage::Storage, next)
 }
+
+const REMOVED_NEXT: &str = "this node was taken out of its cluster and does not come back; to \
+                            use the machine again, wipe its disk and give it new parameters";
 
 const STORE_NEXT: &str = "restore etcd from a snapshot, or delete the data partition and \
                           polis/sealed_configuration.pb to begin anew";

@@ -127,6 +127,7 @@ pub(super) async fn ensure<S: pki::Store + Clone>(
         storage: kind,
         secrets: keys.map(|keys| keys.secrets.clone()),
         keeping,
+        disowned: false,
     };
     root.esp.sealed_configuration.save(sealed.to_record()).await?;
     probe.passed(Step::Sealed)?;

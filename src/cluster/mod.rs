@@ -18,6 +18,7 @@
 //! journal     what was begun and not finished             bytes <-> values
 //! register    from a ticket to a member of a running cluster
 //! remote      questions to its curators
+//! disown      the end of a membership
 //! peers       where the other nodes are                   a service
 //! state       the word for it                             pure
 //! service     when
@@ -35,6 +36,7 @@ pub mod credentials;
 pub mod decide;
 pub mod desk;
 mod disk;
+mod disown;
 mod error;
 mod join;
 pub mod journal;

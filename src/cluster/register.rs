@@ -168,6 +168,7 @@ impl<C: Consensus> Service<C> {
             storage: kind,
             secrets: keys.as_ref().map(|keys| keys.secrets.clone()),
             keeping,
+            disowned: false,
         };
         root.esp.sealed_configuration.save(sealed.to_record()).await?;
         self.config.probe.passed(Step::Sealed)?;

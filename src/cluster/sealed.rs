@@ -41,6 +41,8 @@ pub struct Sealed {
     pub secrets: Option<Guarded<Secrets>>,
     /// How its keys are kept.
     pub keeping: Keeping,
+    /// The cluster has removed this node; its secrets are gone.
+    pub disowned: bool,
 }
 
 /// What the cluster wants of the keys of its nodes' disks, as far as a node has to
@@ -80,6 +82,7 @@ impl Sealed {
             sealed_secrets,
             tpm_mode: tpm_message(self.keeping.tpm).into(),
             cold_start: cold_start_message(self.keeping.cold_start).into(),
+            disowned: self.disowned,
         };
         let payload = Zeroizing::new(message.encode_to_vec());
         record::write(SEALED, protection(self.secrets.as_ref()), &payload)
@@ -104,11 +107,12 @@ impl Sealed {
             .map_err(|_length| content("the node's key has not 32 bytes"))?;
         let secrets = from_fields(message.secrets.as_ref(), message.sealed_secrets)?;
         check_protection(protection, secrets.as_ref())?;
-        if secrets.is_some() != (storage > Kind::Insecure) {
+        let disowned = message.disowned;
+        if secrets.is_some() != (storage > Kind::Insecure && !disowned) {
             return Err(content("secrets and kind of storage do not fit together"));
         }
         let cluster_ca = message.cluster_ca_certificate;
-        Ok(Self { node_public_key, cluster_ca, storage, secrets, keeping })
+        Ok(Self { node_public_key, cluster_ca, storage, secrets, keeping, disowned })
     }
 }
 
@@ -333,6 +337,7 @@ mod tests {
             storage: if secrets.is_some() { Kind::Authenticated } else { Kind::Insecure },
             secrets,
             keeping: Keeping { tpm: TpmMode::Required, cold_start: ColdStart::Attended },
+            disowned: false,
         }
     }
 

@@ -38,13 +38,14 @@ use tracing::{info, warn};
 use super::decide::{Data, Decision, Record, Refusal, decide, needs_parameters};
 use super::desk;
 use super::disk::{Disk, Found};
+use super::disown::{self, Verdict};
 use super::journal::Journal;
 use super::keeper::{Keeper, Shares, Slot};
 use super::keys::{self, Half, Secrets};
 use super::membership::{self, Probe, Step};
 use super::record::Damage;
 use super::sealed::{Begun, BegunKeys, Keeping, Sealed, configuration_message};
-use super::state::Event;
+use super::state::{Event, State};
 use super::unlock::{Keys, Unlocker};
 use super::vault::{Chip, Vault};
 use super::{Error, KeyStatus, Role, Status, blocking, join};
@@ -160,29 +161,44 @@ impl<C: Consensus> Service<C> {
         ctx.stage(Stage::Cluster, stage::State::Started);
         // A run that follows one that was home starts over, and says so.
         self.publish(&ctx, Status::default());
-        let Some(led) = ctx.until_cancelled(Box::pin(self.lead_home(&ctx))).await else {
+        let Some(ended) = ctx.until_cancelled(Box::pin(self.live(&ctx))).await else {
             return Ok(());
         };
-        let home = match led {
+        let report = match &ended {
+            Error::Refused(Refusal::NothingToDo) => self.nothing_to_do(),
+            error => error.report(),
+        };
+        let Some(report) = report else { return Err(ended) };
+        let report = self.with_unlock(report);
+        match ctx.until_cancelled(ctx.trapdoor(report)).await {
+            Some(never) => match never {},
+            None => Ok(()),
+        }
+    }
+
+    /// Leads home, and stays there until the cluster removes this node, or
+    /// something fails.
+    async fn live(&mut self, ctx: &Context) -> Error {
+        let home = match self.lead_home(ctx).await {
             Ok(home) => home,
-            Err(error) => {
-                let report = match &error {
-                    Error::Refused(Refusal::NothingToDo) => self.nothing_to_do(),
-                    error => error.report(),
-                };
-                let Some(report) = report else { return Err(error) };
-                let report = self.with_unlock(report);
-                match ctx.until_cancelled(ctx.trapdoor(report)).await {
-                    Some(never) => match never {},
-                    None => return Ok(()),
-                }
-            }
+            Err(error) => return error,
         };
         ctx.stage(Stage::Cluster, stage::State::Done);
         ctx.healthy();
-        ctx.until_cancelled(self.follow_recovery_key(&home)).await;
-        ctx.cancelled().await;
-        Ok(())
+        let mut own = self.status.subscribe();
+        let removed = until(&mut own, "the cluster", |status| {
+            (status.state == State::Disowning).then_some(())
+        });
+        let follow = async {
+            self.follow_recovery_key(&home).await;
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            // Cancel-safe, both: they wait, and publish in one step.
+            _removed = removed => {}
+            () = follow => {}
+        }
+        self.disown(ctx).await
     }
 
     async fn lead_home(&mut self, ctx: &Context) -> Result<Home<C::Kv>, Error> {
@@ -363,6 +379,9 @@ impl<C: Consensus> Service<C> {
         if let Ok(sealed) = &sealed {
             let node = Identity::new(sealed.node_public_key).id;
             self.status.send_modify(|status| status.node = Some(node));
+            if sealed.disowned {
+                return Err(self.disown(ctx).await);
+            }
         }
         let keys = self.open(ctx, sealed.as_ref()).await?;
         // Opening may have made it anew.
@@ -386,26 +405,22 @@ impl<C: Consensus> Service<C> {
         }
         if !self.was_member_of_etcd().await? {
             info!("this node has no member of etcd");
-            self.identity.send_replace(Some(node));
-            self.status.send_modify(|status| status.node = Some(node.id));
-            membership::remove_journal(&self.config.root).await?;
-            let keys = match keys {
-                Some(keys) => {
-                    let unlocker = self.config.unlocker(self.disk());
-                    Some(join::keep(&unlocker, &sealed, keys).await?)
-                }
-                None => None,
-            };
-            let keys = (sealed.storage > Kind::Insecure).then(|| KeyStatus {
-                sealed: keys.as_ref().is_some_and(|keys| keys.secrets.is_sealed()),
-                keeper: keys.as_ref().and_then(|keys| keys.keeper),
-                recovery_key_unsaved: false,
-            });
-            return Ok(Home { node, ca: sealed.cluster_ca, keys, store: None });
+            return self.without_etcd(node, sealed, keys).await;
         }
         self.give_orders(key, Start::Again);
 
-        let store = self.store().await?;
+        let root = self.config.root.clone();
+        let store = tokio::select! {
+            // Cancel-safe, both: they wait, and ask.
+            store = self.store() => store?,
+            verdict = disown::doubt(&root, node.id) => match verdict {
+                Verdict::Removed => return Err(self.disown(ctx).await),
+                Verdict::NoRole => {
+                    self.leave_etcd().await?;
+                    return self.without_etcd(node, sealed, keys).await;
+                }
+            },
+        };
         let record = loop {
             match membership::check(&store, &sealed, node).await {
                 Err(error) if waited_out(&error).await => {}
@@ -431,6 +446,31 @@ impl<C: Consensus> Service<C> {
             recovery_key_unsaved: !record.recovery_key.is_empty(),
         });
         Ok(Home { node, ca: sealed.cluster_ca, keys, store: Some(store) })
+    }
+
+    /// Comes back as a member of the cluster that is none of etcd.
+    async fn without_etcd(
+        &mut self,
+        node: Identity,
+        sealed: Sealed,
+        keys: Option<Keys>,
+    ) -> Result<Home<C::Kv>, Error> {
+        self.identity.send_replace(Some(node));
+        self.status.send_modify(|status| status.node = Some(node.id));
+        membership::remove_journal(&self.config.root).await?;
+        let keys = match keys {
+            Some(keys) => {
+                let unlocker = self.config.unlocker(self.disk());
+                Some(join::keep(&unlocker, &sealed, keys).await?)
+            }
+            None => None,
+        };
+        let keys = (sealed.storage > Kind::Insecure).then(|| KeyStatus {
+            sealed: keys.as_ref().is_some_and(|keys| keys.secrets.is_sealed()),
+            keeper: keys.as_ref().and_then(|keys| keys.keeper),
+            recovery_key_unsaved: false,
+        });
+        Ok(Home { node, ca: sealed.cluster_ca, keys, store: None })
     }
 
     /// Whether there is a member of etcd on the disk, or should be one. A node that

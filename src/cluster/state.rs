@@ -7,8 +7,8 @@
 //!     +-----------> [foreign] -----------> [trusted]+ +---------------------+
 //! ```
 //!
-//! The contract has six words. The last belongs to the end of a membership: no
-//! event of this version leads to it.
+//! Whoever is, or was, a member may also hear that it was removed: `disowning`,
+//! from which nothing leads.
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
@@ -55,12 +55,14 @@ impl State {
             (Self::Unknown, Event::Contacted) => Some(Self::Foreign),
             (Self::Unknown | Self::Foreign, Event::Approved) => Some(Self::Trusted),
             (Self::Home | Self::Split, Event::CutOff) => Some(Self::Split),
+            (Self::Unknown | Self::Home | Self::Split, Event::Removed) => Some(Self::Disowning),
             (Self::Foreign | Self::Home | Self::Disowning | Self::Split, Event::Entered)
             | (
                 Self::Foreign | Self::Trusted | Self::Home | Self::Disowning | Self::Split,
                 Event::Contacted,
             )
             | (Self::Trusted | Self::Home | Self::Disowning | Self::Split, Event::Approved)
+            | (Self::Foreign | Self::Trusted | Self::Disowning, Event::Removed)
             | (
                 Self::Unknown | Self::Foreign | Self::Trusted | Self::Disowning,
                 Event::CutOff | Event::Reconnected,
@@ -88,6 +90,8 @@ pub enum Event {
     CutOff,
     /// The cluster is heard, and the own etcd member is not alone.
     Reconnected,
+    /// The cluster says that it was taken out for good.
+    Removed,
 }
 
 #[cfg(test)]
@@ -110,6 +114,19 @@ mod tests {
         let trusted = foreign.after(Event::Approved).unwrap();
         assert_eq!(trusted.after(Event::Entered), Some(State::Home));
         assert_eq!(foreign.after(Event::Entered), None, "nobody enters unapproved");
+    }
+
+    #[test]
+    fn whoever_was_removed_never_is_a_member_again() {
+        assert_eq!(State::Split.after(Event::Removed), Some(State::Disowning));
+        let events =
+            [Event::Contacted, Event::Approved, Event::Entered, Event::CutOff, Event::Reconnected];
+        for event in events {
+            assert_eq!(State::Disowning.after(event), None, "{event:?}");
+        }
+        for state in [State::Foreign, State::Trusted] {
+            assert_eq!(state.after(Event::Removed), None, "{state} was none yet");
+        }
     }
 
     #[test]

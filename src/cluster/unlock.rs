@@ -256,5 +256,6 @@ fn from_data(root: &Root, kind: Kind) -> Result<Sealed, Error> {
         storage: kind,
         secrets: None,
         keeping: Keeping::default(),
+        disowned: false,
     })
 }

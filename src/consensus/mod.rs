@@ -55,7 +55,7 @@ use crate::storage::tree::{Etcd, Sockets};
 
 pub use self::members::{Error as MembersError, Members};
 pub use self::quorum::Refusal;
-pub use self::service::{Service, readahead};
+pub use self::service::{Service, forget, readahead};
 pub use self::status::{Alarm, Member, MemberId, Standing, Status};
 
 /// Where peers reach each other.
@@ -259,6 +259,9 @@ pub enum Error {
     /// etcd ended because the others removed this member.
     #[error("the other members removed this one from the cluster")]
     Removed,
+    /// The node leaves etcd: the cluster took the role away.
+    #[error("the member of this node has left etcd")]
+    Left,
     /// etcd runs and does not answer.
     #[error("etcd did not answer within {0:?} of its start")]
     Silent(std::time::Duration),

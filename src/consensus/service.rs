@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! orders -> (bootstrap, or write an invitation) -> start -> serve
-//!                                                    ^         |
-//!                                                    +- Grow --+
+//!   ^                                                ^         |
+//!   |                                                +- Grow --+
+//!   +---------------- orders taken back: etcd ends, no member --+
 //! ```
 //!
 //! Invariants:
@@ -36,6 +37,7 @@ use crate::logtree::Parser;
 use crate::pki::Overview;
 use crate::stage::{Stage, State};
 use crate::storage::file;
+use crate::storage::tree::Etcd;
 use crate::supervisor::{Context, Policy};
 use crate::sys::clock;
 use crate::sys::process::Command;
@@ -107,10 +109,24 @@ impl Service {
     /// Whenever etcd is not running any more, or could not be started.
     pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
         readahead(&self.config.binary);
+        if self.orders.borrow().is_none() {
+            // Of a member that left, nothing is shown any more.
+            self.status.send_if_modified(|status| {
+                let left = !status.is_absent();
+                *status = Status::default();
+                left
+            });
+        }
         let waiting = until(&mut self.orders, "the orders", Clone::clone);
         let Some(orders) = ctx.until_cancelled(waiting).await else { return Ok(()) };
         let begun = Instant::now();
-        let ended = self.member(&ctx, &orders?).await;
+        let (orders, mut given) = (orders?, self.orders.clone());
+        let ended = tokio::select! {
+            // Its end by the other branch is that of a process that is killed, and
+            // whoever takes orders back does not want its data any more.
+            ended = self.member(&ctx, &orders) => ended,
+            Ok(_withdrawn) = given.wait_for(Option::is_none) => Err(Error::Left),
+        };
         self.status.send_modify(|status| {
             status.standing = Standing::Stopped;
             status.leader = None;
@@ -295,6 +311,22 @@ pub(super) async fn blocking<T: Send + 'static>(
         Ok(done) => Ok(done?),
         Err(lost) => std::panic::resume_unwind(lost.into_panic()),
     }
+}
+
+/// Removes everything of a member that has left. Blocks.
+///
+/// # Errors
+///
+/// The first part that cannot be removed; the call may be repeated.
+pub fn forget(tree: &Etcd) -> Result<(), file::Error> {
+    tree.data.clear()?;
+    for file in [&tree.peer_pki.key, &tree.peer_pki.cert, &tree.peer_pki.ca] {
+        file.erase()?;
+    }
+    for file in [&tree.peer_crl, &tree.alone, &tree.bootstrapping] {
+        file.remove()?;
+    }
+    tree.snapshots.clear()
 }
 
 /// Bytes that the kernel reads ahead at most for one advice: what it is asked for

@@ -114,6 +114,12 @@ pub struct Status {
 }
 
 impl Status {
+    /// Whether this node has, and is to have, no member.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        self.peer_url.is_empty()
+    }
+
     /// How many members vote.
     #[must_use]
     pub fn voters(&self) -> usize {

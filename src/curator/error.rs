@@ -12,8 +12,7 @@ use super::store;
 use crate::consensus::{MembersError, Refusal as Quorum, client};
 use crate::pki;
 
-/// The trailer with the word for the cause of a refusal.
-pub const REASON: &str = "polis-reason";
+pub use crate::rpc::REASON;
 
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]

@@ -125,6 +125,9 @@ pub enum Error {
     /// An input ended.
     #[error(transparent)]
     Closed(#[from] Closed),
+    /// There is no member any more that a curator could stand beside.
+    #[error("the member of etcd beside this curator has left")]
+    Left,
     /// The descriptors of the API cannot be read: the build is broken.
     #[error("cannot describe the API")]
     Reflection(#[from] tonic_reflection::server::Error),
@@ -208,9 +211,18 @@ impl Service {
         ctx.spawn("status", forever, move |ctx| told.clone().run(ctx, parent.clone()));
         ctx.spawn("server", forever, move |ctx| server.clone().run(ctx));
         ctx.spawn("leader", forever, move |ctx| leader.clone().run(ctx));
-        ctx.cancelled().await;
+        let left = until(&mut self.consensus, "the etcd member", |status| {
+            status.is_absent().then_some(())
+        });
+        let left = ctx.until_cancelled(left).await;
         self.status.send_replace(Status::default());
-        Ok(())
+        match left {
+            // The supervisor ends everything here, and starts it again: then this
+            // waits until there is a member once more.
+            Some(Ok(())) => Err(Error::Left),
+            Some(Err(closed)) => Err(closed.into()),
+            None => Ok(()),
+        }
     }
 }
 

@@ -76,10 +76,14 @@ fn of(directory: &Directory, read: &mut Revoked) -> Standing {
         }
         read.der = der;
     }
-    let up = directory.nodes().filter(|(_, known)| known.node.state() == NodeState::Up);
+    let in_state = |state| {
+        let nodes = directory.nodes().filter(move |(_, known)| known.node.state() == state);
+        nodes.map(|(id, _)| id).collect()
+    };
     let revoked = directory.users().filter(|user| user.revoked);
     Standing {
-        nodes: Some(up.map(|(id, _)| id).collect()),
+        nodes: Some(in_state(NodeState::Up)),
+        removed: in_state(NodeState::Decommissioned),
         serials: read.serials.clone(),
         users: revoked.map(|user| user.name.clone()).collect(),
     }

@@ -1,4 +1,5 @@
-//! Tells the leader that this node lives, and notes when it last could.
+//! Tells the leader that this node lives, and notes when it last could, or that
+//! it is no node of the cluster any more.
 
 use std::time::Duration;
 
@@ -7,8 +8,10 @@ use polis_proto::v1::curator_client::CuratorClient;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use super::Service;
+use super::{Service, split};
+use crate::cluster::state::Event;
 use crate::event::{Closed, until};
+use crate::rpc;
 use crate::rpc::client::{Patience, Repeat};
 use crate::supervisor::Context;
 
@@ -36,6 +39,11 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
             Some(Ok(response)) => {
                 service.outputs.contact.send_replace(Some(Instant::now()));
                 interval = asked(response.into_inner(), service.config.heartbeat);
+            }
+            Some(Err(status)) if rpc::is_removal(&status) => {
+                split::change(&service, &ctx, (Event::Removed, status.message()));
+                ctx.cancelled().await;
+                return Ok(());
             }
             Some(Err(status)) => debug!(%status, "the heartbeat was not heard"),
             None => return Ok(()),

@@ -88,7 +88,7 @@ impl View {
 }
 
 /// Changes the state of this node, and says so.
-fn change(service: &Service, ctx: &Context, (event, why): (Event, &str)) {
+pub(super) fn change(service: &Service, ctx: &Context, (event, why): (Event, &str)) {
     service.outputs.cluster.send_if_modified(|status| {
         let Some(state) = status.state.after(event).filter(|state| *state != status.state) else {
             return false;
@@ -101,6 +101,7 @@ fn change(service: &Service, ctx: &Context, (event, why): (Event, &str)) {
         });
         match state {
             State::Split => warn!("this node is cut off from its cluster: {why}"),
+            State::Disowning => warn!("THE CLUSTER HAS REMOVED THIS NODE: {why}"),
             _ => info!("this node is home: {why}"),
         }
         true

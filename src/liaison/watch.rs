@@ -131,9 +131,13 @@ impl Heard {
 
     /// Who has access, where `before` had it.
     fn standing(&self, before: &Standing) -> Standing {
-        let up = self.nodes.iter().filter(|(_, node)| node.state() == v1::NodeState::Up);
+        let in_state = |state| {
+            let nodes = self.nodes.iter().filter(move |(_, node)| node.state() == state);
+            nodes.map(|(id, _)| *id).collect()
+        };
         Standing {
-            nodes: Some(up.map(|(id, _)| *id).collect()),
+            nodes: Some(in_state(v1::NodeState::Up)),
+            removed: in_state(v1::NodeState::Decommissioned),
             serials: self.revoked.clone().unwrap_or_else(|| before.serials.clone()),
             users: before.users.clone(),
         }
@@ -153,6 +157,16 @@ async fn publish(service: &Service, own: NodeId, heard: &Heard) {
             info!(roles = ?roles, "this node's roles");
             keep(&service.config.roles, roles.encode_to_vec(), "the roles").await;
         }
+    }
+    if let Some(node) = heard.nodes.get(&own) {
+        // What opens the disk alone is in the cluster until its owner has it.
+        outputs.cluster.send_if_modified(|status| match &mut status.keys {
+            Some(keys) if keys.recovery_key_unsaved != node.recovery_key_unsaved => {
+                keys.recovery_key_unsaved = node.recovery_key_unsaved;
+                true
+            }
+            _ => false,
+        });
     }
     outputs.nodes.send_replace(Some(Arc::new(heard.nodes.clone())));
     // Beside a curator, access is decided by the records themselves.

@@ -1,16 +1,21 @@
-//! Makes this node a member of etcd once the cluster gives it the role.
+//! Makes this node a member of etcd while the cluster gives it the role.
 //!
 //! ```text
-//! member of the cluster, with the role, without orders for etcd
-//!     --JoinConsensus--> orders: join --> learner --> voter: the role is served
+//! [no member] --role, JoinConsensus--> [orders: join] --learner, voter--> [serves the role]
+//!      ^                                                                       |
+//!      +------ etcd ended, its data removed <------- the leader tells that ----+
+//!                                                    the role is gone
 //! ```
 //!
 //! A node that was a member before has its orders from the cluster manager.
 //!
 //! Invariants:
-//! - etcd gets orders once in a boot.
+//! - The file that says that this node has a vote is there before anybody is told.
+//! - A role that is gone is believed only from a leader of this boot: it has taken
+//!   the member out of etcd before. What the last boot left behind may be old.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use polis_proto::v1;
@@ -23,9 +28,10 @@ use crate::cluster::{self, Role};
 use crate::consensus::{self, Invitation, Member, MemberId, Orders, Peer, Start};
 use crate::event::{Closed, until};
 use crate::identity::{self, NodeKey};
+use crate::liaison::Nodes;
 use crate::network;
 use crate::rpc::client::{Client, Repeat};
-use crate::storage::file::{self, File};
+use crate::storage::{file, tree};
 use crate::supervisor::Context;
 
 /// Between two attempts, once the client has lost its patience.
@@ -34,12 +40,16 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// The key of this node.
-    pub key: File,
+    /// What this node keeps of itself.
+    pub node: tree::Node,
+    /// What its member of etcd keeps.
+    pub etcd: tree::Etcd,
     /// The way to the leader.
     pub client: Client,
     /// What the cluster wants of this node.
     pub roles: watch::Receiver<Option<v1::NodeRoles>>,
+    /// Every node, as the leader tells.
+    pub nodes: watch::Receiver<Option<Arc<Nodes>>>,
     /// The address.
     pub network: watch::Receiver<network::Status>,
     /// etcd.
@@ -56,12 +66,15 @@ pub enum Error {
     /// An input ended.
     #[error(transparent)]
     Closed(#[from] Closed),
-    /// The key cannot be read.
-    #[error("cannot read the key of this node")]
+    /// The disk.
+    #[error("cannot keep or read what this node must remember")]
     File(#[from] file::Error),
     /// The key is not one.
     #[error("the key of this node cannot be used")]
     Key(#[source] identity::Error),
+    /// A thread ended with a panic.
+    #[error("the thread that works on the files was lost")]
+    Lost,
     /// The key has gone.
     #[error("the key of this node has gone from the data partition")]
     KeyLost,
@@ -75,11 +88,41 @@ impl Service {
     /// [`Error`].
     pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
         ctx.healthy();
-        match ctx.until_cancelled(Box::pin(self.enlist())).await {
-            Some(served) => served?,
-            None => return Ok(()),
+        loop {
+            let term = async {
+                self.enlist().await?;
+                self.leave().await
+            };
+            match ctx.until_cancelled(Box::pin(term)).await {
+                Some(left) => left?,
+                None => return Ok(()),
+            }
         }
-        ctx.cancelled().await;
+    }
+
+    /// Waits until the cluster takes the role away, and clears up after it.
+    async fn leave(&mut self) -> Result<(), Error> {
+        let own = self.cluster.borrow().node;
+        until(&mut self.nodes, "the nodes", |nodes| {
+            let node = nodes.as_ref()?.get(&own?)?;
+            let role = node.roles.as_ref().is_some_and(|roles| roles.consensus_member.is_some());
+            (node.state() == v1::NodeState::Up && !role).then_some(())
+        })
+        .await?;
+        info!("the cluster takes this node out of etcd");
+        self.cluster.send_modify(|status| {
+            status.roles.retain(|role| *role != Role::ConsensusMember);
+        });
+        self.orders.send_replace(None);
+        until(&mut self.consensus, "etcd", |status| status.is_absent().then_some(())).await?;
+        let (etcd, voter) = (self.etcd.clone(), self.node.voter.clone());
+        let cleared = tokio::task::spawn_blocking(move || {
+            consensus::forget(&etcd)?;
+            // Last: until then the next boot sees that there is something to end.
+            voter.remove()
+        });
+        cleared.await.map_err(|_lost| Error::Lost)??;
+        info!("nothing of the member of etcd is left");
         Ok(())
     }
 
@@ -92,9 +135,9 @@ impl Service {
             };
             until(&mut self.roles, "the roles", has_role).await?;
             let address = until(&mut self.network, "the network", |status| status.primary).await?;
-            let file = self.key.clone();
+            let file = self.node.credentials.key.clone();
             let der = tokio::task::spawn_blocking(move || file.read()).await;
-            let der = der.map_err(|_lost| Error::KeyLost)??.ok_or(Error::KeyLost)?;
+            let der = der.map_err(|_lost| Error::Lost)??.ok_or(Error::KeyLost)?;
             let key = NodeKey::from_pkcs8_der(&zeroize::Zeroizing::new(der)).map_err(Error::Key)?;
             info!("the cluster wants this node to run a member of etcd");
             let start = self.invited(&key, address).await;
@@ -102,6 +145,7 @@ impl Service {
             self.orders.send_replace(Some(Orders { key, peer, start }));
         }
         until(&mut self.consensus, "etcd", |status| status.voter().map(drop)).await?;
+        self.node.voter.save(Vec::new()).await?;
         self.cluster.send_if_modified(|status| {
             let news = !status.roles.contains(&Role::ConsensusMember);
             if news {

@@ -11,15 +11,32 @@ use std::collections::BTreeSet;
 use std::time::SystemTime;
 
 use tonic::Status;
+use tonic::metadata::MetadataValue;
 
+use super::REASON;
 use super::peer::{Caller, Peer};
 use crate::identity::NodeId;
+
+/// The word of a refusal that names a revoked certificate.
+const REVOKED: &str = "revoked";
+/// The word of a refusal that names a decommissioned node.
+const DECOMMISSIONED: &str = "decommissioned";
+
+/// Whether a refusal says that the caller, a node, was taken out of the cluster
+/// for good: its certificate was revoked, or its record says so.
+#[must_use]
+pub fn is_removal(status: &Status) -> bool {
+    let word = status.metadata().get(REASON).and_then(|word| word.to_str().ok());
+    matches!(word, Some(REVOKED | DECOMMISSIONED))
+}
 
 /// Who has access.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// The nodes in state UP; `None` where that is not known yet.
     pub nodes: Option<BTreeSet<NodeId>>,
+    /// The nodes that were members and never will be again.
+    pub removed: BTreeSet<NodeId>,
     /// The serial numbers on the CRL of the cluster's CA, big-endian.
     pub serials: BTreeSet<Vec<u8>>,
     /// The users whose access was ended.
@@ -35,6 +52,9 @@ pub enum Fallen {
     /// Its certificate ended.
     #[error("the certificate of {0} has ended; get a new one")]
     Ended(String),
+    /// The node was taken out of the cluster.
+    #[error("node {0} was decommissioned")]
+    Removed(NodeId),
     /// The node is no member now.
     #[error("node {0} is not in state UP")]
     NotUp(NodeId),
@@ -46,11 +66,15 @@ pub enum Fallen {
 impl From<Fallen> for Status {
     fn from(fallen: Fallen) -> Self {
         let text = fallen.to_string();
-        match fallen {
-            Fallen::Revoked(_) | Fallen::Ended(_) => Self::unauthenticated(text),
-            Fallen::NotUp(_) => Self::permission_denied(text),
-            Fallen::Unknown => Self::unavailable(text),
-        }
+        let (mut status, word) = match fallen {
+            Fallen::Revoked(_) => (Self::unauthenticated(text), REVOKED),
+            Fallen::Ended(_) => (Self::unauthenticated(text), "ended"),
+            Fallen::Removed(_) => (Self::permission_denied(text), DECOMMISSIONED),
+            Fallen::NotUp(_) => (Self::permission_denied(text), "not-up"),
+            Fallen::Unknown => (Self::unavailable(text), "standing"),
+        };
+        status.metadata_mut().insert(REASON, MetadataValue::from_static(word));
+        status
     }
 }
 
@@ -76,6 +100,7 @@ impl Standing {
             Peer::Node(id) => match &self.nodes {
                 None => Err(Fallen::Unknown),
                 Some(nodes) if nodes.contains(id) => Ok(()),
+                Some(_) if self.removed.contains(id) => Err(Fallen::Removed(*id)),
                 Some(_) => Err(Fallen::NotUp(*id)),
             },
         }
@@ -123,6 +148,20 @@ mod tests {
         assert_eq!(standing.check(&node, at(1)), Ok(()));
         standing.nodes = Some(BTreeSet::new());
         assert_eq!(standing.check(&node, at(1)), Err(Fallen::NotUp(id)));
+        standing.removed.insert(id);
+        assert_eq!(standing.check(&node, at(1)), Err(Fallen::Removed(id)));
+    }
+
+    #[test]
+    fn only_what_is_for_ever_is_a_removal() {
+        let id = NodeId::from_public_key(&[1; 32]);
+        let removal = |fallen: Fallen| is_removal(&Status::from(fallen));
+        assert!(removal(Fallen::Removed(id)));
+        assert!(removal(Fallen::Revoked("node".to_owned())));
+        assert!(!removal(Fallen::NotUp(id)));
+        assert!(!removal(Fallen::Ended("node".to_owned())));
+        assert!(!removal(Fallen::Unknown));
+        assert!(!is_removal(&Status::permission_denied("revoked")));
     }
 
     #[test]

@@ -38,6 +38,7 @@ use tracing::{debug, info};
 pub use self::channel::Channel;
 pub use self::dial::{Connection, Error as DialError, Expect, Trust, dial};
 use super::is_not_leader;
+use super::standing::Fallen;
 use super::tls::Credentials;
 use crate::event::until;
 use crate::identity::NodeId;
@@ -387,6 +388,7 @@ async fn ask(candidate: &Candidate, credentials: &Credentials) -> Answer {
     let dialled = dial(&candidate.host, candidate.port, expect, &trust, Some(credentials));
     let connection = match dialled.await {
         Ok(connection) => connection,
+        Err(error) if is_revoked(&error) => return Answer::Refused(Box::new(revoked())),
         Err(error) => return Answer::Nothing(chain(&error)),
     };
     let mut local = CuratorLocalClient::new(connection.channel.clone());
@@ -398,6 +400,7 @@ async fn ask(candidate: &Candidate, credentials: &Credentials) -> Answer {
         Ok(Ok((Some(said), news))) => (said, news),
         Ok(Ok((None, _))) => return Answer::Nothing("it ends the stream at once".to_owned()),
         Ok(Err(status)) if is_refusal(&status) => return Answer::Refused(Box::new(status)),
+        Ok(Err(status)) if is_revoked(&status) => return Answer::Refused(Box::new(revoked())),
         Ok(Err(status)) => return Answer::Nothing(chain(&status)),
         Err(_elapsed) => return Answer::Nothing("it does not say who leads".to_owned()),
     };
@@ -437,6 +440,32 @@ fn judge(status: &Status, repeat: Repeat) -> Verdict {
 
 fn is_refusal(status: &Status) -> bool {
     matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied)
+}
+
+/// Whether the other end refuses our certificate as revoked, by an alert of TLS.
+/// It says so after its own certificate was checked.
+fn is_revoked(error: &(dyn std::error::Error + 'static)) -> bool {
+    let is_alert = |error: &(dyn std::error::Error + 'static)| {
+        let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        let tls = match inner {
+            Some(inner) => inner.downcast_ref::<rustls::Error>(),
+            None => error.downcast_ref::<rustls::Error>(),
+        };
+        let revoked = rustls::AlertDescription::CertificateRevoked;
+        tls.is_some_and(|tls| *tls == rustls::Error::AlertReceived(revoked))
+    };
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if is_alert(error) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+fn revoked() -> Status {
+    Fallen::Revoked("this caller".to_owned()).into()
 }
 
 /// An error with its causes.
