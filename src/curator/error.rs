@@ -12,7 +12,8 @@ use super::store;
 use crate::consensus::{MembersError, Refusal as Quorum, client};
 use crate::pki;
 
-pub use crate::rpc::REASON;
+/// The trailer with the word for the cause of a refusal.
+pub const REASON: &str = "polis-reason";
 
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]

@@ -13,10 +13,11 @@ use std::time::SystemTime;
 use tonic::Status;
 use tonic::metadata::MetadataValue;
 
-use super::REASON;
 use super::peer::{Caller, Peer};
 use crate::identity::NodeId;
 
+/// Metadata of a refusal of a caller, whatever it calls: the word for the cause.
+const STANDING: &str = "polis-standing";
 /// The word of a refusal that names a revoked certificate.
 const REVOKED: &str = "revoked";
 /// The word of a refusal that names a decommissioned node.
@@ -26,7 +27,7 @@ const DECOMMISSIONED: &str = "decommissioned";
 /// for good: its certificate was revoked, or its record says so.
 #[must_use]
 pub fn is_removal(status: &Status) -> bool {
-    let word = status.metadata().get(REASON).and_then(|word| word.to_str().ok());
+    let word = status.metadata().get(STANDING).and_then(|word| word.to_str().ok());
     matches!(word, Some(REVOKED | DECOMMISSIONED))
 }
 
@@ -73,7 +74,7 @@ impl From<Fallen> for Status {
             Fallen::NotUp(_) => (Self::permission_denied(text), "not-up"),
             Fallen::Unknown => (Self::unavailable(text), "standing"),
         };
-        status.metadata_mut().insert(REASON, MetadataValue::from_static(word));
+        status.metadata_mut().insert(STANDING, MetadataValue::from_static(word));
         status
     }
 }

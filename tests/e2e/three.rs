@@ -1,4 +1,5 @@
-//! Three machines on one segment become one cluster, and come back as one.
+//! Three machines on one segment become one cluster, come back as one, and let one
+//! of them go.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -92,11 +93,53 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
         let etcd = etcd.last().context("no etcd")?;
         ensure!(etcd.is("state", "voter") && etcd.is("members", "3"), "no vote: {etcd}");
     }
+
+    // Any of the three may lead now.
+    let mut ways = Vec::new();
+    for machine in &machines {
+        let (node, address) = at(machine)?;
+        let host = polis_qemu::host::free_port()?;
+        segment.forward(host, address, 7835)?;
+        ways.push((node, host));
+    }
+    let operator = runtime.block_on(operator.by(&ways))?;
+    let mut leaver = machines.pop().context("no machine")?;
+    let (node, _) = at(&leaver)?;
+    runtime.block_on(operator.retire(&node))?;
+    leaver.wait("the end of a member of etcd", SOON, |line| {
+        line.text.contains("nothing of the member of etcd is left").then_some(())
+    })?;
+    for machine in &mut machines {
+        machine.wait_for("etcd", SOON, |event| event.is("members", "2"))?;
+    }
+    runtime.block_on(operator.decommission(&node))?;
+    leaver.wait_for("cluster", SOON, |event| event.is("state", "disowning"))?;
+    world::guru(&mut leaver, "0711")?;
+    // It knows what it was, and that it is not any more.
+    drop(leaver);
+    let config = configs.last().context("no configuration")?;
+    let mut leaver = world.boot(config)?;
+    leaver.wait_for("cluster", BOOT, |event| event.is("state", "disowning"))?;
+    world::guru(&mut leaver, "0711")?;
     Ok(())
 }
 
+/// Which node a machine is, and where.
+fn at(machine: &Machine) -> Result<(String, Ipv4Addr)> {
+    let ready = machine.seen(|event| event.word == "ready");
+    let ready = ready.last().context("no ready")?;
+    Ok((ready.text("node").to_owned(), ready.text("address").parse()?))
+}
+
 /// The owner, with a certificate.
-struct Operator(Client);
+struct Operator {
+    client: Client,
+    credentials: Credentials,
+}
+
+/// A cluster may elect somebody, or two, before it answers.
+const PATIENCE: Patience =
+    Patience { attempt: Duration::from_secs(30), total: Duration::from_secs(120) };
 
 impl Operator {
     async fn enter(node: &str, port: u16, machine: &Machine) -> Result<Self> {
@@ -112,27 +155,37 @@ impl Operator {
         let found = polis::identity::Fingerprint::of_certificate(&authority).to_string();
         ensure!(found == ca, "another CA than the serial line names: {found}");
         let key = NodeKey::from_seed(&OWNER);
-        let client = |certificate| -> Result<Client> {
+        let credentials = |certificate| -> Result<Credentials> {
             let key = Arc::new(key.to_pkcs8_der()?);
-            let authority = Some(authority.clone());
-            let credentials = Credentials { certificate, key, authority };
-            let patience =
-                Patience { attempt: Duration::from_secs(30), total: Duration::from_secs(120) };
-            Ok(Client::fixed(vec![candidate.clone()], credentials, patience))
+            Ok(Credentials { certificate, key, authority: Some(authority.clone()) })
         };
-        let proof = client(key.proof()?)?;
-        let escrow = proof
+        let proof = credentials(key.proof()?)?;
+        let escrow = Client::fixed(vec![candidate.clone()], proof, PATIENCE)
             .call(Repeat::Allowed, |channel| async move {
                 Ok(AaaClient::new(channel).escrow(v1::EscrowRequest {}).await?.into_inner())
             })
             .await?;
-        Ok(Self(client(escrow.certificate)?))
+        let credentials = credentials(escrow.certificate)?;
+        let client = Client::fixed(vec![candidate], credentials.clone(), PATIENCE);
+        Ok(Self { client, credentials })
+    }
+
+    /// The same, by other ways: nodes, and the ports of this host that lead to them.
+    async fn by(&self, ways: &[(String, u16)]) -> Result<Self> {
+        let candidates = ways.iter().map(|(node, port)| {
+            let host = "127.0.0.1".to_owned();
+            Ok(Candidate { node: Some(node.parse()?), host, port: *port })
+        });
+        let credentials = self.credentials.clone();
+        let candidates = candidates.collect::<Result<_>>()?;
+        let client = Client::fixed(candidates, credentials.clone(), PATIENCE);
+        Ok(Self { client, credentials })
     }
 
     /// Parameters for a machine that is to be let in.
     async fn register(&self, node: &str, address: Ipv4Addr) -> Result<Vec<u8>> {
         let (ticket, info) = self
-            .0
+            .client
             .call(Repeat::Allowed, |channel| async move {
                 let mut management = ManagementClient::new(channel);
                 let ticket =
@@ -160,7 +213,7 @@ impl Operator {
             node_id: node.to_owned(),
             fingerprint: fingerprint.to_owned(),
         };
-        self.0
+        self.client
             .call(Repeat::Allowed, |channel| {
                 let request = request.clone();
                 async move { ManagementClient::new(channel).approve_node(request).await }
@@ -170,13 +223,36 @@ impl Operator {
     }
 
     async fn enlist(&self, node: &str) -> Result<()> {
-        let add = v1::NodeRoles {
+        self.change_roles(node, true).await
+    }
+
+    async fn retire(&self, node: &str) -> Result<()> {
+        self.change_roles(node, false).await
+    }
+
+    async fn decommission(&self, node: &str) -> Result<()> {
+        let request = v1::DecommissionNodeRequest { node_id: node.to_owned() };
+        self.client
+            .call(Repeat::Allowed, |channel| {
+                let request = request.clone();
+                async move { ManagementClient::new(channel).decommission_node(request).await }
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// Gives the role of a member of etcd, or takes it.
+    async fn change_roles(&self, node: &str, give: bool) -> Result<()> {
+        let role = v1::NodeRoles {
             consensus_member: Some(v1::node_roles::ConsensusMember {}),
             ..Default::default()
         };
-        let request =
-            v1::UpdateNodeRolesRequest { node_id: node.to_owned(), add: Some(add), remove: None };
-        self.0
+        let request = v1::UpdateNodeRolesRequest {
+            node_id: node.to_owned(),
+            add: give.then_some(role),
+            remove: (!give).then_some(role),
+        };
+        self.client
             .call(Repeat::Allowed, |channel| {
                 let request = request.clone();
                 async move { ManagementClient::new(channel).update_node_roles(request).await }
