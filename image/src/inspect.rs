@@ -78,9 +78,12 @@ pub enum System {
 ///
 /// The file cannot be read, or is no image of Polis.
 pub fn inspect(path: &Path) -> Result<Inspection> {
-    let mut magic = [0; 4];
-    let mut file = File::open(path).at("open", path)?;
-    file.read_exact(&mut magic).at("read", path)?;
+    let mut magic = Vec::new();
+    let file = File::open(path).at("open", path)?;
+    file.take(QCOW2.len() as u64).read_to_end(&mut magic).at("read", path)?;
+    if magic.is_empty() {
+        return Err(Error::Foreign { path: path.to_owned(), reason: "it is empty".to_owned() });
+    }
     if magic != QCOW2 {
         return inspect_raw(path, path);
     }
@@ -297,6 +300,12 @@ mod tests {
         let path = folder.path().join("noise");
         fs::write(&path, vec![0xa5; 1 << 20]).unwrap();
         assert!(matches!(inspect(&path), Err(Error::Foreign { .. })));
+        for short in [&b""[..], b"QF"] {
+            fs::write(&path, short).unwrap();
+            assert!(matches!(inspect(&path), Err(Error::Foreign { .. })), "{short:?}");
+        }
+        fs::write(&path, b"").unwrap();
+        assert!(inspect(&path).unwrap_err().to_string().ends_with("it is empty"));
     }
 
     #[test]

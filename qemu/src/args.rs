@@ -26,6 +26,17 @@ pub enum Accelerator {
     TcgSingle,
 }
 
+/// In words, for people.
+impl std::fmt::Display for Accelerator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Kvm => "by the processor (KVM)",
+            Self::Tcg => "by translation (TCG)",
+            Self::TcgSingle => "by translation on one thread (TCG)",
+        })
+    }
+}
+
 /// What brings the kernel into memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Firmware {

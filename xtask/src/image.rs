@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::{Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polis_image::{
@@ -98,8 +98,7 @@ fn build_and_report(arguments: &Build) -> Result<()> {
     let mut config = config(arguments.mirror.clone())?;
     config.size = arguments.size;
     if let Some(path) = &arguments.parameters {
-        let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        config.parameters = Some(bytes);
+        config.parameters = Some(checked_parameters(path)?);
     }
     if matches!(arguments.format, FileFormat::Qcow2) {
         host::require(&[host::QEMU_IMG])?;
@@ -131,6 +130,22 @@ fn build_and_report(arguments: &Build) -> Result<()> {
     report(&manifest, &file, &sha256);
     println!("total {:.2} s", start.elapsed().as_secs_f64());
     Ok(())
+}
+
+/// Reads a parameters file that a node would take. A mistake in it is told here,
+/// and not by the first boot of some machine, far away.
+fn checked_parameters(path: &Path) -> Result<Vec<u8>> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    // The node's own parser, without a dependency on all of the node.
+    let checked = Command::new(polisctl()?)
+        .args(["parameters", "check"])
+        .arg(path)
+        .output()
+        .context("cannot start polisctl")?;
+    if !checked.status.success() {
+        bail!("{}", String::from_utf8_lossy(&checked.stderr).trim().trim_start_matches("error: "));
+    }
+    Ok(bytes)
 }
 
 /// The image of these sources, for the commands that boot it.

@@ -118,7 +118,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         config.forwards.clone_from(&operator.forwards);
     }
     eprintln!(
-        "run: booting image {} {first}, {:?}, {} MiB, logs in {}",
+        "run: booting image {} {first}, run {}, with {} MiB, logs in {}",
         image.version,
         config.accelerator,
         config.memory,

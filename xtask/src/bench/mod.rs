@@ -191,7 +191,7 @@ fn machine() -> String {
         .map_or_else(|| "no QEMU".to_owned(), |(major, minor)| format!("QEMU {major}.{minor}"));
     let accelerator = polis_qemu::host::accelerator(polis_qemu::host::Wish::Auto, 1);
     format!(
-        "{}, {cores} processors, {} GiB, {qemu} with {accelerator:?}",
+        "{}, {cores} processors, {} GiB, {qemu} guests run {accelerator}",
         field("/proc/cpuinfo", "model name"),
         kibibytes / (1 << 20),
     )
