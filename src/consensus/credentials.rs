@@ -9,6 +9,8 @@
 
 use std::sync::Arc;
 
+use zeroize::Zeroizing;
+
 use crate::identity::{Identity, NodeKey};
 use crate::pki::{self, Certificate, Issuer, Mode, Template};
 use crate::storage::file::Error;
@@ -65,7 +67,7 @@ pub(super) fn look(tree: &Etcd) -> Result<Found, Error> {
         ("data", !tree.data.is_empty()?),
         ("certificate of the authority", tree.peer_pki.ca.read()?.is_some()),
         ("certificate", tree.peer_pki.cert.read()?.is_some()),
-        ("key", tree.peer_pki.key.read()?.is_some()),
+        ("key", tree.peer_pki.key.read()?.map(Zeroizing::new).is_some()),
         ("CRL", tree.peer_crl.read()?.is_some()),
     ];
     Ok(judge(&parts))
@@ -96,7 +98,8 @@ pub(super) async fn write(
     let key = key.to_pkcs8_pem().map_err(super::Error::Key)?;
     tree.peer_pki.dir.create()?;
     tree.peer_pki.ca.save(pki::certificate_pem(&credentials.ca).into_bytes()).await?;
-    tree.peer_pki.key.save(key.as_bytes().to_vec()).await?;
+    // It is wiped once it is written.
+    tree.peer_pki.key.save(key).await?;
     tree.peer_pki.cert.save(pki::certificate_pem(&credentials.certificate).into_bytes()).await?;
     tree.peer_crl.save(pki::crl_pem(&credentials.crl).into_bytes()).await?;
     Ok(())

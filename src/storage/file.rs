@@ -183,9 +183,9 @@ impl File {
     /// # Errors
     ///
     /// As [`File::write`].
-    pub async fn save(&self, content: Vec<u8>) -> Result<(), Error> {
+    pub async fn save(&self, content: impl AsRef<[u8]> + Send + 'static) -> Result<(), Error> {
         let file = self.clone();
-        match tokio::task::spawn_blocking(move || file.write(&content)).await {
+        match tokio::task::spawn_blocking(move || file.write(content.as_ref())).await {
             Ok(written) => written,
             Err(_lost) => Err(Error::Lost { path: self.path.clone() }),
         }
