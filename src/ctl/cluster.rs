@@ -30,6 +30,12 @@ pub(super) enum Command {
         #[command(subcommand)]
         command: Option<Ticket>,
     },
+    /// Change what holds for all nodes of the cluster.
+    ///
+    /// A node takes it up when it comes home next: a share of its disk's key that
+    /// nobody shall keep any more still opens the disk for one boot. A data
+    /// partition stays what it was made as.
+    Configure(parameters::Rules),
     /// Wait until the cluster is whole.
     ///
     /// It is whole when a curator leads, every node that is up is healthy, and
@@ -76,6 +82,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             }
             global.out.print(&Document::new(&value, hex::encode(&answer.ticket))?)
         }
+        Command::Configure(rules) => configure(&rules, global).await,
         Command::Wait { nodes } => wait(global, nodes).await,
     }
 }
@@ -87,6 +94,23 @@ pub(super) async fn info(session: &Session) -> Result<v1::GetClusterInfoResponse
             ManagementClient::new(channel).get_cluster_info(v1::GetClusterInfoRequest {}).await
         })
         .await
+}
+
+async fn configure(rules: &parameters::Rules, global: &Global) -> Result<(), Error> {
+    if rules.is_empty() {
+        return Err(Error::usage("say what to change: --tpm, --storage, --cold-start"));
+    }
+    let session = Session::open(global).await?;
+    let mut configuration = info(&session).await?.configuration.unwrap_or_default();
+    rules.apply(&mut configuration);
+    let request = v1::ConfigureClusterRequest { configuration: Some(configuration) };
+    session
+        .call("configure the cluster", Repeat::Allowed, |channel| {
+            let request = request.clone();
+            async move { ManagementClient::new(channel).configure_cluster(request).await }
+        })
+        .await?;
+    global.out.print(&Info::document(&info(&session).await?)?)
 }
 
 async fn ticket(

@@ -22,6 +22,7 @@ use ed25519_dalek::SigningKey;
 use polis_proto::v1;
 use polis_proto::v1::aaa_client::AaaClient;
 use polis_proto::v1::management_client::ManagementClient;
+use tokio::time::{Instant, sleep};
 use tonic::{Code, Response, Status};
 
 use super::endpoint::{Endpoint, MANAGEMENT_PORT};
@@ -32,13 +33,17 @@ use crate::curator::error::REASON;
 use crate::identity::{Fingerprint, NodeId, Spoken};
 use crate::pki::Facts;
 use crate::rpc::Credentials;
-use crate::rpc::client::{Candidate, Channel, Client, Expect, Patience, Repeat, Trust, dial};
+use crate::rpc::client::{
+    Candidate, Channel, Client, Connection, DialError, Expect, Patience, Repeat, Trust, dial,
+};
 use crate::sys::clock;
 
 /// Longest that a command waits for the cluster: an election takes ten seconds.
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 /// Longest that one attempt at a call may take.
 const ATTEMPT: Duration = Duration::from_secs(10);
+/// Between two attempts at a node that is waited for.
+const AGAIN: Duration = Duration::from_millis(500);
 
 /// A user of a cluster, with a way to its leader.
 #[derive(Debug)]
@@ -46,6 +51,8 @@ pub(super) struct Session {
     pub(super) context: Context,
     credentials: Credentials,
     pub(super) client: Client,
+    /// How long a node that is not there is waited for, where a person has said so.
+    wait: Option<Duration>,
 }
 
 /// Credentials of a key, with a certificate of any kind for it.
@@ -145,7 +152,7 @@ impl Session {
         let credentials = credentials(&key, certificate, Some(ca));
         let candidates = candidates(global, &context)?;
         let client = Client::fixed(candidates, credentials.clone(), patience(global, wait));
-        Ok(Self { context, credentials, client })
+        Ok(Self { context, credentials, client, wait: global.timeout })
     }
 
     /// Gets a certificate that ends later, if it is time.
@@ -231,18 +238,39 @@ impl Session {
         Ok(())
     }
 
+    /// The way to an address: through a forwarded port, where the context says so.
+    fn detour(&self, address: &Endpoint) -> Result<Endpoint, Error> {
+        match self.context.settings.via.get(&address.to_string()) {
+            Some(other) => other.parse().doing(|| format!("the detour {other:?} leads nowhere")),
+            None => Ok(address.clone()),
+        }
+    }
+
+    /// Connects; `--timeout` waits for a node that starts.
+    async fn reach(
+        &self,
+        at: &Endpoint,
+        expect: Expect,
+        trust: &Trust,
+    ) -> Result<Connection, DialError> {
+        let end = self.wait.map(|wait| Instant::now() + wait);
+        loop {
+            let dialled = dial(&at.host, at.port, expect, trust, Some(&self.credentials)).await;
+            match dialled {
+                Err(error) if error.is_absence() && end.is_some_and(|end| Instant::now() < end) => {
+                    sleep(AGAIN).await;
+                }
+                dialled => return dialled,
+            }
+        }
+    }
+
     /// Connects to one node's own port.
     pub(super) async fn node(&self, node: &Target) -> Result<Channel, Error> {
-        let address = self.context.settings.via.get(&node.address.to_string());
-        let address = match address {
-            Some(other) => other.parse().doing(|| format!("the detour {other:?} leads nowhere"))?,
-            None => node.address.clone(),
-        };
+        let address = self.detour(&node.address)?;
         let trust = Trust::Authority(self.credentials.authority.clone().unwrap_or_default());
         let expect = node.id.map_or(Expect::AnyNode, Expect::Node);
-        let dialled =
-            dial(&address.host, address.port, expect, &trust, Some(&self.credentials)).await;
-        match dialled {
+        match self.reach(&address, expect, &trust).await {
             Ok(connection) => Ok(connection.channel),
             Err(error) => {
                 let help = error.help();
@@ -259,10 +287,10 @@ impl Session {
         node: &Target,
         spoken: &Spoken,
     ) -> Result<Channel, Error> {
-        let Endpoint { host, port } = &node.address;
-        let own = Some(&self.credentials);
-        let dialled = dial(host, *port, Expect::AnyNode, &Trust::Unchecked, own).await;
-        let connection = dialled.map_err(|error| {
+        let address = self.detour(&node.address)?;
+        let Endpoint { host, port } = &address;
+        let reached = self.reach(&address, Expect::AnyNode, &Trust::Unchecked).await;
+        let connection = reached.map_err(|error| {
             let help = error.help();
             Error::from(error).or_help(help)
         })?;

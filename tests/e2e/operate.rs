@@ -31,6 +31,14 @@ fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -
     let nodes = document(&owner, &["node", "list"])?;
     ensure!(nodes[0]["id"] == node && nodes[0]["state"] == "up", "{nodes}");
     ensure!(nodes[0]["health"] == "healthy", "{nodes}");
+    let age = nodes[0]["heartbeat_age_ms"].as_u64();
+    ensure!(age.is_some_and(|age| age < 15_000), "no age of a node that is not late: {nodes}");
+    let own = document(&owner, &["node", "status", node])?;
+    ensure!(own["ready"] == true && own["cluster_state"] == "home", "{own}");
+    let services = document(&owner, &["node", "services", node])?;
+    let roles =
+        services.as_array().and_then(|all| all.iter().find(|it| it["name"] == "root.roles"));
+    ensure!(roles.is_some_and(|roles| roles["state"] == "healthy"), "{services}");
     let members = document(&owner, &["etcd", "members"])?;
     ensure!(members[0]["node_id"] == node && members[0]["leader"] == true, "{members}");
 

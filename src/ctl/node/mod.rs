@@ -4,6 +4,7 @@
 //! asked of the node itself.
 
 mod logs;
+mod look;
 mod view;
 
 use std::path::PathBuf;
@@ -40,6 +41,10 @@ pub(super) enum Command {
         /// The node.
         node: String,
     },
+    /// Ask a node itself how it is, also where no curator leads.
+    Status(look::Arguments),
+    /// Print the services of a node: the tree, with states, restarts and causes.
+    Services(look::Arguments),
     /// Let a node in that has asked for it.
     Approve {
         /// The node.
@@ -194,6 +199,8 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             let session = Session::open(global).await?;
             described(&session.find(&node).await?, global)
         }
+        Command::Status(arguments) => look::status(&arguments, global).await,
+        Command::Services(arguments) => look::services(&arguments, global).await,
         Command::Approve { node, fingerprint, unchecked } => {
             approve(&node, fingerprint, unchecked, global).await
         }

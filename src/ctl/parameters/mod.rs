@@ -50,6 +50,15 @@ pub(super) struct Bootstrap {
     /// Name of the cluster [default: cluster.internal].
     #[arg(long, value_name = "DOMAIN")]
     domain: Option<String>,
+    #[command(flatten)]
+    rules: Rules,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+/// What holds for all nodes of a cluster.
+#[derive(Debug, clap::Args)]
+pub(super) struct Rules {
     /// Whether nodes use their TPM [default: best-effort].
     #[arg(long, value_enum)]
     tpm: Option<Tpm>,
@@ -59,8 +68,39 @@ pub(super) struct Bootstrap {
     /// How a node gets home that cannot reach the cluster [default: automatic].
     #[arg(long, value_enum)]
     cold_start: Option<ColdStart>,
-    #[command(flatten)]
-    machine: Machine,
+}
+
+impl Rules {
+    /// Whether nothing is said.
+    pub(super) fn is_empty(&self) -> bool {
+        self.tpm.is_none() && self.storage.is_none() && self.cold_start.is_none()
+    }
+
+    /// Changes what is said, and nothing else.
+    pub(super) fn apply(&self, configuration: &mut v1::ClusterConfiguration) {
+        use configuration::{ColdStart as Start, StorageSecurityPolicy as Policy, TpmMode};
+        if let Some(tpm) = self.tpm {
+            configuration.set_tpm_mode(match tpm {
+                Tpm::Required => TpmMode::Required,
+                Tpm::BestEffort => TpmMode::BestEffort,
+                Tpm::Disabled => TpmMode::Disabled,
+            });
+        }
+        if let Some(storage) = self.storage {
+            configuration.set_storage_security_policy(match storage {
+                Storage::Authenticated => Policy::NeedsEncryptionAndAuthentication,
+                Storage::Encrypted => Policy::NeedsEncryption,
+                Storage::Permissive => Policy::Permissive,
+                Storage::Insecure => Policy::NeedsInsecure,
+            });
+        }
+        if let Some(cold_start) = self.cold_start {
+            configuration.set_cold_start(match cold_start {
+                ColdStart::Automatic => Start::Automatic,
+                ColdStart::Attended => Start::Attended,
+            });
+        }
+    }
 }
 
 /// What asks to be let in.
@@ -177,30 +217,14 @@ fn owner_key(global: &Global) -> Result<[u8; 32], Error> {
 }
 
 fn bootstrap(arguments: &Bootstrap, owner: &[u8; 32]) -> Result<v1::NodeParameters, Error> {
-    use configuration::{ColdStart as Start, StorageSecurityPolicy as Policy, TpmMode};
-    let tpm = arguments.tpm.map_or(TpmMode::Unspecified, |tpm| match tpm {
-        Tpm::Required => TpmMode::Required,
-        Tpm::BestEffort => TpmMode::BestEffort,
-        Tpm::Disabled => TpmMode::Disabled,
-    });
-    let storage = arguments.storage.map_or(Policy::Unspecified, |storage| match storage {
-        Storage::Authenticated => Policy::NeedsEncryptionAndAuthentication,
-        Storage::Encrypted => Policy::NeedsEncryption,
-        Storage::Permissive => Policy::Permissive,
-        Storage::Insecure => Policy::NeedsInsecure,
-    });
-    let cold_start = arguments.cold_start.map_or(Start::Unspecified, |start| match start {
-        ColdStart::Automatic => Start::Automatic,
-        ColdStart::Attended => Start::Attended,
-    });
+    let mut configuration = v1::ClusterConfiguration {
+        cluster_domain: arguments.domain.clone().unwrap_or_default(),
+        ..Default::default()
+    };
+    arguments.rules.apply(&mut configuration);
     let cluster = v1::ClusterBootstrap {
         owner_public_key: owner.to_vec(),
-        cluster_configuration: Some(v1::ClusterConfiguration {
-            cluster_domain: arguments.domain.clone().unwrap_or_default(),
-            tpm_mode: tpm.into(),
-            storage_security_policy: storage.into(),
-            cold_start: cold_start.into(),
-        }),
+        cluster_configuration: Some(configuration),
         labels: pairs("--label", &arguments.machine.labels)?,
     };
     message(Cluster::ClusterBootstrap(cluster), &arguments.machine)

@@ -133,6 +133,22 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether nobody was there: a machine that starts may be, a moment later.
+    #[must_use]
+    pub fn is_absence(&self) -> bool {
+        match self {
+            Self::Connect { .. } | Self::Silent { .. } => true,
+            // Behind a forwarded port, somebody answers and hangs up.
+            Self::Handshake { source, .. } => {
+                matches!(
+                    source.kind(),
+                    io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+                )
+            }
+            Self::Resolve { .. } | Self::Credentials(_) | Self::Protocol { .. } => false,
+        }
+    }
+
     /// What to look at.
     #[must_use]
     pub fn help(&self) -> &'static str {
