@@ -164,8 +164,14 @@ impl Management for Handlers {
         if !matches!(node.state(), v1::NodeState::Up | v1::NodeState::Decommissioned) {
             return Err(lead.refuse(Refusal::NotUp));
         }
-        let change = lead.store().change(id, Change::Decommission);
-        Box::pin(lead.leave_consensus(id, change)).await?;
+        let changes = async {
+            let store = lead.store();
+            // From here on nothing is signed for it any more.
+            store.change(id, Change::Decommission).await?;
+            store.revoke(&id.to_string(), Reason::Left, clock::now()).await?;
+            Ok(())
+        };
+        Box::pin(lead.leave_consensus(id, changes)).await?;
         info!(node = %id, "a node was decommissioned");
         let node = Some(lead.info(id).await?);
         Ok(Response::new(v1::DecommissionNodeResponse { node }))
