@@ -8,6 +8,7 @@
 //! the image and runs them; `docs/testing.md` says how to run one.
 #![cfg(test)]
 
+mod attended;
 mod console;
 mod deaths;
 mod disks;
@@ -15,6 +16,7 @@ mod esp;
 mod first_boot;
 mod guru;
 mod hardware;
+mod hostile;
 mod keys;
 mod locked;
 mod operate;

@@ -9,6 +9,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use ed25519_dalek::SigningKey;
 use polis::pki;
+use polis::rpc::Credentials;
 use polis_qemu::args::Forward;
 
 /// The private half of [`crate::world::OWNER`].
@@ -32,8 +33,13 @@ pub(crate) struct Owner {
 impl Owner {
     /// An owner who keeps contexts in `dir`.
     pub(crate) fn new(dir: &Path) -> Result<Self> {
+        Self::with_ports(dir, &[])
+    }
+
+    /// The same, with ways to `more` ports of the node.
+    pub(crate) fn with_ports(dir: &Path, more: &[u16]) -> Result<Self> {
         fs::create_dir_all(dir)?;
-        let forwards = PORTS.iter().map(|&guest| {
+        let forwards = PORTS.iter().chain(more).map(|&guest| {
             let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
             Ok(Forward { host: bound.local_addr()?.port(), guest })
         });
@@ -57,6 +63,28 @@ impl Owner {
     /// Gets the owner's certificate from the cluster whose CA has this fingerprint.
     pub(crate) fn take(&self, ca: &str) -> Result<()> {
         self.run(&["cluster", "take-ownership", "--fingerprint", ca]).map(drop)
+    }
+
+    /// Where a port of the node is on this host.
+    pub(crate) fn at(&self, guest: u16) -> Result<String> {
+        let forward = self.forwards.iter().find(|forward| forward.guest == guest);
+        let host = forward.with_context(|| format!("no way to port {guest}"))?.host;
+        Ok(format!("127.0.0.1:{host}"))
+    }
+
+    /// What the owner shows to servers, once ownership is taken.
+    pub(crate) fn credentials(&self) -> Result<Credentials> {
+        let der = |name: &str| {
+            let file = self.config.join("contexts/story").join(name);
+            let text = fs::read(&file).with_context(|| format!("no {}", file.display()))?;
+            let (_, pem) = x509_parser::pem::parse_x509_pem(&text)?;
+            anyhow::Ok(pem.contents)
+        };
+        Ok(Credentials {
+            certificate: der("certificate.pem")?,
+            key: pki::key_der(&SigningKey::from_bytes(&SECRET)).into(),
+            authority: Some(der("ca.pem")?),
+        })
     }
 
     /// What a shell runs for `polisctl` with these arguments.

@@ -69,11 +69,17 @@ pub(crate) fn founder(world: &World, kind: Kind, append: &str) -> Result<Config>
 /// Waits until the node is home with a partition of this kind, and has read the number.
 pub(crate) fn home_and_counting(machine: &mut Machine, kind: Kind) -> Result<u64> {
     home(machine)?;
+    is_ready_as(machine, kind)?;
+    let found = machine.wait_for("exercise", SOON, |event| event.get("found").is_some())?;
+    number(&found, "found")
+}
+
+/// Checks that the machine has said that its partition is of this kind.
+pub(crate) fn is_ready_as(machine: &Machine, kind: Kind) -> Result<()> {
     let said = format!("kind={}", kind.name());
     let ready = |line: &str| line.contains("storage is ready") && line.contains(&said);
     ensure!(machine.lines().iter().any(|line| ready(&line.text)), "no {said} is ready");
-    let found = machine.wait_for("exercise", SOON, |event| event.get("found").is_some())?;
-    number(&found, "found")
+    Ok(())
 }
 
 /// Waits until etcd has acknowledged `number`.

@@ -1,0 +1,111 @@
+//! A machine that nobody's keeper opens: after each start it waits for a person, who
+//! opens it from afar with `polisctl` and the recovery key.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use polis::recovery::form;
+use polis_proto::v1::cluster_configuration::{ColdStart, StorageSecurityPolicy};
+use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration};
+use polis_qemu::{Config, Machine};
+use prost::Message as _;
+
+use crate::esp;
+use crate::owner::Owner;
+use crate::storage::file;
+use crate::world::{BOOT, OWNER, SOON, World, home, with_cluster};
+
+const SHARE: &str = "polis/cold_start.pb";
+
+#[test]
+fn an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar() -> Result<()> {
+    let world = World::new("attended")?;
+    let owner = Owner::new(&world.path("owner"))?;
+    let parameters = with_cluster(ClusterBootstrap {
+        owner_public_key: OWNER.to_vec(),
+        cluster_configuration: Some(ClusterConfiguration {
+            storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
+            cold_start: ColdStart::Attended.into(),
+            ..ClusterConfiguration::default()
+        }),
+        ..ClusterBootstrap::default()
+    });
+    let config = Config {
+        disk: Some(world.disk(None)?),
+        fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
+        forwards: owner.forwards.clone(),
+        ..world.bare("")
+    };
+    let mut machine = world.boot(&config)?;
+    let founded = home(&mut machine)?;
+    owner.take(&founded.ca)?;
+    let recovery = owner.run(&["node", "recovery-key", &founded.node])?;
+    let right = private(&world.path("right"), &recovery)?;
+    let wrong = private(&world.path("wrong"), &form::write(&[7; form::SIZE]))?;
+    owner.run(&["node", "reboot", &founded.node])?;
+    machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
+
+    // While the machine is off, nobody who has its disk has both halves of the key.
+    let words = waits(&mut machine)?;
+    machine.kill();
+    ensure!(esp::read(&file(&config)?, SHARE)?.is_none(), "a share is on the disk");
+
+    // It waits again, and for nobody else: not for another key, not for somebody who
+    // reads another machine's words.
+    let mut machine = world.boot(&config)?;
+    let again = waits(&mut machine)?;
+    ensure!(again == words, "the words were {words}, and are {again}");
+    let at = owner.at(7839)?;
+    let unlock = |key: &Path, words: &str| {
+        let key = key.display().to_string();
+        let node = ["node", "unlock", &founded.node, "--at", &at];
+        owner.run(&[&node[..], &["--recovery-key-file", &key, "--fingerprint", words]].concat())
+    };
+    let refusal = |said: Result<String>| match said {
+        Ok(said) => anyhow::bail!("it was opened: {said}"),
+        Err(error) => Ok(format!("{error:#}")),
+    };
+    let told = refusal(unlock(&wrong, &words))?;
+    ensure!(told.contains("does not open the disk"), "another key: {told}");
+    let told = refusal(unlock(&right, &"00".repeat(32)))?;
+    ensure!(told.contains("has another key"), "another fingerprint: {told}");
+
+    unlock(&right, &words)?;
+    let back = home(&mut machine)?;
+    ensure!(back == founded, "after unlocking: {back:?}, before: {founded:?}");
+    let told = refusal(unlock(&right, &words))?;
+    ensure!(told.contains("has another key"), "a node that is home: {told}");
+    owner.run(&["cluster", "wait"])?;
+    ensure!(
+        machine.lines().iter().all(|line| !line.text.contains(&recovery)),
+        "the recovery key is on the serial line"
+    );
+    machine.kill();
+
+    // What was made anew on the way has left no share, either.
+    let mut machine = world.boot(&config)?;
+    waits(&mut machine)?;
+    machine.kill();
+    ensure!(esp::read(&file(&config)?, SHARE)?.is_none(), "a share is on the disk");
+    Ok(())
+}
+
+/// Waits until the machine says what it waits for; the words that it shows meanwhile.
+fn waits(machine: &mut Machine) -> Result<String> {
+    let waits = machine.wait_for("stage", BOOT, |stage| {
+        stage.is("name", "cluster") && stage.is("state", "waiting")
+    })?;
+    let what = waits.text("for");
+    ensure!(what.contains("polisctl node unlock"), "no command: {waits}");
+    let (_, words) = what.split_once("--fingerprint ").with_context(|| format!("{waits}"))?;
+    Ok(words.trim_end_matches('`').to_owned())
+}
+
+/// A file as `polisctl` demands it for secrets.
+fn private(path: &Path, content: &str) -> Result<PathBuf> {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::write(path, content)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(path.to_owned())
+}
