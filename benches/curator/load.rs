@@ -128,7 +128,7 @@ async fn beat(connection: &Connection, shared: Shared, first: Instant, measured:
     let mut ticks = interval_at(first, HEARTBEAT);
     loop {
         let at = ticks.tick().await;
-        let answer = curator.heartbeat(v1::HeartbeatRequest {}).await;
+        let answer = curator.heartbeat(v1::HeartbeatRequest::default()).await;
         if at >= measured {
             shared.seen(|seen| match answer {
                 // From when it was due: a late client is a late answer.

@@ -295,4 +295,22 @@ mod tests {
         world.shares.places[0].0.write(b"noise").unwrap();
         assert_eq!(world.shares.fetch(Slot::Current).unwrap(), None);
     }
+
+    proptest::proptest! {
+        #[test]
+        fn noise_in_a_whole_record_is_no_share_or_one_that_reads_back(
+            payload in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200),
+            bare in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200),
+        ) {
+            assert!(from_record(&bare).is_err());
+            for protection in [Protection::Plain, Protection::Tpm] {
+                // The checksum is good: whoever writes the disk can compute one.
+                let record = record::write(MAGIC, protection, &payload);
+                if let Ok(share) = from_record(&record) {
+                    assert_eq!(share.is_sealed(), protection == Protection::Tpm);
+                    assert!(from_record(&to_record(&share)).unwrap() == share);
+                }
+            }
+        }
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use polis_proto::v1;
+
 use super::client::Clients;
 
 /// etcd's number for a member, fixed for the member's life.
@@ -130,6 +132,22 @@ impl Status {
     #[must_use]
     pub fn tolerates(&self) -> usize {
         self.voters().saturating_sub(1) / 2
+    }
+
+    /// What this member tells of itself, once it serves.
+    #[must_use]
+    pub fn figures(&self) -> Option<v1::ConsensusFigures> {
+        let serves = match self.standing {
+            Standing::Learner { .. } | Standing::Voter => self.member.is_some(),
+            Standing::Starting | Standing::Stopped => false,
+        };
+        serves.then(|| v1::ConsensusFigures {
+            leader: self.leader.map_or(0, |leader| leader.0),
+            index: self.index,
+            applied_index: self.applied,
+            db_bytes: self.db_size,
+            db_used_bytes: self.db_used,
+        })
     }
 
     /// The way to etcd, once this member is a voter: a learner answers hardly

@@ -54,6 +54,9 @@ fn consensus() -> v1::ConsensusStatus {
         applied_index: if id == 1 { 420 } else { 0 },
         db_bytes: if id == 1 { 5 << 20 } else { 0 },
         db_used_bytes: if id == 1 { 1 << 20 } else { 0 },
+        index: if id == 1 { 421 } else { 0 },
+        leader: if id == 1 { 1 } else { 0 },
+        told_age_ms: if id == 1 { 0 } else { -1 },
     };
     v1::ConsensusStatus {
         cluster_id: 0xabc,
@@ -143,12 +146,15 @@ fn status_says_what_keeps_the_cluster_from_being_whole() {
         applied_index: 420
         db_bytes: 5242880
         db_used_bytes: 1048576
+        follows: "1"
         id: "1"
+        index: 421
         leader: true
         node_id: polis-01
         peer_urls:
         - https://polis-01:7834
         role: voter
+        told_age_ms: 0
       quota_bytes: 2147483648
       revision: 77
       term: 4
@@ -242,8 +248,8 @@ fn etcd_is_a_table_and_a_document() {
     quota     2.0 GiB
     alarms    -
 
-    NODE      ROLE     ANSWERS  APPLIED  DATABASE               PEER URL
-    polis-01  leader   yes      420      5.0 MiB, 1.0 MiB used  https://polis-01:7834
-    polis-02  learner  yes      -        -                      https://polis-02:7834
+    NODE      ROLE     ANSWERS  INDEX  APPLIED  DATABASE               PEER URL
+    polis-01  leader   yes      421    420      5.0 MiB, 1.0 MiB used  https://polis-01:7834
+    polis-02  learner  yes      -      -        -                      https://polis-02:7834
     ");
 }

@@ -50,9 +50,14 @@ struct Member {
     role: &'static str,
     leader: bool,
     answers: bool,
+    /// The member that leads, to the knowledge of this one.
+    follows: String,
+    index: u64,
     applied_index: u64,
     db_bytes: u64,
     db_used_bytes: u64,
+    /// How old these figures are; `null`: it has told none.
+    told_age_ms: Option<u64>,
     peer_urls: Vec<String>,
 }
 
@@ -90,22 +95,25 @@ pub(super) async fn read(session: &Session) -> Result<v1::ConsensusStatus, Error
 
 impl Status {
     pub(super) fn of(status: &v1::ConsensusStatus) -> Self {
+        // As etcd prints it; zero is nobody's.
+        let number = |id: u64| if id == 0 { String::new() } else { format!("{id:x}") };
         let member = |member: &v1::ConsensusMember| Member {
             id: format!("{:x}", member.id),
             node_id: member.node_id.clone(),
             role: if member.learner { "learner" } else { "voter" },
             leader: member.id == status.leader,
             answers: member.answers,
+            follows: number(member.leader),
+            index: member.index,
             applied_index: member.applied_index,
             db_bytes: member.db_bytes,
             db_used_bytes: member.db_used_bytes,
+            told_age_ms: u64::try_from(member.told_age_ms).ok(),
             peer_urls: member.peer_urls.clone(),
         };
-        let leader =
-            if status.leader == 0 { String::new() } else { format!("{:x}", status.leader) };
         Self {
             cluster_id: format!("{:x}", status.cluster_id),
-            leader,
+            leader: number(status.leader),
             term: status.term,
             revision: status.revision,
             quota_bytes: status.quota_bytes,
@@ -153,27 +161,23 @@ impl Status {
     }
 
     fn table(&self) -> String {
-        // What only the member that was asked knows of itself is zero of the others.
-        let known = |value: u64, text: String| if value == 0 { "-".to_owned() } else { text };
         let row = |member: &Member| {
+            // Of a member that has told nothing, all of it is zero.
+            let told =
+                |text: String| if member.told_age_ms.is_some() { text } else { "-".to_owned() };
+            let used = units::bytes(member.db_used_bytes);
             vec![
                 or_dash(&member.node_id),
                 if member.leader { "leader" } else { member.role }.to_owned(),
                 if member.answers { "yes" } else { "no" }.to_owned(),
-                known(member.applied_index, member.applied_index.to_string()),
-                known(
-                    member.db_bytes,
-                    format!(
-                        "{}, {} used",
-                        units::bytes(member.db_bytes),
-                        units::bytes(member.db_used_bytes)
-                    ),
-                ),
+                told(member.index.to_string()),
+                told(member.applied_index.to_string()),
+                told(format!("{}, {used} used", units::bytes(member.db_bytes))),
                 member.peer_urls.join(","),
             ]
         };
         let rows: Vec<_> = self.members.iter().map(row).collect();
-        table(&["NODE", "ROLE", "ANSWERS", "APPLIED", "DATABASE", "PEER URL"], &rows)
+        table(&["NODE", "ROLE", "ANSWERS", "INDEX", "APPLIED", "DATABASE", "PEER URL"], &rows)
     }
 }
 

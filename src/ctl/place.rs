@@ -341,6 +341,33 @@ mod tests {
         assert_eq!(error, "error: there is no context \"hone\"\nhelp: there are: home\n");
     }
 
+    proptest::proptest! {
+        #[test]
+        fn noise_is_no_certificate(
+            bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..400),
+            text in "[ -~\n]{0,200}",
+        ) {
+            let file = Path::new("noise");
+            assert!(certificate(file, &bytes).is_err());
+            let armoured = format!(
+                "-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n"
+            );
+            assert!(certificate(file, armoured.as_bytes()).is_err());
+        }
+
+        #[test]
+        fn noise_is_no_context(bytes in proptest::collection::vec(0x20_u8..0x7f, 0..200)) {
+            let (_folder, place) = place();
+            place.save(&context("home")).unwrap();
+            fs::write(place.folder_of("home").join("context.json"), &bytes).unwrap();
+            // Whatever reads as one has nothing but what a context may have.
+            if let Ok(read) = place.load("home") {
+                let plain = serde_json::from_slice::<BTreeMap<String, serde_json::Value>>(&bytes);
+                assert!(plain.is_ok(), "{read:?}");
+            }
+        }
+    }
+
     #[test]
     fn a_name_cannot_leave_its_folder() {
         assert!(name("home-1_a.b").is_ok());

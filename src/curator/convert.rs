@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use polis_proto::v1;
 use tokio::time::Instant;
@@ -51,22 +52,33 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
     }
 }
 
-/// What callers may know of etcd. `answering` are the members that this one reaches.
+/// What callers may know of etcd. `answering` are the members that this one
+/// reaches; what the others are like is what they told with their heartbeats.
 pub(super) fn consensus_status(
     status: &consensus::Status,
     answering: &std::collections::BTreeSet<MemberId>,
+    heartbeats: &Heartbeats,
 ) -> v1::ConsensusStatus {
     let member = |member: &consensus::Member| {
-        let own = status.member == Some(member.id);
+        let told = match status.member == Some(member.id) {
+            true => status.figures().map(|figures| (figures, Duration::ZERO)),
+            false => member.name.parse().ok().and_then(|node| heartbeats.consensus(node)),
+        };
+        let (figures, age) = told.unzip();
+        let age = age.map_or(-1, |age| i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
+        let figures = figures.unwrap_or_default();
         v1::ConsensusMember {
             id: member.id.0,
             node_id: member.name.clone(),
             peer_urls: vec![member.peer_url.clone()],
             learner: member.learner,
             answers: answering.contains(&member.id),
-            applied_index: if own { status.applied } else { 0 },
-            db_bytes: if own { status.db_size } else { 0 },
-            db_used_bytes: if own { status.db_used } else { 0 },
+            applied_index: figures.applied_index,
+            db_bytes: figures.db_bytes,
+            db_used_bytes: figures.db_used_bytes,
+            index: figures.index,
+            leader: figures.leader,
+            told_age_ms: age,
         }
     };
     v1::ConsensusStatus {
@@ -132,4 +144,72 @@ pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, E
         return Err(Error::Field("status.curator_port: allowed are 0 to 65535".to_owned()));
     }
     Ok(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::consensus::{Member, Standing};
+
+    #[test]
+    fn every_member_is_shown_as_it_told_itself() {
+        let ids: Vec<NodeId> = (1..=3).map(|key| NodeId::from_public_key(&[key; 32])).collect();
+        let member = |at: usize| Member {
+            id: MemberId(at as u64 + 1),
+            name: ids[at].to_string(),
+            peer_url: String::new(),
+            learner: false,
+        };
+        let status = consensus::Status {
+            standing: Standing::Voter,
+            member: Some(MemberId(1)),
+            leader: Some(MemberId(2)),
+            index: 10,
+            applied: 9,
+            members: (0..3).map(member).collect(),
+            ..Default::default()
+        };
+        let heartbeats = Heartbeats::default();
+        // What a node says of the member that was asked is older than its own word.
+        let told = |index| Some(v1::ConsensusFigures { index, leader: 2, ..Default::default() });
+        heartbeats.heard(ids[0], told(5));
+        heartbeats.heard(ids[1], told(8));
+        heartbeats.heard(ids[2], None);
+        let shown = consensus_status(&status, &BTreeSet::new(), &heartbeats).members;
+        let of = |at: usize| (shown[at].index, shown[at].leader, shown[at].told_age_ms >= 0);
+        assert_eq!([of(0), of(1), of(2)], [(10, 2, true), (8, 2, true), (0, 0, false)]);
+        assert_eq!(shown[0].applied_index, 9);
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_refused_by_the_name_of_its_field_or_is_within_its_bounds(
+            text in ".{0,100}", bytes in prop::collection::vec(any::<u8>(), 0..64), port: u32,
+            labels in prop::collection::btree_map(".{0,80}", ".{0,80}", 0..80),
+        ) {
+            let named = |error: &Error| error.to_string().contains("field_x");
+            prop_assert!(node_id(&text, "field_x").as_ref().map_or_else(named, |_id| true));
+            prop_assert!(address(&text, "field_x").as_ref().map_or_else(named, |_address| true));
+            prop_assert!(key(&bytes, "field_x", 1).as_ref().map_or_else(named, |_key| true));
+            let count = labels.len();
+            match super::labels(labels, "field_x", 1) {
+                Ok(labels) => prop_assert_eq!(labels.len(), count),
+                Err(error) => prop_assert!(named(&error), "{}", error),
+            }
+            let told = v1::NodeStatus {
+                version: text.clone(),
+                boot_id: text,
+                curator_port: port,
+                ..Default::default()
+            };
+            if let Ok(status) = status(Some(told)) {
+                prop_assert!(status.version.len() <= WORD_MAX && status.curator_port <= 65535);
+                prop_assert!(status.version.chars().all(|c| c.is_ascii_graphic()));
+            }
+        }
+    }
 }

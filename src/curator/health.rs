@@ -36,19 +36,40 @@ pub const LATE: Duration = INTERVAL.saturating_mul(3);
 /// Between two looks for nodes that are late; small beside [`LATE`].
 const LOOK: Duration = Duration::from_millis(500);
 
+/// A heartbeat.
+#[derive(Clone, Copy, Debug)]
+struct Beat {
+    at: Instant,
+    /// What the node's member of etcd is like, where there is one.
+    consensus: Option<v1::ConsensusFigures>,
+}
+
 /// When each node was heard last. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Heartbeats(Arc<Mutex<BTreeMap<NodeId, Instant>>>);
+pub struct Heartbeats(Arc<Mutex<BTreeMap<NodeId, Beat>>>);
 
 impl Heartbeats {
     /// A node lives.
-    pub fn heard(&self, id: NodeId) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id, Instant::now());
+    pub fn heard(&self, id: NodeId, consensus: Option<v1::ConsensusFigures>) {
+        let beat = Beat { at: Instant::now(), consensus };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id, beat);
     }
 
     /// When a node was heard last in this term.
     #[must_use]
     pub fn last(&self, id: NodeId) -> Option<Instant> {
+        self.beat(id).map(|beat| beat.at)
+    }
+
+    /// What a node told of its member of etcd with its last heartbeat, and how long
+    /// ago that was.
+    #[must_use]
+    pub fn consensus(&self, id: NodeId) -> Option<(v1::ConsensusFigures, Duration)> {
+        let beat = self.beat(id)?;
+        Some((beat.consensus?, Instant::now().saturating_duration_since(beat.at)))
+    }
+
+    fn beat(&self, id: NodeId) -> Option<Beat> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&id).copied()
     }
 

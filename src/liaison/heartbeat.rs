@@ -32,8 +32,9 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
         // One beat does not wait into the next but one.
         let patience = Patience { attempt: interval, total: interval };
         let client = service.client.clone().patient(patience);
-        let call = |channel| async {
-            CuratorClient::new(channel).heartbeat(v1::HeartbeatRequest {}).await
+        let consensus = service.inputs.consensus.borrow().figures();
+        let call = |channel| async move {
+            CuratorClient::new(channel).heartbeat(v1::HeartbeatRequest { consensus }).await
         };
         match ctx.until_cancelled(client.call(Repeat::Allowed, call)).await {
             Some(Ok(response)) => {

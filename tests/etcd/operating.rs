@@ -135,7 +135,7 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
     let beat = async || {
         let port = port.parse().unwrap();
         let way = dial(&host, port, Expect::AnyNode, &trust, Some(&own)).await.ok()?;
-        CuratorClient::new(way.channel).heartbeat(v1::HeartbeatRequest {}).await.ok()
+        CuratorClient::new(way.channel).heartbeat(v1::HeartbeatRequest::default()).await.ok()
     };
     assert_eq!(beat().await.unwrap().into_inner().interval_ms, 5000);
     let request = v1::DecommissionNodeRequest { node_id: one.name() };
@@ -190,7 +190,7 @@ async fn a_lone_curator_tells_all_there_is_to_know() {
     let mut watch = watch.watch(only).await.unwrap().into_inner();
     let before = watch.message().await.unwrap().unwrap().nodes.remove(0);
     assert_eq!((before.health(), before.heartbeat_age_ms), (v1::NodeHealth::Absent, -1));
-    node_calls.heartbeat(v1::HeartbeatRequest {}).await.unwrap();
+    node_calls.heartbeat(v1::HeartbeatRequest::default()).await.unwrap();
     let healthy = watch.message().await.unwrap().unwrap().nodes.remove(0);
     assert_eq!(healthy.health(), v1::NodeHealth::Healthy);
     assert!((0..5000).contains(&healthy.heartbeat_age_ms));
@@ -203,6 +203,7 @@ async fn a_lone_curator_tells_all_there_is_to_know() {
     let etcd = management.get_etcd_status(v1::GetEtcdStatusRequest {}).await.unwrap().into_inner();
     let member = &etcd.members[0];
     assert!(member.answers && member.applied_index > 0 && member.db_bytes > 0, "{etcd:?}");
+    assert_eq!((member.leader, member.told_age_ms), (member.id, 0), "{etcd:?}");
     assert_eq!((etcd.leader, member.node_id.as_str()), (member.id, machine.name().as_str()));
 
     // A snapshot is whole: it ends with the hash of the rest.

@@ -69,7 +69,7 @@ impl Curator for Handlers {
     ) -> Result<Response<v1::HeartbeatResponse>, Status> {
         let id = node(&request)?;
         let _lead = self.lead()?;
-        self.0.heartbeats.heard(id);
+        self.0.heartbeats.heard(id, request.into_inner().consensus);
         // The next look would say so too, half a second later.
         let back = {
             let directory = self.0.directory.borrow();

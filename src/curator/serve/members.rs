@@ -111,6 +111,6 @@ impl Lead {
         let parts = &self.handlers.0;
         let answering = parts.members.answering().await.unwrap_or_default();
         let status = parts.consensus.borrow().clone();
-        convert::consensus_status(&status, &answering)
+        convert::consensus_status(&status, &answering, &parts.heartbeats)
     }
 }
