@@ -144,10 +144,12 @@ impl Victim {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.credentials.authority.clone().context("no CA")?.into())?;
         let key = PrivateKeyDer::Pkcs8(self.credentials.key.to_vec().into());
-        let config = rustls::ClientConfig::builder_with_provider(provider())
+        let mut config = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_root_certificates(roots)
             .with_client_auth_cert(vec![self.credentials.certificate.clone().into()], key)?;
+        let protocol: &[u8] = if port == METRICS { b"http/1.1" } else { b"h2" };
+        config.alpn_protocols = vec![protocol.to_vec()];
         let name = ServerName::try_from(self.node.clone())?;
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, self.tcp(port).await?);
         Ok(timeout(ACT, connecting).await??)
