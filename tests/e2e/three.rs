@@ -1,5 +1,5 @@
-//! Three machines on one segment become one cluster, come back as one, and let one
-//! of them go.
+//! Machines on one segment become one cluster, come back as one, open each other's
+//! disks, and let one of them go.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -11,9 +11,11 @@ use polis::rpc::Credentials;
 use polis::rpc::client::{Candidate, Client, Patience, Repeat};
 use polis_proto::v1;
 use polis_proto::v1::aaa_client::AaaClient;
+use polis_proto::v1::cluster_configuration::{ColdStart, StorageSecurityPolicy};
 use polis_proto::v1::management_client::ManagementClient;
 use polis_proto::v1::node_parameters::Cluster;
-use polis_qemu::args::{FwCfg, Link};
+use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, NodeParameters};
+use polis_qemu::args::{Disk, FwCfg, Link};
 use polis_qemu::disk::copy;
 use polis_qemu::{Config, Machine, Segment};
 use prost::Message as _;
@@ -26,43 +28,59 @@ const OWNER: [u8; 32] = [
     0x44, 0x49, 0xc5, 0x69, 0x7b, 0x32, 0x69, 0x19, 0x70, 0x3b, 0xac, 0x03, 0x1c, 0xae, 0x7f, 0x60,
 ];
 
-#[test]
-fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_start() -> Result<()>
-{
-    let world = World::new("three_machines_from_nothing")?;
-    let mut segment = Segment::start(3, &world.path("network"))?;
-    let plug =
-        |config: Config, machine| Config { link: Link::Segment(segment.plug(machine)), ..config };
-    // Copied before the founder, whose disk is the same file, writes on it.
-    let blank = world.disk(None)?;
-    let disks = [1, 2].map(|number| world.path(&format!("disk-{number}.img")));
-    for file in &disks {
-        copy(&blank.file, file)?;
-    }
-    let founder = plug(world.founder("")?, 0);
-    let mut configs = vec![founder];
-    let mut first = world.boot(&configs[0])?;
-    let founder = world::home(&mut first)?;
-    let ready = first.seen(|event| event.word == "ready");
-    let ready = ready.last().context("no ready")?;
-    let address: Ipv4Addr = ready.text("address").parse()?;
-    let host = polis_qemu::host::free_port()?;
-    segment.forward(host, address, 7835)?;
+/// A founder on a segment, and its owner.
+struct Site {
+    world: World,
+    segment: Segment,
+    blank: Disk,
+    configs: Vec<Config>,
+    founder: world::Identity,
+    operator: Operator,
+    register: Vec<u8>,
+    runtime: tokio::runtime::Runtime,
+}
 
-    let runtime = tokio::runtime::Runtime::new()?;
-    let operator = runtime.block_on(Operator::enter(&founder.node, host, &first))?;
-    let register = runtime.block_on(operator.register(&founder.node, address))?;
-    let mut machines = vec![first];
-    for (number, file) in (1_u8..).zip(disks) {
-        let parameters = world.path(&format!("parameters-{number}.pb"));
-        std::fs::write(&parameters, &register)?;
+impl Site {
+    /// Founds a cluster as `parameters` say. The founder is on.
+    fn found(story: &str, machines: u8, parameters: &NodeParameters) -> Result<(Self, Machine)> {
+        let world = World::new(story)?;
+        let mut segment = Segment::start(machines, &world.path("network"))?;
+        // Copied before the founder, whose disk is the same file, writes on it.
+        let disk = world.disk(None)?;
+        let blank = Disk { file: world.path("blank.img"), ..disk.clone() };
+        copy(&disk.file, &blank.file)?;
         let config = Config {
-            disk: Some(polis_qemu::args::Disk { file, ..blank.clone() }),
-            fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".to_owned(), file: parameters }],
+            disk: Some(disk),
+            fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
+            link: Link::Segment(segment.plug(0)),
             ..world.bare("")
         };
-        let config = Config { link: Link::Segment(segment.plug(number)), ..config };
-        let mut machine = world.boot(&config)?;
+        let mut first = world.boot(&config)?;
+        let founder = world::home(&mut first)?;
+        let (node, address) = at(&first)?;
+        let host = polis_qemu::host::free_port()?;
+        segment.forward(host, address, 7835)?;
+        let runtime = tokio::runtime::Runtime::new()?;
+        let operator = runtime.block_on(Operator::enter(&node, host, &first))?;
+        let register = runtime.block_on(operator.register(&node, address))?;
+        let configs = vec![config];
+        Ok((Self { world, segment, blank, configs, founder, operator, register, runtime }, first))
+    }
+
+    /// Lets one more machine in; it is ready, and has no role.
+    fn let_in(&mut self) -> Result<Machine> {
+        let number = u8::try_from(self.configs.len())?;
+        let parameters = self.world.path(&format!("parameters-{number}.pb"));
+        std::fs::write(&parameters, &self.register)?;
+        let file = self.world.path(&format!("disk-{number}.img"));
+        copy(&self.blank.file, &file)?;
+        let config = Config {
+            disk: Some(Disk { file, ..self.blank.clone() }),
+            fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".to_owned(), file: parameters }],
+            link: Link::Segment(self.segment.plug(number)),
+            ..self.world.bare("")
+        };
+        let mut machine = self.world.boot(&config)?;
         let foreign = machine.wait_for("cluster", BOOT, |event| event.is("state", "foreign"))?;
         let node = foreign.text("node").to_owned();
         let waits = machine.wait_for("stage", SOON, |event| {
@@ -71,24 +89,41 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
         let text = waits.text("for");
         let words = text.split("fingerprint is ").nth(1).and_then(|rest| rest.split(';').next());
         let words = words.context("no fingerprint")?;
-        runtime.block_on(operator.approve(&node, words))?;
+        self.runtime.block_on(self.operator.approve(&node, words))?;
         machine.wait_for("ready", BOOT, |_| true)?;
-        runtime.block_on(operator.enlist(&node))?;
-        let members = (number + 1).to_string();
+        self.configs.push(config);
+        Ok(machine)
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let _removed = std::fs::remove_file(&self.blank.file);
+    }
+}
+
+#[test]
+fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_start() -> Result<()>
+{
+    let (mut site, first) = Site::found("three_machines_from_nothing", 3, &world::bootstrap())?;
+    let mut machines = vec![first];
+    for members in ["2", "3"] {
+        let mut machine = site.let_in()?;
+        let (node, _) = at(&machine)?;
+        site.runtime.block_on(site.operator.enlist(&node))?;
         machine.wait_for("etcd", BOOT, |event| {
-            event.is("state", "voter") && event.is("members", &members)
+            event.is("state", "voter") && event.is("members", members)
         })?;
         machines.push(machine);
-        configs.push(config);
     }
 
     // All off, all on: nobody leads before they have found each other.
     drop(machines);
-    let mut machines =
-        configs.iter().map(|config| world.boot(config)).collect::<Result<Vec<Machine>>>()?;
+    let machines = site.configs.iter().map(|config| site.world.boot(config));
+    let mut machines = machines.collect::<Result<Vec<Machine>>>()?;
     for machine in &mut machines {
         let ready = machine.wait_for("ready", BOOT, |_| true)?;
-        ensure!(ready.is("ca", &founder.ca), "another cluster: {ready}");
+        ensure!(ready.is("ca", &site.founder.ca), "another cluster: {ready}");
         let etcd = machine.seen(|event| event.word == "etcd");
         let etcd = etcd.last().context("no etcd")?;
         ensure!(etcd.is("state", "voter") && etcd.is("members", "3"), "no vote: {etcd}");
@@ -99,28 +134,62 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
     for machine in &machines {
         let (node, address) = at(machine)?;
         let host = polis_qemu::host::free_port()?;
-        segment.forward(host, address, 7835)?;
+        site.segment.forward(host, address, 7835)?;
         ways.push((node, host));
     }
-    let operator = runtime.block_on(operator.by(&ways))?;
+    let operator = site.operator.by(&ways)?;
     let mut leaver = machines.pop().context("no machine")?;
     let (node, _) = at(&leaver)?;
-    runtime.block_on(operator.retire(&node))?;
+    site.runtime.block_on(operator.retire(&node))?;
     leaver.wait("the end of a member of etcd", SOON, |line| {
         line.text.contains("nothing of the member of etcd is left").then_some(())
     })?;
     for machine in &mut machines {
         machine.wait_for("etcd", SOON, |event| event.is("members", "2"))?;
     }
-    runtime.block_on(operator.decommission(&node))?;
+    site.runtime.block_on(operator.decommission(&node))?;
     leaver.wait_for("cluster", SOON, |event| event.is("state", "disowning"))?;
     world::guru(&mut leaver, "0711")?;
     // It knows what it was, and that it is not any more.
     drop(leaver);
-    let config = configs.last().context("no configuration")?;
-    let mut leaver = world.boot(config)?;
+    let mut leaver = site.world.boot(site.configs.last().context("no configuration")?)?;
     leaver.wait_for("cluster", BOOT, |event| event.is("state", "disowning"))?;
     world::guru(&mut leaver, "0711")?;
+    Ok(())
+}
+
+#[test]
+fn an_encrypted_disk_is_opened_by_the_cluster_and_by_it_alone_until_the_node_is_deleted()
+-> Result<()> {
+    let configuration = ClusterConfiguration {
+        storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
+        cold_start: ColdStart::Attended.into(),
+        ..ClusterConfiguration::default()
+    };
+    let parameters = world::with_cluster(ClusterBootstrap {
+        owner_public_key: world::OWNER.to_vec(),
+        cluster_configuration: Some(configuration),
+        ..ClusterBootstrap::default()
+    });
+    let (mut site, _founder) = Site::found("opened_by_the_cluster", 2, &parameters)?;
+    let machine = site.let_in()?;
+    let (node, _) = at(&machine)?;
+    drop(machine);
+
+    // No keeper of the machine has a share: only a curator can give it.
+    let config = site.configs.last().context("no configuration")?;
+    let mut machine = site.world.boot(config)?;
+    machine.wait("a question for the key", BOOT, |line| {
+        line.text.contains("asking the cluster for its half").then_some(())
+    })?;
+    let ready = machine.wait_for("ready", BOOT, |_| true)?;
+    ensure!(ready.is("node", &node), "another node: {ready}");
+
+    // Whoever is deleted while it is off is told so, and its disk stays shut.
+    drop(machine);
+    site.runtime.block_on(site.operator.delete(&node))?;
+    let mut machine = site.world.boot(config)?;
+    world::guru(&mut machine, "0711")?;
     Ok(())
 }
 
@@ -171,7 +240,7 @@ impl Operator {
     }
 
     /// The same, by other ways: nodes, and the ports of this host that lead to them.
-    async fn by(&self, ways: &[(String, u16)]) -> Result<Self> {
+    fn by(&self, ways: &[(String, u16)]) -> Result<Self> {
         let candidates = ways.iter().map(|(node, port)| {
             let host = "127.0.0.1".to_owned();
             Ok(Candidate { node: Some(node.parse()?), host, port: *port })
@@ -236,6 +305,17 @@ impl Operator {
             .call(Repeat::Allowed, |channel| {
                 let request = request.clone();
                 async move { ManagementClient::new(channel).decommission_node(request).await }
+            })
+            .await?;
+        Ok(())
+    }
+
+    async fn delete(&self, node: &str) -> Result<()> {
+        let request = v1::DeleteNodeRequest { node_id: node.to_owned(), force: true };
+        self.client
+            .call(Repeat::Allowed, |channel| {
+                let request = request.clone();
+                async move { ManagementClient::new(channel).delete_node(request).await }
             })
             .await?;
         Ok(())
