@@ -242,6 +242,13 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     let console = console::Service {
         terminals,
         snapshot,
+        members: console::members::Service {
+            consensus: member.status(),
+            members: member.members(),
+            nodes: nodes.subscribe(),
+            credentials: credentials.subscribe(),
+            port: management::PORT,
+        },
         end,
         environment,
         inputs: console::Inputs {

@@ -14,6 +14,7 @@ use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
 use super::load::Load;
+use super::members::Learned;
 use super::words::Words;
 use super::{ClusterNodes, Values};
 use crate::identity::Fingerprint;
@@ -47,7 +48,7 @@ pub(super) fn fold(values: &Values, logs: &Logs, uptime: Duration, now: SystemTi
         stages: stages(&values.stages, uptime),
         network: network(&values.network, values.load.as_ref()),
         nodes: nodes(&values.cluster_nodes, uptime),
-        etcd: etcd(&values.consensus),
+        etcd: etcd(&values.consensus, &values.members),
         pki: pki(&values.pki, &values.words, now),
         services: services(&values.services, uptime),
         metrics: values.load.as_ref().map(|load| load.metrics.clone()),
@@ -199,7 +200,7 @@ fn nodes(known: &ClusterNodes, uptime: Duration) -> Option<Nodes> {
     Some(nodes)
 }
 
-fn etcd(status: &consensus::Status) -> Option<Etcd> {
+fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
     let never_started = status.member.is_none() && status.standing == Default::default();
     if never_started && status.peer_url.is_empty() {
         return None;
@@ -207,24 +208,42 @@ fn etcd(status: &consensus::Status) -> Option<Etcd> {
     let serves = status.clients.is_some();
     let members = status.members.iter().map(|member| {
         let own = Some(member.id) == status.member;
+        let learned = learned.get(&member.id).copied().unwrap_or_default();
+        let told = learned.told;
         Member {
             name: member.name.clone(),
             id: member.id.0,
             url: member.peer_url.clone(),
-            standing: if member.learner { learner(status, own) } else { Standing::Voter },
+            standing: match member.learner {
+                true => Standing::Learner {
+                    caught_up: learner(status, own).or(told.map(|told| told.share)),
+                },
+                false => Standing::Voter,
+            },
             leader: Some(member.id) == status.leader,
             own,
-            // Of the others, this member only knows what the leader tells.
-            answers: if own { serves } else { status.leader.is_some() },
-            lag: own.then(|| status.index.saturating_sub(status.applied)),
-            round_trip: None,
-            db_size: own.then_some(status.db_size),
+            // Before etcd was asked: who has a leader has a majority, or did lately.
+            answers: match own {
+                true => serves,
+                false => learned.connected.unwrap_or(status.leader.is_some()),
+            },
+            lag: match own {
+                true => Some(status.index.saturating_sub(status.applied)),
+                false => told.map(|told| told.behind),
+            },
+            round_trip: told.map(|told| u64::try_from(told.took.as_micros()).unwrap_or(u64::MAX)),
+            db_size: match own {
+                true => Some(status.db_size),
+                false => told.map(|told| told.db_size),
+            },
         }
     });
+    let members: Vec<_> = members.collect();
     Some(Etcd {
         state: status.standing.name().to_owned(),
         version: status.version.clone(),
-        members: members.collect(),
+        survives: status.leader.map(|_leader| survives(&members)),
+        members,
         term: status.term,
         index: status.index,
         applied: status.applied,
@@ -232,20 +251,26 @@ fn etcd(status: &consensus::Status) -> Option<Etcd> {
         db_used: status.db_used,
         db_quota: status.db_quota,
         alarms: status.alarms.iter().map(ToString::to_string).collect(),
-        survives: status.leader.and(u32::try_from(status.tolerates()).ok()),
     })
 }
 
-/// How far a learner is; only this node's own progress is known.
-fn learner(status: &consensus::Status, own: bool) -> Standing {
-    let caught_up = match status.standing {
+/// How many of the voters that answer may fail before too few are left.
+fn survives(members: &[Member]) -> u32 {
+    let voters = || members.iter().filter(|member| member.standing == Standing::Voter);
+    let answer = voters().filter(|member| member.answers).count();
+    let needed = voters().count() / 2 + 1;
+    u32::try_from(answer.saturating_sub(needed)).unwrap_or(u32::MAX)
+}
+
+/// How far this node's learner is, in percent.
+fn learner(status: &consensus::Status, own: bool) -> Option<u8> {
+    match status.standing {
         consensus::Standing::Learner { behind } if own && status.index > 0 => {
             let has = status.index.saturating_sub(behind);
             u8::try_from(has.saturating_mul(100) / status.index).ok()
         }
         _ => None,
-    };
-    Standing::Learner { caught_up }
+    }
 }
 
 fn pki(overview: &Overview, words: &Words, now: SystemTime) -> Option<Pki> {
@@ -387,7 +412,46 @@ mod tests {
             identity: None,
             load: None,
             words: Words::default(),
+            members: Learned::new(),
         }
+    }
+
+    #[test]
+    fn a_cluster_survives_the_loss_of_those_that_answer_and_are_not_needed() {
+        use crate::consensus::{Member, MemberId};
+        use crate::console::members::{Standing, Told};
+        let mut values = values();
+        let member = |number: u64| Member {
+            id: MemberId(number),
+            name: number.to_string(),
+            peer_url: String::new(),
+            learner: number == 4,
+        };
+        values.consensus = consensus::Status {
+            standing: consensus::Standing::Voter,
+            member: Some(MemberId(1)),
+            leader: Some(MemberId(2)),
+            peer_url: "https://one".to_owned(),
+            members: (1..=4).map(member).collect(),
+            ..Default::default()
+        };
+        // This node's own does not serve here: no client was given.
+        assert_eq!(folded(&values).etcd.unwrap().survives, Some(0));
+        let told = Told { took: Duration::from_millis(2), behind: 8, share: 60, db_size: 9 };
+        for number in 2..=4 {
+            let connected = Some(number != 3);
+            values.members.insert(MemberId(number), Standing { connected, told: Some(told) });
+        }
+        let etcd = folded(&values).etcd.unwrap();
+        assert_eq!(etcd.survives, Some(0));
+        let answers: Vec<_> = etcd.members.iter().map(|member| member.answers).collect();
+        assert_eq!(answers, [false, true, false, true]);
+        let learner = &etcd.members[3];
+        let caught_up = polis_tui::snapshot::Standing::Learner { caught_up: Some(60) };
+        assert_eq!(learner.standing, caught_up);
+        assert_eq!((learner.lag, learner.round_trip), (Some(8), Some(2000)));
+        values.consensus.leader = None;
+        assert_eq!(folded(&values).etcd.unwrap().survives, None);
     }
 
     fn folded(values: &Values) -> Snapshot {

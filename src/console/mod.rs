@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! event values --+
-//! load, words ---+--fold--> Snapshot (event value) --> screen: tty1, hvc0, ...
-//! log tree ------+            at most 10 a second        one service each
+//! load, words,   +--fold--> Snapshot (event value) --> screen: tty1, hvc0, ...
+//! members, logs -+            at most 10 a second        one service each
 //! ```
 //!
 //! Invariants:
@@ -16,6 +16,7 @@
 mod fold;
 mod load;
 mod logs;
+pub mod members;
 pub mod nodes;
 mod screen;
 mod words;
@@ -35,6 +36,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use self::load::Load;
 use self::logs::Window;
+use self::members::Learned;
 use self::words::Words;
 use crate::event::Closed;
 use crate::identity::{Fingerprint, Identity};
@@ -68,6 +70,8 @@ pub struct Service {
     pub terminals: watch::Sender<Vec<String>>,
     /// What the terminals show, for consoles elsewhere too.
     pub snapshot: watch::Sender<Arc<Snapshot>>,
+    /// Asks the members of etcd how they are.
+    pub members: members::Service,
     /// How a person in front of a terminal ends the machine.
     pub end: watch::Sender<Option<Reason>>,
 }
@@ -122,6 +126,7 @@ struct Values {
     identity: Option<Identity>,
     load: Option<Load>,
     words: Words,
+    members: Learned,
 }
 
 impl Service {
@@ -136,13 +141,19 @@ impl Service {
         let load = watch::Sender::default();
         let words = watch::Sender::default();
         let asked = watch::Sender::default();
+        let members = watch::Sender::default();
         start_helpers(&ctx, &load, &asked, &words);
+        let (asking, learned) = (self.members, members.clone());
+        ctx.spawn("members", Policy::forever(), move |ctx| {
+            asking.clone().run(ctx, learned.clone())
+        });
         let mut watched = Watched {
             inputs: self.inputs,
             stages: ctx.stages(),
             services: ctx.tree(),
             load: load.subscribe(),
             words: words.subscribe(),
+            members: members.subscribe(),
         };
         let mut shown = BTreeSet::new();
         let mut last = Instant::now();
@@ -253,6 +264,7 @@ struct Watched {
     services: watch::Receiver<Tree>,
     load: watch::Receiver<Option<Load>>,
     words: watch::Receiver<Words>,
+    members: watch::Receiver<Learned>,
 }
 
 impl Watched {
@@ -283,6 +295,7 @@ impl Watched {
             identity: *identity.borrow_and_update(),
             load: self.load.borrow_and_update().clone(),
             words: self.words.borrow_and_update().clone(),
+            members: self.members.borrow_and_update().clone(),
         }
     }
 
@@ -313,6 +326,7 @@ impl Watched {
             changed(identity, "the identity"),
             changed(&mut self.load, "the load"),
             changed(&mut self.words, "the words"),
+            changed(&mut self.members, "the members"),
         ];
         select_all(any).await.0
     }

@@ -13,6 +13,7 @@ use zeroize::Zeroizing;
 
 use super::{Inputs, console, logs};
 use crate::cluster::desk::Refused;
+use crate::consensus;
 use crate::logtree;
 use crate::rpc::Peer;
 use crate::supervisor::Tree;
@@ -52,6 +53,26 @@ impl Handlers {
     }
 }
 
+/// The member of etcd, once it serves.
+fn member(status: &consensus::Status) -> Option<v1::ConsensusMember> {
+    let id = status.member.filter(|_| status.clients.is_some())?;
+    let learner = matches!(status.standing, consensus::Standing::Learner { .. });
+    let known = status.members.iter().find(|member| member.id == id);
+    Some(v1::ConsensusMember {
+        id: id.0,
+        node_id: known.map(|member| member.name.clone()).unwrap_or_default(),
+        peer_urls: vec![status.peer_url.clone()],
+        learner,
+        answers: true,
+        applied_index: status.applied,
+        db_bytes: status.db_size,
+        db_used_bytes: status.db_used,
+        index: status.index,
+        leader: status.leader.map_or(0, |leader| leader.0),
+        told_age_ms: 0,
+    })
+}
+
 #[tonic::async_trait]
 impl NodeManagement for Handlers {
     type LogsStream = Answers<v1::LogsResponse>;
@@ -67,6 +88,7 @@ impl NodeManagement for Handlers {
             cluster_state: cluster.state.to_string(),
             ready: *self.inputs.ready.borrow(),
             uptime_seconds: clock::uptime().as_secs_f64(),
+            etcd: member(&self.inputs.consensus.borrow()),
         }))
     }
 

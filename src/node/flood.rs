@@ -36,6 +36,8 @@ pub(super) async fn run(ctx: &Context, line: impl Fn() -> EventLine) {
     let (rest, ()) = measured(sleep(PHASE)).await;
     ctx.lines().event(told(line().field("phase", "rest"), &rest));
     let (flood, lines) = measured(write()).await;
+    // The serial port leaves out what it cannot take in time.
+    sleep(SETTLED).await;
     let line = told(line().field("phase", "flood"), &flood);
     let seconds = format!("{:.2}", flood.seconds);
     ctx.lines().event(line.field("lines", lines).field("seconds", seconds));

@@ -135,6 +135,16 @@ impl Clients {
         Ok(Snapshot(call(SNAPSHOT, maintenance.snapshot()).await?))
     }
 
+    /// Asks the member how it is, for whoever wants to know how long that takes.
+    ///
+    /// # Errors
+    ///
+    /// When it does not say.
+    pub async fn ping(&self) -> Result<(), Error> {
+        let asked = self.etcd.maintenance_client().status().await;
+        asked.map(drop).map_err(|error| Error::new("ask for the status", error))
+    }
+
     /// Members and maintenance, for the service that runs the member.
     pub(in crate::consensus) fn raw(&self) -> &etcd_client::Client {
         &self.etcd

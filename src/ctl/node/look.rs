@@ -155,6 +155,7 @@ mod tests {
             cluster_state: "home".to_owned(),
             ready: true,
             uptime_seconds: 75.25,
+            etcd: None,
         };
         let document = Status::of(answer).document().unwrap();
         insta::assert_snapshot!(document.render(Format::Table).unwrap(), @r"
