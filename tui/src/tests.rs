@@ -70,6 +70,11 @@ fn every_page_shows_a_boot_that_waits() {
 }
 
 #[test]
+fn every_page_shows_a_machine_that_waits_to_be_let_in() {
+    check("registering", &samples::registering());
+}
+
+#[test]
 fn every_page_shows_that_much_happens() {
     check("busy", &samples::busy());
 }

@@ -34,6 +34,9 @@ const SPLIT: &str = "Up, but cut off from the cluster: too few of its members an
 const DISOWNING: &str = "This node was removed from its cluster, for ever. \
                          To use the machine again, install it anew.";
 
+const LET_IN: &str = "Not up yet: a person must let this machine into the cluster. It has been \
+                      waiting for";
+
 pub(crate) fn content(snapshot: &Snapshot, width: usize, height: usize) -> Content {
     let (mark, answer) = answer(snapshot);
     let mut body = headline(mark, &answer, width);
@@ -105,6 +108,9 @@ fn answer(snapshot: &Snapshot) -> (Mark, String) {
     }
     for stage in &snapshot.stages {
         if let StageState::Waiting { since, .. } = &stage.state {
+            if snapshot.header.cluster == Cluster::Foreign {
+                return (Mark::Attention, format!("{LET_IN} {}.", duration(*since)));
+            }
             let up = if snapshot.ready.is_some() { "Up, but" } else { "Not up yet:" };
             let (name, since) = (name(&stage.name), duration(*since));
             return (Mark::Busy, format!("{up} {name} has been waiting for {since}."));

@@ -60,9 +60,8 @@ fn alone(snapshot: &Snapshot) -> &'static str {
         Cluster::Unknown => {
             "This node is not in a cluster yet. The Boot page (F1) says what it waits for."
         }
-        Cluster::Foreign | Cluster::Trusted => {
-            "This node is not let in yet, and so it is not told who else is there."
-        }
+        Cluster::Foreign => "This node is not let in yet, and so it is not told who else is there.",
+        Cluster::Trusted => "This node was approved, and is on its way into the cluster.",
         Cluster::Home => "No curator has told yet who else is there.",
         Cluster::Disowning => "This node was removed from its cluster.",
         Cluster::Split => "No curator can be reached: nobody tells who else is there.",
@@ -78,6 +77,14 @@ fn identity(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
         |what: &str, text: &str| hanging(INDENT, &crate::text::pad(what, FACT), PLAIN, text, width);
     lines.extend(fact("name", node));
     lines.extend(header.words.iter().flat_map(|words| fact("its key", words)));
+    if header.cluster == Cluster::Foreign {
+        let text = format!(
+            "where you have polisctl: compare the key with `polisctl node approve {node}`, and \
+             approve it"
+        );
+        lines.push(blank());
+        lines.extend(hanging(INDENT, "► ", ATTENTION, &text, width));
+    }
     lines
 }
 

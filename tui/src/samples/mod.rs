@@ -30,10 +30,11 @@ const NODES: [&str; 3] = [
 
 /// Each of them by name, with what it shows.
 #[must_use]
-pub fn all() -> [(&'static str, Snapshot); 7] {
+pub fn all() -> [(&'static str, Snapshot); 8] {
     [
         ("empty", empty()),
         ("booting", booting()),
+        ("registering", registering()),
         ("ordinary", ordinary()),
         ("busy", busy()),
         ("failing", failing()),
@@ -121,6 +122,52 @@ pub fn booting() -> Snapshot {
             Severity::Warning,
             "root.network",
             "eth0: no answer to DHCPDISCOVER after 5 attempts; the next one is in 16 s, and the link has been up for 9.1 s",
+        ),
+    ]);
+    snapshot
+}
+
+/// A machine that has asked to be let into a cluster.
+#[must_use]
+pub fn registering() -> Snapshot {
+    let [node, words] = [NODES[1], "saddle-bright-canyon-oyster"];
+    let waiting = format!(
+        "an operator who approves this node: its fingerprint is {words}; compare it with that of \
+         `polisctl node approve {node}`"
+    );
+    let mut snapshot = booting();
+    snapshot.previous_failure = None;
+    snapshot.header = Header {
+        node: Some(node.to_owned()),
+        words: Some(words.to_owned()),
+        cluster: Cluster::Foreign,
+        address: Some("10.0.2.16".to_owned()),
+        uptime: Duration::from_secs(251),
+        ..snapshot.header
+    };
+    for done in &mut snapshot.stages[3..6] {
+        *done = stage(&done.name, StageState::Done, 2_700, 1_420);
+    }
+    let since = Duration::from_secs(246);
+    snapshot.stages[6] =
+        stage("cluster", StageState::Waiting { what: waiting, since }, 2_690, 248_310);
+    let address = [("10.0.2.16/24", "DHCP", Some(42_900))];
+    snapshot.network = Network {
+        interfaces: vec![interface("eth0", "52:54:00:12:34:57", true, &address)],
+        gateway: Some("10.0.2.2".to_owned()),
+        nameservers: vec!["10.0.2.3".to_owned()],
+        ..Network::default()
+    };
+    snapshot.services[1].state = ServiceState::Healthy;
+    snapshot.logs = logs(&[
+        (1_551, Severity::Info, "root", "Polis 0.1.0, slot A, image 5d41402abc4b2a76"),
+        (4_120, Severity::Info, "root.network", "eth0 has 10.0.2.16/24 by DHCP for 43200 s"),
+        (4_730, Severity::Info, "root.cluster", "this machine asks to be let into a cluster"),
+        (
+            5_010,
+            Severity::Info,
+            "root.cluster",
+            "waiting for an operator's approval fingerprint=saddle-bright-canyon-oyster",
         ),
     ]);
     snapshot

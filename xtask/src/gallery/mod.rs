@@ -30,9 +30,10 @@ const SMALL: (u16, u16) = (80, 24);
 const LARGE: (u16, u16) = (120, 40);
 
 /// What each sample shows, for the list.
-const WORDS: [(&str, &str); 7] = [
+const WORDS: [(&str, &str); 8] = [
     ("empty", "The first moment: nothing is known yet."),
     ("booting", "A boot that waits for the network, after one that failed."),
+    ("registering", "A machine that a person must let into the cluster."),
     ("ordinary", "A cluster of three, two weeks after it was founded."),
     ("busy", "A cluster that grows: a learner copies, a node waits to be let in."),
     ("failing", "Cut off from the cluster, with trouble of every kind."),
