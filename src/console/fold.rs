@@ -39,7 +39,12 @@ const RECOVERY_KEY: &str =
 const SECONDS_A_DAY: i64 = 86_400;
 
 /// What the console shows at `uptime`, when the wall clock says `now`.
-pub(super) fn fold(values: &Values, logs: &Logs, uptime: Duration, now: SystemTime) -> Snapshot {
+pub(super) fn fold(
+    values: &Values,
+    logs: &Arc<Logs>,
+    uptime: Duration,
+    now: SystemTime,
+) -> Snapshot {
     Snapshot {
         header: header(values, uptime, now),
         ready: ready(values),
@@ -52,7 +57,7 @@ pub(super) fn fold(values: &Values, logs: &Logs, uptime: Duration, now: SystemTi
         pki: pki(&values.pki, &values.words, now),
         services: services(&values.services, uptime),
         metrics: values.load.as_ref().map(|load| load.metrics.clone()),
-        logs: logs.clone(),
+        logs: Arc::clone(logs),
     }
 }
 
@@ -455,7 +460,7 @@ mod tests {
     }
 
     fn folded(values: &Values) -> Snapshot {
-        fold(values, &Logs::default(), Duration::from_secs(9), SystemTime::UNIX_EPOCH)
+        fold(values, &Arc::default(), Duration::from_secs(9), SystemTime::UNIX_EPOCH)
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Keeps the newest entries of the log tree in the form that the console shows.
 
+use std::sync::Arc;
+
 use polis_tui::snapshot::{LogEntry, Logs, Severity};
 
 use crate::logtree::{Backlog, Entry, Item, Kinds, Query, Reader, Tree};
@@ -7,6 +9,9 @@ use crate::serial;
 
 /// Entries that the console can scroll through. A snapshot carries them all.
 const SHOWN_MAX: usize = 500;
+/// New entries between two snapshots from which on a person only sees that there
+/// are many.
+const FLOOD: usize = 100;
 /// Entries taken in before something else may run.
 const BATCH_MAX: usize = 2048;
 
@@ -14,7 +19,9 @@ const BATCH_MAX: usize = 2048;
 #[derive(Debug)]
 pub(super) struct Window {
     reader: Reader,
-    logs: Logs,
+    logs: Arc<Logs>,
+    /// How many came at once, the last time.
+    batch: usize,
 }
 
 impl Window {
@@ -25,21 +32,30 @@ impl Window {
             backlog: Backlog::Last(SHOWN_MAX),
             ..Query::all()
         });
-        Self { reader, logs: Logs::default() }
+        Self { reader, logs: Arc::default(), batch: 0 }
     }
 
-    pub(super) fn shown(&self) -> &Logs {
+    pub(super) fn shown(&self) -> &Arc<Logs> {
         &self.logs
+    }
+
+    /// Whether more comes than anybody reads.
+    pub(super) fn is_flooded(&self) -> bool {
+        self.batch >= FLOOD
     }
 
     /// Takes in what is there already.
     pub(super) fn catch_up(&mut self) {
-        for _ in 0..BATCH_MAX {
+        self.batch = 0;
+        while self.batch < BATCH_MAX {
             let Some(item) = self.reader.try_next() else { break };
+            self.batch += 1;
             self.take(item);
         }
         let surplus = self.logs.entries.len().saturating_sub(SHOWN_MAX);
-        self.logs.entries.drain(..surplus);
+        if surplus > 0 {
+            Arc::make_mut(&mut self.logs).entries.drain(..surplus);
+        }
     }
 
     /// Waits for something new, and takes it in. Cancel-safe.
@@ -51,11 +67,12 @@ impl Window {
     }
 
     fn take(&mut self, item: Item) {
+        let logs = Arc::make_mut(&mut self.logs);
         match item {
-            Item::Lost(count) => self.logs.dropped += count,
+            Item::Lost(count) => logs.dropped += count,
             Item::Entry(entry) => {
-                self.logs.total = entry.number + 1;
-                self.logs.entries.push(shown(&entry));
+                logs.total = entry.number + 1;
+                logs.entries.push(shown(&entry));
             }
         }
     }

@@ -56,6 +56,8 @@ const SCREEN: &str = "tty1";
 const PACE: Duration = Duration::from_millis(100);
 /// The same before the node is ready: the boot needs the processor more.
 const PACE_BOOTING: Duration = Duration::from_millis(250);
+/// The same while more is said than anybody reads.
+const PACE_FLOODED: Duration = Duration::from_millis(500);
 /// The clock shows seconds.
 const CLOCK: Duration = Duration::from_secs(1);
 
@@ -181,7 +183,11 @@ impl Service {
             ask(&asked, &values);
             logs.catch_up();
             let drawn = fold::fold(&values, logs.shown(), clock::uptime(), clock::now());
-            let pace = if drawn.ready.is_some() { PACE } else { PACE_BOOTING };
+            let pace = match drawn.ready {
+                _ if logs.is_flooded() => PACE_FLOODED,
+                Some(_) => PACE,
+                None => PACE_BOOTING,
+            };
             snapshot.send_replace(Arc::new(drawn));
             // Twice changes nothing.
             ctx.healthy();
@@ -299,18 +305,19 @@ impl Watched {
         }
     }
 
-    /// Waits until any of them changes. Cancel-safe.
+    /// Waits until any of them changes that a person waits for. The others change
+    /// all the time, and are in the next picture, with the clock. Cancel-safe.
     async fn changed(&mut self) -> Result<(), Closed> {
         let Inputs {
             known,
             network,
             storage,
-            health,
             cluster,
-            consensus,
             pki,
-            cluster_nodes,
             identity,
+            health: _,
+            consensus: _,
+            cluster_nodes: _,
         } = &mut self.inputs;
         let any = [
             changed(&mut self.stages, "the stages"),
@@ -318,15 +325,10 @@ impl Watched {
             changed(known, "the parameters"),
             changed(network, "the network"),
             changed(storage, "the storage"),
-            changed(health, "the disk's health"),
             changed(cluster, "the cluster"),
-            changed(consensus, "etcd"),
             changed(pki, "the certificates"),
-            changed(cluster_nodes, "the nodes"),
             changed(identity, "the identity"),
-            changed(&mut self.load, "the load"),
             changed(&mut self.words, "the words"),
-            changed(&mut self.members, "the members"),
         ];
         select_all(any).await.0
     }

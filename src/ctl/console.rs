@@ -15,6 +15,7 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use polis_proto::v1;
@@ -173,7 +174,7 @@ async fn take(frames: &mut Frames, shown: &watch::Sender<Shown>) -> Result<(), B
         Broken::Unreadable(error.or_help("use the polisctl of the node's version"))
     })?;
     shown.send_modify(|shown| {
-        snapshot.logs.put_before(&shown.snapshot.logs, LOGS_MAX);
+        Arc::make_mut(&mut snapshot.logs).put_before(&shown.snapshot.logs, LOGS_MAX);
         *shown = Shown { snapshot, trouble: String::new() };
     });
     Ok(())

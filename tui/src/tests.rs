@@ -1,5 +1,6 @@
 //! Draws every page in every state, and lets chance press the keys.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -236,7 +237,8 @@ fn the_screens_in_the_documentation_are_drawn_by_this_code() {
 fn chatter(number: u64) -> Snapshot {
     let mut snapshot = samples::ordinary();
     // The log tree keeps the newest hundred.
-    snapshot.logs.entries = (number.saturating_sub(100)..number)
+    let logs = Arc::make_mut(&mut snapshot.logs);
+    logs.entries = (number.saturating_sub(100)..number)
         .map(|number| LogEntry {
             number,
             time: Duration::from_secs(number),
@@ -245,7 +247,7 @@ fn chatter(number: u64) -> Snapshot {
             text: format!("line <{number}>"),
         })
         .collect();
-    snapshot.logs.total = number;
+    logs.total = number;
     snapshot
 }
 

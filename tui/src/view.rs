@@ -15,6 +15,8 @@
 //!   copy, whatever arrives or falls out meanwhile.
 //! - A view never points past the end of what it shows.
 
+use std::sync::Arc;
+
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::Line;
@@ -135,7 +137,7 @@ pub struct View {
     tree: Tree,
     filter: Filter,
     prompt: Option<Prompt>,
-    paused: Option<Logs>,
+    paused: Option<Arc<Logs>>,
 }
 
 impl View {
@@ -294,7 +296,7 @@ impl View {
         };
         self.tops[self.page as usize] = top.min(end);
         if self.page == Page::Logs && top < end {
-            self.paused.get_or_insert_with(|| snapshot.logs.clone());
+            self.paused.get_or_insert_with(|| Arc::clone(&snapshot.logs));
         } else if self.page == Page::Logs {
             self.paused = None;
         }
@@ -355,7 +357,7 @@ impl View {
                 // One more than fits, for the scroll bar to know that there is more.
                 let rows = usize::from(area.height) + 1;
                 let rows = (!whole && self.paused.is_none()).then_some(rows);
-                let paused = self.paused.as_ref();
+                let paused = self.paused.as_deref();
                 pages::logs::content(&snapshot.logs, paused, &self.filter, width, rows)
             }
             Page::Network => pages::network::content(snapshot, width),

@@ -1,5 +1,6 @@
 //! A day on which everything goes wrong.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{certificate, ordinary, say, stage};
@@ -99,7 +100,7 @@ pub fn failing() -> Snapshot {
     if let Some(metrics) = &mut snapshot.metrics {
         metrics.data_used = 7_930 << 20;
     }
-    snapshot.logs.entries.truncate(7);
+    Arc::make_mut(&mut snapshot.logs).entries.truncate(7);
     say(
         &mut snapshot.logs,
         &[
@@ -115,6 +116,6 @@ pub fn failing() -> Snapshot {
             (66_112, Severity::Error, "root.cluster", "split: cut off from the other voters"),
         ],
     );
-    snapshot.logs.dropped = 34;
+    Arc::make_mut(&mut snapshot.logs).dropped = 34;
     snapshot
 }

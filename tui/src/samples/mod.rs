@@ -7,6 +7,7 @@ mod guru;
 mod ordinary;
 mod overflowing;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::busy::busy;
@@ -235,14 +236,15 @@ fn service(depth: u16, name: &str) -> Service {
     }
 }
 
-fn logs(entries: &[(u64, Severity, &str, &str)]) -> Logs {
-    let mut logs = Logs::default();
+fn logs(entries: &[(u64, Severity, &str, &str)]) -> Arc<Logs> {
+    let mut logs = Arc::default();
     say(&mut logs, entries);
     logs
 }
 
 /// Appends entries to a log.
-fn say(logs: &mut Logs, entries: &[(u64, Severity, &str, &str)]) {
+fn say(logs: &mut Arc<Logs>, entries: &[(u64, Severity, &str, &str)]) {
+    let logs = Arc::make_mut(logs);
     for &(millis, severity, name, text) in entries {
         logs.entries.push(LogEntry {
             number: logs.total,

@@ -1,5 +1,6 @@
 //! Whatever is too long, too large, or an attack.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::failing;
@@ -89,7 +90,7 @@ pub fn overflowing() -> Snapshot {
         metrics.memory_total = 1;
         metrics.pace = FOR_EVER;
     }
-    for entry in &mut snapshot.logs.entries {
+    for entry in &mut Arc::make_mut(&mut snapshot.logs).entries {
         entry.name.clone_from(&evil);
         entry.text.clone_from(&evil);
         entry.time = FOR_EVER;

@@ -25,6 +25,7 @@ mod pki;
 mod services;
 mod time;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -65,8 +66,9 @@ pub struct Snapshot {
     pub services: Vec<Service>,
     /// What the machine is busy with, once it was measured.
     pub metrics: Option<Metrics>,
-    /// The newest entries of the log tree.
-    pub logs: Logs,
+    /// The newest entries of the log tree: most of a snapshot, and shared by
+    /// those between which nothing was said.
+    pub logs: Arc<Logs>,
 }
 
 impl Snapshot {
@@ -93,7 +95,7 @@ impl Snapshot {
             pki: self.pki.clone(),
             services: self.services.clone(),
             metrics: self.metrics.clone(),
-            logs,
+            logs: Arc::new(logs),
         }
     }
 }
@@ -195,12 +197,12 @@ mod tests {
         let whole = samples::ordinary();
         let first = whole.logs.entries[4].number;
         let mut seen = whole.logs.clone();
-        seen.entries.truncate(4);
+        Arc::make_mut(&mut seen).entries.truncate(4);
         let mut frame = whole.with_logs_from(first);
         assert_eq!(frame.logs.entries.len(), whole.logs.entries.len() - 4);
-        frame.logs.put_before(&seen, usize::MAX);
+        Arc::make_mut(&mut frame.logs).put_before(&seen, usize::MAX);
         assert_eq!(frame, whole);
-        frame.logs.put_before(&seen, usize::MAX);
+        Arc::make_mut(&mut frame.logs).put_before(&seen, usize::MAX);
         assert_eq!(frame, whole, "what is there already is not put there twice");
     }
 }
