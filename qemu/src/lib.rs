@@ -5,6 +5,7 @@
 //!                  (pure)                 (one QEMU child)   +--> qmp      what the outside does to it
 //!                                                            +--> console  the guest's hvc0
 //!                 segment::Segment --plug--^                 +--> network
+//!                 fleet::Fleet: several machines on a segment, one cluster
 //! ```
 //!
 //! A story starts a [`Machine`], waits for event lines of its serial port and
@@ -16,11 +17,14 @@
 
 pub mod args;
 pub mod disk;
+pub mod fleet;
 mod gateway;
 pub mod host;
 pub mod image;
+mod lease;
 pub mod line;
 pub mod machine;
+pub mod operator;
 pub mod qmp;
 pub mod screen;
 pub mod segment;
@@ -28,7 +32,9 @@ pub mod serial;
 pub mod tpm;
 
 pub use args::{Accelerator, Bus, Config, Disk, Firmware, Network, Reset, Screen};
+pub use fleet::Fleet;
 pub use image::Image;
 pub use line::Event;
 pub use machine::{Error, Machine};
+pub use operator::Operator;
 pub use segment::{Port, Segment};

@@ -63,6 +63,25 @@ pub enum Error {
     /// The machine protocol.
     #[error(transparent)]
     Qmp(#[from] qmp::Error),
+    /// What an operator asked for.
+    #[error("`polisctl {command}` ended with {status}: {said}")]
+    Operator {
+        /// The arguments.
+        command: String,
+        /// How it ended.
+        status: String,
+        /// What it wrote to its standard error.
+        said: String,
+    },
+    /// A machine that should be on.
+    #[error("machine {number} is off")]
+    IsOff {
+        /// Counted from 1.
+        number: usize,
+    },
+    /// A thread that followed a machine has a bug.
+    #[error("the thread that followed a machine panicked")]
+    Panicked,
     /// A wait that ended otherwise.
     #[error("waited for {what}, but {outcome}\n{last}whole log: {log}")]
     Wait {

@@ -21,7 +21,7 @@
 //! - A machine that comes back to its port takes it over; the old line is dead.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::net::Ipv4Addr;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::gateway::Gateway;
+use crate::lease;
 use crate::machine::Error;
 
 /// Longest frame that a card with an ordinary MTU sends, with all its offloads.
@@ -63,7 +64,11 @@ impl Plug {
     /// The hardware address of the machine's card.
     #[must_use]
     pub fn mac(&self) -> String {
-        format!("52:54:00:70:6f:{:02x}", self.machine)
+        self.hardware_address().map(|byte| format!("{byte:02x}")).join(":")
+    }
+
+    fn hardware_address(&self) -> [u8; 6] {
+        [0x52, 0x54, 0, 0x70, 0x6f, self.machine]
     }
 }
 
@@ -72,6 +77,8 @@ impl Plug {
 pub struct Segment {
     switch: Switch,
     gateway: Gateway,
+    /// What the gateway gives to each machine.
+    addresses: Vec<Ipv4Addr>,
 }
 
 impl Segment {
@@ -85,7 +92,26 @@ impl Segment {
             source,
         })?;
         let gateway = Gateway::start(&switch.socket(Port::Gateway), dir)?;
-        Ok(Self { switch, gateway })
+        let mut segment = Self { switch, gateway, addresses: Vec::new() };
+        for machine in 0..machines {
+            let plug = segment.plug(machine);
+            let offered = lease::offered(&plug.socket, plug.hardware_address());
+            let offered = offered.map_err(|source| Error::Host {
+                doing: format!("get an address for machine {machine}"),
+                source,
+            })?;
+            segment.addresses.push(offered);
+        }
+        Ok(segment)
+    }
+
+    /// The address that a machine gets by DHCP, at every boot.
+    ///
+    /// # Panics
+    /// When the segment has no such machine.
+    #[must_use]
+    pub fn address(&self, machine: u8) -> Ipv4Addr {
+        self.addresses[usize::from(machine)]
     }
 
     /// Where machine number `machine` is plugged in.
@@ -273,13 +299,19 @@ fn write(parcels: &Receiver<Parcel>, plugged: &Mutex<Option<UnixStream>>) {
         thread::sleep(due.saturating_duration_since(Instant::now()));
         let line = plugged.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mut line) = line.as_ref() else { continue };
-        let length = u32::try_from(frame.len()).unwrap_or_default().to_be_bytes();
         // A machine that is gone loses its frames.
-        let _gone = line.write_all(&[&length[..], &frame].concat());
+        let _gone = write_frame(&mut line, &frame);
     }
 }
 
-fn read(line: &mut UnixStream) -> io::Result<Arc<[u8]>> {
+/// Sends a frame down a line.
+pub(crate) fn write_frame(line: &mut impl io::Write, frame: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(frame.len()).unwrap_or_default().to_be_bytes();
+    line.write_all(&[&length[..], frame].concat())
+}
+
+/// The next frame of a line.
+pub(crate) fn read(line: &mut UnixStream) -> io::Result<Arc<[u8]>> {
     let mut length = [0; 4];
     line.read_exact(&mut length)?;
     let length = u32::from_be_bytes(length) as usize;
@@ -304,8 +336,7 @@ mod tests {
     }
 
     fn put(line: &mut UnixStream, frame: &[u8]) {
-        let length = u32::try_from(frame.len()).unwrap().to_be_bytes();
-        line.write_all(&[&length[..], frame].concat()).unwrap();
+        write_frame(line, frame).unwrap();
     }
 
     fn plug(switch: &Switch, port: Port) -> UnixStream {
@@ -416,5 +447,19 @@ mod tests {
             }
         };
         assert_eq!(body, Some(7));
+    }
+
+    #[test]
+    fn addresses_follow_the_ports_and_can_be_forwarded_before_anybody_boots() {
+        // A host without QEMU may run the quick tests.
+        if crate::host::version().is_none() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let mut segment = Segment::start(3, dir.path()).unwrap();
+        let addresses = [0, 1, 2].map(|machine| segment.address(machine));
+        assert_eq!(addresses, [15, 16, 17].map(|last| Ipv4Addr::new(10, 0, 2, last)));
+        let port = crate::host::free_port().unwrap();
+        segment.forward(port, addresses[1], 7835).unwrap();
     }
 }

@@ -19,6 +19,7 @@ mod image;
 mod operator;
 mod parameters;
 mod run;
+mod several;
 mod terminal;
 mod test;
 

@@ -56,43 +56,50 @@ fn forwards() -> Result<Vec<Forward>> {
         .context("cannot find a free port on this host")
 }
 
+/// What a person runs to operate the cluster in `dir`.
+pub(crate) fn script(dir: &Path) -> PathBuf {
+    dir.join("polisctl")
+}
+
+/// Builds `polisctl`, and makes the folder of contexts of the cluster in `dir`,
+/// and what a person runs. The program, and the folder.
+pub(crate) fn install(dir: &Path, kept: bool) -> Result<(PathBuf, PathBuf)> {
+    let built = image::polisctl()?;
+    let program = image::workspace().join("target/polisctl");
+    // A copy beside it and a rename: somebody may be running the old one.
+    let copy = program.with_extension("new");
+    fs::copy(&built, &copy)
+        .and_then(|_bytes| fs::rename(&copy, &program))
+        .with_context(|| format!("cannot put polisctl at {}", program.display()))?;
+    let config = dir.join("operator");
+    if !kept && config.exists() {
+        fs::remove_dir_all(&config)
+            .with_context(|| format!("cannot remove {}", config.display()))?;
+    }
+    let lines = format!(
+        "#!/bin/sh\n# polisctl for the cluster of this folder.\nexec {} --config {} \"$@\"\n",
+        quoted(&program),
+        quoted(&config)
+    );
+    let file = script(dir);
+    fs::write(&file, lines)
+        .and_then(|()| fs::set_permissions(&file, fs::Permissions::from_mode(0o755)))
+        .with_context(|| format!("cannot write {}", file.display()))?;
+    Ok((program, config))
+}
+
 impl Operator {
     /// Builds `polisctl` and makes a context for the machine in `dir`.
     pub(crate) fn prepare(dir: &Path, name: &str, kept: bool) -> Result<Self> {
-        let built = image::polisctl()?;
-        let program = image::workspace().join("target/polisctl");
-        // A copy beside it and a rename: somebody may be running the old one.
-        let copy = program.with_extension("new");
-        fs::copy(&built, &copy)
-            .and_then(|_bytes| fs::rename(&copy, &program))
-            .with_context(|| format!("cannot put polisctl at {}", program.display()))?;
+        install(dir, kept)?;
         let operator = Self { dir: dir.to_owned(), name: name.to_owned(), forwards: forwards()? };
-        let config = operator.config();
-        if !kept && config.exists() {
-            fs::remove_dir_all(&config)
-                .with_context(|| format!("cannot remove {}", config.display()))?;
-        }
-        let script = format!(
-            "#!/bin/sh\n# polisctl for the cluster of this folder.\nexec {} --config {} \"$@\"\n",
-            quoted(&program),
-            quoted(&config)
-        );
-        let file = operator.script();
-        fs::write(&file, script)
-            .and_then(|()| fs::set_permissions(&file, fs::Permissions::from_mode(0o755)))
-            .with_context(|| format!("cannot write {}", file.display()))?;
         operator.make_context()?;
         Ok(operator)
     }
 
-    /// The folder of contexts.
-    fn config(&self) -> PathBuf {
-        self.dir.join("operator")
-    }
-
     /// What a person runs.
     pub(crate) fn script(&self) -> PathBuf {
-        self.dir.join("polisctl")
+        script(&self.dir)
     }
 
     fn make_context(&self) -> Result<()> {

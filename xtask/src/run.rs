@@ -1,5 +1,6 @@
-//! `cargo xtask run`: boots the image in QEMU as a new cluster of one node.
+//! `cargo xtask run`: boots the image in QEMU as a new cluster.
 //!
+//! Of one node, unless `--nodes` says more: `several` is about those.
 //! In a terminal, the node's console appears in it and the serial line goes to
 //! `serial.log`; without one, or with `--headless` or `--until-ready`, the serial
 //! line is printed instead.
@@ -14,13 +15,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_qemu::args::{Cache, Disk, FwCfg};
+use polis_qemu::fleet::PARAMETERS;
 use polis_qemu::host::{Wish, accelerator};
 use polis_qemu::image::Flash;
 use polis_qemu::machine::Outcome;
 use polis_qemu::{Bus, Config, Event, Image, Machine};
 
 use crate::operator::Operator;
-use crate::{host, image, parameters, terminal};
+use crate::{host, image, parameters, several, terminal};
 
 /// What running a machine needs: `setpriv` ends QEMU with this process.
 pub(crate) const QEMU: &[host::Need] = &[
@@ -29,23 +31,27 @@ pub(crate) const QEMU: &[host::Need] = &[
 ];
 
 /// How long a guest that was told to stop may take before its power is cut.
-const STOP_MAX: Duration = Duration::from_secs(45);
+pub(crate) const STOP_MAX: Duration = Duration::from_secs(45);
 
 /// Arguments of `cargo xtask run`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Number of nodes.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    nodes: u32,
-    /// Memory of a node in MiB.
-    #[arg(long, default_value_t = 1024, value_name = "MiB",
+    #[arg(long, default_value_t = 1, value_name = "N",
+          value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub(crate) nodes: u8,
+    /// How many of them vote in etcd; the others are members without a part in
+    /// consensus [default: all, but at most three].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=7))]
+    pub(crate) voters: Option<u8>,
+    /// Memory of a node in MiB [default: 1024, of several 512].
+    #[arg(long, value_name = "MiB",
           value_parser = clap::value_parser!(u32).range(256..=1_048_576))]
-    memory: u32,
-    /// Processors of a node. A boot is quicker with two: what loads drivers and
-    /// what waits for them run side by side.
-    #[arg(long, default_value_t = 2, value_name = "N",
-          value_parser = clap::value_parser!(u32).range(1..=64))]
-    cpus: u32,
+    memory: Option<u32>,
+    /// Processors of a node [default: 2, of several 1]. A boot is quicker with two:
+    /// what loads drivers and what waits for them run side by side.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: Option<u32>,
     /// Start through UEFI firmware, as hardware does (the default).
     #[arg(long, conflicts_with = "direct")]
     uefi: bool,
@@ -57,23 +63,23 @@ pub(crate) struct Args {
     accel: Accel,
     /// Keep the disk of the last run with this name, and boot it again.
     #[arg(long)]
-    keep: bool,
+    pub(crate) keep: bool,
     /// Give the machine an emulated TPM 2.0; `--keep` keeps it, too.
     #[arg(long)]
     tpm: bool,
     /// Print the serial line, also in a terminal.
     #[arg(long)]
-    headless: bool,
+    pub(crate) headless: bool,
     /// Print the serial line and end when the node is ready: with status 0, or
     /// with 1 if it does not get there.
     #[arg(long)]
-    until_ready: bool,
+    pub(crate) until_ready: bool,
     /// How long `--until-ready` waits.
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
-    timeout: u64,
+    pub(crate) timeout: u64,
     /// Name of the machine, and of its folder in target/run.
     #[arg(long, default_value = "polis", value_parser = name)]
-    name: String,
+    pub(crate) name: String,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -98,12 +104,16 @@ fn name(text: &str) -> Result<String, String> {
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
     ensure!(
-        args.nodes == 1,
-        "--nodes {}: this version runs clusters of one node only; leave the option out",
+        args.voters.is_none_or(|voters| voters <= args.nodes),
+        "--voters: {} nodes have no more than {} votes",
+        args.nodes,
         args.nodes
     );
     host::require(if args.tpm { &[QEMU, host::TPM] } else { &[QEMU] })?;
     let image = built_image()?;
+    if args.nodes > 1 {
+        return several::run(&args, &image);
+    }
     let shown = !args.headless && !args.until_ready && terminal::is_interactive();
     let dir = image::workspace().join("target/run").join(&args.name);
     let first = if kept(&args, &dir) { "again" } else { "for the first time" };
@@ -155,18 +165,39 @@ pub(crate) fn built_image() -> Result<Image> {
 }
 
 /// The path as it is shortest from here.
-fn shortest(path: &Path) -> String {
+pub(crate) fn shortest(path: &Path) -> String {
     let here = env::current_dir().unwrap_or_default();
     path.strip_prefix(here).unwrap_or(path).display().to_string()
 }
 
 /// Whether the disk of an earlier run is to be booted.
-fn kept(args: &Args, dir: &Path) -> bool {
+pub(crate) fn kept(args: &Args, dir: &Path) -> bool {
     args.keep && dir.join("disk.img").exists()
 }
 
-/// Makes the folder of the machine and says what the machine is like.
+/// Makes the folder of a machine that founds a cluster, and says what the machine is like.
 fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config> {
+    let config = machine(args, image, dir)?;
+    let file = founding(dir, dir, shown)?;
+    Ok(Config {
+        fw_cfg: vec![FwCfg { name: PARAMETERS.to_owned(), file }],
+        console: shown,
+        ..config
+    })
+}
+
+/// Writes the parameters of the machine in `dir`, with which it founds a cluster
+/// for the owner whose key lies in `owner`.
+pub(crate) fn founding(owner: &Path, dir: &Path, shown: bool) -> Result<PathBuf> {
+    let owner = parameters::owner_key(owner)?;
+    let file = dir.join("parameters.pb");
+    fs::write(&file, parameters::bootstrap(&owner, shown.then_some("hvc0")))
+        .with_context(|| format!("cannot write {}", file.display()))?;
+    Ok(file)
+}
+
+/// Makes the folder of a machine, and says what the machine is like.
+pub(crate) fn machine(args: &Args, image: &Image, dir: &Path) -> Result<Config> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let disk = dir.join("disk.img");
     if !kept(args, dir) {
@@ -175,7 +206,7 @@ fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config
             polis_qemu::tpm::Tpm::clear(&tpm)
                 .with_context(|| format!("cannot remove {}", tpm.display()))?;
         }
-        for old in [dir.join("vars.fd"), dir.join("serial.log")] {
+        for old in [dir.join("vars.fd"), dir.join("serial.log"), dir.join("parameters.pb")] {
             if old.exists() {
                 fs::remove_file(&old)
                     .with_context(|| format!("cannot remove {}", old.display()))?;
@@ -184,11 +215,6 @@ fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config
         polis_qemu::disk::copy(&image.disk, &disk)
             .with_context(|| format!("cannot copy the image to {}", disk.display()))?;
     }
-    let owner = parameters::owner_key(dir)?;
-    let file = dir.join("parameters.pb");
-    fs::write(&file, parameters::bootstrap(&owner, shown.then_some("hvc0")))
-        .with_context(|| format!("cannot write {}", file.display()))?;
-
     let firmware =
         if args.direct { image.direct("") } else { image.uefi(Flash::Plain, dir, "")? };
     let wish = match args.accel {
@@ -197,15 +223,16 @@ fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config
         Accel::Tcg => Wish::Tcg,
     };
     let cache = if args.keep { Cache::Writeback } else { Cache::Unsafe };
+    // Several share this host: see `docs/benchmarks.md` for what they need.
+    let (memory, cpus) = if args.nodes > 1 { (512, 1) } else { (1024, 2) };
+    let cpus = args.cpus.unwrap_or(cpus);
     Ok(Config {
         disk: Some(Disk { file: disk, bus: Bus::Virtio, cache }),
-        memory: args.memory,
-        cpus: args.cpus,
-        fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".to_owned(), file }],
+        memory: args.memory.unwrap_or(memory),
+        cpus,
         watchdog: true,
-        console: shown,
         tpm: args.tpm.then(|| dir.join("tpm")),
-        ..Config::new(firmware, accelerator(wish, args.cpus))
+        ..Config::new(firmware, accelerator(wish, cpus))
     })
 }
 

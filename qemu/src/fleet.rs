@@ -1,0 +1,420 @@
+//! Raises a cluster of several machines on one segment, and keeps hold of it.
+//!
+//! ```text
+//!             boot        ready, ownership       parameters     approve, roles
+//! machine 0 ------> founds ---------------+------------------------------------> voter
+//! machine 1                               +--> boot --> asks to be let in -----> voter
+//! machine 2                               +--> boot --> asks to be let in -----> voter
+//!                                              (side by side)
+//! ```
+//!
+//! Nodes count from 0; their folders, and whatever people see, count from 1.
+//!
+//! Invariants:
+//! - Each step waits for what the node itself says on its serial line; nothing
+//!   is guessed from the time that went by.
+//! - A node is approved only with the fingerprint that its own machine showed.
+//!
+//! What this module does not do: make disks, or decide what a machine is like.
+//! It plugs each in, and gives those that register their parameters.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::args::{Config, FwCfg, Link};
+use crate::host::free_port;
+use crate::line::Event;
+use crate::machine::{Error, Machine};
+use crate::operator::{CURATOR, Operator, Way};
+use crate::segment::{Port, Segment};
+
+/// The ports of a node that the host reaches: curator, management, metrics.
+const PORTS: [u16; 3] = [CURATOR, 7839, 7840];
+
+/// The item of fw_cfg in which a node looks for its parameters.
+pub const PARAMETERS: &str = "opt/polis/parameters.pb";
+
+/// Where the fingerprint stands in what a registering node waits for.
+const SHOWN: &str = "fingerprint is ";
+
+/// What happened to a node, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Milestone {
+    /// Which node, from 0.
+    pub node: usize,
+    /// What.
+    pub what: &'static str,
+    /// Since the fleet began.
+    pub at: Duration,
+}
+
+/// What a node is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// A member that votes in etcd.
+    Voter,
+    /// A member without a part in consensus.
+    Worker,
+}
+
+/// One machine of the cluster.
+#[derive(Debug)]
+pub struct Node {
+    /// What the machine is like.
+    pub config: Config,
+    /// Its address, at every boot.
+    pub address: Ipv4Addr,
+    /// Its ID, once it has told.
+    pub id: String,
+    /// Off, or on.
+    pub machine: Option<Machine>,
+    /// How the host reaches it.
+    pub ways: Vec<Way>,
+    dir: PathBuf,
+}
+
+/// The machines, what joins them, and who operates them.
+#[derive(Debug)]
+pub struct Fleet {
+    /// Each is at the port of its number.
+    pub nodes: Vec<Node>,
+    /// What joins them.
+    pub segment: Segment,
+    /// The owner of the cluster.
+    pub operator: Operator,
+    /// Longest that any single step may take.
+    pub patience: Duration,
+    diary: Diary,
+}
+
+/// What happened, and when.
+#[derive(Debug)]
+struct Diary {
+    began: Instant,
+    milestones: Mutex<Vec<Milestone>>,
+    tell: fn(&Milestone),
+}
+
+impl Diary {
+    fn reached(&self, node: usize, what: &'static str) {
+        let milestone = Milestone { node, what, at: self.began.elapsed() };
+        (self.tell)(&milestone);
+        if let Ok(mut all) = self.milestones.lock() {
+            all.push(milestone);
+        }
+    }
+}
+
+impl Fleet {
+    /// Plugs in a machine for each of `configs`; all are off. Their logs go to
+    /// the folders `1`, `2`, ... of `dir`. `key` is the owner's.
+    ///
+    /// # Errors
+    /// When the segment cannot be made, or a port cannot be forwarded.
+    pub fn new(
+        dir: &Path,
+        configs: Vec<Config>,
+        operator: Operator,
+        key: &Path,
+    ) -> Result<Self, Error> {
+        let host = |doing: &str| {
+            let doing = doing.to_owned();
+            move |source| Error::Host { doing, source }
+        };
+        let machines = u8::try_from(configs.len())
+            .map_err(|_many| std::io::ErrorKind::InvalidInput.into())
+            .map_err(host("join so many machines"))?;
+        let mut segment = Segment::start(machines, &dir.join("network"))?;
+        let mut nodes = Vec::new();
+        for (number, config) in (0..machines).zip(configs) {
+            let address = segment.address(number);
+            let mut ways = Vec::new();
+            for port in PORTS {
+                let host = free_port().map_err(host("find a free port"))?;
+                segment.forward(host, address, port)?;
+                ways.push(Way { address, port, host });
+            }
+            nodes.push(Node {
+                config: Config { link: Link::Segment(segment.plug(number)), ..config },
+                address,
+                id: String::new(),
+                machine: None,
+                ways,
+                dir: dir.join((number + 1).to_string()),
+            });
+        }
+        let ways: Vec<Way> = nodes.iter().flat_map(|node| node.ways.clone()).collect();
+        operator.equip(key, &ways)?;
+        Ok(Self {
+            nodes,
+            segment,
+            operator,
+            patience: Duration::from_secs(300),
+            diary: Diary {
+                began: Instant::now(),
+                milestones: Mutex::default(),
+                tell: |_milestone| (),
+            },
+        })
+    }
+
+    /// Has each milestone told when it is reached.
+    #[must_use]
+    pub fn telling(mut self, tell: fn(&Milestone)) -> Self {
+        self.diary.tell = tell;
+        self
+    }
+
+    /// What happened so far, in order.
+    #[must_use]
+    pub fn milestones(&self) -> Vec<Milestone> {
+        let mut all = self.diary.milestones.lock().map(|all| all.clone()).unwrap_or_default();
+        all.sort_by_key(|milestone| milestone.at);
+        all
+    }
+
+    /// Boots node 0, whose parameters found a cluster, and takes ownership of it.
+    ///
+    /// # Errors
+    /// When the node does not become ready.
+    pub fn found(&mut self) -> Result<Event, Error> {
+        self.boot(0)?;
+        self.own()
+    }
+
+    /// The second half of [`Fleet::found`], for a machine that is on.
+    ///
+    /// # Errors
+    /// When the node does not become ready.
+    pub fn own(&mut self) -> Result<Event, Error> {
+        let patience = self.patience;
+        let ready = self.machine(0)?.wait_for("ready", patience, |_| true)?;
+        ready.text("node").clone_into(&mut self.nodes[0].id);
+        self.diary.reached(0, "founded the cluster");
+        self.operator.run(&[
+            "--timeout",
+            "2m",
+            "cluster",
+            "take-ownership",
+            "--fingerprint",
+            ready.text("ca"),
+        ])?;
+        self.diary.reached(0, "has an owner");
+        Ok(ready)
+    }
+
+    /// Boots the nodes `numbers` with a ticket, side by side, lets them in, and
+    /// makes them what `part` says.
+    ///
+    /// # Errors
+    /// Those of the first node that does not get there.
+    pub fn admit(&mut self, numbers: &[usize], part: Part) -> Result<(), Error> {
+        for &number in numbers {
+            self.give_ticket(number)?;
+            self.boot(number)?;
+        }
+        self.let_in(numbers, part)
+    }
+
+    /// Writes parameters for a node that is to ask for admission.
+    ///
+    /// # Errors
+    /// When the cluster gives no ticket.
+    pub fn give_ticket(&mut self, number: usize) -> Result<(), Error> {
+        let node = &mut self.nodes[number];
+        let doing = || format!("make {}", node.dir.display());
+        std::fs::create_dir_all(&node.dir)
+            .map_err(|source| Error::Host { doing: doing(), source })?;
+        let file = node.dir.join("parameters.pb");
+        let out = file.display().to_string();
+        self.operator.run(&["--timeout", "2m", "parameters", "register", "--out", &out])?;
+        node.config.fw_cfg.retain(|item| item.name != PARAMETERS);
+        node.config.fw_cfg.push(FwCfg { name: PARAMETERS.to_owned(), file });
+        Ok(())
+    }
+
+    /// Lets in those of `numbers`, all of them on, that ask; waits until each is
+    /// what `part` says.
+    ///
+    /// # Errors
+    /// Those of the first node that does not get there.
+    pub fn let_in(&mut self, numbers: &[usize], part: Part) -> Result<(), Error> {
+        let mut nodes = std::mem::take(&mut self.nodes);
+        let (operator, diary, patience) = (&self.operator, &self.diary, self.patience);
+        let outcomes: Vec<Result<(), Error>> = thread::scope(|scope| {
+            let nodes = nodes.iter_mut().enumerate().filter(|(at, _)| numbers.contains(at));
+            let threads: Vec<_> = nodes
+                .map(|(number, node)| {
+                    let reached = move |what| diary.reached(number, what);
+                    scope.spawn(move || node.enter(operator, part, patience, &reached))
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or(Err(Error::Panicked)))
+                .collect()
+        });
+        self.nodes = nodes;
+        outcomes.into_iter().collect()
+    }
+
+    /// Switches a machine on. Its log is appended to.
+    ///
+    /// # Errors
+    /// When QEMU does not start.
+    pub fn boot(&mut self, number: usize) -> Result<(), Error> {
+        let node = &mut self.nodes[number];
+        // Before the new one opens the same disk.
+        node.machine = None;
+        node.machine = Some(Machine::start(&node.config, &node.dir)?);
+        Ok(())
+    }
+
+    /// Switches a machine on that is a member already, and waits until it is ready.
+    ///
+    /// # Errors
+    /// When it does not get there.
+    pub fn boot_again(&mut self, number: usize) -> Result<Event, Error> {
+        self.boot(number)?;
+        let patience = self.patience;
+        self.machine(number)?.wait_for("ready", patience, |_| true)
+    }
+
+    /// Cuts a machine's power.
+    pub fn cut_power(&mut self, number: usize) {
+        if let Some(machine) = self.nodes[number].machine.take() {
+            machine.kill();
+        }
+    }
+
+    /// The machine of a node that is on.
+    ///
+    /// # Errors
+    /// When it is off.
+    pub fn machine(&mut self, number: usize) -> Result<&mut Machine, Error> {
+        self.nodes[number].machine.as_mut().ok_or(Error::IsOff { number: number + 1 })
+    }
+
+    /// Where a node is plugged in.
+    #[must_use]
+    pub fn port(number: usize) -> Port {
+        Port::Machine(u8::try_from(number).unwrap_or(u8::MAX))
+    }
+
+    /// The node whose member of etcd leads, as the cluster says now.
+    ///
+    /// # Errors
+    /// When nobody answers, or nobody of this fleet leads.
+    pub fn etcd_leader(&self) -> Result<usize, Error> {
+        let members = self.operator.document(&["--timeout", "2m", "etcd", "members"])?;
+        let leader = members
+            .as_array()
+            .and_then(|members| members.iter().find(|member| member["leader"] == true))
+            .and_then(|member| member["node_id"].as_str());
+        let number = self.nodes.iter().position(|node| Some(node.id.as_str()) == leader);
+        number.ok_or_else(|| Error::Operator {
+            command: "etcd members".to_owned(),
+            status: "no leader of this fleet".to_owned(),
+            said: members.to_string(),
+        })
+    }
+
+    /// Waits until `nodes` nodes are up and healthy and every voter answers.
+    ///
+    /// # Errors
+    /// When that does not come.
+    pub fn wait_whole(&self, nodes: usize) -> Result<(), Error> {
+        let timeout = format!("{}s", self.patience.as_secs());
+        let nodes = nodes.to_string();
+        self.operator.run(&["--timeout", &timeout, "cluster", "wait", "--nodes", &nodes]).map(drop)
+    }
+}
+
+impl Node {
+    /// Follows a machine from its boot to what it is to be.
+    fn enter(
+        &mut self,
+        operator: &Operator,
+        part: Part,
+        patience: Duration,
+        reached: &dyn Fn(&'static str),
+    ) -> Result<(), Error> {
+        let machine = self.machine.as_mut().ok_or(Error::IsOff { number: 0 })?;
+        let what = "the fingerprint of a node that asks to be let in, or `POLIS ready`";
+        let asks = machine.wait(what, patience, |line| asks(&line.event()?))?;
+        let ready = match asks {
+            Asks::Ready(ready) => ready,
+            Asks::Approval(words) => {
+                let foreign = machine.seen(|event| event.is("state", "foreign"));
+                let id = foreign.last().map(|event| event.text("node").to_owned());
+                let id = id.unwrap_or_default();
+                reached("asked to be let in");
+                let approve = ["node", "approve", &id, "--fingerprint", &words];
+                operator.run(&[&["--timeout", "2m"][..], &approve].concat())?;
+                reached("was approved");
+                machine.wait_for("ready", patience, |_| true)?
+            }
+        };
+        ready.text("node").clone_into(&mut self.id);
+        reached("is a member");
+        let votes = |event: &Event| event.word == "etcd" && event.is("state", "voter");
+        if part == Part::Worker || !machine.seen(votes).is_empty() {
+            return Ok(());
+        }
+        let roles = ["node", "roles", &self.id, "--add", "consensus-member"];
+        operator.run(&[&["--timeout", "2m"][..], &roles].concat())?;
+        reached("has its role");
+        machine.wait_for("etcd", patience, |etcd| etcd.is("state", "learner"))?;
+        reached("learns");
+        machine.wait_for("etcd", patience, |etcd| etcd.is("state", "voter"))?;
+        reached("votes");
+        Ok(())
+    }
+}
+
+/// What a booting node says that a person has to do.
+#[derive(Debug, PartialEq, Eq)]
+enum Asks {
+    /// Compare this fingerprint.
+    Approval(String),
+    /// Nothing: it is a member.
+    Ready(Event),
+}
+
+fn asks(event: &Event) -> Option<Asks> {
+    if event.word == "ready" {
+        return Some(Asks::Ready(event.clone()));
+    }
+    let waits = event.word == "stage" && event.is("name", "cluster");
+    let (_before, shown) = event.get("for").filter(|_| waits)?.split_once(SHOWN)?;
+    let words = shown.split(';').next()?.trim();
+    Some(Asks::Approval(words.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(text: &str) -> Event {
+        Event::parse(text, Duration::ZERO).unwrap()
+    }
+
+    #[test]
+    fn the_fingerprint_is_read_from_what_the_node_waits_for() {
+        let waits = event(
+            r#"POLIS stage name=cluster state=waiting for="an operator who approves this node: its fingerprint is able acid aged also; compare it" t=9.0"#,
+        );
+        assert_eq!(asks(&waits), Some(Asks::Approval("able acid aged also".to_owned())));
+        let other = event(r#"POLIS stage name=network state=waiting for="a carrier" t=1"#);
+        assert_eq!(asks(&other), None);
+    }
+
+    #[test]
+    fn a_member_asks_for_nothing() {
+        let ready = event("POLIS ready node=polis-01 roles= address=10.0.2.16 t=9");
+        assert_eq!(asks(&ready), Some(Asks::Ready(ready.clone())));
+    }
+}

@@ -1,0 +1,330 @@
+//! `cargo xtask run --nodes N`: a cluster of several nodes on one virtual network.
+//!
+//! Node 1 founds the cluster; the others get a ticket, are approved by the
+//! fingerprints that their serial lines show, and get their roles: all that an
+//! operator does, by `polisctl` itself.
+//!
+//! ```text
+//! target/run/<name>/   owner.key  polisctl  operator/   network/
+//!     1/  disk.img  serial.log  parameters.pb
+//!     2/  ...
+//! ```
+//!
+//! In a terminal, the console of node 1 appears in it, and the cluster is raised
+//! behind it; without one, every serial line is printed with the node's number.
+//!
+//! Invariants:
+//! - A machine lives as long as the thread that raised it: `polis_qemu` has it
+//!   killed with that thread.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use polis_qemu::args::FwCfg;
+use polis_qemu::fleet::{Milestone, PARAMETERS, Part};
+use polis_qemu::machine::Outcome;
+use polis_qemu::{Fleet, Image, Operator};
+
+use crate::run::{self, Args, STOP_MAX};
+use crate::{image, operator, terminal};
+
+/// Voters of a cluster that is not told otherwise: it survives the loss of one.
+const VOTERS: u8 = 3;
+
+/// Between two looks at the end of a serial log.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Runs the command.
+pub(crate) fn run(args: &Args, image: &Image) -> Result<()> {
+    let dir = image::workspace().join("target/run").join(&args.name);
+    let shown = !args.headless && !args.until_ready && terminal::is_interactive();
+    let plan = Plan::prepare(args, image, &dir, shown)?;
+    let command = run::shortest(&operator::script(&dir));
+    eprintln!(
+        "run: booting {} nodes of image {}, logs in {}",
+        args.nodes,
+        image.version,
+        dir.display()
+    );
+    if shown {
+        return show(plan, args, &command);
+    }
+    for number in 1..=usize::from(args.nodes) {
+        stream(number, &plan.folder(number).join("serial.log"));
+    }
+    let mut fleet = plan.fleet()?.telling(|milestone| eprintln!("run: {}", told(milestone)));
+    plan.raise(&mut fleet, |_console| ())?;
+    eprintln!("run: the cluster is whole\n{}", table(&fleet.milestones()));
+    eprintln!("run: to operate it: {command} cluster status");
+    if args.until_ready {
+        return if args.keep { stop(&mut fleet) } else { Ok(()) };
+    }
+    end(&mut fleet)
+}
+
+/// What is to be raised.
+struct Plan {
+    dir: PathBuf,
+    /// The machines, in order; those of a run that is kept are members already,
+    /// or on their way.
+    machines: Vec<(polis_qemu::Config, Kept)>,
+    operator: Operator,
+    voters: usize,
+    patience: Duration,
+}
+
+/// Whether a machine has the disk of an earlier run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    Yes,
+    No,
+}
+
+impl Plan {
+    fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Self> {
+        fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let whole = run::kept(args, &dir.join("1"));
+        let mut machines = Vec::new();
+        for number in 1..=args.nodes {
+            let folder = dir.join(number.to_string());
+            // Without its founder, a cluster is another one.
+            let kept = if whole && run::kept(args, &folder) { Kept::Yes } else { Kept::No };
+            if kept == Kept::No && folder.exists() {
+                fs::remove_dir_all(&folder)
+                    .with_context(|| format!("cannot remove {}", folder.display()))?;
+            }
+            let mut config = run::machine(args, image, &folder)?;
+            let parameters = folder.join("parameters.pb");
+            if number == 1 {
+                run::founding(dir, &folder, shown)?;
+                config.console = shown;
+            }
+            if parameters.exists() {
+                config.fw_cfg = vec![FwCfg { name: PARAMETERS.to_owned(), file: parameters }];
+            }
+            machines.push((config, kept));
+        }
+        let (program, config) = operator::install(dir, whole)?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            machines,
+            operator: Operator::new(&program, &config, &args.name),
+            voters: args.voters.unwrap_or(VOTERS.min(args.nodes)).into(),
+            patience: Duration::from_secs(args.timeout),
+        })
+    }
+
+    fn folder(&self, number: usize) -> PathBuf {
+        self.dir.join(number.to_string())
+    }
+
+    /// The machines, plugged in and off.
+    fn fleet(&self) -> Result<Fleet> {
+        let configs = self.machines.iter().map(|(config, _)| config.clone()).collect();
+        let key = self.dir.join("owner.key");
+        let mut fleet = Fleet::new(&self.dir, configs, self.operator.clone(), &key)?;
+        fleet.patience = self.patience;
+        Ok(fleet)
+    }
+
+    /// Boots all, and waits until each is what it is to be. `first` is given the
+    /// console of node 1, if it has one.
+    fn raise(&self, fleet: &mut Fleet, first: impl FnOnce(UnixStream)) -> Result<()> {
+        let mut console = Some(first);
+        let mut lend = |fleet: &mut Fleet| -> Result<()> {
+            if let (Some(taken), Some(first)) = (fleet.machine(0)?.take_console(), console.take()) {
+                first(taken);
+            }
+            Ok(())
+        };
+        let are = |wanted: Kept| -> Vec<usize> {
+            let machines = self.machines.iter().enumerate();
+            machines.filter(|(_, (_, kept))| *kept == wanted).map(|(number, _)| number).collect()
+        };
+        let (old, mut new) = (are(Kept::Yes), are(Kept::No));
+        let parts = |numbers: &[usize]| -> [(Vec<usize>, Part); 2] {
+            let (vote, work) = numbers.iter().partition(|number| **number < self.voters);
+            [(vote, Part::Voter), (work, Part::Worker)]
+        };
+        if old.is_empty() {
+            new.retain(|number| *number != 0);
+            fleet.boot(0)?;
+            lend(fleet)?;
+            fleet.own()?;
+        } else {
+            for &number in &old {
+                fleet.boot(number)?;
+            }
+            lend(fleet)?;
+            for (numbers, part) in parts(&old) {
+                fleet.let_in(&numbers, part)?;
+            }
+        }
+        for &number in &new {
+            fleet.give_ticket(number)?;
+            fleet.boot(number)?;
+        }
+        for (numbers, part) in parts(&new) {
+            fleet.let_in(&numbers, part)?;
+        }
+        Ok(fleet.wait_whole(self.machines.len())?)
+    }
+}
+
+/// The console of node 1 in this terminal; the cluster is raised meanwhile.
+fn show(plan: Plan, args: &Args, command: &str) -> Result<()> {
+    let keep = args.keep;
+    let (lend, lent) = mpsc::sync_channel(1);
+    let (leave, left) = mpsc::sync_channel::<()>(1);
+    // The machines are this thread's.
+    let raising = thread::spawn(move || -> Result<String> {
+        let mut fleet = plan.fleet()?;
+        let raised = plan.raise(&mut fleet, |console| drop(lend.send(console)));
+        let text = table(&fleet.milestones());
+        let text = raised.map(|()| format!("run: the cluster is whole\n{text}"));
+        // An error is not ready to be read while the console has the terminal.
+        let _left = left.recv();
+        if keep {
+            stop(&mut fleet)?;
+        }
+        text
+    });
+    if let Ok(console) = lent.recv() {
+        eprintln!("run: this terminal becomes the console of node 1; Ctrl-] leaves it");
+        eprintln!("run: once the cluster is whole, in another terminal: {command} cluster status");
+        terminal::lend(&console)?;
+    }
+    drop(leave);
+    if !keep && !raising.is_finished() {
+        // Whoever leaves does not wait for a cluster; or it is at its very end.
+        thread::sleep(LOOK);
+        if !raising.is_finished() {
+            eprintln!("run: left before the cluster was whole");
+            return Ok(());
+        }
+    }
+    match raising.join() {
+        Ok(outcome) => eprintln!("{}", outcome?),
+        Err(_panic) => bail!("the thread that raised the cluster panicked"),
+    }
+    Ok(())
+}
+
+/// Stops every machine in order, so that its disk is whole.
+fn stop(fleet: &mut Fleet) -> Result<()> {
+    eprintln!("run: stopping the nodes, so that their disks are whole");
+    let mut machines: Vec<_> =
+        fleet.nodes.iter_mut().filter_map(|node| node.machine.as_mut()).collect();
+    for machine in &mut machines {
+        machine.qmp.power_button()?;
+    }
+    for machine in machines {
+        machine.wait_for("off", STOP_MAX, |_| true)?;
+        machine.wait_end(STOP_MAX)?;
+    }
+    Ok(())
+}
+
+/// Waits until every machine has ended by itself.
+fn end(fleet: &mut Fleet) -> Result<()> {
+    const FAR: Duration = Duration::from_secs(3600);
+    for machine in fleet.nodes.iter_mut().filter_map(|node| node.machine.as_mut()) {
+        loop {
+            match machine.wait_end(FAR) {
+                Ok(_status) => break,
+                Err(polis_qemu::Error::Wait { outcome: Outcome::Late { .. }, .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Prints what is appended to a serial log from now on, with the node's number.
+fn stream(number: usize, log: &Path) {
+    let log = log.to_owned();
+    let before = fs::metadata(&log).map_or(0, |log| log.len());
+    thread::spawn(move || {
+        let mut file = loop {
+            match File::open(&log) {
+                Ok(file) => break file,
+                Err(_not_yet) => thread::sleep(LOOK),
+            }
+        };
+        let Ok(_at) = file.seek(SeekFrom::Start(before)) else { return };
+        let mut reader = BufReader::new(file);
+        let mut line = String::new();
+        loop {
+            match reader.read_line(&mut line) {
+                Ok(_) if line.ends_with('\n') => {
+                    print!("{number} |{line}");
+                    line.clear();
+                }
+                // A line that is not whole yet is gone on with.
+                Ok(_) => thread::sleep(LOOK),
+                Err(_) => line.clear(),
+            }
+        }
+    });
+}
+
+fn told(milestone: &Milestone) -> String {
+    let Milestone { node, what, at } = milestone;
+    format!("{:6.1} s  node {} {what}", at.as_secs_f64(), node + 1)
+}
+
+/// What happened to each node, when, and how long after what came before it.
+pub(crate) fn table(milestones: &[Milestone]) -> String {
+    let mut nodes: BTreeMap<usize, Vec<&Milestone>> = BTreeMap::new();
+    for milestone in milestones {
+        nodes.entry(milestone.node).or_default().push(milestone);
+    }
+    // What a newcomer waits for is the cluster.
+    let opened = nodes.get(&0).and_then(|founder| founder.last()).map(|last| last.at);
+    let mut text = String::from("  node  what                      at      took\n");
+    for (node, milestones) in nodes {
+        let mut before = if node == 0 { Duration::ZERO } else { opened.unwrap_or_default() };
+        for Milestone { what, at, .. } in milestones {
+            let took = at.saturating_sub(before).as_secs_f64();
+            let at_seconds = at.as_secs_f64();
+            text.push_str(&format!(
+                "  {:>4}  {what:<20} {at_seconds:>7.1} {took:>8.1}\n",
+                node + 1
+            ));
+            before = *at;
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_says_how_long_each_step_took() {
+        let milestone = |node, what, at| Milestone { node, what, at: Duration::from_secs(at) };
+        let all = [
+            milestone(0, "founded the cluster", 20),
+            milestone(0, "has an owner", 22),
+            milestone(1, "asked to be let in", 40),
+            milestone(2, "asked to be let in", 41),
+            milestone(1, "was approved", 43),
+        ];
+        insta::assert_snapshot!(table(&all), @r"
+          node  what                      at      took
+             1  founded the cluster     20.0     20.0
+             1  has an owner            22.0      2.0
+             2  asked to be let in      40.0     18.0
+             2  was approved            43.0      3.0
+             3  asked to be let in      41.0     19.0
+        ");
+    }
+}
