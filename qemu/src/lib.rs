@@ -19,6 +19,7 @@ pub mod args;
 pub mod disk;
 pub mod fleet;
 mod gateway;
+pub mod history;
 pub mod host;
 pub mod image;
 mod lease;

@@ -109,9 +109,13 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // Hundreds of megabytes, and the logs tell more. It may never have been made.
-        for disk in ["disk.img", "disk-1.img", "disk-2.img"] {
-            let _removed = fs::remove_file(self.path(disk));
+        // Hundreds of megabytes each, and the logs tell more. There may be none.
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with("disk") && name.ends_with(".img") {
+                let _removed = fs::remove_file(entry.path());
+            }
         }
     }
 }

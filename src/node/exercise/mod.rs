@@ -7,11 +7,14 @@
 //! | name | what happens | keys of its lines |
 //! |---|---|---|
 //! | `count` | a number in etcd is read, then counted up until the end | `found`, then `acknowledged` |
+//! | `append` | each node creates numbered keys of its own, one after the other | `writer`, with `holds`; `listed`; then `acknowledged`, `revision` |
 //! | `fill` | as `count`; meanwhile the data partition is filled, kept full, emptied | and `filled`, `emptied` |
 //! | `wal` | records are written and flushed as etcd does it, and timed | `p50 p99 mean` in microseconds |
 //! | `flood` | this process is measured at rest, then under 10,000 log lines a second | `phase cpu node`, see `flood` |
 //!
 //! The values that `count` writes carry [`PLAINTEXT`], for who searches the disk.
+
+mod append;
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -53,6 +56,8 @@ const WARM: u64 = 50;
 pub enum Exercise {
     /// Count in etcd.
     Count,
+    /// Write a history that can be checked.
+    Append,
     /// Count while the disk is full.
     Fill,
     /// Time what etcd's log does.
@@ -62,8 +67,13 @@ pub enum Exercise {
 }
 
 impl Exercise {
-    const ALL: [(&'static str, Self); 4] =
-        [("count", Self::Count), ("fill", Self::Fill), ("wal", Self::Wal), ("flood", Self::Flood)];
+    const ALL: [(&'static str, Self); 5] = [
+        ("count", Self::Count),
+        ("append", Self::Append),
+        ("fill", Self::Fill),
+        ("wal", Self::Wal),
+        ("flood", Self::Flood),
+    ];
 
     /// What the command line of this boot asks for, if anything.
     #[must_use]
@@ -117,6 +127,7 @@ impl Service {
         let work = async {
             match self.exercise {
                 Exercise::Count => self.count(&ctx).await,
+                Exercise::Append => append::run(self, &ctx).await,
                 Exercise::Fill => {
                     let counted = self.clone();
                     let (counted, ()) = tokio::join!(counted.count(&ctx), self.fill(&ctx, &data));

@@ -1,0 +1,121 @@
+//! Clusters of several machines, and what stories ask of each.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use ed25519_dalek::SigningKey;
+use polis::pki;
+use polis_qemu::args::Disk;
+use polis_qemu::disk::copy;
+use polis_qemu::history::{History, Summary};
+use polis_qemu::{Config, Fleet, Machine, Operator};
+
+use crate::owner::SECRET;
+use crate::world::{SOON, World};
+
+/// Has every node write a history that can be checked.
+pub(crate) const APPEND: &str = "polis.exercise=append";
+
+/// Acknowledgements that prove that writes go on: more than can have been on
+/// their way when the outage began.
+const MANY: usize = 20;
+
+/// A fleet of `machines` machines, all off. The first founds a cluster; `append`
+/// goes behind the kernel command line of each.
+pub(crate) fn fleet(world: &World, machines: usize, append: &str) -> Result<Fleet> {
+    let founder = world.founder(append)?;
+    let blank = founder.disk.clone().context("no disk")?;
+    let mut configs = vec![founder];
+    for number in 1..machines {
+        let disk = blank_disk(world, &blank, number)?;
+        configs.push(Config { disk: Some(disk), ..world.bare(append) });
+    }
+    let key = world.path("owner.key");
+    std::fs::write(&key, pki::key_pem(&SigningKey::from_bytes(&SECRET)).as_bytes())?;
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;
+    let program = Path::new(env!("CARGO_BIN_EXE_polisctl"));
+    let operator = Operator::new(program, &world.path("operator"), "story");
+    let fleet = Fleet::new(&world.path(""), configs, operator, &key)?;
+    Ok(fleet.telling(|milestone| {
+        let seconds = milestone.at.as_secs_f64();
+        eprintln!("{seconds:6.1} s  node {} {}", milestone.node + 1, milestone.what);
+    }))
+}
+
+/// A disk like `blank`, which nobody has booted yet, for the machine `number`.
+pub(crate) fn blank_disk(world: &World, blank: &Disk, number: usize) -> Result<Disk> {
+    let file = world.path(&format!("disk-{number}.img"));
+    copy(&blank.file, &file)?;
+    Ok(Disk { file, ..blank.clone() })
+}
+
+/// Passes over everything that a machine has said so far.
+pub(crate) fn catch_up(machine: &mut Machine) {
+    while machine.next_line(Duration::ZERO).is_some() {}
+}
+
+/// Waits until each of these nodes has had many more writes acknowledged.
+pub(crate) fn writes_go_on(fleet: &mut Fleet, numbers: &[usize]) -> Result<()> {
+    for &number in numbers {
+        catch_up(fleet.machine(number)?);
+    }
+    for &number in numbers {
+        let machine = fleet.machine(number)?;
+        for _ in 0..MANY {
+            machine
+                .wait_for("exercise", SOON, |event| event.get("acknowledged").is_some())
+                .with_context(|| format!("node {}: writes do not go on", number + 1))?;
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a node has had two writes in a row fail, and none succeed between.
+pub(crate) fn writes_have_stopped(fleet: &mut Fleet, number: usize) -> Result<()> {
+    let machine = fleet.machine(number)?;
+    catch_up(machine);
+    for _ in 0..2 {
+        let went_on = machine.wait("a write that is not acknowledged", SOON, |line| {
+            let acknowledged =
+                line.event().is_some_and(|event| event.get("acknowledged").is_some());
+            let failed = line.text.contains("not acknowledged");
+            (acknowledged || failed).then_some(acknowledged)
+        })?;
+        ensure!(!went_on, "node {} writes without a quorum", number + 1);
+    }
+    Ok(())
+}
+
+/// Waits until a node says that its state is this.
+pub(crate) fn becomes(fleet: &mut Fleet, number: usize, state: &str) -> Result<()> {
+    let machine = fleet.machine(number)?;
+    let seen = machine.wait_for("cluster", SOON, |event| event.is("state", state));
+    seen.with_context(|| format!("node {} is not {state}", number + 1)).map(drop)
+}
+
+/// Checks the history that all nodes have written to their logs.
+pub(crate) fn checked(world: &World, machines: usize) -> Result<Summary> {
+    let mut history = History::default();
+    for number in 1..=machines {
+        let log = world.path(&number.to_string()).join("serial.log");
+        history.read(&std::fs::read_to_string(log)?);
+    }
+    history.check().context("the history has a lie in it")
+}
+
+/// Asks until `found` makes something of the answer.
+#[expect(clippy::disallowed_methods, reason = "a story's thread may wait between two questions")]
+pub(crate) fn ask_until<T>(what: &str, mut found: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let deadline = Instant::now() + SOON;
+    loop {
+        if let Some(found) = found()? {
+            return Ok(found);
+        }
+        if Instant::now() > deadline {
+            bail!("{what}: not within {SOON:?}");
+        }
+        std::thread::sleep(Duration::from_millis(300));
+    }
+}
