@@ -46,6 +46,8 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
         tree: root.data.etcd,
         sockets: root.ephemeral.consensus,
         listen,
+        restorer: etcd.with_file_name("etcdutl"),
+        snapshot: root.esp.etcd_snapshot,
         quota: QUOTA,
         probe: Probe::default(),
     };
@@ -124,6 +126,7 @@ async fn populate(
         labels: BTreeMap::new(),
         owner_public_key: [0; 32],
         disk: None,
+        restored: false,
         configuration: v1::ClusterConfiguration {
             storage_security_policy: policy.into(),
             ..Default::default()

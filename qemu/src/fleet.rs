@@ -380,15 +380,17 @@ impl Node {
 }
 
 /// What a booting node says that a person has to do.
-#[derive(Debug, PartialEq, Eq)]
-enum Asks {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asks {
     /// Compare this fingerprint.
     Approval(String),
     /// Nothing: it is a member.
     Ready(Event),
 }
 
-fn asks(event: &Event) -> Option<Asks> {
+/// What the node asks a person for with this event, if anything.
+#[must_use]
+pub fn asks(event: &Event) -> Option<Asks> {
     if event.word == "ready" {
         return Some(Asks::Ready(event.clone()));
     }

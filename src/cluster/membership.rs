@@ -17,6 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use polis_proto::v1;
+use tracing::warn;
 
 use super::keeper::{Keeper, Shares, Slot};
 use super::sealed::{Keeping, Sealed, cold_start_value, tpm_value};
@@ -198,8 +199,17 @@ pub(super) fn record(keys: &Keys) -> DiskKeys {
     }
 }
 
-/// Removes the journal of a bootstrap that is finished, and what it says of keys.
+/// Removes the journal of a bootstrap that is finished, and what it says of keys;
+/// before it, the snapshot that the cluster may have begun with, which holds
+/// every secret of the cluster.
 pub(super) async fn remove_journal(root: &Root) -> Result<(), Error> {
-    let journal = root.esp.cluster_journal.clone();
-    blocking(move || Ok(journal.erase()?)).await
+    let (journal, snapshot) = (root.esp.cluster_journal.clone(), root.esp.etcd_snapshot.clone());
+    blocking(move || {
+        if snapshot.path().exists() {
+            warn!("the snapshot of etcd on the ESP is overwritten and removed");
+            snapshot.erase()?;
+        }
+        Ok(journal.erase()?)
+    })
+    .await
 }

@@ -341,6 +341,8 @@ impl<C: Consensus> Service<C> {
         self.give_orders(key, Start::Bootstrap);
 
         let store = self.store().await?;
+        let snapshot = self.config.root.esp.etcd_snapshot.path().to_owned();
+        let restored = blocking(move || Ok(snapshot.is_file())).await?;
         let disk = keys.as_ref().zip(recovery);
         let founding = Founding {
             node,
@@ -349,6 +351,7 @@ impl<C: Consensus> Service<C> {
             configuration: configuration_message(&bootstrap.configuration),
             disk: disk
                 .map(|(keys, recovery)| (membership::record(keys), recovery.bytes().to_vec())),
+            restored,
         };
         self.address(ctx).await?;
         let keeping = Keeping::of(&bootstrap.configuration);

@@ -77,6 +77,18 @@ pub(super) fn environment(purpose: Purpose<'_>) -> &'static [(&'static str, &'st
     }
 }
 
+/// What says that a new cluster has one member, to etcd and to its tools.
+pub(super) fn only_member(name: &str, peer: &Peer) -> [String; 6] {
+    [
+        "--initial-advertise-peer-urls".to_owned(),
+        peer.url(),
+        "--initial-cluster".to_owned(),
+        format!("{name}={}", peer.url()),
+        "--initial-cluster-token".to_owned(),
+        CLUSTER_TOKEN.to_owned(),
+    ]
+}
+
 /// The arguments of etcd.
 pub(super) fn arguments(call: &Call<'_>) -> Vec<String> {
     let Call { name, tree, sockets, peer, listen, quota, pace, purpose } = call;

@@ -1,9 +1,11 @@
 //! Founds a cluster: etcd needs certificates, and certificates live in etcd.
 //!
 //! ```text
-//! mark -> clear -> start without a port -> authority -> certificate
-//!                                                           |
-//!              unmark <- stop <- write to the disk <--------+
+//! mark -> clear -> (fill from a snapshot) -> start without a port
+//!                                                    |
+//!                       authority -> certificate <---+
+//!                                         |
+//! unmark <- stop <- write to the disk <---+
 //! ```
 //!
 //! Invariants:
@@ -24,7 +26,7 @@ use super::client::User;
 use super::credentials::{Credentials, authority, peer_certificate};
 use super::serve::{Started, died};
 use super::service::{Service, blocking};
-use super::{Error, Orders, Step, credentials};
+use super::{Error, Orders, Step, credentials, restore};
 use crate::pki::Namespace;
 use crate::supervisor::Context;
 use crate::sys::clock;
@@ -52,6 +54,7 @@ pub(super) async fn bootstrap(
     let (data, alone) = (tree.data.clone(), tree.alone.clone());
     blocking(move || data.clear().and_then(|()| alone.remove())).await?;
     probe.passed(Step::Cleared)?;
+    restore::restore(service, ctx, orders).await?;
 
     let Started { mut child, begun } =
         service.spawn(ctx, orders, Pace::Alone, Purpose::Found).await?;

@@ -38,6 +38,7 @@ mod maintenance;
 mod members;
 mod peers;
 mod quorum;
+mod restore;
 mod serve;
 mod service;
 mod status;
@@ -83,6 +84,8 @@ impl Config {
             tree: root.data.etcd.clone(),
             sockets: root.ephemeral.consensus.clone(),
             listen: SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, PEER_PORT)),
+            restorer: PathBuf::from("/usr/bin/etcdutl"),
+            snapshot: root.esp.etcd_snapshot.clone(),
             quota: QUOTA,
             probe: Probe::default(),
         }
@@ -116,6 +119,10 @@ pub struct Config {
     /// Where it listens for peers. The unspecified address serves any address
     /// that the node ever gets.
     pub listen: SocketAddr,
+    /// The program that makes a member of a snapshot.
+    pub restorer: PathBuf,
+    /// What a bootstrap begins with, if it is there.
+    pub snapshot: storage::file::File,
     /// Bytes of the database at which etcd refuses writes: [`QUOTA`].
     pub quota: u64,
     /// Sees every step of a bootstrap; for tests.
@@ -237,6 +244,9 @@ pub enum Error {
     /// The node's key cannot be written.
     #[error("cannot use the key of the node")]
     Key(#[source] crate::identity::Error),
+    /// What the cluster should begin with is no snapshot.
+    #[error("cannot found the cluster from the snapshot on the ESP")]
+    Snapshot(#[source] crate::sys::process::Error),
     /// etcd could not be started or waited for.
     #[error("cannot run etcd")]
     Process(#[source] crate::sys::process::Error),

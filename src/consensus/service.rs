@@ -135,8 +135,12 @@ impl Service {
         });
         report(&self, &ctx, None);
         let blamed = self.blamed(&ended, begun.elapsed());
-        if let Err(error @ (Error::NoMember | Error::Damaged { .. } | Error::Corrupt { .. })) =
-            &ended
+        if let Err(
+            error @ (Error::NoMember
+            | Error::Damaged { .. }
+            | Error::Corrupt { .. }
+            | Error::Snapshot(_)),
+        ) = &ended
             && (blamed >= BLAMED_MAX || !matches!(error, Error::Corrupt { .. }))
         {
             // No restart brings lost files back.
@@ -353,6 +357,11 @@ pub fn readahead(binary: &Path) {
 
 /// What a person does about a member that cannot be started ever again.
 fn hopeless(error: &Error) -> Report {
+    if matches!(error, Error::Snapshot(_)) {
+        let next = "put a whole snapshot in its place, as `polisctl etcd snapshot` writes it, or \
+                    remove polis/etcd_snapshot.db from the ESP and found an empty cluster";
+        return Report::from_error(code::CONSENSUS_SNAPSHOT, Stage::Consensus, error, next);
+    }
     let code = match error {
         Error::NoMember => code::CONSENSUS_MEMBER_ABSENT,
         Error::Corrupt { .. } => code::CONSENSUS_DATABASE_DAMAGED,

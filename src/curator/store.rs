@@ -119,6 +119,9 @@ pub struct Founding {
     /// The keys of its disk, and what opens that alone; none where it is not
     /// encrypted.
     pub disk: Option<(DiskKeys, Vec<u8>)>,
+    /// Whether the store began with a snapshot: owner and configuration are those
+    /// in there then, and the node is one more.
+    pub restored: bool,
 }
 
 impl std::fmt::Debug for Founding {
@@ -185,7 +188,20 @@ impl<S: pki::Store + Clone> Store<S> {
         // An earlier attempt wrote them: all of them, since it was one step.
         match self.read::<v1::Node>(&node_key).await? {
             Some(_) => self.complete(founding.node).await.map(drop),
+            None if founding.restored => self.found_again(founding, &node).await,
             None => Err(Error::OtherFounder { key: node_key }),
+        }
+    }
+
+    /// Adds the node to a cluster that nobody else is left of.
+    async fn found_again(&self, founding: &Founding, node: &v1::Node) -> Result<(), Error> {
+        let key = node_key(founding.node.id);
+        let join = founding.disk.iter().map(|(keys, _)| join_write(&keys.join_key, founding.node));
+        let writes = [Write::Put(key.clone(), node.encode_to_vec())].into_iter().chain(join);
+        let guards = vec![Guard::Absent(key.clone())];
+        match self.kv.commit(guards, writes.collect()).await.map_err(Error::Store)? {
+            true => self.complete(founding.node).await.map(drop),
+            false => Err(Error::Contended { key }),
         }
     }
 
@@ -380,6 +396,7 @@ mod tests {
             owner_public_key: [1; 32],
             configuration: v1::ClusterConfiguration::default(),
             disk: None,
+            restored: false,
         }
     }
 
@@ -410,6 +427,25 @@ mod tests {
         store.found(&founding(7)).await.unwrap();
         let refused = store.found(&founding(8)).await;
         assert!(matches!(refused, Err(Error::OtherFounder { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_store_that_came_from_a_snapshot_takes_one_more_node_and_stays_as_it_was() {
+        let store = Store::new(Memory::default());
+        store.found(&founding(7)).await.unwrap();
+        let again = Founding { restored: true, owner_public_key: [2; 32], ..founding(8) };
+        // A power cut may come after it.
+        store.found(&again).await.unwrap();
+        store.found(&again).await.unwrap();
+        assert_eq!(store.complete(again.node).await.unwrap().state(), v1::NodeState::Up);
+        assert_eq!(store.complete(founding(7).node).await.unwrap().state(), v1::NodeState::Up);
+        let owner: v1::InitialOwner = store.read(OWNER).await.unwrap().unwrap();
+        assert_eq!(owner.public_key, [1; 32]);
+        // Without a snapshot in it, a store is founded as ever.
+        let store = Store::new(Memory::default());
+        store.found(&again).await.unwrap();
+        let owner: v1::InitialOwner = store.read(OWNER).await.unwrap().unwrap();
+        assert_eq!(owner.public_key, [2; 32]);
     }
 
     #[tokio::test]

@@ -23,6 +23,9 @@ use super::file::{Dir, Error, File};
 /// Above this, reading fw_cfg gets slow; a parameters file is some hundred bytes.
 pub const PARAMETERS_SIZE_MAX: u64 = 64 << 10;
 
+/// More than there is room for on the ESP.
+const SNAPSHOT_SIZE_MAX: u64 = 96 << 20;
+
 /// The whole tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
@@ -80,6 +83,9 @@ pub struct Esp {
     pub network: File,
     /// What the cluster manager was about to do; see `cluster::sealed`.
     pub cluster_journal: File,
+    /// What a cluster that is founded begins with, put there by a person; see
+    /// `consensus::restore`.
+    pub etcd_snapshot: File,
     /// The share of the disk's key that brings this machine home alone; see
     /// `cluster::keeper`.
     pub cold_start: File,
@@ -99,6 +105,7 @@ impl Esp {
             cluster_directory: file("cluster_directory.pb"),
             network: file("network.pb"),
             cluster_journal: file("cluster_journal.pb"),
+            etcd_snapshot: file("etcd_snapshot.db").at_most(SNAPSHOT_SIZE_MAX),
             cold_start: file("cold_start.pb"),
             cold_start_next: file("cold_start_next.pb"),
             key_change: file("key_change.pb"),

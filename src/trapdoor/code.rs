@@ -175,6 +175,8 @@ pub const CONSENSUS_MEMBER_ABSENT: Code = Code::new(Stage::Consensus, 1);
 pub const CONSENSUS_MEMBER_DAMAGED: Code = Code::new(Stage::Consensus, 2);
 /// etcd itself says that its database is damaged.
 pub const CONSENSUS_DATABASE_DAMAGED: Code = Code::new(Stage::Consensus, 3);
+/// A cluster was to be founded from what is no snapshot.
+pub const CONSENSUS_SNAPSHOT: Code = Code::new(Stage::Consensus, 4);
 /// The sealed configuration on the ESP is damaged.
 pub const CLUSTER_SEALED_DAMAGED: Code = Code::new(Stage::Cluster, 1);
 /// There is a data partition in use, and no sealed configuration.
@@ -271,6 +273,7 @@ pub const ALL: &[Code] = &[
     CONSENSUS_MEMBER_ABSENT,
     CONSENSUS_MEMBER_DAMAGED,
     CONSENSUS_DATABASE_DAMAGED,
+    CONSENSUS_SNAPSHOT,
     CLUSTER_SEALED_DAMAGED,
     CLUSTER_SEALED_LOST,
     CLUSTER_DATA_LOST,

@@ -163,6 +163,7 @@ impl Cluster {
                 ..Default::default()
             },
             disk: None,
+            restored: false,
         };
         store.found(&founding).await.unwrap();
         let now = polis::sys::clock::now();

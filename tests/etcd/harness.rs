@@ -59,6 +59,8 @@ impl Machine {
             tree: root.data.etcd,
             sockets: root.ephemeral.consensus,
             listen: SocketAddr::from((address, PEER_PORT)),
+            restorer: etcd().with_file_name("etcdutl"),
+            snapshot: root.esp.etcd_snapshot,
             quota: QUOTA,
             probe: Probe::default(),
         };

@@ -1,0 +1,64 @@
+//! The end of every machine of a cluster, and its second life from a snapshot.
+
+use anyhow::{Context as _, Result, ensure};
+use polis_qemu::Fleet;
+use polis_qemu::fleet::Part;
+use polis_qemu::history::Summary;
+
+use crate::esp;
+use crate::fleet::blank_disk;
+use crate::world::{SOON, World};
+
+/// Where a machine that founds a cluster looks for what it begins with.
+const SNAPSHOT: &str = "polis/etcd_snapshot.db";
+
+/// Saves etcd, destroys all machines, and brings the cluster up on new ones.
+/// `before` sums up what was acknowledged before the snapshot.
+pub(crate) fn restored(
+    world: &World,
+    cluster: &mut Fleet,
+    voters: &[usize],
+    before: &Summary,
+) -> Result<()> {
+    let told = |cluster: &Fleet| cluster.operator.document(&["--timeout", "2m", "cluster", "info"]);
+    let ca = told(cluster)?["ca_fingerprint"].clone();
+    let old: Vec<String> = cluster.nodes.iter().map(|node| node.id.clone()).collect();
+    let file = world.path("etcd.snapshot");
+    let out = file.display().to_string();
+    cluster.operator.run(&["--timeout", "2m", "etcd", "snapshot", "--out", &out])?;
+    for number in 0..cluster.nodes.len() {
+        cluster.cut_power(number);
+    }
+
+    let blank = world.disk(None)?;
+    for &number in voters {
+        cluster.nodes[number].config.disk = Some(blank_disk(world, &blank, number)?);
+    }
+    let first = cluster.nodes[0].config.disk.as_ref().context("no disk")?.file.clone();
+    esp::write(&first, SNAPSHOT, &std::fs::read(&file)?)?;
+    // The owner's certificate is as good as it was: nobody takes ownership again.
+    let ready = cluster.boot_again(0)?;
+    ready.text("node").clone_into(&mut cluster.nodes[0].id);
+    ensure!(!old.contains(&cluster.nodes[0].id), "a new machine with an old name: {ready}");
+    let machine = cluster.machine(0)?;
+    let listed = machine.wait_for("exercise", SOON, |event| event.get("listed").is_some())?;
+    let kept: usize = listed.text("listed").parse()?;
+    let said: usize = before.acknowledged.values().sum();
+    ensure!(kept >= said, "{kept} writes are left of {said}");
+    let left = esp::read(&first, SNAPSHOT)?;
+    ensure!(left.is_none(), "the snapshot is still on the ESP");
+    ensure!(told(cluster)?["ca_fingerprint"] == ca, "another cluster");
+
+    let nodes = cluster.operator.document(&["--timeout", "2m", "node", "list"])?;
+    let nodes = nodes.as_array().context("no nodes")?;
+    for id in &old {
+        ensure!(nodes.iter().any(|node| node["id"] == **id), "{id} was forgotten");
+        cluster.operator.run(&["--timeout", "2m", "node", "delete", id, "--force", "--yes"])?;
+    }
+    for &number in &voters[1..] {
+        cluster.give_ticket(number)?;
+        cluster.boot(number)?;
+    }
+    cluster.let_in(&voters[1..], Part::Voter)?;
+    Ok(cluster.wait_whole(voters.len())?)
+}
