@@ -206,17 +206,17 @@ impl Fleet {
         Ok(ready)
     }
 
-    /// Boots the nodes `numbers` with a ticket, side by side, lets them in, and
-    /// makes them what `part` says.
+    /// Boots these nodes with a ticket, side by side, lets them in, and makes each
+    /// what it is to be.
     ///
     /// # Errors
     /// Those of the first node that does not get there.
-    pub fn admit(&mut self, numbers: &[usize], part: Part) -> Result<(), Error> {
-        for &number in numbers {
+    pub fn admit(&mut self, parts: &[(usize, Part)]) -> Result<(), Error> {
+        for &(number, _) in parts {
             self.give_ticket(number)?;
             self.boot(number)?;
         }
-        self.let_in(numbers, part)
+        self.let_in(parts)
     }
 
     /// Writes parameters for a node that is to ask for admission.
@@ -236,18 +236,21 @@ impl Fleet {
         Ok(())
     }
 
-    /// Lets in those of `numbers`, all of them on, that ask; waits until each is
-    /// what `part` says.
+    /// Lets in those of these nodes, all of them on, that ask; waits until each is
+    /// what it is to be.
     ///
     /// # Errors
     /// Those of the first node that does not get there.
-    pub fn let_in(&mut self, numbers: &[usize], part: Part) -> Result<(), Error> {
+    pub fn let_in(&mut self, parts: &[(usize, Part)]) -> Result<(), Error> {
         let mut nodes = std::mem::take(&mut self.nodes);
         let (operator, diary, patience) = (&self.operator, &self.diary, self.patience);
         let outcomes: Vec<Result<(), Error>> = thread::scope(|scope| {
-            let nodes = nodes.iter_mut().enumerate().filter(|(at, _)| numbers.contains(at));
+            let nodes = nodes.iter_mut().enumerate().filter_map(|(number, node)| {
+                let part = parts.iter().find(|(wanted, _)| *wanted == number)?.1;
+                Some((number, part, node))
+            });
             let threads: Vec<_> = nodes
-                .map(|(number, node)| {
+                .map(|(number, part, node)| {
                     let reached = move |what| diary.reached(number, what);
                     scope.spawn(move || node.enter(operator, part, patience, &reached))
                 })

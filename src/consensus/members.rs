@@ -141,8 +141,12 @@ impl Members {
     ///
     /// [`Error::Peers`].
     pub async fn answering(&self) -> Result<BTreeSet<MemberId>, Error> {
-        let mut answering = peers::answering(&self.sockets.http()).await.map_err(Error::Peers)?;
-        answering.extend(self.status.borrow().member);
+        let connected = peers::answering(&self.sockets.http()).await.map_err(Error::Peers)?;
+        let status = self.status.borrow().clone();
+        let members = status.members.into_iter();
+        let connected: Vec<_> = members.filter(|member| connected.contains(&member.id)).collect();
+        let mut answering = peers::reachable(&connected).await;
+        answering.extend(status.member);
         Ok(answering)
     }
 

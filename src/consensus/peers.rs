@@ -1,6 +1,9 @@
-//! Asks etcd which of its peers it is connected to.
+//! Finds out which members of etcd answer.
 //!
-//! The client protocol does not say; the metrics, on the socket beside, do.
+//! The client protocol does not say which peers etcd is connected to; the
+//! metrics, on the socket beside, do. But a machine that lost its power says
+//! goodbye to nobody: etcd counts it as connected for minutes. So each is dialled
+//! besides, and answers only if it takes the connection now.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -8,9 +11,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
 
-use super::MemberId;
+use super::{Member, MemberId};
 
 /// The metrics of a busy member are some hundred kilobytes.
 const ANSWER_MAX: u64 = 8 << 20;
@@ -23,6 +26,21 @@ const REQUEST: &[u8] = b"GET /metrics HTTP/1.0\r\nHost: etcd\r\n\r\n";
 
 /// One for each peer; 1 while there is a connection in either direction.
 const METRIC: &str = "etcd_network_active_peers{";
+
+/// A member in the same network takes a connection in milliseconds; a busy one,
+/// in some hundred.
+const DIAL_MAX: Duration = Duration::from_secs(3);
+
+/// Those of `members` that take a connection now.
+pub(super) async fn reachable(members: &[Member]) -> BTreeSet<MemberId> {
+    let dialled = members.iter().map(|member| async {
+        // All URLs of peers are ours, and have a host and a port.
+        let place = member.peer_url.strip_prefix("https://")?;
+        let connected = tokio::time::timeout(DIAL_MAX, TcpStream::connect(place)).await;
+        connected.ok()?.ok().map(|_connection| member.id)
+    });
+    futures::future::join_all(dialled).await.into_iter().flatten().collect()
+}
 
 /// The peers that the member behind this socket is connected to.
 pub(super) async fn answering(socket: &Path) -> io::Result<BTreeSet<MemberId>> {
@@ -66,6 +84,27 @@ mod tests {
             etcd_network_active_peers{Local=\"8e9e05c52164694d\",Remote=\"fd422379fda50e48\"} 0\n\
             etcd_network_client_grpc_sent_bytes_total 26464\n";
         assert_eq!(parse(metrics), BTreeSet::from([MemberId(0x91bc_3c39_8fb3_c146)]));
+    }
+
+    #[tokio::test]
+    async fn a_member_answers_only_where_somebody_takes_the_connection() {
+        let listens = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let refuses = {
+            let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            gone.local_addr().unwrap()
+        };
+        let member = |id, place: String| Member {
+            id: MemberId(id),
+            name: format!("polis-{id}"),
+            peer_url: place,
+            learner: false,
+        };
+        let members = [
+            member(1, format!("https://{}", listens.local_addr().unwrap())),
+            member(2, format!("https://{refuses}")),
+            member(3, "nonsense".to_owned()),
+        ];
+        assert_eq!(reachable(&members).await, BTreeSet::from([MemberId(1)]));
     }
 
     proptest! {

@@ -55,10 +55,7 @@ pub(crate) fn restored(
         ensure!(nodes.iter().any(|node| node["id"] == **id), "{id} was forgotten");
         cluster.operator.run(&["--timeout", "2m", "node", "delete", id, "--force", "--yes"])?;
     }
-    for &number in &voters[1..] {
-        cluster.give_ticket(number)?;
-        cluster.boot(number)?;
-    }
-    cluster.let_in(&voters[1..], Part::Voter)?;
+    let others = voters[1..].iter().map(|number| (*number, Part::Voter));
+    cluster.admit(&others.collect::<Vec<_>>())?;
     Ok(cluster.wait_whole(voters.len())?)
 }

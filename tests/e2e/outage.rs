@@ -53,12 +53,9 @@ fn three_voters_and_two_workers_keep_every_acknowledged_write_through_each_outag
 
 fn raised(cluster: &mut Fleet) -> Result<()> {
     cluster.found()?;
-    for number in 1..ALL {
-        cluster.give_ticket(number)?;
-        cluster.boot(number)?;
-    }
-    cluster.let_in(&VOTERS[1..], Part::Voter)?;
-    cluster.let_in(&WORKERS, Part::Worker)?;
+    let voters = VOTERS[1..].iter().map(|number| (*number, Part::Voter));
+    let workers = WORKERS.iter().map(|number| (*number, Part::Worker));
+    cluster.admit(&voters.chain(workers).collect::<Vec<_>>())?;
     cluster.wait_whole(ALL)?;
     let members = cluster.operator.document(&["etcd", "members"])?;
     let members = members.as_array().context("no members")?;

@@ -149,9 +149,9 @@ impl Plan {
             machines.filter(|(_, (_, kept))| *kept == wanted).map(|(number, _)| number).collect()
         };
         let (old, mut new) = (are(Kept::Yes), are(Kept::No));
-        let parts = |numbers: &[usize]| -> [(Vec<usize>, Part); 2] {
-            let (vote, work) = numbers.iter().partition(|number| **number < self.voters);
-            [(vote, Part::Voter), (work, Part::Worker)]
+        let parts = |numbers: &[usize]| -> Vec<(usize, Part)> {
+            let part = |number| if number < self.voters { Part::Voter } else { Part::Worker };
+            numbers.iter().map(|number| (*number, part(*number))).collect()
         };
         if old.is_empty() {
             new.retain(|number| *number != 0);
@@ -163,17 +163,9 @@ impl Plan {
                 fleet.boot(number)?;
             }
             lend(fleet)?;
-            for (numbers, part) in parts(&old) {
-                fleet.let_in(&numbers, part)?;
-            }
+            fleet.let_in(&parts(&old))?;
         }
-        for &number in &new {
-            fleet.give_ticket(number)?;
-            fleet.boot(number)?;
-        }
-        for (numbers, part) in parts(&new) {
-            fleet.let_in(&numbers, part)?;
-        }
+        fleet.admit(&parts(&new))?;
         Ok(fleet.wait_whole(self.machines.len())?)
     }
 }
