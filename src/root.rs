@@ -145,7 +145,6 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     let candidates = watch::Sender::default();
     let report = watch::Sender::default();
     let nodes = watch::Sender::default();
-    let given = watch::Sender::default();
     let places = cluster::peers::Service {
         directory: tree.esp.cluster_directory.clone(),
         nodes: nodes.subscribe(),
@@ -164,7 +163,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
             report: report.clone(),
             candidates,
             nodes: nodes.clone(),
-            roles: given.clone(),
+            roles: watch::Sender::default(),
             standing: access.clone(),
             credentials: credentials.clone(),
             cluster: standing.clone(),
@@ -176,7 +175,6 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         etcd: tree.data.etcd.clone(),
         client: liaison.client.clone(),
         nodes: nodes.subscribe(),
-        roles: given.subscribe(),
         network: addresses.subscribe(),
         consensus: member.status(),
         orders: orders.clone(),

@@ -151,6 +151,14 @@ pub enum Start {
     Join(Box<Invitation>),
 }
 
+impl Start {
+    /// Whether it enters a cluster of others.
+    #[must_use]
+    pub fn joins(&self) -> bool {
+        matches!(self, Self::Join(_))
+    }
+}
+
 /// Everything but its key that a node needs to become a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invitation {

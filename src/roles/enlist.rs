@@ -14,6 +14,7 @@
 //! - A role that is gone is believed only from a leader of this boot: it has taken
 //!   the member out of etcd before. What the last boot left behind may be old.
 
+use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,9 +26,9 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::cluster::{self, Role};
-use crate::consensus::{self, Invitation, Member, MemberId, Orders, Peer, Start};
+use crate::consensus::{self, Invitation, Member, MemberId, Orders, Peer, Standing, Start};
 use crate::event::{Closed, until};
-use crate::identity::{self, NodeKey};
+use crate::identity::{self, NodeId, NodeKey};
 use crate::liaison::Nodes;
 use crate::network;
 use crate::rpc::client::{Client, Repeat};
@@ -46,9 +47,7 @@ pub struct Service {
     pub etcd: tree::Etcd,
     /// The way to the leader.
     pub client: Client,
-    /// What the cluster wants of this node.
-    pub roles: watch::Receiver<Option<v1::NodeRoles>>,
-    /// Every node, as the leader tells.
+    /// Every node, as the leader tells: what the cluster wants of this one, too.
     pub nodes: watch::Receiver<Option<Arc<Nodes>>>,
     /// The address.
     pub network: watch::Receiver<network::Status>,
@@ -89,26 +88,35 @@ impl Service {
     pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
         ctx.healthy();
         loop {
-            let term = async {
-                self.enlist().await?;
-                self.leave().await
-            };
-            match ctx.until_cancelled(Box::pin(term)).await {
-                Some(left) => left?,
+            match ctx.until_cancelled(Box::pin(self.term())).await {
+                Some(ended) => ended?,
                 None => return Ok(()),
             }
         }
     }
 
-    /// Waits until the cluster takes the role away, and clears up after it.
+    /// From no member to no member again.
+    async fn term(&mut self) -> Result<(), Error> {
+        let mut cluster = self.cluster.subscribe();
+        let own =
+            until(&mut cluster, "the cluster", |status| status.node.filter(|_| status.is_member()));
+        let own = own.await?;
+        if self.orders.borrow().is_none() {
+            let mut nodes = self.nodes.clone();
+            until(&mut nodes, "the nodes", |nodes| has_role(nodes, own).filter(|has| *has)).await?;
+        }
+        let mut nodes = self.nodes.clone();
+        let gone = until(&mut nodes, "the nodes", |nodes| has_role(nodes, own).filter(|has| !has));
+        tokio::select! {
+            // Cancel-safe, both: an invitation that is not used is given again.
+            gone = gone => drop(gone?),
+            served = self.serve() => match served? {},
+        }
+        self.leave().await
+    }
+
+    /// Clears up after a member of etcd that the cluster has taken out.
     async fn leave(&mut self) -> Result<(), Error> {
-        let own = self.cluster.borrow().node;
-        until(&mut self.nodes, "the nodes", |nodes| {
-            let node = nodes.as_ref()?.get(&own?)?;
-            let role = node.roles.as_ref().is_some_and(|roles| roles.consensus_member.is_some());
-            (node.state() == v1::NodeState::Up && !role).then_some(())
-        })
-        .await?;
         info!("the cluster takes this node out of etcd");
         self.cluster.send_modify(|status| {
             status.roles.retain(|role| *role != Role::ConsensusMember);
@@ -126,25 +134,28 @@ impl Service {
         Ok(())
     }
 
-    async fn enlist(&mut self) -> Result<(), Error> {
-        let mut cluster = self.cluster.subscribe();
-        until(&mut cluster, "the cluster", |status| status.is_member().then_some(())).await?;
+    /// Serves the role, for ever.
+    async fn serve(&mut self) -> Result<Infallible, Error> {
         if self.orders.borrow().is_none() {
-            let has_role = |roles: &Option<v1::NodeRoles>| {
-                roles.as_ref().is_some_and(|roles| roles.consensus_member.is_some()).then_some(())
-            };
-            until(&mut self.roles, "the roles", has_role).await?;
-            let address = until(&mut self.network, "the network", |status| status.primary).await?;
-            let file = self.node.credentials.key.clone();
-            let der = tokio::task::spawn_blocking(move || file.read()).await;
-            let der = der.map_err(|_lost| Error::Lost)??.ok_or(Error::KeyLost)?;
-            let key = NodeKey::from_pkcs8_der(&zeroize::Zeroizing::new(der)).map_err(Error::Key)?;
             info!("the cluster wants this node to run a member of etcd");
-            let start = self.invited(&key, address).await;
-            let peer = Peer::of(key.id());
-            self.orders.send_replace(Some(Orders { key, peer, start }));
+            self.order().await?;
         }
-        until(&mut self.consensus, "etcd", |status| status.voter().map(drop)).await?;
+        loop {
+            let joins = self.orders.borrow().as_ref().is_some_and(|orders| orders.start.joins());
+            let voted = until(&mut self.consensus, "etcd", |status| match status.standing {
+                Standing::Voter => Some(true),
+                Standing::Stopped if joins => Some(false),
+                Standing::Starting | Standing::Learner { .. } | Standing::Stopped => None,
+            });
+            if voted.await? {
+                break;
+            }
+            // The members may be others by now than those that it was told.
+            self.order().await?;
+            let started =
+                |status: &consensus::Status| (status.standing != Standing::Stopped).then_some(());
+            until(&mut self.consensus, "etcd", started).await?;
+        }
         self.node.voter.save(Vec::new()).await?;
         self.cluster.send_if_modified(|status| {
             let news = !status.roles.contains(&Role::ConsensusMember);
@@ -154,6 +165,19 @@ impl Service {
             news
         });
         info!("this node is a voting member of etcd");
+        std::future::pending().await
+    }
+
+    /// Gets what a new member needs from the leader, and gives it to etcd's keeper.
+    async fn order(&mut self) -> Result<(), Error> {
+        let address = until(&mut self.network, "the network", |status| status.primary).await?;
+        let file = self.node.credentials.key.clone();
+        let der = tokio::task::spawn_blocking(move || file.read()).await;
+        let der = der.map_err(|_lost| Error::Lost)??.ok_or(Error::KeyLost)?;
+        let key = NodeKey::from_pkcs8_der(&zeroize::Zeroizing::new(der)).map_err(Error::Key)?;
+        let start = self.invited(&key, address).await;
+        let peer = Peer::of(key.id());
+        self.orders.send_replace(Some(Orders { key, peer, start }));
         Ok(())
     }
 
@@ -178,6 +202,14 @@ impl Service {
     }
 }
 
+/// Whether this node, a member of the cluster, has the role; nothing where no leader
+/// has told in this boot.
+fn has_role(nodes: &Option<Arc<Nodes>>, own: NodeId) -> Option<bool> {
+    let node = nodes.as_ref()?.get(&own)?;
+    let role = node.roles.as_ref().is_some_and(|roles| roles.consensus_member.is_some());
+    (node.state() == v1::NodeState::Up).then_some(role)
+}
+
 /// The answer as etcd's keeper takes it.
 fn invitation(answer: v1::JoinConsensusResponse, key: &NodeKey) -> Invitation {
     let own = Peer::of(key.id()).url();
@@ -193,5 +225,26 @@ fn invitation(answer: v1::JoinConsensusResponse, key: &NodeKey) -> Invitation {
         certificate: answer.peer_certificate,
         crl: answer.crl,
         members: answer.members.into_iter().map(member).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_role_is_gone_only_where_a_leader_says_so() {
+        let own = NodeId::from_public_key(&[1; 32]);
+        let node = |state: v1::NodeState, member: bool| {
+            let consensus_member = member.then_some(v1::node_roles::ConsensusMember {});
+            let roles = Some(v1::NodeRoles { consensus_member, ..Default::default() });
+            let info = v1::NodeInfo { state: state.into(), roles, ..Default::default() };
+            Some(Arc::new(Nodes::from([(own, info)])))
+        };
+        assert_eq!(has_role(&None, own), None);
+        assert_eq!(has_role(&Some(Arc::default()), own), None, "a record that is not there");
+        assert_eq!(has_role(&node(v1::NodeState::Up, true), own), Some(true));
+        assert_eq!(has_role(&node(v1::NodeState::Up, false), own), Some(false));
+        assert_eq!(has_role(&node(v1::NodeState::Decommissioned, false), own), None);
     }
 }
