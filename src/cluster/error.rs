@@ -189,7 +189,7 @@ impl Error {
 /// What to do about what a curator decided, by the word for its cause.
 fn refused_by_curator(refused: &Refused) -> (Code, Stage, &'static str) {
     let (code, next) = match refused.word.as_str() {
-        "ticket-wrong" | "ticket-ended" => (
+        "ticket-wrong" | "ticket-rotated" | "ticket-ended" => (
             code::CLUSTER_TICKET,
             "make new parameters for this machine with the ticket that is valid now (`polisctl parameters \
                  register`), then reboot",

@@ -186,7 +186,8 @@ impl<'a> Serving<'a> {
         let what = match silence {
             Silence::Mute => "etcd to answer; its log says what it is doing",
             Silence::Leaderless => {
-                "a leader of etcd; more than half of the voters must be on, and reachable on port 7834"
+                "a leader of etcd; more than half of the voters must be on, and reachable on port 7834 \
+                 at the addresses at which this node knew them last"
             }
         };
         self.ctx.stage(Stage::Consensus, State::Waiting(what.to_owned()));

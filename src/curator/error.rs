@@ -25,9 +25,12 @@ pub enum Error {
     /// The node's record does not allow it.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Not the ticket of this cluster, or one that was replaced.
-    #[error("the register ticket is not the one that is valid now; get it again from an operator")]
+    /// Not the ticket of this cluster.
+    #[error("the register ticket is not this cluster's; get it again from an operator")]
     TicketWrong,
+    /// One that was valid before.
+    #[error("the register ticket was replaced by a newer one; get that one from an operator")]
+    TicketRotated,
     /// The ticket's time is over.
     #[error("the register ticket has ended; ask an operator for a new one")]
     TicketEnded,
@@ -138,6 +141,7 @@ impl Error {
                 Refusal::Labels => (InvalidArgument, "field"),
             },
             Self::TicketWrong => (PermissionDenied, "ticket-wrong"),
+            Self::TicketRotated => (PermissionDenied, "ticket-rotated"),
             Self::TicketEnded => (PermissionDenied, "ticket-ended"),
             Self::WaitingRoom { .. } => (ResourceExhausted, "waiting-room"),
             Self::JoinKeyTaken => (PermissionDenied, "join-key-taken"),

@@ -9,6 +9,7 @@ use tracing::info;
 use super::error::Error;
 use super::state::{self, Commitment, Refusal, Registration, Request, Step};
 use super::store::{self, JOIN_KEYS, Outcome, Store, TICKET, node_key};
+use super::tickets;
 use crate::identity::{Fingerprint, Identity, NodeId, Spoken};
 use crate::pki::{self, Guard, Write};
 
@@ -20,7 +21,7 @@ impl<S: pki::Store + Clone> Store<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::TicketWrong`], [`Error::TicketEnded`], [`Error::JoinKeyTaken`] and
+    /// [`Error::TicketWrong`], [`Error::TicketRotated`], [`Error::TicketEnded`], [`Error::JoinKeyTaken`] and
     /// what `state` refuses.
     pub async fn register(
         &self,
@@ -77,7 +78,10 @@ impl<S: pki::Store + Clone> Store<S> {
     async fn check_ticket(&self, given: &[u8], now: i64) -> Result<(), Error> {
         let ticket = self.read::<v1::RegisterTicket>(TICKET).await?.ok_or(Error::TicketWrong)?;
         if !same(given, &ticket.opaque) {
-            return Err(Error::TicketWrong);
+            return Err(match tickets::was_replaced(&ticket, given) {
+                true => Error::TicketRotated,
+                false => Error::TicketWrong,
+            });
         }
         if ticket.ends_at != 0 && now >= ticket.ends_at {
             return Err(Error::TicketEnded);

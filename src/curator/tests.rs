@@ -72,7 +72,7 @@ async fn a_ticket_is_made_once_and_void_once_it_was_rotated_or_has_ended() {
     let second = store.ticket(Wish::Rotate { lifetime }, 60).await.unwrap();
     assert_eq!(second.ends_at, 110);
     let refused = store.register(&first.opaque, registration(2, 3)).await;
-    assert!(matches!(refused, Err(Error::TicketWrong)));
+    assert!(matches!(refused, Err(Error::TicketRotated)));
     let late = Registration { now: 110, ..registration(2, 3) };
     assert!(matches!(store.register(&second.opaque, late).await, Err(Error::TicketEnded)));
     let node = store.register(&second.opaque, registration(2, 3)).await.unwrap();
@@ -89,7 +89,7 @@ async fn a_machine_that_waits_is_answered_although_its_ticket_is_void_by_now() {
     assert_eq!(again.state(), NodeState::New);
     // With another join key it is a new request.
     let other = store.register(&ticket, registration(2, 4)).await;
-    assert!(matches!(other, Err(Error::TicketWrong)));
+    assert!(matches!(other, Err(Error::TicketRotated)));
 }
 
 #[tokio::test]

@@ -256,6 +256,18 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     // A member needs no parameters to come back.
     assert_eq!(newcomer.home(None).await, id);
 
+    // A ticket that was replaced is told from a wrong one.
+    owner
+        .call(polis::rpc::client::Repeat::Allowed, |channel| async move {
+            let request = v1::GetRegisterTicketRequest { rotate: true, ..Default::default() };
+            ManagementClient::new(channel).get_register_ticket(request).await
+        })
+        .await
+        .unwrap();
+    let report = Newcomer::new().refused(&register).await;
+    assert_eq!(report.code, code::CLUSTER_TICKET, "{report:?}");
+    assert!(report.cause().contains("replaced by a newer one"), "{report:?}");
+
     curator.supervisor.stop().await;
     node.stop().await;
 }
