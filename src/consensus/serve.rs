@@ -349,6 +349,7 @@ async fn look(service: &Service, clients: &Clients) -> Result<Status, Silence> {
         term: answer.raft_term(),
         index,
         applied,
+        revision: header.map_or(0, |header| u64::try_from(header.revision()).unwrap_or(0)),
         db_size: u64::try_from(answer.db_size()).unwrap_or(0),
         db_used: u64::try_from(answer.raft_used_db_size()).unwrap_or(0),
         db_quota: before.db_quota,

@@ -99,6 +99,8 @@ pub struct Status {
     pub index: u64,
     /// The newest entry that is in the database.
     pub applied: u64,
+    /// How many changes the data has seen.
+    pub revision: u64,
     /// Bytes of the database file.
     pub db_size: u64,
     /// Bytes of it that are in use; the rest is freed by defragmentation.

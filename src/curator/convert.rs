@@ -85,7 +85,7 @@ pub(super) fn consensus_status(
         cluster_id: status.cluster.unwrap_or_default(),
         leader: status.leader.map_or(0, |leader| leader.0),
         term: status.term,
-        revision: status.index,
+        revision: status.revision,
         quota_bytes: status.db_quota,
         alarms: status.alarms.iter().map(ToString::to_string).collect(),
         members: status.members.iter().map(member).collect(),
