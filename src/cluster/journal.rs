@@ -74,7 +74,7 @@ pub struct Planned {
 impl Registering {
     /// The journal's record.
     #[must_use]
-    pub fn to_record(&self) -> Vec<u8> {
+    pub fn to_record(&self) -> Zeroizing<Vec<u8>> {
         let Register { directory, ticket, ca_certificate, labels } = &self.register;
         let nodes = directory.iter().map(|node| v1::cluster_directory::Node {
             id: node.id.to_string(),

@@ -179,7 +179,7 @@ fn forget(variable: &Variable) {
     }
 }
 
-fn to_record(share: &Guarded<Half>) -> Vec<u8> {
+fn to_record(share: &Guarded<Half>) -> Zeroizing<Vec<u8>> {
     let (protection, message) = match share {
         Guarded::Plain(share) => (
             Protection::Plain,

@@ -14,6 +14,7 @@
 //! - The version covers kind and payload: an old node refuses what it cannot know.
 
 use sha2::{Digest as _, Sha256};
+use zeroize::Zeroizing;
 
 /// What the frame means; a change of it is a new number.
 const VERSION: u16 = 1;
@@ -64,17 +65,18 @@ pub enum Damage {
     Content(String),
 }
 
-/// Frames `payload`.
-pub(super) fn write(magic: Magic, protection: Protection, payload: &[u8]) -> Vec<u8> {
+/// Frames `payload`, which may be a secret.
+pub(super) fn write(magic: Magic, protection: Protection, payload: &[u8]) -> Zeroizing<Vec<u8>> {
     // Files of the tree are bounded far below four gigabytes.
     let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-    let mut record = Vec::with_capacity(HEAD + payload.len() + CHECKSUM);
+    // As long as it will be: a vector that moves leaves its content behind.
+    let mut record = Zeroizing::new(Vec::with_capacity(HEAD + payload.len() + CHECKSUM));
     record.extend(magic.0);
     record.extend(VERSION.to_le_bytes());
     record.extend((protection as u16).to_le_bytes());
     record.extend(length.to_le_bytes());
     record.extend(payload);
-    let checksum = Sha256::digest(&record);
+    let checksum = Sha256::digest(&*record);
     record.extend(checksum);
     record
 }

@@ -72,7 +72,7 @@ impl Default for Keeping {
 impl Sealed {
     /// The record.
     #[must_use]
-    pub fn to_record(&self) -> Vec<u8> {
+    pub fn to_record(&self) -> Zeroizing<Vec<u8>> {
         let (secrets, sealed_secrets) = to_fields(self.secrets.as_ref());
         let message = v1::SealedConfiguration {
             node_public_key: self.node_public_key.to_vec(),
@@ -183,7 +183,7 @@ pub struct BegunKeys {
 impl Begun {
     /// The journal's record.
     #[must_use]
-    pub fn to_record(&self) -> Vec<u8> {
+    pub fn to_record(&self) -> Zeroizing<Vec<u8>> {
         let Bootstrap { owner_public_key, configuration, labels } = &self.bootstrap;
         let cluster = v1::node_parameters::Cluster::ClusterBootstrap(v1::ClusterBootstrap {
             owner_public_key: owner_public_key.to_vec(),
@@ -240,7 +240,7 @@ impl Begun {
 
 /// The record of the secrets that a change of keys puts in force.
 #[must_use]
-pub fn change_to_record(secrets: &Guarded<Secrets>) -> Vec<u8> {
+pub fn change_to_record(secrets: &Guarded<Secrets>) -> Zeroizing<Vec<u8>> {
     let (plain, sealed_secrets) = to_fields(Some(secrets));
     let message = v1::KeyChange { secrets: plain, sealed_secrets };
     let payload = Zeroizing::new(message.encode_to_vec());

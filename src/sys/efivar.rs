@@ -9,6 +9,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+use zeroize::Zeroizing;
 
 /// The directory where the kernel shows them.
 pub const DIRECTORY: &str = "/sys/firmware/efi/efivars";
@@ -76,7 +77,7 @@ impl Variable {
         self.unlock()?;
         // One call is one change of the variable, all or nothing.
         let mut file = File::options().write(true).create(true).truncate(false).open(&self.path)?;
-        let whole = [&ATTRIBUTES, content].concat();
+        let whole = Zeroizing::new([&ATTRIBUTES, content].concat());
         let written = file.write(&whole)?;
         drop(file);
         if written != whole.len() || self.read()?.as_deref() != Some(content) {
