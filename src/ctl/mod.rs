@@ -215,6 +215,35 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// Commands that scripts of others may count on.
+    const PROMISED: &str = "parameters bootstrap, parameters register, parameters show, \
+        parameters check, owner create, cluster take-ownership, cluster info, cluster status, \
+        cluster ticket, cluster ticket rotate, cluster wait, node list, node describe, \
+        node approve, node roles, node label, node reboot, node poweroff, node decommission, \
+        node delete, node logs, etcd members, etcd status, etcd snapshot, console";
+
+    fn paths(command: &clap::Command, path: &str) -> Vec<String> {
+        let below = command.get_subcommands().flat_map(|sub| {
+            let path = format!("{path} {}", sub.get_name());
+            paths(sub, path.trim())
+        });
+        std::iter::once(path.to_owned()).chain(below).collect()
+    }
+
+    #[test]
+    fn every_promised_command_is_there_and_the_manual_has_every_command() {
+        let there = paths(&Cli::command(), "");
+        for promised in PROMISED.split(", ") {
+            assert!(there.iter().any(|path| path == promised), "{promised} is not there");
+        }
+        let manual = include_str!("../../docs/polisctl.md");
+        for path in there.iter().filter(|path| !path.is_empty()) {
+            let last = path.rsplit(' ').next().unwrap();
+            let written = [format!("`{path}"), format!("`{last}")];
+            assert!(written.iter().any(|text| manual.contains(text)), "no {path} in the manual");
+        }
+    }
+
     #[test]
     fn wrong_usage_has_status_2_and_says_what_is_allowed() {
         let world = testing::World::new();
