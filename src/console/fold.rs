@@ -51,7 +51,7 @@ pub(super) fn fold(
         previous_failure: values.environment.previous_guru.clone(),
         warnings: warnings(values),
         stages: stages(&values.stages, uptime),
-        network: network(&values.network, values.load.as_ref()),
+        network: network(&values.network, values.load.as_ref(), uptime),
         nodes: nodes(&values.cluster_nodes, uptime),
         etcd: etcd(&values.consensus, &values.members),
         pki: pki(&values.pki, &values.words, now),
@@ -151,13 +151,13 @@ fn stages(stages: &Stages, uptime: Duration) -> Vec<Stage> {
     stage::Stage::ALL.map(shown).into()
 }
 
-fn network(status: &network::Status, load: Option<&Load>) -> Network {
+fn network(status: &network::Status, load: Option<&Load>, uptime: Duration) -> Network {
     let shown = |address: &IpAddr| address.to_string();
     Network {
         interfaces: status
             .interfaces
             .iter()
-            .map(|it| interface(it, status.primary, load))
+            .map(|it| interface(it, status.primary, load, uptime))
             .collect(),
         gateway: status.gateway.as_ref().map(shown),
         nameservers: status.nameservers.iter().map(shown).collect(),
@@ -170,17 +170,18 @@ fn interface(
     interface: &network::Interface,
     primary: Option<IpAddr>,
     load: Option<&Load>,
+    uptime: Duration,
 ) -> Interface {
     let traffic = load.and_then(|load| load.interfaces.get(&interface.name));
     let traffic = traffic.cloned().unwrap_or_default();
-    let address = |cidr: &Cidr| Address {
-        cidr: cidr.to_string(),
-        source: match interface.asking && cidr.address().is_ipv4() {
-            true => "DHCP".to_owned(),
-            false => String::new(),
-        },
-        primary: Some(cidr.address()) == primary,
-        lease: None,
+    let address = |cidr: &Cidr| {
+        let leased = interface.leased.filter(|leased| leased.address == *cidr);
+        Address {
+            cidr: cidr.to_string(),
+            source: leased.map(|_| "DHCP".to_owned()).unwrap_or_default(),
+            primary: Some(cidr.address()) == primary,
+            lease: leased.and_then(|it| it.ends).map(|ends| ends.saturating_sub(uptime)),
+        }
     };
     Interface {
         name: interface.name.clone(),
@@ -471,6 +472,25 @@ mod tests {
         assert_eq!(snapshot.stages.len(), stage::Stage::ALL.len());
         assert_eq!(snapshot.stages[0].elapsed, Duration::from_millis(4500));
         assert_eq!(snapshot.stages[1].state, StageState::Pending);
+    }
+
+    #[test]
+    fn only_what_a_server_gave_has_a_lease_and_it_ends() {
+        let address: Cidr = "10.0.2.15/24".parse().unwrap();
+        let ends = Some(Duration::from_secs(69));
+        let mut values = values();
+        values.network.interfaces = vec![network::Interface {
+            name: "eth0".to_owned(),
+            mac: "52:54:00:00:00:01".parse().unwrap(),
+            carrier: true,
+            driver: None,
+            addresses: vec!["fd00::1/64".parse().unwrap(), address],
+            asking: true,
+            leased: Some(network::Leased { address, ends }),
+        }];
+        let shown = folded(&values).network.interfaces.remove(0).addresses;
+        assert_eq!((&*shown[0].source, shown[0].lease), ("", None));
+        assert_eq!((&*shown[1].source, shown[1].lease), ("DHCP", Some(Duration::from_secs(60))));
     }
 
     #[test]

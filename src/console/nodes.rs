@@ -143,13 +143,8 @@ fn fold(
 }
 
 fn roles(roles: Option<&v1::NodeRoles>) -> Vec<String> {
-    let Some(roles) = roles else { return Vec::new() };
-    let words = [
-        ("consensus member", roles.consensus_member.is_some()),
-        ("Kubernetes controller", roles.kubernetes_controller.is_some()),
-        ("Kubernetes worker", roles.kubernetes_worker.is_some()),
-    ];
-    words.iter().filter(|(_, given)| *given).map(|(word, _)| (*word).to_owned()).collect()
+    let names = roles.map(liaison::role_names).unwrap_or_default();
+    names.into_iter().map(str::to_owned).collect()
 }
 
 #[cfg(test)]

@@ -49,6 +49,7 @@ use crate::supervisor::{Context, Policy};
 use crate::{cluster, consensus, network, storage};
 
 pub use self::report::Subject;
+pub use self::watch::names as role_names;
 
 /// Between two heartbeats, unless the leader says otherwise.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);

@@ -94,6 +94,17 @@ async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
     Ok(())
 }
 
+/// What people call the roles that are given.
+#[must_use]
+pub fn names(roles: &v1::NodeRoles) -> Vec<&'static str> {
+    let all = [
+        ("consensus member", roles.consensus_member.is_some()),
+        ("Kubernetes controller", roles.kubernetes_controller.is_some()),
+        ("Kubernetes worker", roles.kubernetes_worker.is_some()),
+    ];
+    all.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect()
+}
+
 /// What one stream has told.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
@@ -154,7 +165,7 @@ async fn publish(service: &Service, own: NodeId, heard: &Heard) {
             changed
         });
         if news {
-            info!(roles = ?roles, "this node's roles");
+            info!(roles = names(&roles).join(", "), "this node's roles");
             keep(&service.config.roles, roles.encode_to_vec(), "the roles").await;
         }
     }

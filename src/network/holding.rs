@@ -17,8 +17,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::Leased;
 use super::lease::Lease;
 use super::plan::Observed;
+use crate::sys::clock;
 
 /// How long a pulled cable is taken for an accident. A switch that restarts
 /// takes longer, but then a spare is as good.
@@ -38,6 +40,8 @@ struct Held {
     lease: Lease,
     /// `None` for ever.
     ends: Option<Instant>,
+    /// What others are told of it.
+    leased: Leased,
     dark_since: Option<Instant>,
 }
 
@@ -49,8 +53,18 @@ impl Holding {
 
     /// A server answered, now.
     pub(super) fn answered(&mut self, link: u32, lease: Lease, now: Instant) {
-        let ends = (lease.lifetime < INFINITE).then(|| now + lease.lifetime);
-        self.held.insert(link, Held { lease, ends, dark_since: None });
+        let lifetime = (lease.lifetime < INFINITE).then_some(lease.lifetime);
+        let ends = lifetime.map(|lifetime| now + lifetime);
+        let leased = Leased {
+            address: lease.address,
+            ends: lifetime.map(|lifetime| clock::uptime().saturating_add(lifetime)),
+        };
+        self.held.insert(link, Held { lease, ends, leased, dark_since: None });
+    }
+
+    /// What a server gave to this link.
+    pub(super) fn leased(&self, link: u32) -> Option<Leased> {
+        self.held.get(&link).map(|held| held.leased)
     }
 
     /// A client says that its lease is over.

@@ -33,6 +33,7 @@ mod service;
 mod service_tests;
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use crate::parameters::{Cidr, Mac};
 
@@ -80,4 +81,15 @@ pub struct Interface {
     pub addresses: Vec<Cidr>,
     /// Whether a DHCP server is asked for an address.
     pub asking: bool,
+    /// What a DHCP server gave.
+    pub leased: Option<Leased>,
+}
+
+/// An address that a DHCP server gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leased {
+    /// The address.
+    pub address: Cidr,
+    /// When it must be given back, in time since the kernel started; `None`: never.
+    pub ends: Option<Duration>,
 }

@@ -351,6 +351,7 @@ impl Run {
                 driver: self.driver(&link.name),
                 addresses: own(*index),
                 asking: wanted.dhcp.contains(index),
+                leased: self.holding.leased(*index),
             })
             .collect()
     }
