@@ -6,20 +6,31 @@ use polis_qemu::fleet::Part;
 use polis_qemu::history::Summary;
 
 use crate::esp;
-use crate::fleet::blank_disk;
+use crate::fleet::{APPEND, blank_disk, checked, fleet, writes_go_on};
 use crate::world::{SOON, World};
+
+/// Two do what any number does, and are raised sooner.
+const VOTERS: [usize; 2] = [0, 1];
 
 /// Where a machine that founds a cluster looks for what it begins with.
 const SNAPSHOT: &str = "polis/etcd_snapshot.db";
 
+#[test]
+fn a_cluster_whose_machines_are_all_destroyed_begins_again_from_a_snapshot() -> Result<()> {
+    let world = World::new("disaster")?;
+    let mut cluster = fleet(&world, VOTERS.len(), APPEND)?;
+    cluster.found()?;
+    let others = VOTERS[1..].iter().map(|number| (*number, Part::Voter));
+    cluster.admit(&others.collect::<Vec<_>>())?;
+    cluster.wait_whole(VOTERS.len())?;
+    writes_go_on(&mut cluster, &VOTERS)?;
+    let before = checked(&world, VOTERS.len())?;
+    restored(&world, &mut cluster, &VOTERS, &before)
+}
+
 /// Saves etcd, destroys all machines, and brings the cluster up on new ones.
 /// `before` sums up what was acknowledged before the snapshot.
-pub(crate) fn restored(
-    world: &World,
-    cluster: &mut Fleet,
-    voters: &[usize],
-    before: &Summary,
-) -> Result<()> {
+fn restored(world: &World, cluster: &mut Fleet, voters: &[usize], before: &Summary) -> Result<()> {
     let told = |cluster: &Fleet| cluster.operator.document(&["--timeout", "2m", "cluster", "info"]);
     let ca = told(cluster)?["ca_fingerprint"].clone();
     let old: Vec<String> = cluster.nodes.iter().map(|node| node.id.clone()).collect();

@@ -32,9 +32,12 @@ pub(crate) fn read(disk: &Path, path: &str) -> Result<Option<Vec<u8>>> {
     })
 }
 
-/// Replaces the file.
+/// Replaces the file; makes its folder.
 pub(crate) fn write(disk: &Path, path: &str, content: &[u8]) -> Result<()> {
     with(disk, |fat| {
+        if let Some((folder, _name)) = path.rsplit_once('/') {
+            fat.root_dir().create_dir(folder)?;
+        }
         let mut file = fat.root_dir().create_file(path)?;
         file.truncate()?;
         fatfs::Write::write_all(&mut file, content)?;

@@ -41,7 +41,8 @@ fn a_machine_whose_power_is_cut_anywhere_between_its_ticket_and_its_vote_ends_as
     let mut dice = rand::rngs::StdRng::seed_from_u64(seed);
 
     let world = World::new("newcomer")?;
-    let blank = world.founder("")?.disk.context("no disk")?;
+    // A copy that no founder writes on.
+    let blank = blank_disk(&world, &world.disk(None)?, usize::MAX)?;
     let mut cluster = fleet(&world, 2, "")?;
     cluster.found()?;
     let mut cuts = 0;
