@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use polis_image::Manifest;
+use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::host::{Wish, accelerator};
 use polis_qemu::image::Flash;
@@ -24,6 +25,9 @@ const LONG: Duration = Duration::from_secs(300);
 
 /// How much of the floor a first boot may take, and a later one.
 const GOALS: [f64; 2] = [1.6, 1.25];
+
+/// What the floor has as well: a plain disk. `bench storage` boots with the others.
+const POLICY: StorageSecurityPolicy = StorageSecurityPolicy::NeedsInsecure;
 
 /// Resident memory that each process may have at rest, in KiB.
 const MEMORY_GOALS: [(&str, f64); 2] = [("init", 4096.0), ("node", 40_960.0)];
@@ -146,7 +150,8 @@ fn node_lane(
     let mut lane = lane(name, "ready", folder, firmware, manifest.path(&manifest.image))?;
     let file = lane.folder.join("parameters.pb");
     let owner = parameters::owner_key(&lane.folder)?;
-    fs::write(&file, parameters::bootstrap(&owner, None)).context("cannot write parameters")?;
+    fs::write(&file, parameters::with_policy(&owner, None, POLICY))
+        .context("cannot write parameters")?;
     lane.config.fw_cfg.push(FwCfg { name: "opt/polis/parameters.pb".to_owned(), file });
     Ok(lane)
 }
