@@ -5,13 +5,14 @@
 //! data partition's file system, and for what the ESP and the parameters need.
 //!
 //! ```text
-//! stage 1:  drivers --> disk --> ESP --> verity's modules --> root --+--> stage 2
-//! thread:   [ESP's file system] [fw_cfg] ...                 [xfs] --+
+//! stage 1:  drivers --> disk --> verity's modules --> ESP --> root --+--> stage 2
+//! thread:   [ESP's file system] [fw_cfg] [xfs: checked | linked] ----+
 //!                                                  the modules' memory is given back
 //! ```
 //!
-//! The kernel links one module at a time, and takes a third of a second for XFS,
-//! so that one is ordered when no other is waited for.
+//! The kernel checks signatures of several modules at once and links one at a
+//! time. XFS, whose thousands of functions take longest to link, comes last: while
+//! its signature is checked, stage 1 gets what it needs.
 //!
 //! Invariants:
 //! - Nobody depends on the thread: whoever needs a module asks for it too, waits

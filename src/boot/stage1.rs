@@ -69,6 +69,8 @@ const LOADER_VARIABLE: &str =
 
 /// What the ESP's file system consists of.
 const ESP_MODULES: [&str; 3] = ["nls_cp437", "nls_ascii", "vfat"];
+/// What the system is verified and read with.
+const SYSTEM_MODULES: [&str; 2] = ["dm_verity", "erofs"];
 /// The data partition's file system.
 const DATA_MODULE: &str = "xfs";
 /// The driver of QEMU's fw_cfg, and its device.
@@ -117,9 +119,14 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
         if Path::new(FW_CFG).exists() {
             early.load(FW_CFG_MODULE);
         }
+        early.load(DATA_MODULE);
     }
     let (found, esp) = find(machine, &mut drivers, &command_line)?;
     let disk = Path::new("/dev").join(&found.disk);
+    // Beside the thread, which has the ESP's by now.
+    for name in SYSTEM_MODULES {
+        drivers.load(machine, name);
+    }
     mount_esp(machine, &mut drivers, &esp.path);
     // The parameters may be there: `node` shall not have to wait for the driver.
     if Path::new(FW_CFG).exists() {
@@ -129,7 +136,7 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     let partition = command_line.slot.partition();
     machine.system =
         Some(System { partition, device: system.path.clone(), numbers: system.numbers.clone() });
-    enter(machine, &mut drivers, &system, &command_line, early)?;
+    enter(machine, &system, &command_line, early)?;
     machine.done(Stage::Initramfs);
     Ok(Start { disk, esp: esp.path, command_line })
 }
@@ -378,18 +385,11 @@ fn table(device: &Path, verity: &command_line::Verity) -> Table {
 
 fn enter(
     machine: &mut Machine,
-    drivers: &mut Drivers,
     system: &Device,
     command_line: &CommandLine,
     early: Option<Early>,
 ) -> Result<(), Error> {
     let partition = command_line.slot.partition();
-    for name in ["dm_verity", "erofs"] {
-        drivers.load(machine, name);
-    }
-    if let Some(early) = &early {
-        early.load(DATA_MODULE);
-    }
     let refused = |source| Error::Verity { partition, device: system.path.clone(), source };
     let mapper = DeviceMapper::open().map_err(refused)?;
     let table = table(&system.path, &command_line.verity);
