@@ -11,6 +11,7 @@
 mod attended;
 mod console;
 mod deaths;
+mod disaster;
 mod disks;
 mod esp;
 mod first_boot;
@@ -20,6 +21,7 @@ mod hardware;
 mod hostile;
 mod keys;
 mod locked;
+mod newcomer;
 mod operate;
 mod outage;
 mod owner;
