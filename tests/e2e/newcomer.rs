@@ -26,6 +26,9 @@ const REST: f64 = 4.0;
 /// Every so many cuts, it is the founder's power that goes.
 const FOUNDER_EACH: u32 = 3;
 
+/// The number of a disk that no machine has.
+const SPARE: usize = 99;
+
 const FOUNDER: usize = 0;
 const NEWCOMER: usize = 1;
 
@@ -42,7 +45,7 @@ fn a_machine_whose_power_is_cut_anywhere_between_its_ticket_and_its_vote_ends_as
 
     let world = World::new("newcomer")?;
     // A copy that no founder writes on.
-    let blank = blank_disk(&world, &world.disk(None)?, usize::MAX)?;
+    let blank = blank_disk(&world, &world.disk(None)?, SPARE)?;
     let mut cluster = fleet(&world, 2, "")?;
     cluster.found()?;
     let mut cuts = 0;
