@@ -77,7 +77,9 @@ fn a_machine_whose_power_is_cut_anywhere_between_its_ticket_and_its_vote_ends_as
         let nodes = cluster.operator.document(&["node", "list"])?;
         let nodes = nodes.as_array().context("no nodes")?;
         ensure!(nodes.len() == 2, "way {ways} left more than one node: {nodes:?}");
-        removed(&mut cluster, &node)?;
+        if cuts < wanted {
+            removed(&mut cluster, &node)?;
+        }
     }
     eprintln!("{cuts} cuts on {ways} ways");
     Ok(())
