@@ -208,6 +208,30 @@ async fn who_is_revoked_loses_its_open_streams_at_once_and_nobody_else_does() {
 }
 
 #[tokio::test]
+async fn whoever_is_revoked_hears_so_although_it_is_the_handshake_that_fails() {
+    let authority = Authority::new().await;
+    let running = server(&authority).await;
+    let node = authority.node(5).await;
+    let serial = Facts::read(&node.certificate).unwrap().serial;
+    running.up(&[5]);
+    let (host, port) = (running.address.ip().to_string(), running.address.port());
+    let patience = Patience { attempt: Duration::from_secs(2), total: SOON };
+    let client = Client::fixed(vec![Candidate { node: None, host, port }], node, patience);
+    let call = || {
+        client.call(Repeat::Allowed, |channel| async {
+            let mut local = CuratorLocalClient::new(channel);
+            local.get_ca_certificate(v1::GetCaCertificateRequest {}).await.map(drop)
+        })
+    };
+    running.standing.send_modify(|standing| {
+        Arc::make_mut(standing).serials.insert(serial);
+    });
+    let refused = call().await.unwrap_err();
+    assert!(is_removal(&refused), "{refused:?}");
+    running.stop().await;
+}
+
+#[tokio::test]
 async fn new_credentials_hold_for_the_next_connection_and_old_ones_go_on() {
     let authority = Authority::new().await;
     let running = server(&authority).await;

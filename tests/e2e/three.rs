@@ -36,6 +36,8 @@ struct Site {
     configs: Vec<Config>,
     founder: world::Identity,
     operator: Operator,
+    /// Nodes, and the ports of this host that lead to their curators: any may lead.
+    ways: Vec<(String, u16)>,
     register: Vec<u8>,
     runtime: tokio::runtime::Runtime,
 }
@@ -63,8 +65,10 @@ impl Site {
         let runtime = tokio::runtime::Runtime::new()?;
         let operator = runtime.block_on(Operator::enter(&node, host, &first))?;
         let register = runtime.block_on(operator.register(&node, address))?;
-        let configs = vec![config];
-        Ok((Self { world, segment, blank, configs, founder, operator, register, runtime }, first))
+        let (configs, ways) = (vec![config], vec![(node, host)]);
+        let site =
+            Self { world, segment, blank, configs, founder, operator, ways, register, runtime };
+        Ok((site, first))
     }
 
     /// Lets one more machine in; it is ready, and has no role.
@@ -92,6 +96,11 @@ impl Site {
         self.runtime.block_on(self.operator.approve(&node, words))?;
         machine.wait_for("ready", BOOT, |_| true)?;
         self.configs.push(config);
+        let (node, address) = at(&machine)?;
+        let host = polis_qemu::host::free_port()?;
+        self.segment.forward(host, address, 7835)?;
+        self.ways.push((node, host));
+        self.operator = self.operator.by(&self.ways)?;
         Ok(machine)
     }
 }
@@ -129,25 +138,16 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
         ensure!(etcd.is("state", "voter") && etcd.is("members", "3"), "no vote: {etcd}");
     }
 
-    // Any of the three may lead now.
-    let mut ways = Vec::new();
-    for machine in &machines {
-        let (node, address) = at(machine)?;
-        let host = polis_qemu::host::free_port()?;
-        site.segment.forward(host, address, 7835)?;
-        ways.push((node, host));
-    }
-    let operator = site.operator.by(&ways)?;
     let mut leaver = machines.pop().context("no machine")?;
     let (node, _) = at(&leaver)?;
-    site.runtime.block_on(operator.retire(&node))?;
+    site.runtime.block_on(site.operator.retire(&node))?;
     leaver.wait("the end of a member of etcd", SOON, |line| {
         line.text.contains("nothing of the member of etcd is left").then_some(())
     })?;
     for machine in &mut machines {
         machine.wait_for("etcd", SOON, |event| event.is("members", "2"))?;
     }
-    site.runtime.block_on(operator.decommission(&node))?;
+    site.runtime.block_on(site.operator.decommission(&node))?;
     leaver.wait_for("cluster", SOON, |event| event.is("state", "disowning"))?;
     world::guru(&mut leaver, "0711")?;
     // It knows what it was, and that it is not any more.

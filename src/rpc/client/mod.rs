@@ -445,14 +445,12 @@ fn is_refusal(status: &Status) -> bool {
 /// Whether the other end refuses our certificate as revoked, by an alert of TLS.
 /// It says so after its own certificate was checked.
 fn is_revoked(error: &(dyn std::error::Error + 'static)) -> bool {
+    let alert = rustls::AlertDescription::CertificateRevoked;
+    let alert = rustls::Error::AlertReceived(alert).to_string();
+    // By its text: the library between keeps nothing else of an error of the socket.
+    // What the other end says in words of its own is no such error.
     let is_alert = |error: &(dyn std::error::Error + 'static)| {
-        let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        let tls = match inner {
-            Some(inner) => inner.downcast_ref::<rustls::Error>(),
-            None => error.downcast_ref::<rustls::Error>(),
-        };
-        let revoked = rustls::AlertDescription::CertificateRevoked;
-        tls.is_some_and(|tls| *tls == rustls::Error::AlertReceived(revoked))
+        error.downcast_ref::<std::io::Error>().is_some_and(|error| error.to_string() == alert)
     };
     let mut cause = Some(error);
     while let Some(error) = cause {
