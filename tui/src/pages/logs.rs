@@ -151,8 +151,7 @@ impl Of<'_> {
         match self {
             _ if entry.severity >= Severity::Warning && !matches!(self, Self::Below(_)) => true,
             Self::Wrong => false,
-            // A kernel lists its hardware, and it has a lot of it.
-            Self::All => entry.severity >= Severity::Info && entry.name != KERNEL,
+            Self::All => entry.severity >= Severity::Info && !TALKATIVE.contains(&&*entry.name),
             Self::Below(names) => {
                 entry.severity >= Severity::Info && names.iter().any(|name| below(name))
             }
@@ -160,8 +159,9 @@ impl Of<'_> {
     }
 }
 
-/// The name of the kernel in the log.
-const KERNEL: &str = "kernel";
+/// Those who tell every step of their own: a kernel lists its hardware, and etcd
+/// the votes of its elections. The node says in a line what came of it.
+const TALKATIVE: [&str; 2] = ["kernel", "root.consensus.etcd"];
 
 /// Fewer lines of the log say nothing.
 const ROWS_MIN: usize = 3;
