@@ -180,6 +180,23 @@ async fn a_node_that_is_not_up_is_refused_at_each_call() {
 }
 
 #[tokio::test]
+async fn a_node_that_is_revoked_hears_so_in_words_at_every_call() {
+    let authority = Authority::new().await;
+    let running = server(&authority).await;
+    running.up(&[1, 2]);
+    let node = authority.node(2).await;
+    let serial = Facts::read(&node.certificate).unwrap().serial;
+    running.standing.send_modify(|standing| {
+        Arc::make_mut(standing).serials = BTreeSet::from([serial]);
+    });
+    for _ in 0..20 {
+        let refused = who(&running, &authority, Some(&node)).await.unwrap_err();
+        assert!(is_removal(&refused), "{refused:?}");
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
 async fn who_is_revoked_loses_its_open_streams_at_once_and_nobody_else_does() {
     let authority = Authority::new().await;
     let running = server(&authority).await;

@@ -4,7 +4,8 @@
 //! - TLS 1.3 only, no resumption and no early data: each connection proves the
 //!   key of its caller anew.
 //! - A certificate that is neither the cluster's nor signed by itself ends the
-//!   handshake, and so does one that is on the CRL, ended or not for a caller.
+//!   handshake, and so does a user's that is on the CRL, ended or not for a caller.
+//!   A node's on the CRL is refused at each call, in words: it is to act on them.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -139,8 +140,11 @@ impl ClientCertVerifier for Verifier {
         let (peer, certificate) = peer::certified(end_entity)
             .map_err(|unfit| CertificateError::Other(rustls::OtherError(Arc::new(unfit))))?;
         let standing = self.standing.borrow();
-        let revoked = standing.serials.contains(&certificate.serial)
-            || matches!(&peer, Peer::User { name, .. } if standing.users.contains(name));
+        // A caller may lose an alert: it has sent its first call by then, and sees a
+        // connection that breaks. A node that was removed would wait for an end of
+        // the outage, so it gets as far as its first call, which tells it.
+        let revoked = matches!(&peer, Peer::User { name, .. }
+            if standing.serials.contains(&certificate.serial) || standing.users.contains(name));
         if revoked {
             return Err(CertificateError::Revoked.into());
         }
