@@ -169,6 +169,10 @@ pub fn clean(bytes: &[u8]) -> String {
     clean
 }
 
+/// Why a guest of several translated processors may end before it begins: one of
+/// them runs an instruction that another is changing.
+pub(crate) const RACE: &str = "the guest's kernel tripped over an old race in QEMU's translator";
+
 /// Why a guest that printed this line will never do what a story waits for.
 #[must_use]
 pub fn fatal(text: &str) -> Option<&'static str> {
@@ -176,7 +180,7 @@ pub fn fatal(text: &str) -> Option<&'static str> {
         ("BdsDxe: failed to load", "the firmware found nothing that it could start"),
         ("BdsDxe: No bootable option", "the firmware found nothing that it could start"),
         ("Kernel panic", "the guest's kernel panicked"),
-        ("Oops: int3", "the guest's kernel tripped over an old race in QEMU's translator"),
+        ("Oops: int3", RACE),
     ];
     FATAL.into_iter().find(|(mark, _)| text.contains(mark)).map(|(_, why)| why)
 }

@@ -31,7 +31,7 @@ use tempfile::TempDir;
 
 use crate::args::{Config, Sockets, argv};
 use crate::host::QEMU;
-use crate::line::{Event, Line, fatal};
+use crate::line::{Event, Line, RACE, fatal};
 use crate::qmp;
 use crate::screen::Picture;
 use crate::serial::{Next, Port};
@@ -94,6 +94,14 @@ pub enum Error {
         /// The file with all lines.
         log: String,
     },
+}
+
+impl Error {
+    /// Whether the machine ended by a fault of QEMU that another start does not meet.
+    #[must_use]
+    pub fn is_race(&self) -> bool {
+        matches!(self, Self::Wait { outcome: Outcome::Fatal { why, .. }, .. } if *why == RACE)
+    }
 }
 
 /// What ended a wait.
