@@ -258,7 +258,8 @@ fn link(root: &Path) -> Result<PathBuf> {
     Ok(link)
 }
 
-fn verify() -> Result<()> {
+/// Builds twice from the same inputs, and fails where the results differ.
+pub(crate) fn verify() -> Result<()> {
     host::require(&[host::PAYLOAD, host::BUILD])?;
     cargo_build()?;
     let folder = workspace().join("target/image/verify");
