@@ -9,9 +9,10 @@ use polis_qemu::{Config, disk};
 use crate::storage::{
     COUNT, Kind, PLAINTEXT, acknowledged, count_and_cut, file, founder, home_and_counting, search,
 };
-use crate::world::{SOON, World};
+use crate::world::{SOON, World, cuts};
 
-/// Power cuts of each kind: twenty of them together, and one more.
+/// Power cuts of each kind, unless `POLIS_CUTS` says another number: twenty of them
+/// together, and one more.
 const CUTS: u32 = 7;
 
 /// Longest that a node counts before its power goes.
@@ -39,7 +40,7 @@ fn cut(kind: Kind) -> Result<()> {
     let world = World::new(&format!("storage-cuts-{}", kind.name()))?;
     let config = founder(&world, kind, COUNT)?;
     let mut last = 0;
-    for cut in 0..CUTS {
+    for cut in 0..cuts(CUTS)? {
         let mut machine = world.boot(&config)?;
         let mut found = home_and_counting(&mut machine, kind)?;
         if cut == 0 {
@@ -84,7 +85,7 @@ fn an_encrypted_disk_that_has_grown_by_4_gib_has_room_for_4_gib() -> Result<()> 
 #[test]
 fn an_authenticated_disk_that_has_grown_has_room_once_that_was_written() -> Result<()> {
     // All of it is written, at the pace of an emulated cipher.
-    grow(Kind::Authenticated, 1 << 10, 512)
+    grow(Kind::Authenticated, 1 << 10, 128)
 }
 
 fn grow(kind: Kind, before: u64, mib: u64) -> Result<()> {

@@ -33,6 +33,12 @@ pub(crate) const OWNER: [u8; 32] = [
     0x0e, 0xe1, 0x72, 0xf3, 0xda, 0xa6, 0x23, 0x25, 0xaf, 0x02, 0x1a, 0x68, 0xf7, 0x07, 0x51, 0x1a,
 ];
 
+/// How often a story cuts the power: `POLIS_CUTS`, or as `usual`.
+pub(crate) fn cuts(usual: u32) -> Result<u32> {
+    let wanted = std::env::var("POLIS_CUTS").ok().map(|text| text.parse());
+    Ok(wanted.transpose().context("POLIS_CUTS is no number")?.unwrap_or(usual))
+}
+
 /// A story's own corner. Its disks go when the story ends; its logs stay.
 pub(crate) struct World {
     dir: PathBuf,
