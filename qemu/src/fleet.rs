@@ -347,7 +347,11 @@ impl Node {
     ) -> Result<(), Error> {
         let machine = self.machine.as_mut().ok_or(Error::IsOff { number: 0 })?;
         let what = "the fingerprint of a node that asks to be let in, or `POLIS ready`";
-        let asks = machine.wait(what, patience, |line| asks(&line.event()?))?;
+        let is_ready = machine.seen(|event| event.word == "ready").pop().map(Asks::Ready);
+        let asks = match is_ready {
+            Some(ready) => ready,
+            None => machine.wait(what, patience, |line| asks(&line.event()?))?,
+        };
         let ready = match asks {
             Asks::Ready(ready) => ready,
             Asks::Approval(words) => {

@@ -31,6 +31,18 @@ impl fmt::Display for Help {
     }
 }
 
+/// A wrong usage that clap cannot see: the command ends with its status, 2.
+#[derive(Debug)]
+pub(crate) struct Usage(pub(crate) String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
 /// Something that must be on the host, and the package that brings it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {
@@ -65,6 +77,33 @@ pub(crate) const QEMU_IMG: &[Need] = &[Need { what: "qemu-img", package: "qemu-u
 
 /// What a TPM without a chip needs.
 pub(crate) const TPM: &[Need] = &[Need { what: polis_qemu::tpm::SWTPM, package: "swtpm" }];
+
+/// Makes sure that machines with so much memory fit into this host: where they do
+/// not, the kernel ends one of them in the middle of a boot, and nobody says why.
+///
+/// # Errors
+///
+/// They do not fit.
+pub(crate) fn require_memory(machines: u32, mebibytes: u32) -> Result<()> {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    fits(&text, machines, mebibytes)
+}
+
+fn fits(meminfo: &str, machines: u32, mebibytes: u32) -> Result<()> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let free = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    // A host that does not say is tried.
+    let Some(free) = free.map(|kibibytes| kibibytes / 1024) else { return Ok(()) };
+    let wanted = u64::from(machines) * u64::from(mebibytes);
+    if wanted <= free {
+        return Ok(());
+    }
+    let (nodes, those) = if machines == 1 { ("node", "it") } else { ("nodes", "them") };
+    Err(anyhow::anyhow!(
+        "{machines} {nodes} with {mebibytes} MiB need {wanted} MiB, and this host has {free} MiB left"
+    ))
+    .context(Help(format!("give {those} less with --memory, end other programs, or run fewer nodes")))
+}
 
 /// Where programs are that are not on everybody's `PATH`.
 const ADMIN_PATHS: [&str; 2] = ["/usr/sbin", "/sbin"];
@@ -142,6 +181,16 @@ fn apt(arguments: &[impl AsRef<OsStr>]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn machines_that_do_not_fit_into_the_host_are_refused_with_the_sums() {
+        let meminfo = "MemTotal: 9999999 kB\nMemAvailable:    2097152 kB\n";
+        assert!(fits(meminfo, 4, 512).is_ok());
+        let error = format!("{:#}", fits(meminfo, 5, 512).unwrap_err());
+        assert!(error.contains("5 nodes with 512 MiB need 2560 MiB"), "{error}");
+        assert!(error.contains("2048 MiB left"), "{error}");
+        assert!(fits("", 99, 99_999).is_ok());
+    }
 
     const NEEDS: &[Need] = &[
         Need { what: "one", package: "first" },

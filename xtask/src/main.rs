@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             report(&error);
-            ExitCode::FAILURE
+            if error.is::<host::Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::fleet::PARAMETERS;
 use polis_qemu::host::{Wish, accelerator};
@@ -103,21 +103,30 @@ fn name(text: &str) -> Result<String, String> {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
-    ensure!(
-        args.voters.is_none_or(|voters| voters <= args.nodes),
-        "--voters: {} nodes have no more than {} votes",
-        args.nodes,
-        args.nodes
-    );
+    if let Some(voters) = args.voters.filter(|voters| *voters > args.nodes) {
+        let Args { nodes, .. } = args;
+        return Err(host::Usage(format!(
+            "--voters {voters} of --nodes {nodes}: a node has one vote; ask for {voters} nodes or \
+             for fewer votes"
+        ))
+        .into());
+    }
+    let dir = image::workspace().join("target/run").join(&args.name);
+    if args.keep {
+        continues(nodes_in(&dir), usize::from(args.nodes)).map_err(host::Usage)?;
+    }
+    host::require_memory(args.nodes.into(), shape(&args).0)?;
     host::require(if args.tpm { &[QEMU, host::TPM] } else { &[QEMU] })?;
     let image = built_image()?;
     if args.nodes > 1 {
         return several::run(&args, &image);
     }
     let shown = !args.headless && !args.until_ready && terminal::is_interactive();
-    let dir = image::workspace().join("target/run").join(&args.name);
-    let first = if kept(&args, &dir) { "again" } else { "for the first time" };
     let kept = kept(&args, &dir);
+    if !kept {
+        forget(&dir)?;
+    }
+    let first = if kept { "again" } else { "for the first time" };
     let mut config = prepare(&args, &image, &dir, shown)?;
     // A machine that ends when it is ready has nobody to operate it.
     let operator = match args.until_ready {
@@ -175,6 +184,56 @@ pub(crate) fn kept(args: &Args, dir: &Path) -> bool {
     args.keep && dir.join("disk.img").exists()
 }
 
+/// Memory in MiB and processors of a node. Several share this host: see
+/// `docs/benchmarks.md` for what they need.
+fn shape(args: &Args) -> (u32, u32) {
+    let (memory, cpus) = if args.nodes > 1 { (512, 1) } else { (1024, 2) };
+    (args.memory.unwrap_or(memory), args.cpus.unwrap_or(cpus))
+}
+
+/// The folders of the machines of an earlier run with several nodes, by their numbers.
+fn numbered(dir: &Path) -> Vec<(usize, PathBuf)> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())))
+        .collect()
+}
+
+/// How many nodes the cluster of an earlier run has; 0 if there was none.
+fn nodes_in(dir: &Path) -> usize {
+    let several = numbered(dir).into_iter().filter(|(_, folder)| folder.join("disk.img").exists());
+    several.map(|(number, _)| number).max().unwrap_or(dir.join("disk.img").exists().into())
+}
+
+/// Whether a run with `nodes` nodes can go on with the cluster of `before`.
+fn continues(before: usize, nodes: usize) -> Result<(), String> {
+    match (before, nodes) {
+        (0, _) | (1, 1) => Ok(()),
+        (1, _) => Err(format!(
+            "--keep: the last run had one node on a network of its own; without --nodes it goes \
+             on, without --keep {nodes} nodes begin anew"
+        )),
+        (before, nodes) if before > nodes => Err(format!(
+            "--keep: the cluster of the last run has {before} nodes, and misses those that are \
+             off: use --nodes {before}, or begin anew without --keep"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Removes what an earlier run left: its disks belong to another cluster.
+pub(crate) fn forget(dir: &Path) -> Result<()> {
+    for (_, folder) in numbered(dir) {
+        fs::remove_dir_all(&folder)
+            .with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    let disk = dir.join("disk.img");
+    if disk.exists() {
+        fs::remove_file(&disk).with_context(|| format!("cannot remove {}", disk.display()))?;
+    }
+    Ok(())
+}
+
 /// Makes the folder of a machine that founds a cluster, and says what the machine is like.
 fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config> {
     let config = machine(args, image, dir)?;
@@ -223,12 +282,10 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path) -> Result<Config> 
         Accel::Tcg => Wish::Tcg,
     };
     let cache = if args.keep { Cache::Writeback } else { Cache::Unsafe };
-    // Several share this host: see `docs/benchmarks.md` for what they need.
-    let (memory, cpus) = if args.nodes > 1 { (512, 1) } else { (1024, 2) };
-    let cpus = args.cpus.unwrap_or(cpus);
+    let (memory, cpus) = shape(args);
     Ok(Config {
         disk: Some(Disk { file: disk, bus: Bus::Virtio, cache }),
-        memory: args.memory.unwrap_or(memory),
+        memory,
         cpus,
         watchdog: true,
         tpm: args.tpm.then(|| dir.join("tpm")),
@@ -239,7 +296,7 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path) -> Result<Config> 
 /// The node's console in this terminal, until either side has enough.
 fn show(mut machine: Machine, keep: bool) -> Result<()> {
     let console = machine.take_console().context("QEMU opened no console")?;
-    eprintln!("run: this terminal becomes the node's console; Ctrl-] leaves it");
+    eprintln!("run: this terminal becomes the node's console; {} ends it", terminal::QUIT);
     let end = terminal::lend(&console)?;
     if end == terminal::End::Quit && keep {
         eprintln!("run: stopping the node, so that its disk is whole");
@@ -311,6 +368,34 @@ fn at_home(ready: &Event) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kept_cluster_is_neither_made_smaller_nor_mixed_with_a_node_alone() {
+        assert!(continues(0, 1).is_ok() && continues(0, 3).is_ok());
+        assert!(continues(1, 1).is_ok() && continues(3, 3).is_ok() && continues(3, 5).is_ok());
+        assert!(continues(5, 3).unwrap_err().contains("has 5 nodes"));
+        assert!(continues(3, 1).unwrap_err().contains("use --nodes 3"));
+        assert!(continues(1, 3).unwrap_err().contains("had one node"));
+    }
+
+    #[test]
+    fn a_new_run_forgets_every_disk_of_the_last_one_and_keeps_the_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(nodes_in(dir.path()), 0);
+        for number in ["1", "2", "5"] {
+            fs::create_dir(dir.path().join(number)).unwrap();
+            fs::write(dir.path().join(number).join("disk.img"), "").unwrap();
+        }
+        fs::write(dir.path().join("owner.key"), "").unwrap();
+        assert_eq!(nodes_in(dir.path()), 5);
+        forget(dir.path()).unwrap();
+        assert_eq!(nodes_in(dir.path()), 0);
+        assert!(dir.path().join("owner.key").exists());
+        fs::write(dir.path().join("disk.img"), "").unwrap();
+        assert_eq!(nodes_in(dir.path()), 1);
+        forget(dir.path()).unwrap();
+        assert_eq!(nodes_in(dir.path()), 0);
+    }
 
     #[test]
     fn a_name_is_one_plain_word() {

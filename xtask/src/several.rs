@@ -11,7 +11,7 @@
 //! ```
 //!
 //! In a terminal, the console of node 1 appears in it, and the cluster is raised
-//! behind it; without one, every serial line is printed with the node's number.
+//! behind it, told in the terminal's title; without one, every serial line is printed with the node's number.
 //!
 //! Invariants:
 //! - A machine lives as long as the thread that raised it: `polis_qemu` has it
@@ -53,8 +53,10 @@ pub(crate) fn run(args: &Args, image: &Image) -> Result<()> {
         image.version,
         dir.display()
     );
+    // Before a console may cover it.
+    eprintln!("run: once the cluster is whole, in another terminal: {command} cluster status");
     if shown {
-        return show(plan, args, &command);
+        return show(plan, args);
     }
     for number in 1..=usize::from(args.nodes) {
         stream(number, &plan.folder(number).join("serial.log"));
@@ -62,7 +64,6 @@ pub(crate) fn run(args: &Args, image: &Image) -> Result<()> {
     let mut fleet = plan.fleet()?.telling(|milestone| eprintln!("run: {}", told(milestone)));
     plan.raise(&mut fleet, |_console| ())?;
     eprintln!("run: the cluster is whole\n{}", table(&fleet.milestones()));
-    eprintln!("run: to operate it: {command} cluster status");
     if args.until_ready {
         return if args.keep { stop(&mut fleet) } else { Ok(()) };
     }
@@ -87,15 +88,27 @@ enum Kept {
     No,
 }
 
+impl Kept {
+    /// A disk that was never given to a machine with parameters, since the last run
+    /// was ended before, is as good as none.
+    fn of(args: &Args, folder: &Path) -> Self {
+        let begun = run::kept(args, folder) && folder.join("parameters.pb").exists();
+        if begun { Self::Yes } else { Self::No }
+    }
+}
+
 impl Plan {
     fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        let whole = run::kept(args, &dir.join("1"));
+        // Without its founder, a cluster is another one.
+        let whole = Kept::of(args, &dir.join("1")) == Kept::Yes;
+        if !whole {
+            run::forget(dir)?;
+        }
         let mut machines = Vec::new();
         for number in 1..=args.nodes {
             let folder = dir.join(number.to_string());
-            // Without its founder, a cluster is another one.
-            let kept = if whole && run::kept(args, &folder) { Kept::Yes } else { Kept::No };
+            let kept = Kept::of(args, &folder);
             if kept == Kept::No && folder.exists() {
                 fs::remove_dir_all(&folder)
                     .with_context(|| format!("cannot remove {}", folder.display()))?;
@@ -163,6 +176,9 @@ impl Plan {
                 fleet.boot(number)?;
             }
             lend(fleet)?;
+            // The last run may have been ended before the cluster had an owner; of one
+            // that has, it is asked once more.
+            fleet.own()?;
             fleet.let_in(&parts(&old))?;
         }
         fleet.admit(&parts(&new))?;
@@ -171,14 +187,18 @@ impl Plan {
 }
 
 /// The console of node 1 in this terminal; the cluster is raised meanwhile.
-fn show(plan: Plan, args: &Args, command: &str) -> Result<()> {
+fn show(plan: Plan, args: &Args) -> Result<()> {
     let keep = args.keep;
     let (lend, lent) = mpsc::sync_channel(1);
     let (leave, left) = mpsc::sync_channel::<()>(1);
     // The machines are this thread's.
     let raising = thread::spawn(move || -> Result<String> {
-        let mut fleet = plan.fleet()?;
+        let mut fleet = plan.fleet()?.telling(|milestone| terminal::title(&told(milestone)));
         let raised = plan.raise(&mut fleet, |console| drop(lend.send(console)));
+        terminal::title(match &raised {
+            Ok(()) => "the cluster is whole",
+            Err(_error) => "the cluster is not whole: leave the console to see why",
+        });
         let text = table(&fleet.milestones());
         let text = raised.map(|()| format!("run: the cluster is whole\n{text}"));
         // An error is not ready to be read while the console has the terminal.
@@ -189,8 +209,11 @@ fn show(plan: Plan, args: &Args, command: &str) -> Result<()> {
         text
     });
     if let Ok(console) = lent.recv() {
-        eprintln!("run: this terminal becomes the console of node 1; Ctrl-] leaves it");
-        eprintln!("run: once the cluster is whole, in another terminal: {command} cluster status");
+        eprintln!(
+            "run: this terminal becomes the console of node 1, its title tells of the others; {} \
+             ends all of them",
+            terminal::QUIT
+        );
         terminal::lend(&console)?;
     }
     drop(leave);
@@ -267,13 +290,14 @@ fn stream(number: usize, log: &Path) {
     });
 }
 
-fn told(milestone: &Milestone) -> String {
+/// A milestone as a line.
+pub(crate) fn told(milestone: &Milestone) -> String {
     let Milestone { node, what, at } = milestone;
     format!("{:6.1} s  node {} {what}", at.as_secs_f64(), node + 1)
 }
 
 /// What happened to each node, when, and how long after what came before it.
-pub(crate) fn table(milestones: &[Milestone]) -> String {
+fn table(milestones: &[Milestone]) -> String {
     let mut nodes: BTreeMap<usize, Vec<&Milestone>> = BTreeMap::new();
     for milestone in milestones {
         nodes.entry(milestone.node).or_default().push(milestone);

@@ -1,10 +1,11 @@
 //! Lends this terminal to a console of the guest.
 //!
 //! Bytes go both ways untouched, so the guest draws here exactly what it would
-//! draw on a terminal of its own. One key stays ours: Ctrl-] ends the loan.
+//! draw on a terminal of its own. Two keys stay ours, and end the loan: Ctrl-C,
+//! which ends any other command, and Ctrl-], which no program uses.
 //!
 //! ```text
-//! [lent] --Ctrl-]---------------> Quit
+//! [lent] --Ctrl-C, Ctrl-]-------> Quit
 //!    |----SIGINT TERM HUP QUIT--> Quit
 //!    +----guest closes it-------> Closed
 //! ```
@@ -24,8 +25,12 @@ use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::low_level::pipe;
 
-/// Ctrl-], as in telnet and in most console programs.
-const QUIT_KEY: u8 = 0x1d;
+/// Ctrl-C, and Ctrl-] as in telnet and in most console programs. The console of a
+/// node has its own ways to leave a prompt.
+const QUIT_KEYS: [u8; 2] = [0x03, 0x1d];
+
+/// What a person is told about them.
+pub(crate) const QUIT: &str = "Ctrl-C or Ctrl-]";
 
 /// Leaves the alternate screen, shows the cursor, resets colours and modes: a
 /// guest that was cut off could not do it.
@@ -43,6 +48,14 @@ pub(crate) enum End {
 /// Whether a person sits in front of both ends of this process.
 pub(crate) fn is_interactive() -> bool {
     isatty(io::stdin()) && isatty(io::stdout())
+}
+
+/// Tells something in the title of the terminal, beside a console that has all of it.
+pub(crate) fn title(text: &str) {
+    let plain: String = text.chars().filter(|c| !c.is_control()).collect();
+    let mut stdout = io::stdout();
+    // Whoever has no title misses nothing that the console does not say, too.
+    let _told = write!(stdout, "\x1b]2;{plain}\x07").and_then(|()| stdout.flush());
 }
 
 /// Puts the modes of a terminal back when dropped.
@@ -122,7 +135,7 @@ fn carry(
         if ready[0] {
             let count = rustix::io::read(keys, &mut buffer)?;
             let typed = &buffer[..count];
-            let quit = count == 0 || typed.contains(&QUIT_KEY);
+            let quit = count == 0 || typed.iter().any(|key| QUIT_KEYS.contains(key));
             if quit {
                 return Ok(End::Quit);
             }
@@ -163,7 +176,7 @@ mod tests {
         let guest = std::thread::spawn(move || {
             let mut heard = [0; 3];
             guest.read_exact(&mut heard).unwrap();
-            person.write_all(&[QUIT_KEY]).unwrap();
+            person.write_all(&[QUIT_KEYS[0]]).unwrap();
             (heard, guest)
         });
         let mut screen = Vec::new();

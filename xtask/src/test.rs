@@ -16,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum as _;
 
 use crate::{host, image, run};
 
@@ -32,11 +33,15 @@ const ETCD: &str = "target/payload/root/usr/bin/etcd";
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Run one part only.
-    #[arg(value_enum)]
-    part: Option<Part>,
-    /// Of the tests, run those whose name contains this.
-    filter: Option<String>,
+    /// Parts to run (lint, unit, tpm, image, etcd, e2e), all if none is named; and
+    /// last, if only some tests are wanted, what their names contain.
+    #[arg(value_name = "PART|FILTER", value_parser = word)]
+    words: Vec<String>,
+}
+
+/// An empty word would be a filter that lets everything through.
+fn word(text: &str) -> Result<String, &'static str> {
+    if text.is_empty() { Err("a part or a filter is wanted") } else { Ok(text.to_owned()) }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -57,6 +62,56 @@ enum Part {
 
 impl Part {
     const ALL: [Self; 6] = [Self::Lint, Self::Unit, Self::Tpm, Self::Image, Self::Etcd, Self::E2e];
+
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Whether it has tests whose names a filter can be compared with.
+    fn has_tests(self) -> bool {
+        match self {
+            Self::Lint | Self::Image => false,
+            Self::Unit | Self::Tpm | Self::Etcd | Self::E2e => true,
+        }
+    }
+}
+
+/// What is to be run.
+#[derive(Debug, PartialEq, Eq)]
+struct Wanted {
+    parts: Vec<Part>,
+    filter: Option<String>,
+}
+
+impl Wanted {
+    /// Reads the words of a command line: parts, then at most one filter.
+    fn read(words: &[String]) -> Result<Self, String> {
+        let all = Part::ALL.map(Part::name).join(", ");
+        let parts: Vec<Part> = words
+            .iter()
+            .map_while(|word| Part::ALL.into_iter().find(|part| part.name() == *word))
+            .collect();
+        let (first, filter) = match &words[parts.len()..] {
+            [] => (parts.is_empty(), None),
+            [word] if parts.is_empty() => {
+                return Err(format!("there is no part `{word}`; the parts are {all}"));
+            }
+            [filter] => (false, Some(filter.clone())),
+            [filter, more, ..] => {
+                return Err(format!(
+                    "`{more}` comes after the filter `{filter}`: the parts come first ({all}), \
+                     then one filter"
+                ));
+            }
+        };
+        if let (Some(filter), Some(part)) = (&filter, parts.iter().find(|part| !part.has_tests())) {
+            let part = part.name();
+            return Err(format!(
+                "`{filter}` would be a filter, and `{part}` has no tests to filter"
+            ));
+        }
+        Ok(Self { parts: if first { Part::ALL.to_vec() } else { parts }, filter })
+    }
 }
 
 /// What a step came to.
@@ -78,7 +133,9 @@ struct Counts {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
-    let wanted = |part| args.part.is_none_or(|only| only == part);
+    let Wanted { parts, filter } = Wanted::read(&args.words).map_err(host::Usage)?;
+    let filter = filter.as_deref();
+    let wanted = |part| parts.contains(&part);
     let mut needs = vec![host::BUILD];
     if wanted(Part::Image) || wanted(Part::Etcd) || wanted(Part::E2e) {
         needs.extend([host::PAYLOAD, run::QEMU]);
@@ -92,9 +149,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     for part in Part::ALL.into_iter().filter(|part| wanted(*part)) {
         match part {
             Part::Lint => lint(&mut report),
-            Part::Unit => report.tests("unit", &mut runner.quick(args.filter.as_deref())),
+            Part::Unit => report.tests("unit", &mut runner.quick(filter)),
             Part::Tpm => {
-                report.tests("tpm", &mut runner.binary("tpm", args.filter.as_deref()));
+                report.tests("tpm", &mut runner.binary("tpm", filter));
             }
             Part::Image => {
                 if report.image() {
@@ -106,14 +163,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Part::Etcd => {
                 if report.image() {
                     let folder = emptied(ETCD_STORIES)?;
-                    let mut command = runner.binary("etcd", args.filter.as_deref());
+                    let mut command = runner.binary("etcd", filter);
                     report.tests("etcd", command.env("POLIS_ETCD", image::workspace().join(ETCD)));
                     report.skips.extend(skipped_stories(&folder));
                 }
             }
             Part::E2e => {
                 if report.image() {
-                    stories(&mut report, &runner, args.filter.as_deref())?;
+                    stories(&mut report, &runner, filter)?;
                 }
             }
         }
@@ -408,6 +465,32 @@ fn summary(line: &str) -> Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn read(words: &str) -> Result<Wanted, String> {
+        Wanted::read(&words.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn every_part_that_is_named_is_run_and_nothing_else() {
+        assert_eq!(read("").unwrap().parts, Part::ALL);
+        let wanted = read("lint unit").unwrap();
+        assert_eq!(wanted, Wanted { parts: vec![Part::Lint, Part::Unit], filter: None });
+        let wanted = read("unit e2e guru").unwrap();
+        assert_eq!(wanted.parts, [Part::Unit, Part::E2e]);
+        assert_eq!(wanted.filter.as_deref(), Some("guru"));
+    }
+
+    #[test]
+    fn words_that_mean_nothing_are_refused_with_what_is_allowed() {
+        for (words, told) in [
+            ("guru", "the parts are lint, unit, tpm, image, etcd, e2e"),
+            ("unit guru e2e", "the parts come first"),
+            ("lint guru", "`lint` has no tests to filter"),
+        ] {
+            let error = read(words).unwrap_err();
+            assert!(error.contains(told), "{words}: {error}");
+        }
+    }
 
     #[test]
     fn summaries_of_both_runners_are_counted() {

@@ -5,6 +5,7 @@
 //! everything. `docs/benchmarks.md` keeps what was measured, where and when.
 
 mod boot;
+mod cluster;
 mod console;
 mod curator;
 mod floor;
@@ -15,6 +16,7 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use clap::ValueEnum as _;
 use serde::Serialize;
 
 /// Arguments of `cargo xtask bench`.
@@ -38,31 +40,32 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Name {
+    /// Building the image: nothing changed, one line changed, cold. Its size by part.
+    Image,
     /// From the start of QEMU to a node that is ready, beside the floor; memory at rest.
     Boot,
     /// A flush on each kind of data partition, and a first boot with it.
     Storage,
-    /// Building the image: nothing changed, one line changed, cold. Its size by part.
-    Image,
     /// What the console costs: memory, processor at rest and under a flood of log lines.
     Console,
     /// A curator with 1,000 nodes and 100 watchers: delays, processor, memory.
     Curator,
+    /// Three nodes from nothing, by part; all from cold; the death of a leader.
+    Cluster,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
-    let names = args.name.map_or_else(
-        || vec![Name::Image, Name::Boot, Name::Storage, Name::Console, Name::Curator],
-        |name| vec![name],
-    );
+    let all = Name::value_variants();
+    let names = args.name.as_ref().map_or(all, std::slice::from_ref);
     for name in names {
-        let table = match name {
+        let table = match *name {
             Name::Boot => boot::measure(&args)?,
             Name::Storage => storage::measure(&args)?,
             Name::Console => console::measure(&args)?,
             Name::Image => image::measure(args.runs)?,
             Name::Curator => curator::measure(args.runs)?,
+            Name::Cluster => cluster::measure(args.runs)?,
         };
         table.publish()?;
     }

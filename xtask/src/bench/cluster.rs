@@ -1,0 +1,272 @@
+//! `cargo xtask bench cluster`: three nodes from nothing, all of them from cold,
+//! and the death of a leader.
+//!
+//! ```text
+//! found, admit two (by part, by node) --> cut all power --> boot all until each is ready
+//!     --> kill the leader of etcd --> the next acknowledged write
+//! ```
+//!
+//! The parts are those that `cargo xtask run --nodes 3` tells of. From the cold
+//! start on, each node writes numbered keys (`polis.exercise=append`), and says
+//! which were acknowledged.
+//!
+//! What this module does not do: keep the machines busy while the cluster is
+//! raised. What a part costs on a busy host says nothing about the cluster.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
+use polis_qemu::args::{Cache, Disk, FwCfg};
+use polis_qemu::fleet::{Milestone, PARAMETERS, Part};
+use polis_qemu::host::{Wish, accelerator};
+use polis_qemu::{Bus, Config, Fleet, Image, Machine, Operator};
+
+use super::{Row, Table};
+use crate::{host, operator, parameters, run};
+
+const NODES: u8 = 3;
+
+/// Memory of a node, in MiB.
+const MEMORY: u32 = 512;
+
+/// What a disk is encrypted with is for `bench storage`.
+const POLICY: StorageSecurityPolicy = StorageSecurityPolicy::NeedsInsecure;
+
+/// From a learner to a voter, in seconds.
+const VOTES_GOAL: f64 = 5.0;
+
+/// Has each node write a history.
+const APPEND: &str = "polis.exercise=append";
+
+/// Nothing takes longer on a host on which measuring makes sense.
+const LONG: Duration = Duration::from_secs(300);
+
+/// Acknowledged writes, one every tenth of a second, after which nobody who has
+/// lost a leader is still waiting for the next.
+const GOES_ON: usize = 50;
+
+pub(super) fn measure(runs: u32) -> Result<Table> {
+    host::require(&[run::QEMU])?;
+    host::require_memory(NODES.into(), MEMORY)?;
+    let image = run::built_image()?;
+    let folder = crate::image::workspace().join("target/bench/cluster");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).context("cannot empty target/bench/cluster")?;
+    }
+    let mut table = Table::new("cluster", runs)?;
+    for round in 1..=runs {
+        let values = once(&image, &folder.join(round.to_string()))
+            .with_context(|| format!("round {round}"))?;
+        gather(&mut table.rows, values);
+    }
+    Ok(table)
+}
+
+/// A row's name, its goal, and what was measured.
+type Value = (String, Option<f64>, f64);
+
+/// Adds what one round measured to the rows of the same names.
+fn gather(rows: &mut Vec<Row>, values: Vec<Value>) {
+    for (name, goal, value) in values {
+        match rows.iter_mut().find(|row| row.name == name) {
+            Some(row) => row.values.push(value),
+            None => rows.push(Row { values: vec![value], goal, ..Row::new(name, "s") }),
+        }
+    }
+}
+
+/// One round, from three blank disks.
+fn once(image: &Image, folder: &Path) -> Result<Vec<Value>> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let mut fleet = fleet(image, folder)?;
+    fleet.found()?;
+    fleet.admit(&[(1, Part::Voter), (2, Part::Voter)])?;
+    fleet.wait_whole(NODES.into())?;
+    let mut values = parts(&fleet.milestones());
+
+    for number in 0..NODES.into() {
+        fleet.cut_power(number);
+        fleet.nodes[number].config.firmware = image.direct(APPEND);
+    }
+    let began = Instant::now();
+    for number in 0..NODES.into() {
+        fleet.boot(number)?;
+    }
+    for number in 0..NODES.into() {
+        fleet.machine(number)?.wait_for("ready", LONG, |_| true)?;
+    }
+    values.push(("cold start of all, until each is ready".to_owned(), None, since(began)));
+    println!("cluster: all are ready after {:.1} s from cold", since(began));
+
+    // With all three: the leader may not be one that is about to be replaced.
+    fleet.wait_whole(NODES.into())?;
+    let outage = leader_dies(&mut fleet)?;
+    println!("cluster: the leader was killed, and {outage:.2} s later a write went on");
+    values.push(("leader killed, until the next acknowledged write".to_owned(), None, outage));
+    drop(fleet);
+    for number in 1..=NODES {
+        let disk = folder.join(number.to_string()).join("disk.img");
+        fs::remove_file(&disk).with_context(|| format!("cannot remove {}", disk.display()))?;
+    }
+    Ok(values)
+}
+
+fn since(began: Instant) -> f64 {
+    began.elapsed().as_secs_f64()
+}
+
+/// Three machines, plugged in and off.
+fn fleet(image: &Image, folder: &Path) -> Result<Fleet> {
+    let mut configs = Vec::new();
+    for number in 1..=NODES {
+        let folder = folder.join(number.to_string());
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let file = folder.join("disk.img");
+        polis_qemu::disk::copy(&image.disk, &file).context("cannot copy the image")?;
+        configs.push(Config {
+            disk: Some(Disk { file, bus: Bus::Virtio, cache: Cache::Unsafe }),
+            memory: MEMORY,
+            ..Config::new(image.direct(""), accelerator(Wish::Auto, 1))
+        });
+    }
+    let owner = parameters::owner_key(folder)?;
+    let file = folder.join("1/parameters.pb");
+    fs::write(&file, parameters::with_policy(&owner, None, POLICY))
+        .with_context(|| format!("cannot write {}", file.display()))?;
+    configs[0].fw_cfg = vec![FwCfg { name: PARAMETERS.to_owned(), file }];
+    let (program, config) = operator::install(folder, false)?;
+    let operator = Operator::new(&program, &config, "bench");
+    let mut fleet = Fleet::new(folder, configs, operator, &folder.join("owner.key"))?;
+    fleet.patience = LONG;
+    Ok(fleet.telling(|milestone| println!("cluster: {}", crate::several::told(milestone))))
+}
+
+/// How long each part took, of each node; each begins where the one before ended.
+fn parts(milestones: &[Milestone]) -> Vec<Value> {
+    let of = |node: usize| milestones.iter().filter(move |milestone| milestone.node == node);
+    let opened = of(0).next_back().map_or(Duration::ZERO, |last| last.at);
+    let mut values = Vec::new();
+    for node in 0..NODES.into() {
+        let mut before = if node == 0 { Duration::ZERO } else { opened };
+        let mut learns = None;
+        for &Milestone { what, at, .. } in of(node) {
+            let took = at.saturating_sub(before).as_secs_f64();
+            let (name, goal) = match what {
+                "votes" if learns == Some(before) => ("from learner to voter", Some(VOTES_GOAL)),
+                other => (other, None),
+            };
+            values.push((format!("node {}, {name}", node + 1), goal, took));
+            before = at;
+            if what == "learns" {
+                learns = Some(at);
+            }
+        }
+    }
+    if let Some(last) = milestones.last() {
+        values.push(("all vote, from the first power-on".to_owned(), None, last.at.as_secs_f64()));
+    }
+    values
+}
+
+/// Kills the leader while all write; how long nothing was acknowledged.
+fn leader_dies(fleet: &mut Fleet) -> Result<f64> {
+    let leader = fleet.etcd_leader()?;
+    let mut rest: Vec<Machine> = Vec::new();
+    for number in (0..usize::from(NODES)).filter(|number| *number != leader) {
+        rest.extend(fleet.nodes[number].machine.take());
+    }
+    for machine in &mut rest {
+        acknowledged(machine, 1)?;
+    }
+    let killed = Instant::now();
+    fleet.cut_power(leader);
+    // The first of the others that writes again ends the outage.
+    let outages: Vec<Result<f64>> = thread::scope(|scope| {
+        let threads: Vec<_> = rest
+            .iter_mut()
+            .map(|machine| {
+                scope.spawn(move || {
+                    let times = acknowledged(machine, GOES_ON)?;
+                    let times = times.iter().map(|at| at.saturating_duration_since(killed));
+                    Ok(after_the_gap(&times.collect::<Vec<_>>()).as_secs_f64())
+                })
+            })
+            .collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined.map(|outage| outage.unwrap_or_else(|_| anyhow::bail!("a thread panicked"))).collect()
+    });
+    let mut least = f64::INFINITY;
+    for outage in outages {
+        least = least.min(outage?);
+    }
+    ensure!(least.is_finite(), "nobody was left");
+    Ok(least)
+}
+
+/// When so many more writes were acknowledged.
+fn acknowledged(machine: &mut Machine, count: usize) -> Result<Vec<Instant>> {
+    while machine.next_line(Duration::ZERO).is_some() {}
+    let written = |event: &polis_qemu::Event| event.get("acknowledged").is_some();
+    (0..count)
+        .map(|_| {
+            machine.wait_for("exercise", LONG, written)?;
+            Ok(Instant::now())
+        })
+        .collect()
+}
+
+/// What ended the longest silence since the beginning: what was on its way when
+/// the leader died comes before it.
+fn after_the_gap(times: &[Duration]) -> Duration {
+    let before = std::iter::once(Duration::ZERO).chain(times.iter().copied());
+    let gaps = before.zip(times).map(|(before, at)| (at.saturating_sub(before), *at));
+    gaps.max_by_key(|(gap, _)| *gap).map_or(Duration::ZERO, |(_, at)| at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_that_were_on_their_way_do_not_end_an_outage() {
+        let times = [10, 40, 2_500, 2_600, 2_690].map(Duration::from_millis);
+        assert_eq!(after_the_gap(&times), Duration::from_millis(2_500));
+        assert_eq!(after_the_gap(&times[..1]), times[0]);
+        assert_eq!(after_the_gap(&[]), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_part_begins_where_the_one_before_ended_and_a_learner_has_a_goal() {
+        let milestone = |node, what, at| Milestone { node, what, at: Duration::from_secs(at) };
+        let all = [
+            milestone(0, "founded the cluster", 20),
+            milestone(0, "has an owner", 22),
+            milestone(1, "asked to be let in", 40),
+            milestone(2, "has its role", 41),
+            milestone(1, "learns", 44),
+            milestone(2, "votes", 45),
+            milestone(1, "votes", 47),
+        ];
+        let shown: Vec<String> = parts(&all)
+            .into_iter()
+            .map(|(name, goal, value)| format!("{name}: {value} {goal:?}"))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "node 1, founded the cluster: 20 None",
+                "node 1, has an owner: 2 None",
+                "node 2, asked to be let in: 18 None",
+                "node 2, learns: 4 None",
+                "node 2, from learner to voter: 3 Some(5.0)",
+                "node 3, has its role: 19 None",
+                "node 3, votes: 4 None",
+                "all vote, from the first power-on: 47 None",
+            ]
+        );
+    }
+}
