@@ -1,24 +1,25 @@
-//! Draws frames into bytes for one terminal, whoever has it.
+//! Draws pictures into bytes for one terminal, whoever has it.
 //!
 //! ```text
-//! frame --settle--> picture --what differs from the last one--> bytes
+//! buffer --settle--> cells --what the terminal does not show yet--> bytes
 //! ```
 //!
 //! The Linux console has one switch for bold and for bright colours, and its own
 //! idea of when the switch goes back. So no cell leaves its colours to the
 //! terminal: they are all named, and bold is a bright colour.
 //!
+//! Invariants:
+//! - A picture that shows nothing new is no bytes at all.
+//! - A cell is one character: what would join several is not drawn here.
+//!
 //! What this module does not do: write, or ask a terminal anything. The library's
-//! own way to ask would ask whatever is the process's standard input.
+//! own way to ask would ask whatever is the process's standard input; and its own
+//! canvas looks at the width of every cell, twice, and keeps two of them.
 
-use std::io::{self, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use ratatui::backend::CrosstermBackend;
-use ratatui::buffer::Cell;
+use ratatui::backend::{Backend as _, CrosstermBackend};
+use ratatui::buffer::{Buffer, Cell};
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier};
-use ratatui::{Frame, TerminalOptions, Viewport};
 
 use crate::sys::terminal::Size;
 
@@ -26,59 +27,50 @@ use crate::sys::terminal::Size;
 const CLEAR: &[u8] = b"\x1b[0m\x1b[2J\x1b[H\x1b[?25l";
 /// The same without the clearing, for a terminal that is painted over.
 const HOME: &[u8] = b"\x1b[0m\x1b[H\x1b[?25l";
-/// What no picture holds: a character of nobody.
-const NOTHING: &str = "\u{e000}";
 /// A terminal of the screen wall; a larger one is drawn on in part. A cell is
 /// some fifty bytes of memory.
 const SIZE_MAX: Size = Size { columns: 240, rows: 80 };
 
-/// What the terminal library wrote, until it is taken.
-#[derive(Clone, Debug, Default)]
-struct Bytes(Arc<Mutex<Vec<u8>>>);
-
-impl Bytes {
-    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Write for Bytes {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.lock().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// A picture of what the terminal shows, so that only differences are sent.
+/// What a terminal shows, so that only differences are sent.
 #[derive(Debug)]
 pub struct Canvas {
     size: Size,
-    bytes: Bytes,
-    /// What each cell of the last picture shows: its ASCII character, or zero
-    /// for one that a terminal may keep in another way. Row by row.
-    shown: Vec<u8>,
-    terminal: ratatui::Terminal<CrosstermBackend<Bytes>>,
+    /// Where pictures are drawn.
+    buffer: Buffer,
+    /// What is on the terminal, row by row.
+    shown: Vec<Shown>,
+    /// What goes ahead of the next picture.
+    lead: &'static [u8],
+}
+
+/// What one cell of a terminal shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shown {
+    glyph: char,
+    fg: Color,
+    bg: Color,
+    modifier: Modifier,
+}
+
+impl Shown {
+    /// What no picture holds: a character of nobody.
+    const NOTHING: Self =
+        Self { glyph: '\u{e000}', fg: Color::Reset, bg: Color::Reset, modifier: Modifier::empty() };
+
+    fn of(cell: &Cell) -> Self {
+        let glyph = cell.symbol().chars().next().unwrap_or(' ');
+        Self { glyph, fg: cell.fg, bg: cell.bg, modifier: cell.modifier }
+    }
 }
 
 impl Canvas {
     /// A canvas of `size`; its first picture clears the terminal.
-    ///
-    /// # Errors
-    ///
-    /// Never for a size that is not zero.
-    pub fn new(size: Size) -> io::Result<Self> {
+    #[must_use]
+    pub fn new(size: Size) -> Self {
         let size = Self::bounded(size);
-        let bytes = Bytes::default();
-        let viewport = Viewport::Fixed(Rect::new(0, 0, size.columns, size.rows));
-        let backend = CrosstermBackend::new(bytes.clone());
-        let options = TerminalOptions { viewport };
-        let terminal = ratatui::Terminal::with_options(backend, options)?;
-        bytes.lock().extend(CLEAR);
-        Ok(Self { size, bytes, shown: Vec::new(), terminal })
+        let buffer = Buffer::empty(Rect::new(0, 0, size.columns, size.rows));
+        let shown = vec![Shown::NOTHING; buffer.content.len()];
+        Self { size, buffer, shown, lead: CLEAR }
     }
 
     /// The part of a terminal of `size` that is drawn on.
@@ -96,49 +88,72 @@ impl Canvas {
         self.size
     }
 
-    /// What the terminal must be sent to show what `render` draws.
-    ///
-    /// # Errors
-    ///
-    /// None: nothing is written here.
-    pub fn draw(&mut self, render: impl FnOnce(&mut Frame<'_>)) -> io::Result<Vec<u8>> {
-        let frame = self.terminal.draw(|frame| {
-            render(frame);
-            frame.buffer_mut().content.iter_mut().for_each(settle);
-        })?;
-        self.shown.clear();
-        self.shown.extend(frame.buffer.content.iter().map(|cell| match cell.symbol().as_bytes() {
-            [c @ b' '..=b'~'] => *c,
-            _ => 0,
-        }));
-        Ok(std::mem::take(&mut *self.bytes.lock()))
+    /// All that is drawn on.
+    #[must_use]
+    pub fn area(&self) -> Rect {
+        self.buffer.area
+    }
+
+    /// What the terminal must be sent to show what `render` draws on an empty
+    /// buffer.
+    pub fn draw(&mut self, render: impl FnOnce(&mut Buffer)) -> Vec<u8> {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.reset();
+        render(&mut buffer);
+        let bytes = self.bytes(&mut buffer);
+        self.buffer = buffer;
+        bytes
+    }
+
+    /// The same where no more than `part` of the terminal changes.
+    pub fn draw_part(&mut self, part: Rect, render: impl FnOnce(&mut Buffer)) -> Vec<u8> {
+        let mut buffer = Buffer::empty(part.intersection(self.buffer.area));
+        render(&mut buffer);
+        self.bytes(&mut buffer)
+    }
+
+    /// What the terminal does not show yet of `buffer`; it does from here on.
+    fn bytes(&mut self, buffer: &mut Buffer) -> Vec<u8> {
+        let area = buffer.area;
+        let mut changed = Vec::new();
+        for (row, y) in buffer.content.chunks_mut(area.width.max(1).into()).zip(area.y..) {
+            let first = usize::from(y) * usize::from(self.size.columns) + usize::from(area.x);
+            let shown = self.shown.iter_mut().skip(first);
+            for ((cell, x), shown) in row.iter_mut().zip(area.x..).zip(shown) {
+                settle(cell);
+                let new = Shown::of(cell);
+                if *shown != new {
+                    *shown = new;
+                    changed.push((x, y, &*cell));
+                }
+            }
+        }
+        let mut bytes = std::mem::take(&mut self.lead).to_vec();
+        if !changed.is_empty() {
+            // Memory takes whatever is written to it.
+            let _never = CrosstermBackend::new(&mut bytes).draw(changed.into_iter());
+        }
+        bytes
     }
 
     /// Has the next picture be sent whole, over whatever is there: without the
     /// flicker of a terminal that is cleared.
-    ///
-    /// # Errors
-    ///
-    /// None: nothing is written here.
-    pub fn forget(&mut self) -> io::Result<()> {
-        let mut before = std::mem::take(&mut *self.bytes.lock());
-        self.terminal.draw(|frame| {
-            for cell in &mut frame.buffer_mut().content {
-                cell.set_symbol(NOTHING);
-            }
-        })?;
-        // What it took to draw nothing is dropped; what was waiting is not.
-        before.extend(HOME);
-        *self.bytes.lock() = before;
-        Ok(())
+    pub fn forget(&mut self) {
+        self.shown.fill(Shown::NOTHING);
+        if self.lead.is_empty() {
+            self.lead = HOME;
+        }
     }
 
     /// Whether `cells`, a terminal's own account of its characters, row by row,
-    /// differ from the last picture.
+    /// differ from the last picture. A glyph that is not ASCII has a number of the
+    /// font's own, and is not compared.
     #[must_use]
     pub fn differs(&self, cells: &[u8]) -> bool {
-        self.shown.len() != cells.len()
-            || self.shown.iter().zip(cells).any(|(shown, cell)| *shown != 0 && shown != cell)
+        let differs = |(shown, cell): (&Shown, &u8)| {
+            matches!(shown.glyph, ' '..='~') && shown.glyph != char::from(*cell)
+        };
+        self.shown.len() != cells.len() || self.shown.iter().zip(cells).any(differs)
     }
 }
 
@@ -171,7 +186,7 @@ mod tests {
 
     fn picture(canvas: &mut Canvas, snapshot: &Snapshot) -> Vec<u8> {
         let view = view(canvas);
-        canvas.draw(|frame| polis_tui::render(snapshot, &view, frame)).unwrap()
+        canvas.draw(|buffer| polis_tui::render(snapshot, &view, buffer))
     }
 
     fn view(canvas: &Canvas) -> View {
@@ -180,24 +195,37 @@ mod tests {
 
     #[test]
     fn the_first_picture_is_whole_and_the_next_one_is_what_changed() {
-        let mut canvas = Canvas::new(Size { columns: 80, rows: 24 }).unwrap();
+        let mut canvas = Canvas::new(Size { columns: 80, rows: 24 });
         let mut snapshot = Snapshot::default();
         let first = picture(&mut canvas, &snapshot);
         assert!(first.starts_with(CLEAR));
-        let same = picture(&mut canvas, &snapshot);
-        assert!(same.len() < 40, "{} bytes for no change", same.len());
+        assert!(picture(&mut canvas, &snapshot).is_empty(), "nothing has changed");
         snapshot.header.clock = "2026-01-01 00:00:00 UTC".to_owned();
         let changed = picture(&mut canvas, &snapshot);
-        assert!(changed.len() > same.len() && changed.len() < first.len());
+        assert!(!changed.is_empty() && changed.len() < first.len() / 10);
+    }
+
+    #[test]
+    fn a_part_that_changes_is_drawn_as_it_is_in_the_whole() {
+        let size = Size { columns: 100, rows: 30 };
+        let [mut whole, mut part] = [Canvas::new(size), Canvas::new(size)];
+        let mut snapshot = Snapshot::default();
+        assert_eq!(picture(&mut whole, &snapshot), picture(&mut part, &snapshot));
+        snapshot.header.clock = "2026-01-01 00:00:00 UTC".to_owned();
+        snapshot.header.uptime = std::time::Duration::from_secs(7);
+        let header = polis_tui::header_of(part.area());
+        let drawn = part.draw_part(header, |buffer| polis_tui::render_header(&snapshot, buffer));
+        assert_eq!(picture(&mut whole, &snapshot), drawn);
+        assert!(drawn.len() < 250, "{} bytes for the time", drawn.len());
+        assert!(picture(&mut part, &snapshot).is_empty(), "the whole has nothing to add");
     }
 
     #[test]
     fn a_picture_that_was_written_over_is_noticed() {
-        let mut canvas = Canvas::new(Size { columns: 80, rows: 24 }).unwrap();
+        let mut canvas = Canvas::new(Size { columns: 80, rows: 24 });
         picture(&mut canvas, &Snapshot::default());
-        // A glyph that is not ASCII has a number of the font's own.
-        let mut cells: Vec<u8> =
-            canvas.shown.iter().map(|c| if *c == 0 { 0xfe } else { *c }).collect();
+        let cell = |shown: &Shown| u8::try_from(shown.glyph).unwrap_or(0xfe);
+        let mut cells: Vec<u8> = canvas.shown.iter().map(cell).collect();
         assert!(!canvas.differs(&cells));
         cells[0] ^= 1;
         assert!(canvas.differs(&cells));
@@ -207,30 +235,30 @@ mod tests {
     #[test]
     fn no_size_is_too_small_or_too_large() {
         for (columns, rows) in [(0, 0), (1, 1), (u16::MAX, u16::MAX)] {
-            let mut canvas = Canvas::new(Size { columns, rows }).unwrap();
+            let mut canvas = Canvas::new(Size { columns, rows });
             picture(&mut canvas, &Snapshot::default());
         }
     }
 
     #[test]
     fn nothing_asks_the_terminal_where_its_cursor_is() {
-        let mut canvas = Canvas::new(Size { columns: 80, rows: 24 }).unwrap();
+        let mut canvas = Canvas::new(Size { columns: 80, rows: 24 });
         let bytes = picture(&mut canvas, &Snapshot::default());
         assert!(!bytes.windows(4).any(|part| part == b"\x1b[6n"));
     }
 
     #[test]
     fn a_terminal_that_is_painted_over_gets_every_cell_and_is_not_cleared() {
-        let mut canvas = Canvas::new(Size { columns: 80, rows: 24 }).unwrap();
+        let mut canvas = Canvas::new(Size { columns: 80, rows: 24 });
         picture(&mut canvas, &Snapshot::default());
-        canvas.forget().unwrap();
+        canvas.forget();
         let again = picture(&mut canvas, &Snapshot::default());
         let text = String::from_utf8(again).unwrap();
         assert!(text.starts_with("\x1b[0m\x1b[H") && !text.contains("\x1b[2J"));
         // Every cell is sent: rows hold their blanks too.
         assert!(text.chars().filter(|c| *c == ' ').count() > 1000, "{text}");
-        assert!(!text.contains(NOTHING));
-        assert!(picture(&mut canvas, &Snapshot::default()).len() < 40);
+        assert!(!text.contains(Shown::NOTHING.glyph));
+        assert!(picture(&mut canvas, &Snapshot::default()).is_empty());
     }
 
     #[test]
@@ -240,7 +268,7 @@ mod tests {
         settle(&mut cell);
         assert_eq!((cell.fg, cell.bg), (Color::White, Color::Black));
         assert!(!cell.modifier.contains(Modifier::BOLD));
-        let mut canvas = Canvas::new(Size { columns: 80, rows: 24 }).unwrap();
+        let mut canvas = Canvas::new(Size { columns: 80, rows: 24 });
         let text = String::from_utf8(picture(&mut canvas, &Snapshot::default())).unwrap();
         assert!(!text.contains("\x1b[1m") && !text.contains("\x1b[22m"), "{text}");
     }

@@ -378,9 +378,11 @@ fn heard(
             typed = screen.take_typed();
         }
         // A screen that shows something else than it should is drawn anew.
-        let redraw = asked.contains(&Command::Redraw);
+        if asked.contains(&Command::Redraw) {
+            screen.clear();
+        }
         commands.extend(asked);
-        !redraw || screen.clear().is_ok()
+        true
     });
     let asked = line.commands(machine, shown);
     if asked.contains(&Command::Unlock) {

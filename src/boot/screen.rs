@@ -43,7 +43,7 @@ impl Screen {
     pub fn open(path: &Path) -> io::Result<Self> {
         let terminal = Terminal::open(path)?;
         terminal.set_mode(Mode::Raw)?;
-        let canvas = Canvas::new(terminal.size())?;
+        let canvas = Canvas::new(terminal.size());
         let Size { columns, rows } = canvas.size();
         Ok(Self {
             path: path.to_owned(),
@@ -75,21 +75,16 @@ impl Screen {
         let size = Canvas::bounded(self.terminal.size());
         if size != self.canvas.size() {
             self.view.resize(size.columns, size.rows);
-            self.canvas = Canvas::new(size)?;
+            self.canvas = Canvas::new(size);
         }
         let view = &self.view;
-        self.pending = self.canvas.draw(|frame| guru::render(guru, view, phase, frame))?;
+        self.pending = self.canvas.draw(|buffer| guru::render(guru, view, phase, buffer));
         self.flush()
     }
 
     /// Starts from an empty screen, whatever is on it.
-    ///
-    /// # Errors
-    ///
-    /// Never for a size that is not zero.
-    pub fn clear(&mut self) -> io::Result<()> {
-        self.canvas = Canvas::new(self.canvas.size())?;
-        Ok(())
+    pub fn clear(&mut self) {
+        self.canvas = Canvas::new(self.canvas.size());
     }
 
     /// Gives the terminal as much as it takes at once.

@@ -13,10 +13,11 @@ use time::OffsetDateTime;
 use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
+use super::ClusterNodes;
 use super::load::Load;
 use super::members::Learned;
+use super::watched::Values;
 use super::words::Words;
-use super::{ClusterNodes, Values};
 use crate::identity::Fingerprint;
 use crate::parameters::Cidr;
 use crate::pki::{AuthorityView, CertificateView, Overview, Renewal};

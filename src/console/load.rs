@@ -1,10 +1,12 @@
 //! Samples what the machine is busy with: processors, memory, disks, network.
 //!
 //! ```text
-//! /proc: counters --every PACE--> differences --> series (event value) --> fold
+//! /proc: counters --PACE, or at rest--> differences --> series (event value) --> fold
 //! ```
 //!
 //! Invariants:
+//! - A column of a chart is [`PACE`] long, whether it was sampled or is a part of a
+//!   longer time that was.
 //! - A sample costs a few reads of /proc, and nothing that waits for a device.
 //! - What cannot be read is zero, and no reason to end: a console without a chart
 //!   is better than none.
@@ -20,14 +22,19 @@ use std::time::Duration;
 
 use polis_tui::snapshot::Metrics;
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, sleep_until};
 
+use super::attention::Attention;
 use crate::supervisor::Context;
 
-/// Between two samples.
+/// Between two samples: what a column of a chart stands for.
 const PACE: Duration = Duration::from_secs(2);
+/// The same while nothing happens and nobody presses a key: of several columns, one
+/// sample tells the mean.
+const PACE_AT_REST: Duration = Duration::from_secs(6);
 /// Samples that are kept: four minutes, and a chart on a wide screen.
-const SAMPLES: usize = 120;
+const SAMPLES: usize = SAMPLES_MAX as usize;
+const SAMPLES_MAX: u32 = 120;
 /// Bytes of a sector in /proc/diskstats, whatever the disk's own are.
 const SECTOR: u64 = 512;
 /// Interfaces that are kept apart: more than a person looks at.
@@ -58,26 +65,38 @@ pub(super) struct Service {
     /// The data partition.
     pub(super) data: PathBuf,
     pub(super) load: watch::Sender<Option<Load>>,
+    /// Whether something happens.
+    pub(super) attention: Attention,
 }
 
 impl Service {
     /// Runs until cancelled.
     pub(super) async fn run(self, ctx: Context) -> Result<(), Infallible> {
-        let mut tick = interval(PACE);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let read = || (Instant::now(), Counters::read(&self.proc, &self.sys));
         let mut series = Series::default();
-        let mut before = None;
+        let (mut then, mut before) = read();
         ctx.healthy();
-        while ctx.until_cancelled(tick.tick()).await.is_some() {
-            let now = Counters::read(&self.proc, &self.sys);
-            let at = Instant::now();
-            if let Some((then, before)) = before.replace((at, now.clone())) {
-                series.add(&before, &now, at - then);
-                let space = space(&self.data);
-                self.load.send_replace(Some(series.load(&now, space)));
-            }
+        while ctx.until_cancelled(self.due(then)).await.is_some() {
+            let (at, now) = read();
+            series.add(&before, &now, at - then);
+            (then, before) = (at, now);
+            self.load.send_replace(Some(series.load(&before, space(&self.data))));
         }
         Ok(())
+    }
+
+    /// Waits until a sample is due after the one at `last`. Cancel-safe.
+    async fn due(&self, last: Instant) {
+        loop {
+            let mut calls = self.attention.calls();
+            let pace = if self.attention.is_at_rest() { PACE_AT_REST } else { PACE };
+            tokio::select! {
+                // Cancel-safe: only waits.
+                () = sleep_until(last + pace) => return,
+                // Cancel-safe: waits for an event value, whose sender is here.
+                _open = calls.changed() => {}
+            }
+        }
     }
 }
 
@@ -195,10 +214,21 @@ struct Series {
     received: VecDeque<u64>,
     sent: VecDeque<u64>,
     interfaces: BTreeMap<String, (VecDeque<u64>, VecDeque<u64>)>,
+    /// Time that has passed and is in no column yet.
+    owed: Duration,
 }
 
 impl Series {
+    /// Adds as many columns as fit into the time that has `passed`.
     fn add(&mut self, before: &Counters, now: &Counters, passed: Duration) {
+        self.owed = self.owed.saturating_add(passed).min(PACE * SAMPLES_MAX);
+        while let Some(left) = self.owed.checked_sub(PACE) {
+            self.owed = left;
+            self.column(before, now, passed);
+        }
+    }
+
+    fn column(&mut self, before: &Counters, now: &Counters, passed: Duration) {
         // A counter that went back began anew: a device came again.
         let rate = |before: u64, now: u64| {
             let millis = passed.as_millis().max(1);
@@ -318,6 +348,47 @@ mod tests {
         assert_eq!((metrics.received[0], metrics.sent[0]), (1000, 0));
         assert_eq!((metrics.data_total, metrics.data_used), (10, 4));
         assert_eq!(load.interfaces["eth1"].received, [0]);
+    }
+
+    #[test]
+    fn a_sample_of_a_longer_time_is_as_many_columns_of_its_mean() {
+        let (before, mut now) = (counters(), counters());
+        now.disk_read += 6000;
+        let mut series = Series::default();
+        series.add(&before, &now, PACE_AT_REST);
+        assert_eq!(series.disk_read, [1000, 1000, 1000]);
+        // What is left over is not forgotten.
+        series.add(&now, &now, PACE * 3 / 2);
+        assert_eq!(series.disk_read.len(), 4);
+        series.add(&now, &now, PACE * 3 / 2);
+        assert_eq!(series.disk_read.len(), 6);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn samples_are_rare_at_rest_and_frequent_once_something_happens() {
+        let proc = PathBuf::from("/nowhere");
+        let attention = Attention::default();
+        let service = Service {
+            sys: proc.clone(),
+            data: proc.clone(),
+            proc,
+            load: watch::Sender::default(),
+            attention: attention.clone(),
+        };
+        let began = Instant::now();
+        service.due(began).await;
+        assert_eq!(began.elapsed(), PACE);
+        tokio::time::advance(Duration::from_secs(60)).await;
+        let last = Instant::now();
+        service.due(last).await;
+        assert_eq!(last.elapsed(), PACE_AT_REST);
+        let last = Instant::now();
+        let called = async {
+            tokio::time::sleep(PACE * 5 / 4).await;
+            attention.call();
+        };
+        tokio::join!(service.due(last), called);
+        assert_eq!(last.elapsed(), PACE * 5 / 4, "it is due at once");
     }
 
     #[test]

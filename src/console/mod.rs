@@ -8,17 +8,21 @@
 //!
 //! Invariants:
 //! - A terminal that is gone, slow or stuck delays nothing but itself.
-//! - Nothing is drawn while nothing changes, but for the clock once a second.
+//! - Nothing is drawn while nothing changes that is shown, but for the clock.
+//! - A snapshot is never older than a second, and one with news never older than a
+//!   frame.
 //!
 //! What this module does not do: lay out pages (`polis_tui`), or draw failures
 //! that open the trapdoor (`boot`).
 
+mod attention;
 mod fold;
 mod load;
 mod logs;
 pub mod members;
 pub mod nodes;
 mod screen;
+mod watched;
 mod words;
 mod writer;
 
@@ -27,28 +31,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt as _;
-use futures::future::{BoxFuture, select_all};
 use polis_tui::Snapshot;
 use polis_tui::snapshot::Nodes;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use self::load::Load;
+use self::attention::Attention;
 use self::logs::Window;
-use self::members::Learned;
-use self::words::Words;
+use self::watched::{Values, Watched};
 use crate::event::Closed;
 use crate::identity::{Fingerprint, Identity};
 use crate::node::environment::Environment;
 use crate::parameters::Known;
 use crate::pki::Overview;
-use crate::stage::Stages;
 use crate::storage::tree;
-use crate::supervisor::{Context, Policy, Tree};
-use crate::sys::clock;
+use crate::supervisor::{Context, Policy};
 use crate::sys::reboot::Reason;
-use crate::{cluster, consensus, network, storage};
+use crate::{cluster, consensus, network, storage, sys};
 
 /// The machine's own screen.
 const SCREEN: &str = "tty1";
@@ -111,26 +110,6 @@ pub struct ClusterNodes {
     pub nodes: Option<Nodes>,
 }
 
-/// The newest of everything at one moment.
-#[derive(Clone, Debug)]
-struct Values {
-    environment: Environment,
-    stages: Stages,
-    services: Tree,
-    known: Known,
-    network: network::Status,
-    storage: storage::Status,
-    health: storage::Health,
-    cluster: cluster::Status,
-    consensus: consensus::Status,
-    pki: Overview,
-    cluster_nodes: ClusterNodes,
-    identity: Option<Identity>,
-    load: Option<Load>,
-    words: Words,
-    members: Learned,
-}
-
 impl Service {
     /// Runs until cancelled.
     ///
@@ -138,68 +117,39 @@ impl Service {
     ///
     /// [`Closed`] when an owner of an input ended.
     pub async fn run(self, ctx: Context) -> Result<(), Closed> {
-        let snapshot = self.snapshot;
+        let attention = Attention::default();
+        let (mut watched, asked) = self.start(&ctx, &attention);
         let mut logs = Window::new(ctx.logs());
-        let load = watch::Sender::default();
-        let words = watch::Sender::default();
-        let asked = watch::Sender::default();
-        let members = watch::Sender::default();
-        start_helpers(&ctx, &load, &asked, &words);
-        let (asking, learned) = (self.members, members.clone());
-        ctx.spawn("members", Policy::forever(), move |ctx| {
-            asking.clone().run(ctx, learned.clone())
-        });
-        let mut watched = Watched {
-            inputs: self.inputs,
-            stages: ctx.stages(),
-            services: ctx.tree(),
-            load: load.subscribe(),
-            words: words.subscribe(),
-            members: members.subscribe(),
-        };
-        let mut shown = BTreeSet::new();
+        let mut attached = BTreeSet::new();
         let mut last = Instant::now();
+        let mut clock = interval(CLOCK);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let values = watched.newest(&self.environment);
-            let names = terminals(&values.known);
-            self.terminals.send_if_modified(|known| {
-                let new = *known != names;
-                if new {
-                    known.clone_from(&names);
-                }
-                new
-            });
-            for name in names {
-                if shown.insert(name.clone()) {
-                    let screen = screen::Service {
-                        name,
-                        snapshot: snapshot.subscribe(),
-                        end: self.end.clone(),
-                    };
-                    let service = screen.name.replace('/', "-");
-                    ctx.spawn(&service, Policy::forever(), move |ctx| screen.clone().run(ctx));
-                }
-            }
+            self.attach(&ctx, &terminals(&values.known), &mut attached, &attention);
             ask(&asked, &values);
             logs.catch_up();
-            let drawn = fold::fold(&values, logs.shown(), clock::uptime(), clock::now());
+            let drawn = fold::fold(&values, logs.shown(), sys::clock::uptime(), sys::clock::now());
             let pace = match drawn.ready {
                 _ if logs.is_flooded() => PACE_FLOODED,
                 Some(_) => PACE,
                 None => PACE_BOOTING,
             };
-            snapshot.send_replace(Arc::new(drawn));
+            self.snapshot.send_replace(Arc::new(drawn));
             // Twice changes nothing.
             ctx.healthy();
 
             let wait = async {
                 tokio::select! {
-                    // Cancel-safe: only waits.
-                    () = sleep(CLOCK) => Ok(()),
+                    // Cancel-safe per the docs of `tick`.
+                    _tick = clock.tick() => Ok(()),
                     // Cancel-safe: what arrived stays in the window.
                     () = logs.wait() => Ok(()),
                     // Cancel-safe: waits for event values.
-                    changed = watched.changed() => changed,
+                    changed = watched.changed() => {
+                        attention.call();
+                        changed
+                    }
                 }?;
                 // What happens meanwhile is in the next snapshot.
                 sleep_until(last + pace).await;
@@ -212,6 +162,70 @@ impl Service {
             last = Instant::now();
         }
     }
+
+    /// Starts what measures, asks and computes for the snapshots; returns all that
+    /// there is to watch, and where words are asked for.
+    fn start(
+        &self,
+        ctx: &Context,
+        attention: &Attention,
+    ) -> (Watched, watch::Sender<BTreeSet<Fingerprint>>) {
+        let (load, words, learned) =
+            (watch::Sender::default(), watch::Sender::default(), watch::Sender::default());
+        let asked = watch::Sender::default();
+        let watched = Watched {
+            inputs: self.inputs.clone(),
+            stages: ctx.stages(),
+            services: ctx.tree(),
+            load: load.subscribe(),
+            words: words.subscribe(),
+            members: learned.subscribe(),
+        };
+        let load = load::Service {
+            proc: PathBuf::from("/proc"),
+            sys: PathBuf::from("/sys"),
+            data: tree::Root::live().data.mount.path().to_owned(),
+            load,
+            attention: attention.clone(),
+        };
+        let words = words::Service { asked: asked.subscribe(), words };
+        let members = self.members.clone();
+        ctx.spawn("load", Policy::forever(), move |ctx| load.clone().run(ctx));
+        ctx.spawn("words", Policy::forever(), move |ctx| words.clone().run(ctx));
+        ctx.spawn("members", Policy::forever(), move |ctx| {
+            members.clone().run(ctx, learned.clone())
+        });
+        (watched, asked)
+    }
+
+    /// Starts a screen for each of the terminals that has none yet.
+    fn attach(
+        &self,
+        ctx: &Context,
+        terminals: &[String],
+        attached: &mut BTreeSet<String>,
+        attention: &Attention,
+    ) {
+        self.terminals.send_if_modified(|known| {
+            let new = *known != terminals;
+            if new {
+                *known = terminals.to_vec();
+            }
+            new
+        });
+        for name in terminals {
+            if attached.insert(name.clone()) {
+                let screen = screen::Service {
+                    name: name.clone(),
+                    snapshot: self.snapshot.subscribe(),
+                    end: self.end.clone(),
+                    attention: attention.clone(),
+                };
+                let service = name.replace('/', "-");
+                ctx.spawn(&service, Policy::forever(), move |ctx| screen.clone().run(ctx));
+            }
+        }
+    }
 }
 
 /// Whether this boot is to have no console: the word `polis.console=off` on the
@@ -220,24 +234,6 @@ impl Service {
 pub fn is_off() -> bool {
     let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
     line.split_ascii_whitespace().any(|word| word == "polis.console=off")
-}
-
-/// Starts what measures and computes for the snapshots.
-fn start_helpers(
-    ctx: &Context,
-    load: &watch::Sender<Option<Load>>,
-    asked: &watch::Sender<BTreeSet<Fingerprint>>,
-    words: &watch::Sender<Words>,
-) {
-    let load = load::Service {
-        proc: PathBuf::from("/proc"),
-        sys: PathBuf::from("/sys"),
-        data: tree::Root::live().data.mount.path().to_owned(),
-        load: load.clone(),
-    };
-    let words = words::Service { asked: asked.subscribe(), words: words.clone() };
-    ctx.spawn("load", Policy::forever(), move |ctx| load.clone().run(ctx));
-    ctx.spawn("words", Policy::forever(), move |ctx| words.clone().run(ctx));
 }
 
 /// Asks for the words of what is shown. A boot has better to do, unless somebody
@@ -264,79 +260,6 @@ fn terminals(known: &Known) -> Vec<String> {
     std::iter::once(SCREEN.to_owned()).chain(more).collect()
 }
 
-struct Watched {
-    inputs: Inputs,
-    stages: watch::Receiver<Stages>,
-    services: watch::Receiver<Tree>,
-    load: watch::Receiver<Option<Load>>,
-    words: watch::Receiver<Words>,
-    members: watch::Receiver<Learned>,
-}
-
-impl Watched {
-    fn newest(&mut self, environment: &Environment) -> Values {
-        let Inputs {
-            known,
-            network,
-            storage,
-            health,
-            cluster,
-            consensus,
-            pki,
-            cluster_nodes,
-            identity,
-        } = &mut self.inputs;
-        Values {
-            environment: environment.clone(),
-            stages: self.stages.borrow_and_update().clone(),
-            services: self.services.borrow_and_update().clone(),
-            known: known.borrow_and_update().clone(),
-            network: network.borrow_and_update().clone(),
-            storage: storage.borrow_and_update().clone(),
-            health: health.borrow_and_update().clone(),
-            cluster: cluster.borrow_and_update().clone(),
-            consensus: consensus.borrow_and_update().clone(),
-            pki: pki.borrow_and_update().clone(),
-            cluster_nodes: cluster_nodes.borrow_and_update().clone(),
-            identity: *identity.borrow_and_update(),
-            load: self.load.borrow_and_update().clone(),
-            words: self.words.borrow_and_update().clone(),
-            members: self.members.borrow_and_update().clone(),
-        }
-    }
-
-    /// Waits until any of them changes that a person waits for. The others change
-    /// all the time, and are in the next picture, with the clock. Cancel-safe.
-    async fn changed(&mut self) -> Result<(), Closed> {
-        let Inputs {
-            known,
-            network,
-            storage,
-            cluster,
-            pki,
-            identity,
-            health: _,
-            consensus: _,
-            cluster_nodes: _,
-        } = &mut self.inputs;
-        let any = [
-            changed(&mut self.stages, "the stages"),
-            changed(&mut self.services, "the services"),
-            changed(known, "the parameters"),
-            changed(network, "the network"),
-            changed(storage, "the storage"),
-            changed(cluster, "the cluster"),
-            changed(pki, "the certificates"),
-            changed(identity, "the identity"),
-            changed(&mut self.words, "the words"),
-        ];
-        select_all(any).await.0
-    }
-}
-
-fn changed<'a, T: Send + Sync>(
-    value: &'a mut watch::Receiver<T>,
-    name: &'static str,
-) -> BoxFuture<'a, Result<(), Closed>> {
-    async move { value.changed().await.map_err(|_closed| Closed(name)) }.boxed()
-}
+#[cfg(test)]
+#[path = "rest_tests.rs"]
+mod tests;

@@ -26,12 +26,12 @@ use std::time::Duration;
 
 use polis_tui::keys::Parser;
 use polis_tui::{Command, Key, Snapshot, View};
-use ratatui::Frame;
 use tokio::io::Interest;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
+use super::attention::Attention;
 use super::writer::Writer;
 use crate::canvas::Canvas;
 use crate::event::Closed;
@@ -71,6 +71,8 @@ pub(super) struct Service {
     pub(super) snapshot: watch::Receiver<Arc<Snapshot>>,
     /// How a person ends the machine.
     pub(super) end: watch::Sender<Option<Reason>>,
+    /// Told when a person is there.
+    pub(super) attention: Attention,
 }
 
 impl Service {
@@ -79,7 +81,7 @@ impl Service {
         let path = Path::new("/dev").join(&self.name);
         let mut said = None;
         loop {
-            match Attached::open(&path, self.end.clone()) {
+            match Attached::open(&path, &self) {
                 Ok(mut attached) => {
                     info!("the console is on {}", path.display());
                     said = None;
@@ -146,19 +148,24 @@ struct Attached {
     repaint: Option<Instant>,
     /// When a lone Escape becomes a key.
     escape: Option<Instant>,
+    /// Whether there is something to draw.
     stale: bool,
+    /// What the page was drawn from; `None` when it is to be drawn whatever it shows.
+    page: Option<Arc<Snapshot>>,
     end: watch::Sender<Option<Reason>>,
+    /// Told when a person is there.
+    attention: Attention,
 }
 
 impl Attached {
-    fn open(path: &Path, end: watch::Sender<Option<Reason>>) -> io::Result<Self> {
+    fn open(path: &Path, service: &Service) -> io::Result<Self> {
         let terminal = Terminal::open(path)?;
         terminal.set_mode(Mode::Raw)?;
         if is_serial(path) {
             terminal.set_speed(SPEED)?;
         }
         let size = terminal.reported_size().unwrap_or(SIZE_DEFAULT);
-        let canvas = Canvas::new(size)?;
+        let canvas = Canvas::new(size);
         let Size { columns, rows } = canvas.size();
         let writer = Writer::start(terminal.try_clone_file()?)?;
         if characters(path).is_some() {
@@ -179,7 +186,9 @@ impl Attached {
             look_at_size: Instant::now(),
             escape: None,
             stale: true,
-            end,
+            page: None,
+            end: service.end.clone(),
+            attention: service.attention.clone(),
         })
     }
 
@@ -193,31 +202,33 @@ impl Attached {
 
     async fn step(&mut self, snapshot: &mut watch::Receiver<Arc<Snapshot>>) -> Result<(), Ended> {
         let Some(event) = self.next_event(snapshot).await? else {
-            return self.draw(&snapshot.borrow_and_update().clone());
+            let newest = snapshot.borrow_and_update().clone();
+            self.draw(newest);
+            return Ok(());
         };
         match event {
             Event::Snapshot => self.stale = true,
             Event::Typed(bytes) => {
                 let keys = self.parser.feed(&bytes);
                 self.escape = Some(Instant::now() + ESCAPE);
-                self.press(keys, snapshot).map_err(Ended::Lost)?;
+                self.press(keys, snapshot);
             }
             Event::Silence => {
                 self.escape = None;
                 let keys = self.parser.idle().into_iter().collect();
-                self.press(keys, snapshot).map_err(Ended::Lost)?;
+                self.press(keys, snapshot);
             }
             Event::LookAtSize => {
                 self.look_at_size = Instant::now() + SIZE_PACE;
                 if let Some(due) = self.repaint.filter(|due| *due <= Instant::now()) {
                     self.repaint = Some(due + REPAINT);
-                    self.canvas.forget().map_err(Ended::Lost)?;
-                    self.stale = true;
+                    self.canvas.forget();
+                    self.draw_page();
                 }
                 match self.terminal.reported_size() {
                     Some(size) => {
-                        self.resize(size).map_err(Ended::Lost)?;
-                        self.look_at_characters().map_err(Ended::Lost)?;
+                        self.resize(size);
+                        self.look_at_characters();
                     }
                     None => {
                         self.unanswered = self.unanswered.saturating_add(1);
@@ -276,25 +287,22 @@ impl Attached {
         rustix::io::read(&self.terminal, buffer).map_err(Into::into)
     }
 
-    fn press(
-        &mut self,
-        keys: Vec<Key>,
-        snapshot: &watch::Receiver<Arc<Snapshot>>,
-    ) -> io::Result<()> {
+    fn press(&mut self, keys: Vec<Key>, snapshot: &watch::Receiver<Arc<Snapshot>>) {
         for key in keys {
-            self.stale = true;
+            self.draw_page();
             if let Key::Cursor { row, column } = key {
                 let someone_new = std::mem::take(&mut self.unanswered) > 1;
                 if self.terminal.reported_size().is_none() {
-                    self.resize(Size { columns: column, rows: row })?;
+                    self.resize(Size { columns: column, rows: row });
                 }
                 if someone_new {
-                    self.redraw(self.canvas.size())?;
+                    self.redraw(self.canvas.size());
                 }
                 continue;
             }
+            self.attention.call();
             match self.view.key(key, &snapshot.borrow()) {
-                Some(Command::Redraw) => self.redraw(self.canvas.size())?,
+                Some(Command::Redraw) => self.redraw(self.canvas.size()),
                 Some(Command::Reboot) => self.end(Reason::Reboot),
                 Some(Command::PowerOff) => self.end(Reason::PowerOff),
                 // Only the guru meditation has something to hold or to unlock, and
@@ -302,7 +310,6 @@ impl Attached {
                 Some(Command::Hold | Command::Unlock | Command::Leave) | None => {}
             }
         }
-        Ok(())
     }
 
     fn end(&self, reason: Reason) {
@@ -310,42 +317,56 @@ impl Attached {
         self.end.send_replace(Some(reason));
     }
 
-    fn resize(&mut self, size: Size) -> io::Result<()> {
-        if Canvas::bounded(size) != self.canvas.size() { self.redraw(size) } else { Ok(()) }
+    fn resize(&mut self, size: Size) {
+        if Canvas::bounded(size) != self.canvas.size() {
+            self.redraw(size);
+        }
     }
 
-    fn look_at_characters(&mut self) -> io::Result<()> {
+    fn look_at_characters(&mut self) {
         let Some(cells) = self.characters.as_ref().and_then(|path| std::fs::read(path).ok()) else {
-            return Ok(());
+            return;
         };
         self.overwritten =
             if self.canvas.differs(&cells) { self.overwritten.saturating_add(1) } else { 0 };
         if self.overwritten >= OVERWRITTEN {
             self.overwritten = 0;
-            self.redraw(self.canvas.size())?;
+            self.redraw(self.canvas.size());
         }
-        Ok(())
     }
 
     /// Starts from an empty screen.
-    fn redraw(&mut self, size: Size) -> io::Result<()> {
-        self.canvas = Canvas::new(size)?;
+    fn redraw(&mut self, size: Size) {
+        self.canvas = Canvas::new(size);
         let Size { columns, rows } = self.canvas.size();
         self.view.resize(columns, rows);
-        self.stale = true;
-        Ok(())
+        self.draw_page();
     }
 
-    fn draw(&mut self, snapshot: &Snapshot) -> Result<(), Ended> {
+    /// Has the page be drawn, whatever it shows.
+    fn draw_page(&mut self) {
+        self.page = None;
+        self.stale = true;
+    }
+
+    /// Draws what is new to the person who looks: mostly no more than the time.
+    fn draw(&mut self, snapshot: Arc<Snapshot>) {
         let view = &self.view;
-        let draw = |frame: &mut Frame<'_>| polis_tui::render(snapshot, view, frame);
-        let picture = self.canvas.draw(draw).map_err(Ended::Lost)?;
-        self.stale = false;
-        if !self.writer.send(picture) {
-            // The picture is lost, and with it what the canvas believes.
-            self.redraw(self.canvas.size()).map_err(Ended::Lost)?;
+        let page = self.page.as_deref().filter(|page| !view.sees_change(page, &snapshot));
+        let picture = if page.is_some() {
+            let header = polis_tui::header_of(self.canvas.area());
+            self.canvas.draw_part(header, |buffer| polis_tui::render_header(&snapshot, buffer))
+        } else {
+            self.canvas.draw(|buffer| polis_tui::render(&snapshot, view, buffer))
+        };
+        if page.is_none() {
+            self.page = Some(snapshot);
         }
-        Ok(())
+        self.stale = false;
+        if !picture.is_empty() && !self.writer.send(picture) {
+            // The picture is lost, and with it what the canvas believes.
+            self.redraw(self.canvas.size());
+        }
     }
 }
 

@@ -65,7 +65,12 @@ fn named(version: &str) -> Arc<Snapshot> {
 fn start(far: &Far) -> (watch::Sender<Arc<Snapshot>>, Context, crate::supervisor::Handles) {
     let (sender, snapshot) = watch::channel(named("first"));
     let (ctx, handles) = Context::for_test();
-    let service = Service { name: far.name.clone(), snapshot, end: watch::Sender::default() };
+    let service = Service {
+        name: far.name.clone(),
+        snapshot,
+        end: watch::Sender::default(),
+        attention: Attention::default(),
+    };
     let policy = crate::supervisor::Policy::forever();
     ctx.spawn("screen", policy, move |ctx| service.clone().run(ctx));
     (sender, ctx, handles)
@@ -83,6 +88,34 @@ async fn what_changes_is_drawn_and_keys_turn_pages() {
     far.wait_for("\x1b[2J").await;
     far.wait_for("other").await;
     handles.cancel().await;
+}
+
+#[tokio::test]
+async fn while_only_time_passes_no_page_is_laid_out() {
+    let mut far = Far::new(Some(Size { columns: 80, rows: 24 }));
+    let snapshot = watch::channel(named("first")).1;
+    let service = Service {
+        name: far.name.clone(),
+        snapshot: snapshot.clone(),
+        end: watch::Sender::default(),
+        attention: Attention::default(),
+    };
+    let mut attached = Attached::open(&Path::new("/dev").join(&far.name), &service).unwrap();
+    let first = named("first");
+    attached.draw(Arc::clone(&first));
+    for second in 10..60 {
+        let mut snapshot = Snapshot::clone(&first);
+        snapshot.header.clock = format!("12:00:{second}");
+        assert!(attached.writer.ready().await);
+        attached.draw(Arc::new(snapshot));
+        assert!(Arc::ptr_eq(attached.page.as_ref().unwrap(), &first), "a page was drawn");
+    }
+    far.wait_for("12:00:10").await;
+    attached.press(vec![Key::F(2)], &snapshot);
+    assert!(attached.stale && attached.page.is_none(), "a key turns a page");
+    assert!(attached.writer.ready().await);
+    attached.draw(named("other"));
+    far.wait_for("other").await;
 }
 
 #[tokio::test]

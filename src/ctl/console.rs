@@ -208,7 +208,7 @@ impl Screen {
         let failed = || "cannot use this terminal".to_owned();
         let terminal = Terminal::open(Path::new("/dev/tty")).doing(failed)?;
         terminal.set_mode(Mode::Raw).doing(failed)?;
-        let canvas = Canvas::new(terminal.size()).doing(failed)?;
+        let canvas = Canvas::new(terminal.size());
         let Size { columns, rows } = canvas.size();
         write(ENTER)?;
         Ok(Self {
@@ -238,18 +238,18 @@ impl Screen {
             }
             match self.next_event(&mut shown).await? {
                 Event::Snapshot => self.stale = true,
-                Event::Resized => self.anew()?,
+                Event::Resized => self.anew(),
                 Event::Ended => return Ok(()),
                 Event::Silence => {
                     self.escape = None;
                     let keys: Vec<Key> = self.parser.idle().into_iter().collect();
-                    self.press(&keys, &shown)?;
+                    let _nothing = self.press(&keys, &shown);
                 }
                 Event::Typed(bytes) if bytes.contains(&CTRL_BRACKET) => return Ok(()),
                 Event::Typed(bytes) => {
                     let keys = self.parser.feed(&bytes);
                     self.escape = Some(Instant::now() + ESCAPE);
-                    match self.press(&keys, &shown)? {
+                    match self.press(&keys, &shown) {
                         Some(Command::Leave) => return Ok(()),
                         Some(Command::Reboot) => end(session, target, false, sender).await,
                         Some(Command::PowerOff) => end(session, target, true, sender).await,
@@ -293,42 +293,37 @@ impl Screen {
 
     /// Hands keys to the view; the last thing that one of them asks for is left to
     /// the caller.
-    fn press(
-        &mut self,
-        keys: &[Key],
-        shown: &watch::Receiver<Shown>,
-    ) -> Result<Option<Command>, Error> {
+    fn press(&mut self, keys: &[Key], shown: &watch::Receiver<Shown>) -> Option<Command> {
         let mut asked = None;
         for key in keys {
             self.stale = true;
             match self.view.key(*key, &shown.borrow().snapshot) {
-                Some(Command::Redraw) => self.anew()?,
+                Some(Command::Redraw) => self.anew(),
                 command => asked = command.or(asked),
             }
         }
-        Ok(asked)
+        asked
     }
 
     /// Starts from an empty screen of the size that the terminal has now.
-    fn anew(&mut self) -> Result<(), Error> {
-        self.canvas = Canvas::new(self.terminal.size())?;
+    fn anew(&mut self) {
+        self.canvas = Canvas::new(self.terminal.size());
         let Size { columns, rows } = self.canvas.size();
         self.view.resize(columns, rows);
         self.stale = true;
-        Ok(())
     }
 
     fn draw(&mut self, shown: &Shown) -> Result<(), Error> {
         self.stale = false;
         let view = &self.view;
         let mut picture =
-            self.canvas.draw(|frame| polis_tui::render(&shown.snapshot, view, frame))?;
+            self.canvas.draw(|buffer| polis_tui::render(&shown.snapshot, view, buffer));
         if !shown.trouble.is_empty() {
             let Size { columns, rows } = self.canvas.size();
             let line: String = clean(&shown.trouble).chars().take(usize::from(columns)).collect();
             picture.extend(format!("\x1b7\x1b[{rows};1H\x1b[0;7m{line}\x1b[K\x1b[0m\x1b8").bytes());
             // What the canvas believes of that line is wrong now.
-            self.canvas = Canvas::new(self.canvas.size())?;
+            self.canvas = Canvas::new(self.canvas.size());
         }
         write(&picture)
     }

@@ -21,7 +21,6 @@
 
 use std::fmt;
 
-use ratatui::Frame;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
@@ -29,7 +28,7 @@ use ratatui::text::Line;
 use zeroize::Zeroizing;
 
 use crate::text::{clean, cut, wrap};
-use crate::widgets::{Row, window};
+use crate::widgets::{Row, row, window};
 use crate::{Command, Key};
 
 /// Everything that the guru meditation shows.
@@ -203,10 +202,9 @@ impl View {
 }
 
 /// Paints the whole screen; `phase` turns over to make the border blink.
-pub fn render(guru: &Guru, view: &View, phase: bool, frame: &mut Frame<'_>) {
-    let area = frame.area();
+pub fn render(guru: &Guru, view: &View, phase: bool, buffer: &mut Buffer) {
+    let area = buffer.area;
     let areas = Areas::of(area);
-    let buffer = frame.buffer_mut();
     fill(area, if phase { "█" } else { " " }, FAINT, buffer);
     fill(areas.inside, " ", TEXT, buffer);
     let width = text_width(areas.body);
@@ -272,7 +270,7 @@ fn fill(area: Rect, glyph: &str, style: Style, buffer: &mut Buffer) {
 
 fn put(lines: &[Line<'_>], area: Rect, buffer: &mut Buffer) {
     for (line, y) in lines.iter().zip(area.top()..area.bottom()) {
-        buffer.set_line(area.x, y, line, area.width);
+        row::draw(line, area.x, y, area.width, buffer);
     }
 }
 

@@ -4,12 +4,12 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier};
 
+use crate::page::Page;
 use crate::prompt::Prompt;
 use crate::snapshot::{Cluster, Snapshot};
 use crate::text::{clean, cut, duration, plural};
 use crate::theme::{BAR, CURSOR, DOES, KEY, Mark, OPEN};
-use crate::view::Page;
-use crate::widgets::Row;
+use crate::widgets::{Row, row};
 
 /// Draws the bar: who this is and how it stands; below it where, how long, and the time.
 pub(crate) fn draw(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
@@ -58,7 +58,7 @@ fn spread(area: Rect, row: u16, left: Row, right: &[Row], buffer: &mut Buffer) {
         return;
     }
     let y = area.y + row;
-    buffer.set_line(area.x, y, &left.clone().line(), area.width);
+    row::draw(&left.clone().line(), area.x, y, area.width, buffer);
     let mut end = usize::from(area.width);
     for part in right.iter().rev() {
         let Some(start) = end.checked_sub(part.used()).filter(|start| *start > left.used()) else {
@@ -66,7 +66,7 @@ fn spread(area: Rect, row: u16, left: Row, right: &[Row], buffer: &mut Buffer) {
         };
         // Both fit in the width of the area, which is a `u16`.
         let [x, width] = [start, part.used()].map(|cells| u16::try_from(cells).unwrap_or(0));
-        buffer.set_line(area.x + x, y, &part.clone().line(), width);
+        row::draw(&part.clone().line(), area.x + x, y, width, buffer);
         end = start;
     }
 }

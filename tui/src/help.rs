@@ -3,8 +3,8 @@
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
+use crate::page::Page;
 use crate::theme::{BUSY, DIM, PLAIN};
-use crate::view::Page;
 use crate::widgets::{Row, dialog};
 
 const EVERYWHERE: [(&str, &str); 7] = [

@@ -1,4 +1,4 @@
-//! Draws the console: a pure function from a snapshot to a frame, and from keys to commands.
+//! Draws the console: a pure function from a snapshot to a picture, and from keys to commands.
 //!
 //! `node` fills a [`Snapshot`] and calls [`render`]; `init` draws a failure with
 //! [`guru::render`]. Both feed what a terminal sends to a [`keys::Parser`], give
@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! event values --(node)--> Snapshot --+
-//!                                     +--render--> Frame --(ratatui)--> terminal
+//!                                     +--render--> Buffer --(canvas)--> terminal
 //! bytes --Parser--> Key --> View -----+
 //!                            \------------> Command --(node, init)
 //! ```
@@ -23,6 +23,7 @@ pub mod guru;
 mod header;
 mod help;
 pub mod keys;
+mod page;
 mod pages;
 mod power;
 mod prompt;
@@ -34,14 +35,16 @@ mod theme;
 mod view;
 mod widgets;
 
-use ratatui::Frame;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
 
-/// The version of ratatui that frames come from.
+/// The version of ratatui that buffers come from.
 pub use ratatui;
 
 pub use self::keys::Key;
+pub use self::page::Page;
 pub use self::snapshot::Snapshot;
-pub use self::view::{Page, View};
+pub use self::view::View;
 
 /// What a key asks of whoever owns the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,9 +63,21 @@ pub enum Command {
     Unlock,
 }
 
-/// Draws `snapshot` as `view` wants to see it.
-pub fn render(snapshot: &Snapshot, view: &View, frame: &mut Frame<'_>) {
-    view.draw(snapshot, frame.area(), frame.buffer_mut());
+/// Draws `snapshot` as `view` wants to see it, over all of an empty `buffer`.
+pub fn render(snapshot: &Snapshot, view: &View, buffer: &mut Buffer) {
+    view.draw(snapshot, buffer.area, buffer);
+}
+
+/// The part of a terminal of `area` that shows the time of day: all that changes
+/// there while nothing happens.
+#[must_use]
+pub fn header_of(area: Rect) -> Rect {
+    view::Areas::of(area).header
+}
+
+/// Draws no more than the header, over all of an empty `buffer` of its size.
+pub fn render_header(snapshot: &Snapshot, buffer: &mut Buffer) {
+    header::draw(snapshot, buffer.area, buffer);
 }
 
 #[cfg(test)]

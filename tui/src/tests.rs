@@ -4,27 +4,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use ratatui::buffer::Buffer;
-use ratatui::{Frame, Terminal};
+use ratatui::buffer::{Buffer, Cell};
 
 use crate::guru::{self, Countdown, Guru};
 use crate::snapshot::{LogEntry, Severity};
-use crate::view::Page;
-use crate::{Command, Key, Snapshot, View, render, samples, text};
+use crate::{Command, Key, Page, Snapshot, View, render, samples, text};
 
-fn draw(columns: u16, rows: u16, draw: impl FnOnce(&mut Frame<'_>)) -> TestBackend {
+fn draw(columns: u16, rows: u16, draw: impl FnOnce(&mut Buffer)) -> TestBackend {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
-    terminal.draw(draw).unwrap();
+    terminal.draw(|frame| draw(frame.buffer_mut())).unwrap();
     terminal.backend().clone()
 }
 
 fn screen(snapshot: &Snapshot, view: &View, columns: u16, rows: u16) -> String {
-    draw(columns, rows, |frame| render(snapshot, view, frame)).to_string()
+    draw(columns, rows, |buffer| render(snapshot, view, buffer)).to_string()
 }
 
 fn guru_screen(guru: &Guru, view: &guru::View, columns: u16, rows: u16) -> String {
-    draw(columns, rows, |frame| guru::render(guru, view, true, frame)).to_string()
+    draw(columns, rows, |buffer| guru::render(guru, view, true, buffer)).to_string()
 }
 
 fn view(page: Page, columns: u16, rows: u16) -> View {
@@ -123,7 +122,7 @@ fn an_overlong_guru_keeps_what_matters_on_a_small_screen() {
 fn only_the_border_of_a_guru_blinks() {
     let of = |phase| {
         let view = guru::View::new(80, 24);
-        draw(80, 24, |frame| guru::render(&samples::guru(), &view, phase, frame)).buffer().clone()
+        draw(80, 24, |buffer| guru::render(&samples::guru(), &view, phase, buffer)).buffer().clone()
     };
     let (on, off): (Buffer, Buffer) = (of(true), of(false));
     for (x, y) in (0..80).flat_map(|x| (0..24).map(move |y| (x, y))) {
@@ -413,6 +412,71 @@ fn assert_glyphs_are_in_the_font(backend: &TestBackend) {
     }
 }
 
+/// `one`, but what stands at `field` is from `other`.
+fn mixed(one: &Snapshot, other: &Snapshot, field: usize) -> Snapshot {
+    let (mut mixed, other) = (one.clone(), other.clone());
+    match field {
+        0 => mixed.header = other.header,
+        1 => mixed.ready = other.ready,
+        2 => mixed.previous_failure = other.previous_failure,
+        3 => mixed.warnings = other.warnings,
+        4 => mixed.stages = other.stages,
+        5 => mixed.network = other.network,
+        6 => mixed.nodes = other.nodes,
+        7 => mixed.etcd = other.etcd,
+        8 => mixed.pki = other.pki,
+        9 => mixed.services = other.services,
+        10 => mixed.metrics = other.metrics,
+        _ => mixed.logs = other.logs,
+    }
+    mixed
+}
+
+/// What a view shows of a snapshot, without the header.
+fn below_header(snapshot: &Snapshot, view: &View) -> Vec<Cell> {
+    let backend = draw(160, 50, |buffer| render(snapshot, view, buffer));
+    let header = crate::header_of(backend.buffer().area).area();
+    backend.buffer().content()[header as usize..].to_vec()
+}
+
+#[test]
+fn whatever_a_view_shows_is_seen_to_change() {
+    let samples = samples::all().map(|(_, snapshot)| snapshot);
+    let mut power = view(Page::Logs, 160, 50);
+    for key in [Key::F(10), Key::Char('r')] {
+        power.key(key, &samples[0]);
+    }
+    let pages = Page::ALL.into_iter().map(|page| view(page, 160, 50));
+    let views: Vec<View> = pages.chain([power]).collect();
+    for (one, other) in samples.iter().zip(samples.iter().cycle().skip(3)) {
+        for (field, view) in (0..12).flat_map(|field| views.iter().map(move |it| (field, it))) {
+            let new = mixed(one, other, field);
+            if !view.sees_change(one, &new) {
+                let same = below_header(one, view) == below_header(&new, view);
+                assert!(same, "{:?} shows more than it looks at: field {field}", view.page());
+            }
+        }
+    }
+}
+
+#[test]
+fn time_alone_is_drawn_by_the_header() {
+    let one = samples::ordinary();
+    let mut new = one.clone();
+    new.header.uptime += Duration::from_secs(1);
+    new.header.clock = "2026-02-17 14:03:23 UTC".to_owned();
+    for page in Page::ALL {
+        assert!(!view(page, 80, 24).sees_change(&one, &new));
+    }
+    let whole = draw(80, 24, |buffer| render(&new, &View::new(80, 24), buffer));
+    let area = crate::header_of(whole.buffer().area);
+    let mut header = Buffer::empty(area);
+    crate::render_header(&new, &mut header);
+    assert_eq!(header.content(), &whole.buffer().content()[..area.area() as usize]);
+    new.header.cluster = crate::snapshot::Cluster::Split;
+    assert!(view(Page::Logs, 80, 24).sees_change(&one, &new));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
@@ -426,10 +490,10 @@ proptest! {
         let mut view = View::new(first.0, first.1);
         for (key, snapshot) in keys {
             view.key(key, &snapshots[snapshot]);
-            let backend = draw(first.0, first.1, |frame| render(&snapshots[snapshot], &view, frame));
+            let backend = draw(first.0, first.1, |buffer| render(&snapshots[snapshot], &view, buffer));
             assert_glyphs_are_in_the_font(&backend);
             // The host may learn of a new size late: drawing must not rely on it.
-            draw(then.0, then.1, |frame| render(&snapshots[snapshot], &view, frame));
+            draw(then.0, then.1, |buffer| render(&snapshots[snapshot], &view, buffer));
         }
     }
 
@@ -445,7 +509,7 @@ proptest! {
         for key in keys {
             view.key(key, &guru);
         }
-        let backend = draw(size.0, size.1, |frame| guru::render(&guru, &view, phase, frame));
+        let backend = draw(size.0, size.1, |buffer| guru::render(&guru, &view, phase, buffer));
         assert_glyphs_are_in_the_font(&backend);
     }
 }

@@ -8,15 +8,25 @@
 //!   numbers of characters from there on.
 //! - Nothing that a terminal could take for a command is ever drawn.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
-/// What this crate draws beyond Latin letters. All of it is in code page 437,
-/// which is what the kernel's fonts hold.
-const GLYPHS: &str = "─│┌┐└┘├┤┬┴┼░▒▓█▄▌▐▀■►◄▲▼•";
+/// Replaces what the console cannot draw. Most texts are as they should be, and
+/// are cleaned more than once on their way: that costs no copy.
+pub(crate) fn clean(text: &str) -> Cow<'_, str> {
+    let is_plain = |byte: u8| matches!(byte, b' '..=b'~');
+    if text.bytes().all(is_plain) || text.chars().all(|c| clean_char(c) == c) {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(text.chars().map(clean_char).collect())
+}
 
-/// Replaces what the console cannot draw.
-pub(crate) fn clean(text: &str) -> String {
-    text.chars().map(clean_char).collect()
+/// Whether this crate draws `c`, beyond Latin letters. All of it is in code page
+/// 437, which is what the kernel's fonts hold.
+fn is_glyph(c: char) -> bool {
+    matches!(c, '─' | '│' | '┌' | '┐' | '└' | '┘' | '├' | '┤' | '┬' | '┴' | '┼')
+        || matches!(c, '░' | '▒' | '▓' | '█' | '▄' | '▌' | '▐' | '▀')
+        || matches!(c, '■' | '►' | '◄' | '▲' | '▼' | '•')
 }
 
 fn clean_char(c: char) -> char {
@@ -28,7 +38,7 @@ fn clean_char(c: char) -> char {
         '\u{2018}'..='\u{201b}' => '\'',
         '\u{201c}'..='\u{201f}' => '"',
         c if c.is_control() || c.is_whitespace() => ' ',
-        c if GLYPHS.contains(c) => c,
+        c if is_glyph(c) => c,
         _ => '?',
     }
 }
@@ -175,6 +185,7 @@ mod tests {
 
     #[test]
     fn what_the_font_lacks_is_replaced() {
+        assert_eq!(clean("as it is"), Cow::Borrowed("as it is"));
         assert_eq!(clean("é\u{2014}“x”\u{2713}\u{1b}[2J\t漢"), "é-\"x\"? [2J ?");
     }
 
@@ -236,7 +247,7 @@ mod tests {
         #[test]
         fn nothing_cleaned_is_wide_or_a_command(text in any::<String>()) {
             let text = clean(&text);
-            let cells = ratatui::text::Span::raw(text.clone()).width();
+            let cells = ratatui::text::Span::raw(&*text).width();
             prop_assert_eq!(cells, width(&text));
             prop_assert!(!text.contains(char::is_control));
         }

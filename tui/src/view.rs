@@ -21,6 +21,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::Line;
 
+use crate::page::Page;
 use crate::pages::logs::{Filter, Of};
 use crate::pages::services::Tree;
 use crate::pages::{self, Content};
@@ -28,93 +29,8 @@ use crate::power::Menu;
 use crate::prompt::{For, Outcome, Prompt};
 use crate::snapshot::{Logs, Severity};
 use crate::theme::{DIM, STRONG};
-use crate::widgets::{Row, window};
+use crate::widgets::{Row, row, window};
 use crate::{Command, Key, Snapshot, header, help};
-
-/// A page of the console.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Page {
-    /// Is it up? What is it waiting for?
-    #[default]
-    Boot,
-    /// Who else is there, and is everyone well?
-    Cluster,
-    /// Would the cluster survive the loss of a member?
-    Etcd,
-    /// What ends soon?
-    Pki,
-    /// What died, why, how often?
-    Services,
-    /// What was said?
-    Logs,
-    /// Can others reach this machine?
-    Network,
-}
-
-impl Page {
-    /// All pages, in the order of their function keys.
-    pub const ALL: [Self; 7] = [
-        Self::Boot,
-        Self::Cluster,
-        Self::Etcd,
-        Self::Pki,
-        Self::Services,
-        Self::Logs,
-        Self::Network,
-    ];
-
-    /// What the page is called.
-    #[must_use]
-    pub fn title(self) -> &'static str {
-        match self {
-            Self::Boot => "Boot",
-            Self::Cluster => "Cluster",
-            Self::Etcd => "etcd",
-            Self::Pki => "PKI",
-            Self::Services => "Services",
-            Self::Logs => "Logs",
-            Self::Network => "Network",
-        }
-    }
-
-    /// The key that opens it.
-    #[must_use]
-    pub fn key(self) -> Key {
-        Key::F(self as u8 + 1)
-    }
-
-    /// The page of function key `number`, from 1.
-    fn of_key(number: usize) -> Option<Self> {
-        Self::ALL.get(number.checked_sub(1)?).copied()
-    }
-
-    /// Those whose log lines belong on the page, and what these lines are called.
-    fn writers(self) -> Option<(&'static str, &'static [&'static str])> {
-        match self {
-            Self::Cluster => Some((
-                "Log of the cluster",
-                &["root.cluster", "root.curator", "root.liaison", "root.roles"],
-            )),
-            Self::Etcd => Some(("Log of etcd", &["root.consensus"])),
-            Self::Pki => Some((
-                "Log of the certificates",
-                &[
-                    "root.credentials",
-                    "root.liaison.renewal",
-                    "root.consensus.certificate",
-                    "root.consensus.crl",
-                ],
-            )),
-            Self::Network => Some(("Log of the network", &["root.network", "root.names"])),
-            Self::Boot | Self::Services | Self::Logs => None,
-        }
-    }
-
-    /// The page `steps` further on, past the last one to the first.
-    fn step(self, steps: usize) -> Self {
-        Self::ALL[(self as usize + steps) % Self::ALL.len()]
-    }
-}
 
 /// What lies over the page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -364,6 +280,19 @@ impl View {
         }
     }
 
+    /// Whether `new` looks other than `old` to this view, the time of day aside:
+    /// where it does not, [`crate::render_header`] draws all that is new.
+    #[must_use]
+    pub fn sees_change(&self, old: &Snapshot, new: &Snapshot) -> bool {
+        // What may stand on any page, or in the header beside the time.
+        let everywhere = !old.header.is_same_but_for_time(&new.header)
+            || old.previous_failure != new.previous_failure
+            || old.warnings != new.warnings;
+        // Who is about to end the machine is told what that does to etcd.
+        let over = matches!(self.over, Over::Power(_)) && old.etcd != new.etcd;
+        everywhere || over || self.page.shows_change(old, new)
+    }
+
     /// Draws all of it.
     pub(crate) fn draw(&self, snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
         let areas = Areas::of(area);
@@ -386,7 +315,7 @@ impl View {
         let head = Rect { height: rows, ..area };
         let body = Rect { y: area.y + rows, height: area.height - rows, ..area };
         for (line, y) in content.head.iter().zip(head.top()..head.bottom()) {
-            buffer.set_line(head.x, y, line, head.width);
+            row::draw(line, head.x, y, head.width, buffer);
         }
         let top = self.top(&content, body.height);
         window::draw(&content.body, top, content.above, body, DIM, buffer);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::time;
 
 /// The newest entries of the log tree, the oldest of them first.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Logs {
     /// The entries that are left.
@@ -30,7 +30,7 @@ impl Logs {
 }
 
 /// An entry of the log tree.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LogEntry {
     /// Its place in the log tree; each entry has a greater one than those before.

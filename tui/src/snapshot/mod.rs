@@ -134,6 +134,15 @@ pub struct Header {
     pub clock: String,
 }
 
+impl Header {
+    /// Whether nothing but time has passed between the two.
+    pub(crate) fn is_same_but_for_time(&self, other: &Self) -> bool {
+        let Self { node, words, version, slot, cluster, address, uptime: _, clock: _ } = self;
+        (node, words, version, slot) == (&other.node, &other.words, &other.version, &other.slot)
+            && (cluster, address) == (&other.cluster, &other.address)
+    }
+}
+
 /// How this node stands to its cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

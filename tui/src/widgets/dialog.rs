@@ -4,7 +4,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
-use super::Row;
+use super::{Row, row};
 use crate::text::{cut, width};
 use crate::theme::STRONG;
 
@@ -35,6 +35,6 @@ pub(crate) fn draw(
     let y = area.y + (area.height - height) / 2;
     buffer.set_style(Rect { x, y, width: columns, height }, Style::reset());
     for (row, y) in lines.into_iter().zip(y..y + height) {
-        buffer.set_line(x, y, &row.line(), columns);
+        row::draw(&row.line(), x, y, columns, buffer);
     }
 }

@@ -1,10 +1,28 @@
 //! Builds one line out of columns.
 
+use ratatui::buffer::Buffer;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
 use crate::text::{clean, cut, width};
 use crate::theme::DIM;
+
+/// Draws at most `cells` of `line` from (`x`, `y`) on, where the buffer has a row.
+/// Text is clean by now, so every character is a cell of its own, and nothing is
+/// searched for what would join some of them.
+pub(crate) fn draw(line: &Line<'_>, x: u16, y: u16, cells: u16, buffer: &mut Buffer) {
+    let cells = cells.min(buffer.area.right().saturating_sub(x));
+    if cells == 0 {
+        return;
+    }
+    let first = buffer.index_of(x, y);
+    let mut row = buffer.content.iter_mut().skip(first).take(cells.into());
+    for span in &line.spans {
+        for (c, cell) in span.content.chars().zip(&mut row) {
+            cell.set_char(c).set_style(span.style);
+        }
+    }
+}
 
 /// A line under construction; it knows how far it has come.
 #[derive(Clone, Debug, Default)]
@@ -21,7 +39,7 @@ impl Row {
 
     /// Adds `text` as it is.
     pub(crate) fn put(mut self, style: Style, text: &str) -> Self {
-        let text = clean(text);
+        let text = clean(text).into_owned();
         self.used += width(&text);
         self.spans.push(Span::styled(text, style));
         self

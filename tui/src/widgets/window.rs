@@ -5,6 +5,8 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 use ratatui::text::Line;
 
+use super::row;
+
 /// How far down a text of `lines` can be scrolled in `rows`.
 pub(crate) fn end(lines: usize, rows: u16) -> usize {
     lines.saturating_sub(usize::from(rows))
@@ -25,7 +27,7 @@ pub(crate) fn draw(
     let top = top.min(end);
     let text = area.width.saturating_sub(1);
     for (line, y) in lines.iter().skip(top).zip(area.top()..area.bottom()) {
-        buffer.set_line(area.x, y, line, text);
+        row::draw(line, area.x, y, text, buffer);
     }
     let (top, end) = (top + above, end + above);
     if end == 0 || area.is_empty() {

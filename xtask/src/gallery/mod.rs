@@ -15,9 +15,8 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow};
 use polis_tui::guru::{self, Guru};
-use polis_tui::ratatui::backend::TestBackend;
 use polis_tui::ratatui::buffer::Buffer;
-use polis_tui::ratatui::{Frame, Terminal};
+use polis_tui::ratatui::layout::Rect;
 use polis_tui::{Key, Page, Snapshot, View, samples};
 
 use crate::{host, image};
@@ -95,7 +94,7 @@ fn files() -> Result<BTreeMap<String, String>> {
         let mut text = String::new();
         for page in Page::ALL {
             for size in [SMALL, LARGE] {
-                let buffer = page_of(&snapshot, page, size)?;
+                let buffer = page_of(&snapshot, page, size);
                 let file = file_name(name, page.title(), size);
                 if size == SMALL {
                     let _infallible = writeln!(text, "{}\n\n{}", page.title(), plain(&buffer));
@@ -109,9 +108,9 @@ fn files() -> Result<BTreeMap<String, String>> {
     let _infallible = write!(list, "\n## guru\n\nThe trapdoor.\n\n");
     for (name, guru) in gurus() {
         for size in [SMALL, LARGE] {
-            let buffer = frame(size, |frame| {
-                guru::render(&guru, &guru::View::new(size.0, size.1), true, frame);
-            })?;
+            let buffer = picture(size, |buffer| {
+                guru::render(&guru, &guru::View::new(size.0, size.1), true, buffer);
+            });
             let file = file_name("guru", name, size);
             if size == SMALL {
                 let _infallible = writeln!(list, "![Guru meditation, {name}]({file})");
@@ -127,7 +126,7 @@ fn files() -> Result<BTreeMap<String, String>> {
         for key in keys {
             let _command = view.key(key, &snapshot);
         }
-        let buffer = frame(SMALL, |frame| polis_tui::render(&snapshot, &view, frame))?;
+        let buffer = picture(SMALL, |buffer| polis_tui::render(&snapshot, &view, buffer));
         let file = file_name("dialog", name, SMALL);
         let _infallible = writeln!(list, "![{name}]({file})");
         files.insert(file, svg::draw(&buffer));
@@ -160,16 +159,16 @@ fn file_name(sample: &str, what: &str, (columns, rows): (u16, u16)) -> String {
     format!("{sample}-{}-{columns}x{rows}.svg", what.to_lowercase())
 }
 
-fn page_of(snapshot: &Snapshot, page: Page, (columns, rows): (u16, u16)) -> Result<Buffer> {
+fn page_of(snapshot: &Snapshot, page: Page, (columns, rows): (u16, u16)) -> Buffer {
     let mut view = View::new(columns, rows);
     view.key(page.key(), snapshot);
-    frame((columns, rows), |frame| polis_tui::render(snapshot, &view, frame))
+    picture((columns, rows), |buffer| polis_tui::render(snapshot, &view, buffer))
 }
 
-fn frame((columns, rows): (u16, u16), draw: impl FnOnce(&mut Frame<'_>)) -> Result<Buffer> {
-    let mut terminal = Terminal::new(TestBackend::new(columns, rows))?;
-    terminal.draw(draw)?;
-    Ok(terminal.backend().buffer().clone())
+fn picture((columns, rows): (u16, u16), draw: impl FnOnce(&mut Buffer)) -> Buffer {
+    let mut buffer = Buffer::empty(Rect::new(0, 0, columns, rows));
+    draw(&mut buffer);
+    buffer
 }
 
 /// The characters alone.

@@ -1,0 +1,105 @@
+//! Names the pages, their keys, and what of a snapshot each of them shows.
+
+use crate::{Key, Snapshot};
+
+/// A page of the console.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Page {
+    /// Is it up? What is it waiting for?
+    #[default]
+    Boot,
+    /// Who else is there, and is everyone well?
+    Cluster,
+    /// Would the cluster survive the loss of a member?
+    Etcd,
+    /// What ends soon?
+    Pki,
+    /// What died, why, how often?
+    Services,
+    /// What was said?
+    Logs,
+    /// Can others reach this machine?
+    Network,
+}
+
+impl Page {
+    /// All pages, in the order of their function keys.
+    pub const ALL: [Self; 7] = [
+        Self::Boot,
+        Self::Cluster,
+        Self::Etcd,
+        Self::Pki,
+        Self::Services,
+        Self::Logs,
+        Self::Network,
+    ];
+
+    /// What the page is called.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Boot => "Boot",
+            Self::Cluster => "Cluster",
+            Self::Etcd => "etcd",
+            Self::Pki => "PKI",
+            Self::Services => "Services",
+            Self::Logs => "Logs",
+            Self::Network => "Network",
+        }
+    }
+
+    /// The key that opens it.
+    #[must_use]
+    pub fn key(self) -> Key {
+        Key::F(self as u8 + 1)
+    }
+
+    /// The page of function key `number`, from 1.
+    pub(crate) fn of_key(number: usize) -> Option<Self> {
+        Self::ALL.get(number.checked_sub(1)?).copied()
+    }
+
+    /// Those whose log lines belong on the page, and what these lines are called.
+    pub(crate) fn writers(self) -> Option<(&'static str, &'static [&'static str])> {
+        match self {
+            Self::Cluster => Some((
+                "Log of the cluster",
+                &["root.cluster", "root.curator", "root.liaison", "root.roles"],
+            )),
+            Self::Etcd => Some(("Log of etcd", &["root.consensus"])),
+            Self::Pki => Some((
+                "Log of the certificates",
+                &[
+                    "root.credentials",
+                    "root.liaison.renewal",
+                    "root.consensus.certificate",
+                    "root.consensus.crl",
+                ],
+            )),
+            Self::Network => Some(("Log of the network", &["root.network", "root.names"])),
+            Self::Boot | Self::Services | Self::Logs => None,
+        }
+    }
+
+    /// Whether the page would say something else of `new` than of `old`. Every field
+    /// that its content reads is compared here.
+    pub(crate) fn shows_change(self, old: &Snapshot, new: &Snapshot) -> bool {
+        let page = match self {
+            Self::Boot => {
+                (old.ready, &old.stages, &old.metrics) != (new.ready, &new.stages, &new.metrics)
+            }
+            Self::Cluster => old.nodes != new.nodes,
+            Self::Etcd => old.etcd != new.etcd,
+            Self::Pki => old.pki != new.pki,
+            Self::Services => old.services != new.services,
+            Self::Logs => false,
+            Self::Network => old.network != new.network,
+        };
+        page || old.logs != new.logs
+    }
+
+    /// The page `steps` further on, past the last one to the first.
+    pub(crate) fn step(self, steps: usize) -> Self {
+        Self::ALL[(self as usize + steps) % Self::ALL.len()]
+    }
+}
