@@ -1,0 +1,175 @@
+//! Each machine's whole command line, as a person would read it.
+
+use super::*;
+
+fn sockets() -> Sockets {
+    Sockets { qmp: "/run/q".into(), console: "/run/c".into(), tpm: "/run/t".into() }
+}
+
+/// One flag with its value a line, as a person would write the command.
+fn show(config: &Config) -> String {
+    let mut text = String::new();
+    for arg in argv(config, &sockets()) {
+        let arg = arg.into_string().unwrap();
+        let flag = arg.starts_with('-') && !text.is_empty();
+        text.push_str(if flag { "\n" } else { " " });
+        text.push_str(&arg);
+    }
+    text.trim_start().to_owned()
+}
+
+fn direct() -> Firmware {
+    Firmware::Direct {
+        kernel: "vmlinuz".into(),
+        initramfs: "initramfs.cpio".into(),
+        cmdline: "console=ttyS0 quiet".to_owned(),
+    }
+}
+
+fn uefi(secure: bool) -> Firmware {
+    Firmware::Uefi {
+        code: "code.fd".into(),
+        vars: "vars.fd".into(),
+        secure,
+        append: "polis.guru-countdown=1".to_owned(),
+    }
+}
+
+#[test]
+fn two_translated_processors_are_kept_from_patching_the_clock() {
+    for firmware in [direct(), uefi(false)] {
+        let told = |accelerator, cpus| {
+            let config = Config { cpus, ..Config::new(firmware.clone(), accelerator) };
+            show(&config).contains(" tsc=unstable")
+        };
+        assert!(told(Accelerator::Tcg, 2));
+        assert!(!told(Accelerator::Tcg, 1));
+        assert!(!told(Accelerator::Kvm, 2));
+    }
+}
+
+fn with_disk(firmware: Firmware, bus: Bus) -> Config {
+    let disk = Disk { file: "a,b.img".into(), bus, cache: Cache::Unsafe };
+    Config { disk: Some(disk), ..Config::new(firmware, Accelerator::Tcg) }
+}
+
+#[test]
+fn a_direct_boot_has_no_boot_index_and_no_flash() {
+    insta::assert_snapshot!(show(&with_disk(direct(), Bus::Virtio)), @r"
+    -nodefaults
+    -no-user-config
+    -machine q35
+    -accel tcg,thread=multi
+    -cpu Nehalem,+rdrand,+aes
+    -smp 1
+    -m 512
+    -device virtio-rng-pci
+    -kernel vmlinuz
+    -initrd initramfs.cpio
+    -append console=ttyS0 quiet
+    -drive if=none,id=disk,format=raw,cache=unsafe,discard=unmap,file=a,,b.img
+    -device virtio-blk-pci,drive=disk,serial=polis
+    -netdev user,id=net
+    -device virtio-net-pci,netdev=net,mac=52:54:00:70:6f:6c,romfile=
+    -vga std
+    -display none
+    -chardev stdio,id=serial,signal=off
+    -serial chardev:serial
+    -chardev socket,id=qmp,server=off,path=/run/q
+    -mon chardev=qmp,mode=control
+    ");
+}
+
+#[test]
+fn a_secure_boot_machine_has_guarded_flash_and_smm() {
+    let config = Config {
+        watchdog: true,
+        console: true,
+        reset: Reset::Exit,
+        screen: Screen::Virtio,
+        network: Network::E1000e,
+        forwards: vec![Forward { host: 18_000, guest: 7840 }],
+        fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".into(), file: "p.pb".into() }],
+        ..with_disk(uefi(true), Bus::Nvme)
+    };
+    insta::assert_snapshot!(show(&config), @r"
+    -nodefaults
+    -no-user-config
+    -machine q35,smm=on
+    -accel tcg,thread=multi
+    -cpu Nehalem,+rdrand,+aes
+    -smp 1
+    -m 512
+    -device virtio-rng-pci
+    -global driver=cfi.pflash01,property=secure,value=on
+    -drive if=pflash,unit=0,format=raw,readonly=on,file=code.fd
+    -drive if=pflash,unit=1,format=raw,file=vars.fd
+    -smbios type=11,value=io.systemd.stub.kernel-cmdline-extra=polis.guru-countdown=1
+    -drive if=none,id=disk,format=raw,cache=unsafe,discard=unmap,file=a,,b.img
+    -device nvme,drive=disk,serial=polis,bootindex=0
+    -netdev user,id=net,hostfwd=tcp:127.0.0.1:18000-:7840
+    -device e1000e,netdev=net,mac=52:54:00:70:6f:6c,romfile=
+    -vga virtio
+    -display none
+    -fw_cfg name=opt/polis/parameters.pb,file=p.pb
+    -chardev stdio,id=serial,signal=off
+    -serial chardev:serial
+    -chardev socket,id=qmp,server=off,path=/run/q
+    -mon chardev=qmp,mode=control
+    -device virtio-serial-pci
+    -chardev socket,id=console,server=off,path=/run/c
+    -device virtconsole,chardev=console
+    -device i6300esb
+    -action watchdog=reset
+    -no-reboot
+    ");
+}
+
+#[test]
+fn each_bus_names_its_own_controller() {
+    let devices = |bus| {
+        let shown = show(&with_disk(uefi(false), bus));
+        shown.lines().filter(|line| line.contains("bootindex")).collect::<String>()
+    };
+    assert_eq!(devices(Bus::Virtio), "-device virtio-blk-pci,drive=disk,serial=polis,bootindex=0");
+    assert_eq!(devices(Bus::Nvme), "-device nvme,drive=disk,serial=polis,bootindex=0");
+    assert_eq!(devices(Bus::Ahci), "-device ide-hd,bus=ide.0,drive=disk,serial=polis,bootindex=0");
+    assert_eq!(
+        devices(Bus::Usb),
+        "-device usb-storage,bus=xhci.0,drive=disk,serial=polis,bootindex=0"
+    );
+}
+
+#[test]
+fn a_machine_of_a_segment_has_a_line_and_an_address_of_its_own() {
+    let plug = Plug { socket: "/run/2".into(), machine: 2 };
+    let config = Config { link: Link::Segment(plug), ..Config::new(direct(), Accelerator::Tcg) };
+    let shown = show(&config);
+    assert!(shown.contains(
+        "-netdev stream,id=net,server=off,addr.type=unix,addr.path=/run/2\n\
+         -device virtio-net-pci,netdev=net,mac=52:54:00:70:6f:02,romfile="
+    ));
+    assert!(!shown.contains("user,id"));
+}
+
+#[test]
+fn a_tpm_is_reached_by_its_socket() {
+    let config = Config { tpm: Some("state".into()), ..Config::new(direct(), Accelerator::Kvm) };
+    let shown = show(&config);
+    let lines: Vec<_> = shown.lines().filter(|line| line.contains("tpm")).collect();
+    assert_eq!(
+        lines,
+        [
+            "-chardev socket,id=tpm,path=/run/t",
+            "-tpmdev emulator,id=tpm,chardev=tpm",
+            "-device tpm-crb,tpmdev=tpm",
+        ]
+    );
+}
+
+#[test]
+fn a_machine_without_a_card_has_no_network_at_all() {
+    let config = Config { network: Network::None, ..Config::new(direct(), Accelerator::Kvm) };
+    assert!(show(&config).contains("-nic none"));
+    assert!(!show(&config).contains("netdev"));
+}
