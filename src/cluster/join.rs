@@ -15,6 +15,7 @@
 //!   wants shares kept.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use polis_proto::v1;
 use prost::Message as _;
@@ -26,17 +27,19 @@ use super::keeper::Slot;
 use super::keys::Half;
 use super::remote::{Remote, join_key};
 use super::sealed::Sealed;
-use super::service::{Consensus, meanwhile};
+use super::service::Consensus;
 use super::unlock::{Keys, Unlocker};
-use super::vault::Guarded;
+use super::vault::{Guarded, Vault};
 use super::{Error, Service, blocking};
 use crate::event::until;
-use crate::identity::Identity;
+use crate::identity::{Fingerprint, Identity};
 use crate::parameters::ColdStart;
 use crate::rpc::client::{Channel, candidates};
 use crate::stage::{self, Stage};
 use crate::storage::key::RecoveryKey;
 use crate::supervisor::Context;
+use crate::sys::clock;
+use crate::{pki, rpc};
 
 impl<C: Consensus> Service<C> {
     /// The curators of other nodes, as they were known in the last boot; none where
@@ -187,4 +190,27 @@ pub(super) async fn keep(unlocker: &Unlocker, sealed: &Sealed, keys: Keys) -> Re
         Ok(Keys { keeper: Some(keeper), ..keys })
     })
     .await
+}
+
+/// What this machine serves with while its disk is locked, and the words of its
+/// key; nothing where it has no such key any more.
+async fn meanwhile(vault: &Vault, sealed: Option<&Sealed>) -> Option<(rpc::Credentials, String)> {
+    let sealed = sealed?.clone();
+    let vault = vault.clone();
+    let made = blocking(move || {
+        let Some(secrets) = &sealed.secrets else { return Ok(None) };
+        let join = vault.open(secrets)?.join_key();
+        let name = Identity::new(sealed.node_public_key).id.to_string();
+        let certificate = pki::self_signed(&name, &join, clock::now());
+        let certificate = certificate.map_err(|error| Error::Store(error.into()))?;
+        let words = Fingerprint::of_key(join.verifying_key().as_bytes()).words();
+        let key = Arc::new(pki::key_der(&join));
+        let authority = Some(sealed.cluster_ca);
+        Ok(Some((rpc::Credentials { certificate, key, authority }, words)))
+    });
+    made.await.unwrap_or_else(|error: Error| {
+        let error: &dyn std::error::Error = &error;
+        warn!(error, "a recovery key can be given at the console only");
+        None
+    })
 }

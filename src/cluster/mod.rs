@@ -16,6 +16,9 @@
 //! desk        where a recovery key is given over the network
 //! membership  what makes a founder a member, step by step
 //! journal     what was begun and not finished             bytes <-> values
+//! partition   which data partition, and the keys of a new one
+//! bootstrap   from nothing to a cluster of one
+//! again       from a member that was switched off to one that serves
 //! register    from a ticket to a member of a running cluster
 //! remote      questions to its curators
 //! disown      the end of a membership
@@ -32,6 +35,8 @@
 //!
 //! What this module does not do: touch disks (`storage`) or run etcd (`consensus`).
 
+mod again;
+mod bootstrap;
 pub mod credentials;
 pub mod decide;
 pub mod desk;
@@ -43,6 +48,7 @@ pub mod journal;
 pub mod keeper;
 pub mod keys;
 mod membership;
+mod partition;
 pub mod peers;
 pub mod record;
 mod register;

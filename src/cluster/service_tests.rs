@@ -3,19 +3,21 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use std::sync::Mutex;
-
 use super::*;
-use crate::cluster::state::State;
+use crate::cluster::keeper::Slot;
+use crate::cluster::keys::{Half, Secrets};
+use crate::cluster::membership::Step;
 use crate::cluster::tests::{Chips, FakeChip, bootstrap};
 use crate::cluster::vault::Guarded;
 use crate::cluster::{Desk, desk};
-use crate::parameters::{Loaded, Parameters, Source, TpmMode};
+use crate::parameters::{Cluster, ColdStart, Loaded, Parameters, Source, StoragePolicy, TpmMode};
 use crate::pki::memory::Memory;
-use crate::storage::key::Key;
-use crate::storage::{Ready, Wanted};
+use crate::recovery::form;
+use crate::storage::key::{Key, RecoveryKey};
+use crate::storage::{Kind, Make, Ready, Wanted};
 
 /// Longer than any test may take.
 const PATIENCE: Duration = Duration::from_secs(20);
