@@ -176,6 +176,15 @@ impl Fleet {
         all
     }
 
+    /// Waits until node 0, which is on and has founded the cluster in an earlier run,
+    /// is ready; takes ownership if that run did not get so far.
+    ///
+    /// # Errors
+    /// When the node does not become ready.
+    pub fn own_again(&mut self) -> Result<Event, Error> {
+        self.owned("came home")
+    }
+
     /// Boots node 0, whose parameters found a cluster, and takes ownership of it.
     ///
     /// # Errors
@@ -190,10 +199,14 @@ impl Fleet {
     /// # Errors
     /// When the node does not become ready.
     pub fn own(&mut self) -> Result<Event, Error> {
+        self.owned("founded the cluster")
+    }
+
+    fn owned(&mut self, how: &'static str) -> Result<Event, Error> {
         let patience = self.patience;
         let ready = self.machine(0)?.wait_for("ready", patience, |_| true)?;
         ready.text("node").clone_into(&mut self.nodes[0].id);
-        self.diary.reached(0, "founded the cluster");
+        self.diary.reached(0, how);
         self.operator.run(&[
             "--timeout",
             "2m",

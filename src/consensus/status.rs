@@ -1,5 +1,6 @@
 //! Says what everyone else may know of this node's etcd member.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use polis_proto::v1;
@@ -130,10 +131,18 @@ impl Status {
         self.members.iter().filter(|member| !member.learner).count()
     }
 
-    /// How many voters may fail before writes stop.
+    /// How many voters may fail before writes stop, if all of them are well.
     #[must_use]
     pub fn tolerates(&self) -> usize {
         self.voters().saturating_sub(1) / 2
+    }
+
+    /// How many more voters may fail before writes stop, where these members answer.
+    #[must_use]
+    pub fn spare(&self, answering: &BTreeSet<MemberId>) -> usize {
+        let voters = self.members.iter().filter(|member| !member.learner);
+        let answer = voters.filter(|member| answering.contains(&member.id)).count();
+        answer.saturating_sub(self.voters() / 2 + 1)
     }
 
     /// What this member tells of itself, once it serves.

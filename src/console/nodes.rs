@@ -13,6 +13,7 @@ use polis_tui::snapshot::{Health, Node, NodeState, Nodes, Standing};
 use tokio::sync::watch;
 
 use super::ClusterNodes;
+use crate::cluster::State;
 use crate::consensus;
 use crate::event::Closed;
 use crate::identity::{Fingerprint, NodeId};
@@ -47,31 +48,63 @@ impl Service {
     pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         ctx.healthy();
         let mut words = BTreeMap::new();
+        // When the nodes were told of last; when this node was cut off from whoever tells.
+        let (mut told, mut cut_off) = (clock::uptime(), None);
+        let mut heard_anew = true;
         loop {
+            let now = clock::uptime();
+            if heard_anew {
+                told = now;
+            }
             let heard = self.nodes.borrow_and_update().clone();
+            let own = self.own.borrow_and_update().clone();
+            cut_off = match own.state {
+                State::Split => cut_off.or(Some(now)),
+                _ => None,
+            };
+            let members = self.consensus.borrow_and_update().members.clone();
             if let Some(heard) = heard {
                 spell(&heard, &mut words).await;
                 let leader = *self.leader.borrow_and_update();
-                let own = self.own.borrow_and_update().node;
-                let members = self.consensus.borrow_and_update().members.clone();
-                let nodes = fold(&heard, &words, leader, own, &members);
-                self.shown.send_replace(ClusterNodes { at: clock::uptime(), nodes: Some(nodes) });
+                let nodes = fold(&heard, &words, leader, own.node, &members);
+                let nodes = aged(nodes, now.saturating_sub(told), cut_off.map(|at| now - at));
+                self.shown.send_replace(ClusterNodes { at: now, nodes: Some(nodes) });
             }
             let changed = async {
+                let Self { nodes, leader, own: standing, consensus, .. } = &mut self;
+                let differs = |status: &consensus::Status| status.members != members;
+                let moved = |status: &crate::cluster::Status| *status != own;
                 tokio::select! {
                     // Cancel-safe, all of them: they wait for event values.
-                    changed = self.nodes.changed() => changed.map_err(|_closed| Closed("the nodes")),
-                    changed = self.leader.changed() => {
-                        changed.map_err(|_closed| Closed("the leader"))
+                    changed = nodes.changed() => {
+                        changed.map(|()| true).map_err(|_closed| Closed("the nodes"))
+                    }
+                    changed = leader.changed() => {
+                        changed.map(|()| false).map_err(|_closed| Closed("the leader"))
+                    }
+                    changed = standing.wait_for(moved) => {
+                        changed.map(|_| false).map_err(|_closed| Closed("this node"))
+                    }
+                    changed = consensus.wait_for(differs) => {
+                        changed.map(|_| false).map_err(|_closed| Closed("the etcd member"))
                     }
                 }
             };
             match ctx.until_cancelled(changed).await {
-                Some(changed) => changed?,
+                Some(changed) => heard_anew = changed?,
                 None => return Ok(()),
             }
         }
     }
+}
+
+/// What was told `age` ago, as it is now; `cut_off` says since when nobody tells.
+fn aged(mut nodes: Nodes, age: Duration, cut_off: Option<Duration>) -> Nodes {
+    for node in &mut nodes.nodes {
+        node.heartbeat = node.heartbeat.map(|heartbeat| heartbeat.saturating_add(age));
+    }
+    nodes.stale = cut_off;
+    nodes
 }
 
 /// Makes the words that are not there yet, and forgets those that nobody needs.
@@ -179,6 +212,17 @@ mod tests {
         assert!(node.leader && node.own && node.words.is_none());
         assert_eq!((node.state, node.roles.join(",")), (NodeState::Up, "consensus member".into()));
         assert_eq!(shown.leader, Some(id.to_string()));
+    }
+
+    #[test]
+    fn an_age_goes_on_from_when_it_was_told_and_not_from_when_it_is_shown_anew() {
+        let late = Node { heartbeat: Some(Duration::from_secs(16)), ..Node::default() };
+        let nodes = || Nodes { nodes: vec![late.clone(), Node::default()], ..Nodes::default() };
+        let minute = Duration::from_secs(60);
+        let shown = aged(nodes(), minute, None);
+        assert_eq!(shown.nodes[0].heartbeat, Some(Duration::from_secs(76)));
+        assert_eq!((shown.nodes[1].heartbeat, shown.stale), (None, None));
+        assert_eq!(aged(nodes(), minute, Some(minute)).stale, Some(minute));
     }
 
     #[test]

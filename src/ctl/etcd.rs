@@ -93,6 +93,14 @@ pub(super) async fn read(session: &Session) -> Result<v1::ConsensusStatus, Error
         .await
 }
 
+/// How many of the voters that answer are not needed to write.
+fn spare(members: &[v1::ConsensusMember]) -> u32 {
+    let voters = || members.iter().filter(|member| !member.learner);
+    let answering = voters().filter(|member| member.answers).count();
+    let spare = answering.saturating_sub(voters().count() / 2 + 1);
+    u32::try_from(spare).unwrap_or(u32::MAX)
+}
+
 impl Status {
     pub(super) fn of(status: &v1::ConsensusStatus) -> Self {
         // As etcd prints it; zero is nobody's.
@@ -117,27 +125,33 @@ impl Status {
             term: status.term,
             revision: status.revision,
             quota_bytes: status.quota_bytes,
-            tolerates: status.tolerates,
+            // Never more than those that answer allow, whatever an older curator says.
+            tolerates: status.tolerates.min(spare(&status.members)),
             alarms: status.alarms.clone(),
             members: status.members.iter().map(member).collect(),
         }
     }
 
-    /// One line.
+    /// In one line: how many vote, how many of them answer, and how many may fail yet.
     pub(super) fn summary(&self) -> String {
         let voters = self.members.iter().filter(|member| member.role == "voter").count();
         let learners = self.members.len() - voters;
-        let mut text = format!("{voters} voters");
-        if voters == 1 {
-            text = "1 voter".to_owned();
-        }
+        let silent =
+            self.members.iter().filter(|member| member.role == "voter" && !member.answers).count();
+        let mut text = match (voters, silent) {
+            (1, 0) => "1 voter".to_owned(),
+            (_, 0) => format!("{voters} voters"),
+            _ => format!("{} of {voters} voters answer", voters - silent),
+        };
         if learners > 0 {
             text.push_str(&format!(", {learners} learning"));
         }
         match self.tolerates {
-            0 => text.push_str("; the loss of one stops the cluster"),
-            1 => text.push_str("; one may fail"),
-            more => text.push_str(&format!("; {more} may fail")),
+            0 if silent == 0 => text.push_str("; the loss of one stops the cluster"),
+            0 => text.push_str("; the loss of one more stops the cluster"),
+            1 if silent == 0 => text.push_str("; one may fail"),
+            more if silent == 0 => text.push_str(&format!("; {more} may fail")),
+            more => text.push_str(&format!("; {more} more may fail")),
         }
         text
     }
@@ -229,4 +243,28 @@ async fn snapshot(session: &Session, out: &Path, global: &Global) -> Result<(), 
         out.display()
     );
     global.out.print(&Document::new(&value, text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(answers: &[bool]) -> String {
+        let members =
+            answers.iter().map(|&answers| v1::ConsensusMember { answers, ..Default::default() });
+        // What a curator says that counts the dead.
+        let status =
+            v1::ConsensusStatus { members: members.collect(), tolerates: 2, ..Default::default() };
+        Status::of(&status).summary()
+    }
+
+    #[test]
+    fn a_voter_that_does_not_answer_is_not_one_that_may_fail_yet() {
+        assert_eq!(summary(&[true]), "1 voter; the loss of one stops the cluster");
+        assert_eq!(summary(&[true; 3]), "3 voters; one may fail");
+        let one_off = summary(&[true, true, false]);
+        assert_eq!(one_off, "2 of 3 voters answer; the loss of one more stops the cluster");
+        let two_off = summary(&[true, true, true, true, false]);
+        assert_eq!(two_off, "4 of 5 voters answer; 1 more may fail");
+    }
 }

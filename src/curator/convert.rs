@@ -89,7 +89,7 @@ pub(super) fn consensus_status(
         quota_bytes: status.db_quota,
         alarms: status.alarms.iter().map(ToString::to_string).collect(),
         members: status.members.iter().map(member).collect(),
-        tolerates: u32::try_from(status.tolerates()).unwrap_or(u32::MAX),
+        tolerates: u32::try_from(status.spare(answering)).unwrap_or(u32::MAX),
     }
 }
 

@@ -148,9 +148,9 @@ impl View {
             Key::PageDown => self.tree.step(services, page),
             Key::Home => self.tree.step(services, isize::MIN),
             Key::End => self.tree.step(services, isize::MAX),
-            Key::Enter | Key::Char(' ') => self.tree.fold(),
-            Key::Char('-') => self.tree.fold_all(services, true),
-            Key::Char('+' | '=') => self.tree.fold_all(services, false),
+            Key::Enter | Key::Char(' ') => self.tree.fold(services),
+            Key::Char('-') => self.tree.fold_all(true),
+            Key::Char('+' | '=') => self.tree.fold_all(false),
             Key::Char('l' | 'L') => {
                 if let Some(at) = &self.tree.at {
                     self.filter = Filter { below: at.clone(), ..Filter::default() };

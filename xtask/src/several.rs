@@ -26,7 +26,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use polis_qemu::args::FwCfg;
 use polis_qemu::fleet::{Milestone, PARAMETERS, Part};
 use polis_qemu::machine::Outcome;
@@ -178,7 +178,7 @@ impl Plan {
             lend(fleet)?;
             // The last run may have been ended before the cluster had an owner; of one
             // that has, it is asked once more.
-            fleet.own()?;
+            fleet.own_again()?;
             fleet.let_in(&parts(&old))?;
         }
         fleet.admit(&parts(&new))?;
@@ -232,18 +232,33 @@ fn show(plan: Plan, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Stops every machine in order, so that its disk is whole.
+/// Stops every machine in order, so that its disk is whole. One that cannot be
+/// stopped leaves the others to be.
 fn stop(fleet: &mut Fleet) -> Result<()> {
     eprintln!("run: stopping the nodes, so that their disks are whole");
-    let mut machines: Vec<_> =
-        fleet.nodes.iter_mut().filter_map(|node| node.machine.as_mut()).collect();
-    for machine in &mut machines {
-        machine.qmp.power_button()?;
+    let on = fleet.nodes.iter_mut().enumerate();
+    let machines: Vec<_> = on
+        .filter_map(|(number, node)| {
+            let machine = node.machine.as_mut()?;
+            // One whose QEMU is gone is told of below, by how it ended.
+            let _pressed = machine.qmp.power_button();
+            Some((number + 1, machine))
+        })
+        .collect();
+    let mut failed = Vec::new();
+    for (number, machine) in machines {
+        let ended = machine.wait_for("off", STOP_MAX, |_| true);
+        if let Err(error) = ended.and_then(|_off| machine.wait_end(STOP_MAX)) {
+            eprintln!("run: node {number} did not end in order: {error}");
+            failed.push(number.to_string());
+        }
     }
-    for machine in machines {
-        machine.wait_for("off", STOP_MAX, |_| true)?;
-        machine.wait_end(STOP_MAX)?;
-    }
+    ensure!(
+        failed.is_empty(),
+        "node {} did not end in order: at the next start with --keep, it begins as after a power \
+         cut",
+        failed.join(", ")
+    );
     Ok(())
 }
 

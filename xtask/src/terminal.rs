@@ -32,6 +32,10 @@ const QUIT_KEYS: [u8; 2] = [0x03, 0x1d];
 /// What a person is told about them.
 pub(crate) const QUIT: &str = "Ctrl-C or Ctrl-]";
 
+/// A screen of its own for the guest, which may clear it or not: what was there
+/// before comes back at the end.
+const BORROW: &[u8] = b"\x1b[?1049h\x1b[2J";
+
 /// Leaves the alternate screen, shows the cursor, resets colours and modes: a
 /// guest that was cut off could not do it.
 const RESTORE: &[u8] = b"\x1b[?1049l\x1b[?25h\x1b[0m\x1b[?1000l\r\n";
@@ -70,7 +74,13 @@ impl Raw {
         raw.make_raw();
         tcsetattr(io::stdin(), OptionalActions::Drain, &raw)
             .context("cannot change the terminal's modes")?;
-        Ok(Self { before })
+        let raw = Self { before };
+        let mut stdout = io::stdout();
+        stdout
+            .write_all(BORROW)
+            .and_then(|()| stdout.flush())
+            .context("cannot write to the terminal")?;
+        Ok(raw)
     }
 }
 

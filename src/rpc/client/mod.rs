@@ -242,6 +242,8 @@ impl Client {
     {
         let end = Instant::now() + self.patience.total;
         let mut wait = RETRY_MIN;
+        // What came of asking everybody: it says more than that the time is over.
+        let mut nobody = None;
         loop {
             let failed = match timeout_at(end, self.leader()).await {
                 Ok(Ok(leader)) => {
@@ -264,8 +266,14 @@ impl Client {
                     }
                 }
                 Ok(Err(refused @ Error::Refused(_))) => return Err(refused.into()),
-                Ok(Err(error)) => error.into(),
-                Err(_elapsed) => Status::unavailable("no leader was found in time"),
+                Ok(Err(error)) => {
+                    let status = Status::from(error);
+                    nobody = Some(status.clone());
+                    status
+                }
+                Err(_elapsed) => nobody
+                    .take()
+                    .unwrap_or_else(|| Status::unavailable("no leader was found in time")),
             };
             if Instant::now() + wait >= end {
                 return Err(failed);

@@ -38,8 +38,8 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let (mark, answer) = answer(known);
     let mut head = headline(mark, &answer, width);
     if let Some(stale) = known.stale {
-        let text = format!("What follows is {} old: no curator answers.", duration(stale));
-        head.extend(note(Mark::Attention, &text, width));
+        let text = format!("No curator answers: what follows is {} old.", duration(stale));
+        head.extend(note(Mark::Bad, &text, width));
     }
     head.push(blank());
     let columns = Columns::of(width, known.nodes.len());
@@ -48,7 +48,9 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     // Whoever needs somebody comes first; the others stay where they are.
     nodes.sort_by_key(|node| std::cmp::Reverse(standing(node).0.max(Mark::Good)));
     let details = nodes.len() <= DETAILS_MAX;
-    let rows = nodes.iter().flat_map(|node| rows(node, &columns, details, width));
+    let seen =
+        Seen { etcd: nodes.iter().any(|node| node.etcd.is_some()), stale: known.stale.is_some() };
+    let rows = nodes.iter().flat_map(|node| rows(node, &columns, &seen, details, width));
     let mut body: Vec<_> = rows.collect();
     body.extend(identity(snapshot, width));
     Content { head, body, above: 0, focus: None }
@@ -115,6 +117,7 @@ fn answer(known: &Nodes) -> (Mark, String) {
             " This node leads.".to_owned()
         }
         Some(leader) => format!(" {} leads.", short(leader)),
+        None if known.stale.is_some() => " Nobody is known to lead.".to_owned(),
         None => " Nobody leads: an election is on.".to_owned(),
     };
     let all = plural(members, "node");
@@ -128,6 +131,9 @@ fn answer(known: &Nodes) -> (Mark, String) {
         let text =
             format!("{} {wait} to be let in: {}.", plural(new.len() as u64, "node"), list(&new));
         return (Mark::Attention, text);
+    }
+    if known.stale.is_some() {
+        return (Mark::Bad, format!("{all}, all well when they were last heard of.{leader}"));
     }
     if known.leader.is_none() {
         return (Mark::Attention, format!("{all}, all well.{leader}"));
@@ -190,16 +196,36 @@ impl Columns {
     }
 }
 
-fn rows(node: &Node, columns: &Columns, details: bool, width: usize) -> Vec<Line<'static>> {
+/// What is known of all nodes together.
+struct Seen {
+    /// Who the members of etcd are.
+    etcd: bool,
+    /// That nobody tells of them any more.
+    stale: bool,
+}
+
+/// The role of a node that is to be a member of etcd.
+const CONSENSUS: &str = "consensus member";
+
+fn rows(
+    node: &Node,
+    columns: &Columns,
+    seen: &Seen,
+    details: bool,
+    width: usize,
+) -> Vec<Line<'static>> {
     let (mark, word) = standing(node);
     let state = if node.leader { format!("{word}, leads") } else { word.to_owned() };
     let name = if columns.name < NAME_MAX { short(&node.id) } else { node.id.clone() };
     let etcd = match node.etcd {
+        // It has the role, and etcd has not taken it in yet.
+        None if seen.etcd && node.roles.iter().any(|role| role == CONSENSUS) => "joining",
         None => "",
         Some(Standing::Voter) => "voter",
         Some(Standing::Learner { .. }) => "learner",
     };
     let heartbeat = match node.heartbeat {
+        None if node.health == Health::Healthy && seen.stale => "was on time".to_owned(),
         None if node.health == Health::Healthy => "on time".to_owned(),
         None => "none yet".to_owned(),
         Some(age) => format!("{} ago", duration(age)),

@@ -1,6 +1,6 @@
 //! Answers: what died, why, how often?
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use ratatui::text::Line;
 
@@ -32,8 +32,10 @@ const NAMED_MAX: usize = 3;
 pub(crate) struct Tree {
     /// The dotted name of the service under the cursor, once there is a cursor.
     pub(crate) at: Option<String>,
-    /// The dotted names of those whose children are hidden.
-    folded: BTreeSet<String>,
+    /// What was asked of all: that their children are hidden, or shown.
+    all: Option<bool>,
+    /// The same, of single services, by their dotted names.
+    asked: BTreeMap<String, bool>,
 }
 
 impl Tree {
@@ -51,22 +53,32 @@ impl Tree {
     }
 
     /// Folds or unfolds what is under the cursor.
-    pub(crate) fn fold(&mut self) {
-        let Some(at) = &self.at else { return };
-        if !self.folded.remove(at) {
-            self.folded.insert(at.clone());
-        }
+    pub(crate) fn fold(&mut self, services: &[Service]) {
+        let Some(path) = self.at.clone() else { return };
+        let Some(at) = paths(services).into_iter().position(|other| other == path) else { return };
+        let folded = self.is_folded(services, at, &path);
+        self.asked.insert(path, !folded);
     }
 
     /// Folds everything but the first level, or unfolds all.
-    pub(crate) fn fold_all(&mut self, services: &[Service], fold: bool) {
-        self.folded.clear();
+    pub(crate) fn fold_all(&mut self, fold: bool) {
+        self.asked.clear();
+        self.all = Some(fold);
         if fold {
-            let paths = paths(services);
-            let deep = services.iter().zip(paths).filter(|(service, _)| service.depth > 0);
-            self.folded.extend(deep.map(|(_, path)| path));
             self.at = None;
         }
+    }
+
+    /// Whether the children of a service are hidden: as a person asked; else where
+    /// all of them are well and always were, so that the tree fits on a screen.
+    fn is_folded(&self, services: &[Service], at: usize, path: &str) -> bool {
+        if let Some(folded) = self.asked.get(path) {
+            return *folded;
+        }
+        if services[at].depth == 0 {
+            return false;
+        }
+        self.all.unwrap_or_else(|| below(services, at).all(is_well))
     }
 
     /// The numbers of the services that no fold hides, with their dotted names.
@@ -77,11 +89,23 @@ impl Tree {
             if hidden_below.is_some_and(|depth| service.depth > depth) {
                 continue;
             }
-            hidden_below = self.folded.contains(&path).then_some(service.depth);
+            hidden_below = self.is_folded(services, at, &path).then_some(service.depth);
             shown.push((at, path));
         }
         shown
     }
+}
+
+/// The services below one.
+fn below(services: &[Service], at: usize) -> impl Iterator<Item = &Service> {
+    let depth = services[at].depth;
+    services[at + 1..].iter().take_while(move |it| it.depth > depth)
+}
+
+/// Whether there is nothing to see about a service.
+fn is_well(service: &Service) -> bool {
+    let well = matches!(service.state, ServiceState::Healthy | ServiceState::Done);
+    well && service.restarts == 0 && service.cause.is_none()
 }
 
 /// The dotted name of each service: its parents' names and its own.
@@ -166,9 +190,10 @@ fn tree_content(
     let mut focus = None;
     for (at, path) in state.shown(services) {
         let service = &services[at];
-        let children = services[at + 1..].iter().take_while(|it| it.depth > service.depth);
-        let fold =
-            if state.folded.contains(&path) { Fold::Folded(hidden(children)) } else { Fold::No };
+        let fold = match state.is_folded(services, at, &path) {
+            true => Fold::Folded(hidden(below(services, at))),
+            false => Fold::No,
+        };
         let start = body.len();
         let here = state.at.as_ref() == Some(&path);
         body.extend(lines(service, &branches[at], &fold, here, tree, width));
@@ -310,6 +335,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_well_is_folded_by_itself_and_opens_when_it_is_not() {
+        let tree = [(0, "root"), (1, "a"), (2, "b"), (1, "d"), (2, "e")];
+        let mut services = tree.map(|(depth, name)| Service {
+            depth,
+            name: name.to_owned(),
+            state: ServiceState::Healthy,
+            ..Service::default()
+        });
+        let mut tree = Tree::default();
+        let names = |tree: &Tree, services: &[Service]| {
+            let shown = tree.shown(services).into_iter();
+            shown.map(|(at, _)| services[at].name.clone()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(&tree, &services), "root a d");
+        services[4].restarts = 1;
+        assert_eq!(names(&tree, &services), "root a d e");
+        // What a person asked for stays.
+        tree.at = Some("root.d".to_owned());
+        tree.fold(&services);
+        assert_eq!(names(&tree, &services), "root a d");
+        tree.fold_all(false);
+        assert_eq!(names(&tree, &services), "root a b d e");
+        tree.fold_all(true);
+        assert_eq!(names(&tree, &services), "root a d");
+    }
+
+    #[test]
     fn a_fold_hides_what_is_below_and_nothing_else() {
         let tree = [(0, "root"), (1, "a"), (2, "b"), (3, "c"), (1, "d")];
         let services = tree.map(|(depth, name)| Service {
@@ -325,11 +377,11 @@ mod tests {
         tree.step(&services, 1);
         tree.step(&services, 1);
         assert_eq!(tree.at.as_deref(), Some("root.a"));
-        tree.fold();
+        tree.fold(&services);
         assert_eq!(names(&tree), ["root", "root.a", "root.d"]);
         tree.step(&services, 1);
         assert_eq!(tree.at.as_deref(), Some("root.d"));
-        tree.fold_all(&services, false);
+        tree.fold_all(false);
         assert_eq!(names(&tree).len(), 5);
     }
 
