@@ -95,6 +95,36 @@ fn every_page_keeps_its_shape_with_overlong_texts() {
 }
 
 #[test]
+fn a_node_without_a_part_in_consensus_says_who_has_one() {
+    let mut snapshot = samples::ordinary();
+    (snapshot.etcd, snapshot.pki) = (None, None);
+    let nodes = snapshot.nodes.as_mut().unwrap();
+    nodes.nodes[0].roles.clear();
+    nodes.nodes.iter_mut().for_each(|node| node.etcd = None);
+    let shown = |snapshot: &Snapshot, page| screen(snapshot, &view(page, 80, 24), 80, 24);
+    let etcd = shown(&snapshot, Page::Etcd);
+    assert!(etcd.contains("no part in etcd: polis-0b7d3a99, polis-5c2e90b1"), "{etcd}");
+    assert!(etcd.contains("--add consensus-member"), "{etcd}");
+    let pki = shown(&snapshot, Page::Pki);
+    assert!(pki.contains("certificate renews itself"), "{pki}");
+    // It is not told whether they vote.
+    let cluster = shown(&snapshot, Page::Cluster);
+    assert!(cluster.contains("member") && !cluster.contains("joining"), "{cluster}");
+    // One that is to have a member waits for it.
+    snapshot.nodes.as_mut().unwrap().nodes[0].roles = vec!["consensus member".to_owned()];
+    let etcd = shown(&snapshot, Page::Etcd);
+    assert!(etcd.contains("runs no etcd member yet"), "{etcd}");
+}
+
+#[test]
+fn a_node_that_etcd_has_not_taken_in_is_joining() {
+    let mut snapshot = samples::ordinary();
+    snapshot.nodes.as_mut().unwrap().nodes[2].etcd = None;
+    let cluster = screen(&snapshot, &view(Page::Cluster, 120, 40), 120, 40);
+    assert_eq!(cluster.matches("joining").count(), 1, "{cluster}");
+}
+
+#[test]
 fn a_guru_fills_the_screen() {
     check_guru("ordinary", &samples::guru(), &[]);
     check_guru("held", &Guru { countdown: Countdown::Held, ..samples::guru() }, &[]);

@@ -82,7 +82,7 @@ pub(crate) struct Args {
     pub(crate) name: String,
 }
 
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Accel {
     /// KVM where it works, else TCG.
     Auto,
@@ -103,6 +103,22 @@ fn name(text: &str) -> Result<String, String> {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
+    let asked_for_kvm = args.accel == Accel::Kvm;
+    let outcome = boot(args);
+    // What QEMU says of a host that has no use of KVM names a register of its processor.
+    let refused = |error: &anyhow::Error| {
+        matches!(error.downcast_ref(), Some(polis_qemu::Error::Refused { .. }))
+    };
+    match outcome {
+        Err(error) if asked_for_kvm && refused(&error) => Err(error.context(host::Help(
+            "leave --accel away: KVM is used where it works, and does not seem to work here"
+                .to_owned(),
+        ))),
+        other => other,
+    }
+}
+
+fn boot(args: Args) -> Result<()> {
     if let Some(voters) = args.voters.filter(|voters| *voters > args.nodes) {
         let Args { nodes, .. } = args;
         return Err(host::Usage(format!(
@@ -255,9 +271,18 @@ pub(crate) fn founding(owner: &Path, dir: &Path, shown: bool) -> Result<PathBuf>
     Ok(file)
 }
 
+/// Makes the folder of a run.
+pub(crate) fn make_folder(dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display())).context(
+        host::Help(
+            "make it possible to write there, or pick another folder with --name".to_owned(),
+        ),
+    )
+}
+
 /// Makes the folder of a machine, and says what the machine is like.
 pub(crate) fn machine(args: &Args, image: &Image, dir: &Path) -> Result<Config> {
-    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    make_folder(dir)?;
     let disk = dir.join("disk.img");
     if !kept(args, dir) {
         let tpm = dir.join("tpm");

@@ -99,7 +99,7 @@ impl Kept {
 
 impl Plan {
     fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Self> {
-        fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        run::make_folder(dir)?;
         // Without its founder, a cluster is another one.
         let whole = Kept::of(args, &dir.join("1")) == Kept::Yes;
         if !whole {
@@ -217,6 +217,7 @@ fn show(plan: Plan, args: &Args) -> Result<()> {
         terminal::lend(&console)?;
     }
     drop(leave);
+    terminal::title("");
     if !keep && !raising.is_finished() {
         // Whoever leaves does not wait for a cluster; or it is at its very end.
         thread::sleep(LOOK);

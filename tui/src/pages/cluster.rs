@@ -207,6 +207,19 @@ struct Seen {
 /// The role of a node that is to be a member of etcd.
 const CONSENSUS: &str = "consensus member";
 
+fn has_part(node: &Node) -> bool {
+    node.roles.iter().any(|role| role == CONSENSUS)
+}
+
+/// The members of etcd, in a sentence, where this node is none and is not to be one.
+pub(super) fn members_elsewhere(snapshot: &Snapshot) -> Option<String> {
+    let known = snapshot.nodes.as_ref()?;
+    let own = known.nodes.iter().find(|node| node.own)?;
+    let members: Vec<&Node> = known.nodes.iter().filter(|node| has_part(node)).collect();
+    let elsewhere = snapshot.etcd.is_none() && own.state == NodeState::Up && !has_part(own);
+    (elsewhere && !members.is_empty()).then(|| list(&members))
+}
+
 fn rows(
     node: &Node,
     columns: &Columns,
@@ -219,7 +232,9 @@ fn rows(
     let name = if columns.name < NAME_MAX { short(&node.id) } else { node.id.clone() };
     let etcd = match node.etcd {
         // It has the role, and etcd has not taken it in yet.
-        None if seen.etcd && node.roles.iter().any(|role| role == CONSENSUS) => "joining",
+        None if has_part(node) && seen.etcd => "joining",
+        // A node without a member of its own is not told which of them vote.
+        None if has_part(node) => "member",
         None => "",
         Some(Standing::Voter) => "voter",
         Some(Standing::Learner { .. }) => "learner",

@@ -48,8 +48,16 @@ const PLACE: usize = 64;
 
 pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let Some(etcd) = &snapshot.etcd else {
-        let text = "This node runs no etcd member yet. The Boot page (F1) says what it waits for.";
-        return Content { head: headline(Mark::Idle, text, width), ..Content::default() };
+        let text = match super::cluster::members_elsewhere(snapshot) {
+            Some(members) => format!(
+                "This node has no part in etcd: {members} keep what the cluster knows. To give it \
+                 one: polisctl node roles {} --add consensus-member",
+                snapshot.header.node.as_deref().unwrap_or("NODE")
+            ),
+            None => "This node runs no etcd member yet. The Boot page (F1) says what it waits for."
+                .to_owned(),
+        };
+        return Content { head: headline(Mark::Idle, &text, width), ..Content::default() };
     };
     let (mark, answer) = answer(etcd);
     let mut body = headline(mark, &answer, width);

@@ -33,8 +33,15 @@ const DAYS_FOR_A_PERSON: i64 = 180;
 
 pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let Some(pki) = &snapshot.pki else {
-        let text = "This node has no certificates yet. The Boot page (F1) says what it waits for.";
-        return Content { head: headline(Mark::Idle, text, width), ..Content::default() };
+        let text = match super::cluster::members_elsewhere(snapshot) {
+            Some(members) => format!(
+                "The cluster's authority lies in etcd: {members} show it. This node's own \
+                 certificate renews itself."
+            ),
+            None => "This node has no certificates yet. The Boot page (F1) says what it waits for."
+                .to_owned(),
+        };
+        return Content { head: headline(Mark::Idle, &text, width), ..Content::default() };
     };
     let (mark, answer) = answer(pki);
     let mut head = headline(mark, &answer, width);
