@@ -72,7 +72,7 @@ impl Window {
             Item::Lost(count) => logs.dropped += count,
             Item::Entry(entry) => {
                 logs.total = entry.number + 1;
-                logs.entries.push(shown(&entry));
+                logs.entries.push(Arc::new(shown(&entry)));
             }
         }
     }

@@ -16,6 +16,7 @@
 //! that open the trapdoor (`boot`).
 
 mod attention;
+mod counters;
 mod fold;
 mod load;
 mod logs;

@@ -275,6 +275,7 @@ fn chatter(number: u64) -> Snapshot {
             name: "root".to_owned(),
             text: format!("line <{number}>"),
         })
+        .map(Arc::new)
         .collect();
     logs.total = number;
     snapshot

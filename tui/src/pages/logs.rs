@@ -285,7 +285,7 @@ mod tests {
     fn a_scroll_bar_knows_of_what_is_not_drawn() {
         let mut logs = Logs::default();
         let entry = LogEntry { severity: Severity::Info, ..LogEntry::default() };
-        logs.entries = vec![entry; 100];
+        logs.entries = vec![entry.into(); 100];
         let tail = content(&logs, None, &Filter::default(), 60, Some(5));
         assert_eq!((tail.body.len(), tail.above), (5, 95));
     }

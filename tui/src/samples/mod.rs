@@ -246,13 +246,13 @@ fn logs(entries: &[(u64, Severity, &str, &str)]) -> Arc<Logs> {
 fn say(logs: &mut Arc<Logs>, entries: &[(u64, Severity, &str, &str)]) {
     let logs = Arc::make_mut(logs);
     for &(millis, severity, name, text) in entries {
-        logs.entries.push(LogEntry {
+        logs.entries.push(Arc::new(LogEntry {
             number: logs.total,
             time: Duration::from_millis(millis),
             severity,
             name: name.to_owned(),
             text: text.to_owned(),
-        });
+        }));
         logs.total += 1;
     }
 }

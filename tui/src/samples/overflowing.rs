@@ -91,6 +91,7 @@ pub fn overflowing() -> Snapshot {
         metrics.pace = FOR_EVER;
     }
     for entry in &mut Arc::make_mut(&mut snapshot.logs).entries {
+        let entry = Arc::make_mut(entry);
         entry.name.clone_from(&evil);
         entry.text.clone_from(&evil);
         entry.time = FOR_EVER;

@@ -1,5 +1,6 @@
 //! The log tree's newest entries.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -10,8 +11,8 @@ use super::time;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Logs {
-    /// The entries that are left.
-    pub entries: Vec<LogEntry>,
+    /// The entries that are left; shared by the logs of one snapshot and the next.
+    pub entries: Vec<Arc<LogEntry>>,
     /// How many there ever were, so that a paused page can say how many are new.
     pub total: u64,
     /// How many were lost because a reader was too slow.
