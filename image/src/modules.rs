@@ -155,7 +155,6 @@ const INITRAMFS_PLAIN: &[&str] = &[
     "erofs",
     // What `node` needs at once: the ESP, which also counts attempts, the parameters,
     // and the file system of the data partition.
-    "nls_ascii",
     "nls_cp437",
     "qemu_fw_cfg",
     "vfat",
@@ -224,7 +223,6 @@ const ROOT: &[&str] = &[
     "i6300esb",
     "igb",
     "nf_tables",
-    "nls_ascii",
     "nls_cp437",
     "overlay",
     "qemu_fw_cfg",

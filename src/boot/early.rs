@@ -14,6 +14,10 @@
 //! time. XFS, whose thousands of functions take longest to link, comes last: while
 //! its signature is checked, stage 1 gets what it needs.
 //!
+//! No boot is over before XFS is linked, and everything else finds another moment:
+//! the thread goes before all others, or it would share its processor with the
+//! start of every service.
+//!
 //! Invariants:
 //! - Nobody depends on the thread: whoever needs a module asks for it too, waits
 //!   for it where it is on its way, and is the one who says why it can't be had.
@@ -28,6 +32,9 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
 use super::modules::Modules;
+
+/// The highest priority that is no real-time one.
+const FIRST: i32 = -20;
 
 /// What the thread is to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +84,9 @@ impl Early {
 }
 
 fn run(directory: &File, ordered: &Receiver<Order>) {
+    // Only this thread's priority: on Linux the call means a thread. Refused, it
+    // is slower and no less right.
+    rustix::process::setpriority_process(Some(rustix::thread::gettid()), FIRST).ok();
     // The root changes meanwhile, and no path leads to the initramfs any more.
     let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
     let mut modules = Modules::open(&path);

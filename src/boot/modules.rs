@@ -228,16 +228,15 @@ impl Modules {
         Ok(())
     }
 
-    /// Loads what a module would like to have: a module, or all that serve an
-    /// alias. It may work without: that is what makes the dependency soft.
+    /// Loads what a module would like to have: a module, or one that serves an
+    /// alias. `depmod` lists the ones made for a processor first, and those refuse
+    /// to run on another. It may work without: that is what makes the dependency soft.
     fn load_softly(&mut self, wanted: &str, depth: usize) {
         if !matches!(self.load_within(wanted, depth), Err(Error::Absent { .. })) {
             return;
         }
         let found = self.find(&BTreeSet::from([wanted])).unwrap_or_default();
-        for name in found.into_values().flatten() {
-            self.load_within(&name, depth).ok();
-        }
+        let _one = found.into_values().flatten().any(|name| self.load_within(&name, depth).is_ok());
     }
 }
 

@@ -71,13 +71,14 @@ pub fn firmware() -> Mount {
 }
 
 /// The ESP. A file system with errors turns read-only, so that a damaged one is
-/// not damaged further. The code page is the one that kernels load by themselves.
+/// not damaged further. The code page is the one that kernels load by themselves;
+/// with the same for long names, one module serves both. All our names are ASCII.
 #[must_use]
 pub fn esp(device: &Path) -> Mount {
     let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;
     Mount::new(device.display().to_string(), "/esp", "vfat")
         .flags(quiet)
-        .options("umask=0077,codepage=437,iocharset=ascii,shortname=mixed,errors=remount-ro")
+        .options("umask=0077,codepage=437,iocharset=cp437,shortname=mixed,errors=remount-ro")
 }
 
 /// Mounts all of [`first`]; where something is mounted already, that stays.

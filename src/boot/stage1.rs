@@ -68,7 +68,7 @@ const LOADER_VARIABLE: &str =
     "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 
 /// What the ESP's file system consists of.
-const ESP_MODULES: [&str; 3] = ["nls_cp437", "nls_ascii", "vfat"];
+const ESP_MODULES: [&str; 2] = ["nls_cp437", "vfat"];
 /// What the system is verified and read with.
 const SYSTEM_MODULES: [&str; 2] = ["dm_verity", "erofs"];
 /// The data partition's file system.
@@ -103,7 +103,7 @@ pub struct Start {
 ///
 /// The first step that did not succeed.
 pub fn run(machine: &mut Machine) -> Result<Start, Error> {
-    prepare(machine)?;
+    let early = prepare(machine)?;
     machine.kernel_done();
     machine.started(Stage::Initramfs);
     let line = fs::read_to_string("/proc/cmdline").map_err(Error::ReadCommandLine)?;
@@ -112,15 +112,6 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     command_line.slot.name().clone_into(&mut machine.identity.slot);
 
     let mut drivers = Drivers::open(machine);
-    // Where there is no such thread, everything takes its turn.
-    let early = Early::start(Path::new(MODULES)).ok();
-    if let Some(early) = &early {
-        ESP_MODULES.into_iter().for_each(|module| early.load(module));
-        if Path::new(FW_CFG).exists() {
-            early.load(FW_CFG_MODULE);
-        }
-        early.load(DATA_MODULE);
-    }
     let (found, esp) = find(machine, &mut drivers, &command_line)?;
     let disk = Path::new("/dev").join(&found.disk);
     // Beside the thread, which has the ESP's by now.
@@ -141,8 +132,8 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     Ok(Start { disk, esp: esp.path, command_line })
 }
 
-/// Everything that a failure needs to be said.
-fn prepare(machine: &mut Machine) -> Result<(), Error> {
+/// Everything that a failure needs to be said, and the thread that loads modules.
+fn prepare(machine: &mut Machine) -> Result<Option<Early>, Error> {
     let mounted = mounts::apply_first();
     machine.port.open();
     // Where this is not allowed, kernel messages share the port: a nuisance.
@@ -150,10 +141,24 @@ fn prepare(machine: &mut Machine) -> Result<(), Error> {
     mounted.map_err(Error::Prepare)?;
     let own = |what| move |source| Error::Own { what, source };
     machine.signals = Some(Signals::receive(&SIGNALS).map_err(own("receive signals"))?);
+    // As soon as signals can't be lost to another thread: nothing takes longer.
+    let early = order_modules();
     // From here on Ctrl-Alt-Del is a wish and not a reset.
     reboot::catch_ctrl_alt_del().map_err(own("take over Ctrl-Alt-Del"))?;
     machine.uevents = Some(Listener::open().map_err(own("hear announcements of devices"))?);
-    Ok(())
+    Ok(early)
+}
+
+/// Starts to load what the boot needs soon. Where there is no such thread,
+/// everything takes its turn.
+fn order_modules() -> Option<Early> {
+    let early = Early::start(Path::new(MODULES)).ok()?;
+    ESP_MODULES.into_iter().for_each(|module| early.load(module));
+    if Path::new(FW_CFG).exists() {
+        early.load(FW_CFG_MODULE);
+    }
+    early.load(DATA_MODULE);
+    Some(early)
 }
 
 /// How likely a device leads to the disk: what is tried first spares the rest.
