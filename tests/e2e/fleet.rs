@@ -25,7 +25,16 @@ const MANY: usize = 20;
 /// A fleet of `machines` machines, all off. The first founds a cluster; `append`
 /// goes behind the kernel command line of each.
 pub(crate) fn fleet(world: &World, machines: usize, append: &str) -> Result<Fleet> {
-    let founder = world.founder(append)?;
+    joined_by(world, world.founder(append)?, machines, append)
+}
+
+/// The same, around a founder with parameters of its own.
+pub(crate) fn joined_by(
+    world: &World,
+    founder: Config,
+    machines: usize,
+    append: &str,
+) -> Result<Fleet> {
     let blank = founder.disk.clone().context("no disk")?;
     let mut configs = vec![founder];
     for number in 1..machines {
