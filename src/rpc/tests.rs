@@ -484,6 +484,27 @@ async fn a_call_that_may_be_repeated_survives_the_end_of_the_leader() {
 }
 
 #[tokio::test]
+async fn a_call_that_may_not_be_repeated_is_waited_for_as_long_as_there_is_time() {
+    let authority = Authority::new().await;
+    let attempt = Duration::from_millis(200);
+    let local = Local { slow: 3 * attempt, ..local(1) };
+    let running = Running::start(authority.node(1).await, app(&local), Limits::default()).await;
+    running.up(&[1, 5]);
+    local.leader.send_replace(Some((1, running.address)));
+    let (host, port) = (running.address.ip().to_string(), running.address.port());
+    let patience = Patience { attempt, total: SOON };
+    let candidates = vec![Candidate { node: None, host, port }];
+    let client = Client::fixed(candidates, authority.node(5).await, patience);
+    let call = |channel| async {
+        let mut client = CuratorLocalClient::new(channel);
+        client.get_ca_certificate(v1::GetCaCertificateRequest {}).await.map(drop)
+    };
+    client.call(Repeat::Never, call).await.unwrap();
+    assert_eq!(local.asked.load(Ordering::Relaxed), 1);
+    running.stop().await;
+}
+
+#[tokio::test]
 async fn who_follows_hears_of_a_new_leader_before_a_call_fails() {
     let pair = Pair::start(&Authority::new().await).await;
     pair.leads(0);

@@ -113,7 +113,7 @@ pub enum Repeat {
 /// How long a client is patient.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// For one attempt at a call.
+    /// For one attempt at a call that may be repeated.
     pub attempt: Duration,
     /// For all attempts together, finding the leader included.
     pub total: Duration,
@@ -247,9 +247,13 @@ impl Client {
         loop {
             let failed = match timeout_at(end, self.leader()).await {
                 Ok(Ok(leader)) => {
-                    let attempt =
-                        timeout(self.patience.attempt, call(leader.connection.channel.clone()));
-                    let status = match attempt.await {
+                    let attempt_end = match repeat {
+                        Repeat::Allowed => Instant::now() + self.patience.attempt,
+                        // There is no other one to save time for.
+                        Repeat::Never => end,
+                    };
+                    let attempt = call(leader.connection.channel.clone());
+                    let status = match timeout_at(attempt_end, attempt).await {
                         Ok(Ok(done)) => return Ok(done),
                         Ok(Err(status)) => status,
                         Err(_elapsed) => {
