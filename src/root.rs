@@ -145,10 +145,12 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     let candidates = watch::Sender::default();
     let report = watch::Sender::default();
     let nodes = watch::Sender::default();
+    let found = watch::Sender::default();
     let places = cluster::peers::Service {
         directory: tree.esp.cluster_directory.clone(),
         nodes: nodes.subscribe(),
-        peers,
+        found: found.subscribe(),
+        peers: peers.clone(),
     };
     let liaison = liaison::Service {
         config: liaison::Config::live(&tree),
@@ -158,6 +160,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
             consensus: member.status(),
             network: addresses.subscribe(),
             storage: mounted.subscribe(),
+            found: found.subscribe(),
         },
         outputs: liaison::Outputs {
             report: report.clone(),
@@ -169,6 +172,15 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
             cluster: standing.clone(),
             contact: watch::Sender::default(),
         },
+    };
+    let beacon = cluster::beacon::Service {
+        key: tree.data.node.credentials.key.clone(),
+        identity: identity.subscribe(),
+        consensus: member.status(),
+        leader: liaison.client.leader_id(),
+        network: addresses.subscribe(),
+        peers: peers.subscribe(),
+        found,
     };
     let enlisting = roles::enlist::Service {
         node: tree.data.node.clone(),
@@ -290,6 +302,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("curator", forever, move |ctx| curator.clone().run(ctx));
     ctx.spawn("roles", forever, move |ctx| roles.clone().run(ctx));
     ctx.spawn("peers", forever, move |ctx| places.clone().run(ctx));
+    ctx.spawn("beacon", forever, move |ctx| beacon.clone().run(ctx));
     ctx.spawn("enlist", forever, move |ctx| enlisting.clone().run(ctx));
     ctx.spawn("liaison", forever, move |ctx| liaison.clone().run(ctx));
     ctx.spawn("nodes", forever, move |ctx| shown.clone().run(ctx));

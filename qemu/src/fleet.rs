@@ -65,7 +65,7 @@ pub enum Part {
 pub struct Node {
     /// What the machine is like.
     pub config: Config,
-    /// Its address, at every boot.
+    /// Its address, at every boot until [`Fleet::renumber`].
     pub address: Ipv4Addr,
     /// Its ID, once it has told.
     pub id: String,
@@ -87,6 +87,7 @@ pub struct Fleet {
     pub operator: Operator,
     /// Longest that any single step may take.
     pub patience: Duration,
+    key: PathBuf,
     diary: Diary,
 }
 
@@ -153,6 +154,7 @@ impl Fleet {
             segment,
             operator,
             patience: Duration::from_secs(300),
+            key: key.to_owned(),
             diary: Diary {
                 began: Instant::now(),
                 milestones: Mutex::default(),
@@ -304,6 +306,23 @@ impl Fleet {
         if let Some(machine) = self.nodes[number].machine.take() {
             machine.kill();
         }
+    }
+
+    /// Gives every node another address, while all machines are off.
+    ///
+    /// # Errors
+    /// As [`Segment::renumber`], or when a port cannot be forwarded.
+    pub fn renumber(&mut self) -> Result<(), Error> {
+        self.segment.renumber()?;
+        for (number, node) in (0..).zip(&mut self.nodes) {
+            node.address = self.segment.address(number);
+            for way in &mut node.ways {
+                way.address = node.address;
+                self.segment.forward(way.host, way.address, way.port)?;
+            }
+        }
+        let ways: Vec<Way> = self.nodes.iter().flat_map(|node| node.ways.clone()).collect();
+        self.operator.equip(&self.key, &ways)
     }
 
     /// The machine of a node that is on.

@@ -77,6 +77,7 @@ impl Plug {
 pub struct Segment {
     switch: Switch,
     gateway: Gateway,
+    dir: PathBuf,
     /// What the gateway gives to each machine.
     addresses: Vec<Ipv4Addr>,
 }
@@ -92,20 +93,44 @@ impl Segment {
             source,
         })?;
         let gateway = Gateway::start(&switch.socket(Port::Gateway), dir)?;
-        let mut segment = Self { switch, gateway, addresses: Vec::new() };
+        let mut segment = Self { switch, gateway, dir: dir.to_owned(), addresses: Vec::new() };
         for machine in 0..machines {
-            let plug = segment.plug(machine);
-            let offered = lease::offered(&plug.socket, plug.hardware_address());
-            let offered = offered.map_err(|source| Error::Host {
-                doing: format!("get an address for machine {machine}"),
-                source,
-            })?;
+            let mac = segment.plug(machine).hardware_address();
+            let offered = segment.offered(machine, mac)?;
             segment.addresses.push(offered);
         }
         Ok(segment)
     }
 
-    /// The address that a machine gets by DHCP, at every boot.
+    fn offered(&self, machine: u8, mac: [u8; 6]) -> Result<Ipv4Addr, Error> {
+        lease::offered(&self.plug(machine).socket, mac).map_err(|source| Error::Host {
+            doing: format!("get an address for machine {machine}"),
+            source,
+        })
+    }
+
+    /// Gives each machine another address than at the start, as a DHCP server that
+    /// has lost its leases may. The machines are off; no port is forwarded
+    /// afterwards.
+    ///
+    /// # Errors
+    /// When QEMU is missing, or the gateway has too few addresses for so many machines.
+    pub fn renumber(&mut self) -> Result<(), Error> {
+        self.gateway = Gateway::start(&self.switch.socket(Port::Gateway), &self.dir)?;
+        let machines = (0_u8..).zip(0..self.addresses.len());
+        // It gives its addresses in order, and strangers take those of the start.
+        for (machine, _) in machines.clone() {
+            let stranger = [0x52, 0x54, 0, 0x70, 0, machine];
+            self.offered(machine, stranger)?;
+        }
+        for (machine, place) in machines {
+            self.addresses[place] = self.offered(machine, self.plug(machine).hardware_address())?;
+        }
+        Ok(())
+    }
+
+    /// The address that a machine gets by DHCP, at every boot until
+    /// [`Segment::renumber`].
     ///
     /// # Panics
     /// When the segment has no such machine.

@@ -23,6 +23,7 @@
 //! remote      questions to its curators
 //! disown      the end of a membership
 //! peers       where the other nodes are                   a service
+//! beacon      the same, where nobody can tell             a service
 //! state       the word for it                             pure
 //! service     when
 //! credentials what this node serves and calls with, once it is home    a service
@@ -36,6 +37,7 @@
 //! What this module does not do: touch disks (`storage`) or run etcd (`consensus`).
 
 mod again;
+pub mod beacon;
 mod bootstrap;
 pub mod credentials;
 pub mod decide;

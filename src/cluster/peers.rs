@@ -4,6 +4,7 @@
 //! directory on the ESP --at the start--+
 //!                                      +--> peers --> hosts file
 //! nodes, as the leader tells ----------+
+//! found on the segment (`beacon`) -----+
 //! ```
 //!
 //! A member of etcd dials the others by name before any leader exists: after a cold
@@ -36,6 +37,8 @@ pub struct Service {
     pub directory: File,
     /// Every node, once the leader has told.
     pub nodes: watch::Receiver<Option<Arc<Nodes>>>,
+    /// Who was found at another address while no leader could tell.
+    pub found: watch::Receiver<Peers>,
     /// Where everyone is.
     pub peers: watch::Sender<Peers>,
 }
@@ -61,13 +64,26 @@ impl Service {
             }
         }
         ctx.healthy();
+        // What was told before this run counts as new.
+        self.nodes.mark_changed();
         loop {
-            let nodes = self.nodes.borrow_and_update().clone();
-            if let Some(nodes) = nodes {
-                self.add(told(&nodes));
-            }
-            match ctx.until_cancelled(self.nodes.changed()).await {
-                Some(changed) => changed.map_err(|_closed| Closed("the nodes"))?,
+            // The newest word counts: of two old ones nobody knows which is newer.
+            let waited = async {
+                tokio::select! {
+                    // Cancel-safe, both: they wait for event values.
+                    changed = self.nodes.changed() => {
+                        changed.map_err(|_closed| Closed("the nodes"))?;
+                        let nodes = self.nodes.borrow_and_update().clone();
+                        Ok(nodes.map(|nodes| told(&nodes)).unwrap_or_default())
+                    }
+                    changed = self.found.changed() => {
+                        changed.map_err(|_closed| Closed("the beacon"))?;
+                        Ok(self.found.borrow_and_update().clone())
+                    }
+                }
+            };
+            match ctx.until_cancelled(waited).await {
+                Some(newest) => self.add(newest?),
                 None => return Ok(()),
             }
         }
@@ -115,8 +131,9 @@ mod tests {
         let file = root.esp.cluster_directory;
         file.write(&directory.encode_to_vec()).unwrap();
         let nodes = watch::Sender::new(None);
-        let peers = watch::Sender::default();
-        let service = Service { directory: file, nodes: nodes.subscribe(), peers };
+        let beacon = watch::Sender::<Peers>::default();
+        let (peers, found) = (watch::Sender::default(), beacon.subscribe());
+        let service = Service { directory: file, nodes: nodes.subscribe(), found, peers };
         let mut known = service.peers.subscribe();
         let (ctx, handles) = Context::for_test();
         let look = async {
@@ -129,6 +146,10 @@ mod tests {
             let moved = known.wait_for(|peers| peers[&one] != first[&one]).await.unwrap().clone();
             assert_eq!(moved[&one], IpAddr::from([10, 0, 0, 9]));
             assert_eq!(moved[&two], IpAddr::from([10, 0, 0, 2]), "of it nothing newer is known");
+            // What was found counts, although the leader said otherwise before.
+            beacon.send_replace([(one, [10, 0, 0, 5].into()), (two, [10, 0, 0, 6].into())].into());
+            let found = known.wait_for(|peers| peers[&one] != moved[&one]).await.unwrap().clone();
+            assert_eq!(found, *beacon.borrow());
             handles.cancel().await;
         };
         let (ended, ()) = tokio::join!(service.run(ctx), look);

@@ -15,6 +15,7 @@ use super::watch::keep;
 use super::{Nodes, Service};
 use crate::event::Closed;
 use crate::identity::NodeId;
+use crate::network::names::Peers;
 use crate::rpc::client::{Candidate, candidates};
 use crate::supervisor::Context;
 
@@ -23,8 +24,10 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     let mut kept = read(&service).await;
     let mut nodes = service.outputs.nodes.subscribe();
     let mut cluster = service.outputs.cluster.subscribe();
+    let mut found = service.inputs.found.clone();
     ctx.healthy();
     loop {
+        let moved = found.borrow_and_update().clone();
         let heard = nodes.borrow_and_update().clone();
         let (own, member) = {
             let status = cluster.borrow_and_update();
@@ -41,7 +44,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
             keep(&service.config.directory, directory.encode_to_vec(), "the directory").await;
             kept = directory;
         }
-        let known = ask(own, service.config.port, &kept);
+        let known = ask(own, service.config.port, &kept, &moved);
         service.outputs.candidates.send_if_modified(|old| {
             let changed = *old != known;
             *old = known;
@@ -52,9 +55,10 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
                 changed.map_err(|_closed| Closed(name))
             };
             tokio::select! {
-                // Cancel-safe, both: they wait for event values.
+                // Cancel-safe, all: they wait for event values.
                 heard = nodes.changed() => changed(heard, "the nodes"),
                 named = cluster.changed() => changed(named, "the cluster"),
+                moved = found.changed() => changed(moved, "the beacon"),
             }
         };
         match ctx.until_cancelled(waited).await {
@@ -100,12 +104,24 @@ fn directory(nodes: &Nodes) -> v1::ClusterDirectory {
 }
 
 /// Whom to ask: the curator of this machine first, which may not be there, then
-/// everyone in the directory.
-fn ask(own: Option<NodeId>, port: u16, directory: &v1::ClusterDirectory) -> Vec<Candidate> {
-    let here =
-        own.map(|node| Candidate { node: Some(node), host: Ipv4Addr::LOCALHOST.to_string(), port });
-    let others = candidates(directory).into_iter();
-    here.into_iter().chain(others.filter(|other| other.node != own)).collect()
+/// everyone in the directory, first where they were found.
+fn ask(
+    own: Option<NodeId>,
+    port: u16,
+    directory: &v1::ClusterDirectory,
+    found: &Peers,
+) -> Vec<Candidate> {
+    let at = |node: NodeId, host: String| Candidate { node: Some(node), host, port };
+    let here = own.map(|node| at(node, Ipv4Addr::LOCALHOST.to_string()));
+    let found = found.iter().map(|(node, address)| at(*node, address.to_string()));
+    let others = found.chain(candidates(directory));
+    let mut all = Vec::new();
+    for one in here.into_iter().chain(others.filter(|other| other.node != own)) {
+        if !all.contains(&one) {
+            all.push(one);
+        }
+    }
+    all
 }
 
 #[cfg(test)]
@@ -136,19 +152,22 @@ mod tests {
             Nodes::from([node(1, "10.0.0.1", true), node(2, "", true), node(3, "10.0.0.3", false)]);
         let directory = directory(&nodes);
         assert_eq!(directory.nodes.len(), 1);
-        let own = NodeId::from_public_key(&[3; 32]);
-        let asked: Vec<_> =
-            ask(Some(own), 7835, &directory).iter().map(ToString::to_string).collect();
-        assert_eq!(asked, ["127.0.0.1:7835", "10.0.0.1:7835"]);
-        let first = NodeId::from_public_key(&[1; 32]);
-        assert_eq!(ask(Some(first), 7835, &directory).len(), 1);
-        assert_eq!(ask(None, 7835, &directory).len(), 1);
+        let id = |seed: u8| NodeId::from_public_key(&[seed; 32]);
+        let asked = |own, found: Peers| -> Vec<String> {
+            ask(own, 7835, &directory, &found).iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(asked(Some(id(3)), Peers::new()), ["127.0.0.1:7835", "10.0.0.1:7835"]);
+        assert_eq!(asked(Some(id(1)), Peers::new()).len(), 1);
+        assert_eq!(asked(None, Peers::new()).len(), 1);
+        let found = Peers::from([(id(1), [10, 0, 0, 9].into())]);
+        assert_eq!(asked(Some(id(3)), found), ["127.0.0.1:7835", "10.0.0.9:7835", "10.0.0.1:7835"]);
+        assert_eq!(asked(None, Peers::from([(id(1), [10, 0, 0, 1].into())])).len(), 1);
     }
 
     proptest! {
         #[test]
         fn a_damaged_directory_is_as_none(noise in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _candidates = ask(None, 1, &decode(&noise));
+            let _candidates = ask(None, 1, &decode(&noise), &Peers::new());
         }
     }
 }

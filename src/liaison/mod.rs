@@ -4,7 +4,7 @@
 //! the one client for the leader; it outlives every leader.
 //!
 //! ```text
-//! directory file, nodes, own curator --> candidates --> Client --> the leader
+//! directory file, nodes, beacon, own curator --> candidates --> Client --> the leader
 //!                                                          ^
 //! report     what this node says about itself, on change --+
 //! heartbeat  every five seconds ---------------------------+--> contact --+
@@ -41,6 +41,7 @@ use tokio::sync::watch as value;
 use tokio::time::Instant;
 
 use crate::identity::NodeId;
+use crate::network::names::Peers;
 use crate::node::environment::Environment;
 use crate::rpc::client::{CURATOR_PORT, Candidate, Client};
 use crate::rpc::{Credentials, Standing};
@@ -103,6 +104,8 @@ pub struct Inputs {
     pub network: value::Receiver<network::Status>,
     /// The data partition.
     pub storage: value::Receiver<storage::Status>,
+    /// Nodes that are not where the directory says.
+    pub found: value::Receiver<Peers>,
 }
 
 /// What is told to the rest of the node.

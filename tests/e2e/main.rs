@@ -21,6 +21,7 @@ mod hardware;
 mod hostile;
 mod keys;
 mod locked;
+mod moved;
 mod newcomer;
 mod operate;
 mod outage;
