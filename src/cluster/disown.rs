@@ -38,8 +38,9 @@ use crate::storage::file::{self, File};
 use crate::storage::{Root, tree};
 use crate::supervisor::Context;
 
-/// How long an etcd of a cluster that starts may take to find a leader.
-const TRUST: Duration = Duration::from_secs(30);
+/// How long an etcd that starts may take to find a leader before anybody is asked:
+/// a cluster that is up takes an election. To ask too early costs a few calls.
+const TRUST: Duration = Duration::from_secs(8);
 /// Between two questions after that.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// For one question.

@@ -367,7 +367,7 @@ fn hopeless(error: &Error) -> Report {
         Error::Corrupt { .. } => code::CONSENSUS_DATABASE_DAMAGED,
         _ => code::CONSENSUS_MEMBER_DAMAGED,
     };
-    let next = "remove this node from the cluster and let it register again; \
-                if it was the only one, restore a snapshot of etcd";
+    let next = "remove this node from the cluster (`polisctl node delete NODE --force`), wipe its \
+                disk and let it register again; if it was the only one, restore a snapshot of etcd";
     Report::from_error(code, Stage::Consensus, error, next)
 }

@@ -13,6 +13,7 @@
 //! | `main-panic` | the main task panics |
 //! | `kill-etcd` | etcd gets SIGKILL |
 //! | `damage-etcd` | etcd gets SIGKILL, and its database is overwritten |
+//! | `lose-etcd` | everything of the member of etcd is removed, and it gets SIGKILL |
 //! | `kill-node` | the node gets SIGKILL |
 //! | `node-hangs` | every worker of the runtime is blocked for ever |
 //! | `locked` | the trapdoor opens as for a locked disk, unless a recovery key was given |
@@ -28,6 +29,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::error;
 
+use crate::consensus;
 use crate::event::{self, Closed};
 use crate::recovery;
 use crate::stage::Stage;
@@ -49,6 +51,8 @@ pub enum Fault {
     KillEtcd,
     /// etcd is killed, and its database overwritten.
     DamageEtcd,
+    /// Everything of the member of etcd is removed, and it is killed.
+    LoseEtcd,
     /// This process is killed.
     KillNode,
     /// Every worker of the runtime is blocked.
@@ -58,12 +62,13 @@ pub enum Fault {
 }
 
 impl Fault {
-    const ALL: [(&'static str, Self); 8] = [
+    const ALL: [(&'static str, Self); 9] = [
         ("service-panic", Self::ServicePanic),
         ("service-flaps", Self::ServiceFlaps),
         ("main-panic", Self::MainPanic),
         ("kill-etcd", Self::KillEtcd),
         ("damage-etcd", Self::DamageEtcd),
+        ("lose-etcd", Self::LoseEtcd),
         ("kill-node", Self::KillNode),
         ("node-hangs", Self::NodeHangs),
         ("locked", Self::Locked),
@@ -137,6 +142,11 @@ impl Service {
                 }
                 damage();
             }
+            Fault::LoseEtcd if first => {
+                // The next one must not start while half of it is there.
+                lose();
+                process::find("etcd").into_iter().for_each(kill);
+            }
             Fault::KillNode => kill(getpid()),
             Fault::NodeHangs => hang(&ctx),
             Fault::Locked => match self.recovery.text() {
@@ -149,7 +159,11 @@ impl Service {
                 Err(error) => error!(error = &error as &dyn std::error::Error, "no recovery key"),
             },
             // The main task looks for itself.
-            Fault::MainPanic | Fault::ServicePanic | Fault::KillEtcd | Fault::DamageEtcd => {}
+            Fault::MainPanic
+            | Fault::ServicePanic
+            | Fault::KillEtcd
+            | Fault::DamageEtcd
+            | Fault::LoseEtcd => {}
         }
         ctx.healthy();
         ctx.cancelled().await;
@@ -190,6 +204,14 @@ fn damage() {
         .and_then(|file| file.write_all_at(&[0x5a; 8192], 0).and_then(|()| file.sync_all()));
     if let Err(error) = written {
         error!(error = &error as &dyn std::error::Error, "cannot damage it");
+    }
+}
+
+/// Removes what a member of etcd keeps, and leaves what says that there was one.
+fn lose() {
+    error!("removing the member of etcd, as asked for by polis.fault");
+    if let Err(error) = consensus::forget(&tree::Root::live().data.etcd) {
+        error!(error = &error as &dyn std::error::Error, "cannot remove it");
     }
 }
 
