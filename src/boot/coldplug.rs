@@ -36,7 +36,7 @@ const BY_NAME: &[&str] = &["xfs", "evdev"];
 /// is behind a bus of the rest must not wait long for it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The priority of a thread whose work can wait.
+/// The priority of a thread whose work gives way to all other.
 const LATER: i32 = 10;
 
 /// How soon a device is needed.
@@ -148,6 +148,9 @@ impl Worker {
     }
 
     fn first(&mut self, modules: &mut Modules) {
+        // The kernel links nothing before XFS, and `node` has the processor meanwhile.
+        // Only this thread's priority: on Linux the call means a thread.
+        rustix::process::setpriority_process(Some(rustix::thread::gettid()), LATER).ok();
         let mut present = present();
         let mut take = |wanted| {
             let (taken, left) = present.iter().cloned().partition(|alias| urgency(alias) == wanted);
@@ -159,8 +162,6 @@ impl Worker {
             self.one(modules, name);
         }
         self.load(modules, &take(Urgency::Person));
-        // Only this thread's priority: on Linux the call means a thread.
-        rustix::process::setpriority_process(Some(rustix::thread::gettid()), LATER).ok();
         let (screen, mut later) = (take(Urgency::Screen), take(Urgency::Later));
         later.extend(self.until_the_boot_is_over(modules));
         self.load(modules, &screen);

@@ -28,7 +28,7 @@ use crate::stage::Stage;
 use crate::sys::poll::{self, Interest};
 use crate::sys::reboot::Reason;
 use crate::sys::spawn::{self, Ended};
-use crate::sys::{clock, vt};
+use crate::sys::{clock, files, vt};
 use crate::trapdoor::Report;
 
 use super::attempts::Store;
@@ -81,6 +81,8 @@ pub fn run(machine: &mut Machine, start: Start) -> Result<End, Error> {
         .field("slot", &identity.slot);
     machine.port.event(line);
     machine.started(Stage::System);
+    // An advice: whoever starts it finds out what is wrong with it.
+    files::readahead(Path::new(NODE)).ok();
     mount_tree(machine)?;
     // A name that says that the machine has none yet.
     rustix::system::sethostname(b"polis").ok();

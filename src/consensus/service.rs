@@ -39,8 +39,8 @@ use crate::stage::{Stage, State};
 use crate::storage::file;
 use crate::storage::tree::Etcd;
 use crate::supervisor::{Context, Policy};
-use crate::sys::clock;
 use crate::sys::process::Command;
+use crate::sys::{clock, files};
 use crate::trapdoor::{Report, code};
 
 /// A member that hands its leadership over takes six seconds at worst; the
@@ -333,26 +333,13 @@ pub fn forget(tree: &Etcd) -> Result<(), file::Error> {
     tree.snapshots.clear()
 }
 
-/// Bytes that the kernel reads ahead at most for one advice: what it is asked for
-/// beyond the readahead of the device is silently left out.
-const ADVICE: u64 = 128 << 10;
-
 /// Asks the kernel to have the program in memory by the time it is started, from
 /// within a runtime. Call it as early as you like; again costs little.
 pub fn readahead(binary: &Path) {
     let binary = binary.to_owned();
     // An advice: nobody waits for it, and whoever starts the program finds out
     // what is wrong with it.
-    let _unheeded = tokio::task::spawn_blocking(move || {
-        let file = std::fs::File::open(binary)?;
-        let mut at = 0;
-        while at < file.metadata()?.len() {
-            let length = std::num::NonZeroU64::new(ADVICE);
-            rustix::fs::fadvise(&file, at, length, rustix::fs::Advice::WillNeed)?;
-            at += ADVICE;
-        }
-        Ok::<_, std::io::Error>(())
-    });
+    let _unheeded = tokio::task::spawn_blocking(move || files::readahead(&binary));
 }
 
 /// What a person does about a member that cannot be started ever again.

@@ -1,7 +1,11 @@
-//! Sets how many files a process may have open.
+//! Sets how many files a process may have open, and reads files ahead.
 
+use std::fs::File;
 use std::io;
+use std::num::NonZeroU64;
+use std::path::Path;
 
+use rustix::fs::Advice;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Lets this process have `wanted` files open, or as many as it may.
@@ -24,9 +28,36 @@ pub fn allow(wanted: u64) -> io::Result<()> {
     Ok(raised.or_else(|_refused| bounded())?)
 }
 
+/// Bytes that the kernel reads ahead at most for one advice: what it is asked for
+/// beyond the readahead of the device is silently left out.
+const ADVICE: u64 = 128 << 10;
+
+/// Asks the kernel to read a whole file into memory, and does not wait for it.
+///
+/// # Errors
+///
+/// When there is no such file, or it cannot be read ahead.
+pub fn readahead(path: &Path) -> io::Result<()> {
+    let file = File::open(path)?;
+    let mut at = 0;
+    while at < file.metadata()?.len() {
+        rustix::fs::fadvise(&file, at, NonZeroU64::new(ADVICE), Advice::WillNeed)?;
+        at += ADVICE;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_read_ahead_and_one_that_is_not_there_is_an_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(3 * ADVICE + 1).unwrap();
+        readahead(file.path()).unwrap();
+        assert!(readahead(Path::new("/nowhere")).is_err());
+    }
 
     #[test]
     fn a_process_gets_as_many_files_as_it_may_have() {
