@@ -29,10 +29,8 @@ const PACE: Duration = Duration::from_secs(2);
 /// The same while nothing happens and nobody presses a key: of several columns, one
 /// sample tells the mean.
 const PACE_AT_REST: Duration = Duration::from_secs(6);
-/// What is kept: as much as a chart on a wide screen shows.
-const KEPT: Duration = Duration::from_secs(240);
-/// The same as columns.
-const SAMPLES: usize = (KEPT.as_secs() / PACE.as_secs()) as usize;
+/// Columns that are kept: four minutes, and a chart on a wide screen.
+const SAMPLES: usize = 120;
 
 /// What went on lately.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,11 +109,14 @@ struct Series {
 impl Series {
     /// Adds as many columns as fit into the time that has `passed`.
     fn add(&mut self, before: &Counters, now: &Counters, passed: Duration) {
-        self.owed = self.owed.saturating_add(passed).min(KEPT);
-        while let Some(left) = self.owed.checked_sub(PACE) {
+        self.owed = self.owed.saturating_add(passed);
+        for _column in 0..SAMPLES {
+            let Some(left) = self.owed.checked_sub(PACE) else { return };
             self.owed = left;
             self.column(before, now, passed);
         }
+        // Longer than a chart.
+        self.owed = Duration::ZERO;
     }
 
     fn column(&mut self, before: &Counters, now: &Counters, passed: Duration) {

@@ -289,7 +289,6 @@ impl Attached {
 
     fn press(&mut self, keys: Vec<Key>, snapshot: &watch::Receiver<Arc<Snapshot>>) {
         for key in keys {
-            self.draw_page();
             if let Key::Cursor { row, column } = key {
                 let someone_new = std::mem::take(&mut self.unanswered) > 1;
                 if self.terminal.reported_size().is_none() {
@@ -301,6 +300,7 @@ impl Attached {
                 continue;
             }
             self.attention.call();
+            self.draw_page();
             match self.view.key(key, &snapshot.borrow()) {
                 Some(Command::Redraw) => self.redraw(self.canvas.size()),
                 Some(Command::Reboot) => self.end(Reason::Reboot),
@@ -351,6 +351,10 @@ impl Attached {
 
     /// Draws what is new to the person who looks: mostly no more than the time.
     fn draw(&mut self, snapshot: Arc<Snapshot>) {
+        // A driver that takes over at boot changes the size, and asks nobody.
+        if let Some(size) = self.terminal.reported_size() {
+            self.resize(size);
+        }
         let view = &self.view;
         let page = self.page.as_deref().filter(|page| !view.sees_change(page, &snapshot));
         let picture = if page.is_some() {

@@ -111,6 +111,8 @@ async fn while_only_time_passes_no_page_is_laid_out() {
         assert!(Arc::ptr_eq(attached.page.as_ref().unwrap(), &first), "a page was drawn");
     }
     far.wait_for("12:00:10").await;
+    attached.press(vec![Key::Cursor { row: 24, column: 80 }], &snapshot);
+    assert!(attached.page.is_some(), "an answer about the size is no key");
     attached.press(vec![Key::F(2)], &snapshot);
     assert!(attached.stale && attached.page.is_none(), "a key turns a page");
     assert!(attached.writer.ready().await);
