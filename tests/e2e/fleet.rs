@@ -97,6 +97,22 @@ pub(crate) fn writes_have_stopped(fleet: &mut Fleet, number: usize) -> Result<()
     Ok(())
 }
 
+/// When a machine that is on has had writes acknowledged, since it was switched on.
+pub(crate) fn acknowledged_at(machine: &Machine) -> Vec<Instant> {
+    let acknowledged = machine.seen(|event| event.get("acknowledged").is_some());
+    acknowledged.into_iter().map(|event| machine.started() + event.at).collect()
+}
+
+/// The longest time between two of these, from `since` on: what came before it
+/// counts as one at `since`, and now as one more.
+pub(crate) fn longest_gap(mut times: Vec<Instant>, since: Instant) -> Duration {
+    times.retain(|time| *time > since);
+    times.extend([since, Instant::now()]);
+    times.sort();
+    let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
+    gaps.max().unwrap_or_default()
+}
+
 /// Waits until a node says that its state is this.
 pub(crate) fn becomes(fleet: &mut Fleet, number: usize, state: &str) -> Result<()> {
     let machine = fleet.machine(number)?;
