@@ -21,7 +21,6 @@ mod hardware;
 mod hostile;
 mod keys;
 mod locked;
-mod moved;
 mod newcomer;
 mod operate;
 mod outage;

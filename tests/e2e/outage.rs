@@ -37,8 +37,8 @@ fn three_voters_and_two_workers_keep_every_acknowledged_write_through_each_outag
     chapter("the majority was cut off, and came back");
     restarted_one_by_one(&mut cluster)?;
     chapter("all voters were rebooted, one by one");
-    all_die(&mut cluster)?;
-    chapter("all lost their power, and came back");
+    all_die_and_move(&mut cluster)?;
+    chapter("all lost their power, and came back at other addresses");
 
     let summary = checked(&world, VOTERS.len())?;
     chapter(&format!("{summary:?}"));
@@ -173,18 +173,25 @@ fn restarted_one_by_one(cluster: &mut Fleet) -> Result<()> {
     writes_go_on(cluster, &VOTERS)
 }
 
-/// The power of all goes at once, and comes back one after the other, the last
-/// one first.
-fn all_die(cluster: &mut Fleet) -> Result<()> {
-    for number in 0..ALL {
-        cluster.cut_power(number);
-    }
-    for number in VOTERS.into_iter().rev() {
+/// The power of all goes at once, and comes back one after the other, the last one
+/// first, while the DHCP server has forgotten who had which address: nobody is where
+/// the others knew it, and no leader could tell.
+fn all_die_and_move(cluster: &mut Fleet) -> Result<()> {
+    let before: Vec<_> = cluster.nodes.iter().map(|node| node.address).collect();
+    (0..ALL).for_each(|number| cluster.cut_power(number));
+    cluster.renumber()?;
+    for number in (0..ALL).rev() {
         cluster.boot(number)?;
     }
+    for number in 0..ALL {
+        let address = cluster.nodes[number].address;
+        ensure!(!before.contains(&address), "{address} is an old address");
+        let ready = cluster.machine(number)?.wait_for("ready", BOOT, |_| true)?;
+        ensure!(ready.is("address", &address.to_string()), "not at {address}: {ready}");
+    }
     for number in VOTERS {
-        cluster.machine(number)?.wait_for("ready", BOOT, |_| true)?;
         listed(cluster, number)?;
     }
-    writes_go_on(cluster, &VOTERS)
+    writes_go_on(cluster, &VOTERS)?;
+    cluster.wait_whole(ALL).context("not whole at the new addresses")
 }
