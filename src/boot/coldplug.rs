@@ -24,6 +24,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::modules::Modules;
+use crate::sys;
 
 /// Modaliases that wait for the thread. A hub full of devices has dozens.
 const QUEUE_MAX: usize = 256;
@@ -149,8 +150,7 @@ impl Worker {
 
     fn first(&mut self, modules: &mut Modules) {
         // The kernel links nothing before XFS, and `node` has the processor meanwhile.
-        // Only this thread's priority: on Linux the call means a thread.
-        rustix::process::setpriority_process(Some(rustix::thread::gettid()), LATER).ok();
+        sys::thread::set_priority(LATER);
         let mut present = present();
         let mut take = |wanted| {
             let (taken, left) = present.iter().cloned().partition(|alias| urgency(alias) == wanted);

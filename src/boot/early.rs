@@ -32,6 +32,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
 use super::modules::Modules;
+use crate::sys;
 
 /// The highest priority that is no real-time one.
 const FIRST: i32 = -20;
@@ -84,9 +85,7 @@ impl Early {
 }
 
 fn run(directory: &File, ordered: &Receiver<Order>) {
-    // Only this thread's priority: on Linux the call means a thread. Refused, it
-    // is slower and no less right.
-    rustix::process::setpriority_process(Some(rustix::thread::gettid()), FIRST).ok();
+    sys::thread::set_priority(FIRST);
     // The root changes meanwhile, and no path leads to the initramfs any more.
     let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
     let mut modules = Modules::open(&path);

@@ -20,6 +20,7 @@ pub mod reboot;
 pub mod signal;
 pub mod spawn;
 pub mod terminal;
+pub mod thread;
 pub mod uevent;
 pub mod vt;
 pub mod watchdog;

@@ -17,7 +17,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use crate::fleet::{
     APPEND, acknowledged_at, blank_disk, checked, fleet, longest_gap, writes_go_on,
 };
-use crate::world::{BOOT, SOON, World};
+use crate::world::{BOOT, SOON, World, cuts, seed};
 
 /// Cuts in an ordinary run: each costs a boot.
 const CUTS: u32 = 4;
@@ -47,11 +47,7 @@ enum Victim {
 
 #[test]
 fn whoever_loses_its_power_while_a_machine_is_let_in_the_machine_ends_as_a_voter() -> Result<()> {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>());
-    let seed = number("POLIS_SEED").transpose().context("POLIS_SEED is no number")?;
-    let seed = seed.unwrap_or_else(rand::random);
-    let wanted = number("POLIS_CUTS").transpose().context("POLIS_CUTS is no number")?;
-    let wanted = wanted.map_or(Ok(CUTS), u32::try_from)?;
+    let (seed, wanted) = (seed()?, cuts(CUTS)?);
     eprintln!("POLIS_SEED={seed} POLIS_CUTS={wanted}");
 
     let world = World::new("newcomer")?;

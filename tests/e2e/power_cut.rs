@@ -7,10 +7,10 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 
 use crate::storage::{Kind, founder, is_ready_as};
-use crate::world::{BOOT, World, home};
+use crate::world::{BOOT, World, home, seed};
 
 /// From the start of the kernel to `POLIS boot` nothing is written. Of what
 /// follows until `ready`, in a first boot, this is the usual length, as a
@@ -62,10 +62,7 @@ moments! { Authenticated of 4:
 
 fn cut(kind: Kind, number: u32, moments: u32) -> Result<()> {
     let world = World::new(&format!("power-cut-{}-{number}", kind.name()))?;
-    let seed = match std::env::var("POLIS_SEED") {
-        Ok(seed) => seed.parse().context("POLIS_SEED is no number")?,
-        Err(_absent) => rand::random(),
-    };
+    let seed = seed()?;
     let share = share(seed, number, moments);
     println!("POLIS_SEED={seed}: moment {number} of {moments} is at {share:.3} of the boot");
     std::fs::write(world.path("seed"), format!("{seed}\n"))?;

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -35,8 +36,19 @@ pub(crate) const OWNER: [u8; 32] = [
 
 /// How often a story cuts the power: `POLIS_CUTS`, or as `usual`.
 pub(crate) fn cuts(usual: u32) -> Result<u32> {
-    let wanted = std::env::var("POLIS_CUTS").ok().map(|text| text.parse());
-    Ok(wanted.transpose().context("POLIS_CUTS is no number")?.unwrap_or(usual))
+    Ok(number("POLIS_CUTS")?.unwrap_or(usual))
+}
+
+/// What draws a story's moments: `POLIS_SEED`, or another each time. A story prints
+/// it, so that the same moments can be had again.
+pub(crate) fn seed() -> Result<u64> {
+    Ok(number("POLIS_SEED")?.unwrap_or_else(rand::random))
+}
+
+fn number<T: FromStr>(name: &str) -> Result<Option<T>> {
+    let Some(text) = std::env::var_os(name) else { return Ok(None) };
+    let number = text.to_str().and_then(|text| text.parse().ok());
+    number.map(Some).with_context(|| format!("{name} is to be a number, and is {text:?}"))
 }
 
 /// A story's own corner. Its disks go when the story ends; its logs stay.

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! In a terminal, the console of node 1 appears in it, and the cluster is raised
-//! behind it, told in the terminal's title; without one, every serial line is printed with the node's number.
+//! behind it, told in the terminal's title; without one, every serial line is printed
+//! with the node's number.
 //!
 //! Invariants:
 //! - A machine lives as long as the thread that raised it: `polis_qemu` has it
@@ -312,26 +313,31 @@ pub(crate) fn told(milestone: &Milestone) -> String {
     format!("{:6.1} s  node {} {what}", at.as_secs_f64(), node + 1)
 }
 
+/// The milestones by node, each with how long it took: of the founder since the
+/// fleet began or since what came before it, of the others since the founder was
+/// done at the earliest, which is what they wait for.
+pub(crate) fn steps(milestones: &[Milestone]) -> Vec<(&Milestone, Duration)> {
+    let founder = milestones.iter().rfind(|milestone| milestone.node == 0);
+    let opened = founder.map_or(Duration::ZERO, |last| last.at);
+    let mut ended = BTreeMap::from([(0, Duration::ZERO)]);
+    let mut steps: Vec<_> = milestones
+        .iter()
+        .map(|milestone| {
+            let before = ended.insert(milestone.node, milestone.at).unwrap_or(opened);
+            (milestone, milestone.at.saturating_sub(before))
+        })
+        .collect();
+    // In the order of time within a node.
+    steps.sort_by_key(|(milestone, _)| milestone.node);
+    steps
+}
+
 /// What happened to each node, when, and how long after what came before it.
 fn table(milestones: &[Milestone]) -> String {
-    let mut nodes: BTreeMap<usize, Vec<&Milestone>> = BTreeMap::new();
-    for milestone in milestones {
-        nodes.entry(milestone.node).or_default().push(milestone);
-    }
-    // What a newcomer waits for is the cluster.
-    let opened = nodes.get(&0).and_then(|founder| founder.last()).map(|last| last.at);
     let mut text = String::from("  node  what                      at      took\n");
-    for (node, milestones) in nodes {
-        let mut before = if node == 0 { Duration::ZERO } else { opened.unwrap_or_default() };
-        for Milestone { what, at, .. } in milestones {
-            let took = at.saturating_sub(before).as_secs_f64();
-            let at_seconds = at.as_secs_f64();
-            text.push_str(&format!(
-                "  {:>4}  {what:<20} {at_seconds:>7.1} {took:>8.1}\n",
-                node + 1
-            ));
-            before = *at;
-        }
+    for (Milestone { node, what, at }, took) in steps(milestones) {
+        let [at, took] = [*at, took].map(|time| time.as_secs_f64());
+        text.push_str(&format!("  {:>4}  {what:<20} {at:>7.1} {took:>8.1}\n", node + 1));
     }
     text
 }

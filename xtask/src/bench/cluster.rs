@@ -26,7 +26,7 @@ use polis_qemu::host::{Wish, accelerator};
 use polis_qemu::{Bus, Config, Fleet, Image, Machine, Operator};
 
 use super::{Row, Table};
-use crate::{host, operator, parameters, run};
+use crate::{host, operator, parameters, run, several};
 
 const NODES: u8 = 3;
 
@@ -150,7 +150,7 @@ fn fleet(image: &Image, folder: &Path) -> Result<Fleet> {
     let operator = Operator::new(&program, &config, "bench");
     let mut fleet = Fleet::new(folder, configs, operator, &folder.join("owner.key"))?;
     fleet.patience = LONG;
-    Ok(fleet.telling(|milestone| println!("cluster: {}", crate::several::told(milestone))))
+    Ok(fleet.telling(|milestone| println!("cluster: {}", several::told(milestone))))
 }
 
 /// How long a node was a learner: from the word of the curator that added it to
@@ -173,18 +173,15 @@ fn learnt(fleet: &mut Fleet, number: usize) -> Result<Duration> {
 
 /// How long each part took, of each node; each begins where the one before ended.
 fn parts(milestones: &[Milestone]) -> Vec<Value> {
-    let of = |node: usize| milestones.iter().filter(move |milestone| milestone.node == node);
-    let opened = of(0).next_back().map_or(Duration::ZERO, |last| last.at);
-    let mut values = Vec::new();
-    for node in 0..NODES.into() {
-        let mut before = if node == 0 { Duration::ZERO } else { opened };
-        // One that learns quickly votes before it has said that it learns.
-        for &Milestone { what, at, .. } in of(node).filter(|milestone| milestone.what != "learns") {
-            let took = at.saturating_sub(before).as_secs_f64();
-            values.push((format!("node {}, {what}", node + 1), None, took));
-            before = at;
-        }
-    }
+    // One that learns quickly votes before it has said that it learns.
+    let told = milestones.iter().filter(|milestone| milestone.what != "learns");
+    let told: Vec<Milestone> = told.cloned().collect();
+    let mut values: Vec<Value> = several::steps(&told)
+        .into_iter()
+        .map(|(Milestone { node, what, .. }, took)| {
+            (format!("node {}, {what}", node + 1), None, took.as_secs_f64())
+        })
+        .collect();
     if let Some(last) = milestones.last() {
         values.push(("all vote, from the first power-on".to_owned(), None, last.at.as_secs_f64()));
     }
