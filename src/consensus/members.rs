@@ -10,6 +10,7 @@
 //! - A member is removed before its certificate is revoked: a CRL alone does not
 //!   cut off a peer that the others dial.
 //! - No voter goes unless those that answer without it are a majority.
+//! - A learner that never started is a member like any other: it can be taken out.
 //!
 //! What this module does not do: decide who may be a member (`curator`).
 
@@ -45,8 +46,15 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// A restart at another pace takes less than a second.
 const ROOM_MAX: Duration = Duration::from_secs(30);
 
-/// Between two looks for learners: quick while there is one.
+/// Between two attempts to promote a learner that just came.
 const PROMOTE: Duration = Duration::from_millis(50);
+
+/// Between two attempts, for one that does not catch up: it may be off for good.
+const PROMOTE_MAX: Duration = Duration::from_secs(1);
+
+/// By how much an attempt may be later than the learner could have been promoted:
+/// this part of the time that it took.
+const PROMOTE_LATE: u32 = 8;
 
 /// Why the membership was not changed.
 #[derive(Debug, thiserror::Error)]
@@ -150,50 +158,51 @@ impl Members {
         Ok(answering)
     }
 
-    /// Whether the others could go on without this member; one that is none may
-    /// always leave.
+    /// The member of `id`, if it has one and the others can go on without it. One
+    /// that never started has no name yet: `peer` tells which it is.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if not.
-    pub async fn may_leave(&self, id: NodeId) -> Result<(), Error> {
+    /// [`Error::Refused`] if the others cannot go on without it.
+    pub async fn may_leave(&self, id: NodeId, peer: &Peer) -> Result<Option<Member>, Error> {
         let status = self.status.borrow().clone();
         let clients = status.voter().ok_or(Error::NoVoter)?;
         let members = list(clients).await?;
-        let name = id.to_string();
-        if members.iter().any(|member| member.name == name) {
-            quorum::may_leave(&name, &members, &self.answering().await?)?;
-        }
-        Ok(())
+        let Some(leaving) = members.iter().find(|member| member.is_of(id, peer)) else {
+            return Ok(None);
+        };
+        quorum::may_leave(leaving, &members, &self.answering().await?)?;
+        Ok(Some(leaving.clone()))
     }
 
-    /// Removes a member for good and revokes its certificates.
+    /// Removes the member of `id` for good, which [`Self::may_leave`] found, and
+    /// revokes its certificates.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the others could not go on without it.
-    pub async fn evict(&self, id: NodeId) -> Result<(), Error> {
+    /// [`Error`]; the call may be repeated.
+    pub async fn evict(&self, id: NodeId, member: Option<&Member>) -> Result<(), Error> {
         let status = self.status.borrow().clone();
         let clients = status.voter().cloned().ok_or(Error::NoVoter)?;
-        let name = id.to_string();
-        let members = list(&clients).await?;
-        if let Some(member) = members.iter().find(|member| member.name == name) {
+        if let Some(member) = member {
             if Some(member.id) == status.member {
                 return Err(Error::Itself);
             }
-            let answering = self.answering().await?;
-            let leaving = quorum::may_leave(&name, &members, &answering)?;
-            change("remove a member", || {
+            let removed = change("remove a member", || {
                 let mut etcd = clients.raw().cluster_client();
-                async move { etcd.member_remove(leaving.0).await }
-            })
-            .await?;
+                async move { etcd.member_remove(member.id.0).await }
+            });
+            match removed.await {
+                // The answer to an earlier attempt was lost.
+                Err(error) if error.says("member not found") => {}
+                removed => drop(removed?),
+            }
             self.news.notify_one();
-            info!(node = name, "removed a member");
+            info!(node = %id, "removed a member");
             tokio::time::sleep(FAREWELL).await;
         }
         let namespace = Namespace::new(clients.user(User::EtcdPki), "");
-        namespace.revoke(&authority(), &name, Reason::Left, clock::now()).await?;
+        namespace.revoke_surely(&authority(), &id.to_string(), Reason::Left, clock::now()).await?;
         Ok(())
     }
 
@@ -201,6 +210,7 @@ impl Members {
     /// this member's peer URL right. A service.
     pub(super) async fn promote(mut self, ctx: Context) -> Result<(), Error> {
         let url = self.status.borrow().peer_url.clone();
+        let mut since = None;
         loop {
             let waiting = until(&mut self.status, "the etcd member", |status| {
                 let clients = status.voter()?.clone();
@@ -215,18 +225,25 @@ impl Members {
             });
             let Some(found) = ctx.until_cancelled(waiting).await else { return Ok(()) };
             let (clients, change) = found?;
-            let changed = match &change {
-                Change::Promote(learner) => promote(&clients, learner).await,
-                Change::Move(own) => follow(&clients, own, &url).await,
+            let (member, changed) = match &change {
+                Change::Promote(learner) => (learner.id, promote(&clients, learner).await),
+                Change::Move(own) => (own.id, follow(&clients, own, &url).await),
             };
             match changed {
-                Ok(()) => self.news.notify_one(),
+                Ok(true) => self.news.notify_one(),
+                Ok(false) => {}
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
                     warn!(error, "cannot change a member yet");
                 }
             }
-            if ctx.until_cancelled(tokio::time::sleep(PROMOTE)).await.is_none() {
+            let begun = match since {
+                Some((same, begun)) if same == member => begun,
+                _ => tokio::time::Instant::now(),
+            };
+            since = Some((member, begun));
+            let pause = (begun.elapsed() / PROMOTE_LATE).clamp(PROMOTE, PROMOTE_MAX);
+            if ctx.until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                 return Ok(());
             }
         }
@@ -238,30 +255,31 @@ enum Change {
     Move(Member),
 }
 
-/// A learner that has not caught up is no error: it is asked for again.
-async fn promote(clients: &Clients, learner: &Member) -> Result<(), client::Error> {
+/// Whether the list of members is another one now. A learner that has not caught
+/// up is no error: it is asked for again.
+async fn promote(clients: &Clients, learner: &Member) -> Result<bool, client::Error> {
     let what = "promote a learner";
     match clients.raw().cluster_client().member_promote(learner.id.0).await {
         Ok(_) => {
-            info!(node = learner.name, "promoted a learner");
-            Ok(())
+            info!(node = learner.called(), "promoted a learner");
+            Ok(true)
         }
         Err(error) => {
             let error = client::Error::new(what, error);
             let early = error.says("in sync with leader");
             // Someone was faster: the next look at the members shows it.
             let done = error.says("can only promote a learner member");
-            if early || done { Ok(()) } else { Err(error) }
+            if early || done { Ok(done) } else { Err(error) }
         }
     }
 }
 
 /// Tells the others where this member is.
-async fn follow(clients: &Clients, own: &Member, url: &str) -> Result<(), client::Error> {
+async fn follow(clients: &Clients, own: &Member, url: &str) -> Result<bool, client::Error> {
     let updated = clients.raw().cluster_client().member_update(own.id.0, [url.to_owned()]).await;
     updated.map_err(|error| client::Error::new("update the peer URL", error))?;
     info!(from = own.peer_url, to = url, "updated the peer URL");
-    Ok(())
+    Ok(true)
 }
 
 async fn list(clients: &Clients) -> Result<Vec<Member>, client::Error> {

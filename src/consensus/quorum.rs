@@ -10,12 +10,6 @@ use super::{Member, MemberId};
 /// Why a member must stay.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Nobody has this name.
-    #[error("there is no member {name}")]
-    Unknown {
-        /// Who was to go.
-        name: String,
-    },
     /// A cluster has at least one voter.
     #[error("{name} is the last voter")]
     Last {
@@ -41,37 +35,34 @@ pub enum Refusal {
     },
 }
 
-/// Whether `name` may leave: the voters that answer without it keep a majority.
-/// A learner may always leave.
+/// Whether `leaving`, one of `members`, may leave: the voters that answer without it
+/// keep a majority. A learner may always leave.
 pub(super) fn may_leave(
-    name: &str,
+    leaving: &Member,
     members: &[Member],
     answering: &BTreeSet<MemberId>,
-) -> Result<MemberId, Refusal> {
-    let leaving = members
-        .iter()
-        .find(|member| member.name == name)
-        .ok_or_else(|| Refusal::Unknown { name: name.to_owned() })?;
+) -> Result<(), Refusal> {
     if leaving.learner {
-        return Ok(leaving.id);
+        return Ok(());
     }
+    let name = || leaving.called().to_owned();
     let left: Vec<_> =
         members.iter().filter(|member| !member.learner && member.id != leaving.id).collect();
     if left.is_empty() {
-        return Err(Refusal::Last { name: name.to_owned() });
+        return Err(Refusal::Last { name: name() });
     }
     let needed = left.len() / 2 + 1;
     let (answer, silent): (Vec<&Member>, Vec<&Member>) =
         left.iter().copied().partition(|member| answering.contains(&member.id));
     if answer.len() >= needed {
-        return Ok(leaving.id);
+        return Ok(());
     }
     Err(Refusal::Quorum {
-        name: name.to_owned(),
+        name: name(),
         voters: left.len(),
         needed,
         answering: answer.len(),
-        missing: silent.iter().map(|member| member.name.clone()).collect(),
+        missing: silent.iter().map(|member| member.called().to_owned()).collect(),
     })
 }
 
@@ -99,8 +90,8 @@ mod tests {
     #[test]
     fn of_three_a_dead_one_may_leave_and_a_live_one_may_not() {
         let members = cluster(3);
-        assert_eq!(may_leave("n3", &members, &answering(&[1, 2])), Ok(MemberId(3)));
-        let refused = may_leave("n2", &members, &answering(&[1, 2])).unwrap_err();
+        assert_eq!(may_leave(&members[2], &members, &answering(&[1, 2])), Ok(()));
+        let refused = may_leave(&members[1], &members, &answering(&[1, 2])).unwrap_err();
         assert_eq!(
             refused.to_string(),
             "without n2, 2 of 2 voters must answer, and only 1 do; missing: n3"
@@ -111,21 +102,21 @@ mod tests {
     fn the_last_voter_stays_and_a_learner_may_always_leave() {
         let mut members = cluster(2);
         members[1].learner = true;
-        let last = may_leave("n1", &members, &answering(&[1, 2]));
+        let last = may_leave(&members[0], &members, &answering(&[1, 2]));
         assert_eq!(last, Err(Refusal::Last { name: "n1".to_owned() }));
-        assert_eq!(may_leave("n2", &members, &answering(&[1])), Ok(MemberId(2)));
-        assert!(matches!(may_leave("n9", &members, &answering(&[])), Err(Refusal::Unknown { .. })));
+        assert_eq!(may_leave(&members[1], &members, &answering(&[1])), Ok(()));
     }
 
     proptest! {
         #[test]
         fn whoever_may_leave_leaves_a_majority_that_answers(
-            voters in 1..8_u64, leaving in 1..8_u64, up in prop::collection::btree_set(1..8_u64, 0..8)
+            voters in 1..8_u64, leaving: prop::sample::Index, up in prop::collection::btree_set(1..8_u64, 0..8)
         ) {
             let members = cluster(voters);
             let up: BTreeSet<_> = up.into_iter().map(MemberId).collect();
-            if let Ok(gone) = may_leave(&format!("n{leaving}"), &members, &up) {
-                let left: Vec<_> = members.iter().filter(|member| member.id != gone).collect();
+            let gone = leaving.get(&members);
+            if may_leave(gone, &members, &up).is_ok() {
+                let left: Vec<_> = members.iter().filter(|member| member.id != gone.id).collect();
                 let answer = left.iter().filter(|member| up.contains(&member.id)).count();
                 prop_assert!(2 * answer > left.len());
             }

@@ -6,6 +6,8 @@ use std::fmt;
 use polis_proto::v1;
 
 use super::client::Clients;
+use super::{PEER_PORT, Peer};
+use crate::identity::NodeId;
 
 /// etcd's number for a member, fixed for the member's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -59,6 +61,31 @@ pub struct Member {
     pub peer_url: String,
     /// Whether it only learns.
     pub learner: bool,
+}
+
+impl Member {
+    /// Whether it is the member of `id`, which is reached at `peer`. One that has
+    /// not started yet has no name: it is known by its place alone.
+    #[must_use]
+    pub fn is_of(&self, id: NodeId, peer: &Peer) -> bool {
+        self.name == id.to_string() || self.peer_url == peer.url()
+    }
+
+    /// The node whose member it is. Its name says so, once it has started; before
+    /// that, its peer URL does: see [`Peer::of`].
+    #[must_use]
+    pub fn node(&self) -> Option<NodeId> {
+        let place =
+            || self.peer_url.strip_prefix("https://")?.strip_suffix(&format!(":{PEER_PORT}"));
+        let named = if self.name.is_empty() { place()? } else { self.name.as_str() };
+        named.parse().ok()
+    }
+
+    /// What a person is told that it is called.
+    #[must_use]
+    pub fn called(&self) -> &str {
+        if self.name.is_empty() { &self.peer_url } else { &self.name }
+    }
 }
 
 /// Something that etcd asks for help with.
@@ -166,5 +193,28 @@ impl Status {
     #[must_use]
     pub fn voter(&self) -> Option<&Clients> {
         self.clients.as_ref().filter(|_| self.standing == Standing::Voter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_that_never_started_is_known_by_its_place() {
+        let [own, other] = [1, 2].map(|key| NodeId::from_public_key(&[key; 32]));
+        let member = |name: &str, peer_url: String| Member {
+            id: MemberId(1),
+            name: name.to_owned(),
+            peer_url,
+            learner: true,
+        };
+        let silent = member("", Peer::of(own).url());
+        assert!(silent.is_of(own, &Peer::of(own)) && !silent.is_of(other, &Peer::of(other)));
+        assert_eq!(silent.node(), Some(own));
+        let moved = member(&own.to_string(), "https://10.0.0.1:7834".to_owned());
+        assert!(moved.is_of(own, &Peer::of(own)));
+        assert_eq!(moved.node(), Some(own));
+        assert_eq!(member("", "https://10.0.0.1:7834".to_owned()).node(), None);
     }
 }

@@ -62,14 +62,14 @@ pub(super) fn consensus_status(
     let member = |member: &consensus::Member| {
         let told = match status.member == Some(member.id) {
             true => status.figures().map(|figures| (figures, Duration::ZERO)),
-            false => member.name.parse().ok().and_then(|node| heartbeats.consensus(node)),
+            false => member.node().and_then(|node| heartbeats.consensus(node)),
         };
         let (figures, age) = told.unzip();
         let age = age.map_or(-1, |age| i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
         let figures = figures.unwrap_or_default();
         v1::ConsensusMember {
             id: member.id.0,
-            node_id: member.name.clone(),
+            node_id: member.node().map_or_else(|| member.name.clone(), |node| node.to_string()),
             peer_urls: vec![member.peer_url.clone()],
             learner: member.learner,
             answers: answering.contains(&member.id),

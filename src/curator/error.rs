@@ -158,7 +158,6 @@ impl Error {
             Self::NoRole => (FailedPrecondition, "no-role"),
             Self::Etcd(_) => (Unavailable, "etcd"),
             Self::Members(error) => match error {
-                MembersError::Refused(Quorum::Unknown { .. }) => (NotFound, "unknown"),
                 MembersError::Refused(Quorum::Last { .. } | Quorum::Quorum { .. }) => {
                     (FailedPrecondition, "quorum")
                 }

@@ -284,14 +284,8 @@ impl<S: pki::Store + Clone> Store<S> {
     ///
     /// [`Error::Pki`].
     pub async fn revoke(&self, name: &str, reason: Reason, now: SystemTime) -> Result<(), Error> {
-        // Another revocation at the same moment changes the same CRL.
-        for _attempt in 0..CONFLICTS_MAX {
-            match self.certificates().revoke(&authority(), name, reason, now).await {
-                Err(pki::Error::Lost { .. }) => {}
-                revoked => return Ok(revoked.map(drop)?),
-            }
-        }
-        Err(Error::Contended { key: crl_key() })
+        self.certificates().revoke_surely(&authority(), name, reason, now).await?;
+        Ok(())
     }
 
     /// What holds for the whole cluster.

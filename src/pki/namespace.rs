@@ -28,6 +28,10 @@ pub(super) const CERTIFICATES: &str = "certificates/";
 /// The longest name; etcd would take more, screens would not.
 const NAME_LENGTH_MAX: usize = 128;
 
+/// Attempts at a revocation. Each time another one was faster, so this many in a
+/// row mean that something is wrong.
+const REVOCATIONS_MAX: u32 = 32;
+
 /// The certificates below one folder of a store.
 #[derive(Clone, Debug)]
 pub struct Namespace<S> {
@@ -135,6 +139,27 @@ impl<S: Store> Namespace<S> {
         let guards = vec![Guard::Unchanged(key, stored.revision)];
         self.commit(&authority.name, guards, writes).await?;
         Ok(count)
+    }
+
+    /// Revokes like [`Self::revoke`], again where the CRL changed at the same moment.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if it does so each time: something is wrong then.
+    pub async fn revoke_surely(
+        &self,
+        authority: &Certificate,
+        name: &str,
+        reason: Reason,
+        now: SystemTime,
+    ) -> Result<usize, Error> {
+        let mut attempts = 1..REVOCATIONS_MAX;
+        loop {
+            match self.revoke(authority, name, reason, now).await {
+                Err(Error::Lost { .. }) if attempts.next().is_some() => {}
+                revoked => return revoked,
+            }
+        }
     }
 
     /// The authority's CRL as it is stored; `None` if there is no such authority.

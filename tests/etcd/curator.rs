@@ -24,6 +24,16 @@ pub(crate) async fn admit(
     owner: &Client,
     machine: &Machine,
 ) -> Node {
+    machine.start(invite(cluster, of, owner, machine).await)
+}
+
+/// The same, up to what its member of etcd is told to start with.
+pub(crate) async fn invite(
+    cluster: &Cluster,
+    of: &[&Curator],
+    owner: &Client,
+    machine: &Machine,
+) -> Start {
     let ticket = owner.call(Repeat::Allowed, |channel| async move {
         let request = v1::GetRegisterTicketRequest::default();
         Ok(ManagementClient::new(channel).get_register_ticket(request).await?.into_inner())
@@ -101,8 +111,7 @@ pub(crate) async fn admit(
             }
         });
     assert_eq!(given.await.unwrap().roles, Some(roles));
-    let start = invitation(join().await.unwrap(), machine);
-    machine.start(start)
+    invitation(join().await.unwrap(), machine)
 }
 
 pub(crate) fn reason(status: &Status) -> &str {

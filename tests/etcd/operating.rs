@@ -12,8 +12,8 @@ use polis_proto::v1::management_client::ManagementClient;
 use sha2::{Digest as _, Sha256};
 use tonic::{Code, Status};
 
-use crate::curator::{admit, reason, write};
-use crate::curators::{Cluster, Curator, credentials, leader};
+use crate::curator::{admit, invite, reason, write};
+use crate::curators::{Cluster, Curator, address, credentials, leader};
 use crate::harness::{Machine, Node};
 
 /// The way to whoever leads now.
@@ -161,6 +161,37 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
         curator.supervisor.stop().await;
     }
     for node in [first, second] {
+        node.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_learner_that_never_started_is_taken_out_and_the_next_one_enters() {
+    let machines = [Machine::new(), Machine::new(), Machine::new()];
+    let [one, two, three] = &machines;
+    let first = one.start(Start::Bootstrap);
+    let (cluster, own) = Cluster::found(one, &first).await;
+    let curator = Curator::start(one, &first, own);
+    leader(&[&curator], Duration::from_secs(20)).await;
+    let owner = cluster.owner(&[&curator]).await;
+    // The leader has told it what to start with, and it loses its power for good.
+    invite(&cluster, &[&curator], &owner, two).await;
+    first.waits("to have a learner", |status| status.members.len() == 2).await;
+    let mut management = ManagementClient::new(channel(&owner).await);
+    let told = management.get_etcd_status(v1::GetEtcdStatusRequest {}).await.unwrap().into_inner();
+    let learner = told.members.iter().find(|member| member.learner).unwrap();
+    assert!(learner.peer_urls[0].contains(&address(two).to_string()), "{learner:?}");
+
+    take_consensus(&owner, &two.name()).await.unwrap();
+    first.waits("to have no learner", |status| status.members.len() == 1).await;
+    delete(&owner, &two.name(), true).await.unwrap();
+    let (third, third_curator) = join(&cluster, &[&curator], &owner, three).await;
+    first.voter_of(2).await;
+
+    for curator in [curator, third_curator] {
+        curator.supervisor.stop().await;
+    }
+    for node in [first, third] {
         node.stop().await;
     }
 }

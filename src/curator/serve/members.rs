@@ -12,14 +12,14 @@
 //! - One change at a time: nobody enters by a role that is being taken away.
 //! - A leader does not remove its own member: it steps down, and the next does.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use polis_proto::v1;
 use tonic::Status;
 use tracing::info;
 
 use super::Lead;
-use crate::consensus::Member;
+use crate::consensus::{Member, Peer};
 use crate::curator::convert;
 use crate::curator::error::Error;
 use crate::curator::nodes;
@@ -75,6 +75,15 @@ impl Lead {
         })
     }
 
+    /// Where the member of a node is reached, or would be.
+    async fn peer(&self, id: NodeId) -> Result<Peer, Error> {
+        let status = self.store().node(id).await?.status.unwrap_or_default();
+        // Whatever entered etcd has told its address before, and where the place
+        // is a name, the address does not matter.
+        let address = status.external_address.parse();
+        Ok((self.handlers.0.naming)(id, address.unwrap_or(Ipv4Addr::UNSPECIFIED.into())))
+    }
+
     /// Takes a node out of etcd, if it is in there, and then `changes` its record.
     pub(super) async fn leave_consensus<T>(
         &self,
@@ -84,15 +93,12 @@ impl Lead {
         let parts = &self.handlers.0;
         let _changing = parts.changing.lock().await;
         let left = async {
-            parts.members.may_leave(id).await?;
-            if id == parts.node {
-                let status = parts.consensus.borrow().clone();
-                let own = status.members.iter().find(|member| Some(member.id) == status.member);
-                if own.is_some() {
-                    return Ok(false);
-                }
+            let leaving = parts.members.may_leave(id, &self.peer(id).await?).await?;
+            let own = parts.consensus.borrow().member;
+            if own.is_some() && own == leaving.as_ref().map(|member| member.id) {
+                return Ok(false);
             }
-            parts.members.evict(id).await?;
+            parts.members.evict(id, leaving.as_ref()).await?;
             Ok::<_, Error>(true)
         };
         match left.await {
