@@ -154,7 +154,8 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     };
     let liaison = liaison::Service {
         config: liaison::Config::live(&tree),
-        client: Client::new(candidates.subscribe(), credentials.subscribe(), Patience::default()),
+        client: Client::new(candidates.subscribe(), credentials.subscribe(), Patience::default())
+            .wary(access.subscribe()),
         inputs: liaison::Inputs {
             environment: environment.clone(),
             consensus: member.status(),

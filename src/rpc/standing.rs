@@ -15,6 +15,7 @@ use tonic::metadata::MetadataValue;
 
 use super::peer::{Caller, Peer};
 use crate::identity::NodeId;
+use crate::pki::Facts;
 
 /// Metadata of a refusal of a caller, whatever it calls: the word for the cause.
 const STANDING: &str = "polis-standing";
@@ -80,6 +81,12 @@ impl From<Fallen> for Status {
 }
 
 impl Standing {
+    /// Whether `node`, which shows `certificate`, was taken out of the cluster.
+    pub(super) fn is_gone(&self, node: NodeId, certificate: &[u8]) -> bool {
+        let serial = Facts::read(certificate).map(|facts| facts.serial);
+        self.removed.contains(&node) || serial.is_some_and(|serial| self.serials.contains(&serial))
+    }
+
     /// Whether `caller` may call anything at all at `now`.
     ///
     /// # Errors

@@ -413,15 +413,14 @@ impl Pair {
             Running::start(authority.node(1).await, app(&one), limits()).await,
             Running::start(authority.node(2).await, app(&two), limits()).await,
         ];
-        let candidate = |running: &Running| Candidate {
-            node: None,
-            host: running.address.ip().to_string(),
-            port: running.address.port(),
-        };
-        let patience = Patience { attempt: Duration::from_secs(2), total: SOON };
         let user = authority.user("ann", Role::Viewer, 3).await;
-        let client = Client::fixed(running.iter().map(candidate).collect(), user, patience);
+        let client = client(&running, user);
         Self { running, locals: [one, two], client }
+    }
+
+    /// A client of both for somebody else.
+    fn of(&self, credentials: Credentials) -> Client {
+        client(&self.running, credentials)
     }
 
     fn leads(&self, which: usize) {
@@ -442,6 +441,16 @@ impl Pair {
     fn asked(&self) -> [usize; 2] {
         [0, 1].map(|which: usize| self.locals[which].asked.load(Ordering::Relaxed))
     }
+}
+
+fn client(servers: &[Running], credentials: Credentials) -> Client {
+    let candidate = |running: &Running| Candidate {
+        node: None,
+        host: running.address.ip().to_string(),
+        port: running.address.port(),
+    };
+    let patience = Patience { attempt: Duration::from_secs(2), total: SOON };
+    Client::fixed(servers.iter().map(candidate).collect(), credentials, patience)
 }
 
 #[tokio::test]
@@ -529,4 +538,55 @@ async fn where_nobody_leads_the_client_says_whom_it_asked() {
     let error = pair.client.leader().await.unwrap_err().to_string();
     assert!(error.contains("it knows of no leader"), "{error}");
     assert!(pair.running.iter().all(|one| error.contains(&one.address.to_string())), "{error}");
+}
+
+#[tokio::test]
+async fn one_curator_with_an_old_copy_does_not_hide_the_leader() {
+    let authority = Authority::new().await;
+    let pair = Pair::start(&authority).await;
+    pair.leads(1);
+    // The first has not heard yet that node 5 is a member.
+    pair.running[0].up(&[1, 2]);
+    pair.running[1].up(&[1, 2, 5]);
+    let client = pair.of(authority.node(5).await);
+    let leader = timeout(SOON, client.leader()).await.unwrap().unwrap();
+    assert_eq!(leader.connection.node, node_id(2));
+}
+
+#[tokio::test]
+async fn a_refusal_counts_where_nobody_leads() {
+    let authority = Authority::new().await;
+    let pair = Pair::start(&authority).await;
+    for running in &pair.running {
+        running.up(&[1, 2]);
+    }
+    let removed = Standing { removed: [node_id(5)].into(), ..Standing::default() };
+    pair.running[1].standing.send_modify(|standing| {
+        *standing = Arc::new(Standing { nodes: standing.nodes.clone(), ..removed });
+    });
+    let client = pair.of(authority.node(5).await);
+    let refusal = client.leader().await.unwrap_err();
+    assert!(is_removal(&refusal.into()), "of two refusals, the one that is for ever");
+}
+
+#[tokio::test]
+async fn a_node_that_was_taken_out_of_the_cluster_leads_nobody() {
+    let authority = Authority::new().await;
+    let pair = Pair::start(&authority).await;
+    pair.leads(1);
+    let shown = authority.node(2).await.certificate;
+    let serial = Facts::read(&shown).unwrap().serial;
+    let fallen = [
+        Standing { serials: [serial].into(), ..Standing::default() },
+        Standing { removed: [node_id(2)].into(), ..Standing::default() },
+    ];
+    for standing in fallen {
+        let standing = watch::Sender::new(Arc::new(standing));
+        let user = authority.user("ann", Role::Viewer, 3).await;
+        let client = pair.of(user).wary(standing.subscribe());
+        let error = client.leader().await.unwrap_err().to_string();
+        assert!(error.contains("it was taken out of the cluster"), "{error}");
+        standing.send_replace(Arc::default());
+        client.leader().await.unwrap();
+    }
 }

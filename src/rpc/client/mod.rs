@@ -15,7 +15,10 @@
 //! Invariants:
 //! - A call that may not be made twice is made again only where the refusal
 //!   proves that it did nothing.
-//! - A refusal is handed on at once; only an outage is waited out.
+//! - A refusal is handed on; only an outage is waited out. Who refuses and does not
+//!   lead may go by an old copy of the records: the others are heard first.
+//! - Whoever leads is a node that the candidates name, or that one of these points
+//!   to; any node of the cluster, only for a candidate that names none.
 
 mod channel;
 mod dial;
@@ -38,7 +41,7 @@ use tracing::{debug, info};
 pub use self::channel::Channel;
 pub use self::dial::{Connection, Error as DialError, Expect, Trust, dial};
 use super::is_not_leader;
-use super::standing::Fallen;
+use super::standing::{Fallen, Standing, is_removal};
 use super::tls::Credentials;
 use crate::event::until;
 use crate::identity::NodeId;
@@ -51,6 +54,9 @@ pub const CURATOR_PORT: u16 = 7835;
 const STAGGER: Duration = Duration::from_millis(250);
 /// Longest wait for the first word of a curator.
 const ANSWER: Duration = Duration::from_secs(4);
+/// Longest wait for the others once one has refused: they were asked at about the
+/// same time, and a caller that was removed is to hear of it from whoever is left.
+const OTHERS: Duration = Duration::from_secs(2);
 /// Wait between two searches: an election takes some seconds.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(2);
@@ -171,6 +177,8 @@ pub struct Leader {
 pub struct Client {
     candidates: watch::Receiver<Vec<Candidate>>,
     credentials: watch::Receiver<Option<Credentials>>,
+    /// Who is a node of the cluster no more, where that is known.
+    standing: Option<watch::Receiver<Arc<Standing>>>,
     patience: Patience,
     found: Arc<Mutex<Found>>,
     /// Who leads, for those who want to know.
@@ -206,7 +214,14 @@ impl Client {
         patience: Patience,
     ) -> Self {
         let found = Arc::default();
-        Self { candidates, credentials, patience, found, leader: watch::Sender::new(None) }
+        let leader = watch::Sender::new(None);
+        Self { candidates, credentials, standing: None, patience, found, leader }
+    }
+
+    /// The same client, which believes no node that was taken out of the cluster.
+    #[must_use]
+    pub fn wary(self, standing: watch::Receiver<Arc<Standing>>) -> Self {
+        Self { standing: Some(standing), ..self }
     }
 
     /// A client of a program that runs once.
@@ -330,10 +345,18 @@ impl Client {
         let mut credentials = self.credentials.clone();
         let credentials = until(&mut credentials, "the credentials", Clone::clone).await;
         let credentials = credentials.map_err(|_closed| Error::NoCandidates)?;
+        let candidates = self.candidates.borrow().clone();
+        let known = |last: &Candidate| {
+            candidates.iter().any(|known| known.node.is_none() || known.node == last.node)
+        };
+        // Who led once may be no curator any more.
+        let last = found.last.clone().filter(known);
         let mut asked = BTreeSet::new();
-        let first = found.last.clone().into_iter().chain(self.candidates.borrow().clone());
+        let first = last.into_iter().chain(candidates);
         let first: Vec<_> = first.filter(|candidate| asked.insert(candidate.clone())).collect();
-        let (connection, news) = search(first, asked, &credentials).await?;
+        let standing = self.standing.as_ref().map(|standing| Arc::clone(&standing.borrow()));
+        let standing = standing.unwrap_or_default();
+        let (connection, news) = search(first, asked, &credentials, &standing).await?;
         info!(leader = %connection.node, address = %connection.address, "found the leader");
         found.count += 1;
         found.last = Some(Candidate {
@@ -362,22 +385,36 @@ async fn search(
     first: Vec<Candidate>,
     mut asked: BTreeSet<Candidate>,
     credentials: &Credentials,
+    standing: &Standing,
 ) -> Result<(Connection, Streaming<v1::GetCurrentLeaderResponse>), Error> {
     if first.is_empty() {
         return Err(Error::NoCandidates);
     }
     let ask_later = |candidate: Candidate, delay: Duration| async move {
         sleep(delay).await;
-        let answer = ask(&candidate, credentials).await;
+        let answer = ask(&candidate, credentials, standing).await;
         (candidate, answer)
     };
     let mut asking: FuturesUnordered<_> =
         (0_u32..).zip(first).map(|(n, who)| ask_later(who, STAGGER * n)).collect();
     let mut tried = Vec::new();
-    while let Some((candidate, answer)) = asking.next().await {
+    let mut refusal: Option<(Box<Status>, Instant)> = None;
+    loop {
+        let next = match &refusal {
+            None => asking.next().await,
+            Some((_, end)) => timeout_at(*end, asking.next()).await.unwrap_or(None),
+        };
+        let Some((candidate, answer)) = next else { break };
         match answer {
             Answer::Leads(connection, news) => return Ok((connection, *news)),
-            Answer::Refused(status) => return Err(Error::Refused(status)),
+            Answer::Refused(status) => {
+                // A removal is for ever; all else may be the word of an old copy.
+                let heard = refusal.take();
+                let end = heard.as_ref().map_or_else(|| Instant::now() + OTHERS, |(_, end)| *end);
+                let before = heard.map(|(before, _)| before);
+                let before = before.filter(|before| is_removal(before) || !is_removal(&status));
+                refusal = Some((before.unwrap_or(status), end));
+            }
             Answer::Points(leader) => {
                 tried.push((candidate, format!("says that {leader} leads")));
                 if asked.insert(leader.clone()) {
@@ -387,11 +424,14 @@ async fn search(
             Answer::Nothing(why) => tried.push((candidate, why)),
         }
     }
-    Err(Error::NoLeader { tried })
+    match refusal {
+        Some((status, _)) => Err(Error::Refused(status)),
+        None => Err(Error::NoLeader { tried }),
+    }
 }
 
 /// Asks one candidate who leads.
-async fn ask(candidate: &Candidate, credentials: &Credentials) -> Answer {
+async fn ask(candidate: &Candidate, credentials: &Credentials, standing: &Standing) -> Answer {
     let Some(authority) = &credentials.authority else {
         return Answer::Nothing("the cluster's CA is not known".to_owned());
     };
@@ -403,6 +443,9 @@ async fn ask(candidate: &Candidate, credentials: &Credentials) -> Answer {
         Err(error) if is_revoked(&error) => return Answer::Refused(Box::new(revoked())),
         Err(error) => return Answer::Nothing(chain(&error)),
     };
+    if standing.is_gone(connection.node, &connection.certificate) {
+        return Answer::Nothing("it was taken out of the cluster".to_owned());
+    }
     let mut local = CuratorLocalClient::new(connection.channel.clone());
     let first = async {
         let mut news = local.get_current_leader(v1::GetCurrentLeaderRequest {}).await?.into_inner();
