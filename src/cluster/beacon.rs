@@ -13,9 +13,11 @@
 //! node follows, and is signed with it; the address in it must be the one that it
 //! came from. Who sends an old message again sends a node to an address that
 //! another node had: whoever is there must still show the certificate of the node.
+//! Every node has one, so where somebody was found says nothing of who leads.
 //!
 //! Invariants:
-//! - A node that hears a leader believes nothing that is said here.
+//! - A node that hears a leader believes nothing that is said here, and forgets what
+//!   it found before: in the next outage, everyone may be anywhere again.
 //! - Only nodes that were known before are heard, and answered.
 //! - Strangers make this node verify a bounded number of signatures a second.
 //!
@@ -70,7 +72,7 @@ pub struct Service {
     pub network: watch::Receiver<network::Status>,
     /// Who is known.
     pub peers: watch::Receiver<Peers>,
-    /// Who was found, and where.
+    /// Who was found since this node is cut off, and where.
     pub found: watch::Sender<Peers>,
 }
 
@@ -209,6 +211,7 @@ impl Service {
                         self.ask(&socket, &key).await;
                     }
                     before = cut_off;
+                    self.forget();
                 }
                 // Cancel-safe per its documentation.
                 received = socket.recv_from(&mut buffer) => match received {
@@ -229,6 +232,13 @@ impl Service {
         match consensus.is_absent() {
             true => self.leader.borrow().is_none(),
             false => consensus.leader.is_none(),
+        }
+    }
+
+    /// Forgets who was found, once somebody says where everyone is.
+    fn forget(&self) {
+        if !self.is_cut_off() {
+            self.found.send_if_modified(|found| !std::mem::take(found).is_empty());
         }
     }
 
@@ -259,9 +269,17 @@ impl Service {
                 warn!(%error, %node, "cannot answer a node that looks for its cluster");
             }
         }
-        if self.is_cut_off() && self.peers.borrow().get(&node) != Some(&at) {
+        self.find(node, at);
+    }
+
+    /// Believes where a node is, if nobody else says it.
+    fn find(&self, node: NodeId, at: IpAddr) {
+        if !self.is_cut_off() {
+            return;
+        }
+        let new = self.found.send_if_modified(|found| found.insert(node, at) != Some(at));
+        if new && self.peers.borrow().get(&node) != Some(&at) {
             info!(%node, %at, "found a node at another address");
-            self.found.send_if_modified(|found| found.insert(node, at) != Some(at));
         }
     }
 }
@@ -334,6 +352,39 @@ mod tests {
         }
         assert_eq!(heard(&genuine[..LENGTH - 1], HERE), None);
         assert_eq!(heard(&[&genuine[..], &[0]].concat(), HERE), None);
+    }
+
+    #[test]
+    fn a_node_that_is_back_where_it_was_in_an_earlier_outage_is_found_again() {
+        let disk = tempfile::tempdir().unwrap();
+        let root = crate::storage::Root::at(disk.path());
+        let node = key(1).id();
+        let [before, after] = [5, 6].map(|last| IpAddr::from([10, 0, 2, last]));
+        let leader = watch::Sender::new(None);
+        let peers = watch::Sender::new(Peers::from([(node, after)]));
+        let service = Service {
+            key: root.data.node.credentials.key,
+            identity: watch::Sender::new(None).subscribe(),
+            consensus: watch::Sender::new(consensus::Status::default()).subscribe(),
+            leader: leader.subscribe(),
+            network: watch::Sender::new(network::Status::default()).subscribe(),
+            peers: peers.subscribe(),
+            found: watch::Sender::default(),
+        };
+        let mut found = service.found.subscribe();
+        service.find(node, before);
+        assert_eq!(*found.borrow_and_update(), Peers::from([(node, before)]));
+        // The leader tells of another address meanwhile.
+        leader.send_replace(Some(node));
+        service.forget();
+        assert_eq!(*found.borrow_and_update(), Peers::new());
+        service.find(node, before);
+        assert_eq!(*found.borrow(), Peers::new(), "a leader is heard");
+        leader.send_replace(None);
+        service.forget();
+        service.find(node, before);
+        assert!(found.has_changed().unwrap());
+        assert_eq!(*found.borrow_and_update(), Peers::from([(node, before)]));
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,7 +11,8 @@
 //! start, the directory of the last boot is all that there is.
 //!
 //! Invariants:
-//! - What was known once is forgotten only for something newer.
+//! - Where a node is, is forgotten only for something newer, or once the leader tells
+//!   of every node that is up and not of this one.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -74,19 +75,37 @@ impl Service {
                     changed = self.nodes.changed() => {
                         changed.map_err(|_closed| Closed("the nodes"))?;
                         let nodes = self.nodes.borrow_and_update().clone();
-                        Ok(nodes.map(|nodes| told(&nodes)).unwrap_or_default())
+                        Ok(Newest::Told(nodes.unwrap_or_default()))
                     }
                     changed = self.found.changed() => {
                         changed.map_err(|_closed| Closed("the beacon"))?;
-                        Ok(self.found.borrow_and_update().clone())
+                        Ok(Newest::Found(self.found.borrow_and_update().clone()))
                     }
                 }
             };
             match ctx.until_cancelled(waited).await {
-                Some(newest) => self.add(newest?),
+                Some(newest) => match newest? {
+                    Newest::Told(nodes) => {
+                        self.forget(&nodes);
+                        self.add(told(&nodes));
+                    }
+                    Newest::Found(found) => self.add(found),
+                },
                 None => return Ok(()),
             }
         }
+    }
+
+    /// Forgets who is no member any more: its name leads nowhere, and it is not heard.
+    fn forget(&self, nodes: &Nodes) {
+        if nodes.is_empty() {
+            return;
+        }
+        self.peers.send_if_modified(|peers| {
+            let before = peers.len();
+            peers.retain(|id, _| nodes.get(id).is_some_and(is_up));
+            peers.len() != before
+        });
     }
 
     fn add(&self, found: Peers) {
@@ -100,6 +119,17 @@ impl Service {
     }
 }
 
+/// The newest word about where nodes are.
+enum Newest {
+    Told(Arc<Nodes>),
+    Found(Peers),
+}
+
+/// Whether a node is a member: whoever only asks to be let in has no name here.
+fn is_up(node: &v1::NodeInfo) -> bool {
+    node.state() == v1::NodeState::Up
+}
+
 fn kept(directory: &v1::ClusterDirectory) -> Peers {
     let known = candidates(directory).into_iter();
     known.filter_map(|who| Some((who.node?, who.host.parse().ok()?))).collect()
@@ -109,7 +139,8 @@ fn told(nodes: &BTreeMap<NodeId, v1::NodeInfo>) -> Peers {
     let address = |node: &v1::NodeInfo| -> Option<IpAddr> {
         node.status.as_ref()?.external_address.parse().ok()
     };
-    nodes.iter().filter_map(|(id, node)| Some((*id, address(node)?))).collect()
+    let up = nodes.iter().filter(|(_, node)| is_up(node));
+    up.filter_map(|(id, node)| Some((*id, address(node)?))).collect()
 }
 
 #[cfg(test)]
@@ -141,8 +172,12 @@ mod tests {
             assert_eq!(first[&one], IpAddr::from([10, 0, 0, 1]));
             let status =
                 v1::NodeStatus { external_address: "10.0.0.9".to_owned(), ..Default::default() };
-            let info = v1::NodeInfo { status: Some(status), ..Default::default() };
-            nodes.send_replace(Some(Arc::new([(one, info)].into())));
+            let up = |status| v1::NodeInfo {
+                state: v1::NodeState::Up.into(),
+                status,
+                ..Default::default()
+            };
+            nodes.send_replace(Some(Arc::new([(one, up(Some(status))), (two, up(None))].into())));
             let moved = known.wait_for(|peers| peers[&one] != first[&one]).await.unwrap().clone();
             assert_eq!(moved[&one], IpAddr::from([10, 0, 0, 9]));
             assert_eq!(moved[&two], IpAddr::from([10, 0, 0, 2]), "of it nothing newer is known");
@@ -150,6 +185,40 @@ mod tests {
             beacon.send_replace([(one, [10, 0, 0, 5].into()), (two, [10, 0, 0, 6].into())].into());
             let found = known.wait_for(|peers| peers[&one] != moved[&one]).await.unwrap().clone();
             assert_eq!(found, *beacon.borrow());
+            handles.cancel().await;
+        };
+        let (ended, ()) = tokio::join!(service.run(ctx), look);
+        assert_eq!(ended, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_node_that_the_leader_names_no_more_or_not_as_up_has_no_address() {
+        let disk = tempfile::tempdir().unwrap();
+        let root = crate::storage::Root::at(disk.path());
+        root.create().unwrap();
+        let [up, deleted, new] = [1, 2, 3].map(|seed| NodeId::from_public_key(&[seed; 32]));
+        let info = |state: v1::NodeState| v1::NodeInfo {
+            state: state.into(),
+            status: Some(v1::NodeStatus {
+                external_address: "10.0.0.9".to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let told = [(up, info(v1::NodeState::Up)), (new, info(v1::NodeState::New))];
+        let nodes = watch::Sender::new(Some(Arc::new(told.into())));
+        let beacon = watch::Sender::<Peers>::default();
+        let service = Service {
+            directory: root.esp.cluster_directory,
+            nodes: nodes.subscribe(),
+            found: beacon.subscribe(),
+            peers: watch::Sender::new([(deleted, [10, 0, 0, 2].into())].into()),
+        };
+        let mut known = service.peers.subscribe();
+        let (ctx, handles) = Context::for_test();
+        let look = async {
+            let expected = Peers::from([(up, [10, 0, 0, 9].into())]);
+            known.wait_for(|peers| *peers == expected).await.unwrap();
             handles.cancel().await;
         };
         let (ended, ()) = tokio::join!(service.run(ctx), look);

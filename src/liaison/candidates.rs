@@ -3,6 +3,8 @@
 //! Invariants:
 //! - A directory that names nobody never replaces one that names somebody.
 //! - The file is written when it changes and not else: it is on flash, and FAT.
+//! - Only whom the last word of a leader names as a member of etcd is asked, wherever
+//!   it was found: whoever leads could end this node, and every node has a certificate.
 
 use std::net::Ipv4Addr;
 
@@ -104,7 +106,8 @@ fn directory(nodes: &Nodes) -> v1::ClusterDirectory {
 }
 
 /// Whom to ask: the curator of this machine first, which may not be there, then
-/// everyone in the directory, first where they were found.
+/// everyone in the directory, first where they were found. Who is not in it, and was
+/// found, is none.
 fn ask(
     own: Option<NodeId>,
     port: u16,
@@ -113,8 +116,11 @@ fn ask(
 ) -> Vec<Candidate> {
     let at = |node: NodeId, host: String| Candidate { node: Some(node), host, port };
     let here = own.map(|node| at(node, Ipv4Addr::LOCALHOST.to_string()));
-    let found = found.iter().map(|(node, address)| at(*node, address.to_string()));
-    let others = found.chain(candidates(directory));
+    let known = candidates(directory);
+    let named = |node: &NodeId| known.iter().any(|known| known.node == Some(*node));
+    let found: Vec<_> = found.iter().filter(|(node, _)| named(node)).collect();
+    let found = found.into_iter().map(|(node, address)| at(*node, address.to_string()));
+    let others = found.chain(known.iter().cloned());
     let mut all = Vec::new();
     for one in here.into_iter().chain(others.filter(|other| other.node != own)) {
         if !all.contains(&one) {
@@ -162,6 +168,16 @@ mod tests {
         let found = Peers::from([(id(1), [10, 0, 0, 9].into())]);
         assert_eq!(asked(Some(id(3)), found), ["127.0.0.1:7835", "10.0.0.9:7835", "10.0.0.1:7835"]);
         assert_eq!(asked(None, Peers::from([(id(1), [10, 0, 0, 1].into())])).len(), 1);
+    }
+
+    #[test]
+    fn a_worker_that_was_found_is_not_asked_who_leads() {
+        let directory = directory(&[node(1, "10.0.0.1", true), node(3, "10.0.0.3", false)].into());
+        let worker = NodeId::from_public_key(&[3; 32]);
+        let found = Peers::from([(worker, [10, 0, 0, 9].into())]);
+        let asked = ask(None, 7835, &directory, &found);
+        assert!(asked.iter().all(|candidate| candidate.node != Some(worker)), "{asked:?}");
+        assert_eq!(asked.len(), 1);
     }
 
     proptest! {
