@@ -30,6 +30,8 @@ const HOME: &[u8] = b"\x1b[0m\x1b[H\x1b[?25l";
 /// A terminal of the screen wall; a larger one is drawn on in part. A cell is
 /// some fifty bytes of memory.
 const SIZE_MAX: Size = Size { columns: 240, rows: 80 };
+/// The same where memory is no matter: beyond what anybody reads.
+const SIZE_MAX_WHOLE: Size = Size { columns: 640, rows: 240 };
 
 /// What a terminal shows, so that only differences are sent.
 #[derive(Debug)]
@@ -67,7 +69,16 @@ impl Canvas {
     /// A canvas of `size`; its first picture clears the terminal.
     #[must_use]
     pub fn new(size: Size) -> Self {
-        let size = Self::bounded(size);
+        Self::of(Self::bounded(size))
+    }
+
+    /// The same for a program that has the memory for all of a large terminal.
+    #[must_use]
+    pub fn whole(size: Size) -> Self {
+        Self::of(clamp(size, SIZE_MAX_WHOLE))
+    }
+
+    fn of(size: Size) -> Self {
         let buffer = Buffer::empty(Rect::new(0, 0, size.columns, size.rows));
         let shown = vec![Shown::NOTHING; buffer.content.len()];
         Self { size, buffer, shown, lead: CLEAR }
@@ -76,10 +87,7 @@ impl Canvas {
     /// The part of a terminal of `size` that is drawn on.
     #[must_use]
     pub fn bounded(size: Size) -> Size {
-        Size {
-            columns: size.columns.clamp(1, SIZE_MAX.columns),
-            rows: size.rows.clamp(1, SIZE_MAX.rows),
-        }
+        clamp(size, SIZE_MAX)
     }
 
     /// The size that is drawn on.
@@ -145,16 +153,26 @@ impl Canvas {
         }
     }
 
-    /// Whether `cells`, a terminal's own account of its characters, row by row,
-    /// differ from the last picture. A glyph that is not ASCII has a number of the
-    /// font's own, and is not compared.
+    /// Whether `cells`, the account that a terminal of `size` gives of its
+    /// characters, row by row, differs from the last picture. A glyph that is not
+    /// ASCII has a number of the font's own, and is not compared; nor is what is
+    /// not drawn on, or an account of another size, from the middle of a change.
     #[must_use]
-    pub fn differs(&self, cells: &[u8]) -> bool {
+    pub fn differs(&self, cells: &[u8], size: Size) -> bool {
+        let [columns, drawn] = [size, self.size].map(|size| usize::from(size.columns.max(1)));
+        if cells.len() != columns * usize::from(size.rows) || Self::bounded(size) != self.size {
+            return false;
+        }
         let differs = |(shown, cell): (&Shown, &u8)| {
             matches!(shown.glyph, ' '..='~') && shown.glyph != char::from(*cell)
         };
-        self.shown.len() != cells.len() || self.shown.iter().zip(cells).any(differs)
+        let mut rows = self.shown.chunks(drawn).zip(cells.chunks(columns));
+        rows.any(|(shown, cells)| shown.iter().zip(cells).any(differs))
     }
+}
+
+fn clamp(size: Size, max: Size) -> Size {
+    Size { columns: size.columns.clamp(1, max.columns), rows: size.rows.clamp(1, max.rows) }
 }
 
 /// Names the colours of a cell.
@@ -220,24 +238,50 @@ mod tests {
         assert!(picture(&mut part, &snapshot).is_empty(), "the whole has nothing to add");
     }
 
-    #[test]
-    fn a_picture_that_was_written_over_is_noticed() {
-        let mut canvas = Canvas::new(Size { columns: 80, rows: 24 });
-        picture(&mut canvas, &Snapshot::default());
+    /// What a terminal of `size` tells of itself that shows what was drawn.
+    fn told(canvas: &Canvas, size: Size) -> Vec<u8> {
         let cell = |shown: &Shown| u8::try_from(shown.glyph).unwrap_or(0xfe);
-        let mut cells: Vec<u8> = canvas.shown.iter().map(cell).collect();
-        assert!(!canvas.differs(&cells));
-        cells[0] ^= 1;
-        assert!(canvas.differs(&cells));
-        assert!(canvas.differs(&[]));
+        let mut cells = vec![b' '; usize::from(size.columns) * usize::from(size.rows)];
+        let rows = canvas.shown.chunks(canvas.size.columns.into());
+        for (told, shown) in cells.chunks_mut(size.columns.into()).zip(rows) {
+            told.iter_mut().zip(shown).for_each(|(told, shown)| *told = cell(shown));
+        }
+        cells
+    }
+
+    #[test]
+    fn a_picture_that_was_written_over_is_noticed_on_a_terminal_of_any_size() {
+        for (columns, rows) in [(80, 24), (240, 67), (320, 90), (480, 135)] {
+            let size = Size { columns, rows };
+            let mut canvas = Canvas::new(size);
+            picture(&mut canvas, &Snapshot::default());
+            let mut cells = told(&canvas, size);
+            assert!(!canvas.differs(&cells, size), "{columns} x {rows}");
+            let at = usize::from(columns) + 3;
+            cells[at] ^= 1;
+            assert!(canvas.differs(&cells, size), "{columns} x {rows}");
+        }
+    }
+
+    #[test]
+    fn what_is_told_of_another_size_is_not_compared() {
+        let size = Size { columns: 80, rows: 24 };
+        let mut canvas = Canvas::new(size);
+        picture(&mut canvas, &Snapshot::default());
+        for (columns, rows, cells) in [(80, 24, 0), (80, 24, 81 * 24), (100, 30, 3000), (0, 0, 0)] {
+            assert!(!canvas.differs(&vec![0; cells], Size { columns, rows }));
+        }
     }
 
     #[test]
     fn no_size_is_too_small_or_too_large() {
         for (columns, rows) in [(0, 0), (1, 1), (u16::MAX, u16::MAX)] {
-            let mut canvas = Canvas::new(Size { columns, rows });
-            picture(&mut canvas, &Snapshot::default());
+            for mut canvas in [Canvas::new, Canvas::whole].map(|new| new(Size { columns, rows })) {
+                picture(&mut canvas, &Snapshot::default());
+            }
         }
+        let large = Size { columns: 320, rows: 90 };
+        assert_eq!((Canvas::whole(large).size(), Canvas::new(large).size().columns), (large, 240));
     }
 
     #[test]

@@ -72,9 +72,9 @@ impl Vigil {
                 let seconds = u32::try_from(left.as_secs()).unwrap_or(u32::MAX);
                 guru::Countdown::Reboot { seconds }
             }
-            // Whatever the reason, the first says only that it holds.
-            Self::Held | Self::Uncounted => guru::Countdown::Held,
+            Self::Held => guru::Countdown::Held,
             Self::Exhausted => guru::Countdown::Exhausted,
+            Self::Uncounted => guru::Countdown::Uncounted,
         }
     }
 
@@ -482,6 +482,14 @@ mod tests {
         let exhausted = Vigil::Exhausted.command(Command::Hold).unwrap();
         assert_eq!(exhausted, Vigil::Exhausted);
         assert_eq!(exhausted.command(Command::PowerOff), Err(Reason::PowerOff));
+    }
+
+    #[test]
+    fn a_machine_that_cannot_count_says_so_and_not_that_somebody_asked() {
+        let now = Duration::from_secs(10);
+        assert_eq!(Vigil::Uncounted.countdown(now), guru::Countdown::Uncounted);
+        assert_eq!(Vigil::Held.countdown(now), guru::Countdown::Held);
+        assert_eq!(Vigil::Exhausted.countdown(now), guru::Countdown::Exhausted);
     }
 
     #[test]

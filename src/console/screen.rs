@@ -11,7 +11,8 @@
 //! A serial line does not say its size, and nobody says when a person plugs in
 //! at its other end. So such a terminal is asked now and then where its cursor
 //! is after a jump to the far corner: the answer is the size, and an answer
-//! after silence means that somebody new looks, who needs the whole picture.
+//! after a long silence means that somebody new looks, who needs the whole
+//! picture. A line that is merely slow answers late, and is not one.
 //!
 //! A virtual terminal says its size, and lets its characters be read back. A
 //! screen's driver that takes over from the firmware's throws them away without
@@ -40,6 +41,10 @@ use crate::sys::readiness;
 use crate::sys::reboot::Reason;
 use crate::sys::terminal::{Mode, SIZE_DEFAULT, Size, Terminal};
 
+/// Silence after which an answer about the size means that somebody new looks. A
+/// line that is merely slow answers sooner: no question waits behind a picture,
+/// and what a driver keeps on its way is gone within five seconds at 9,600 baud.
+const NOBODY: Duration = Duration::from_secs(10);
 /// Between two attempts to open a terminal that is not there.
 const RETRY: Duration = Duration::from_secs(2);
 /// How often the size is looked at, or asked for.
@@ -137,8 +142,8 @@ struct Attached {
     canvas: Canvas,
     view: View,
     parser: Parser,
-    /// Questions about the size that got no answer.
-    unanswered: u32,
+    /// When the first question about the size was asked that got no answer.
+    unanswered: Option<Instant>,
     /// Where the kernel shows the characters of a virtual terminal.
     characters: Option<PathBuf>,
     /// How many looks in a row found other characters than were drawn.
@@ -169,7 +174,8 @@ impl Attached {
         let Size { columns, rows } = canvas.size();
         let writer = Writer::start(terminal.try_clone_file()?)?;
         if characters(path).is_some() {
-            writer.offer(LIGHTER);
+            // The queue is empty.
+            let _taken = writer.offer(LIGHTER);
         }
         Ok(Self {
             readable: readiness::watch(&terminal, Interest::READABLE)?,
@@ -179,7 +185,7 @@ impl Attached {
             view: View::new(columns, rows),
             canvas,
             parser: Parser::default(),
-            unanswered: 0,
+            unanswered: None,
             characters: characters(path),
             repaint: characters(path).is_none().then(|| Instant::now() + REPAINT),
             overwritten: 0,
@@ -228,12 +234,9 @@ impl Attached {
                 match self.terminal.reported_size() {
                     Some(size) => {
                         self.resize(size);
-                        self.look_at_characters();
+                        self.look_at_characters(size);
                     }
-                    None => {
-                        self.unanswered = self.unanswered.saturating_add(1);
-                        self.writer.offer(WHERE);
-                    }
+                    None => self.ask_for_size(),
                 }
             }
         }
@@ -290,13 +293,7 @@ impl Attached {
     fn press(&mut self, keys: Vec<Key>, snapshot: &watch::Receiver<Arc<Snapshot>>) {
         for key in keys {
             if let Key::Cursor { row, column } = key {
-                let someone_new = std::mem::take(&mut self.unanswered) > 1;
-                if self.terminal.reported_size().is_none() {
-                    self.resize(Size { columns: column, rows: row });
-                }
-                if someone_new {
-                    self.redraw(self.canvas.size());
-                }
+                self.hear_of_size(Size { columns: column, rows: row });
                 continue;
             }
             self.attention.call();
@@ -317,18 +314,38 @@ impl Attached {
         self.end.send_replace(Some(reason));
     }
 
+    /// Asks a terminal that does not know its size. A question that is not taken
+    /// is not asked: the terminal has enough to do.
+    fn ask_for_size(&mut self) {
+        if self.writer.offer(WHERE) {
+            self.unanswered.get_or_insert_with(Instant::now);
+        }
+    }
+
+    fn hear_of_size(&mut self, size: Size) {
+        let silence = self.unanswered.take().map(|since| since.elapsed());
+        if self.terminal.reported_size().is_none() {
+            self.resize(size);
+        }
+        if silence.is_some_and(|silence| silence >= NOBODY) {
+            // Painted over: nothing of what was there is left, and nothing flickers.
+            self.canvas.forget();
+            self.draw_page();
+        }
+    }
+
     fn resize(&mut self, size: Size) {
         if Canvas::bounded(size) != self.canvas.size() {
             self.redraw(size);
         }
     }
 
-    fn look_at_characters(&mut self) {
+    fn look_at_characters(&mut self, size: Size) {
         let Some(cells) = self.characters.as_ref().and_then(|path| std::fs::read(path).ok()) else {
             return;
         };
         self.overwritten =
-            if self.canvas.differs(&cells) { self.overwritten.saturating_add(1) } else { 0 };
+            if self.canvas.differs(&cells, size) { self.overwritten.saturating_add(1) } else { 0 };
         if self.overwritten >= OVERWRITTEN {
             self.overwritten = 0;
             self.redraw(self.canvas.size());

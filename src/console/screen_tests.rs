@@ -37,6 +37,19 @@ impl Far {
         rustix::io::write(&self.fd, keys).unwrap();
     }
 
+    /// Reads what is there already.
+    fn read(&mut self) {
+        let mut buffer = [0; 4096];
+        while let Ok(length @ 1..) = rustix::io::read(&self.fd, &mut buffer) {
+            self.seen.extend(&buffer[..length]);
+        }
+    }
+
+    /// How often `text` is in what was read.
+    fn count(&self, text: &str) -> usize {
+        self.seen.windows(text.len()).filter(|it| *it == text.as_bytes()).count()
+    }
+
     /// Reads until `text` was drawn; forgets what came before it.
     async fn wait_for(&mut self, text: &str) {
         loop {
@@ -54,6 +67,17 @@ impl Far {
             }
         }
     }
+}
+
+/// A terminal that a test drives itself, step by step.
+fn attach(far: &Far) -> Attached {
+    let service = Service {
+        name: far.name.clone(),
+        snapshot: watch::channel(named("first")).1,
+        end: watch::Sender::default(),
+        attention: Attention::default(),
+    };
+    Attached::open(&Path::new("/dev").join(&far.name), &service).unwrap()
 }
 
 fn named(version: &str) -> Arc<Snapshot> {
@@ -94,13 +118,7 @@ async fn what_changes_is_drawn_and_keys_turn_pages() {
 async fn while_only_time_passes_no_page_is_laid_out() {
     let mut far = Far::new(Some(Size { columns: 80, rows: 24 }));
     let snapshot = watch::channel(named("first")).1;
-    let service = Service {
-        name: far.name.clone(),
-        snapshot: snapshot.clone(),
-        end: watch::Sender::default(),
-        attention: Attention::default(),
-    };
-    let mut attached = Attached::open(&Path::new("/dev").join(&far.name), &service).unwrap();
+    let mut attached = attach(&far);
     let first = named("first");
     attached.draw(Arc::clone(&first));
     for second in 10..60 {
@@ -129,6 +147,75 @@ async fn a_terminal_without_a_size_is_asked_for_it() {
     // A larger screen begins anew.
     far.wait_for("\x1b[2J").await;
     handles.cancel().await;
+}
+
+/// What a terminal of 80 x 24 answers.
+const CORNER: Size = Size { columns: 80, rows: 24 };
+
+/// Asks until a question is taken: the writer is through with all before it.
+async fn ask(attached: &mut Attached) {
+    loop {
+        let taken = attached.unanswered.is_some();
+        attached.ask_for_size();
+        if taken || attached.unanswered.is_some() {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_that_answers_late_is_not_cleared_and_not_taken_for_somebody_new() {
+    let mut far = Far::new(None);
+    let mut attached = attach(&far);
+    attached.draw(named("first"));
+    for _ in 0..20 {
+        // Three questions are on their way before the first is answered.
+        for _ in 0..3 {
+            ask(&mut attached).await;
+            tokio::time::advance(SIZE_PACE).await;
+        }
+        attached.hear_of_size(CORNER);
+        assert!(attached.page.is_some(), "drawn whole for somebody who was there before");
+    }
+    far.wait_for("\x1b[2J").await;
+    far.read();
+    assert_eq!(far.count("\x1b[2J"), 0, "the terminal was cleared again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_that_waits_behind_a_picture_is_not_asked() {
+    let far = Far::new(None);
+    let mut attached = attach(&far);
+    // More than a pseudo terminal holds: the thread is stuck with it.
+    assert!(attached.writer.send(vec![b'x'; 1 << 20]));
+    for _ in 0..10 {
+        attached.ask_for_size();
+        tokio::time::advance(SIZE_PACE).await;
+    }
+    assert_eq!(attached.unanswered, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn somebody_who_comes_after_a_silence_gets_the_whole_picture_without_a_flicker() {
+    let mut far = Far::new(None);
+    let mut attached = attach(&far);
+    attached.draw(named("first"));
+    ask(&mut attached).await;
+    tokio::time::advance(NOBODY).await;
+    attached.ask_for_size();
+    far.wait_for("first").await;
+    far.wait_for("\x1b[6n").await;
+    attached.hear_of_size(CORNER);
+    assert!(attached.stale && attached.page.is_none());
+    assert!(attached.writer.ready().await);
+    attached.draw(named("first"));
+    far.wait_for("first").await;
+    far.wait_for("[F1 Boot]").await;
+    assert_eq!(far.count("\x1b[2J"), 0, "what is there needs no clearing");
+    // The same answer again is nothing new.
+    attached.hear_of_size(CORNER);
+    assert!(!attached.stale);
 }
 
 #[tokio::test]

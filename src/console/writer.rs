@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -25,18 +25,26 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(super) struct Writer {
     /// One picture waits at most: a newer one is worth more.
     pictures: mpsc::Sender<Vec<u8>>,
-    unwanted: Arc<AtomicBool>,
+    shared: Arc<Shared>,
+}
+
+/// What both ends look at.
+#[derive(Debug, Default)]
+struct Shared {
+    /// Pictures that were handed over and are not written whole.
+    pending: AtomicUsize,
+    unwanted: AtomicBool,
 }
 
 impl Writer {
     /// Starts the thread.
     pub(super) fn start(terminal: File) -> io::Result<Self> {
         let (pictures, queue) = mpsc::channel(1);
-        let unwanted = Arc::<AtomicBool>::default();
-        let flag = Arc::clone(&unwanted);
+        let shared = Arc::<Shared>::default();
+        let its = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("terminal".to_owned());
-        thread.stack_size(64 * 1024).spawn(move || write(terminal, queue, &flag))?;
-        Ok(Self { pictures, unwanted })
+        thread.stack_size(64 * 1024).spawn(move || write(terminal, queue, &its))?;
+        Ok(Self { pictures, shared })
     }
 
     /// Waits until the thread can take a picture; `false` when the terminal is
@@ -48,23 +56,29 @@ impl Writer {
 
     /// Hands over a picture; `false` if there is no room, or nobody to take it.
     pub(super) fn send(&self, picture: Vec<u8>) -> bool {
-        self.pictures.try_send(picture).is_ok()
+        // Before the thread can be through with it.
+        self.shared.pending.fetch_add(1, Ordering::AcqRel);
+        let taken = self.pictures.try_send(picture).is_ok();
+        if !taken {
+            self.shared.pending.fetch_sub(1, Ordering::AcqRel);
+        }
+        taken
     }
 
-    /// Hands over something small, unless a picture waits already.
-    pub(super) fn offer(&self, bytes: &[u8]) {
-        // What is dropped here is asked again soon.
-        let _full = self.pictures.try_send(bytes.to_vec());
+    /// Hands over something small if the terminal is through with all before it;
+    /// `false` if it is not, and nothing was taken.
+    pub(super) fn offer(&self, bytes: &[u8]) -> bool {
+        self.shared.pending.load(Ordering::Acquire) == 0 && self.send(bytes.to_vec())
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.unwanted.store(true, Ordering::Relaxed);
+        self.shared.unwanted.store(true, Ordering::Relaxed);
     }
 }
 
-fn write(mut terminal: File, mut queue: mpsc::Receiver<Vec<u8>>, unwanted: &AtomicBool) {
+fn write(mut terminal: File, mut queue: mpsc::Receiver<Vec<u8>>, shared: &Shared) {
     while let Some(picture) = queue.blocking_recv() {
         let mut rest = &picture[..];
         while !rest.is_empty() {
@@ -75,7 +89,7 @@ fn write(mut terminal: File, mut queue: mpsc::Receiver<Vec<u8>>, unwanted: &Atom
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let wait = [(terminal.as_fd(), Interest::Write)];
                     if poll::wait(&wait, Some(PATIENCE)).is_err()
-                        || unwanted.load(Ordering::Relaxed)
+                        || shared.unwanted.load(Ordering::Relaxed)
                     {
                         return;
                     }
@@ -84,6 +98,7 @@ fn write(mut terminal: File, mut queue: mpsc::Receiver<Vec<u8>>, unwanted: &Atom
                 Err(_) => return,
             }
         }
+        shared.pending.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -112,9 +127,27 @@ mod tests {
         // More than a pipe holds: the thread is stuck with it.
         assert!(writer.ready().await && writer.send(vec![0; 1 << 20]));
         assert!(writer.ready().await && writer.send(vec![0]));
-        writer.offer(b"not waited for");
+        assert!(!writer.offer(b"not waited for"));
         let third = tokio::time::timeout(Duration::from_millis(50), writer.ready()).await;
         assert!(third.is_err(), "a stuck terminal took a third picture");
+    }
+
+    #[tokio::test]
+    async fn something_small_is_taken_once_the_terminal_is_through_with_all_before() {
+        let (mut far, near) = std::io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&near, true).unwrap();
+        let writer = Writer::start(File::from(std::os::fd::OwnedFd::from(near))).unwrap();
+        let picture = vec![b'x'; 1 << 20];
+        assert!(writer.send(picture.clone()));
+        // The thread has it, and a place is free: that is not enough.
+        assert!(writer.ready().await && !writer.offer(b"early"));
+        let mut read = vec![0; picture.len()];
+        far.read_exact(&mut read).unwrap();
+        while !writer.offer(b"late!") {
+            tokio::task::yield_now().await;
+        }
+        far.read_exact(&mut read[..5]).unwrap();
+        assert_eq!(&read[..5], b"late!");
     }
 
     #[tokio::test]

@@ -11,13 +11,16 @@
 //!
 //! Invariants:
 //! - However it ends, the terminal gets back its modes and what it showed.
-//! - A node that goes away is waited for; the last picture stays, and says so.
+//! - A node that goes away is waited for; the last picture stays, and says since when.
+//! - What came of an order to end the machine stands there until the next key.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_tui::keys::Parser;
@@ -30,7 +33,6 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::Global;
 use super::error::{Error, Explain as _};
 use super::node::At;
-use super::output::clean;
 use super::session::{PATIENCE, Session, Target, refused};
 use crate::canvas::Canvas;
 use crate::sys::readiness;
@@ -57,12 +59,43 @@ const LEAVE: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?1049l";
 /// Ctrl-], as in telnet and in `cargo xtask run`.
 const CTRL_BRACKET: u8 = 0x1d;
 
+/// Silence of the node from which on its clock stands still visibly: it sends a
+/// picture each second.
+const SILENT: Duration = Duration::from_secs(3);
+/// How often the screen says how long the node has been silent.
+const TICK: Duration = Duration::from_secs(1);
+
 /// What is shown.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Shown {
     snapshot: Snapshot,
+    /// When the node sent it.
+    heard: Instant,
     /// Why it is not the newest; empty while it is.
     trouble: String,
+}
+
+impl Shown {
+    fn new() -> Self {
+        Self { snapshot: Snapshot::default(), heard: Instant::now(), trouble: String::new() }
+    }
+
+    fn is_silent(&self) -> bool {
+        !self.trouble.is_empty() || self.heard.elapsed() >= SILENT
+    }
+
+    /// That the node says nothing, if that is so.
+    fn silence(&self) -> Option<String> {
+        let seconds = self.heard.elapsed().as_secs();
+        let since = match seconds {
+            0..120 => format!("{seconds} s"),
+            _ => format!("{} min", seconds / 60),
+        };
+        self.is_silent().then(|| match &*self.trouble {
+            "" => format!("No word from the node for {since}."),
+            trouble => format!("No word from the node for {since}, trying again: {trouble}"),
+        })
+    }
 }
 
 /// Runs the command.
@@ -73,7 +106,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     }
     let session = Session::prepare(global, PATIENCE)?;
     let target = session.target(arguments.node.as_deref(), arguments.at.at.as_ref()).await?;
-    let (shown, newest) = watch::channel(Shown::default());
+    let (shown, newest) = watch::channel(Shown::new());
     // What goes wrong at first is told in plain text, not on a screen that is gone at once.
     let mut first = open(&session, &target).await?;
     take(&mut first, &shown).await.map_err(Broken::into_error)?;
@@ -82,7 +115,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         // Cancel-safe: what it holds is dropped, and with it the call.
         error = feed(&session, &target, first, &shown) => Err(error),
         // Cancel-safe: the terminal is restored when the screen is dropped.
-        ended = screen.drive(newest, &shown, &session, &target) => ended,
+        ended = screen.drive(newest, &session, &target) => ended,
     }
 }
 
@@ -117,7 +150,7 @@ async fn feed(
             Broken::Unreadable(error) => return error,
             Broken::Link(error) => error,
         };
-        let trouble = format!("no word from the node, trying again: {}", broken.summary());
+        let trouble = broken.summary();
         shown.send_modify(|shown| shown.trouble = trouble);
         sleep(RETRY).await;
     }
@@ -131,17 +164,28 @@ enum Broken {
     Unreadable(Error),
 }
 
-/// Asks the node to end; a refusal is shown, and the console goes on.
-async fn end(session: &Session, target: &Target, power_off: bool, shown: &watch::Sender<Shown>) {
+/// How a person ends the machine.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Reboot,
+    PowerOff,
+}
+
+/// Asks the node to end; returns what to tell the person about it.
+async fn end(session: &Session, target: &Target, end: End) -> String {
+    let (power_off, what, told) = match end {
+        End::Reboot => (false, "reboot the machine", "reboot"),
+        End::PowerOff => (true, "power the machine off", "power the machine off"),
+    };
     let asked = async {
         let channel = session.node(target).await?;
-        let what = if power_off { "power the machine off" } else { "reboot the machine" };
         let request = v1::RebootRequest { power_off };
         let ended = NodeManagementClient::new(channel).reboot(request).await;
         ended.map_err(|status| refused(what, &status))
     };
-    if let Err(error) = asked.await {
-        shown.send_modify(|shown| shown.trouble = error.summary());
+    match asked.await {
+        Ok(_accepted) => format!("The node was told to {told}; it stops its services first."),
+        Err(error) => error.summary(),
     }
 }
 
@@ -175,7 +219,7 @@ async fn take(frames: &mut Frames, shown: &watch::Sender<Shown>) -> Result<(), B
     })?;
     shown.send_modify(|shown| {
         Arc::make_mut(&mut snapshot.logs).put_before(&shown.snapshot.logs, LOGS_MAX);
-        *shown = Shown { snapshot, trouble: String::new() };
+        *shown = Shown { snapshot, ..Shown::new() };
     });
     Ok(())
 }
@@ -186,11 +230,12 @@ struct Screen {
     readable: tokio::io::unix::AsyncFd<std::os::fd::OwnedFd>,
     resized: Signal,
     ended: Signal,
-    canvas: Canvas,
-    view: View,
+    picture: Picture,
     parser: Parser,
     /// When a lone Escape becomes a key.
     escape: Option<Instant>,
+    /// When the last picture was drawn.
+    drawn: Instant,
     stale: bool,
 }
 
@@ -200,26 +245,28 @@ enum Event {
     Typed(Vec<u8>),
     Silence,
     Resized,
+    Told(String),
     Ended,
 }
+
+/// An order to end the machine that is on its way; what comes of it.
+type Order<'a> = Option<BoxFuture<'a, String>>;
 
 impl Screen {
     fn open() -> Result<Self, Error> {
         let failed = || "cannot use this terminal".to_owned();
         let terminal = Terminal::open(Path::new("/dev/tty")).doing(failed)?;
         terminal.set_mode(Mode::Raw).doing(failed)?;
-        let canvas = Canvas::new(terminal.size());
-        let Size { columns, rows } = canvas.size();
         write(ENTER)?;
         Ok(Self {
             readable: readiness::watch(&terminal, Interest::READABLE).doing(failed)?,
+            picture: Picture::new(terminal.size()),
             terminal,
             resized: signal(SignalKind::window_change()).doing(failed)?,
             ended: signal(SignalKind::terminate()).doing(failed)?,
-            view: View::new(columns, rows).that_can_be_left(),
-            canvas,
             parser: Parser::default(),
             escape: None,
+            drawn: Instant::now(),
             stale: true,
         })
     }
@@ -228,41 +275,76 @@ impl Screen {
     async fn drive(
         &mut self,
         mut shown: watch::Receiver<Shown>,
-        sender: &watch::Sender<Shown>,
         session: &Session,
         target: &Target,
     ) -> Result<(), Error> {
+        let mut order: Order<'_> = None;
         loop {
             if self.stale {
-                self.draw(&shown.borrow_and_update().clone())?;
+                (self.stale, self.drawn) = (false, Instant::now());
+                let bytes = self.picture.draw(&shown.borrow_and_update());
+                write(&bytes)?;
             }
-            match self.next_event(&mut shown).await? {
-                Event::Snapshot => self.stale = true,
-                Event::Resized => self.anew(),
+            let keys = match self.next_event(&mut shown, &mut order).await? {
                 Event::Ended => return Ok(()),
-                Event::Silence => {
-                    self.escape = None;
-                    let keys: Vec<Key> = self.parser.idle().into_iter().collect();
-                    let _nothing = self.press(&keys, &shown);
-                }
                 Event::Typed(bytes) if bytes.contains(&CTRL_BRACKET) => return Ok(()),
                 Event::Typed(bytes) => {
-                    let keys = self.parser.feed(&bytes);
                     self.escape = Some(Instant::now() + ESCAPE);
-                    match self.press(&keys, &shown) {
-                        Some(Command::Leave) => return Ok(()),
-                        Some(Command::Reboot) => end(session, target, false, sender).await,
-                        Some(Command::PowerOff) => end(session, target, true, sender).await,
-                        _ => {}
-                    }
+                    self.parser.feed(&bytes)
                 }
+                Event::Silence => {
+                    self.escape = None;
+                    self.parser.idle().into_iter().collect()
+                }
+                Event::Snapshot => {
+                    self.stale = true;
+                    Vec::new()
+                }
+                Event::Resized => {
+                    self.anew();
+                    Vec::new()
+                }
+                Event::Told(outcome) => {
+                    (order, self.stale) = (None, true);
+                    self.picture.notice = Some(outcome);
+                    Vec::new()
+                }
+            };
+            self.stale |= !keys.is_empty();
+            let asked = match self.picture.press(&keys, &shown.borrow().snapshot) {
+                Some(Command::Leave) => return Ok(()),
+                Some(Command::Redraw) => {
+                    self.anew();
+                    None
+                }
+                Some(Command::Reboot) => Some(End::Reboot),
+                Some(Command::PowerOff) => Some(End::PowerOff),
+                Some(Command::Hold | Command::Unlock) | None => None,
+            };
+            if let Some(asked) = asked {
+                self.picture.notice = Some("Asking the node ..".to_owned());
+                order = Some(end(session, target, asked).boxed());
             }
         }
     }
 
     /// What happens next. Cancel-safe.
-    async fn next_event(&mut self, shown: &mut watch::Receiver<Shown>) -> Result<Event, Error> {
-        let silence = self.escape;
+    async fn next_event(
+        &mut self,
+        shown: &mut watch::Receiver<Shown>,
+        order: &mut Order<'_>,
+    ) -> Result<Event, Error> {
+        let escape = self.escape;
+        let tick = {
+            let shown = shown.borrow();
+            if shown.is_silent() { self.drawn + TICK } else { shown.heard + SILENT }
+        };
+        let told = async {
+            match order {
+                Some(order) => order.await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             // Cancel-safe: nothing is read before the branch is taken.
             ready = self.readable.readable() => {
@@ -279,9 +361,13 @@ impl Screen {
                 }
             }
             // Cancel-safe: only waits.
-            () = sleep_until(silence.unwrap_or_else(Instant::now)), if silence.is_some() => {
+            () = sleep_until(escape.unwrap_or_else(Instant::now)), if escape.is_some() => {
                 Ok(Event::Silence)
             }
+            // Cancel-safe: only waits.
+            () = sleep_until(tick) => Ok(Event::Snapshot),
+            // Cancel-safe: the order is kept, and goes on where it was.
+            outcome = told => Ok(Event::Told(outcome)),
             // Cancel-safe per the docs of `recv`.
             _signal = self.resized.recv() => Ok(Event::Resized),
             // Cancel-safe per the docs of `recv`.
@@ -291,41 +377,58 @@ impl Screen {
         }
     }
 
-    /// Hands keys to the view; the last thing that one of them asks for is left to
-    /// the caller.
-    fn press(&mut self, keys: &[Key], shown: &watch::Receiver<Shown>) -> Option<Command> {
-        let mut asked = None;
-        for key in keys {
-            self.stale = true;
-            match self.view.key(*key, &shown.borrow().snapshot) {
-                Some(Command::Redraw) => self.anew(),
-                command => asked = command.or(asked),
-            }
-        }
-        asked
-    }
-
     /// Starts from an empty screen of the size that the terminal has now.
     fn anew(&mut self) {
-        self.canvas = Canvas::new(self.terminal.size());
-        let Size { columns, rows } = self.canvas.size();
-        self.view.resize(columns, rows);
+        self.picture.resize(self.terminal.size());
         self.stale = true;
     }
+}
 
-    fn draw(&mut self, shown: &Shown) -> Result<(), Error> {
-        self.stale = false;
-        let view = &self.view;
-        let mut picture =
-            self.canvas.draw(|buffer| polis_tui::render(&shown.snapshot, view, buffer));
-        if !shown.trouble.is_empty() {
-            let Size { columns, rows } = self.canvas.size();
-            let line: String = clean(&shown.trouble).chars().take(usize::from(columns)).collect();
-            picture.extend(format!("\x1b7\x1b[{rows};1H\x1b[0;7m{line}\x1b[K\x1b[0m\x1b8").bytes());
-            // What the canvas believes of that line is wrong now.
-            self.canvas = Canvas::new(self.canvas.size());
+/// What a person looks at.
+struct Picture {
+    canvas: Canvas,
+    view: View,
+    /// What came of the last order, until the next key.
+    notice: Option<String>,
+}
+
+impl Picture {
+    fn new(size: Size) -> Self {
+        let canvas = Canvas::whole(size);
+        let Size { columns, rows } = canvas.size();
+        let view = View::new(columns, rows).that_can_be_left();
+        Self { canvas, view, notice: None }
+    }
+
+    fn resize(&mut self, size: Size) {
+        self.canvas = Canvas::whole(size);
+        let Size { columns, rows } = self.canvas.size();
+        self.view.resize(columns, rows);
+    }
+
+    /// Hands keys to the view; the last thing that one of them asks for is left to
+    /// the caller.
+    fn press(&mut self, keys: &[Key], snapshot: &Snapshot) -> Option<Command> {
+        if !keys.is_empty() {
+            self.notice = None;
         }
-        write(&picture)
+        keys.iter().filter_map(|key| self.view.key(*key, snapshot)).last()
+    }
+
+    /// What the terminal must be sent.
+    fn draw(&mut self, shown: &Shown) -> Vec<u8> {
+        let notice = match (&self.notice, shown.silence()) {
+            (None, silence) => silence,
+            (Some(notice), None) => Some(notice.clone()),
+            (Some(notice), Some(silence)) => Some(format!("{notice} {silence}")),
+        };
+        let view = &self.view;
+        self.canvas.draw(|buffer| {
+            polis_tui::render(&shown.snapshot, view, buffer);
+            if let Some(notice) = &notice {
+                polis_tui::render_notice(notice, buffer);
+            }
+        })
     }
 }
 
@@ -342,4 +445,70 @@ fn write(bytes: &[u8]) -> Result<(), Error> {
         .write_all(bytes)
         .and_then(|()| stdout.flush())
         .doing(|| "the terminal is gone".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn terminal(rows: u16, columns: u16) -> vt100::Parser {
+        vt100::Parser::new(rows.try_into().unwrap(), columns.try_into().unwrap(), 0)
+    }
+
+    /// The screen of somebody who was sent all of `sent`.
+    fn seen(sent: &[Vec<u8>]) -> String {
+        let mut parser = terminal(24, 80);
+        sent.iter().for_each(|bytes| parser.process(bytes));
+        parser.screen().contents()
+    }
+
+    fn at(second: u64) -> Shown {
+        let mut shown = Shown::new();
+        shown.snapshot.header.clock = format!("12:00:{second:02}");
+        shown
+    }
+
+    #[tokio::test]
+    async fn a_refusal_stands_there_until_the_next_key_whatever_the_node_sends() {
+        let mut picture = Picture::new(Size { columns: 80, rows: 24 });
+        let mut sent = vec![picture.draw(&at(0))];
+        picture.notice = Some("cannot reboot the machine: viewers may not".to_owned());
+        sent.extend((1..10).map(|second| picture.draw(&at(second))));
+        let screen = seen(&sent);
+        assert!(screen.contains("viewers may not") && screen.contains("12:00:09"), "{screen}");
+        let cleared = |bytes: &Vec<u8>| bytes.windows(4).any(|it| it == b"\x1b[2J");
+        assert_eq!(sent.iter().filter(|bytes| cleared(bytes)).count(), 1, "it flickers");
+        assert_eq!(picture.press(&[Key::F(2)], &at(9).snapshot), None);
+        sent.push(picture.draw(&at(10)));
+        let screen = seen(&sent);
+        assert!(!screen.contains("may not") && screen.contains("[F2 Cluster]"), "{screen}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_says_nothing_is_told_from_one_that_does_and_since_when() {
+        let mut picture = Picture::new(Size { columns: 80, rows: 24 });
+        let mut shown = at(0);
+        let mut sent = vec![picture.draw(&shown)];
+        assert!(!seen(&sent).contains("No word"));
+        tokio::time::advance(Duration::from_secs(14)).await;
+        sent.push(picture.draw(&shown));
+        assert!(seen(&sent).contains("No word from the node for 14 s."), "{}", seen(&sent));
+        shown.trouble = "connection refused".to_owned();
+        tokio::time::advance(Duration::from_secs(3)).await;
+        sent.push(picture.draw(&shown));
+        let screen = seen(&sent);
+        assert!(screen.contains("for 17 s, trying again: connection refused"), "{screen}");
+        sent.push(picture.draw(&at(17)));
+        let screen = seen(&sent);
+        assert!(!screen.contains("No word") && screen.contains("[F1 Boot]"), "{screen}");
+    }
+
+    #[tokio::test]
+    async fn the_whole_of_a_large_terminal_is_drawn_on() {
+        let mut picture = Picture::new(Size { columns: 320, rows: 90 });
+        let mut parser = terminal(90, 320);
+        parser.process(&picture.draw(&at(0)));
+        let last = parser.screen().rows(0, 320).last().unwrap();
+        assert!(last.contains("[F1 Boot]"), "{last}");
+    }
 }

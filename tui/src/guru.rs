@@ -72,6 +72,8 @@ pub enum Countdown {
     Held,
     /// Nothing, because too many boots in a row have failed.
     Exhausted,
+    /// Nothing, because it cannot be counted how many have failed.
+    Uncounted,
 }
 
 impl Default for Countdown {
@@ -438,6 +440,9 @@ fn foot(guru: &Guru, view: &View, width: usize) -> Vec<Line<'static>> {
         }
         Countdown::Exhausted => {
             format!("Holding after {attempt} failed boots in a row: only a key ends it.")
+        }
+        Countdown::Uncounted => {
+            "Holding, since failed boots cannot be counted: only a key ends it.".to_owned()
         }
     };
     let wait = cut(&clean(&wait), width);

@@ -8,7 +8,7 @@ use crate::page::Page;
 use crate::prompt::Prompt;
 use crate::snapshot::{Cluster, Snapshot};
 use crate::text::{clean, cut, duration, plural};
-use crate::theme::{BAR, CURSOR, DOES, KEY, Mark, OPEN};
+use crate::theme::{BAR, CURSOR, DOES, KEY, Mark, NOTICE, OPEN};
 use crate::widgets::{Row, row};
 
 /// Draws the bar: who this is and how it stands; below it where, how long, and the time.
@@ -99,4 +99,14 @@ pub(crate) fn draw_prompt(prompt: &Prompt, area: Rect, buffer: &mut Buffer) {
         .put(KEY, "Esc")
         .put(DOES, " drops it ");
     spread(area, 0, typed, &[help], buffer);
+}
+
+/// Draws a sentence in place of the keys.
+pub(crate) fn draw_notice(notice: &str, area: Rect, buffer: &mut Buffer) {
+    if area.height > 0 {
+        let width = usize::from(area.width);
+        let said = Row::indented(1).put(NOTICE, &cut(&clean(notice), width.saturating_sub(2)));
+        row::draw(&said.to(width).line(), area.x, area.y, area.width, buffer);
+        buffer.set_style(area, NOTICE);
+    }
 }

@@ -80,5 +80,10 @@ pub fn render_header(snapshot: &Snapshot, buffer: &mut Buffer) {
     header::draw(snapshot, buffer.area, buffer);
 }
 
+/// Draws what the owner of the terminal has to say over the row of keys.
+pub fn render_notice(notice: &str, buffer: &mut Buffer) {
+    header::draw_notice(notice, view::Areas::of(buffer.area).keys, buffer);
+}
+
 #[cfg(test)]
 mod tests;

@@ -132,6 +132,20 @@ fn a_guru_fills_the_screen() {
 }
 
 #[test]
+fn a_guru_that_holds_says_why() {
+    let foot = |countdown| {
+        let guru = Guru { countdown, ..samples::guru() };
+        guru_screen(&guru, &guru::View::new(80, 24), 80, 24)
+    };
+    let asked = "as asked";
+    assert!(foot(Countdown::Held).contains(asked));
+    let uncounted = foot(Countdown::Uncounted);
+    assert!(uncounted.contains("failed boots cannot be counted"), "{uncounted}");
+    assert!(!uncounted.contains(asked) && !uncounted.contains("failed boot 2"), "{uncounted}");
+    assert!(!foot(Countdown::Exhausted).contains(asked));
+}
+
+#[test]
 fn a_guru_shows_its_logs() {
     check_guru("logs", &samples::guru_overflowing(), &[Key::Char('l')]);
 }

@@ -24,6 +24,8 @@ pub(crate) const KEY: Style = Style::new().fg(Color::LightCyan).bg(Color::Blue);
 pub(crate) const DOES: Style = Style::new().fg(Color::Gray).bg(Color::Blue);
 /// The page that is open, there.
 pub(crate) const OPEN: Style = Style::new().fg(Color::Black).bg(Color::Gray);
+/// What the owner of the terminal says, in place of the keys.
+pub(crate) const NOTICE: Style = Style::new().fg(Color::Black).bg(Color::Yellow);
 
 /// The row under the cursor.
 pub(crate) const CURSOR: Style = Style::new().add_modifier(Modifier::REVERSED);
