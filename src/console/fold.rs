@@ -229,13 +229,12 @@ fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
             },
             leader: Some(member.id) == status.leader,
             own,
-            // Before etcd was asked: who has a leader has a majority, or did lately.
             answers: match own {
-                true => serves,
-                false => learned.connected.unwrap_or(status.leader.is_some()),
+                true => Some(serves),
+                false => learned.connected,
             },
             lag: match own {
-                true => Some(status.index.saturating_sub(status.applied)),
+                true => serves.then(|| status.index.saturating_sub(status.applied)),
                 false => told.map(|told| told.behind),
             },
             round_trip: told.map(|told| u64::try_from(told.took.as_micros()).unwrap_or(u64::MAX)),
@@ -249,7 +248,8 @@ fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
     Some(Etcd {
         state: status.standing.name().to_owned(),
         version: status.version.clone(),
-        survives: status.leader.map(|_leader| survives(&members)),
+        quorum: status.leader.is_some(),
+        survives: status.leader.and_then(|_leader| survives(&members)),
         members,
         term: status.term,
         index: status.index,
@@ -261,12 +261,14 @@ fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
     })
 }
 
-/// How many of the voters that answer may fail before too few are left.
-fn survives(members: &[Member]) -> u32 {
-    let voters = || members.iter().filter(|member| member.standing == Standing::Voter);
-    let answer = voters().filter(|member| member.answers).count();
-    let needed = voters().count() / 2 + 1;
-    u32::try_from(answer.saturating_sub(needed)).unwrap_or(u32::MAX)
+/// How many of the voters that answer may fail before too few are left, once it is
+/// known of each of them whether it answers.
+fn survives(members: &[Member]) -> Option<u32> {
+    let voters = members.iter().filter(|member| member.standing == Standing::Voter);
+    let answers: Vec<bool> = voters.map(|voter| voter.answers).collect::<Option<_>>()?;
+    let answer = answers.iter().filter(|answers| **answers).count();
+    let needed = answers.len() / 2 + 1;
+    Some(u32::try_from(answer.saturating_sub(needed)).unwrap_or(u32::MAX))
 }
 
 /// How far this node's learner is, in percent.

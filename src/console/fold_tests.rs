@@ -51,8 +51,11 @@ fn a_cluster_survives_the_loss_of_those_that_answer_and_are_not_needed() {
         members: (1..=4).map(member).collect(),
         ..Default::default()
     };
-    // This node's own does not serve here: no client was given.
-    assert_eq!(folded(&values).etcd.unwrap().survives, Some(0));
+    // Nobody was asked yet; this node's own does not serve here: no client was given.
+    let etcd = folded(&values).etcd.unwrap();
+    assert_eq!((etcd.quorum, etcd.survives), (true, None));
+    let answers: Vec<_> = etcd.members.iter().map(|member| member.answers).collect();
+    assert_eq!(answers, [Some(false), None, None, None]);
     let told = Told { took: Duration::from_millis(2), behind: 8, share: 60, db_size: 9 };
     for number in 2..=4 {
         let connected = Some(number != 3);
@@ -61,13 +64,14 @@ fn a_cluster_survives_the_loss_of_those_that_answer_and_are_not_needed() {
     let etcd = folded(&values).etcd.unwrap();
     assert_eq!(etcd.survives, Some(0));
     let answers: Vec<_> = etcd.members.iter().map(|member| member.answers).collect();
-    assert_eq!(answers, [false, true, false, true]);
+    assert_eq!(answers, [false, true, false, true].map(Some));
     let learner = &etcd.members[3];
     let caught_up = polis_tui::snapshot::Standing::Learner { caught_up: Some(60) };
     assert_eq!(learner.standing, caught_up);
     assert_eq!((learner.lag, learner.round_trip), (Some(8), Some(2000)));
     values.consensus.leader = None;
-    assert_eq!(folded(&values).etcd.unwrap().survives, None);
+    let etcd = folded(&values).etcd.unwrap();
+    assert_eq!((etcd.quorum, etcd.survives), (false, None));
 }
 
 fn folded(values: &Values) -> Snapshot {

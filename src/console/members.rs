@@ -5,9 +5,11 @@
 //! `GetStatus` to the nodes of its cluster, over a connection that is kept.
 //!
 //! ```text
-//! [waiting] --voter--> ask etcd whom it is connected to, and itself how it is;
-//!     ^                ask every other member's node, all at once --+
-//!     +------------------- PACE, then publish <---------------------+
+//! [waiting: nothing is known] --voter--> ask etcd whom it is connected to, and itself
+//!     ^                                  how it is; every other member's node, all at once
+//!     |                                        |            ^
+//!     +-- no voter any more -- [published] <---+            |
+//!                                  +-- PACE, or other members
 //! ```
 //!
 //! Invariants:
@@ -95,6 +97,9 @@ impl Service {
         let mut connections = BTreeMap::new();
         ctx.healthy();
         loop {
+            if self.consensus.borrow().voter().is_none() {
+                publish(&learned, Learned::new());
+            }
             let voter = until(&mut self.consensus, "the etcd member", |status| {
                 status.voter().map(|_clients| status.clone())
             });
@@ -102,15 +107,11 @@ impl Service {
             let status = status?;
             let round = self.round(&status, &mut connections);
             let Some(new) = ctx.until_cancelled(Box::pin(round)).await else { return Ok(()) };
-            learned.send_if_modified(|known| {
-                let changed = *known != new;
-                *known = new;
-                changed
-            });
-            let learning = status.members.iter().any(|member| member.learner);
-            let pace = if learning { PACE_LEARNING } else { PACE };
-            if ctx.until_cancelled(sleep(pace)).await.is_none() {
-                return Ok(());
+            publish(&learned, new);
+            let outdated = outdated(&mut self.consensus, &status);
+            match ctx.until_cancelled(outdated).await {
+                Some(closed) => closed?,
+                None => return Ok(()),
             }
         }
     }
@@ -195,6 +196,30 @@ impl Service {
     }
 }
 
+fn publish(learned: &watch::Sender<Learned>, new: Learned) {
+    learned.send_if_modified(|known| {
+        let changed = *known != new;
+        *known = new;
+        changed
+    });
+}
+
+/// Waits until what `asked` said is too old to show, or is not all there is to ask.
+async fn outdated(consensus: &mut watch::Receiver<Status>, asked: &Status) -> Result<(), Closed> {
+    let learning = asked.members.iter().any(|member| member.learner);
+    let pace = if learning { PACE_LEARNING } else { PACE };
+    let other =
+        |status: &Status| (status.standing, &status.members) != (asked.standing, &asked.members);
+    tokio::select! {
+        () = sleep(pace) => Ok(()),
+        // Cancel-safe: waits for an event value.
+        other = consensus.wait_for(other) => match other {
+            Ok(_status) => Ok(()),
+            Err(_closed) => Err(Closed("the etcd member")),
+        },
+    }
+}
+
 /// How long the own member takes to say how it is.
 async fn ask_own(status: &Status) -> Option<Duration> {
     let clients = status.clients.as_ref()?;
@@ -251,5 +276,51 @@ mod tests {
         assert_eq!(gone, Standing { connected: Some(false), told: None });
         let empty = standing(&Status::default(), MemberId(2), None, told(0)).told.unwrap();
         assert_eq!((empty.behind, empty.share), (0, 100));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_learned_goes_with_the_member_that_learned_it() {
+        let (_orders, ordered) = watch::channel(None);
+        let root = crate::storage::tree::Root::live();
+        let consensus =
+            crate::consensus::Service::new(crate::consensus::Config::live(&root), ordered);
+        let ((_nodes, nodes), (_own, credentials)) = (watch::channel(None), watch::channel(None));
+        let service = Service {
+            consensus: consensus.status(),
+            members: consensus.members(),
+            nodes,
+            credentials,
+            port: 0,
+        };
+        let learned = watch::Sender::new(Learned::from([(MemberId(2), Standing::default())]));
+        let mut shown = learned.subscribe();
+        let (ctx, handles) = Context::for_test();
+        ctx.spawn("members", crate::supervisor::Policy::forever(), move |ctx| {
+            service.clone().run(ctx, learned.clone())
+        });
+        timeout(PACE, shown.wait_for(Learned::is_empty)).await.unwrap().unwrap();
+        handles.cancel().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_member_that_is_added_is_asked_at_once() {
+        let member = |number: u64| Member {
+            id: MemberId(number),
+            name: number.to_string(),
+            peer_url: String::new(),
+            learner: number == 4,
+        };
+        let three = Status { members: (1..=3).map(member).collect(), ..Status::default() };
+        let status = watch::Sender::new(three.clone());
+        let mut consensus = status.subscribe();
+        let begun = Instant::now();
+        outdated(&mut consensus, &three).await.unwrap();
+        assert_eq!(begun.elapsed(), PACE);
+        let four = Status { index: 7, members: (1..=4).map(member).collect(), ..three.clone() };
+        status.send_replace(four.clone());
+        outdated(&mut consensus, &three).await.unwrap();
+        assert_eq!(begun.elapsed(), PACE);
+        outdated(&mut consensus, &four).await.unwrap();
+        assert_eq!(begun.elapsed(), PACE + PACE_LEARNING);
     }
 }

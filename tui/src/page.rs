@@ -89,8 +89,9 @@ impl Page {
                 (old.ready, &old.stages, &old.metrics) != (new.ready, &new.stages, &new.metrics)
             }
             Self::Cluster => old.nodes != new.nodes,
-            Self::Etcd => old.etcd != new.etcd,
-            Self::Pki => old.pki != new.pki,
+            // Without a part in it, they say who has one.
+            Self::Etcd => old.etcd != new.etcd || new.etcd.is_none() && old.nodes != new.nodes,
+            Self::Pki => old.pki != new.pki || new.pki.is_none() && old.nodes != new.nodes,
             Self::Services => old.services != new.services,
             Self::Logs => false,
             Self::Network => old.network != new.network,

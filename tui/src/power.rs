@@ -12,7 +12,8 @@
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
-use crate::snapshot::{Cluster, Snapshot};
+use crate::pages::has_no_part;
+use crate::snapshot::{Cluster, Snapshot, Standing};
 use crate::text::{clean, wrap};
 use crate::theme::{ATTENTION, BAD, BUSY, PLAIN, STRONG};
 use crate::widgets::{Row, dialog};
@@ -91,24 +92,36 @@ fn what_stops(snapshot: &Snapshot, end: End) -> String {
         End::Reboot => "while it is away",
         End::PowerOff => "until it is back",
     };
-    let voters = snapshot.etcd.as_ref().map_or(0, |etcd| {
-        etcd.members.iter().filter(|it| it.standing == crate::snapshot::Standing::Voter).count()
-    });
-    let own = snapshot.etcd.as_ref().is_some_and(|etcd| etcd.state == "voter");
-    let survives = snapshot.etcd.as_ref().and_then(|etcd| etcd.survives);
-    match (snapshot.header.cluster, survives) {
-        (Cluster::Home, Some(0)) if own && voters == 1 => {
+    if snapshot.header.cluster != Cluster::Home {
+        return format!("What it is doing is broken off {away}.");
+    }
+    let goes_on = format!("The cluster goes on without it, and its services are gone {away}.");
+    let unknown = |why: &str| {
+        format!(
+            "{why} whether the cluster goes on without it is not known here. Its services are gone {away}."
+        )
+    };
+    let Some(etcd) = &snapshot.etcd else {
+        return match has_no_part(snapshot) {
+            true => goes_on,
+            false => unknown("It runs no etcd member yet:"),
+        };
+    };
+    let voters = etcd.members.iter().filter(|it| it.standing == Standing::Voter).count();
+    match (etcd.state.as_str(), etcd.survives) {
+        ("voter" | "learner", _) if !etcd.quorum => format!(
+            "The cluster has no quorum already: nothing can be written to it from here. The \
+             services of this node are gone {away}."
+        ),
+        ("learner", _) => goes_on,
+        ("voter", Some(0)) if voters == 1 => {
             format!("It is the only voter of its cluster: the cluster stops {away}.")
         }
-        (Cluster::Home, Some(0)) if own => format!(
+        ("voter", Some(0)) => format!(
             "The other voters are no majority without it: nothing can be written to the cluster {away}."
         ),
-        (Cluster::Home, Some(_)) => {
-            format!("The cluster goes on without it, and its services are gone {away}.")
-        }
-        (Cluster::Home, None) => {
-            format!("The cluster has no quorum already. All on it stops {away}.")
-        }
-        _ => format!("What it is doing is broken off {away}."),
+        ("voter", Some(_)) => goes_on,
+        ("voter", None) => unknown("The other voters were not asked yet:"),
+        _ => unknown("Its etcd member does not serve:"),
     }
 }

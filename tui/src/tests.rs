@@ -12,6 +12,11 @@ use crate::guru::{self, Countdown, Guru};
 use crate::snapshot::{LogEntry, Severity};
 use crate::{Command, Key, Page, Snapshot, View, render, samples, text};
 
+#[path = "cursor_tests.rs"]
+mod cursor;
+#[path = "quorum_tests.rs"]
+mod quorum;
+
 fn draw(columns: u16, rows: u16, draw: impl FnOnce(&mut Buffer)) -> TestBackend {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
     terminal.draw(|frame| draw(frame.buffer_mut())).unwrap();
@@ -62,6 +67,11 @@ fn every_page_says_that_nothing_is_known_yet() {
 #[test]
 fn every_page_shows_an_ordinary_day() {
     check("ordinary", &samples::ordinary());
+}
+
+#[test]
+fn every_page_shows_a_node_that_only_works() {
+    check("worker", &samples::worker());
 }
 
 #[test]

@@ -23,7 +23,7 @@ use ratatui::text::Line;
 
 use crate::page::Page;
 use crate::pages::logs::{Filter, Of};
-use crate::pages::services::Tree;
+use crate::pages::services::{Step, Tree};
 use crate::pages::{self, Content};
 use crate::power::Menu;
 use crate::prompt::{For, Outcome, Prompt};
@@ -142,18 +142,18 @@ impl View {
         // So many rows further, with some of them for causes.
         let page = isize::try_from(self.size.height / 3).unwrap_or(1).max(1);
         match key {
-            Key::Up => self.tree.step(services, -1),
-            Key::Down => self.tree.step(services, 1),
-            Key::PageUp => self.tree.step(services, -page),
-            Key::PageDown => self.tree.step(services, page),
-            Key::Home => self.tree.step(services, isize::MIN),
-            Key::End => self.tree.step(services, isize::MAX),
+            Key::Up => self.tree.step(services, Step::By(-1)),
+            Key::Down => self.tree.step(services, Step::By(1)),
+            Key::PageUp => self.tree.step(services, Step::By(-page)),
+            Key::PageDown => self.tree.step(services, Step::By(page)),
+            Key::Home => self.tree.step(services, Step::First),
+            Key::End => self.tree.step(services, Step::Last),
             Key::Enter | Key::Char(' ') => self.tree.fold(services),
             Key::Char('-') => self.tree.fold_all(true),
             Key::Char('+' | '=') => self.tree.fold_all(false),
             Key::Char('l' | 'L') => {
-                if let Some(at) = &self.tree.at {
-                    self.filter = Filter { below: at.clone(), ..Filter::default() };
+                if let Some(at) = self.tree.chosen(services) {
+                    self.filter = Filter { below: at.to_owned(), ..Filter::default() };
                     self.paused = None;
                     self.page = Page::Logs;
                 }
@@ -289,7 +289,8 @@ impl View {
             || old.previous_failure != new.previous_failure
             || old.warnings != new.warnings;
         // Who is about to end the machine is told what that does to etcd.
-        let over = matches!(self.over, Over::Power(_)) && old.etcd != new.etcd;
+        let over = matches!(self.over, Over::Power(_))
+            && (&old.etcd, &old.nodes) != (&new.etcd, &new.nodes);
         everywhere || over || self.page.shows_change(old, new)
     }
 

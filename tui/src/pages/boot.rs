@@ -51,10 +51,10 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize, height: usize) -> Conte
     if width >= WIDE {
         let right = load.map(|load| load::down(load, RIGHT, ROWS)).unwrap_or_default();
         let cells = if right.is_empty() { width } else { width - RIGHT };
-        let stages = timeline(&snapshot.stages, cells.saturating_sub(GAP));
+        let stages = timeline(snapshot, cells.saturating_sub(GAP));
         body.extend(beside(stages, cells, right));
     } else {
-        body.extend(timeline(&snapshot.stages, width));
+        body.extend(timeline(snapshot, width));
         if let Some(load) = load {
             body.extend(load::across(load, width, ROWS));
         }
@@ -126,7 +126,8 @@ fn answer(snapshot: &Snapshot) -> (Mark, String) {
     (Mark::Busy, format!("Starting{what}."))
 }
 
-fn timeline(stages: &[Stage], width: usize) -> Vec<Line<'static>> {
+fn timeline(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
+    let Snapshot { stages, ready, .. } = snapshot;
     if stages.is_empty() {
         return Vec::new();
     }
@@ -135,13 +136,19 @@ fn timeline(stages: &[Stage], width: usize) -> Vec<Line<'static>> {
     let end = stages.iter().map(|stage| stage.started.saturating_add(stage.elapsed)).max();
     let line = Timeline::new(cells, end.unwrap_or(Duration::ZERO));
     let mut lines: Vec<Line<'static>> =
-        stages.iter().flat_map(|stage| rows(stage, line, column, width)).collect();
+        stages.iter().flat_map(|stage| rows(stage, ready.is_some(), line, column, width)).collect();
     lines.push(Row::indented(column).put(DIM, &line.axis()).line());
     lines
 }
 
-fn rows(stage: &Stage, line: Timeline, column: usize, width: usize) -> Vec<Line<'static>> {
-    let look = Look::of(stage);
+fn rows(
+    stage: &Stage,
+    ready: bool,
+    line: Timeline,
+    column: usize,
+    width: usize,
+) -> Vec<Line<'static>> {
+    let look = Look::of(stage, ready);
     let bar = match look.fill {
         Some(fill) => line.bar(stage.started, stage.elapsed, fill),
         None => line.empty(),
@@ -177,8 +184,10 @@ struct Look {
 }
 
 impl Look {
-    fn of(stage: &Stage) -> Self {
+    /// What has not begun once the node is `ready` is not for this node to do.
+    fn of(stage: &Stage, ready: bool) -> Self {
         let (mark, word, style, fill) = match stage.state {
+            StageState::Pending if ready => (Mark::Idle, "not here", DIM, None),
             StageState::Pending => (Mark::Idle, "pending", DIM, None),
             StageState::Started => (Mark::Busy, "started", BUSY, Some(Fill::Working)),
             StageState::Waiting { .. } => {

@@ -214,10 +214,15 @@ fn has_part(node: &Node) -> bool {
 /// The members of etcd, in a sentence, where this node is none and is not to be one.
 pub(super) fn members_elsewhere(snapshot: &Snapshot) -> Option<String> {
     let known = snapshot.nodes.as_ref()?;
-    let own = known.nodes.iter().find(|node| node.own)?;
     let members: Vec<&Node> = known.nodes.iter().filter(|node| has_part(node)).collect();
-    let elsewhere = snapshot.etcd.is_none() && own.state == NodeState::Up && !has_part(own);
-    (elsewhere && !members.is_empty()).then(|| list(&members))
+    (has_no_part(snapshot) && !members.is_empty()).then(|| list(&members))
+}
+
+/// Whether this node is a member of the cluster that is not to be one of etcd.
+pub(crate) fn has_no_part(snapshot: &Snapshot) -> bool {
+    let nodes = snapshot.nodes.iter().flat_map(|known| &known.nodes);
+    let own = nodes.into_iter().find(|node| node.own);
+    own.is_some_and(|own| own.state == NodeState::Up && !has_part(own))
 }
 
 fn rows(

@@ -37,11 +37,21 @@ const DB_FULL: u8 = 80;
 /// A member that is so many entries behind is drawn to the eye.
 const BEHIND: u64 = 1_000;
 
-const NO_QUORUM: &str = "No quorum: nothing can be written to the cluster. \
-                         Bring back the members that do not answer.";
+const NO_QUORUM: &str = "No quorum: nothing can be written to the cluster from here. \
+                         Bring back the members that do not answer, or the way to them.";
 const ONLY_VOTER: &str = "Losing this node stops the cluster: it is the only voter. \
                           Three voters survive the loss of one.";
-const MORE_VOTERS: &str = "Bring back those that do not answer, or add one.";
+const TWO_VOTERS: &str = "Losing one of the 2 voters stops the cluster. \
+                          Three voters survive the loss of one.";
+const STOPPED: &str = "This node's member is stopped: how the others do is not known here. \
+                       The services (F5) say why.";
+const STARTING: &str = "This node's member is starting: how the others do is not known yet.";
+const LEARNING: &str =
+    "This node's member is a learner: it votes once it has what the others have.";
+const ASKING: &str = "The other voters are being asked how they are.";
+
+/// Names that fit in a sentence.
+const NAMED_MAX: usize = 2;
 
 /// From so many columns on, what is of second rank stands beside the rest.
 const PLACE: usize = 64;
@@ -59,14 +69,15 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         };
         return Content { head: headline(Mark::Idle, &text, width), ..Content::default() };
     };
-    let (mark, answer) = answer(etcd);
+    let (mark, answer) = judge(etcd);
     let mut body = headline(mark, &answer, width);
     for alarm in &etcd.alarms {
         body.extend(headline(Mark::Bad, &alarm_text(alarm), width));
     }
     body.push(blank());
-    body.extend(quorum(etcd));
-    body.push(blank());
+    if let Some(quorum) = quorum(etcd) {
+        body.extend([quorum, blank()]);
+    }
     let left = width.saturating_sub(INDENT + STANDING + LAG + TRIP + DB);
     let column = left.clamp(NAME_MIN, NAME_MAX);
     let wide = left >= NAME_MAX + PLACE;
@@ -78,9 +89,10 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         .right(DB, DIM, "database");
     let head = if wide { head.gap(GAP).put(DIM, "number and address") } else { head };
     body.push(titled(head, width));
-    body.extend(etcd.members.iter().flat_map(|member| rows(member, column, wide, width)));
+    body.extend(etcd.members.iter().flat_map(|member| rows(member, etcd, column, wide, width)));
     body.push(blank());
-    body.push(title("Database", width));
+    let database = if etcd.takes_part() { "Database" } else { "Database, when it last served" };
+    body.push(title(database, width));
     body.extend(facts(etcd, width));
     Content { body, ..Content::default() }
 }
@@ -89,26 +101,53 @@ fn voters(etcd: &Etcd) -> impl Iterator<Item = &Member> {
     etcd.members.iter().filter(|member| member.standing == Standing::Voter)
 }
 
-fn answer(etcd: &Etcd) -> (Mark, String) {
-    let voters = voters(etcd).count() as u64;
-    let is_coming = |member: &&Member| member.answers && member.standing != Standing::Voter;
+/// What of the members matters most. Of others, a member that does not serve knows
+/// nothing, and what it knew before is not told as if it still were so.
+fn judge(etcd: &Etcd) -> (Mark, String) {
+    let all = voters(etcd).count();
+    let silent: Vec<_> = voters(etcd).filter(|member| member.answers == Some(false)).collect();
+    let is_coming = |member: &&Member| {
+        member.answers == Some(true) && member.standing != Standing::Voter && !member.own
+    };
     let learners = etcd.members.iter().filter(is_coming).count();
-    let (mark, answer) = match etcd.survives {
-        _ if voters == 0 => (Mark::Busy, format!("This member is {}.", name(&etcd.state))),
-        None => (Mark::Bad, NO_QUORUM.to_owned()),
-        Some(0) if voters == 1 => (Mark::Attention, ONLY_VOTER.to_owned()),
-        Some(0) => (
-            Mark::Attention,
-            format!("Losing one more of the {voters} voters stops the cluster. {MORE_VOTERS}"),
-        ),
-        Some(some) => {
-            (Mark::Good, format!("The cluster survives the loss of {some} of its {voters} voters."))
+    let (mark, answer) = match (etcd.state.as_str(), etcd.survives) {
+        ("stopped", _) => (Mark::Attention, STOPPED.to_owned()),
+        ("starting", _) => (Mark::Busy, STARTING.to_owned()),
+        _ if all == 0 => (Mark::Busy, format!("This member is {}.", name(&etcd.state))),
+        _ if !etcd.quorum => (Mark::Bad, NO_QUORUM.to_owned()),
+        ("learner", _) => (Mark::Busy, LEARNING.to_owned()),
+        (_, None) => (Mark::Busy, ASKING.to_owned()),
+        (_, Some(0)) if silent.is_empty() && all == 1 => (Mark::Attention, ONLY_VOTER.to_owned()),
+        (_, Some(0)) if silent.is_empty() => (Mark::Attention, TWO_VOTERS.to_owned()),
+        (_, Some(0)) => {
+            (Mark::Bad, format!("{}: losing one more voter stops the cluster.", gone(&silent)))
+        }
+        (_, Some(some)) if silent.is_empty() => {
+            (Mark::Good, format!("The cluster survives the loss of {some} of its {all} voters."))
+        }
+        (_, Some(some)) => {
+            let text = format!("{}. The cluster survives the loss of {some} more.", gone(&silent));
+            (Mark::Attention, text)
         }
     };
     match learners {
         0 => (mark, answer),
         1 => (mark, format!("{answer} A learner is catching up.")),
         some => (mark, format!("{answer} {some} learners are catching up.")),
+    }
+}
+
+/// Who does not answer, as a sentence without its end.
+fn gone(silent: &[&Member]) -> String {
+    let called = |member: &&Member| match member.name.as_str() {
+        "" => "one that never started".to_owned(),
+        name => short(name),
+    };
+    let names = silent.iter().map(called).take(NAMED_MAX).collect::<Vec<_>>().join(", ");
+    match silent.len() {
+        1 => format!("{names} does not answer"),
+        some @ ..=NAMED_MAX => format!("{names} do not answer ({some} voters)"),
+        some => format!("{names} and {} more do not answer", some - NAMED_MAX),
     }
 }
 
@@ -123,25 +162,38 @@ fn alarm_text(alarm: &str) -> String {
     format!("Alarm {alarm}{help}")
 }
 
-/// A box for each voter, and a line where the majority is.
+/// A box for each voter, and a line where the majority is. Of a member that does
+/// not serve there is none: it does not know who answers.
 fn quorum(etcd: &Etcd) -> Option<Line<'static>> {
     let all = voters(etcd).count();
-    if all == 0 {
+    if all == 0 || !etcd.takes_part() {
         return None;
     }
-    let answer = voters(etcd).filter(|member| member.answers).count();
+    let count = |answers| voters(etcd).filter(|member| member.answers == answers).count();
+    let (answer, asked) = (count(Some(true)), count(None));
     let needed = all / 2 + 1;
     let row = Row::default().cell(FACT, DIM, "Voters");
     let row = (1..=all.min(BAR_MAX)).fold(row, |row, at| {
-        let mark = if at <= answer { Mark::Good } else { Mark::Bad };
+        let mark = match at {
+            at if at <= answer => Mark::Good,
+            at if at <= answer + asked => Mark::Idle,
+            _ => Mark::Bad,
+        };
         let edge = if at == needed && at < all { "│" } else { " " };
         row.put(mark.style(), mark.glyph()).put(DIM, edge)
     });
-    let text = format!(" {answer} of {all} answer, and {needed} are needed to write");
-    Some(row.put(if answer < needed { Mark::Bad.style() } else { PLAIN }, &text).line())
+    let asked = if asked == 0 { String::new() } else { format!(", {asked} not asked yet") };
+    let text = format!(" {answer} of {all} answer{asked}, and {needed} are needed to write");
+    Some(row.put(if etcd.quorum { PLAIN } else { Mark::Bad.style() }, &text).line())
 }
 
-fn rows(member: &Member, column: usize, wide: bool, width: usize) -> Vec<Line<'static>> {
+fn rows(
+    member: &Member,
+    etcd: &Etcd,
+    column: usize,
+    wide: bool,
+    width: usize,
+) -> Vec<Line<'static>> {
     let id = format!("{:016x}", member.id);
     let name = match member.name.as_str() {
         "" => "(never started)".to_owned(),
@@ -149,24 +201,38 @@ fn rows(member: &Member, column: usize, wide: bool, width: usize) -> Vec<Line<'s
         name => name.to_owned(),
     };
     let mark = match (member.answers, member.standing) {
-        (false, _) => Mark::Bad,
-        (true, Standing::Voter) => Mark::Good,
-        (true, Standing::Learner { .. }) => Mark::Busy,
+        (Some(false), _) => Mark::Bad,
+        (None, _) => Mark::Idle,
+        (Some(true), Standing::Voter) => Mark::Good,
+        (Some(true), Standing::Learner { .. }) => Mark::Busy,
     };
     let words = match member.standing {
         Standing::Voter if member.leader => "voter, leader",
         Standing::Voter => "voter",
         Standing::Learner { .. } => "learner",
     };
-    let words = if member.answers { words.to_owned() } else { format!("{words}, no answer") };
-    let words = if member.own { format!("{words}, this node") } else { words };
-    let standing = match member.standing {
-        Standing::Learner { caught_up: Some(percent) } => {
+    let words = match member.answers {
+        Some(true) => words.to_owned(),
+        Some(false) if member.own && !etcd.takes_part() => {
+            format!("{words}, {}", crate::text::name(&etcd.state))
+        }
+        Some(false) => format!("{words}, no answer"),
+        None => format!("{words}, not known"),
+    };
+    let words = if member.own && member.answers == Some(true) {
+        format!("{words}, this node")
+    } else {
+        words
+    };
+    let standing = match (member.standing, member.answers) {
+        // How far it was when it last answered is nothing to wait for.
+        (Standing::Learner { caught_up: Some(percent) }, Some(true)) => {
+            let percent = percent.min(100);
             let row = Row::default().put(mark.style(), "learner ");
             life::share(row, LEARNER, BUSY, percent, None)
                 .put(mark.style(), &format!(" {percent} %"))
         }
-        Standing::Voter | Standing::Learner { .. } => Row::default().put(mark.style(), &words),
+        _ => Row::default().put(mark.style(), &words),
     };
     let unknown = || "-".to_owned();
     let behind = member.lag.is_some_and(|lag| lag >= BEHIND);

@@ -11,6 +11,8 @@ pub(crate) mod services;
 
 use std::ops::Range;
 
+pub(crate) use self::cluster::has_no_part;
+
 use ratatui::text::Line;
 
 /// From so many columns on, blocks stand beside each other.

@@ -27,6 +27,14 @@ const DEPTH_MAX: usize = 16;
 /// Names that fit in a sentence.
 const NAMED_MAX: usize = 3;
 
+/// Where a key moves the cursor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    First,
+    Last,
+    By(isize),
+}
+
 /// What a person has done to the tree.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tree {
@@ -39,22 +47,33 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Moves the cursor by `steps` among what is shown; the first key sets it.
-    pub(crate) fn step(&mut self, services: &[Service], steps: isize) {
+    /// Moves the cursor among what is shown. The first step sets it, at the end that
+    /// is nearer to where the step leads.
+    pub(crate) fn step(&mut self, services: &[Service], step: Step) {
         let shown: Vec<String> = self.shown(services).into_iter().map(|(_, path)| path).collect();
         let Some(last) = shown.len().checked_sub(1) else { return };
-        let at = self.at.as_ref().and_then(|at| shown.iter().position(|path| path == at));
-        let at = match at {
-            None if steps < 0 => last,
-            None => 0,
-            Some(at) => at.saturating_add_signed(steps).min(last),
+        let at = self.at.as_deref().and_then(|at| position(&shown, at));
+        let at = match (step, at) {
+            (Step::First, _) => 0,
+            (Step::Last, _) => last,
+            (Step::By(..0), None) => last,
+            (Step::By(_), None) => 0,
+            (Step::By(steps), Some(at)) => at.saturating_add_signed(steps).min(last),
         };
         self.at = Some(shown[at].clone());
     }
 
+    /// The service under the cursor. Where there is none, it is set and that is all:
+    /// whatever acts on a service acts on one that a person has seen.
+    pub(crate) fn chosen(&mut self, services: &[Service]) -> Option<&str> {
+        let was_set = self.at.is_some();
+        self.step(services, Step::By(0));
+        self.at.as_deref().filter(|_| was_set)
+    }
+
     /// Folds or unfolds what is under the cursor.
     pub(crate) fn fold(&mut self, services: &[Service]) {
-        let Some(path) = self.at.clone() else { return };
+        let Some(path) = self.chosen(services).map(str::to_owned) else { return };
         let Some(at) = paths(services).into_iter().position(|other| other == path) else { return };
         let folded = self.is_folded(services, at, &path);
         self.asked.insert(path, !folded);
@@ -93,6 +112,17 @@ impl Tree {
             shown.push((at, path));
         }
         shown
+    }
+}
+
+/// Where `path` is among what is `shown`, or the nearest of its parents, which hides it.
+fn position(shown: &[impl AsRef<str>], path: &str) -> Option<usize> {
+    let mut path = path;
+    loop {
+        if let Some(at) = shown.iter().position(|shown| shown.as_ref() == path) {
+            return Some(at);
+        }
+        path = path.rsplit_once('.')?.0;
     }
 }
 
@@ -188,14 +218,17 @@ fn tree_content(
     let branches = branches(services);
     let mut body = Vec::new();
     let mut focus = None;
-    for (at, path) in state.shown(services) {
+    let shown = state.shown(services);
+    let paths: Vec<&str> = shown.iter().map(|(_, path)| path.as_str()).collect();
+    let cursor = state.at.as_deref().and_then(|at| position(&paths, at)).map(|at| shown[at].0);
+    for (at, path) in shown {
         let service = &services[at];
         let fold = match state.is_folded(services, at, &path) {
             true => Fold::Folded(hidden(below(services, at))),
             false => Fold::No,
         };
         let start = body.len();
-        let here = state.at.as_ref() == Some(&path);
+        let here = cursor == Some(at);
         body.extend(lines(service, &branches[at], &fold, here, tree, width));
         if here {
             focus = Some(start..body.len());
@@ -374,12 +407,12 @@ mod tests {
         };
         let mut tree = Tree::default();
         assert_eq!(names(&tree)[3..], ["root.a.b.c", "root.d"]);
-        tree.step(&services, 1);
-        tree.step(&services, 1);
+        tree.step(&services, Step::By(1));
+        tree.step(&services, Step::By(1));
         assert_eq!(tree.at.as_deref(), Some("root.a"));
         tree.fold(&services);
         assert_eq!(names(&tree), ["root", "root.a", "root.d"]);
-        tree.step(&services, 1);
+        tree.step(&services, Step::By(1));
         assert_eq!(tree.at.as_deref(), Some("root.d"));
         tree.fold_all(false);
         assert_eq!(names(&tree).len(), 5);

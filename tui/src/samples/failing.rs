@@ -51,7 +51,7 @@ pub fn failing() -> Snapshot {
     }
     if let Some(etcd) = &mut snapshot.etcd {
         for member in &mut etcd.members[1..] {
-            member.answers = false;
+            member.answers = Some(false);
             member.leader = false;
             member.lag = None;
             member.round_trip = None;
@@ -63,6 +63,7 @@ pub fn failing() -> Snapshot {
         etcd.applied = 1_192_021;
         etcd.db_size = 1_900 << 20;
         etcd.alarms = vec!["NOSPACE on 8e9e05c52164694d".to_owned()];
+        etcd.quorum = false;
         etcd.survives = None;
     }
     if let Some(pki) = &mut snapshot.pki {

@@ -6,6 +6,7 @@ mod failing;
 mod guru;
 mod ordinary;
 mod overflowing;
+mod worker;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +17,7 @@ pub use self::failing::failing;
 pub use self::guru::{guru, guru_locked, guru_overflowing};
 pub use self::ordinary::ordinary;
 pub use self::overflowing::overflowing;
+pub use self::worker::worker;
 
 use crate::snapshot::{
     Address, Certificate, Cluster, Header, Interface, LogEntry, Logs, Member, Metrics, Network,
@@ -31,12 +33,13 @@ const NODES: [&str; 3] = [
 
 /// Each of them by name, with what it shows.
 #[must_use]
-pub fn all() -> [(&'static str, Snapshot); 8] {
+pub fn all() -> [(&'static str, Snapshot); 9] {
     [
         ("empty", empty()),
         ("booting", booting()),
         ("registering", registering()),
         ("ordinary", ordinary()),
+        ("worker", worker()),
         ("busy", busy()),
         ("failing", failing()),
         ("overflowing", overflowing()),
@@ -208,7 +211,7 @@ fn member(name: &str, id: u64) -> Member {
         id,
         url: format!("https://{name}:7834"),
         standing: Standing::Voter,
-        answers: true,
+        answers: Some(true),
         ..Member::default()
     }
 }

@@ -178,6 +178,7 @@ fn etcd() -> Etcd {
         db_used: 20_480 * 502,
         db_quota: 2 << 30,
         alarms: Vec::new(),
+        quorum: true,
         survives: Some(1),
     }
 }

@@ -26,8 +26,19 @@ pub struct Etcd {
     pub db_quota: u64,
     /// Alarms in force, for example `NOSPACE`, with the member where that matters.
     pub alarms: Vec<String>,
-    /// How many more voters may fail before the cluster stops; `None` without a quorum.
+    /// Whether a majority of the voters answers each other, as far as this member
+    /// sees: it knows who leads.
+    pub quorum: bool,
+    /// How many more voters may fail before the cluster stops; `None` without a
+    /// quorum, or where it is not known of every voter whether it answers.
     pub survives: Option<u32>,
+}
+
+impl Etcd {
+    /// Whether this node's member takes part, so that it knows of the others.
+    pub(crate) fn takes_part(&self) -> bool {
+        matches!(self.state.as_str(), "voter" | "learner")
+    }
 }
 
 /// A member of the etcd cluster.
@@ -46,8 +57,8 @@ pub struct Member {
     pub leader: bool,
     /// Whether it is this node.
     pub own: bool,
-    /// Whether it answers.
-    pub answers: bool,
+    /// Whether it answers, once that was asked.
+    pub answers: Option<bool>,
     /// Entries of the log that it has not applied yet, if that is known.
     pub lag: Option<u64>,
     /// How long a question to it and its answer take, in microseconds, if that

@@ -29,11 +29,12 @@ const SMALL: (u16, u16) = (80, 24);
 const LARGE: (u16, u16) = (120, 40);
 
 /// What each sample shows, for the list.
-const WORDS: [(&str, &str); 8] = [
+const WORDS: [(&str, &str); 9] = [
     ("empty", "The first moment: nothing is known yet."),
     ("booting", "A boot that waits for the network, after one that failed."),
     ("registering", "A machine that a person must let into the cluster."),
     ("ordinary", "A cluster of three, two weeks after it was founded."),
+    ("worker", "A node of that cluster that has no part in consensus."),
     ("busy", "A cluster that grows: a learner copies, a node waits to be let in."),
     ("failing", "Cut off from the cluster, with trouble of every kind."),
     ("overflowing", "Whatever is too long, too large, or an attack."),

@@ -1,0 +1,132 @@
+//! What is said of etcd, on its page and before a machine ends.
+
+use super::*;
+use crate::snapshot::{Etcd, Standing};
+
+/// A cluster of three, of which this node's member is changed.
+fn with(change: impl FnOnce(&mut Etcd)) -> Snapshot {
+    let mut snapshot = samples::ordinary();
+    change(snapshot.etcd.as_mut().unwrap());
+    snapshot
+}
+
+/// The etcd page with all line breaks gone.
+fn page(snapshot: &Snapshot) -> String {
+    flat(&screen(snapshot, &view(Page::Etcd, 120, 40), 120, 40))
+}
+
+fn flat(screen: &str) -> String {
+    let rows = screen.lines().map(|row| row.trim_matches('"'));
+    let words: Vec<&str> = rows.flat_map(|row| row.split([' ', '│'])).collect();
+    words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// What is said before a reboot.
+fn warning(snapshot: &Snapshot) -> String {
+    let mut view = View::new(80, 24);
+    for key in ['P', 'R'] {
+        view.key(Key::Char(key), snapshot);
+    }
+    flat(&screen(snapshot, &view, 80, 24))
+}
+
+#[track_caller]
+fn assert_says(screen: &str, wanted: &str) {
+    assert!(screen.contains(wanted), "{wanted:?} is not on\n{screen}");
+}
+
+#[test]
+fn a_worker_may_be_rebooted_and_its_cluster_goes_on() {
+    let worker = samples::worker();
+    assert_says(&warning(&worker), "The cluster goes on without it");
+    // One that is to have a member, and has none yet, knows nothing.
+    let mut coming = worker;
+    coming.nodes.as_mut().unwrap().nodes.iter_mut().filter(|node| node.own).for_each(|node| {
+        node.roles = vec!["consensus member".to_owned()];
+    });
+    assert_says(&warning(&coming), "not known here");
+}
+
+#[test]
+fn a_member_that_does_not_serve_tells_nothing_of_the_others() {
+    for state in ["stopped", "starting"] {
+        let snapshot = with(|etcd| {
+            state.clone_into(&mut etcd.state);
+            (etcd.quorum, etcd.survives) = (false, None);
+            for member in &mut etcd.members {
+                (member.leader, member.lag, member.round_trip) = (false, None, None);
+                member.answers = member.own.then_some(false);
+            }
+        });
+        let etcd = page(&snapshot);
+        assert_says(&etcd, &format!("This node's member is {state}: how the others do is not"));
+        assert_says(&etcd, "Database, when it last served");
+        assert!(!etcd.contains("uorum") && !etcd.contains("needed to write"), "{etcd}");
+        assert!(!etcd.contains("no answer"), "{etcd}");
+        let warning = warning(&snapshot);
+        assert_says(&warning, "Its etcd member does not serve: whether the cluster goes");
+        assert!(!warning.contains("quorum"), "{warning}");
+    }
+}
+
+#[test]
+fn without_a_quorum_there_is_none_to_lose() {
+    let snapshot = with(|etcd| (etcd.quorum, etcd.survives) = (false, None));
+    assert_says(&page(&snapshot), "! No quorum");
+    assert_says(&warning(&snapshot), "The cluster has no quorum already");
+}
+
+#[test]
+fn a_voter_that_is_silent_is_named_and_the_page_is_not_green() {
+    let mut snapshot = with(|etcd| {
+        let more = [etcd.members[1].clone(), etcd.members[2].clone()];
+        etcd.members.extend(more.map(|it| crate::snapshot::Member { leader: false, ..it }));
+        etcd.members[4].answers = Some(false);
+        etcd.survives = Some(1);
+    });
+    let said = "▲ polis-5c2e90b1 does not answer. The cluster survives the loss of 1 more.";
+    assert_says(&page(&snapshot), said);
+    let etcd = snapshot.etcd.as_mut().unwrap();
+    etcd.members[3].answers = Some(false);
+    etcd.survives = Some(0);
+    let said = "! polis-0b7d3a99, polis-5c2e90b1 do not answer (2 voters): losing one more voter";
+    assert_says(&page(&snapshot), said);
+}
+
+#[test]
+fn two_voters_that_are_well_are_not_told_to_bring_one_back() {
+    let snapshot = with(|etcd| {
+        etcd.members.truncate(2);
+        etcd.survives = Some(0);
+    });
+    let etcd = page(&snapshot);
+    assert_says(&etcd, "▲ Losing one of the 2 voters stops the cluster.");
+    assert!(!etcd.contains("more") && !etcd.contains("ring back"), "{etcd}");
+}
+
+#[test]
+fn nothing_is_said_of_voters_that_were_not_asked_yet() {
+    let snapshot = with(|etcd| {
+        etcd.survives = None;
+        etcd.members[2].answers = None;
+    });
+    let etcd = page(&snapshot);
+    assert_says(&etcd, "► The other voters are being asked");
+    assert_says(&etcd, "2 of 3 answer, 1 not asked yet, and 2 are needed");
+    assert_says(&etcd, "voter, not known");
+    assert_says(&warning(&snapshot), "The other voters were not asked yet");
+}
+
+#[test]
+fn only_a_learner_that_answers_has_a_bar() {
+    let of = |answers, percent| {
+        page(&with(|etcd| {
+            etcd.members[2].standing = Standing::Learner { caught_up: Some(percent) };
+            etcd.members[2].answers = answers;
+        }))
+    };
+    assert_says(&of(Some(true), 71), "71 %");
+    assert_says(&of(Some(true), 255), "100 %");
+    let silent = of(Some(false), 71);
+    assert!(silent.contains("learner, no answer") && !silent.contains("71 %"), "{silent}");
+}
