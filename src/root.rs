@@ -184,8 +184,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
         found,
     };
     let enlisting = roles::enlist::Service {
-        node: tree.data.node.clone(),
-        etcd: tree.data.etcd.clone(),
+        data: tree.data.clone(),
         client: liaison.client.clone(),
         nodes: nodes.subscribe(),
         network: addresses.subscribe(),

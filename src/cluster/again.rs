@@ -21,14 +21,14 @@ use super::partition::check_kind;
 use super::sealed::Sealed;
 use super::service::{Config, Consensus, Home, KeyFile, read_record, waited_out};
 use super::unlock::Keys;
-use super::{Error, KeyStatus, Service, blocking, join};
+use super::{Error, KeyStatus, Service, blocking, join, parting};
 use crate::consensus::Start;
 use crate::event::until;
 use crate::identity::{self, Identity, NodeKey};
 use crate::parameters::ColdStart;
 use crate::recovery::form;
-use crate::storage::Kind;
 use crate::storage::key::RecoveryKey;
+use crate::storage::{self, Kind};
 use crate::supervisor::Context;
 
 impl<C: Consensus> Service<C> {
@@ -140,9 +140,13 @@ impl<C: Consensus> Service<C> {
     /// never was home with the role is told by the file of its roles; one that has
     /// voted by a file of its own, so that a lost log is not taken for none.
     async fn was_member_of_etcd(&self) -> Result<bool, Error> {
-        let data = &self.config.root.data;
-        let (etcd, node) = (data.etcd.clone(), data.node.clone());
+        let data = self.config.root.data.clone();
         blocking(move || {
+            if parting::finish(&data)? {
+                info!("removed what was left of a member of etcd that the cluster has taken out");
+                return Ok(false);
+            }
+            let storage::tree::Data { etcd, node, .. } = data;
             let has_log = !etcd.log.is_empty()?;
             let begun = has_log || etcd.bootstrapping.read()?.is_some();
             Ok(begun || node.voter.read()?.is_some() || node.roles.read()?.is_none())

@@ -79,6 +79,42 @@ async fn a_machine_that_nobody_told_anything_says_where_it_looked() {
 }
 
 #[tokio::test]
+async fn a_power_cut_on_the_way_out_of_etcd_ends_at_home_without_a_member() {
+    type Cut = fn(&Root);
+    let cuts: [Cut; 4] = [
+        |_root| {},
+        |root| std::fs::remove_dir_all(root.data.etcd.log.path()).unwrap(),
+        |root| consensus::forget(&root.data.etcd).unwrap(),
+        |root| {
+            consensus::forget(&root.data.etcd).unwrap();
+            root.data.node.voter.remove().unwrap();
+        },
+    ];
+    for (step, cut) in cuts.iter().enumerate() {
+        let machine = Machine::new();
+        let node = machine.boot_home().await.node;
+        let root = machine.root();
+        let storage::tree::Data { etcd, node: files, .. } = &root.data;
+        std::fs::create_dir_all(etcd.log.path()).unwrap();
+        std::fs::write(etcd.log.path().join("0.wal"), b"votes").unwrap();
+        etcd.peer_pki.dir.create().unwrap();
+        etcd.peer_pki.key.write(b"key").unwrap();
+        files.voter.write(b"").unwrap();
+        files.leaving.write(b"").unwrap();
+        cut(&root);
+        for boot in 1..=2 {
+            let status = machine.boot_home().await;
+            assert_eq!(status.node, node);
+            assert_eq!(status.roles, [], "cut after step {step}, boot {boot}: it is a member");
+            assert!(etcd.log.is_empty().unwrap(), "cut after step {step}");
+            assert_eq!(etcd.peer_pki.key.read().unwrap(), None);
+            let left = [&files.voter, &files.leaving].map(|file| file.read().unwrap());
+            assert_eq!(left, [None, None], "cut after step {step}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn each_loss_has_a_code_of_its_own_and_changes_nothing() {
     let sealed = |root: &Root| root.esp.sealed_configuration.clone();
 

@@ -26,6 +26,7 @@ use tracing::{debug, info, warn};
 
 use super::credentials;
 use super::keeper::Slot;
+use super::parting::part;
 use super::sealed::Sealed;
 use super::service::Consensus;
 use super::state::Event;
@@ -100,24 +101,20 @@ impl<C: Consensus> Service<C> {
         info!("the cluster has taken this node out of etcd while it was off");
         self.orders.send_replace(None);
         sleep(KILLED).await;
-        let root = self.config.root.clone();
-        blocking(move || {
-            consensus::forget(&root.data.etcd)?;
-            root.data.node.roles.write(&v1::NodeRoles::default().encode_to_vec())?;
-            Ok(root.data.node.voter.remove()?)
-        })
-        .await
+        let data = self.config.root.data.clone();
+        blocking(move || Ok(part(&data)?)).await
     }
 }
 
 fn wipe(root: &Root) -> Result<(), file::Error> {
-    let tree::Node { credentials, roles, voter, .. } = &root.data.node;
+    let tree::Node { credentials, roles, voter, leaving, .. } = &root.data.node;
     for file in [&credentials.key, &credentials.certificate, &credentials.ca] {
         file.erase()?;
     }
     roles.remove()?;
     consensus::forget(&root.data.etcd)?;
-    voter.remove()
+    voter.remove()?;
+    leaving.remove()
 }
 
 /// Asks the curators of others what has become of this node, once its own etcd has

@@ -50,6 +50,7 @@ pub mod journal;
 pub mod keeper;
 pub mod keys;
 mod membership;
+mod parting;
 mod partition;
 pub mod peers;
 pub mod record;
@@ -69,6 +70,7 @@ pub use self::desk::Desk;
 pub use self::error::Error;
 pub use self::keeper::Keeper;
 pub use self::membership::{Probe, Step};
+pub use self::parting::part;
 pub use self::service::{Config, Consensus, Service};
 pub use self::state::State;
 

@@ -41,10 +41,8 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What this node keeps of itself.
-    pub node: tree::Node,
-    /// What its member of etcd keeps.
-    pub etcd: tree::Etcd,
+    /// What this node keeps of itself, and its member of etcd.
+    pub data: tree::Data,
     /// The way to the leader.
     pub client: Client,
     /// Every node, as the leader tells: what the cluster wants of this one, too.
@@ -123,12 +121,8 @@ impl Service {
         });
         self.orders.send_replace(None);
         until(&mut self.consensus, "etcd", |status| status.is_absent().then_some(())).await?;
-        let (etcd, voter) = (self.etcd.clone(), self.node.voter.clone());
-        let cleared = tokio::task::spawn_blocking(move || {
-            consensus::forget(&etcd)?;
-            // Last: until then the next boot sees that there is something to end.
-            voter.remove()
-        });
+        let data = self.data.clone();
+        let cleared = tokio::task::spawn_blocking(move || cluster::part(&data));
         cleared.await.map_err(|_lost| Error::Lost)??;
         info!("nothing of the member of etcd is left");
         Ok(())
@@ -156,7 +150,7 @@ impl Service {
                 |status: &consensus::Status| (status.standing != Standing::Stopped).then_some(());
             until(&mut self.consensus, "etcd", started).await?;
         }
-        self.node.voter.save(Vec::new()).await?;
+        self.data.node.voter.save(Vec::new()).await?;
         self.cluster.send_if_modified(|status| {
             let news = !status.roles.contains(&Role::ConsensusMember);
             if news {
@@ -171,7 +165,7 @@ impl Service {
     /// Gets what a new member needs from the leader, and gives it to etcd's keeper.
     async fn order(&mut self) -> Result<(), Error> {
         let address = until(&mut self.network, "the network", |status| status.primary).await?;
-        let file = self.node.credentials.key.clone();
+        let file = self.data.node.credentials.key.clone();
         let der = tokio::task::spawn_blocking(move || file.read()).await;
         let der = der.map_err(|_lost| Error::Lost)??.ok_or(Error::KeyLost)?;
         let key = NodeKey::from_pkcs8_der(&zeroize::Zeroizing::new(der)).map_err(Error::Key)?;

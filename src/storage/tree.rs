@@ -192,6 +192,8 @@ pub struct Node {
     /// There from the first vote of this node's member of etcd until it leaves:
     /// whoever loses its vote's data must not enter again as the same member.
     pub voter: File,
+    /// There while this node removes the member of etcd that the cluster took out.
+    pub leaving: File,
 }
 
 impl Node {
@@ -200,6 +202,7 @@ impl Node {
             credentials: Credentials::at(base.join("credentials")),
             roles: File::private(base.join("roles.pb")),
             voter: File::private(base.join("voter")),
+            leaving: File::private(base.join("leaving")),
             dir: Dir::private(base),
         }
     }
