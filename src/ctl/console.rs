@@ -218,7 +218,10 @@ async fn take(frames: &mut Frames, shown: &watch::Sender<Shown>) -> Result<(), B
         Broken::Unreadable(error.or_help("use the polisctl of the node's version"))
     })?;
     shown.send_modify(|shown| {
-        Arc::make_mut(&mut snapshot.logs).put_before(&shown.snapshot.logs, LOGS_MAX);
+        // A machine that was started again numbers its entries anew.
+        if snapshot.header.uptime >= shown.snapshot.header.uptime {
+            Arc::make_mut(&mut snapshot.logs).put_before(&shown.snapshot.logs, LOGS_MAX);
+        }
         *shown = Shown { snapshot, ..Shown::new() };
     });
     Ok(())

@@ -1,5 +1,7 @@
 //! Answers: what was said? Follows the newest entries until a person scrolls up.
 
+use std::sync::Arc;
+
 use ratatui::style::Style;
 use ratatui::text::Line;
 
@@ -89,37 +91,29 @@ pub(crate) fn content(
 ) -> Content {
     let shown = paused.unwrap_or(logs);
     let what = filter.words();
-    let lost = match logs.dropped {
-        0 => String::new(),
-        1 => " 1 entry lost.".to_owned(),
-        some => format!(" {} entries lost.", crate::text::count(some)),
-    };
     let (mark, text) = match paused {
-        None => (Mark::Busy, format!("Following: {what}.{lost}")),
+        None => (Mark::Busy, format!("Following: {what}.")),
         Some(paused) => {
             let newer = plural(logs.total.saturating_sub(paused.total), "newer line");
-            (Mark::Attention, format!("Paused: {what}; {newer}, End follows again.{lost}"))
+            (Mark::Attention, format!("Paused: {what}; {newer}, End follows again."))
         }
     };
     let mut head = headline(mark, &text, width);
     head.push(blank());
-    let entries = shown.entries.iter().filter(|entry| filter.lets_through(entry));
     let mut body = Vec::new();
     let mut above = 0;
-    match rows {
-        None => body.extend(entries.flat_map(|entry| lines(entry, &filter.text, width))),
-        Some(rows) => {
-            let mut newest = entries.rev();
-            while let Some(entry) = newest.next() {
-                body.extend(lines(entry, &filter.text, width).into_iter().rev());
-                if body.len() >= rows {
-                    // Most entries have one line, and a scroll bar is not exact.
-                    above = newest.by_ref().count();
-                }
-            }
-            body.reverse();
+    let mut newest = shown.entries.iter().enumerate().rev();
+    while let Some((at, entry)) = newest.next() {
+        if filter.lets_through(entry) {
+            body.extend(lines(entry, &filter.text, width).into_iter().rev());
+        }
+        body.extend(gap(&shown.entries[..at], entry, filter));
+        if rows.is_some_and(|rows| body.len() >= rows) {
+            // Most entries have one line, and a scroll bar is not exact.
+            above = newest.by_ref().filter(|(_, entry)| filter.lets_through(entry)).count();
         }
     }
+    body.reverse();
     if body.is_empty() {
         let nothing = if shown.entries.is_empty() {
             "Nothing yet."
@@ -199,6 +193,15 @@ fn newest(logs: &Logs, of: Of<'_>, width: usize, rows: usize) -> Vec<Line<'stati
     }
     newest.reverse();
     newest
+}
+
+/// A word about what was said between `entry` and those `before` it, and is driven
+/// out by now. What is wrong is not, so nothing is missing where only that is shown.
+fn gap(before: &[Arc<LogEntry>], entry: &LogEntry, filter: &Filter) -> Option<Line<'static>> {
+    let last = before.last().filter(|_| filter.severity < Severity::Warning)?;
+    let between = entry.number.saturating_sub(last.number + 1);
+    let text = format!("·· {} that this page keeps no longer", plural(between, "line"));
+    (between > 0).then(|| Row::indented(INDENT).put(DIM, &text).line())
 }
 
 fn lines(entry: &LogEntry, found: &str, width: usize) -> Vec<Line<'static>> {
@@ -288,6 +291,25 @@ mod tests {
         logs.entries = vec![entry.into(); 100];
         let tail = content(&logs, None, &Filter::default(), 60, Some(5));
         assert_eq!((tail.body.len(), tail.above), (5, 95));
+    }
+
+    #[test]
+    fn what_was_driven_out_between_two_entries_is_said_unless_only_what_is_wrong_is_shown() {
+        let entry = |number| {
+            let (severity, text) = (Severity::Error, format!("text {number}"));
+            Arc::new(LogEntry { number, severity, text, ..LogEntry::default() })
+        };
+        let logs = Logs { entries: [3, 4, 50].map(entry).to_vec(), total: 51 };
+        let shown = |severity, rows| -> String {
+            let filter = Filter { severity, ..Filter::default() };
+            let body = content(&logs, None, &filter, 60, rows).body;
+            body.iter().map(|line| format!("{line}\n")).collect()
+        };
+        let all = shown(Severity::Info, None);
+        assert_eq!(all.lines().count(), 4, "{all}");
+        assert!(all.contains("45 lines that this page keeps no longer"), "{all}");
+        assert!(all.ends_with(&shown(Severity::Info, Some(2))));
+        assert_eq!(shown(Severity::Error, None).lines().count(), 3);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::time;
 
-/// The newest entries of the log tree, the oldest of them first.
+/// The newest entries of the log tree, the oldest of them first; before them what
+/// was wrong earlier, so numbers may have gaps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Logs {
@@ -15,16 +16,15 @@ pub struct Logs {
     pub entries: Vec<Arc<LogEntry>>,
     /// How many there ever were, so that a paused page can say how many are new.
     pub total: u64,
-    /// How many were lost because a reader was too slow.
-    pub dropped: u64,
 }
 
 impl Logs {
-    /// Puts what was `seen` before in front of what is new; the newest `max` stay.
+    /// Puts what was `seen` before to what is new; the newest `max` stay.
     pub fn put_before(&mut self, seen: &Self, max: usize) {
-        let first = self.entries.first().map_or(u64::MAX, |entry| entry.number);
-        let seen = seen.entries.iter().filter(|entry| entry.number < first).cloned();
-        self.entries.splice(0..0, seen);
+        self.entries.splice(0..0, seen.entries.iter().cloned());
+        // Where nothing is there twice, they are in order already.
+        self.entries.sort_by_key(|entry| entry.number);
+        self.entries.dedup_by_key(|entry| entry.number);
         let surplus = self.entries.len().saturating_sub(max);
         self.entries.drain(..surplus);
     }

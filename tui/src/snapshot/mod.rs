@@ -77,11 +77,7 @@ impl Snapshot {
     #[must_use]
     pub fn with_logs_from(&self, first: u64) -> Self {
         let entries = self.logs.entries.iter().filter(|entry| entry.number >= first);
-        let logs = Logs {
-            entries: entries.cloned().collect(),
-            total: self.logs.total,
-            dropped: self.logs.dropped,
-        };
+        let logs = Logs { entries: entries.cloned().collect(), total: self.logs.total };
         // Field by field, so that the log is not copied whole only to be cut.
         Self {
             header: self.header.clone(),
@@ -213,5 +209,10 @@ mod tests {
         assert_eq!(frame, whole);
         Arc::make_mut(&mut frame.logs).put_before(&seen, usize::MAX);
         assert_eq!(frame, whole, "what is there already is not put there twice");
+        // A console that comes back is told again what was wrong, with gaps between.
+        let mut frame = whole.clone();
+        Arc::make_mut(&mut frame.logs).entries.remove(2);
+        Arc::make_mut(&mut frame.logs).put_before(&whole.logs, usize::MAX);
+        assert_eq!(frame, whole, "what was seen in a gap stays");
     }
 }
