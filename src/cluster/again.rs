@@ -22,7 +22,7 @@ use super::sealed::Sealed;
 use super::service::{Config, Consensus, Home, KeyFile, read_record, waited_out};
 use super::unlock::Keys;
 use super::{Error, KeyStatus, Service, blocking, join, parting};
-use crate::consensus::Start;
+use crate::consensus::{self, Start};
 use crate::event::until;
 use crate::identity::{self, Identity, NodeKey};
 use crate::parameters::ColdStart;
@@ -147,7 +147,7 @@ impl<C: Consensus> Service<C> {
                 return Ok(false);
             }
             let storage::tree::Data { etcd, node, .. } = data;
-            let has_log = !etcd.log.is_empty()?;
+            let has_log = consensus::holds_entries(&etcd.log)?;
             let begun = has_log || etcd.bootstrapping.read()?.is_some();
             Ok(begun || node.voter.read()?.is_some() || node.roles.read()?.is_none())
         })

@@ -42,6 +42,7 @@ mod restore;
 mod serve;
 mod service;
 mod status;
+mod wal;
 mod watchers;
 
 use std::fmt;
@@ -58,6 +59,7 @@ pub use self::members::{Error as MembersError, Members};
 pub use self::quorum::Refusal;
 pub use self::service::{Service, forget, readahead};
 pub use self::status::{Alarm, Member, MemberId, Standing, Status};
+pub use self::wal::holds_entries;
 
 /// Where peers reach each other.
 pub const PEER_PORT: u16 = 7834;

@@ -31,7 +31,9 @@ use super::client::Clients;
 use super::credentials::{self, Credentials, Found};
 use super::members::Members;
 use super::serve::{After, ETCD, LOOK_SOON, Serving, Started, report};
-use super::{Config, Error, Orders, Standing, Start, Status, bootstrap, maintenance, watchers};
+use super::{
+    Config, Error, Orders, Standing, Start, Status, bootstrap, maintenance, wal, watchers,
+};
 use crate::event::until;
 use crate::logtree::Parser;
 use crate::pki::Overview;
@@ -218,7 +220,7 @@ impl Service {
             (Start::Join(invitation), found) => {
                 let tree = self.config.tree.clone();
                 blocking(move || {
-                    if found == Found::Unfinished {
+                    if found == Found::Unfinished || !wal::holds_entries(&tree.log)? {
                         tree.data.clear()?;
                         tree.bootstrapping.remove()?;
                     }

@@ -68,7 +68,8 @@ pub enum Error {
 }
 
 impl Error {
-    fn io(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
+    /// What the kernel refused, and where.
+    pub(crate) fn io(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Self::Io { operation, path: path.to_owned(), source: source.into() }
     }
 }

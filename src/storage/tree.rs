@@ -239,7 +239,8 @@ pub struct Etcd {
     pub dir: Dir,
     /// What etcd calls its data directory.
     pub data: Dir,
-    /// Its write-ahead log, in there: whoever has one was a member.
+    /// Its write-ahead log, in there: whoever has entries in one was a member; see
+    /// `consensus::wal`.
     pub log: Dir,
     /// What the member shows its peers.
     pub peer_pki: PeerPki,

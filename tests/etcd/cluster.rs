@@ -1,9 +1,11 @@
 //! Three members with mutual TLS, in one process.
 
+use std::ffi::OsString;
+use std::path::Path;
 use std::time::Instant;
 
 use polis::consensus::client::User;
-use polis::consensus::{MembersError, Refusal, Standing, Start};
+use polis::consensus::{MembersError, Refusal, Standing, Start, holds_entries};
 use polis::pki::{Crl, Overview};
 
 use crate::harness::{Machine, Node, eventually};
@@ -34,6 +36,24 @@ async fn add(through: &Node, machine: &Machine, voters: usize) -> Node {
     node
 }
 
+/// The one file of a log, and how it begins, up to its first entry.
+fn before_the_first_entry(machine: &Machine) -> (OsString, Vec<u8>) {
+    let log = machine.config.tree.log.path();
+    let is_log = |path: &Path| path.extension().is_some_and(|end| end == "wal");
+    let mut files = std::fs::read_dir(log).unwrap().map(|entry| entry.unwrap().path());
+    let file = files.find(|path| is_log(path)).unwrap();
+    let log = std::fs::read(&file).unwrap();
+    let mut at = 0;
+    // A record begins with its kind.
+    while log[at + 8..at + 10] != [0x08, 2] {
+        let length = u64::from_le_bytes(log[at..at + 8].try_into().unwrap()) & !(0xff << 56);
+        at += 8 + usize::try_from(length).unwrap().next_multiple_of(8);
+    }
+    let mut head = log[..at].to_vec();
+    head.resize(log.len(), 0);
+    (file.file_name().unwrap().to_owned(), head)
+}
+
 async fn put_and_read(writer: &Node, reader: &Node, value: &str) {
     let status = writer.voter().await;
     let client = status.voter().unwrap().user(User::Curator);
@@ -41,6 +61,27 @@ async fn put_and_read(writer: &Node, reader: &Node, value: &str) {
     let status = reader.voter().await;
     let read = status.voter().unwrap().user(User::Curator).get("shared").await.unwrap();
     assert_eq!(read.unwrap().value, value.as_bytes());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_whose_power_went_before_its_first_entry_begins_anew() {
+    let [one, two] = [Machine::new(), Machine::new()];
+    let first = one.start(Start::Bootstrap);
+    first.voter().await;
+    assert!(holds_entries(&one.config.tree.log).unwrap(), "whoever votes has entries");
+    assert!(!holds_entries(&two.config.tree.log).unwrap(), "whoever has no log has none");
+
+    // What a first start leaves: a log that knows nobody.
+    let (name, head) = before_the_first_entry(&one);
+    let log = &two.config.tree.log;
+    log.create().unwrap();
+    std::fs::write(log.path().join(name), head).unwrap();
+    assert!(!holds_entries(log).unwrap());
+    let second = add(&first, &two, 2).await;
+    put_and_read(&second, &first, "1").await;
+    assert!(holds_entries(log).unwrap());
+    second.stop().await;
+    first.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
