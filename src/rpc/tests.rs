@@ -590,3 +590,25 @@ async fn a_node_that_was_taken_out_of_the_cluster_leads_nobody() {
         client.leader().await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn an_alert_of_somebody_who_has_proved_nothing_is_no_removal() {
+    let authority = Authority::new().await;
+    let stranger = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let port = stranger.local_addr().unwrap().port();
+    let candidates = vec![Candidate { node: None, host: "127.0.0.1".to_owned(), port }];
+    let patience = Patience { attempt: Duration::from_secs(2), total: SOON };
+    let client = Client::fixed(candidates, authority.node(5).await, patience);
+    let forge = async {
+        let (mut socket, _from) = stranger.accept().await.unwrap();
+        // Record of type alert, TLS 1.2 as always, two bytes: fatal, certificate_revoked.
+        let alert = [21, 3, 3, 0, 2, 2, 44];
+        tokio::io::AsyncWriteExt::write_all(&mut socket, &alert).await.unwrap();
+        socket
+    };
+    let (leader, _socket) = tokio::join!(client.leader(), forge);
+    let error = leader.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("CertificateRevoked"), "{text}");
+    assert!(!is_removal(&error.into()), "{text}");
+}

@@ -440,7 +440,11 @@ async fn ask(candidate: &Candidate, credentials: &Credentials, standing: &Standi
     let dialled = dial(&candidate.host, candidate.port, expect, &trust, Some(credentials));
     let connection = match dialled.await {
         Ok(connection) => connection,
-        Err(error) if is_revoked(&error) => return Answer::Refused(Box::new(revoked())),
+        // Until the handshake is over, whoever is there has proved nothing, and may say
+        // what it likes; the verdict on our own certificate comes after.
+        Err(error @ DialError::Protocol { .. }) if is_revoked(&error) => {
+            return Answer::Refused(Box::new(revoked()));
+        }
         Err(error) => return Answer::Nothing(chain(&error)),
     };
     if standing.is_gone(connection.node, &connection.certificate) {
@@ -498,7 +502,7 @@ fn is_refusal(status: &Status) -> bool {
 }
 
 /// Whether the other end refuses our certificate as revoked, by an alert of TLS.
-/// It says so after its own certificate was checked.
+/// It counts only after the handshake: see [`ask`].
 fn is_revoked(error: &(dyn std::error::Error + 'static)) -> bool {
     let alert = rustls::AlertDescription::CertificateRevoked;
     let alert = rustls::Error::AlertReceived(alert).to_string();
