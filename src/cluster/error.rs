@@ -186,6 +186,9 @@ impl Error {
     }
 }
 
+/// The word of a curator for a node without a record.
+pub(super) const UNKNOWN: &str = "unknown";
+
 /// What to do about what a curator decided, by the word for its cause.
 fn refused_by_curator(refused: &Refused) -> (Code, Stage, &'static str) {
     let (code, next) = match refused.word.as_str() {
@@ -199,11 +202,15 @@ fn refused_by_curator(refused: &Refused) -> (Code, Stage, &'static str) {
             "put the disk back that belongs to this node; if it is lost, remove the node from the \
              cluster (`polisctl node delete`), then reboot",
         ),
-        "decommissioned" | "unknown" | "not-up" => (code::CLUSTER_REMOVED, REMOVED_NEXT),
-        _ => (
-            code::CLUSTER_REFUSED,
-            "do what the cause says, then reboot; the cluster tells the same to its operator",
+        "decommissioned" => (code::CLUSTER_REMOVED, REMOVED_NEXT),
+        // The records may be older than the disk: only an operator knows.
+        UNKNOWN | "not-up" => (
+            code::CLUSTER_UNKNOWN,
+            "ask an operator whether this node was deleted; if it was not, press U and type the \
+             recovery key of this machine; only a node that was deleted is to be wiped and given \
+             new parameters",
         ),
+        _ => (code::CLUSTER_REFUSED, "do what the cause says, then reboot"),
     };
     (code, Stage::Cluster, next)
 }
@@ -270,4 +277,23 @@ fn refused(refusal: &Refusal) -> (Code, Stage, &'static str) {
         }
     };
     (code, Stage::Cluster, next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_was_removed_for_good_is_told_to_wipe_its_disk() {
+        let report = |word: &str| {
+            let refused = Refused { word: word.to_owned(), text: "no".to_owned() };
+            Error::Curator(refused).report().unwrap()
+        };
+        assert_eq!(report("decommissioned").code, code::CLUSTER_REMOVED);
+        for word in ["unknown", "not-up"] {
+            let report = report(word);
+            assert_eq!(report.code, code::CLUSTER_UNKNOWN);
+            assert!(report.code.is_locked(), "its recovery key opens the disk");
+        }
+    }
 }

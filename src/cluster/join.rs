@@ -25,7 +25,7 @@ use uuid::Uuid;
 use super::desk::{self, Waiting};
 use super::keeper::Slot;
 use super::keys::Half;
-use super::remote::{Remote, join_key};
+use super::remote::{Remote, Strangers, join_key};
 use super::sealed::Sealed;
 use super::service::Consensus;
 use super::unlock::{Keys, Unlocker};
@@ -175,7 +175,7 @@ async fn ask(
     let call = |mut curator: v1::curator_client::CuratorClient<Channel>| async move {
         curator.join_node(v1::JoinNodeRequest { tpm }).await
     };
-    let given = curators.insist_for(ctx, words, call).await?;
+    let given = curators.insist_for(ctx, Strangers::Wait, words, call).await?;
     Half::new(&given.cluster_unlock_key).ok_or(Error::NoShare)
 }
 

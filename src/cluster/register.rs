@@ -14,24 +14,26 @@
 //! Invariants:
 //! - Whatever the cluster is told was kept before: no power cut makes this machine
 //!   ask as a second node, or lose the key of a disk that holds something.
-//! - A refusal ends the attempt; an outage never does.
+//! - A refusal ends the attempt; an outage never does. Who was deleted before it
+//!   entered is no member that lost something: it asks again.
 
 use std::time::Duration;
 
 use polis_proto::v1;
 use prost::Message as _;
 use tokio::time::sleep;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::decide::Refusal;
 use super::disk::Found;
+use super::error::UNKNOWN;
 use super::journal::{Planned, Registering};
 use super::keeper::Slot;
 use super::keys::{Half, Secrets};
 use super::membership::Step;
 use super::partition::{check_kind, kind_for, new_keys, uncover};
 use super::record::Damage;
-use super::remote::{self, Remote};
+use super::remote::{self, Failure, Remote};
 use super::sealed::{BegunKeys, Keeping, Sealed};
 use super::service::{Consensus, Home, KeyFile};
 use super::state::Event;
@@ -143,12 +145,22 @@ impl<C: Consensus> Service<C> {
             storage_kind: super::sealed::kind_message(kind).into(),
             recovery_key: recovery.map(|key| key.bytes().to_vec()).unwrap_or_default(),
         };
-        let committed = curators
-            .insist(ctx, |mut curator| {
-                let request = request.clone();
-                async move { curator.commit_node(request).await }
-            })
-            .await?;
+        let committed = loop {
+            let committed = curators
+                .insist(ctx, |mut curator| {
+                    let request = request.clone();
+                    async move { curator.commit_node(request).await }
+                })
+                .await;
+            match committed {
+                Err(Failure::Refused(refused)) if refused.word == UNKNOWN => {
+                    warn!("the cluster has forgotten this node before it entered: asking again");
+                    self.be_approved(ctx, &curators, &registering, &secrets, &key).await?;
+                    self.become_(ctx, Event::Approved);
+                }
+                committed => break committed?,
+            }
+        };
         if committed.ca_certificate != register.ca_certificate {
             return Err(Error::OtherCluster);
         }

@@ -3,7 +3,8 @@
 //! ```text
 //! key, CA, directory --> one call --> answer
 //!                                |--> refused:  somebody decided, so asking again is no use
-//!                                |--> stranger: whoever answers is of another cluster
+//!                                |--> stranger: whoever answers is of another cluster: a
+//!                                |              newcomer was told wrong, a member waits
 //!                                +--> outage:   nobody decided; asked again, for ever
 //! ```
 //!
@@ -47,6 +48,28 @@ pub(super) enum Failure {
     Stranger(String),
     /// Nobody decided.
     Outage(String),
+}
+
+impl Failure {
+    /// What is waited for, where this is no end.
+    fn outage(self, strangers: Strangers) -> Result<String, Self> {
+        match (self, strangers) {
+            (Self::Outage(why), _) => Ok(why),
+            (Self::Stranger(who), Strangers::Wait) => {
+                Ok(format!("whoever answers at {who} is not of this cluster"))
+            }
+            (end, _) => Err(end),
+        }
+    }
+}
+
+/// What becomes of a machine to which only strangers answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Strangers {
+    /// It was told of the wrong cluster, and stops.
+    End,
+    /// It is a member: its cluster may come back to where it was.
+    Wait,
 }
 
 /// What a curator decided.
@@ -108,13 +131,15 @@ impl Remote {
         F: FnMut(CuratorClient<Channel>) -> R,
         R: Future<Output = Result<tonic::Response<T>, Status>>,
     {
-        self.insist_for(ctx, |why| format!("a curator of the cluster: {why}"), call).await
+        let words = |why: &str| format!("a curator of the cluster: {why}");
+        self.insist_for(ctx, Strangers::End, words, call).await
     }
 
     /// The same, in other words for what this waits for.
     pub(super) async fn insist_for<T, F, R>(
         &self,
         ctx: &Context,
+        strangers: Strangers,
         words: impl Fn(&str) -> String,
         mut call: F,
     ) -> Result<T, Failure>
@@ -124,15 +149,14 @@ impl Remote {
     {
         let mut wait = RETRY_MIN;
         loop {
-            match self.ask(&mut call).await {
-                Err(Failure::Outage(why)) => {
-                    warn!(why, "no curator answers; asking again");
-                    ctx.stage(Stage::Cluster, stage::State::Waiting(words(&why)));
-                    sleep(wait).await;
-                    wait = (wait * 2).min(RETRY_MAX);
-                }
-                answer => return answer,
-            }
+            let why = match self.ask(&mut call).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure.outage(strangers)?,
+            };
+            warn!(why, "no curator answers; asking again");
+            ctx.stage(Stage::Cluster, stage::State::Waiting(words(&why)));
+            sleep(wait).await;
+            wait = (wait * 2).min(RETRY_MAX);
         }
     }
 
@@ -244,5 +268,19 @@ mod tests {
         assert_eq!(refusal(Code::DeadlineExceeded, None), outage);
         assert_eq!(refusal(Code::Internal, Some("damaged")), outage);
         assert_eq!(refusal(Code::Unknown, None), outage);
+    }
+
+    #[test]
+    fn a_member_waits_where_only_strangers_answer_and_a_newcomer_does_not() {
+        let stranger = || Failure::Stranger("10.0.0.7:7835".to_owned());
+        let why = stranger().outage(Strangers::Wait).unwrap();
+        assert!(why.contains("10.0.0.7:7835"), "{why}");
+        assert_eq!(stranger().outage(Strangers::End), Err(stranger()));
+        let refused = || refusal(Code::NotFound, Some("unknown"));
+        assert_eq!(refused().outage(Strangers::Wait), Err(refused()));
+        for strangers in [Strangers::Wait, Strangers::End] {
+            let outage = Failure::Outage("gone".to_owned());
+            assert_eq!(outage.outage(strangers), Ok("gone".to_owned()));
+        }
     }
 }

@@ -5,6 +5,8 @@
 //! [unknown] ------------------------------------> [home] --------------> [split]
 //!     |  Contacted              Approved            ^ ^    Reconnected      |
 //!     +-----------> [foreign] -----------> [trusted]+ +---------------------+
+//!                       ^    Contacted         |
+//!                       +-- forgotten again ---+
 //! ```
 //!
 //! Whoever is, or was, a member may also hear that it was removed: `disowning`,
@@ -52,15 +54,12 @@ impl State {
         match (self, event) {
             (Self::Unknown | Self::Trusted, Event::Entered)
             | (Self::Home | Self::Split, Event::Reconnected) => Some(Self::Home),
-            (Self::Unknown, Event::Contacted) => Some(Self::Foreign),
+            (Self::Unknown | Self::Trusted, Event::Contacted) => Some(Self::Foreign),
             (Self::Unknown | Self::Foreign, Event::Approved) => Some(Self::Trusted),
             (Self::Home | Self::Split, Event::CutOff) => Some(Self::Split),
             (Self::Unknown | Self::Home | Self::Split, Event::Removed) => Some(Self::Disowning),
             (Self::Foreign | Self::Home | Self::Disowning | Self::Split, Event::Entered)
-            | (
-                Self::Foreign | Self::Trusted | Self::Home | Self::Disowning | Self::Split,
-                Event::Contacted,
-            )
+            | (Self::Foreign | Self::Home | Self::Disowning | Self::Split, Event::Contacted)
             | (Self::Trusted | Self::Home | Self::Disowning | Self::Split, Event::Approved)
             | (Self::Foreign | Self::Trusted | Self::Disowning, Event::Removed)
             | (
@@ -113,6 +112,7 @@ mod tests {
         assert_eq!(foreign.after(Event::Contacted), None, "once");
         let trusted = foreign.after(Event::Approved).unwrap();
         assert_eq!(trusted.after(Event::Entered), Some(State::Home));
+        assert_eq!(trusted.after(Event::Contacted), Some(foreign), "deleted before it entered");
         assert_eq!(foreign.after(Event::Entered), None, "nobody enters unapproved");
     }
 

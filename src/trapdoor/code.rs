@@ -201,6 +201,8 @@ pub const CLUSTER_KNOWN: Code = Code::new(Stage::Cluster, 10);
 pub const CLUSTER_REMOVED: Code = Code::new(Stage::Cluster, 11);
 /// The cluster refuses the node for another reason.
 pub const CLUSTER_REFUSED: Code = Code::new(Stage::Cluster, 12);
+/// The cluster's records do not have this member, as they should.
+pub const CLUSTER_UNKNOWN: Code = Code::new(Stage::Cluster, 13);
 
 /// The disk is whole and locked, and its recovery key opens it: whoever stands at
 /// the guru meditation may type it. A damaged or lost sealed configuration locks
@@ -214,6 +216,7 @@ pub const LOCKED: &[Code] = &[
     STORAGE_RECOVERY_KEY_WRONG,
     STORAGE_TPM_FAILS,
     STORAGE_SHARE_ABSENT,
+    CLUSTER_UNKNOWN,
 ];
 
 /// Every code there is, for the check against `docs/errors.md`.
@@ -286,6 +289,7 @@ pub const ALL: &[Code] = &[
     CLUSTER_KNOWN,
     CLUSTER_REMOVED,
     CLUSTER_REFUSED,
+    CLUSTER_UNKNOWN,
 ];
 
 #[cfg(test)]

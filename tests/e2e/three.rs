@@ -99,11 +99,11 @@ fn an_encrypted_disk_is_opened_by_the_cluster_and_by_it_alone_until_the_node_is_
     let ready = machine.wait_for("ready", BOOT, |_| true)?;
     ensure!(ready.is("node", &node), "another node: {ready}");
 
-    // Whoever is deleted while it is off is told so, and its disk stays shut.
+    // Whoever is deleted while it is off is known to nobody, and its disk stays shut.
     cluster.cut_power(1);
     let delete = ["--timeout", "2m", "node", "delete", &node, "--force", "--yes"];
     cluster.operator.run(&delete)?;
     cluster.boot(1)?;
-    world::guru(cluster.machine(1)?, "0711")?;
+    world::guru(cluster.machine(1)?, "0713")?;
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! A machine that is given a ticket, against a real curator beside a real etcd.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use polis::cluster::{self, Probe, State, vault};
@@ -31,7 +31,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Newcomer {
     disk: tempfile::TempDir,
     has_data: bool,
+    /// What happens as soon as the node's key is on the disk, once.
+    hook: Hook,
 }
+
+type Hook = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
+
+/// The steps of a boot with a journal that are over when the node's key is on the disk.
+const KEY: usize = 1;
 
 /// How a boot ended.
 #[derive(Debug)]
@@ -47,7 +54,7 @@ impl Newcomer {
     fn new() -> Self {
         let disk = tempfile::tempdir().unwrap();
         Root::at(disk.path()).esp.create().unwrap();
-        Self { disk, has_data: false }
+        Self { disk, has_data: false, hook: Hook::default() }
     }
 
     /// One boot, cut after `steps` steps, watched until `enough`.
@@ -60,8 +67,15 @@ impl Newcomer {
         let root = Root::at(self.disk.path());
         let taken = Arc::new(AtomicUsize::new(0));
         let (cut, mut was_cut) = watch::channel(false);
+        let hook = Arc::clone(&self.hook);
         let probe = Probe::new(move |_step| {
-            let goes_on = taken.fetch_add(1, Ordering::Relaxed) + 1 < steps;
+            let over = taken.fetch_add(1, Ordering::Relaxed) + 1;
+            if over == KEY
+                && let Some(hook) = hook.lock().unwrap().take()
+            {
+                hook();
+            }
+            let goes_on = over < steps;
             if !goes_on {
                 cut.send_replace(true);
             }
@@ -256,6 +270,45 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     // A member needs no parameters to come back.
     assert_eq!(newcomer.home(None).await, id);
 
+    // Who is deleted before it entered asks again, with the same key, and comes home.
+    let mut newcomer = Newcomer::new();
+    let End::Waits(_, Some(id)) = newcomer.boot(Some(&register), usize::MAX, foreign).await else {
+        panic!("a machine with a ticket waits for approval");
+    };
+    let approve = || async {
+        let approve = v1::ApproveNodeRequest { node_id: id.to_string(), ..Default::default() };
+        let approve = owner.call(polis::rpc::client::Repeat::Allowed, |channel| {
+            let approve = approve.clone();
+            async move { ManagementClient::new(channel).approve_node(approve).await }
+        });
+        approve.await.map(drop)
+    };
+    approve().await.unwrap();
+    let operator = owner.clone();
+    let delete = v1::DeleteNodeRequest { node_id: id.to_string(), force: false };
+    let delete = async move {
+        let delete = operator.call(polis::rpc::client::Repeat::Allowed, |channel| {
+            let delete = delete.clone();
+            async move { ManagementClient::new(channel).delete_node(delete).await }
+        });
+        delete.await.unwrap();
+    };
+    let hook = move || {
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(delete));
+    };
+    *newcomer.hook.lock().unwrap() = Some(Box::new(hook));
+    let approved_again = async {
+        while newcomer_is(&cluster, id).await != Some(v1::NodeState::Standby) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        while newcomer_is(&cluster, id).await != Some(v1::NodeState::New) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        approve().await.unwrap();
+    };
+    let (home, ()) = tokio::join!(newcomer.home(Some(&register)), approved_again);
+    assert_eq!(home, id);
+
     // A ticket that was replaced is told from a wrong one.
     owner
         .call(polis::rpc::client::Repeat::Allowed, |channel| async move {
@@ -270,4 +323,8 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
 
     curator.supervisor.stop().await;
     node.stop().await;
+}
+
+async fn newcomer_is(cluster: &Cluster, id: NodeId) -> Option<v1::NodeState> {
+    cluster.store.node(id).await.ok().map(|node| node.state())
 }

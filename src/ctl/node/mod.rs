@@ -242,7 +242,8 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         }
         Command::Delete { node, force, yes } => {
             let session = Session::open(global).await?;
-            let node_id = session.find(&node).await?.id;
+            let found = session.find(&node).await?;
+            let node_id = found.id.clone();
             sure(yes, &format!("The cluster forgets {node_id}. Go on?"), global)?;
             let request = v1::DeleteNodeRequest { node_id: node_id.clone(), force };
             session
@@ -251,14 +252,34 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
                     async move { ManagementClient::new(channel).delete_node(request).await }
                 })
                 .await?;
-            let value = serde_json::json!({ "deleted": node_id });
-            global.out.print(&Document::new(&value, format!("{node_id} is forgotten"))?)
+            let value = serde_json::json!({
+                "deleted": node_id,
+                "may_ask_again": may_ask_again(&found),
+            });
+            global.out.print(&Document::new(&value, forgotten(&found))?)
         }
         Command::Logs(arguments) => logs::run(arguments, global).await,
         Command::RecoveryKey { node, confirm } => recovery_key(&node, confirm, global).await,
         Command::Unlock { node, recovery_key_file, fingerprint, at } => {
             unlock(&node, recovery_key_file, fingerprint.as_ref(), &at, global).await
         }
+    }
+}
+
+/// Whether a machine that is deleted goes on asking: it has a ticket, and was never
+/// a member.
+fn may_ask_again(node: &v1::NodeInfo) -> bool {
+    matches!(node.state(), v1::NodeState::New | v1::NodeState::Standby)
+}
+
+fn forgotten(node: &v1::NodeInfo) -> String {
+    let id = &node.id;
+    match may_ask_again(node) {
+        true => format!(
+            "{id} is forgotten; while it is on, it asks again with the same ticket: to keep it \
+             out, `polisctl cluster ticket rotate`"
+        ),
+        false => format!("{id} is forgotten"),
     }
 }
 
@@ -418,4 +439,22 @@ async fn unlock(
         .map_err(|status| refused("open the disk", &status))?;
     let value = serde_json::json!({ "node": node, "unlocked": true });
     global.out.print(&Document::new(&value, format!("{node} opens its disk"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_deletes_a_machine_that_never_entered_is_told_that_it_asks_again() {
+        let said = |state: v1::NodeState| {
+            forgotten(&v1::NodeInfo { state: state.into(), ..Default::default() })
+        };
+        for state in [v1::NodeState::New, v1::NodeState::Standby] {
+            assert!(said(state).contains("polisctl cluster ticket rotate"));
+        }
+        for state in [v1::NodeState::Up, v1::NodeState::Decommissioned] {
+            assert!(said(state).ends_with("is forgotten"));
+        }
+    }
 }
