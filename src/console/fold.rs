@@ -14,7 +14,6 @@ use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
 use super::ClusterNodes;
-use super::load::Load;
 use super::members::Learned;
 use super::watched::Values;
 use super::words::Words;
@@ -52,7 +51,7 @@ pub(super) fn fold(
         previous_failure: values.environment.previous_guru.clone(),
         warnings: warnings(values),
         stages: stages(&values.stages, uptime),
-        network: network(&values.network, values.load.as_ref(), uptime),
+        network: network(values, uptime),
         nodes: nodes(&values.cluster_nodes, uptime),
         etcd: etcd(&values.consensus, &values.members),
         pki: pki(&values.pki, &values.words, now),
@@ -129,7 +128,6 @@ fn stages(stages: &Stages, uptime: Duration) -> Vec<Stage> {
                 state: StageState::Pending,
                 started: Duration::ZERO,
                 elapsed: Duration::ZERO,
-                progress: None,
             };
         };
         let (state, end) = match &entry.state {
@@ -146,20 +144,16 @@ fn stages(stages: &Stages, uptime: Duration) -> Vec<Stage> {
             state,
             started: entry.started,
             elapsed: end.saturating_sub(entry.started),
-            progress: None,
         }
     };
     stage::Stage::ALL.map(shown).into()
 }
 
-fn network(status: &network::Status, load: Option<&Load>, uptime: Duration) -> Network {
+fn network(values: &Values, uptime: Duration) -> Network {
+    let status = &values.network;
     let shown = |address: &IpAddr| address.to_string();
     Network {
-        interfaces: status
-            .interfaces
-            .iter()
-            .map(|it| interface(it, status.primary, load, uptime))
-            .collect(),
+        interfaces: status.interfaces.iter().map(|it| interface(it, values, uptime)).collect(),
         gateway: status.gateway.as_ref().map(shown),
         nameservers: status.nameservers.iter().map(shown).collect(),
         time_servers: status.ntp_servers.clone(),
@@ -167,20 +161,15 @@ fn network(status: &network::Status, load: Option<&Load>, uptime: Duration) -> N
     }
 }
 
-fn interface(
-    interface: &network::Interface,
-    primary: Option<IpAddr>,
-    load: Option<&Load>,
-    uptime: Duration,
-) -> Interface {
-    let traffic = load.and_then(|load| load.interfaces.get(&interface.name));
+fn interface(interface: &network::Interface, values: &Values, uptime: Duration) -> Interface {
+    let traffic = values.load.as_ref().and_then(|load| load.interfaces.get(&interface.name));
     let traffic = traffic.cloned().unwrap_or_default();
     let address = |cidr: &Cidr| {
         let leased = interface.leased.filter(|leased| leased.address == *cidr);
         Address {
             cidr: cidr.to_string(),
-            source: leased.map(|_| "DHCP".to_owned()).unwrap_or_default(),
-            primary: Some(cidr.address()) == primary,
+            source: source(cidr, leased.is_some(), values).to_owned(),
+            primary: Some(cidr.address()) == values.network.primary,
             lease: leased.and_then(|it| it.ends).map(|ends| ends.saturating_sub(uptime)),
         }
     };
@@ -193,6 +182,20 @@ fn interface(
         addresses: interface.addresses.iter().map(address).collect(),
         received: traffic.received,
         sent: traffic.sent,
+    }
+}
+
+/// Where an address is from.
+fn source(address: &Cidr, leased: bool, values: &Values) -> &'static str {
+    let told = values.known.as_ref().and_then(|known| known.parameters());
+    let fixed = told.into_iter().flat_map(|told| &told.network.interfaces);
+    let is_fixed = fixed.flat_map(|interface| &interface.addresses).any(|it| it == address);
+    match address.address() {
+        _ if leased => "DHCP",
+        _ if is_fixed => "parameters",
+        // The kernel makes those by itself, of what routers advertise.
+        IpAddr::V6(_) => "router",
+        IpAddr::V4(_) => "",
     }
 }
 
@@ -301,7 +304,7 @@ fn authority(view: &AuthorityView, words: &Words, now: SystemTime) -> Authority 
         ends: printed(view.not_after, DAY),
         days_left: days(now, view.not_after),
         used: used(view.not_before, now, view.not_after),
-        issued: Some(view.issued as u64),
+        issued: view.issued as u64,
         crl: view.crl_issued.map(|issued| Crl {
             number: view.crl_number,
             entries: view.revoked.len() as u64,

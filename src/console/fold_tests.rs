@@ -103,7 +103,7 @@ fn only_what_a_server_gave_has_a_lease_and_it_ends() {
         leased: Some(network::Leased { address, ends }),
     }];
     let shown = folded(&values).network.interfaces.remove(0).addresses;
-    assert_eq!((&*shown[0].source, shown[0].lease), ("", None));
+    assert_eq!((&*shown[0].source, shown[0].lease), ("router", None));
     assert_eq!((&*shown[1].source, shown[1].lease), ("DHCP", Some(Duration::from_secs(60))));
 }
 

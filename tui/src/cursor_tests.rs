@@ -45,19 +45,19 @@ fn what_acts_on_a_service_first_shows_on_which() {
 #[test]
 fn a_cursor_whose_service_is_folded_away_is_on_what_hides_it() {
     let mut snapshot = samples::ordinary();
-    let etcd = snapshot.services.iter().position(|service| service.name == "etcd").unwrap();
-    snapshot.services[etcd].restarts = 1;
+    let promoter = snapshot.services.iter().position(|service| service.name == "promoter").unwrap();
+    snapshot.services[promoter].restarts = 1;
     let mut view = view(Page::Services, 80, 40);
     for _ in 0..50 {
-        if chosen(&view, &snapshot).as_deref() == Some("etcd") {
+        if chosen(&view, &snapshot).as_deref() == Some("promoter") {
             break;
         }
         view.key(Key::Down, &snapshot);
     }
-    assert_eq!(chosen(&view, &snapshot).as_deref(), Some("etcd"));
+    assert_eq!(chosen(&view, &snapshot).as_deref(), Some("promoter"));
     // Another boot, on which it never died.
-    snapshot.services[etcd].restarts = 0;
+    snapshot.services[promoter].restarts = 0;
     assert_eq!(chosen(&view, &snapshot).as_deref(), Some("consensus"));
     view.key(Key::Down, &snapshot);
-    assert_eq!(chosen(&view, &snapshot).as_deref(), Some("curator"));
+    assert_eq!(chosen(&view, &snapshot).as_deref(), Some("console"));
 }

@@ -153,17 +153,11 @@ fn rows(
         Some(fill) => line.bar(stage.started, stage.elapsed, fill),
         None => line.empty(),
     };
-    let state = match stage.progress {
-        Some(percent) if look.fill == Some(Fill::Working) => {
-            format!("at {} %", percent.min(100))
-        }
-        _ => look.word.to_owned(),
-    };
     let length = look.fill.map_or_else(String::new, |_| duration(stage.elapsed));
     let row = Row::default()
         .cell(INDENT, look.style, look.mark.glyph())
         .cell(NAME, PLAIN, &stage.name)
-        .cell(STATE, look.style, &state)
+        .cell(STATE, look.style, look.word)
         .right(LENGTH, PLAIN, &length)
         .to(column)
         .dotted(look.style, &bar);

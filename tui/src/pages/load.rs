@@ -6,7 +6,7 @@ use ratatui::style::Style;
 use ratatui::text::Line;
 
 use crate::snapshot::Metrics;
-use crate::text::{bytes, duration, width as cells};
+use crate::text::{bytes, duration, plural, width as cells};
 use crate::theme::{BUSY, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title, titled};
 use crate::widgets::chart::{ceiling, chart};
@@ -37,13 +37,14 @@ pub(super) struct Chart {
     values: Vec<u64>,
     max: u64,
     print: fn(u64) -> String,
+    of: String,
 }
 
 impl Chart {
     /// Bytes a second.
     pub(super) fn flow(title: &'static str, values: Vec<u64>) -> Self {
         let max = ceiling(&values, LEAST);
-        Self { title, style: BUSY, values, max, print: rate }
+        Self { title, style: BUSY, values, max, print: rate, of: String::new() }
     }
 
     fn percents(title: &'static str, values: &[u8]) -> Self {
@@ -52,7 +53,13 @@ impl Chart {
         let max = [LEAST_PERCENT, 50].into_iter().find(|max| highest <= *max).unwrap_or(100);
         let high = values.last().is_some_and(|now| *now >= FULL.into());
         let style = if high { Mark::Attention.style() } else { Mark::Good.style() };
-        Self { title, style, values, max, print: |percent| format!("{percent} %") }
+        let print = |percent| format!("{percent} %");
+        Self { title, style, values, max, print, of: String::new() }
+    }
+
+    /// The same with what the percents are of.
+    fn of(self, of: String) -> Self {
+        Self { of: format!(" of {of}"), ..self }
     }
 
     /// A row with the newest number, and where there is room with the end of the
@@ -61,6 +68,8 @@ impl Chart {
         let now = self.values.last().map_or_else(|| "..".to_owned(), |now| (self.print)(*now));
         let head = Row::default().put(STRONG, self.title).gap(1).put(PLAIN, &now);
         let scale = format!("max {}", (self.print)(self.max));
+        let fits = head.used() + cells(&self.of) + 1 + cells(&scale) < width;
+        let head = if fits { head.put(DIM, &self.of) } else { head };
         let left = width.saturating_sub(head.used());
         let head = if left > cells(&scale) + 1 { head.right(left, DIM, &scale) } else { head };
         let mut lines = vec![Row::default().join(width, head)];
@@ -78,8 +87,9 @@ pub(super) fn across(metrics: &Metrics, width: usize, rows: usize) -> Vec<Line<'
     lines.extend(beside(&charts, width, rows));
     lines.push(blank());
     let half = width / 2;
-    let gauges = gauges(metrics, half.saturating_sub(GAP));
-    lines.push(gauges.into_iter().fold(Row::default(), |row, it| row.join(half, it)).line());
+    let bars = half.saturating_sub(GAP);
+    let gauges = [memory(metrics, bars), data(metrics, bars)].into_iter().flatten();
+    lines.push(gauges.fold(Row::default(), |row, it| row.join(half, it)).line());
     lines
 }
 
@@ -96,14 +106,18 @@ pub(super) fn beside(charts: &[Chart], width: usize, rows: usize) -> Vec<Line<'s
     (0..=rows).map(|row| line(row).line()).collect()
 }
 
-/// The same as [`across`], below each other.
+/// The same below each other, and how the memory went.
 pub(super) fn down(metrics: &Metrics, width: usize, rows: usize) -> Vec<Line<'static>> {
     let mut lines = vec![title_of(metrics, width, width)];
-    for chart in charts(metrics) {
+    let [cpu, disk, network] = charts(metrics);
+    // How full it is says more than how it wavers.
+    let memory = Chart { max: 100, ..Chart::percents("Memory", &metrics.memory) };
+    let memory = memory.of(bytes(metrics.memory_total));
+    for chart in [cpu, memory, disk, network] {
         lines.extend(chart.draw(width, rows).into_iter().map(Row::line));
     }
     lines.push(blank());
-    lines.extend(gauges(metrics, width).into_iter().map(Row::line));
+    lines.extend(data(metrics, width).map(Row::line));
     lines
 }
 
@@ -121,7 +135,7 @@ fn title_of(metrics: &Metrics, cells: usize, width: usize) -> Line<'static> {
 
 fn charts(metrics: &Metrics) -> [Chart; 3] {
     [
-        Chart::percents("CPU", &metrics.cpu),
+        Chart::percents("CPU", &metrics.cpu).of(plural(metrics.processors.into(), "core")),
         Chart::flow("Disk", sum(&metrics.disk_read, &metrics.disk_written)),
         Chart::flow("Network", sum(&metrics.received, &metrics.sent)),
     ]
@@ -136,23 +150,25 @@ fn sum(one: &[u64], other: &[u64]) -> Vec<u64> {
     one.iter().zip(other).map(|(one, other)| one.saturating_add(*other)).collect()
 }
 
-/// How full things are, as bars.
-fn gauges(metrics: &Metrics, width: usize) -> Vec<Row> {
-    let all = [
-        ("Memory", metrics.memory_used, metrics.memory_total),
-        ("Data", metrics.data_used, metrics.data_total),
-    ];
-    let row = |(name, used, total): (&str, u64, u64)| {
-        let percent = (u128::from(used) * 100).checked_div(u128::from(total))?.min(100);
-        let percent = u8::try_from(percent).unwrap_or(100);
-        let mark = if percent < FULL { Mark::Good } else { Mark::Attention };
-        let text = format!(" {}", bytes(total));
-        let row = Row::default().put(STRONG, name).put(PLAIN, &format!(" {percent} %")).gap(1);
-        let row = row.to(NAME);
-        let bar = width.saturating_sub(row.used() + cells(&text)).min(BAR_MAX);
-        Some(life::share(row, bar, mark.style(), percent, None).put(DIM, &text))
-    };
-    all.into_iter().filter_map(row).collect()
+/// How full the memory is, as a bar.
+fn memory(metrics: &Metrics, width: usize) -> Option<Row> {
+    gauge("Memory", metrics.memory_used, metrics.memory_total, width)
+}
+
+/// How full the data partition is.
+fn data(metrics: &Metrics, width: usize) -> Option<Row> {
+    gauge("Data", metrics.data_used, metrics.data_total, width)
+}
+
+fn gauge(name: &str, used: u64, total: u64, width: usize) -> Option<Row> {
+    let percent = (u128::from(used) * 100).checked_div(u128::from(total))?.min(100);
+    let percent = u8::try_from(percent).unwrap_or(100);
+    let mark = if percent < FULL { Mark::Good } else { Mark::Attention };
+    let text = format!(" {}", bytes(total));
+    let row = Row::default().put(STRONG, name).put(PLAIN, &format!(" {percent} %")).gap(1);
+    let row = row.to(NAME);
+    let bar = width.saturating_sub(row.used() + cells(&text)).min(BAR_MAX);
+    Some(life::share(row, bar, mark.style(), percent, None).put(DIM, &text))
 }
 
 /// Column of a name with its percents, one apart.

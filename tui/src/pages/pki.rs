@@ -5,7 +5,7 @@ use ratatui::text::Line;
 
 use super::Content;
 use super::cluster::short;
-use crate::snapshot::{Authority, Certificate, Crl, Pki, Snapshot};
+use crate::snapshot::{Authority, Certificate, Pki, Snapshot};
 use crate::text::{clean, count, duration, plural, wrap};
 use crate::theme::{DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title};
@@ -194,7 +194,7 @@ impl Columns {
         let hex: String = it.fingerprint.iter().map(|byte| format!("{byte:02x}")).collect();
         fact("SHA-256", PLAIN, &hex);
         let revokes = it.crl.as_ref().is_some_and(|crl| crl.entries > 0);
-        fact("revoked", if revokes { PLAIN } else { DIM }, &crl(it.crl.as_ref()));
+        fact("signed", if revokes { PLAIN } else { DIM }, &signed_text(it));
         lines
     }
 
@@ -227,11 +227,14 @@ fn remaining(days_left: i64) -> String {
     if days_left < 0 { "ended".to_owned() } else { format!("in {}", days(days_left)) }
 }
 
-fn crl(crl: Option<&Crl>) -> String {
-    let Some(crl) = crl else { return "no list yet".to_owned() };
+/// What an authority signed, and took back.
+fn signed_text(it: &Authority) -> String {
+    let signed = count(it.issued);
+    let Some(crl) = &it.crl else { return format!("{signed}; no list of revoked ones yet") };
     let age = duration(crl.age);
-    match crl.entries {
-        0 => format!("nothing; list {}, made {age} ago", count(crl.number)),
-        some => format!("{}; list {}, made {age} ago", count(some), count(crl.number)),
-    }
+    let revoked = match crl.entries {
+        0 => "none".to_owned(),
+        some => count(some),
+    };
+    format!("{signed}, revoked {revoked}; list {}, made {age} ago", count(crl.number))
 }

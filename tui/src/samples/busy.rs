@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{interface, member, ordinary, percents, say, wave};
+use super::{interface, member, ordinary, percents, say, service_of, wave};
 use crate::snapshot::{
     Health, Interface, Member, Node, NodeState, ServiceState, Severity, Snapshot, Standing, Warning,
 };
@@ -10,11 +10,13 @@ use crate::snapshot::{
 const NEWCOMERS: [&str; 2] =
     ["polis-c41d07be5590a1f2e86633d9cf015a7b", "polis-e7723f0a94bb41c8a0d65b12e83f9c44"];
 
+/// When the learner came, in milliseconds since the node was started.
+const BEGUN: u64 = 1_209_668_000;
+
 /// A cluster that grows while it works: a learner copies, a node waits for a person.
 #[must_use]
 pub fn busy() -> Snapshot {
     let mut snapshot = ordinary();
-    snapshot.header.uptime = Duration::from_secs(611);
     snapshot.warnings = vec![Warning {
         text: "The recovery key of this machine's disk is not saved anywhere but in the cluster."
             .to_owned(),
@@ -26,9 +28,8 @@ pub fn busy() -> Snapshot {
             address: Some("10.0.2.18".to_owned()),
             state: NodeState::Up,
             health: Health::Healthy,
-            heartbeat: Some(Duration::from_millis(3_100)),
             roles: vec!["consensus member".to_owned()],
-            etcd: Some(Standing::Learner { caught_up: Some(71) }),
+            etcd: Some(Standing::Learner { caught_up: None }),
             labels: vec!["zone=d".to_owned(), "disk=nvme".to_owned()],
             version: Some("0.1.0".to_owned()),
             ..Node::default()
@@ -78,33 +79,40 @@ pub fn busy() -> Snapshot {
         metrics.sent = wave(30 << 20, 110 << 20, 9);
         metrics.data_used = 6_990 << 20;
     }
-    snapshot.services[11].state = ServiceState::Starting;
-    snapshot.services[11].since = Duration::from_millis(640);
-    snapshot.services[7].restarts = 1;
-    snapshot.services[7].cause = Some("etcd ended with status 1 after 3.4 s".to_owned());
+    if let Some(server) = service_of(&mut snapshot, "server") {
+        server.state = ServiceState::Starting;
+        server.since = Duration::from_millis(640);
+        server.restarts = 1;
+        server.cause = Some("cannot listen on port 7835: address in use".to_owned());
+    }
+    if let Some(consensus) = service_of(&mut snapshot, "consensus") {
+        consensus.since = Duration::from_secs(9 * 86_400);
+        consensus.restarts = 1;
+        consensus.cause = Some("etcd ended with status 1 after 3.4 s".to_owned());
+    }
     for at in 0..40u64 {
         let text = format!("sent a part of the snapshot to c41d07be ({} of 128 MiB)", 3 * at);
         say(
             &mut snapshot.logs,
-            &[(560_000 + 1_200 * at, Severity::Info, "root.consensus.etcd", &text)],
+            &[(BEGUN + 1_200 * at, Severity::Info, "root.consensus.etcd", &text)],
         );
     }
     say(
         &mut snapshot.logs,
         &[
             (
-                608_044,
+                BEGUN + 48_044,
                 Severity::Warning,
                 "root.consensus.etcd",
                 "slow fdatasync: took 1.12 s, expected less than 1 s; the disk is busy with the snapshot that is sent to the learner",
             ),
             (
-                609_310,
+                BEGUN + 49_310,
                 Severity::Info,
                 "root.curator",
                 "polis-e7723f0a94bb41c8a0d65b12e83f9c44 asks to be let in from 10.0.2.19",
             ),
-            (610_902, Severity::Info, "root.curator.rpc", "owner reads the list of nodes"),
+            (BEGUN + 50_902, Severity::Info, "root.curator.rpc", "owner reads the list of nodes"),
         ],
     );
     snapshot

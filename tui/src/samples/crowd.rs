@@ -17,9 +17,8 @@ pub fn crowd() -> Snapshot {
     nodes.nodes.sort_by(|one, other| one.id.cmp(&other.id));
     if let Some(pki) = &mut snapshot.pki {
         pki.certificates.extend((3..NODES).map(|at| {
-            let days = 30 + i64::try_from(at * 37 % 60).unwrap_or(0);
-            let used = u8::try_from((90 - days) * 100 / 90).unwrap_or(0);
-            certificate(&name(at), "cluster CA", days, used)
+            let age = i64::try_from(at * 37 % 60).unwrap_or(0);
+            certificate(&name(at), "cluster CA", age, 90)
         }));
     }
     let one = snapshot.network.interfaces[0].clone();
@@ -46,7 +45,7 @@ fn worker(at: u64) -> Node {
         address: Some(format!("10.0.{}.{}", 2 + at / 50, 15 + at % 50)),
         state: if at == 71 { NodeState::Standby } else { NodeState::Up },
         health: if late { Health::Late } else { Health::Healthy },
-        heartbeat: Some(Duration::from_millis(if late { 41_000 } else { 300 + at * 173 % 5_000 })),
+        heartbeat: late.then_some(Duration::from_secs(41)),
         roles: vec!["worker".to_owned()],
         labels: vec![format!("rack={}", at / 20)],
         version: Some("0.1.0".to_owned()),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{certificate, ordinary, say, stage};
+use super::{NODES, certificate, date, ordinary, restarted, say, service_of, stage, used};
 use crate::snapshot::{
     Cluster, Health, ServiceState, Severity, Snapshot, StageState, Standing, Warning,
 };
@@ -13,7 +13,7 @@ use crate::snapshot::{
 pub fn failing() -> Snapshot {
     let mut snapshot = ordinary();
     snapshot.header.cluster = Cluster::Split;
-    snapshot.header.uptime = Duration::from_secs(192);
+    restarted(&mut snapshot, 192);
     snapshot.previous_failure = Some(
         "#0802.0009 etcd ended by signal 9 three times in a row (image 5d41402abc4b2a76)"
             .to_owned(),
@@ -67,44 +67,41 @@ pub fn failing() -> Snapshot {
         etcd.survives = None;
     }
     if let Some(pki) = &mut snapshot.pki {
-        pki.authorities[1].days_left = 120;
-        pki.authorities[1].used = 97;
-        pki.authorities[1].crl = None;
-        pki.certificates[3].days_left = 12;
-        pki.certificates[3].used = 87;
-        let mut old = certificate("metrics", "cluster CA", -3, 100);
+        let etcd = &mut pki.authorities[1];
+        (etcd.days_left, etcd.ends, etcd.used) = (120, date::day(120), used(3_530, 3_650));
+        etcd.crl = None;
+        pki.certificates[4] = certificate(NODES[0], "etcd CA", 78, 90);
+        let mut old = certificate("metrics", "cluster CA", 93, 90);
         old.renews = None;
-        old.ends = "2026-02-14".to_owned();
-        let mut revoked = certificate("operator", "cluster CA", 11, 64);
+        let mut revoked = certificate("operator", "cluster CA", 19, 30);
         revoked.revoked = true;
         pki.certificates.extend([old, revoked]);
     }
-    for (at, state, restarts, cause) in [
+    for (name, state, restarts, cause) in [
         (
-            7,
+            "consensus",
             ServiceState::Restarting,
             4,
             Some(
                 "etcd ended by signal 9 (killed), after 1.2 s; its last line was: context deadline exceeded",
             ),
         ),
-        (9, ServiceState::Starting, 0, None),
-        (5, ServiceState::Done, 0, None),
-        (13, ServiceState::Dead, 11, Some("panic: no key")),
+        ("curator", ServiceState::Starting, 0, None),
+        ("promoter", ServiceState::Done, 0, None),
+        ("names", ServiceState::Dead, 11, Some("panic: no key")),
     ] {
-        let service = &mut snapshot.services[at];
-        service.state = state;
-        service.restarts = restarts;
-        service.cause = cause.map(str::to_owned);
-        service.since = Duration::from_millis(2_300);
+        if let Some(service) = service_of(&mut snapshot, name) {
+            service.state = state;
+            service.restarts = restarts;
+            service.cause = cause.map(str::to_owned);
+            service.since = Duration::from_millis(2_300);
+        }
     }
     if let Some(metrics) = &mut snapshot.metrics {
         metrics.data_used = 7_930 << 20;
     }
-    let logs = Arc::make_mut(&mut snapshot.logs);
-    logs.entries.truncate(7);
     // What was said between is driven out by now.
-    logs.total += 3412;
+    Arc::make_mut(&mut snapshot.logs).total += 3412;
     say(
         &mut snapshot.logs,
         &[

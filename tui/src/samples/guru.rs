@@ -47,6 +47,13 @@ pub fn guru_locked() -> Guru {
             "PCR 7 (Secure Boot) is not what it was when the key was sealed".to_owned(),
         ],
         tried: Vec::new(),
+        log: [
+            "[    1.551] I root: Polis 0.1.0, slot A, image 5d41402abc4b2a76",
+            "[    2.702] I root.storage: found the data partition on /dev/vda4",
+            "[    2.951] F root.storage: the TPM refuses the node's half of the key",
+        ]
+        .map(str::to_owned)
+        .into(),
         next: "Undo the change of the firmware's settings and reboot, or press U and type the recovery key of this machine.".to_owned(),
         unlock: true,
         ..guru()

@@ -2,10 +2,13 @@
 
 mod busy;
 mod crowd;
+mod date;
 mod failing;
 mod guru;
 mod ordinary;
 mod overflowing;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 use std::sync::Arc;
@@ -55,7 +58,7 @@ pub fn empty() -> Snapshot {
             version: "0.1.0".to_owned(),
             slot: "A".to_owned(),
             uptime: Duration::from_millis(310),
-            clock: "2026-02-17 14:03:22 UTC".to_owned(),
+            clock: date::NOW.to_owned(),
             ..Header::default()
         },
         ..Snapshot::default()
@@ -76,7 +79,7 @@ pub fn booting() -> Snapshot {
         stage("kernel", StageState::Done, 0, 910),
         stage("initramfs", StageState::Done, 910, 640),
         stage("system", StageState::Done, 1_550, 1_120),
-        Stage { progress: Some(62), ..stage("storage", StageState::Started, 2_700, 13_180) },
+        stage("storage", StageState::Started, 2_700, 13_180),
         stage(
             "network",
             StageState::Waiting { what: waiting.to_owned(), since: Duration::from_millis(12_040) },
@@ -146,7 +149,6 @@ pub fn registering() -> Snapshot {
         words: Some(words.to_owned()),
         cluster: Cluster::Foreign,
         address: Some("10.0.2.16".to_owned()),
-        uptime: Duration::from_secs(251),
         ..snapshot.header
     };
     for done in &mut snapshot.stages[3..6] {
@@ -163,6 +165,21 @@ pub fn registering() -> Snapshot {
         ..Network::default()
     };
     snapshot.services[1].state = ServiceState::Healthy;
+    snapshot.metrics = Some(Metrics {
+        pace: Duration::from_secs(2),
+        processors: 4,
+        cpu: percents(1, 6, 1),
+        memory: percents(9, 10, 2),
+        memory_total: 2 << 30,
+        memory_used: 196 << 20,
+        disk_read: wave(0, 4 << 10, 5),
+        disk_written: wave(0, 90 << 10, 6),
+        received: wave(0, 3 << 10, 3),
+        sent: wave(0, 2 << 10, 4),
+        data_total: 7_942 << 20,
+        data_used: 88 << 20,
+    });
+    restarted(&mut snapshot, 251);
     snapshot.logs = logs(&[
         (1_551, Severity::Info, "root", "Polis 0.1.0, slot A, image 5d41402abc4b2a76"),
         (4_120, Severity::Info, "root.network", "eth0 has 10.0.2.16/24 by DHCP for 43200 s"),
@@ -179,7 +196,7 @@ pub fn registering() -> Snapshot {
 
 fn stage(name: &str, state: StageState, started: u64, elapsed: u64) -> Stage {
     let [started, elapsed] = [started, elapsed].map(Duration::from_millis);
-    Stage { name: name.to_owned(), state, started, elapsed, progress: None }
+    Stage { name: name.to_owned(), state, started, elapsed }
 }
 
 fn interface(
@@ -216,27 +233,52 @@ fn member(name: &str, id: u64) -> Member {
     }
 }
 
-fn certificate(name: &str, issuer: &str, days_left: i64, used: u8) -> Certificate {
+/// A certificate that was made `age` days ago for `life` days.
+fn certificate(name: &str, issuer: &str, age: i64, life: i64) -> Certificate {
     Certificate {
         name: name.to_owned(),
         issuer: issuer.to_owned(),
-        ends: "2026-04-30".to_owned(),
-        days_left,
-        renews: Some("2026-03-31".to_owned()),
-        renew_at: 67,
-        used,
+        ends: date::day(life - age),
+        days_left: life - age,
+        renews: Some(date::day(2 * life / 3 - age)),
+        renew_at: 66,
+        used: used(age, life),
         revoked: false,
     }
 }
 
-fn service(depth: u16, name: &str) -> Service {
-    Service {
-        depth,
-        name: name.to_owned(),
-        state: ServiceState::Healthy,
-        since: Duration::from_secs(183),
-        ..Service::default()
+/// The share of a life that is over, in percent.
+fn used(age: i64, life: i64) -> u8 {
+    u8::try_from((100 * age / life).clamp(0, 100)).unwrap_or(100)
+}
+
+/// The service that is called `name`.
+fn service_of<'a>(snapshot: &'a mut Snapshot, name: &str) -> Option<&'a mut Service> {
+    snapshot.services.iter_mut().find(|service| service.name == name)
+}
+
+/// The machine was started `uptime` seconds ago: whatever is older is gone.
+fn restarted(snapshot: &mut Snapshot, uptime: u64) {
+    snapshot.header.uptime = Duration::from_secs(uptime);
+    for service in &mut snapshot.services {
+        service.since = Duration::from_secs(uptime.saturating_sub(9));
     }
+    let logs = Arc::make_mut(&mut snapshot.logs);
+    logs.entries.retain(|entry| entry.time < snapshot.header.uptime);
+    if let Some(metrics) = &mut snapshot.metrics {
+        let samples = usize::try_from(uptime / metrics.pace.as_secs().max(1)).unwrap_or(0);
+        for percents in [&mut metrics.cpu, &mut metrics.memory] {
+            percents.drain(..percents.len().saturating_sub(samples));
+        }
+        let Metrics { disk_read, disk_written, received, sent, .. } = metrics;
+        for flow in [disk_read, disk_written, received, sent] {
+            flow.drain(..flow.len().saturating_sub(samples));
+        }
+    }
+}
+
+fn service(depth: u16, name: &str) -> Service {
+    Service { depth, name: name.to_owned(), state: ServiceState::Healthy, ..Service::default() }
 }
 
 fn logs(entries: &[(u64, Severity, &str, &str)]) -> Arc<Logs> {
@@ -262,7 +304,7 @@ fn say(logs: &mut Arc<Logs>, entries: &[(u64, Severity, &str, &str)]) {
 
 /// Samples that go up and down between `low` and `high`, with a peak now and then.
 fn wave(low: u64, high: u64, seed: u64) -> Vec<u64> {
-    const SAMPLES: u64 = 90;
+    const SAMPLES: u64 = 120;
     let range = high - low;
     let sample = |at: u64| {
         // Two triangles and some noise: uneven, and the same everywhere.

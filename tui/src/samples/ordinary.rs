@@ -3,18 +3,61 @@
 use std::time::Duration;
 
 use super::{
-    NODES, certificate, empty, home, interface, logs, member, percents, service, stage, wave,
+    NODES, certificate, date, empty, home, interface, logs, member, percents, restarted, service,
+    stage, used, wave,
 };
 use crate::snapshot::{
     Authority, Crl, Etcd, Health, Interface, Member, Metrics, Network, Node, NodeState, Nodes, Pki,
     Severity, Snapshot, StageState, Standing,
 };
 
-/// A cluster of three, two weeks after it was founded.
+/// The services of a node that votes, without those that only a boot needs.
+const SERVICES: [(u16, &str); 35] = [
+    (0, "root"),
+    (1, "cluster"),
+    (1, "consensus"),
+    (2, "certificate"),
+    (2, "crl"),
+    (2, "maintenance"),
+    (2, "overview"),
+    (2, "promoter"),
+    (1, "console"),
+    (2, "load"),
+    (2, "members"),
+    (2, "tty1"),
+    (2, "words"),
+    (1, "credentials"),
+    (1, "curator"),
+    (2, "directory"),
+    (2, "health"),
+    (2, "leader"),
+    (2, "server"),
+    (2, "standing"),
+    (2, "status"),
+    (1, "kernel"),
+    (1, "liaison"),
+    (2, "leader"),
+    (1, "logs"),
+    (1, "management"),
+    (2, "face"),
+    (2, "grpc"),
+    (2, "metrics"),
+    (1, "names"),
+    (1, "network"),
+    (1, "nodes"),
+    (1, "parameters"),
+    (1, "roles"),
+    (1, "storage"),
+];
+
+/// How long ago the cluster was founded, in days; the others joined a day later.
+const AGE: i64 = 34;
+
+/// A cluster of three, five weeks after it was founded and two after its last restart.
 #[must_use]
 pub fn ordinary() -> Snapshot {
-    Snapshot {
-        header: home(1_209_720),
+    let mut snapshot = Snapshot {
+        header: home(UP),
         ready: Some(Duration::from_millis(9_412)),
         stages: [
             ("kernel", 0, 910),
@@ -38,7 +81,7 @@ pub fn ordinary() -> Snapshot {
                     "eth0",
                     "52:54:00:12:34:56",
                     true,
-                    &[("10.0.2.15/24", "DHCP", Some(43_080))],
+                    &[("10.0.2.15/24", "DHCP", Some(86_283))],
                 )
             }],
             gateway: Some("10.0.2.2".to_owned()),
@@ -53,29 +96,7 @@ pub fn ordinary() -> Snapshot {
         }),
         etcd: Some(etcd()),
         pki: Some(pki()),
-        services: [
-            (0, "root"),
-            (1, "cluster"),
-            (1, "console"),
-            (2, "tty1"),
-            (1, "consensus"),
-            (2, "autopromoter"),
-            (2, "crl"),
-            (2, "etcd"),
-            (2, "maintenance"),
-            (1, "curator"),
-            (2, "leader"),
-            (2, "rpc"),
-            (1, "kernel"),
-            (1, "names"),
-            (1, "network"),
-            (2, "dhcp"),
-            (1, "parameters"),
-            (1, "roles"),
-            (1, "storage"),
-        ]
-        .map(|(depth, name)| service(depth, name))
-        .into(),
+        services: SERVICES.map(|(depth, name)| service(depth, name)).into(),
         metrics: Some(metrics()),
         logs: logs(&[
             (1_551, Severity::Info, "root", "Polis 0.1.0, slot A, image 5d41402abc4b2a76"),
@@ -100,12 +121,7 @@ pub fn ordinary() -> Snapshot {
                 "following: polis-0b7d3a9915c04e218f6610aa3c5d7e94 leads",
             ),
             (9_412, Severity::Info, "root.cluster", "home, as one of 3 nodes"),
-            (
-                43_209_102,
-                Severity::Info,
-                "root.network.dhcp",
-                "eth0: 10.0.2.15 for another 86400 s",
-            ),
+            (43_203_952, Severity::Info, "root.network", "eth0: 10.0.2.15 for another 86400 s"),
             (
                 604_809_551,
                 Severity::Info,
@@ -118,22 +134,23 @@ pub fn ordinary() -> Snapshot {
                 "root.consensus.etcd",
                 "finished defragmenting directory",
             ),
-            (
-                907_200_310,
-                Severity::Info,
-                "root.network.dhcp",
-                "eth0: 10.0.2.15 for another 86400 s",
-            ),
+            (907_203_871, Severity::Info, "root.network", "eth0: 10.0.2.15 for another 86400 s"),
             (
                 1_209_600_077,
                 Severity::Info,
                 "root.consensus.maintenance",
                 "kept a snapshot of 12.5 MiB",
             ),
+            (1_209_603_940, Severity::Info, "root.network", "eth0: 10.0.2.15 for another 86400 s"),
         ]),
         ..empty()
-    }
+    };
+    restarted(&mut snapshot, UP);
+    snapshot
 }
+
+/// Seconds since then.
+const UP: u64 = 1_209_720;
 
 /// A node that is well.
 pub(super) fn node(at: usize) -> Node {
@@ -142,7 +159,6 @@ pub(super) fn node(at: usize) -> Node {
         address: Some(format!("10.0.2.{}", 15 + at)),
         state: NodeState::Up,
         health: Health::Healthy,
-        heartbeat: Some(Duration::from_millis(900 + 1_300 * at as u64)),
         roles: vec!["consensus member".to_owned()],
         etcd: Some(Standing::Voter),
         labels: vec![format!("zone={}", ["a", "b", "c"][at])],
@@ -190,10 +206,10 @@ fn pki() -> Pki {
             u8::try_from(at * usize::from(step) % 251).unwrap_or(0)
         }),
         words: Some(words.to_owned()),
-        ends: "2036-02-15".to_owned(),
-        days_left: 3_636,
-        used: 1,
-        issued: Some(7),
+        ends: date::day(3_650 - AGE),
+        days_left: 3_650 - AGE,
+        used: used(AGE, 3_650),
+        issued: 9,
         crl: Some(Crl { number: 3, entries: 1, age: Duration::from_secs(190) }),
     };
     Pki {
@@ -202,11 +218,13 @@ fn pki() -> Pki {
             authority("etcd CA", "rebuild-cactus-zero-lamp", 91),
         ],
         certificates: vec![
-            certificate(NODES[0], "cluster CA", 72, 20),
-            certificate(NODES[1], "cluster CA", 74, 18),
-            certificate("owner", "cluster CA", 16, 47),
-            certificate(NODES[0], "etcd CA", 58, 35),
-            certificate(NODES[1], "etcd CA", 60, 33),
+            certificate(NODES[0], "cluster CA", AGE, 90),
+            certificate(NODES[1], "cluster CA", AGE - 1, 90),
+            certificate(NODES[2], "cluster CA", AGE - 1, 90),
+            certificate("owner", "cluster CA", 14, 30),
+            certificate(NODES[0], "etcd CA", AGE, 90),
+            certificate(NODES[1], "etcd CA", AGE - 1, 90),
+            certificate(NODES[2], "etcd CA", AGE - 1, 90),
         ],
     }
 }

@@ -20,8 +20,6 @@ pub struct Stage {
     /// How long it took, or how long it has been at it.
     #[serde(with = "time")]
     pub elapsed: Duration,
-    /// How much of it is done, in percent, where that can be told.
-    pub progress: Option<u8>,
 }
 
 /// What a stage is doing.

@@ -32,8 +32,8 @@ pub struct Authority {
     pub days_left: i64,
     /// Share of its life that is over, in percent.
     pub used: u8,
-    /// How many certificates it ever issued, if that is known.
-    pub issued: Option<u64>,
+    /// How many certificates it signed that are known.
+    pub issued: u64,
     /// The list of what it revoked, if it has one.
     pub crl: Option<Crl>,
 }

@@ -1,0 +1,35 @@
+//! Counts days from the moment at which all samples are taken.
+
+/// When that is, as a header prints it.
+pub(super) const NOW: &str = "2026-02-17 14:03:22 UTC";
+
+/// The same day, in days since 1970-01-01.
+const TODAY: i64 = 20_501;
+
+/// The day that is `days` after that of [`NOW`], ready to print.
+pub(super) fn day(days: i64) -> String {
+    // Years begin in March, so that a leap day is the last of its year; 400 years
+    // have 146,097 days and begin anew.
+    let day = TODAY + days + 719_468;
+    let (era, day) = (day.div_euclid(146_097), day.rem_euclid(146_097));
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, past) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    format!("{:04}-{month:02}-{day:02}", year + era * 400 + past)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_are_counted_over_months_and_leap_days() {
+        assert_eq!(day(0), NOW[..10]);
+        assert_eq!(
+            [day(-17), day(12), day(745)].map(|day| day[2..].to_owned()),
+            ["26-01-31", "26-03-01", "28-03-03"]
+        );
+    }
+}

@@ -1,0 +1,43 @@
+//! Whether samples hold together: a reader of the gallery takes them for a machine.
+
+use std::time::Duration;
+
+use super::*;
+use crate::snapshot::{Health, StageState};
+
+#[test]
+fn nothing_in_a_sample_is_older_than_its_machine() {
+    for (name, snapshot) in all().into_iter().filter(|(name, _)| *name != "overflowing") {
+        let up = snapshot.header.uptime;
+        let known = snapshot.services.iter().all(|service| service.since <= up);
+        assert!(known, "{name}: a service is older than the machine");
+        assert!(snapshot.logs.entries.iter().all(|entry| entry.time <= up), "{name}: a late line");
+        assert!(snapshot.logs.entries.is_sorted_by_key(|entry| entry.time), "{name}: log");
+        for stage in &snapshot.stages {
+            let end = stage.started + stage.elapsed;
+            let runs = matches!(stage.state, StageState::Started | StageState::Waiting { .. });
+            assert!(end <= up && (!runs || end == up), "{name}: {} ends at {end:?}", stage.name);
+        }
+        let sampled = snapshot.metrics.map_or(Duration::ZERO, |metrics| {
+            metrics.pace * u32::try_from(metrics.cpu.len()).unwrap()
+        });
+        assert!(sampled <= up.min(Duration::from_secs(240)), "{name}: {sampled:?} of samples");
+    }
+}
+
+#[test]
+fn a_sample_shows_nothing_that_no_machine_can() {
+    for (name, snapshot) in all().into_iter().filter(|(name, _)| *name != "overflowing") {
+        for node in snapshot.nodes.iter().flat_map(|known| &known.nodes) {
+            // The leader tells the age of a heartbeat that is late, and of no other.
+            assert_eq!(node.heartbeat.is_some(), node.health == Health::Late, "{name}");
+        }
+        for address in snapshot.network.interfaces.iter().flat_map(|it| &it.addresses) {
+            let known = ["DHCP", "parameters", "router", ""].contains(&address.source.as_str());
+            assert!(known, "{name}: an address by {}", address.source);
+        }
+        for it in snapshot.pki.iter().flat_map(|pki| &pki.certificates) {
+            assert_eq!(it.ends, date::day(it.days_left), "{name}: {}", it.name);
+        }
+    }
+}
