@@ -182,25 +182,46 @@ impl Members {
     ///
     /// [`Error`]; the call may be repeated.
     pub async fn evict(&self, id: NodeId, member: Option<&Member>) -> Result<(), Error> {
-        let status = self.status.borrow().clone();
-        let clients = status.voter().cloned().ok_or(Error::NoVoter)?;
         if let Some(member) = member {
-            if Some(member.id) == status.member {
-                return Err(Error::Itself);
-            }
-            let removed = change("remove a member", || {
-                let mut etcd = clients.raw().cluster_client();
-                async move { etcd.member_remove(member.id.0).await }
-            });
-            match removed.await {
-                // The answer to an earlier attempt was lost.
-                Err(error) if error.says("member not found") => {}
-                removed => drop(removed?),
-            }
-            self.news.notify_one();
-            info!(node = %id, "removed a member");
+            self.remove(member).await?;
             tokio::time::sleep(FAREWELL).await;
         }
+        self.revoke(id).await
+    }
+
+    /// Removes a member: one that [`Self::may_leave`] found, or a learner.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]; the call may be repeated.
+    pub async fn remove(&self, member: &Member) -> Result<(), Error> {
+        let status = self.status.borrow().clone();
+        let clients = status.voter().ok_or(Error::NoVoter)?;
+        if Some(member.id) == status.member {
+            return Err(Error::Itself);
+        }
+        let removed = change("remove a member", || {
+            let mut etcd = clients.raw().cluster_client();
+            async move { etcd.member_remove(member.id.0).await }
+        });
+        match removed.await {
+            // The answer to an earlier attempt was lost.
+            Err(error) if error.says("member not found") => {}
+            removed => drop(removed?),
+        }
+        self.news.notify_one();
+        info!(node = member.called(), "removed a member");
+        Ok(())
+    }
+
+    /// Revokes the certificates of a node's member.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]; the call may be repeated.
+    pub async fn revoke(&self, id: NodeId) -> Result<(), Error> {
+        let status = self.status.borrow().clone();
+        let clients = status.voter().ok_or(Error::NoVoter)?;
         let namespace = Namespace::new(clients.user(User::EtcdPki), "");
         namespace.revoke_surely(&authority(), &id.to_string(), Reason::Left, clock::now()).await?;
         Ok(())

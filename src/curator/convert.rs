@@ -32,6 +32,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         tpm,
         recovery_key,
         registered_at,
+        leaving,
         cluster_unlock_key: _,
         join_key: _,
         joined: _,
@@ -49,6 +50,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         tpm,
         recovery_key_unsaved: !recovery_key.is_empty(),
         registered_at,
+        leaving: leaving.is_some(),
     }
 }
 

@@ -138,6 +138,7 @@ impl Error {
                 Refusal::Joined => (FailedPrecondition, "joined"),
                 Refusal::Known => (FailedPrecondition, "known"),
                 Refusal::StillUp => (FailedPrecondition, "still-up"),
+                Refusal::Leaving => (FailedPrecondition, "leaving"),
                 Refusal::Labels => (InvalidArgument, "field"),
             },
             Self::TicketWrong => (PermissionDenied, "ticket-wrong"),

@@ -8,7 +8,7 @@ use tracing::info;
 
 use super::error::Error;
 use super::state::{self, Commitment, Refusal, Registration, Request, Step};
-use super::store::{self, JOIN_KEYS, Outcome, Store, TICKET, node_key};
+use super::store::{self, CONFLICTS_MAX, JOIN_KEYS, Outcome, Store, TICKET, node_key};
 use super::tickets;
 use crate::identity::{Fingerprint, Identity, NodeId, Spoken};
 use crate::pki::{self, Guard, Write};
@@ -166,6 +166,27 @@ impl<S: pki::Store + Clone> Store<S> {
         self.update(&key, |old: Option<v1::Node>| applied(old, request.clone())).await
     }
 
+    /// Checks once more that a node is to be a member of etcd, as a leader that still
+    /// is one.
+    ///
+    /// # Errors
+    ///
+    /// What [`may_enter_etcd`] refuses, and that another curator leads.
+    pub async fn confirm_role(&self, id: NodeId) -> Result<(), Error> {
+        let key = node_key(id);
+        for _attempt in 0..CONFLICTS_MAX {
+            let entry = self.kv.get(&key).await.map_err(store::Error::Store)?;
+            let entry = entry.ok_or(Refusal::Unknown)?;
+            may_enter_etcd(&store::decode(&key, &entry.value)?)?;
+            // Nothing is written: that it could be is what counts.
+            let guards = vec![Guard::Unchanged(key.clone(), entry.revision)];
+            if self.kv.commit(guards, Vec::new()).await.map_err(store::Error::Store)? {
+                return Ok(());
+            }
+        }
+        Err(store::Error::Contended { key }.into())
+    }
+
     /// One node.
     ///
     /// # Errors
@@ -174,6 +195,22 @@ impl<S: pki::Store + Clone> Store<S> {
     pub async fn node(&self, id: NodeId) -> Result<v1::Node, Error> {
         Ok(self.read::<v1::Node>(&node_key(id)).await?.ok_or(Refusal::Unknown)?)
     }
+}
+
+/// Whether a node is to be a member of etcd.
+///
+/// # Errors
+///
+/// [`Refusal::NotUp`], [`Refusal::Leaving`] and [`Error::NoRole`].
+pub(super) fn may_enter_etcd(node: &v1::Node) -> Result<(), Error> {
+    if node.state() != v1::NodeState::Up {
+        return Err(Refusal::NotUp.into());
+    }
+    if node.leaving.is_some() {
+        return Err(Refusal::Leaving.into());
+    }
+    let role = node.roles.as_ref().is_some_and(|roles| roles.consensus_member.is_some());
+    role.then_some(()).ok_or(Error::NoRole)
 }
 
 /// What `request` makes of a record, with what goes with it.

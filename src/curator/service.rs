@@ -7,6 +7,7 @@
 //!      +--> health      who was heard
 //!      +--> standing    who has access, for every server of this node
 //!      +--> status      what the node and `grpc.health` are told
+//!      +--> departures  nodes that are taken out
 //!      +--> server      port 7835, once there is a certificate
 //!      +--> leader      started last, so that it is stopped first: whoever leads
 //!                       hands over before the port closes
@@ -28,7 +29,7 @@ use tonic_health::server::HealthReporter;
 use super::directory::{self, Directory};
 use super::health::{self, Heartbeats};
 use super::leader::{self, Leadership};
-use super::serve::{Handlers, Naming, Parts};
+use super::serve::{Departures, DeparturesService, Handlers, Naming, Parts};
 use super::standing;
 use crate::consensus::client::User;
 use crate::consensus::{self, Members};
@@ -153,6 +154,7 @@ impl Service {
         let leadership = watch::Sender::<Leadership>::default();
         let heartbeats = Heartbeats::default();
         let (reporter, health) = tonic_health::server::health_reporter();
+        let (departures, queue) = Departures::channel();
         let handlers = Handlers::new(Parts {
             node: identity.id,
             credentials: self.credentials.clone(),
@@ -163,7 +165,15 @@ impl Service {
             members: self.members.clone(),
             naming: self.config.naming,
             changing: Mutex::default(),
+            departures,
         });
+        let departures = DeparturesService {
+            handlers: handlers.clone(),
+            queue,
+            leadership: leadership.subscribe(),
+            directory: self.directory.subscribe(),
+            consensus: self.consensus.clone(),
+        };
         let listening = watch::Sender::new(None);
         let server = rpc::Server {
             config: rpc::Config {
@@ -209,6 +219,7 @@ impl Service {
         ctx.spawn("standing", forever, move |ctx| standing.clone().run(ctx));
         let parent = ctx.clone();
         ctx.spawn("status", forever, move |ctx| told.clone().run(ctx, parent.clone()));
+        ctx.spawn("departures", forever, move |ctx| departures.clone().run(ctx));
         ctx.spawn("server", forever, move |ctx| server.clone().run(ctx));
         ctx.spawn("leader", forever, move |ctx| leader.clone().run(ctx));
         let left = until(&mut self.consensus, "the etcd member", |status| {

@@ -8,6 +8,7 @@
 //! | join            | not found | refused        | refused        | joined         | same       | refused        |
 //! | status          | not found | refused        | refused        | joined         | same       | refused        |
 //! | roles, labels   | not found | yes            | yes            | yes            | yes        | refused²       |
+//! | leave⁴          | not found | yes            | yes            | yes            | yes        | yes            |
 //! | decommission    | not found | refused        | refused        | DECOMM.        | DECOMM.    | same           |
 //! | delete          | not found | gone           | gone           | refused³       | refused³   | gone           |
 //!
@@ -15,6 +16,7 @@
 //!   would open the disk of a member.
 //! ² roles cannot be given; to take away what is not there changes nothing.
 //! ³ unless forced.
+//! ⁴ meanwhile the role consensus member cannot be given; to take it is the end of it.
 //!
 //! Invariants:
 //! - No request makes a state out of one that comes later in a node's life, but
@@ -64,6 +66,10 @@ pub enum Request {
     },
     /// The owner has saved the recovery key.
     ForgetRecoveryKey,
+    /// It begins to leave etcd, and this is to follow.
+    Leave(v1::Departure),
+    /// It leaves etcd no more: it is out, or must stay.
+    Stay,
     /// An operator removes it for good.
     Decommission,
     /// An operator forgets it.
@@ -146,6 +152,9 @@ pub enum Refusal {
     /// It is a member.
     #[error("the node is a member: decommission it first, or force it if the machine is dead")]
     StillUp,
+    /// It is on its way out of etcd.
+    #[error("the node is being taken out of etcd; ask again once it is out")]
+    Leaving,
     /// Too many labels.
     #[error("a node can have {LABELS_MAX} labels")]
     Labels,
@@ -184,12 +193,18 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
             v1::Node { joined: true, status: Some(status), ..node }
         }
         Request::Roles { add, remove } => {
+            let (enters, leaves) =
+                (add.consensus_member.is_some(), remove.consensus_member.is_some());
+            if enters && !leaves && node.leaving.is_some() {
+                return Err(Refusal::Leaving);
+            }
+            let leaving = node.leaving.filter(|_| !leaves);
             let roles = change_roles(node.roles.unwrap_or_default(), add, remove);
             let any = roles != v1::NodeRoles::default();
             if any && state == NodeState::Decommissioned {
                 return Err(Refusal::Decommissioned);
             }
-            v1::Node { roles: any.then_some(roles), ..node }
+            v1::Node { roles: any.then_some(roles), leaving, ..node }
         }
         Request::Labels { set, remove } => {
             if state == NodeState::Decommissioned {
@@ -204,6 +219,8 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
             v1::Node { labels, ..node }
         }
         Request::ForgetRecoveryKey => v1::Node { recovery_key: Vec::new(), ..node },
+        Request::Leave(departure) => v1::Node { leaving: Some(departure), ..node },
+        Request::Stay => v1::Node { leaving: None, ..node },
         Request::Decommission => match state {
             NodeState::Up | NodeState::Decommissioned => v1::Node {
                 roles: None,
@@ -407,6 +424,7 @@ mod tests {
             ),
             ("no roles", roles(v1::NodeRoles::default())),
             ("labels", Request::Labels { set, remove: Vec::new() }),
+            ("leave", Request::Leave(v1::Departure::default())),
             ("decommission", Request::Decommission),
             ("delete", Request::Delete { force: false }),
             ("delete, forced", Request::Delete { force: true }),
@@ -427,6 +445,25 @@ mod tests {
     }
 
     #[test]
+    fn nobody_enters_etcd_on_the_way_out_of_it_and_the_role_s_end_is_the_way_s() {
+        let [_, _, _, _, (_, joined), _] = columns();
+        let departure = v1::Departure { remove: Some(consensus()), ..Default::default() };
+        let Ok(Step::Put(leaving)) = step(joined, Request::Leave(departure)) else {
+            panic!("it changes")
+        };
+        assert!(leaving.leaving.is_some());
+        let enters = step(Some(*leaving.clone()), roles(consensus()));
+        assert_eq!(enters, Err(Refusal::Leaving));
+        let taken = Request::Roles { add: v1::NodeRoles::default(), remove: consensus() };
+        let Ok(Step::Put(out)) = step(Some(*leaving), taken) else { panic!("it changes") };
+        assert_eq!((out.leaving, out.roles), (None, None));
+        let Ok(Step::Put(back)) = step(Some(*out), roles(consensus())) else {
+            panic!("it changes")
+        };
+        assert_eq!(back.roles, Some(consensus()));
+    }
+
+    #[test]
     fn a_role_that_is_given_and_taken_is_taken() {
         let both = Request::Roles { add: consensus(), remove: consensus() };
         let [_, _, _, _, (_, joined), _] = columns();
@@ -443,6 +480,8 @@ mod tests {
             Just(Request::Status(v1::NodeStatus::default())),
             Just(roles(consensus())),
             Just(Request::ForgetRecoveryKey),
+            Just(Request::Leave(v1::Departure::default())),
+            Just(Request::Stay),
             Just(Request::Decommission),
             any::<bool>().prop_map(|force| Request::Delete { force }),
         ]

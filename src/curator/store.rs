@@ -52,7 +52,7 @@ pub(super) const CONFIGURATION: &str = "cluster/configuration";
 
 /// Attempts at a record that others change at the same moment. Each time one of
 /// them was faster, so this many in a row means that something is wrong.
-const CONFLICTS_MAX: u32 = 32;
+pub(super) const CONFLICTS_MAX: u32 = 32;
 
 /// The cluster's CA: signs nodes and users.
 const AUTHORITY: &str = "cluster";

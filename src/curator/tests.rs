@@ -258,3 +258,19 @@ async fn what_a_running_cluster_is_built_on_cannot_change() {
     let strange = v1::ClusterConfiguration { tpm_mode: 77, ..written };
     assert!(matches!(store.configure(strange).await, Err(Error::Field(_))));
 }
+
+#[tokio::test]
+async fn what_a_node_needs_for_etcd_is_told_while_it_has_the_role_and_does_not_leave() {
+    let (store, _) = founded().await;
+    let id = founder().id;
+    store.confirm_role(id).await.unwrap();
+    store.change(id, Request::Leave(v1::Departure::default())).await.unwrap();
+    let leaving = store.confirm_role(id).await;
+    assert!(matches!(leaving, Err(Error::Refused(Refusal::Leaving))), "{leaving:?}");
+    let consensus_member = Some(v1::node_roles::ConsensusMember {});
+    let remove = v1::NodeRoles { consensus_member, ..Default::default() };
+    store.change(id, Request::Roles { add: Default::default(), remove }).await.unwrap();
+    assert!(matches!(store.confirm_role(id).await, Err(Error::NoRole)));
+    store.change(id, Request::Decommission).await.unwrap();
+    assert!(matches!(store.confirm_role(id).await, Err(Error::Refused(Refusal::NotUp))));
+}

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use polis::consensus::{Standing, Start};
+use polis::curator::state::Request as Change;
 use polis::pki::{Crl, Facts};
 use polis::rpc::client::{Channel, Client, Expect, Repeat, Trust, dial};
 use polis_proto::v1;
@@ -123,7 +124,13 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
     println!("the leader's own member was removed in {:?}", begun.elapsed());
     assert_eq!(info.roles, None);
     assert!(curator_two.term().is_some());
-    let ended = watch.message().await;
+    let ended = loop {
+        match watch.message().await {
+            // That it is on its way out.
+            Ok(Some(_event)) => {}
+            ended => break ended,
+        }
+    };
     assert!(ended.is_err(), "a watch ends with the term: {ended:?}");
     second.voter_of(1).await;
     first.waits("to be out", |status| status.standing != Standing::Voter).await;
@@ -194,6 +201,65 @@ async fn a_learner_that_never_started_is_taken_out_and_the_next_one_enters() {
     for node in [first, third] {
         node.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_way_out_that_was_begun_is_gone_to_its_end_whoever_asked_for_it() {
+    let machines = [Machine::new(), Machine::new(), Machine::new()];
+    let [one, two, three] = &machines;
+    let first = one.start(Start::Bootstrap);
+    let (cluster, own) = Cluster::found(one, &first).await;
+    let curator = Curator::start(one, &first, own);
+    leader(&[&curator], Duration::from_secs(20)).await;
+    let owner = cluster.owner(&[&curator]).await;
+    // What a leader added that was none any more, for a node without the role.
+    first.members.add(&three.key.identity(), &three.peer).await.unwrap();
+    let alone = |status: &polis::consensus::Status| status.members.len() == 1;
+    first.waits("to have no learner that nobody asked for", alone).await;
+
+    let (second, second_curator) = join(&cluster, &[&curator], &owner, two).await;
+    first.voter_of(2).await;
+    // It has no curator any more, so that the first leads to the end.
+    second_curator.supervisor.stop().await;
+    let (id, name) = (two.key.id(), two.name());
+    let mut begun = false;
+    while !begun {
+        let leaves = async {
+            while cluster.store.node(id).await.unwrap().leaving.is_none() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        begun = tokio::select! {
+            // Whoever asks goes away in the middle.
+            () = leaves => true,
+            taken = take_consensus(&owner, &name) => {
+                assert!(taken.is_err(), "it was done before it was seen to begin");
+                false
+            }
+        };
+    }
+    first.voter_of(1).await;
+    let out = async || {
+        loop {
+            let node = cluster.store.node(id).await.ok();
+            if node.as_ref().is_none_or(|node| node.leaving.is_none()) {
+                return node;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let record = tokio::time::timeout(Duration::from_secs(45), out()).await.unwrap().unwrap();
+    assert_eq!(record.roles, None);
+    second.stop().await;
+
+    // A leader died before it had done anything of this.
+    let then = v1::departure::Then::Delete.into();
+    let departure = v1::Departure { then, ..Default::default() };
+    cluster.store.change(id, Change::Leave(departure)).await.unwrap();
+    let gone = tokio::time::timeout(Duration::from_secs(45), out()).await.unwrap();
+    assert_eq!(gone, None);
+    curator.supervisor.stop().await;
+    first.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use polis_proto::v1;
+use polis_proto::v1::departure::Then;
 use polis_proto::v1::management_server::Management;
 use tonic::{Request, Response, Status};
 use tracing::info;
@@ -15,9 +16,7 @@ use crate::curator::error::Error;
 use crate::curator::state::{Refusal, Request as Change};
 use crate::curator::tickets::Wish;
 use crate::identity::{InvalidFingerprint, NodeId};
-use crate::pki::Reason;
 use crate::recovery::form;
-use crate::sys::clock;
 
 /// Names in one filter.
 const IDS_MAX: usize = 1024;
@@ -130,13 +129,14 @@ impl Management for Handlers {
         let id = convert::node_id(&node_id, "node_id")?;
         let (add, remove) = (add.unwrap_or_default(), remove.unwrap_or_default());
         let lead = self.lead()?;
-        let leaves = remove.consensus_member.is_some();
-        let change = lead.store().change(id, Change::Roles { add, remove });
-        if leaves {
+        if remove.consensus_member.is_some() {
             lead.exists(id).await?;
-            Box::pin(lead.leave_consensus(id, change)).await?;
+            let then = Then::Roles.into();
+            let departure = v1::Departure { then, add: Some(add), remove: Some(remove) };
+            self.0.departures.ask(id, departure).await?;
         } else {
-            change.await.map_err(|error| lead.refuse(error))?;
+            let changed = lead.store().change(id, Change::Roles { add, remove }).await;
+            changed.map_err(|error| lead.refuse(error))?;
         }
         Ok(Response::new(lead.info(id).await?))
     }
@@ -164,15 +164,7 @@ impl Management for Handlers {
         if !matches!(node.state(), v1::NodeState::Up | v1::NodeState::Decommissioned) {
             return Err(lead.refuse(Refusal::NotUp));
         }
-        let changes = async {
-            let store = lead.store();
-            // From here on nothing is signed for it any more.
-            store.change(id, Change::Decommission).await?;
-            store.revoke(&id.to_string(), Reason::Left, clock::now()).await?;
-            Ok(())
-        };
-        Box::pin(lead.leave_consensus(id, changes)).await?;
-        info!(node = %id, "a node was decommissioned");
+        self.0.departures.ask(id, departure(Then::Decommission)).await?;
         let node = Some(lead.info(id).await?);
         Ok(Response::new(v1::DecommissionNodeResponse { node }))
     }
@@ -185,23 +177,10 @@ impl Management for Handlers {
         let id = convert::node_id(&node_id, "node_id")?;
         let lead = self.lead()?;
         let node = lead.exists(id).await?;
-        let up = node.state() == v1::NodeState::Up;
-        if up && !force {
+        if node.state() == v1::NodeState::Up && !force {
             return Err(lead.refuse(Refusal::StillUp));
         }
-        let changes = async {
-            let store = lead.store();
-            if up {
-                // From here on nothing is signed for it any more.
-                store.change(id, Change::Decommission).await?;
-            }
-            // A record that is there can be deleted again; one that is not could
-            // not be found to revoke what it had.
-            store.revoke(&id.to_string(), Reason::Left, clock::now()).await?;
-            store.change(id, Change::Delete { force: false }).await
-        };
-        Box::pin(lead.leave_consensus(id, changes)).await?;
-        info!(node = %id, "a node was deleted");
+        self.0.departures.ask(id, departure(Then::Delete)).await?;
         Ok(Response::new(v1::DeleteNodeResponse {}))
     }
 
@@ -275,6 +254,10 @@ impl Lead {
     async fn exists(&self, id: NodeId) -> Result<v1::Node, Status> {
         self.store().node(id).await.map_err(|error| self.refuse(error))
     }
+}
+
+fn departure(then: Then) -> v1::Departure {
+    v1::Departure { then: then.into(), ..Default::default() }
 }
 
 /// A node that runs a curator, as the directory of the cluster has it.

@@ -2,28 +2,24 @@
 //!
 //! ```text
 //! in:   role in the record -> address in the record -> certificate, learner (-> voter)
-//! out:  quorum without it? -> removed from etcd -> certificate revoked -> role out of the record
+//!       -> role still in the record, and still the leader? -> what it needs to start
 //! ```
 //!
-//! A leader that dies between two steps of the way out leaves a node that still
-//! has the role: nothing was promised, and the next attempt ends it.
-//!
 //! Invariants:
-//! - One change at a time: nobody enters by a role that is being taken away.
-//! - A leader does not remove its own member: it steps down, and the next does.
+//! - Nobody starts a member whose role was gone by the time that it was added.
+//!
+//! What this module does not do: the way out (`departures`).
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use polis_proto::v1;
-use tonic::Status;
-use tracing::info;
 
 use super::Lead;
-use crate::consensus::{Member, Peer};
+use crate::consensus::Member;
 use crate::curator::convert;
 use crate::curator::error::Error;
 use crate::curator::nodes;
-use crate::curator::state::{Refusal, Request};
+use crate::curator::state::Request;
 use crate::identity::NodeId;
 
 impl Lead {
@@ -36,12 +32,7 @@ impl Lead {
         let parts = &self.handlers.0;
         let _changing = parts.changing.lock().await;
         let node = self.store().node(id).await?;
-        if node.state() != v1::NodeState::Up {
-            return Err(Refusal::NotUp.into());
-        }
-        if node.roles.as_ref().is_none_or(|roles| roles.consensus_member.is_none()) {
-            return Err(Error::NoRole);
-        }
+        nodes::may_enter_etcd(&node)?;
         let identity = nodes::identity(id, &node)?;
         // The others must know the way before etcd sends them there.
         let mut status = node.status.unwrap_or_default();
@@ -51,6 +42,10 @@ impl Lead {
         }
         let peer = (parts.naming)(id, address);
         let invitation = parts.members.add(&identity, &peer).await?;
+        // That may have taken long, and etcd does not ask who leads: what was added
+        // for a leader that is none any more gets no further than this, and the next
+        // one finds it.
+        self.store().confirm_role(id).await?;
         let directory = parts.directory.borrow();
         let member = |member: &Member| {
             // A member that has not started yet has no name: that is the new one.
@@ -73,43 +68,6 @@ impl Lead {
             peer_certificate: invitation.certificate,
             crl: invitation.crl,
         })
-    }
-
-    /// Where the member of a node is reached, or would be.
-    async fn peer(&self, id: NodeId) -> Result<Peer, Error> {
-        let status = self.store().node(id).await?.status.unwrap_or_default();
-        // Whatever entered etcd has told its address before, and where the place
-        // is a name, the address does not matter.
-        let address = status.external_address.parse();
-        Ok((self.handlers.0.naming)(id, address.unwrap_or(Ipv4Addr::UNSPECIFIED.into())))
-    }
-
-    /// Takes a node out of etcd, if it is in there, and then `changes` its record.
-    pub(super) async fn leave_consensus<T>(
-        &self,
-        id: NodeId,
-        changes: impl Future<Output = Result<T, Error>>,
-    ) -> Result<T, Status> {
-        let parts = &self.handlers.0;
-        let _changing = parts.changing.lock().await;
-        let left = async {
-            let leaving = parts.members.may_leave(id, &self.peer(id).await?).await?;
-            let own = parts.consensus.borrow().member;
-            if own.is_some() && own == leaving.as_ref().map(|member| member.id) {
-                return Ok(false);
-            }
-            parts.members.evict(id, leaving.as_ref()).await?;
-            Ok::<_, Error>(true)
-        };
-        match left.await {
-            Ok(true) => changes.await.map_err(|error| self.refuse(error)),
-            Ok(false) => {
-                info!("stepping down, for the next leader to remove this member");
-                self.term.step_down();
-                Err(self.handlers.not_leader())
-            }
-            Err(error) => Err(self.refuse(error)),
-        }
     }
 
     /// etcd, as the member beside this curator sees it.

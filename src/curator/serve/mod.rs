@@ -17,12 +17,13 @@
 
 mod aaa;
 mod curator;
+mod departures;
 mod local;
 mod management;
 mod members;
 mod watching;
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +36,7 @@ use tokio::sync::{Mutex, watch};
 use tonic::Status;
 use tonic::service::Routes;
 
+pub use self::departures::{Departures, Service as DeparturesService};
 use super::directory::Directory;
 use super::error::Error;
 use super::fenced::Fenced;
@@ -81,6 +83,18 @@ pub struct Parts {
     pub naming: Naming,
     /// Held while the members of etcd change.
     pub changing: Mutex<()>,
+    /// Takes nodes out.
+    pub departures: Departures,
+}
+
+impl Parts {
+    /// Where the member of a node is reached, or would be.
+    fn peer(&self, id: NodeId, node: &polis_proto::v1::Node) -> Peer {
+        // Whatever entered etcd has told its address before, and where the place is a
+        // name, the address does not matter.
+        let address = node.status.as_ref().and_then(|status| status.external_address.parse().ok());
+        (self.naming)(id, address.unwrap_or(Ipv4Addr::UNSPECIFIED.into()))
+    }
 }
 
 impl Handlers {
