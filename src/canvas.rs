@@ -16,7 +16,8 @@
 //! own way to ask would ask whatever is the process's standard input; and its own
 //! canvas looks at the width of every cell, twice, and keeps two of them.
 
-use ratatui::backend::{Backend as _, CrosstermBackend};
+mod encode;
+
 use ratatui::buffer::{Buffer, Cell};
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier};
@@ -132,15 +133,12 @@ impl Canvas {
                 let new = Shown::of(cell);
                 if *shown != new {
                     *shown = new;
-                    changed.push((x, y, &*cell));
+                    changed.push((x, y, new));
                 }
             }
         }
         let mut bytes = std::mem::take(&mut self.lead).to_vec();
-        if !changed.is_empty() {
-            // Memory takes whatever is written to it.
-            let _never = CrosstermBackend::new(&mut bytes).draw(changed.into_iter());
-        }
+        bytes.extend(encode::encode(&changed).into_bytes());
         bytes
     }
 

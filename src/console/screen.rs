@@ -49,6 +49,8 @@ const NOBODY: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(2);
 /// How often the size is looked at, or asked for.
 const SIZE_PACE: Duration = Duration::from_secs(2);
+/// The same while nothing happens and nobody presses a key.
+const SIZE_PACE_AT_REST: Duration = Duration::from_secs(4);
 /// Looks in a row that must find other characters: one may fall between a
 /// picture and the moment when the terminal has it.
 const OVERWRITTEN: u32 = 2;
@@ -225,7 +227,9 @@ impl Attached {
                 self.press(keys, snapshot);
             }
             Event::LookAtSize => {
-                self.look_at_size = Instant::now() + SIZE_PACE;
+                let at_rest = self.attention.is_at_rest();
+                let pace = if at_rest { SIZE_PACE_AT_REST } else { SIZE_PACE };
+                self.look_at_size = Instant::now() + pace;
                 if let Some(due) = self.repaint.filter(|due| *due <= Instant::now()) {
                     self.repaint = Some(due + REPAINT);
                     self.canvas.forget();
