@@ -12,11 +12,14 @@
 //! - A picture that shows nothing new is no bytes at all.
 //! - A cell is one character: what would join several is not drawn here.
 //!
-//! What this module does not do: write, or ask a terminal anything. The library's
+//! What this module does not do: write, or ask a terminal anything; it knows how to
+//! ask, and how often whoever owns a terminal looks after it. The library's
 //! own way to ask would ask whatever is the process's standard input; and its own
 //! canvas looks at the width of every cell, twice, and keeps two of them.
 
 mod encode;
+
+use std::time::Duration;
 
 use ratatui::buffer::{Buffer, Cell};
 use ratatui::layout::Rect;
@@ -33,6 +36,17 @@ const HOME: &[u8] = b"\x1b[0m\x1b[H\x1b[?25l";
 const SIZE_MAX: Size = Size { columns: 240, rows: 80 };
 /// The same where memory is no matter: beyond what anybody reads.
 const SIZE_MAX_WHOLE: Size = Size { columns: 640, rows: 240 };
+
+/// What a terminal is sent that does not know its size: keeps the cursor, jumps to
+/// the far corner, asks where that is, comes back.
+pub const WHERE: &[u8] = b"\x1b7\x1b[999;999H\x1b[6n\x1b8";
+/// Silence after which an answer about the size means that somebody new looks. A
+/// line that is merely slow answers sooner: no question waits behind a picture,
+/// and what a driver keeps on its way is gone within five seconds at 9,600 baud.
+pub const NOBODY: Duration = Duration::from_secs(10);
+/// How often a terminal that does not tell what it shows is painted over: other
+/// writers on a serial line leave their traces for no longer. Four kilobytes.
+pub const REPAINT: Duration = Duration::from_secs(60);
 
 /// What a terminal shows, so that only differences are sent.
 #[derive(Debug)]

@@ -23,9 +23,9 @@
 //! What this module does not do: decide how often (`attempts`) or draw
 //! (`polis_tui::guru`).
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::time::Duration;
 
 use polis_tui::Command;
@@ -45,7 +45,7 @@ use crate::trapdoor::{Report, UNLOCK};
 use super::attempts::{Ledger, REBOOTS_MAX, number_line};
 use super::machine::{Identity, Machine, reap};
 use super::port;
-use super::screen::{SILENCE, Screen};
+use super::screen::{LOOK, SILENCE, Screen};
 
 /// The border blinks twice a second.
 const PHASE: Duration = Duration::from_millis(500);
@@ -144,7 +144,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Wish {
     machine.end_processes();
     // Without a screen there is nothing to turn to.
     vt::activate(1).ok();
-    let mut screens = open(machine);
+    let mut screens = Screens::default();
     let mut shown = shown(machine, &report, attempt, log);
     let mut line = Line::new(machine);
     loop {
@@ -161,9 +161,8 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Wish {
         }
         shown.countdown = vigil.countdown(now);
         let phase = (now.as_millis() / PHASE.as_millis()).is_multiple_of(2);
-        // A terminal that is gone shows nothing; the others do.
-        screens.retain_mut(|screen| screen.draw(&shown, phase).is_ok());
-        wait(machine, &screens, until_next(now));
+        screens.draw(machine, &shown, phase, now);
+        wait(machine, &screens.open, until_next(now));
         machine.pet();
         machine.hear();
         machine.port.flush();
@@ -171,7 +170,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Wish {
         if let Some(reason) = wished(machine) {
             return Wish::End(reason);
         }
-        let (commands, typed) = heard(machine, &mut screens, &mut line, &shown);
+        let (commands, typed) = heard(machine, &mut screens.open, &mut line, &shown);
         if let Some(key) = typed {
             return Wish::Unlock(key);
         }
@@ -308,17 +307,30 @@ fn shown(machine: &Machine, report: &Report, attempt: u32, log: Vec<String>) -> 
     }
 }
 
-fn open(machine: &mut Machine) -> Vec<Screen> {
-    let mut screens = Vec::new();
-    for name in machine.terminals.clone() {
-        match Screen::open(&Path::new("/dev").join(&name)) {
-            Ok(screen) => screens.push(screen),
-            Err(error) => {
-                machine.port.log(Severity::Warning, &format!("no screen on {name}: {error}"));
+/// The terminals with the picture on them.
+#[derive(Default)]
+struct Screens {
+    open: Vec<Screen>,
+    /// Those of which it was said that they are not there.
+    said: BTreeSet<String>,
+    /// When it is looked for those that are missing.
+    look: Duration,
+}
+
+impl Screens {
+    fn draw(&mut self, machine: &mut Machine, shown: &Guru, phase: bool, now: Duration) {
+        if now >= self.look {
+            self.look = now + LOOK;
+            for (name, error) in Screen::open_missing(&machine.terminals, &mut self.open, now) {
+                let text = format!("no screen on {name}: {error}");
+                if self.said.insert(name) {
+                    machine.port.log(Severity::Warning, &text);
+                }
             }
         }
+        // A terminal that is gone shows nothing; the others do, and it may be back.
+        self.open.retain_mut(|screen| screen.draw(shown, phase, now).is_ok());
     }
-    screens
 }
 
 /// Until the border or the countdown changes.
@@ -371,9 +383,10 @@ fn heard(
     shown: &Guru,
 ) -> (Vec<Command>, Option<recovery::Text>) {
     let (mut commands, mut typed) = (Vec::new(), None);
+    let now = clock::uptime();
     screens.retain_mut(|screen| {
-        screen.idle(shown);
-        let Ok(asked) = screen.commands(shown) else { return false };
+        screen.idle(shown, now);
+        let Ok(asked) = screen.commands(shown, now) else { return false };
         if asked.contains(&Command::Unlock) {
             typed = screen.take_typed();
         }

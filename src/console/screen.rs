@@ -34,17 +34,14 @@ use tracing::{debug, info, warn};
 
 use super::attention::Attention;
 use super::writer::Writer;
-use crate::canvas::Canvas;
+use crate::canvas::{Canvas, NOBODY, REPAINT, WHERE};
 use crate::event::Closed;
 use crate::supervisor::Context;
 use crate::sys::readiness;
 use crate::sys::reboot::Reason;
 use crate::sys::terminal::{Mode, SIZE_DEFAULT, Size, Terminal};
+use crate::sys::vt;
 
-/// Silence after which an answer about the size means that somebody new looks. A
-/// line that is merely slow answers sooner: no question waits behind a picture,
-/// and what a driver keeps on its way is gone within five seconds at 9,600 baud.
-const NOBODY: Duration = Duration::from_secs(10);
 /// Between two attempts to open a terminal that is not there.
 const RETRY: Duration = Duration::from_secs(2);
 /// How often the size is looked at, or asked for.
@@ -54,16 +51,8 @@ const SIZE_PACE_AT_REST: Duration = Duration::from_secs(4);
 /// Looks in a row that must find other characters: one may fall between a
 /// picture and the moment when the terminal has it.
 const OVERWRITTEN: u32 = 2;
-/// How often a terminal that does not tell what it shows is painted over: other
-/// writers on a serial line leave their traces for no longer. Four kilobytes.
-const REPAINT: Duration = Duration::from_secs(60);
 /// Silence after which an Escape is the key, and not the start of a sequence.
 const ESCAPE: Duration = Duration::from_millis(50);
-/// Baud of a serial port, the same as of the one with the log lines.
-const SPEED: u32 = 115_200;
-/// Keeps the cursor, jumps to the far corner, asks where that is, comes back.
-const WHERE: &[u8] = b"\x1b7\x1b[999;999H\x1b[6n\x1b8";
-
 /// Has a virtual terminal draw dark grey lighter than it is used to: on black,
 /// nobody reads it from a step away. Only there: any other terminal would take
 /// what follows for a part of this.
@@ -168,14 +157,12 @@ impl Attached {
     fn open(path: &Path, service: &Service) -> io::Result<Self> {
         let terminal = Terminal::open(path)?;
         terminal.set_mode(Mode::Raw)?;
-        if is_serial(path) {
-            terminal.set_speed(SPEED)?;
-        }
+        terminal.set_speed_if_serial(path)?;
         let size = terminal.reported_size().unwrap_or(SIZE_DEFAULT);
         let canvas = Canvas::new(size);
         let Size { columns, rows } = canvas.size();
         let writer = Writer::start(terminal.try_clone_file()?)?;
-        if characters(path).is_some() {
+        if vt::characters(path).is_some() {
             // The queue is empty.
             let _taken = writer.offer(LIGHTER);
         }
@@ -188,8 +175,8 @@ impl Attached {
             canvas,
             parser: Parser::default(),
             unanswered: None,
-            characters: characters(path),
-            repaint: characters(path).is_none().then(|| Instant::now() + REPAINT),
+            characters: vt::characters(path),
+            repaint: vt::characters(path).is_none().then(|| Instant::now() + REPAINT),
             overwritten: 0,
             look_at_size: Instant::now(),
             escape: None,
@@ -393,18 +380,6 @@ impl Attached {
             self.redraw(self.canvas.size());
         }
     }
-}
-
-/// The characters of the virtual terminal at `path`, see `vcs(4)`.
-fn characters(path: &Path) -> Option<PathBuf> {
-    let number = path.file_name()?.to_str()?.strip_prefix("tty")?;
-    let digits = !number.is_empty() && number.bytes().all(|c| c.is_ascii_digit());
-    digits.then(|| path.with_file_name(format!("vcs{number}")))
-}
-
-fn is_serial(path: &Path) -> bool {
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    ["ttyS", "ttyUSB", "ttyAMA"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 #[cfg(test)]

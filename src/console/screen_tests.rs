@@ -235,19 +235,3 @@ async fn a_terminal_that_hangs_up_is_opened_again() {
     assert_eq!(ctx.tree().borrow()["test.screen"].cause, None);
     assert!(handles.take_lines().is_empty());
 }
-
-#[test]
-fn a_serial_port_is_told_from_a_screen() {
-    assert!(is_serial(Path::new("/dev/ttyS1")));
-    assert!(!is_serial(Path::new("/dev/tty1")));
-    assert!(!is_serial(Path::new("/dev/hvc0")));
-}
-
-#[test]
-fn only_a_virtual_terminal_shows_its_characters() {
-    let of = |name| characters(&Path::new("/dev").join(name));
-    assert_eq!(of("tty1"), Some(PathBuf::from("/dev/vcs1")));
-    for other in ["tty", "ttyS0", "hvc0", "console"] {
-        assert_eq!(of(other), None);
-    }
-}

@@ -18,6 +18,9 @@ use rustix::termios::{
 /// What a terminal is taken for that does not say its size, as serial lines do.
 pub const SIZE_DEFAULT: Size = Size { columns: 80, rows: 24 };
 
+/// Baud of a serial port, the same as of the one with the log lines.
+const SPEED: u32 = 115_200;
+
 /// Columns and rows of characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
@@ -95,6 +98,15 @@ impl Terminal {
         known.then_some(Size { columns: size.ws_col, rows: size.ws_row })
     }
 
+    /// Sets the speed at which people expect a serial port, if `path` is one.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn set_speed_if_serial(&self, path: &Path) -> io::Result<()> {
+        if is_serial(path) { self.set_speed(SPEED) } else { Ok(()) }
+    }
+
     /// Sets the speed of a serial port, in baud. Takes effect at once.
     ///
     /// # Errors
@@ -143,6 +155,11 @@ impl Write for Terminal {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+fn is_serial(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    ["ttyS", "ttyUSB", "ttyAMA"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 #[cfg(test)]
@@ -205,5 +222,12 @@ mod tests {
     fn what_is_not_a_terminal_is_refused() {
         let error = Terminal::open(Path::new("/dev/null")).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOTTY.raw_os_error()));
+    }
+
+    #[test]
+    fn a_serial_port_is_told_from_a_screen() {
+        assert!(is_serial(Path::new("/dev/ttyS1")));
+        assert!(!is_serial(Path::new("/dev/tty1")));
+        assert!(!is_serial(Path::new("/dev/hvc0")));
     }
 }

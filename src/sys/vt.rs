@@ -1,8 +1,9 @@
-//! Rules the virtual terminals: which one is shown, and that the kernel keeps off.
+//! Rules the virtual terminals: which one is shown, what it shows, and that the kernel keeps off.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::path::{Path, PathBuf};
 
 /// `VT_ACTIVATE`, from `linux/vt.h`.
 const ACTIVATE: libc::Ioctl = 0x5606;
@@ -42,4 +43,27 @@ fn number_ioctl(terminal: RawFd, request: libc::Ioctl, number: u8) -> io::Result
     // requests take a number in place of a pointer.
     let result = unsafe { libc::ioctl(terminal, request, libc::c_ulong::from(number)) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Where the kernel shows the characters of the virtual terminal at `path`, row by
+/// row, see `vcs(4)`; `None` for any other terminal.
+#[must_use]
+pub fn characters(path: &Path) -> Option<PathBuf> {
+    let number = path.file_name()?.to_str()?.strip_prefix("tty")?;
+    let digits = !number.is_empty() && number.bytes().all(|c| c.is_ascii_digit());
+    digits.then(|| path.with_file_name(format!("vcs{number}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_virtual_terminal_shows_its_characters() {
+        let of = |name| characters(&Path::new("/dev").join(name));
+        assert_eq!(of("tty1"), Some(PathBuf::from("/dev/vcs1")));
+        for other in ["tty", "ttyS0", "hvc0", "console"] {
+            assert_eq!(of(other), None);
+        }
+    }
 }

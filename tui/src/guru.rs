@@ -85,9 +85,16 @@ impl Default for Countdown {
 /// Lines that are shown of the log: what `init` keeps.
 pub const LOG_MAX: usize = 200;
 
-const TEXT: Style = Style::new().fg(Color::LightRed).bg(Color::Black);
-const STRONG: Style = TEXT.add_modifier(Modifier::BOLD);
-const FAINT: Style = Style::new().fg(Color::Red).bg(Color::Black);
+/// What must be read from a photograph of the screen: the code, the failure, what to do.
+const STRONG: Style = Style::new().fg(Color::White).bg(Color::Black).add_modifier(Modifier::BOLD);
+const TEXT: Style = Style::new().fg(Color::Gray).bg(Color::Black);
+/// Headings, and what leads a line.
+const TITLE: Style = Style::new().fg(Color::LightRed).bg(Color::Black);
+/// The border and the scroll bar, and no text: on black nobody reads it at night.
+const FRAME: Style = Style::new().fg(Color::Red).bg(Color::Black);
+
+/// What to do where nothing is known that helps.
+const UNKNOWN: &str = "Reboot. If that does not help, look for the code in docs/errors.md.";
 
 /// Characters of a recovery key, with dashes and spaces as anyone may set them.
 const TYPED_MAX: usize = 200;
@@ -207,12 +214,12 @@ impl View {
 pub fn render(guru: &Guru, view: &View, phase: bool, buffer: &mut Buffer) {
     let area = buffer.area;
     let areas = Areas::of(area);
-    fill(area, if phase { "█" } else { " " }, FAINT, buffer);
+    fill(area, if phase { "█" } else { " " }, FRAME, buffer);
     fill(areas.inside, " ", TEXT, buffer);
     let width = text_width(areas.body);
     put(&head(guru, width), areas.head, buffer);
     if view.logs {
-        window::draw(&everything(guru, width), view.top, 0, areas.body, FAINT, buffer);
+        window::draw(&everything(guru, width), view.top, 0, areas.body, FRAME, buffer);
     } else {
         put(&report(guru, width, usize::from(areas.body.height)), areas.body, buffer);
     }
@@ -279,10 +286,10 @@ fn put(lines: &[Line<'_>], area: Rect, buffer: &mut Buffer) {
 /// The first two rows: the code to search for, and what was started from what.
 fn head(guru: &Guru, width: usize) -> Vec<Line<'static>> {
     let version = format!("Polis {}, image {}", guru.version, guru.image);
-    let first = Row::default().put(STRONG, "GURU MEDITATION  ").put(STRONG, &guru.code).gap(2);
+    let first = Row::default().put(TITLE, "GURU MEDITATION  ").put(STRONG, &guru.code).gap(2);
     let left = width.saturating_sub(first.used());
     let what = format!("This machine cannot go on: the stage \"{}\" has failed.", guru.stage);
-    vec![first.right(left, FAINT, &version).line(), Row::default().put(TEXT, &what).line()]
+    vec![first.right(left, TITLE, &version).line(), Row::default().put(TEXT, &what).line()]
 }
 
 /// The report in at most `rows`: what to do is never cut, the causes give way
@@ -317,7 +324,7 @@ fn everything(guru: &Guru, width: usize) -> Vec<Line<'static>> {
     lines.extend(tried(guru, width));
     lines.push(title("Last log lines"));
     if guru.log.is_empty() {
-        lines.push(Row::indented(2).put(FAINT, "none").line());
+        lines.push(Row::indented(2).put(TITLE, "none").line());
     }
     lines.extend(log(guru, width));
     lines
@@ -328,7 +335,7 @@ fn everything(guru: &Guru, width: usize) -> Vec<Line<'static>> {
 fn shorten(mut lines: Vec<Line<'static>>, rows: usize) -> Vec<Line<'static>> {
     if lines.len() > rows + 1 {
         lines.truncate(rows.saturating_sub(2));
-        lines.push(Row::indented(2).put(FAINT, ".. press L for the rest").line());
+        lines.push(Row::indented(2).put(TITLE, ".. press L for the rest").line());
         lines.push(Line::default());
     }
     lines.truncate(rows);
@@ -336,7 +343,7 @@ fn shorten(mut lines: Vec<Line<'static>>, rows: usize) -> Vec<Line<'static>> {
 }
 
 fn title(text: &str) -> Line<'static> {
-    Row::default().put(FAINT, text).line()
+    Row::default().put(TITLE, text).line()
 }
 
 /// The chain of causes, at most `rows` of each.
@@ -355,7 +362,8 @@ fn causes(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
 
 fn next(guru: &Guru, width: usize) -> Vec<Line<'static>> {
     let mut lines = vec![title("What to do")];
-    lines.extend(block(0, "► ", STRONG, &guru.next, width, usize::MAX));
+    let next = if guru.next.is_empty() { UNKNOWN } else { &guru.next };
+    lines.extend(block(0, "► ", STRONG, next, width, usize::MAX));
     lines.push(Line::default());
     lines
 }
@@ -394,7 +402,7 @@ fn block(
     }
     let row = |(at, line): (usize, &String)| {
         let lead = if at == 0 { lead } else { "" };
-        Row::indented(indent).put(style, lead).to(column).put(style, line).line()
+        Row::indented(indent).put(TITLE, lead).to(column).put(style, line).line()
     };
     lines.iter().enumerate().map(row).collect()
 }

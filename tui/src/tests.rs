@@ -142,6 +142,27 @@ fn a_guru_fills_the_screen() {
 }
 
 #[test]
+fn no_letter_of_a_guru_is_dark_red_and_what_to_do_stands_out_on_a_photograph() {
+    use ratatui::style::{Color, Modifier};
+    for guru in [samples::guru(), samples::guru_locked(), samples::guru_overflowing()] {
+        let view = guru::View::new(80, 24);
+        let shown = draw(80, 24, |buffer| guru::render(&guru, &view, true, buffer));
+        let cells = &shown.buffer().content;
+        let letter = |cell: &&Cell| cell.symbol().chars().all(char::is_alphanumeric);
+        assert!(cells.iter().filter(letter).all(|cell| cell.fg != Color::Red));
+        let at = cells.iter().position(|cell| cell.symbol() == "►").unwrap();
+        let next = &cells[at + 2];
+        assert!(next.fg == Color::White && next.modifier.contains(Modifier::BOLD), "{next:?}");
+    }
+}
+
+#[test]
+fn a_guru_without_a_next_step_still_says_what_to_do() {
+    let shown = guru_screen(&Guru::default(), &guru::View::new(80, 24), 80, 24);
+    assert!(shown.contains("► Reboot."), "{shown}");
+}
+
+#[test]
 fn a_guru_that_holds_says_why() {
     let foot = |countdown| {
         let guru = Guru { countdown, ..samples::guru() };
