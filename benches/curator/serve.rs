@@ -126,6 +126,7 @@ async fn populate(
         labels: BTreeMap::new(),
         owner_public_key: [0; 32],
         disk: None,
+        storage_kind: v1::StorageKind::Insecure,
         restored: false,
         configuration: v1::ClusterConfiguration {
             storage_security_policy: policy.into(),

@@ -102,7 +102,7 @@ impl<C: Consensus> Service<C> {
             None => None,
         };
         // Where a power cut came between the last two steps of the bootstrap.
-        membership::remove_journal(root).await?;
+        membership::conclude(root).await?;
         let keys = (sealed.storage > Kind::Insecure).then(|| KeyStatus {
             sealed: keys.as_ref().is_some_and(|keys| keys.secrets.is_sealed()),
             keeper,
@@ -120,7 +120,7 @@ impl<C: Consensus> Service<C> {
     ) -> Result<Home<C::Kv>, Error> {
         self.identity.send_replace(Some(node));
         self.status.send_modify(|status| status.node = Some(node.id));
-        membership::remove_journal(&self.config.root).await?;
+        membership::conclude(&self.config.root).await?;
         let keys = match keys {
             Some(keys) => {
                 let unlocker = self.config.unlocker(self.disk());

@@ -22,7 +22,7 @@ use super::keeper::Slot;
 use super::keys::Secrets;
 use super::membership::{self, Step};
 use super::partition::{check_kind, kind_for, new_keys, uncover};
-use super::sealed::{Begun, Keeping, configuration_message};
+use super::sealed::{Begun, Keeping, configuration_message, kind_message};
 use super::service::{Config, Consensus, Home, KeyFile, read_record, waited_out};
 use super::{Error, KeyStatus, Service, blocking};
 use crate::consensus::Start;
@@ -119,6 +119,7 @@ impl<C: Consensus> Service<C> {
             configuration: configuration_message(&bootstrap.configuration),
             disk: disk
                 .map(|(keys, recovery)| (membership::record(keys), recovery.bytes().to_vec())),
+            storage_kind: kind_message(kind),
             restored,
         };
         self.address(ctx).await?;

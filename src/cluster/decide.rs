@@ -5,11 +5,14 @@
 //! -----------------------------------------------------------------------
 //! there                 there           any          start again
 //! there                 none            any          refuse: data lost
-//! damaged or none       there           under way    go on with the bootstrap
+//! damaged or none       there           whole        go on with what it began: a
+//!                                                    bootstrap, or a registration
 //! damaged               any             else         refuse: damaged
 //! none                  there           damaged      refuse: journal damaged
 //! none                  there           none         refuse: configuration lost
-//! none                  none            any          what the parameters say
+//! none                  none            registration go on with it, unless the parameters
+//!                                                    name another cluster
+//! none                  none            else         what the parameters say
 //! ```
 //!
 //! The journal goes once the sealed configuration is on the disk for good, so
@@ -73,7 +76,7 @@ pub enum Refusal {
     /// The data of a member is there, and nothing that says whose.
     #[error("there is a data partition, and the sealed configuration that belongs to it has gone")]
     SealedLost,
-    /// A bootstrap was under way, and nobody knows which.
+    /// A bootstrap or a registration was under way, and nobody knows which.
     #[error("the way into a cluster was begun, and its journal is damaged: {0}")]
     JournalDamaged(Damage),
     /// Nobody told this machine what to become.

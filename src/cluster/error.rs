@@ -164,6 +164,13 @@ impl Error {
                 "install the version of Polis that the cluster runs, then reboot",
             ),
             Self::OtherCluster => (code::CLUSTER_STORE, Stage::Cluster, STORE_NEXT),
+            Self::Store(store::Error::StoragePolicy { .. }) => (
+                code::CLUSTER_REFUSED,
+                Stage::Cluster,
+                "make parameters with the storage policy of the snapshot's cluster (`polisctl \
+                 parameters bootstrap --storage`), delete the data partition, then reboot; the \
+                 snapshot is still on the EFI system partition",
+            ),
             Self::Store(error) if !error.retriable() => {
                 (code::CLUSTER_STORE, Stage::Cluster, STORE_NEXT)
             }

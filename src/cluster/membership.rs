@@ -19,8 +19,11 @@ use std::sync::Arc;
 use polis_proto::v1;
 use tracing::warn;
 
+use super::decide::Record;
+use super::journal::Journal;
 use super::keeper::{Keeper, Shares, Slot};
 use super::sealed::{Keeping, Sealed, cold_start_value, tpm_value};
+use super::service::read_record;
 use super::unlock::Keys;
 use super::{Error, blocking};
 use crate::curator::{DiskKeys, Founding, Store};
@@ -138,7 +141,7 @@ pub(super) async fn ensure<S: pki::Store + Clone>(
         blocking(move || shares.forget(Slot::Current)).await?;
     }
 
-    remove_journal(root).await?;
+    conclude(root).await?;
     probe.passed(Step::Finished)?;
     Ok(sealed)
 }
@@ -199,17 +202,51 @@ pub(super) fn record(keys: &Keys) -> DiskKeys {
     }
 }
 
-/// Removes the journal of a bootstrap that is finished, and what it says of keys;
-/// before it, the snapshot that the cluster may have begun with, which holds
-/// every secret of the cluster.
-pub(super) async fn remove_journal(root: &Root) -> Result<(), Error> {
+/// Ends what the journal was about. Where that was a bootstrap, the snapshot that the
+/// cluster may have begun with goes before it: it holds every secret of the cluster.
+/// Elsewhere a snapshot is a person's, who may have taken the wrong machine.
+pub(super) async fn conclude(root: &Root) -> Result<(), Error> {
     let (journal, snapshot) = (root.esp.cluster_journal.clone(), root.esp.etcd_snapshot.clone());
+    let journal_record = read_record(&journal, Journal::from_record).await?;
+    let founded = matches!(journal_record, Record::Whole(Journal::Bootstrap(_)));
     blocking(move || {
-        if snapshot.path().exists() {
-            warn!("the snapshot of etcd on the ESP is overwritten and removed");
-            snapshot.erase()?;
+        match (snapshot.path().exists(), founded) {
+            (true, true) => {
+                warn!("the snapshot of etcd on the ESP is overwritten and removed");
+                snapshot.erase()?;
+            }
+            (true, false) => warn!(
+                "the snapshot of etcd on the ESP is not used: this machine is a member already; \
+                 to found a cluster with it here, delete the data partition and \
+                 polis/sealed_configuration.pb; else remove it: it holds every secret"
+            ),
+            (false, _) => {}
         }
         Ok(journal.erase()?)
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::tests::begun;
+
+    #[tokio::test]
+    async fn only_the_end_of_a_bootstrap_removes_a_snapshot() {
+        let disk = tempfile::tempdir().unwrap();
+        let root = Root::at(disk.path());
+        root.create().unwrap();
+        let snapshot = root.esp.etcd_snapshot.clone();
+        snapshot.write(b"a person's").unwrap();
+        conclude(&root).await.unwrap();
+        root.esp.cluster_journal.write(b"damaged").unwrap();
+        conclude(&root).await.unwrap();
+        assert_eq!(snapshot.read().unwrap().unwrap(), b"a person's");
+        assert_eq!(root.esp.cluster_journal.read().unwrap(), None);
+        root.esp.cluster_journal.write(&begun().to_record()).unwrap();
+        conclude(&root).await.unwrap();
+        assert_eq!(snapshot.read().unwrap(), None);
+        assert_eq!(root.esp.cluster_journal.read().unwrap(), None);
+    }
 }

@@ -189,7 +189,7 @@ impl<C: Consensus> Service<C> {
             let shares = unlocker.shares.clone();
             blocking(move || shares.forget(Slot::Current)).await?;
         }
-        membership::remove_journal(root).await?;
+        membership::conclude(root).await?;
         self.config.probe.passed(Step::Finished)?;
         let keys = keys.map(|keys| KeyStatus {
             sealed: keys.secrets.is_sealed(),

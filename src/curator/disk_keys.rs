@@ -88,6 +88,7 @@ mod tests {
             owner_public_key: [1; 32],
             configuration: v1::ClusterConfiguration::default(),
             disk: Some((first.clone(), vec![9; 32])),
+            storage_kind: v1::StorageKind::Authenticated,
             restored: false,
         };
         store.found(&founding).await.unwrap();

@@ -123,7 +123,10 @@ impl<S: pki::Store + Clone> Store<S> {
         let id = identity.id;
         check_keys(&commitment)?;
         let configuration = self.configuration().await?;
-        check_policy(configuration.storage_security_policy(), commitment.storage_kind)?;
+        let policy = configuration.storage_security_policy();
+        if let Some((policy, kind)) = misfit(policy, commitment.storage_kind) {
+            return Err(Error::StoragePolicy { policy, kind });
+        }
         let key = node_key(id);
         let node = self.update(&key, |old: Option<v1::Node>| {
             if old.as_ref().is_some_and(|old| old.public_key != identity.public_key) {
@@ -275,11 +278,11 @@ fn check_keys(commitment: &Commitment) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a disk is what the cluster demands.
-fn check_policy(
+/// What the cluster demands of a disk, and what it is, where the two differ.
+pub(super) fn misfit(
     policy: v1::cluster_configuration::StorageSecurityPolicy,
     kind: v1::StorageKind,
-) -> Result<(), Error> {
+) -> Option<(&'static str, &'static str)> {
     use v1::StorageKind::{Authenticated, Encrypted, Insecure};
     use v1::cluster_configuration::StorageSecurityPolicy as Policy;
     let (name, fits) = match policy {
@@ -296,5 +299,5 @@ fn check_policy(
         Encrypted => "encrypted without authentication",
         Authenticated => "encrypted with authentication",
     };
-    if fits { Ok(()) } else { Err(Error::StoragePolicy { policy: name, kind }) }
+    (!fits).then_some((name, kind))
 }

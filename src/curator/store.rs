@@ -34,6 +34,7 @@ use polis_proto::v1;
 use prost::Message;
 
 use super::disk_keys::{DiskKeys, join_write};
+use super::nodes::misfit;
 use crate::identity::{Identity, NodeId};
 use crate::pki::{
     self, Certificate, Guard, Issued, Issuer, Mode, Namespace, Reason, Template, Write,
@@ -91,6 +92,17 @@ pub enum Error {
         /// The record that would be there.
         key: String,
     },
+    /// The disk of whoever founds a cluster again is not what that cluster demands.
+    #[error(
+        "the storage policy of the cluster in the snapshot is {policy}, and the disk of this node \
+         is {kind}"
+    )]
+    StoragePolicy {
+        /// What is demanded.
+        policy: &'static str,
+        /// What there is.
+        kind: &'static str,
+    },
 }
 
 impl Error {
@@ -100,7 +112,10 @@ impl Error {
         match self {
             Self::Store(_) | Self::Contended { .. } => true,
             Self::Pki(error) => error.retriable(),
-            Self::Missing { .. } | Self::Damaged { .. } | Self::OtherFounder { .. } => false,
+            Self::Missing { .. }
+            | Self::Damaged { .. }
+            | Self::OtherFounder { .. }
+            | Self::StoragePolicy { .. } => false,
         }
     }
 }
@@ -119,6 +134,8 @@ pub struct Founding {
     /// The keys of its disk, and what opens that alone; none where it is not
     /// encrypted.
     pub disk: Option<(DiskKeys, Vec<u8>)>,
+    /// What its disk promises.
+    pub storage_kind: v1::StorageKind,
     /// Whether the store began with a snapshot: owner and configuration are those
     /// in there then, and the node is one more.
     pub restored: bool,
@@ -195,6 +212,11 @@ impl<S: pki::Store + Clone> Store<S> {
 
     /// Adds the node to a cluster that nobody else is left of.
     async fn found_again(&self, founding: &Founding, node: &v1::Node) -> Result<(), Error> {
+        let configuration = self.read::<v1::ClusterConfiguration>(CONFIGURATION).await?;
+        let policy = configuration.unwrap_or_default().storage_security_policy();
+        if let Some((policy, kind)) = misfit(policy, founding.storage_kind) {
+            return Err(Error::StoragePolicy { policy, kind });
+        }
         let key = node_key(founding.node.id);
         let join = founding.disk.iter().map(|(keys, _)| join_write(&keys.join_key, founding.node));
         let writes = [Write::Put(key.clone(), node.encode_to_vec())].into_iter().chain(join);
@@ -390,6 +412,7 @@ mod tests {
             owner_public_key: [1; 32],
             configuration: v1::ClusterConfiguration::default(),
             disk: None,
+            storage_kind: v1::StorageKind::Authenticated,
             restored: false,
         }
     }
@@ -435,6 +458,12 @@ mod tests {
         assert_eq!(store.complete(founding(7).node).await.unwrap().state(), v1::NodeState::Up);
         let owner: v1::InitialOwner = store.read(OWNER).await.unwrap().unwrap();
         assert_eq!(owner.public_key, [1; 32]);
+        // All secrets of the cluster would lie on a disk that it would not let in.
+        let plain =
+            Founding { storage_kind: v1::StorageKind::Insecure, restored: true, ..founding(9) };
+        let refused = store.found(&plain).await;
+        assert!(matches!(refused, Err(Error::StoragePolicy { .. })), "{refused:?}");
+        assert!(store.complete(plain.node).await.is_err());
         // Without a snapshot in it, a store is founded as ever.
         let store = Store::new(Memory::default());
         store.found(&again).await.unwrap();

@@ -35,6 +35,7 @@ async fn founded() -> (Store<Memory>, Memory) {
         owner_public_key: [9; 32],
         configuration,
         disk: None,
+        storage_kind: v1::StorageKind::Insecure,
         restored: false,
     };
     store.found(&founding).await.unwrap();

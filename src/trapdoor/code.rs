@@ -183,7 +183,7 @@ pub const CLUSTER_SEALED_DAMAGED: Code = Code::new(Stage::Cluster, 1);
 pub const CLUSTER_SEALED_LOST: Code = Code::new(Stage::Cluster, 2);
 /// There is a sealed configuration, and no data partition.
 pub const CLUSTER_DATA_LOST: Code = Code::new(Stage::Cluster, 3);
-/// A bootstrap was under way, and its journal is damaged.
+/// A bootstrap or a registration was under way, and its journal is damaged.
 pub const CLUSTER_JOURNAL_DAMAGED: Code = Code::new(Stage::Cluster, 4);
 /// The register ticket is wrong, was replaced, or has ended.
 pub const CLUSTER_TICKET: Code = Code::new(Stage::Cluster, 5);

@@ -163,6 +163,7 @@ impl Cluster {
                 ..Default::default()
             },
             disk: None,
+            storage_kind: v1::StorageKind::Insecure,
             restored: false,
         };
         store.found(&founding).await.unwrap();
