@@ -78,7 +78,7 @@ impl<C: Consensus> Service<C> {
             store = self.store() => store?,
             verdict = disown::doubt(&root, node.id) => match verdict {
                 Verdict::Removed => return Err(self.disown(ctx).await),
-                Verdict::NoRole => {
+                Verdict::NoMember => {
                     self.leave_etcd().await?;
                     return self.without_etcd(node, sealed, keys).await;
                 }

@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 
 use super::credentials;
 use super::keeper::Slot;
-use super::parting::part;
+use super::parting::{is_out, part};
 use super::sealed::Sealed;
 use super::service::Consensus;
 use super::state::Event;
@@ -56,7 +56,7 @@ pub(super) enum Verdict {
     /// It was taken out for good.
     Removed,
     /// It is a member of the cluster, and of etcd no more.
-    NoRole,
+    NoMember,
 }
 
 impl<C: Consensus> Service<C> {
@@ -95,8 +95,8 @@ impl<C: Consensus> Service<C> {
         Error::Disowned
     }
 
-    /// Takes what is left of a member of etcd from this node, which has the role no
-    /// more.
+    /// Takes what is left of a member of etcd from this node, which the cluster has
+    /// taken out. If it has the role again, it enters as another one.
     pub(super) async fn leave_etcd(&mut self) -> Result<(), Error> {
         info!("the cluster has taken this node out of etcd while it was off");
         self.orders.send_replace(None);
@@ -122,7 +122,7 @@ fn wipe(root: &Root) -> Result<(), file::Error> {
 pub(super) async fn doubt(root: &Root, own: NodeId) -> Verdict {
     sleep(TRUST).await;
     loop {
-        match ask(&root.data.node.credentials, &root.esp.cluster_directory, own).await {
+        match ask(&root.data.node, &root.esp.cluster_directory, own).await {
             Ok(Some(verdict)) => return verdict,
             Ok(None) => {}
             Err(why) => debug!(why, "no curator says what has become of this node"),
@@ -131,20 +131,18 @@ pub(super) async fn doubt(root: &Root, own: NodeId) -> Verdict {
     }
 }
 
-async fn ask(
-    files: &tree::Credentials,
-    directory: &File,
-    own: NodeId,
-) -> Result<Option<Verdict>, String> {
+async fn ask(files: &tree::Node, directory: &File, own: NodeId) -> Result<Option<Verdict>, String> {
     let (files, directory) = (files.clone(), directory.clone());
     let read = tokio::task::spawn_blocking(move || {
         let known = directory.read().map_err(|error| error.to_string())?.unwrap_or_default();
         let known = v1::ClusterDirectory::decode(known.as_slice());
         let known = known.map_err(|error| error.to_string())?;
-        let credentials = credentials::read(&files).map_err(|error| error.to_string())?;
-        Ok::<_, String>((candidates(&known), credentials))
+        let credentials =
+            credentials::read(&files.credentials).map_err(|error| error.to_string())?;
+        let voter = files.voter.read().map_err(|error| error.to_string())?;
+        Ok::<_, String>((candidates(&known), credentials, voter))
     });
-    let (known, credentials) = read.await.map_err(|lost| lost.to_string())??;
+    let (known, credentials, voter) = read.await.map_err(|lost| lost.to_string())??;
     let others: Vec<_> = known.into_iter().filter(|one| one.node != Some(own)).collect();
     if others.is_empty() {
         return Ok(None);
@@ -161,19 +159,31 @@ async fn ask(
         }
         Ok(None)
     };
-    match client.call(Repeat::Allowed, call).await {
-        Ok(Some(node)) => Ok(judge(&node)),
-        Ok(None) => Ok(None),
-        Err(status) if is_removal(&status) => Ok(Some(Verdict::Removed)),
-        Err(status) => Err(status.to_string()),
+    let node = match client.call(Repeat::Allowed, call).await {
+        Ok(Some(node)) => node,
+        Ok(None) => return Ok(None),
+        Err(status) if is_removal(&status) => return Ok(Some(Verdict::Removed)),
+        Err(status) => return Err(status.to_string()),
+    };
+    let verdict = judge(&node);
+    if verdict.is_some() || node.state() != v1::NodeState::Up {
+        return Ok(verdict);
     }
+    let members = |channel: Channel| async move {
+        let request = v1::GetConsensusStatusRequest {};
+        Ok(CuratorClient::new(channel).get_consensus_status(request).await?.into_inner())
+    };
+    let told = client.call(Repeat::Allowed, members).await.map_err(|status| status.to_string())?;
+    Ok(is_out(own, voter.as_deref(), &told).then_some(Verdict::NoMember))
 }
 
+/// What the record of a node says of it; a member of etcd with the role may be out of
+/// etcd all the same.
 fn judge(node: &v1::NodeInfo) -> Option<Verdict> {
     let role = node.roles.as_ref().is_some_and(|roles| roles.consensus_member.is_some());
     match node.state() {
         v1::NodeState::Decommissioned => Some(Verdict::Removed),
-        v1::NodeState::Up if !role => Some(Verdict::NoRole),
+        v1::NodeState::Up if !role => Some(Verdict::NoMember),
         v1::NodeState::Up
         | v1::NodeState::Unspecified
         | v1::NodeState::New
@@ -197,7 +207,7 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(judge(&node(v1::NodeState::Up, Some(member))), None);
-        assert_eq!(judge(&node(v1::NodeState::Up, None)), Some(Verdict::NoRole));
+        assert_eq!(judge(&node(v1::NodeState::Up, None)), Some(Verdict::NoMember));
         assert_eq!(judge(&node(v1::NodeState::Decommissioned, None)), Some(Verdict::Removed));
         assert_eq!(judge(&node(v1::NodeState::New, None)), None);
         assert_eq!(judge(&v1::NodeInfo::default()), None);

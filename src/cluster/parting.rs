@@ -11,13 +11,57 @@
 //! Invariants:
 //! - `leaving` is written only on the word of a leader that the member is out of etcd:
 //!   whoever finds it may remove what is left.
+//! - Who has voted is out only if the cluster that it voted in says that it has not
+//!   its number any more: numbers never come again, names and places do. A cluster
+//!   that was founded again from a snapshot is another one.
 
 use polis_proto::v1;
 use prost::Message as _;
 
-use crate::consensus;
+use crate::consensus::{self, Peer};
+use crate::identity::NodeId;
 use crate::storage::file;
 use crate::storage::tree::Data;
+
+/// As whom this node has voted, and where: what the file `voter` holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vote {
+    /// The number of the cluster of etcd.
+    pub cluster: u64,
+    /// The number of the member.
+    pub member: u64,
+}
+
+impl Vote {
+    /// As it is kept.
+    #[must_use]
+    pub fn to_bytes(self) -> Vec<u8> {
+        [self.cluster.to_be_bytes(), self.member.to_be_bytes()].concat()
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let (cluster, member) = bytes.split_first_chunk()?;
+        let member = u64::from_be_bytes(member.try_into().ok()?);
+        Some(Self { cluster: u64::from_be_bytes(*cluster), member })
+    }
+}
+
+/// Whether a leader that tells `told` has no member of this node any more. `voter` is
+/// the file of its vote, if it has one.
+#[must_use]
+pub fn is_out(own: NodeId, voter: Option<&[u8]>, told: &v1::ConsensusStatus) -> bool {
+    // No list is no word.
+    if told.members.is_empty() {
+        return false;
+    }
+    let Some(voter) = voter else {
+        // It has promised nothing yet.
+        let (name, url) = (own.to_string(), Peer::of(own).url());
+        return !told.members.iter().any(|one| one.node_id == name || one.peer_urls.contains(&url));
+    };
+    let Some(vote) = Vote::read(voter) else { return false };
+    told.cluster_id == vote.cluster && !told.members.iter().any(|one| one.id == vote.member)
+}
 
 /// Removes the member of etcd from the disk. Blocks.
 ///
@@ -46,4 +90,41 @@ fn go_on(data: &Data) -> Result<(), file::Error> {
     }
     data.node.voter.remove()?;
     data.node.leaving.remove()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_is_out_only_where_the_cluster_that_it_voted_in_says_so() {
+        let own = NodeId::from_public_key(&[1; 32]);
+        let other = NodeId::from_public_key(&[2; 32]);
+        let told = |cluster_id, members: &[(u64, NodeId)]| v1::ConsensusStatus {
+            cluster_id,
+            members: members
+                .iter()
+                .map(|(id, node)| v1::ConsensusMember {
+                    id: *id,
+                    node_id: node.to_string(),
+                    peer_urls: vec![Peer::of(*node).url()],
+                    ..Default::default()
+                })
+                .collect(),
+            ..Default::default()
+        };
+        let vote = Vote { cluster: 7, member: 70 }.to_bytes();
+        let out = |voter: Option<&[u8]>, told: &v1::ConsensusStatus| is_out(own, voter, told);
+        for voter in [None, Some(&vote[..]), Some(&b""[..])] {
+            assert!(!out(voter, &told(7, &[])), "no list is no word");
+            assert!(!out(voter, &told(7, &[(70, own), (71, other)])));
+        }
+        assert!(out(Some(&vote), &told(7, &[(71, other)])));
+        // The role was taken and given: another member has its name.
+        assert!(out(Some(&vote), &told(7, &[(72, own), (71, other)])));
+        assert!(!out(Some(&vote), &told(8, &[(71, other)])), "another cluster");
+        assert!(!out(Some(b""), &told(7, &[(71, other)])), "it does not know who it was");
+        // Who has never voted goes by its name.
+        assert!(out(None, &told(8, &[(71, other)])));
+    }
 }

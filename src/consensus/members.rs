@@ -158,6 +158,16 @@ impl Members {
         Ok(answering)
     }
 
+    /// Every member, as a majority has it now.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoVoter`] and [`Error::Etcd`].
+    pub async fn list(&self) -> Result<Vec<Member>, Error> {
+        let status = self.status.borrow().clone();
+        Ok(list(status.voter().ok_or(Error::NoVoter)?).await?)
+    }
+
     /// The member of `id`, if it has one and the others can go on without it. One
     /// that never started has no name yet: `peer` tells which it is.
     ///

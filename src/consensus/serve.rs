@@ -357,6 +357,7 @@ async fn look(service: &Service, clients: &Clients) -> Result<Status, Silence> {
         members,
         clients: Some(clients.clone()),
         ready_to_grow: before.ready_to_grow,
+        removed: before.removed && leader.is_none(),
     })
 }
 

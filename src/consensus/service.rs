@@ -134,6 +134,7 @@ impl Service {
             status.leader = None;
             status.clients = None;
             status.ready_to_grow = false;
+            status.removed |= matches!(ended, Err(Error::Removed));
         });
         report(&self, &ctx, None);
         let blamed = self.blamed(&ended, begun.elapsed());
@@ -168,10 +169,10 @@ impl Service {
     async fn member(&self, ctx: &Context, orders: &Orders) -> Result<(), Error> {
         ctx.stage(Stage::Consensus, State::Started);
         let peer_url = orders.peer.url();
-        self.status.send_replace(Status {
-            peer_url,
-            db_quota: self.config.quota,
-            ..Status::default()
+        self.status.send_modify(|status| {
+            let removed = status.removed;
+            *status =
+                Status { peer_url, db_quota: self.config.quota, removed, ..Status::default() };
         });
         report(self, ctx, None);
 

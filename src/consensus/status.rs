@@ -143,6 +143,9 @@ pub struct Status {
     pub clients: Option<Clients>,
     /// Whether other members may be added; see [`super::Members::add`].
     pub ready_to_grow: bool,
+    /// Whether etcd ended because the others removed this member, and has heard of
+    /// no leader since.
+    pub removed: bool,
 }
 
 impl Status {

@@ -302,6 +302,21 @@ fn problems(
     for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Standby) {
         problems.push(format!("{} has not entered yet", node.id));
     }
+    let enters = |node: &&v1::NodeInfo| {
+        let role = node.roles.as_ref().is_some_and(|roles| roles.consensus_member.is_some());
+        let member = consensus.members.iter().any(|member| member.node_id == node.id);
+        node.state() == v1::NodeState::Up && role && !member && !node.leaving
+    };
+    for node in nodes.iter().filter(enters) {
+        problems.push(format!(
+            "{} has the role consensus member and is no member of etcd yet; if it stays so, take \
+             the role away and give it again",
+            node.id
+        ));
+    }
+    for node in nodes.iter().filter(|node| node.leaving) {
+        problems.push(format!("{} is being taken out of etcd", node.id));
+    }
     if consensus.leader == 0 {
         problems.push("etcd has no leader".to_owned());
     }

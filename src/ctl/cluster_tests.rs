@@ -1,9 +1,13 @@
 use super::*;
 
+fn id(digit: u8) -> String {
+    crate::identity::NodeId::from_public_key(&[digit; 32]).to_string()
+}
+
 fn node(digit: u8, state: v1::NodeState, health: v1::NodeHealth) -> v1::NodeInfo {
     let key = [digit; 32];
     v1::NodeInfo {
-        id: crate::identity::NodeId::from_public_key(&key).to_string(),
+        id: id(digit),
         public_key: key.to_vec(),
         state: state.into(),
         roles: Some(v1::NodeRoles {
@@ -45,18 +49,18 @@ fn info() -> v1::GetClusterInfoResponse {
 }
 
 fn consensus() -> v1::ConsensusStatus {
-    let member = |id: u64, learner: bool, answers: bool| v1::ConsensusMember {
-        id,
-        node_id: format!("polis-0{id}"),
-        peer_urls: vec![format!("https://polis-0{id}:7834")],
+    let member = |digit: u8, learner: bool, answers: bool| v1::ConsensusMember {
+        id: digit.into(),
+        node_id: id(digit),
+        peer_urls: vec![format!("https://polis-0{digit}:7834")],
         learner,
         answers,
-        applied_index: if id == 1 { 420 } else { 0 },
-        db_bytes: if id == 1 { 5 << 20 } else { 0 },
-        db_used_bytes: if id == 1 { 1 << 20 } else { 0 },
-        index: if id == 1 { 421 } else { 0 },
-        leader: if id == 1 { 1 } else { 0 },
-        told_age_ms: if id == 1 { 0 } else { -1 },
+        applied_index: if digit == 1 { 420 } else { 0 },
+        db_bytes: if digit == 1 { 5 << 20 } else { 0 },
+        db_used_bytes: if digit == 1 { 1 << 20 } else { 0 },
+        index: if digit == 1 { 421 } else { 0 },
+        leader: if digit == 1 { 1 } else { 0 },
+        told_age_ms: if digit == 1 { 0 } else { -1 },
     };
     v1::ConsensusStatus {
         cluster_id: 0xabc,
@@ -112,6 +116,18 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
 }
 
 #[test]
+fn a_node_with_the_role_and_no_member_and_one_on_its_way_out_are_named() {
+    use v1::{NodeHealth::*, NodeState::*};
+    let leaving = v1::NodeInfo { leaving: true, ..node(4, Up, Healthy) };
+    let nodes = [node(1, Up, Healthy), node(3, Up, Healthy), leaving, node(5, New, Absent)];
+    let members = consensus().members[..1].to_vec();
+    let status = Status::of(&info(), &nodes, &v1::ConsensusStatus { members, ..consensus() });
+    let [enters, leaves] = &status.problems[..] else { panic!("{:?}", status.problems) };
+    assert!(enters.starts_with(&format!("{} has the role consensus member", id(3))), "{enters}");
+    assert_eq!(*leaves, format!("{} is being taken out of etcd", id(4)));
+}
+
+#[test]
 fn status_says_what_keeps_the_cluster_from_being_whole() {
     use crate::ctl::output::Format;
     use v1::{NodeHealth::*, NodeState::*};
@@ -120,7 +136,7 @@ fn status_says_what_keeps_the_cluster_from_being_whole() {
     insta::assert_snapshot!(status.document().unwrap().render(Format::Table).unwrap(), @r"
     cluster  cluster.internal
     state    polis-02020202020202020202020202020202 is late
-             the etcd member of polis-02 is learning
+             the etcd member of polis-02020202020202020202020202020202 is learning
     leader   polis-01
     etcd     1 voter, 1 learning; the loss of one stops the cluster
 
@@ -150,7 +166,7 @@ fn status_says_what_keeps_the_cluster_from_being_whole() {
         id: "1"
         index: 421
         leader: true
-        node_id: polis-01
+        node_id: polis-01010101010101010101010101010101
         peer_urls:
         - https://polis-01:7834
         role: voter
@@ -242,14 +258,14 @@ fn etcd_is_a_table_and_a_document() {
     let status = etcd::Status::of(&consensus());
     insta::assert_snapshot!(status.text(), @r"
     members   1 voter, 1 learning; the loss of one stops the cluster
-    leader    polis-01
+    leader    polis-01010101010101010101010101010101
     term      4
     revision  77
     quota     2.0 GiB
     alarms    -
 
-    NODE      ROLE     ANSWERS  INDEX  APPLIED  DATABASE               PEER URL
-    polis-01  leader   yes      421    420      5.0 MiB, 1.0 MiB used  https://polis-01:7834
-    polis-02  learner  yes      -      -        -                      https://polis-02:7834
+    NODE                                    ROLE     ANSWERS  INDEX  APPLIED  DATABASE               PEER URL
+    polis-01010101010101010101010101010101  leader   yes      421    420      5.0 MiB, 1.0 MiB used  https://polis-01:7834
+    polis-02020202020202020202020202020202  learner  yes      -      -        -                      https://polis-02:7834
     ");
 }

@@ -4,7 +4,7 @@
 //! [no member] --role, JoinConsensus--> [orders: join] --learner, voter--> [serves the role]
 //!      ^                                                                       |
 //!      +------ etcd ended, its data removed <------- the leader tells that ----+
-//!                                                    the role is gone
+//!                                                    the role is gone, or the member
 //! ```
 //!
 //! A node that was a member before has its orders from the cluster manager.
@@ -13,6 +13,8 @@
 //! - The file that says that this node has a vote is there before anybody is told.
 //! - A role that is gone is believed only from a leader of this boot: it has taken
 //!   the member out of etcd before. What the last boot left behind may be old.
+//! - That the member is out although the role is there is asked of a leader, whose
+//!   list of members is that of a majority.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -23,7 +25,7 @@ use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use tokio::sync::watch;
 use tokio::time::sleep;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::cluster::{self, Role};
 use crate::consensus::{self, Invitation, Member, MemberId, Orders, Peer, Standing, Start};
@@ -32,11 +34,19 @@ use crate::identity::{self, NodeId, NodeKey};
 use crate::liaison::Nodes;
 use crate::network;
 use crate::rpc::client::{Client, Repeat};
-use crate::storage::{file, tree};
+use crate::storage::file::{self, File};
+use crate::storage::tree;
 use crate::supervisor::Context;
 
 /// Between two attempts, once the client has lost its patience.
 const RETRY: Duration = Duration::from_secs(2);
+
+/// How long an etcd that runs may be without a leader before the leader of the
+/// curators, which has one, is asked: an election takes seconds.
+const TRUST: Duration = Duration::from_secs(8);
+
+/// Between two questions after that.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
@@ -105,9 +115,12 @@ impl Service {
         }
         let mut nodes = self.nodes.clone();
         let gone = until(&mut nodes, "the nodes", |nodes| has_role(nodes, own).filter(|has| !has));
+        let (consensus, client) = (self.consensus.clone(), self.client.clone());
+        let voter = self.data.node.voter.clone();
         tokio::select! {
-            // Cancel-safe, both: an invitation that is not used is given again.
+            // Cancel-safe, all: an invitation that is not used is given again.
             gone = gone => drop(gone?),
+            out = out(own, consensus, &client, voter) => out?,
             served = self.serve() => match served? {},
         }
         self.leave().await
@@ -138,7 +151,7 @@ impl Service {
             let joins = self.orders.borrow().as_ref().is_some_and(|orders| orders.start.joins());
             let voted = until(&mut self.consensus, "etcd", |status| match status.standing {
                 Standing::Voter => Some(true),
-                Standing::Stopped if joins => Some(false),
+                Standing::Stopped if joins && !status.removed => Some(false),
                 Standing::Starting | Standing::Learner { .. } | Standing::Stopped => None,
             });
             if voted.await? {
@@ -150,7 +163,12 @@ impl Service {
                 |status: &consensus::Status| (status.standing != Standing::Stopped).then_some(());
             until(&mut self.consensus, "etcd", started).await?;
         }
-        self.data.node.voter.save(Vec::new()).await?;
+        let vote = until(&mut self.consensus, "etcd", |status| {
+            let (cluster, member) = status.cluster.zip(status.member)?;
+            Some(cluster::Vote { cluster, member: member.0 })
+        });
+        let vote = vote.await?.to_bytes();
+        self.data.node.voter.save(vote).await?;
         self.cluster.send_if_modified(|status| {
             let news = !status.roles.contains(&Role::ConsensusMember);
             if news {
@@ -193,6 +211,46 @@ impl Service {
                 }
             }
         }
+    }
+}
+
+/// Waits until a leader says that this node has no member of etcd any more.
+async fn out(
+    own: NodeId,
+    mut consensus: watch::Receiver<consensus::Status>,
+    client: &Client,
+    voter: File,
+) -> Result<(), Error> {
+    loop {
+        // Whoever hears of a leader is a member, and whoever has just started will.
+        let doubtful = |status: &consensus::Status| {
+            (!status.is_absent() && (status.removed || status.leader.is_none())).then_some(())
+        };
+        until(&mut consensus, "etcd", doubtful).await?;
+        let led = |status: &consensus::Status| status.leader.map(drop);
+        if !consensus.borrow().removed {
+            let patience = tokio::time::timeout(TRUST, until(&mut consensus, "etcd", led));
+            if let Ok(led) = patience.await {
+                led?;
+                continue;
+            }
+        }
+        let file = voter.clone();
+        let voted = tokio::task::spawn_blocking(move || file.read());
+        let voted = voted.await.map_err(|_lost| Error::Lost)??;
+        let call = |channel| async move {
+            let request = v1::GetConsensusStatusRequest {};
+            Ok(CuratorClient::new(channel).get_consensus_status(request).await?.into_inner())
+        };
+        match client.call(Repeat::Allowed, call).await {
+            Ok(told) if cluster::is_out(own, voted.as_deref(), &told) => {
+                warn!("this node has the role, and its member of etcd was taken out");
+                return Ok(());
+            }
+            Ok(_member) => {}
+            Err(status) => debug!(%status, "no leader says who the members of etcd are"),
+        }
+        sleep(ASK_AGAIN).await;
     }
 }
 

@@ -41,8 +41,7 @@ fn address() -> Ipv4Addr {
 
 /// A machine that is off: its disk, its key, its address.
 pub(crate) struct Machine {
-    /// Gone with the machine.
-    _disk: tempfile::TempDir,
+    disk: tempfile::TempDir,
     pub(crate) key: NodeKey,
     pub(crate) peer: Peer,
     pub(crate) config: Config,
@@ -66,11 +65,16 @@ impl Machine {
         };
         // Names would have to be in /etc/hosts; addresses are in the certificate.
         let peer = Peer { host: Host::Address(IpAddr::V4(address)), port: PEER_PORT };
-        Self { _disk: disk, key: NodeKey::generate().unwrap(), peer, config }
+        Self { disk, key: NodeKey::generate().unwrap(), peer, config }
     }
 
     pub(crate) fn name(&self) -> String {
         self.key.id().to_string()
+    }
+
+    /// What is on its disk.
+    pub(crate) fn root(&self) -> Root {
+        Root::at(self.disk.path())
     }
 
     pub(crate) fn orders(&self, start: Start) -> Orders {
@@ -106,7 +110,7 @@ impl Machine {
             members,
             logs,
             written,
-            _orders: orders_to,
+            orders: orders_to,
         }
     }
 
@@ -126,7 +130,7 @@ pub(crate) struct Node {
     socket: PathBuf,
     logs: Tree,
     written: mpsc::Receiver<String>,
-    _orders: watch::Sender<Option<Orders>>,
+    pub(crate) orders: watch::Sender<Option<Orders>>,
 }
 
 impl Node {

@@ -14,6 +14,7 @@ mod ctl;
 mod curator;
 mod curators;
 mod damage;
+mod enlisting;
 mod full;
 mod harness;
 mod independent;

@@ -183,7 +183,10 @@ impl Curator for Handlers {
         &self,
         _request: Request<v1::GetConsensusStatusRequest>,
     ) -> Result<Response<v1::ConsensusStatus>, Status> {
-        Ok(Response::new(self.lead()?.consensus_status().await))
+        let lead = self.lead()?;
+        // A node that is not in here removes its member: what was seen last will not do.
+        let members = self.0.members.list().await.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(lead.consensus_status(Some(members)).await))
     }
 }
 

@@ -225,7 +225,7 @@ impl Management for Handlers {
         &self,
         _request: Request<v1::GetEtcdStatusRequest>,
     ) -> Result<Response<v1::ConsensusStatus>, Status> {
-        Ok(Response::new(self.lead()?.consensus_status().await))
+        Ok(Response::new(self.lead()?.consensus_status(None).await))
     }
 
     async fn snapshot_etcd(

@@ -70,11 +70,16 @@ impl Lead {
         })
     }
 
-    /// etcd, as the member beside this curator sees it.
-    pub(super) async fn consensus_status(&self) -> v1::ConsensusStatus {
+    /// etcd, as the member beside this curator sees it, with these `members` if some
+    /// newer ones are known.
+    pub(super) async fn consensus_status(
+        &self,
+        members: Option<Vec<Member>>,
+    ) -> v1::ConsensusStatus {
         let parts = &self.handlers.0;
         let answering = parts.members.answering().await.unwrap_or_default();
-        let status = parts.consensus.borrow().clone();
+        let mut status = parts.consensus.borrow().clone();
+        status.members = members.unwrap_or(status.members);
         convert::consensus_status(&status, &answering, &parts.heartbeats)
     }
 }

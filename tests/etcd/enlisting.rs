@@ -1,0 +1,99 @@
+//! A node whose member of etcd was taken out although it has the role.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use polis::cluster::{self, State};
+use polis::consensus::{Orders, Start};
+use polis::event::until;
+use polis::logtree::Tree;
+use polis::network;
+use polis::roles::enlist;
+use polis::serial::Lines;
+use polis::stage::Board;
+use polis::supervisor::{Policy, Supervisor};
+use polis_proto::v1;
+use tokio::sync::watch;
+
+use crate::curator::admit;
+use crate::curators::{Cluster, Curator, address, credentials, leader};
+use crate::harness::{Machine, eventually};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
+    let machines = [Machine::new(), Machine::new()];
+    let [one, two] = &machines;
+    let first = one.start(Start::Bootstrap);
+    let (cluster, own) = Cluster::found(one, &first).await;
+    let curator = Curator::start(one, &first, own);
+    leader(&[&curator], Duration::from_secs(20)).await;
+    let owner = cluster.owner(&[&curator]).await;
+    let second = admit(&cluster, &[&curator], &owner, two).await;
+    second.voter_of(2).await;
+
+    let id = two.key.id();
+    let now = polis::sys::clock::now();
+    let issued = cluster.store.ensure_node_certificate(two.key.identity(), now).await.unwrap();
+    let own = credentials(&two.key, issued.der, cluster.authority.clone());
+    let data = two.root().data;
+    data.create().unwrap();
+    data.node.credentials.dir.create().unwrap();
+    data.node.credentials.key.write(&two.key.to_pkcs8_der().unwrap()).unwrap();
+    let roles = v1::NodeRoles {
+        consensus_member: Some(v1::node_roles::ConsensusMember {}),
+        ..Default::default()
+    };
+    let info =
+        v1::NodeInfo { state: v1::NodeState::Up.into(), roles: Some(roles), ..Default::default() };
+    let nodes = watch::Sender::new(Some(Arc::new([(id, info)].into())));
+    let network = watch::Sender::new(network::Status {
+        primary: Some(address(two)),
+        ..network::Status::default()
+    });
+    let status = cluster::Status { state: State::Home, node: Some(id), ..Default::default() };
+    let mut orders = second.orders.subscribe();
+    let service = enlist::Service {
+        data: data.clone(),
+        client: cluster.client(&[&curator], own),
+        nodes: nodes.subscribe(),
+        network: network.subscribe(),
+        consensus: second.status.clone(),
+        orders: second.orders.clone(),
+        cluster: watch::Sender::new(status),
+    };
+    let (lines, _written) = Lines::channel();
+    let board = Board::new(BTreeMap::new(), lines.clone());
+    let supervisor = Supervisor::start(board, lines, Tree::new(None), move |ctx| {
+        let service = service.clone();
+        async move {
+            ctx.healthy();
+            let _child =
+                ctx.spawn("enlisting", Policy::forever(), move |ctx| service.clone().run(ctx));
+            ctx.cancelled().await;
+            Ok::<_, enlist::Error>(())
+        }
+    });
+    let voted = || data.node.voter.read().unwrap().is_some_and(|vote| !vote.is_empty());
+    eventually("the vote to be written down", voted).await;
+    // It serves by these orders, and by no others.
+    orders.mark_unchanged();
+
+    let leaving = first.members.may_leave(id, &two.peer).await.unwrap();
+    let before = leaving.as_ref().unwrap().id;
+    first.members.evict(id, leaving.as_ref()).await.unwrap();
+    let joins = until(&mut orders, "the orders", |orders: &Option<Orders>| {
+        orders.as_ref().filter(|_| !voted()).map(|orders| orders.start.joins())
+    });
+    let joins = tokio::time::timeout(Duration::from_secs(45), joins).await;
+    assert!(joins.expect("it leaves, and asks to enter again").unwrap());
+    assert_eq!(data.node.leaving.read().unwrap(), None);
+    let again = first.waits("to have it as a learner", |status| status.members.len() == 2).await;
+    assert!(again.members.iter().all(|member| member.id != before), "another member");
+
+    supervisor.stop().await;
+    curator.supervisor.stop().await;
+    for node in [first, second] {
+        node.stop().await;
+    }
+}
