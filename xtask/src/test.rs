@@ -27,6 +27,9 @@ const STORIES: &str = "target/e2e";
 /// The same for the tests with a real etcd.
 const ETCD_STORIES: &str = "target/etcd";
 
+/// The stories of several machines each; `.config/nextest.toml` gives them weights.
+const CLUSTERS: [&str; 5] = ["three::", "outage::", "newcomer::", "replaced::", "disaster::"];
+
 /// etcd of the payload, for the tests that drive a real one on the host.
 const ETCD: &str = "target/payload/root/usr/bin/etcd";
 
@@ -204,12 +207,13 @@ fn stories(report: &mut Report, runner: &Runner, filter: Option<&str>) -> Result
         Some(folder) => std::path::absolute(folder).context("cannot tell the current folder")?,
         None => image::workspace().join("target/image"),
     };
-    let mut command = runner.binary("e2e", filter);
-    command.env("POLIS_IMAGE_DIR", images);
-    // A story fails with a sentence and the guest's last lines; frames of the
-    // test runner would only bury them.
-    command.env("RUST_LIB_BACKTRACE", "0");
-    report.tests("e2e", &mut command);
+    for (name, mut command) in runner.stories(filter) {
+        command.env("POLIS_IMAGE_DIR", &images);
+        // A story fails with a sentence and the guest's last lines; frames of the
+        // test runner would only bury them.
+        command.env("RUST_LIB_BACKTRACE", "0");
+        report.tests(name, &mut command);
+    }
     report.skips.extend(skipped_stories(folder));
     Ok(())
 }
@@ -282,21 +286,47 @@ impl Runner {
 
     /// One of the binaries in `tests/`, which is also the name of its profile.
     fn binary(self, name: &str, filter: Option<&str>) -> Command {
-        let mut command = cargo();
         match self {
             Self::Nextest => {
+                let mut command = cargo();
                 command.args(["nextest", "run", "--package", "polis", "--no-tests=pass"]);
                 command.args(["--test", name, "--profile", name]).args(filter);
+                command
             }
             Self::Cargo => {
-                command.args(["test", "--package", "polis", "--test", name, "--"]).args(filter);
                 // As in `.config/nextest.toml`: a machine keeps a processor busy.
                 let threads = thread::available_parallelism().map_or(1, usize::from);
-                command.arg(format!("--test-threads={threads}"));
+                let mut command = libtest(name, threads);
+                command.args(filter);
+                command
             }
         }
-        command
     }
+
+    /// The stories of whole machines. Cargo's own runner knows no weights, so those
+    /// of several machines get a turn of their own, one at a time.
+    fn stories(self, filter: Option<&str>) -> Vec<(&'static str, Command)> {
+        match (self, filter) {
+            (Self::Nextest, _) | (Self::Cargo, Some(_)) => {
+                vec![("e2e", self.binary("e2e", filter))]
+            }
+            (Self::Cargo, None) => {
+                let mut clusters = libtest("e2e", 1);
+                clusters.args(CLUSTERS);
+                let mut rest = self.binary("e2e", None);
+                rest.args(CLUSTERS.iter().flat_map(|name| ["--skip", name]));
+                vec![("clusters", clusters), ("e2e", rest)]
+            }
+        }
+    }
+}
+
+/// Cargo's own runner of a binary in `tests/`.
+fn libtest(name: &str, threads: usize) -> Command {
+    let mut command = cargo();
+    command.args(["test", "--package", "polis", "--test", name, "--"]);
+    command.arg(format!("--test-threads={threads}"));
+    command
 }
 
 #[derive(Default)]
@@ -489,6 +519,22 @@ mod tests {
         ] {
             let error = read(words).unwrap_err();
             assert!(error.contains(told), "{words}: {error}");
+        }
+    }
+
+    #[test]
+    fn without_weights_a_story_of_several_machines_has_the_host_to_itself() {
+        let shown = |runner: Runner, filter| -> Vec<String> {
+            runner.stories(filter).iter().map(|(_, command)| super::shown(command)).collect()
+        };
+        let [clusters, rest] = &shown(Runner::Cargo, None)[..] else { panic!("two turns") };
+        assert!(clusters.contains("--test-threads=1 three:: outage::"), "{clusters}");
+        assert!(rest.contains("--skip three:: --skip outage::"), "{rest}");
+        assert_eq!(shown(Runner::Cargo, Some("guru")).len(), 1);
+        assert_eq!(shown(Runner::Nextest, None).len(), 1);
+        let weights = include_str!("../../.config/nextest.toml");
+        for name in CLUSTERS {
+            assert!(weights.contains(name.trim_end_matches("::")), "{name} has no weight");
         }
     }
 
