@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// The pages, and words that each of them has on a machine that founded a cluster.
 const PAGES: [(&str, &str); 7] = [
-    ("Boot", "Up. It was ready"),
+    ("Boot", "after the kernel started"),
     ("Cluster", "polis-"),
     ("etcd", "it is the only voter"),
     ("PKI", "SHA-256"),
@@ -156,7 +156,7 @@ fn a_line_that_nobody_reads_holds_up_nothing_and_shows_the_newest_when_somebody_
     let identity = home(&mut machine)?;
     let mut terminal = Terminal::new(&mut machine, [24, 80])?;
     terminal.wait_for(&identity.node)?;
-    terminal.wait_for("Up. It was ready")?;
+    terminal.wait_for("after the kernel started")?;
     Ok(())
 }
 

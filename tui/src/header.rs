@@ -8,7 +8,7 @@ use crate::page::Page;
 use crate::prompt::Prompt;
 use crate::snapshot::{Cluster, Snapshot};
 use crate::text::{clean, cut, duration, plural};
-use crate::theme::{BAR, CURSOR, DOES, KEY, Mark, NOTICE, OPEN};
+use crate::theme::{ALARM, BAR, CURSOR, DOES, KEY, Mark, NOTICE, OPEN};
 use crate::widgets::{Row, row};
 
 /// Draws the bar: who this is and how it stands; below it where, how long, and the time.
@@ -71,15 +71,21 @@ fn spread(area: Rect, row: u16, left: Row, right: &[Row], buffer: &mut Buffer) {
     }
 }
 
-/// Draws the row of keys; the open page is in brackets.
-pub(crate) fn draw_keys(open: Page, area: Rect, buffer: &mut Buffer) {
+/// Draws the row of keys; the open page is in brackets, and another one that has
+/// something to say has its mark.
+pub(crate) fn draw_keys(open: Page, snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
     buffer.set_style(area, DOES);
     let mut keys = Row::default();
     for (page, number) in Page::ALL.into_iter().zip(1..) {
         keys = if page == open {
             keys.put(OPEN, &format!("[F{number} {}]", page.title()))
         } else {
-            keys.put(KEY, &format!(" F{number} ")).put(DOES, page.title()).put(DOES, " ")
+            let keys = keys.put(KEY, &format!(" F{number} ")).put(DOES, page.title());
+            match page.remark(snapshot) {
+                None => keys.put(DOES, " "),
+                Some(mark @ Mark::Bad) => keys.put(ALARM, mark.glyph()),
+                Some(mark) => keys.put(BAR.patch(mark.style()), mark.glyph()),
+            }
         };
     }
     let help = Row::default().put(KEY, "?").put(DOES, " keys ");

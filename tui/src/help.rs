@@ -17,6 +17,9 @@ const EVERYWHERE: [(&str, &str); 7] = [
     ("?", "show this help; any key closes it"),
 ];
 
+const BOOT: [(&str, &str); 1] =
+    [("Enter, Space", "show every stage of the boot, or make room again")];
+
 const SERVICES: [(&str, &str); 4] = [
     ("Up, Down", "choose a service"),
     ("Enter, Space", "hide what is below it, or show it again"),
@@ -48,7 +51,8 @@ pub(crate) fn draw(page: Page, leaves: bool, area: Rect, buffer: &mut Buffer) {
     let own: &[_] = match page {
         Page::Services => &SERVICES,
         Page::Logs => &LOGS,
-        Page::Boot | Page::Cluster | Page::Etcd | Page::Pki | Page::Network => &[],
+        Page::Boot => &BOOT,
+        Page::Cluster | Page::Etcd | Page::Pki | Page::Network => &[],
     };
     if !own.is_empty() {
         rows.push(Row::indented(2).put(DIM, "On this page"));

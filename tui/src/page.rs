@@ -1,5 +1,7 @@
 //! Names the pages, their keys, and what of a snapshot each of them shows.
 
+use crate::pages::{boot, cluster, etcd, network, pki, services};
+use crate::theme::Mark;
 use crate::{Key, Snapshot};
 
 /// A page of the console.
@@ -81,17 +83,65 @@ impl Page {
         }
     }
 
+    /// What the page says in its first line, and how that stands; the logs say nothing.
+    pub(crate) fn answer(self, snapshot: &Snapshot) -> Option<(Mark, String)> {
+        Some(match self {
+            Self::Boot => boot::answer(snapshot),
+            Self::Cluster => cluster::answer(snapshot),
+            Self::Etcd => etcd::answer(snapshot),
+            Self::Pki => pki::answer(snapshot),
+            Self::Services => services::answer(snapshot),
+            Self::Network => network::answer(snapshot),
+            Self::Logs => return None,
+        })
+    }
+
+    /// The mark of a page that has something to say to whoever looks at another one.
+    pub(crate) fn remark(self, snapshot: &Snapshot) -> Option<Mark> {
+        let (mark, _) = self.answer(snapshot)?;
+        (mark >= Mark::Attention).then_some(mark)
+    }
+
+    /// Whether the page's answer may be another one, the header being the same:
+    /// comparing is cheaper than answering.
+    fn may_answer_anew(self, old: &Snapshot, new: &Snapshot) -> bool {
+        let nodes = || old.nodes != new.nodes;
+        match self {
+            Self::Boot => (old.ready, &old.stages) != (new.ready, &new.stages),
+            Self::Cluster => nodes(),
+            Self::Etcd => old.etcd != new.etcd || nodes(),
+            Self::Pki => old.pki != new.pki || new.pki.is_none() && nodes(),
+            Self::Services => old.services != new.services,
+            Self::Network => old.network != new.network,
+            Self::Logs => false,
+        }
+    }
+
+    /// Whether any page has another mark for those who look at another one.
+    pub(crate) fn any_remarks_anew(old: &Snapshot, new: &Snapshot) -> bool {
+        Self::ALL
+            .into_iter()
+            .any(|page| page.may_answer_anew(old, new) && page.remark(old) != page.remark(new))
+    }
+
+    /// Whether any page has another answer, word for word.
+    fn any_answers_anew(old: &Snapshot, new: &Snapshot) -> bool {
+        Self::ALL
+            .into_iter()
+            .any(|page| page.may_answer_anew(old, new) && page.answer(old) != page.answer(new))
+    }
+
     /// Whether the page would say something else of `new` than of `old`. Every field
     /// that its content reads is compared here.
     pub(crate) fn shows_change(self, old: &Snapshot, new: &Snapshot) -> bool {
         let page = match self {
             Self::Boot => {
                 (old.ready, &old.stages, &old.metrics) != (new.ready, &new.stages, &new.metrics)
+                    || new.ready.is_some() && Self::any_answers_anew(old, new)
             }
             Self::Cluster => old.nodes != new.nodes,
             // Without a part in it, they say who has one.
-            Self::Etcd => old.etcd != new.etcd || new.etcd.is_none() && old.nodes != new.nodes,
-            Self::Pki => old.pki != new.pki || new.pki.is_none() && old.nodes != new.nodes,
+            Self::Etcd | Self::Pki => self.may_answer_anew(old, new),
             Self::Services => old.services != new.services,
             Self::Logs => false,
             Self::Network => old.network != new.network,

@@ -14,6 +14,8 @@ use crate::{Command, Key, Page, Snapshot, View, render, samples, text};
 
 #[path = "cursor_tests.rs"]
 mod cursor;
+#[path = "glance_tests.rs"]
+mod glance;
 #[path = "quorum_tests.rs"]
 mod quorum;
 
@@ -114,7 +116,7 @@ fn a_node_without_a_part_in_consensus_says_who_has_one() {
     let shown = |snapshot: &Snapshot, page| screen(snapshot, &view(page, 80, 24), 80, 24);
     let etcd = shown(&snapshot, Page::Etcd);
     assert!(etcd.contains("no part in etcd: polis-0b7d3a99, polis-5c2e90b1"), "{etcd}");
-    assert!(etcd.contains("--add consensus-member"), "{etcd}");
+    assert!(etcd.contains("polisctl node roles") && etcd.contains("--add"), "{etcd}");
     let pki = shown(&snapshot, Page::Pki);
     assert!(pki.contains("certificate renews itself"), "{pki}");
     // It is not told whether they vote.

@@ -22,6 +22,9 @@ pub(crate) const BAR: Style = Style::new().fg(Color::White).bg(Color::Blue);
 pub(crate) const KEY: Style = Style::new().fg(Color::LightCyan).bg(Color::Blue);
 /// What a key does, there.
 pub(crate) const DOES: Style = Style::new().fg(Color::Gray).bg(Color::Blue);
+/// A page that someone must look at, there.
+pub(crate) const ALARM: Style =
+    Style::new().fg(Color::White).bg(Color::Red).add_modifier(Modifier::BOLD);
 /// The page that is open, there.
 pub(crate) const OPEN: Style = Style::new().fg(Color::Black).bg(Color::Gray);
 /// What the owner of the terminal says, in place of the keys.

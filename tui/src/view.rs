@@ -51,6 +51,8 @@ pub struct View {
     /// The first line shown of each page's scrolled part.
     tops: [usize; Page::ALL.len()],
     tree: Tree,
+    /// Whether every stage of the boot is shown, however little room there is.
+    unfolded: bool,
     filter: Filter,
     prompt: Option<Prompt>,
     paused: Option<Arc<Logs>>,
@@ -125,6 +127,9 @@ impl View {
             _ => match self.page {
                 Page::Services => self.service_key(key, snapshot),
                 Page::Logs => self.log_key(key, snapshot),
+                Page::Boot if matches!(key, Key::Enter | Key::Char(' ')) => {
+                    self.unfolded = !self.unfolded;
+                }
                 Page::Boot | Page::Cluster | Page::Etcd | Page::Pki | Page::Network => {
                     self.scroll(key, snapshot);
                 }
@@ -262,7 +267,7 @@ impl View {
 
     fn page_content(&self, snapshot: &Snapshot, area: Rect, width: usize, whole: bool) -> Content {
         match self.page {
-            Page::Boot => pages::boot::content(snapshot, width, area.height.into()),
+            Page::Boot => pages::boot::content(snapshot, self.unfolded, width, area.height.into()),
             Page::Cluster => pages::cluster::content(snapshot, width),
             Page::Etcd => pages::etcd::content(snapshot, width),
             Page::Pki => pages::pki::content(snapshot, width),
@@ -291,7 +296,7 @@ impl View {
         // Who is about to end the machine is told what that does to etcd.
         let over = matches!(self.over, Over::Power(_))
             && (&old.etcd, &old.nodes) != (&new.etcd, &new.nodes);
-        everywhere || over || self.page.shows_change(old, new)
+        everywhere || over || self.page.shows_change(old, new) || Page::any_remarks_anew(old, new)
     }
 
     /// Draws all of it.
@@ -301,7 +306,7 @@ impl View {
         self.draw_page(snapshot, areas.body, buffer);
         match &self.prompt {
             Some(prompt) => header::draw_prompt(prompt, areas.keys, buffer),
-            None => header::draw_keys(self.page, areas.keys, buffer),
+            None => header::draw_keys(self.page, snapshot, areas.keys, buffer),
         }
         match self.over {
             Over::Nothing => {}

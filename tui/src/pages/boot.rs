@@ -6,11 +6,12 @@ use ratatui::style::Style;
 use ratatui::text::Line;
 
 use super::{Content, WIDE, load, logs};
+use crate::page::Page;
 use crate::snapshot::{Cluster, Header, Logs, Snapshot, Stage, StageState};
-use crate::text::{duration, name};
+use crate::text::{clean, duration, name, plural, width as cells, wrap};
 use crate::theme::{ATTENTION, BAD, BUSY, DIM, GOOD, Mark, PLAIN, STRONG};
 use crate::widgets::Row;
-use crate::widgets::block::{beside, blank};
+use crate::widgets::block::{beside, blank, titled};
 use crate::widgets::headline::{INDENT, hanging, headline, note};
 use crate::widgets::timeline::{Fill, Timeline};
 
@@ -21,6 +22,12 @@ const LENGTH: usize = 12;
 
 /// Longer bars than this say nothing more, and pull the eye away from the names.
 const BAR_MAX: usize = 100;
+
+/// Fewer stages than these are not told as one.
+const FOLDED_MIN: usize = 4;
+
+/// Column of a page's name and key.
+const PAGE: usize = 13;
 
 /// On a wide screen, columns for the load, and what keeps it apart.
 const RIGHT: usize = 44;
@@ -37,8 +44,13 @@ const DISOWNING: &str = "This node was removed from its cluster, for ever. \
 const LET_IN: &str = "Not up yet: a person must let this machine into the cluster. It has been \
                       waiting for";
 
-pub(crate) fn content(snapshot: &Snapshot, width: usize, height: usize) -> Content {
+pub(crate) fn content(snapshot: &Snapshot, unfolded: bool, width: usize, height: usize) -> Content {
+    let others = others(snapshot);
     let (mark, answer) = answer(snapshot);
+    let (mark, answer) = match others.iter().map(|(_, mark, _)| *mark).max() {
+        Some(worst) if mark == Mark::Good => up(worst, snapshot.ready),
+        _ => (mark, answer),
+    };
     let mut body = headline(mark, &answer, width);
     body.extend(words(snapshot, width));
     body.push(blank());
@@ -48,23 +60,54 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize, height: usize) -> Conte
         body.push(blank());
     }
     let load = snapshot.metrics.as_ref();
-    if width >= WIDE {
-        let right = load.map(|load| load::down(load, RIGHT, ROWS)).unwrap_or_default();
-        let cells = if right.is_empty() { width } else { width - RIGHT };
-        let stages = timeline(snapshot, cells.saturating_sub(GAP));
-        body.extend(beside(stages, cells, right));
-    } else {
-        body.extend(timeline(snapshot, width));
-        if let Some(load) = load {
-            body.extend(load::across(load, width, ROWS));
-        }
+    let wide = width >= WIDE && load.is_some();
+    let cells = if wide { width - RIGHT } else { width };
+    let left = if wide { cells.saturating_sub(GAP) } else { cells };
+    let mut said: Vec<_> = others.iter().flat_map(|it| said_by(it, left)).collect();
+    if !said.is_empty() {
+        said.push(blank());
     }
-    body.extend(said(&snapshot.logs, width, height.saturating_sub(body.len())));
+    let beside_it = load.filter(|_| wide).map(|load| load::down(load, RIGHT, ROWS));
+    let below = load.filter(|_| !wide).map(|load| load::across(load, width, ROWS));
+    let below = below.unwrap_or_default();
+    let rows = height.saturating_sub(body.len() + said.len() + below.len());
+    said.extend(stages(snapshot, unfolded, left, rows));
+    body.extend(beside(said, cells, beside_it.unwrap_or_default()));
+    body.extend(below);
+    body.extend(log(&snapshot.logs, width, height.saturating_sub(body.len())));
     Content { body, ..Content::default() }
 }
 
+/// What the other pages say, once the boot is over.
+fn others(snapshot: &Snapshot) -> Vec<(Page, Mark, String)> {
+    let pages = Page::ALL.into_iter().filter(|page| *page != Page::Boot);
+    let pages = pages.filter(|_| snapshot.ready.is_some());
+    pages.filter_map(|page| page.answer(snapshot).map(|(mark, text)| (page, mark, text))).collect()
+}
+
+/// What another page says, with its name and its key.
+fn said_by((page, mark, text): &(Page, Mark, String), width: usize) -> Vec<Line<'static>> {
+    let style = match mark {
+        Mark::Attention | Mark::Bad => mark.style(),
+        Mark::Idle | Mark::Good | Mark::Busy => PLAIN,
+    };
+    let column = INDENT + PAGE;
+    let lines = wrap(&clean(text), width.saturating_sub(column));
+    let row = |(at, line): (usize, &String)| {
+        let row = match at {
+            0 => Row::default()
+                .cell(INDENT, mark.style(), mark.glyph())
+                .put(STRONG, page.title())
+                .put(DIM, &format!(" F{}", *page as u8 + 1)),
+            _ => Row::default(),
+        };
+        row.to(column).put(style, line).line()
+    };
+    lines.iter().enumerate().map(row).collect()
+}
+
 /// The newest lines of the log, where there is room for some.
-fn said(logs: &Logs, width: usize, rows: usize) -> Vec<Line<'static>> {
+fn log(logs: &Logs, width: usize, rows: usize) -> Vec<Line<'static>> {
     let title = Row::default().put(STRONG, "Log").put(DIM, " F6");
     let block = logs::block(logs, title, logs::Of::All, width, rows.saturating_sub(1));
     if block.is_empty() { block } else { std::iter::once(blank()).chain(block).collect() }
@@ -95,8 +138,8 @@ fn remarks(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// The worst thing first: what failed, what is lost, what is waited for.
-fn answer(snapshot: &Snapshot) -> (Mark, String) {
+/// The worst thing of this node first: what failed, what is lost, what is waited for.
+pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     let is_failed = |stage: &&Stage| stage.state == StageState::Failed;
     if let Some(stage) = snapshot.stages.iter().find(is_failed) {
         return (Mark::Bad, format!("Not up: the stage \"{}\" has failed.", name(&stage.name)));
@@ -116,9 +159,8 @@ fn answer(snapshot: &Snapshot) -> (Mark, String) {
             return (Mark::Busy, format!("{up} {name} has been waiting for {since}."));
         }
     }
-    if let Some(ready) = snapshot.ready {
-        let ready = duration(ready);
-        return (Mark::Good, format!("Up. It was ready {ready} after the kernel started."));
+    if snapshot.ready.is_some() {
+        return up(Mark::Good, snapshot.ready);
     }
     let started = snapshot.stages.iter().filter(|stage| stage.state == StageState::Started);
     let names: Vec<String> = started.map(|stage| name(&stage.name)).collect();
@@ -126,19 +168,95 @@ fn answer(snapshot: &Snapshot) -> (Mark, String) {
     (Mark::Busy, format!("Starting{what}."))
 }
 
-fn timeline(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
-    let Snapshot { stages, ready, .. } = snapshot;
-    if stages.is_empty() {
+/// The answer once the node is up, where the worst of what others say is `worst`.
+fn up(worst: Mark, ready: Option<Duration>) -> (Mark, String) {
+    let (mark, up) = match worst {
+        Mark::Bad => (worst, "Up, but not all is well."),
+        Mark::Attention => (worst, "Up, and something is worth a look."),
+        Mark::Idle | Mark::Good | Mark::Busy => (Mark::Good, "Up."),
+    };
+    let ready = ready.map(duration).unwrap_or_default();
+    (mark, format!("{up} Ready {ready} after the kernel started."))
+}
+
+/// The stages on a line of time; in less than that takes of `rows`, those that are
+/// over are told in fewer, unless a person asked for all of them.
+fn stages(snapshot: &Snapshot, unfolded: bool, width: usize, rows: usize) -> Vec<Line<'static>> {
+    let stages = &snapshot.stages;
+    let all: Vec<Vec<&Stage>> = stages.iter().map(|stage| vec![stage]).collect();
+    let whole = timeline(&all, snapshot, width);
+    if unfolded || whole.len() <= rows {
+        return whole;
+    }
+    let is_over = |stage: &Stage| {
+        stage.state == StageState::Done
+            || stage.state == StageState::Pending && snapshot.ready.is_some()
+    };
+    if stages.iter().all(is_over) {
+        return over(stages, width, rows);
+    }
+    let first = stages.iter().take_while(|stage| stage.state == StageState::Done).count();
+    if first < FOLDED_MIN {
+        return whole;
+    }
+    let mut folded = vec![stages[..first].iter().collect()];
+    folded.extend(stages[first..].iter().map(|stage| vec![stage]));
+    timeline(&folded, snapshot, width)
+}
+
+/// A boot that is over: how long each of its stages took, where there is room.
+fn over(stages: &[Stage], width: usize, rows: usize) -> Vec<Line<'static>> {
+    const BETWEEN: &str = " · ";
+    let title = Row::default().put(STRONG, "Boot").put(DIM, " Enter shows when each stage began");
+    let mut lines = vec![titled(title, width)];
+    let mut row = Row::default();
+    for stage in stages.iter().filter(|stage| stage.state == StageState::Done) {
+        let took = format!(" {}", duration(stage.elapsed));
+        let cells = cells(BETWEEN) + cells(&clean(&stage.name)) + cells(&took);
+        if row.used() > 0 && row.used() + cells > width {
+            lines.push(std::mem::take(&mut row).line());
+        }
+        let between = if row.used() > 0 { BETWEEN } else { "" };
+        row = row.put(DIM, between).put(PLAIN, &stage.name).put(DIM, &took);
+    }
+    lines.extend([row.line(), blank()]);
+    if lines.len() > rows {
+        // Of all that stands here, this is needed least.
+        lines.drain(1..lines.len() - 1);
+    }
+    lines.truncate(rows);
+    lines
+}
+
+/// A bar for each of `groups`, which are stages that stand alike.
+fn timeline(groups: &[Vec<&Stage>], snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
+    if groups.is_empty() {
         return Vec::new();
     }
     let column = INDENT + NAME + STATE + LENGTH + 2;
     let cells = width.saturating_sub(column).min(BAR_MAX);
-    let end = stages.iter().map(|stage| stage.started.saturating_add(stage.elapsed)).max();
-    let line = Timeline::new(cells, end.unwrap_or(Duration::ZERO));
-    let mut lines: Vec<Line<'static>> =
-        stages.iter().flat_map(|stage| rows(stage, ready.is_some(), line, column, width)).collect();
+    let end = groups.iter().flatten().map(|stage| stage.started.saturating_add(stage.elapsed));
+    let line = Timeline::new(cells, end.max().unwrap_or(Duration::ZERO));
+    let ready = snapshot.ready.is_some();
+    let of = |group: &Vec<&Stage>| match group.as_slice() {
+        [stage] => rows(stage, ready, line, column, width),
+        many => rows(&together(many), ready, line, column, width),
+    };
+    let mut lines: Vec<Line<'static>> = groups.iter().flat_map(of).collect();
     lines.push(Row::indented(column).put(DIM, &line.axis()).line());
     lines
+}
+
+/// Stages that are over, as one.
+fn together(stages: &[&Stage]) -> Stage {
+    let started = stages.iter().map(|stage| stage.started).min().unwrap_or_default();
+    let end = stages.iter().map(|stage| stage.started.saturating_add(stage.elapsed)).max();
+    Stage {
+        name: plural(stages.len() as u64, "stage"),
+        state: StageState::Done,
+        started,
+        elapsed: end.unwrap_or_default().saturating_sub(started),
+    }
 }
 
 fn rows(

@@ -8,7 +8,7 @@ use crate::snapshot::{Etcd, Member, Snapshot, Standing};
 use crate::text::{bytes, count, cut, micros, name, plural};
 use crate::theme::{ATTENTION, BUSY, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title, titled};
-use crate::widgets::headline::{INDENT, headline};
+use crate::widgets::headline::{INDENT, command, headline, note};
 use crate::widgets::{Row, life};
 
 /// Columns after the name: standing, lag, round trip, database.
@@ -58,18 +58,19 @@ const PLACE: usize = 64;
 
 pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let Some(etcd) = &snapshot.etcd else {
-        let text = match super::cluster::members_elsewhere(snapshot) {
-            Some(members) => format!(
-                "This node has no part in etcd: {members} keep what the cluster knows. To give it \
-                 one: polisctl node roles {} --add consensus-member",
-                snapshot.header.node.as_deref().unwrap_or("NODE")
-            ),
-            None => "This node runs no etcd member yet. The Boot page (F1) says what it waits for."
-                .to_owned(),
-        };
-        return Content { head: headline(Mark::Idle, &text, width), ..Content::default() };
+        let mut head = headline(Mark::Idle, &absent(snapshot), width);
+        if super::cluster::members_elsewhere(snapshot).is_some() {
+            let node = snapshot.header.node.as_deref().unwrap_or("NODE");
+            head.push(blank());
+            head.extend(note(Mark::Idle, "To give it one, where you have polisctl:", width));
+            head.extend(command(
+                &format!("polisctl node roles {node} --add consensus-member"),
+                width,
+            ));
+        }
+        return Content { head, ..Content::default() };
     };
-    let (mark, answer) = judge(etcd);
+    let (mark, answer) = judge(etcd, snapshot);
     let mut body = headline(mark, &answer, width);
     for alarm in &etcd.alarms {
         body.extend(headline(Mark::Bad, &alarm_text(alarm), width));
@@ -101,9 +102,30 @@ fn voters(etcd: &Etcd) -> impl Iterator<Item = &Member> {
     etcd.members.iter().filter(|member| member.standing == Standing::Voter)
 }
 
+/// What matters most: of alarms and members, the worse.
+pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
+    let Some(etcd) = &snapshot.etcd else { return (Mark::Idle, absent(snapshot)) };
+    let (mark, answer) = judge(etcd, snapshot);
+    match etcd.alarms.first() {
+        Some(alarm) if mark < Mark::Bad => (Mark::Bad, alarm_text(alarm)),
+        _ => (mark, answer),
+    }
+}
+
+/// Why there is no member here.
+fn absent(snapshot: &Snapshot) -> String {
+    match super::cluster::members_elsewhere(snapshot) {
+        Some(members) => {
+            format!("This node has no part in etcd: {members} keep what the cluster knows.")
+        }
+        None => "This node runs no etcd member yet. The Boot page (F1) says what it waits for."
+            .to_owned(),
+    }
+}
+
 /// What of the members matters most. Of others, a member that does not serve knows
 /// nothing, and what it knew before is not told as if it still were so.
-fn judge(etcd: &Etcd) -> (Mark, String) {
+fn judge(etcd: &Etcd, snapshot: &Snapshot) -> (Mark, String) {
     let all = voters(etcd).count();
     let silent: Vec<_> = voters(etcd).filter(|member| member.answers == Some(false)).collect();
     let is_coming = |member: &&Member| {
@@ -117,7 +139,11 @@ fn judge(etcd: &Etcd) -> (Mark, String) {
         _ if !etcd.quorum => (Mark::Bad, NO_QUORUM.to_owned()),
         ("learner", _) => (Mark::Busy, LEARNING.to_owned()),
         (_, None) => (Mark::Busy, ASKING.to_owned()),
-        (_, Some(0)) if silent.is_empty() && all == 1 => (Mark::Attention, ONLY_VOTER.to_owned()),
+        (_, Some(0)) if silent.is_empty() && all == 1 => {
+            // Of a machine on its own, nobody expects another.
+            let others = snapshot.nodes.as_ref().is_some_and(|known| known.nodes.len() > 1);
+            (if others { Mark::Attention } else { Mark::Idle }, ONLY_VOTER.to_owned())
+        }
         (_, Some(0)) if silent.is_empty() => (Mark::Attention, TWO_VOTERS.to_owned()),
         (_, Some(0)) => {
             (Mark::Bad, format!("{}: losing one more voter stops the cluster.", gone(&silent)))

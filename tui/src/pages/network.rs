@@ -36,7 +36,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     Content { body, ..Content::default() }
 }
 
-fn answer(snapshot: &Snapshot) -> (Mark, String) {
+pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     let network = &snapshot.network;
     let all = || network.interfaces.iter();
     let primary = all().find_map(|interface| {

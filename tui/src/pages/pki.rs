@@ -33,17 +33,10 @@ const DAYS_FOR_A_PERSON: i64 = 180;
 
 pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let Some(pki) = &snapshot.pki else {
-        let text = match super::cluster::members_elsewhere(snapshot) {
-            Some(members) => format!(
-                "The cluster's authority lies in etcd: {members} show it. This node's own \
-                 certificate renews itself."
-            ),
-            None => "This node has no certificates yet. The Boot page (F1) says what it waits for."
-                .to_owned(),
-        };
-        return Content { head: headline(Mark::Idle, &text, width), ..Content::default() };
+        let head = headline(Mark::Idle, &absent(snapshot), width);
+        return Content { head, ..Content::default() };
     };
-    let (mark, answer) = answer(pki);
+    let (mark, answer) = judge(pki);
     let mut head = headline(mark, &answer, width);
     let columns = Columns::of(width);
     head.extend([blank(), columns.head()]);
@@ -74,7 +67,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
 
 /// Something that ends.
 struct End<'a> {
-    name: String,
+    name: &'a str,
     ends: &'a str,
     days_left: i64,
     renews: Option<&'a str>,
@@ -84,7 +77,7 @@ struct End<'a> {
 /// Everything that ends, the soonest first.
 fn ends(pki: &Pki) -> Vec<End<'_>> {
     let authorities = pki.authorities.iter().map(|authority| End {
-        name: short(&authority.name),
+        name: &authority.name,
         ends: &authority.ends,
         days_left: authority.days_left,
         renews: None,
@@ -92,7 +85,7 @@ fn ends(pki: &Pki) -> Vec<End<'_>> {
     });
     let valid = pki.certificates.iter().filter(|certificate| !certificate.revoked);
     let certificates = valid.map(|certificate| End {
-        name: short(&certificate.name),
+        name: &certificate.name,
         ends: &certificate.ends,
         days_left: certificate.days_left,
         renews: certificate.renews.as_deref(),
@@ -103,31 +96,51 @@ fn ends(pki: &Pki) -> Vec<End<'_>> {
     ends
 }
 
+pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
+    match &snapshot.pki {
+        Some(pki) => judge(pki),
+        None => (Mark::Idle, absent(snapshot)),
+    }
+}
+
+/// Why there is nothing to show.
+fn absent(snapshot: &Snapshot) -> String {
+    match super::cluster::members_elsewhere(snapshot) {
+        Some(members) => format!(
+            "The cluster's authority lies in etcd: {members} show it. This node's own certificate \
+             renews itself."
+        ),
+        None => "This node has no certificates yet. The Boot page (F1) says what it waits for."
+            .to_owned(),
+    }
+}
+
 /// What matters most: what has ended, what should have renewed itself, what a
 /// person must renew; then what comes next without anyone.
-fn answer(pki: &Pki) -> (Mark, String) {
+fn judge(pki: &Pki) -> (Mark, String) {
     let ends = ends(pki);
     let Some(first) = ends.first() else {
         return (Mark::Idle, "There are no certificates yet.".to_owned());
     };
     if first.days_left < 0 {
-        let End { name, ends, days_left, .. } = first;
+        let (name, End { ends, days_left, .. }) = (short(first.name), first);
         return (Mark::Bad, format!("\"{name}\" ended on {ends}, {} ago.", days(*days_left)));
     }
     if let Some(End { name, days_left, .. }) = ends.iter().find(|end| end.late) {
-        let what = format!("\"{name}\" should have renewed itself, and ends in");
+        let what = format!("\"{}\" should have renewed itself, and ends in", short(name));
         return (Mark::Attention, format!("{what} {}. The logs (F6) say why.", days(*days_left)));
     }
     let needs_a_person = |end: &&End<'_>| end.renews.is_none() && end.days_left < DAYS_FOR_A_PERSON;
     if let Some(End { name, ends, days_left, .. }) = ends.iter().find(needs_a_person) {
         let left = days(*days_left);
+        let name = short(name);
         let what = format!("\"{name}\" ends in {left}, on {ends}, and does not renew itself.");
         return (Mark::Attention, what);
     }
-    let next = ends.iter().find_map(|end| Some((&end.name, end.renews?)));
+    let next = ends.iter().find_map(|end| Some((short(end.name), end.renews?)));
     let what = match next {
         Some((name, day)) => format!("\"{name}\" renews itself on {day}"),
-        None => format!("\"{}\" ends in {}", first.name, days(first.days_left)),
+        None => format!("\"{}\" ends in {}", short(first.name), days(first.days_left)),
     };
     (Mark::Good, format!("Nothing needs you. Next, {what}."))
 }

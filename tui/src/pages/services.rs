@@ -156,7 +156,7 @@ const GAP: usize = 3;
 
 pub(crate) fn content(snapshot: &Snapshot, state: &Tree, width: usize, height: usize) -> Content {
     let services = &snapshot.services;
-    let (mark, answer) = answer(services);
+    let (mark, answer) = answer(snapshot);
     let mut head = headline(mark, &answer, width);
     if services.is_empty() {
         return Content { head, ..Content::default() };
@@ -256,7 +256,8 @@ fn hidden<'a>(children: impl Iterator<Item = &'a Service>) -> Hidden {
     })
 }
 
-fn answer(services: &[Service]) -> (Mark, String) {
+pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
+    let services = &snapshot.services;
     let named = |state: &[ServiceState]| -> Vec<&str> {
         services
             .iter()

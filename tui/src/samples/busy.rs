@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{interface, member, ordinary, percents, say, service_of, wave};
+use super::{NODES, interface, member, ordinary, percents, remember, say, service_of, wave};
 use crate::snapshot::{
     Health, Interface, Member, Node, NodeState, ServiceState, Severity, Snapshot, Standing, Warning,
 };
@@ -18,9 +18,9 @@ const BEGUN: u64 = 1_209_668_000;
 pub fn busy() -> Snapshot {
     let mut snapshot = ordinary();
     snapshot.warnings = vec![Warning {
-        text: "The recovery key of this machine's disk is not saved anywhere but in the cluster."
+        text: "The recovery key of this machine's disk is in the cluster and nowhere else."
             .to_owned(),
-        help: Some("polisctl node recovery-key polis-8e9e05c5".to_owned()),
+        help: Some(format!("polisctl node recovery-key {}", NODES[0])),
     }];
     if let Some(nodes) = &mut snapshot.nodes {
         nodes.nodes.push(Node {
@@ -71,8 +71,7 @@ pub fn busy() -> Snapshot {
     });
     if let Some(metrics) = &mut snapshot.metrics {
         metrics.cpu = percents(55, 99, 11);
-        metrics.memory = percents(70, 88, 12);
-        metrics.memory_used = 1_790 << 20;
+        remember(metrics, percents(70, 88, 12));
         metrics.disk_read = wave(1 << 20, 40 << 20, 13);
         metrics.disk_written = wave(60 << 20, 410 << 20, 14);
         metrics.received = wave(20 << 20, 90 << 20, 8);

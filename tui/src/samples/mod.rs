@@ -171,7 +171,7 @@ pub fn registering() -> Snapshot {
         cpu: percents(1, 6, 1),
         memory: percents(9, 10, 2),
         memory_total: 2 << 30,
-        memory_used: 196 << 20,
+        memory_used: 215 << 20,
         disk_read: wave(0, 4 << 10, 5),
         disk_written: wave(0, 90 << 10, 6),
         received: wave(0, 3 << 10, 3),
@@ -319,6 +319,12 @@ fn wave(low: u64, high: u64, seed: u64) -> Vec<u64> {
 /// The same in percent.
 fn percents(low: u64, high: u64, seed: u64) -> Vec<u8> {
     wave(low, high, seed).into_iter().map(|it| u8::try_from(it).unwrap_or(100)).collect()
+}
+
+/// The memory in use is what the newest sample says.
+fn remember(metrics: &mut Metrics, samples: Vec<u8>) {
+    metrics.memory_used = metrics.memory_total / 100 * samples.last().copied().map_or(0, u64::from);
+    metrics.memory = samples;
 }
 
 /// The header of a node that is at home.

@@ -236,7 +236,7 @@ fn metrics() -> Metrics {
         cpu: percents(2, 22, 1),
         memory: percents(20, 22, 2),
         memory_total: 2 << 30,
-        memory_used: 431 << 20,
+        memory_used: 411 << 20,
         disk_read: wave(0, 40 << 10, 5),
         disk_written: wave(0, 700 << 10, 6),
         received: wave(1 << 10, 240 << 10, 3),

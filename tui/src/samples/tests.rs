@@ -18,6 +18,11 @@ fn nothing_in_a_sample_is_older_than_its_machine() {
             let runs = matches!(stage.state, StageState::Started | StageState::Waiting { .. });
             assert!(end <= up && (!runs || end == up), "{name}: {} ends at {end:?}", stage.name);
         }
+        if let Some(metrics) = &snapshot.metrics {
+            let used = 100 * metrics.memory_used / metrics.memory_total;
+            let newest = u64::from(*metrics.memory.last().unwrap());
+            assert!(used.abs_diff(newest) <= 1, "{name}: {used} % are not {newest} %");
+        }
         let sampled = snapshot.metrics.map_or(Duration::ZERO, |metrics| {
             metrics.pace * u32::try_from(metrics.cpu.len()).unwrap()
         });

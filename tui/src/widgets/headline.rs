@@ -5,7 +5,7 @@ use ratatui::text::Line;
 
 use super::Row;
 use crate::text::{clean, wrap};
-use crate::theme::{Mark, PLAIN, STRONG};
+use crate::theme::{ATTENTION, Mark, PLAIN, STRONG};
 
 /// Where the text of a headline starts, and what belongs to it.
 pub(crate) const INDENT: usize = 2;
@@ -45,4 +45,10 @@ pub(crate) fn hanging(
         Row::indented(indent).put(style, lead).to(column).put(style, line).line()
     };
     lines.iter().enumerate().map(row).collect()
+}
+
+/// A command to type: on a line of its own, so that it is one for whoever reads it
+/// aloud or from a photograph.
+pub(crate) fn command(text: &str, width: usize) -> Vec<Line<'static>> {
+    hanging(INDENT, "► ", ATTENTION, text, width)
 }

@@ -1,0 +1,87 @@
+//! What a page tells of the others.
+
+use super::*;
+use crate::snapshot::{Health, ServiceState, StageState};
+
+/// The row of keys.
+fn keys(snapshot: &Snapshot, page: Page) -> String {
+    let screen = screen(snapshot, &view(page, 80, 24), 80, 24);
+    screen.lines().last().unwrap().trim_matches('"').to_owned()
+}
+
+fn broken() -> Snapshot {
+    let mut snapshot = samples::ordinary();
+    snapshot.nodes.as_mut().unwrap().nodes[2].health = Health::Late;
+    snapshot.etcd.as_mut().unwrap().alarms = vec!["NOSPACE".to_owned()];
+    snapshot.services[5].state = ServiceState::Dead;
+    snapshot.pki.as_mut().unwrap().certificates[3].renews = None;
+    snapshot
+}
+
+#[test]
+fn the_row_of_keys_says_which_pages_have_something_to_say() {
+    let plain = " F1 Boot [F2 Cluster] F3 etcd  F4 PKI  F5 Services  F6 Logs  F7 Network  ? keys ";
+    assert_eq!(keys(&samples::ordinary(), Page::Cluster), plain);
+    let said = "[F1 Boot] F2 Cluster! F3 etcd! F4 PKI▲ F5 Services! F6 Logs  F7 Network  ? keys ";
+    assert_eq!(keys(&broken(), Page::Boot), said);
+    let open = keys(&broken(), Page::Etcd);
+    assert!(open.contains("F2 Cluster![F3 etcd] F4 PKI▲"), "{open}");
+}
+
+#[test]
+fn a_node_that_is_up_beside_trouble_does_not_say_that_all_is_well() {
+    let boot = screen(&broken(), &view(Page::Boot, 80, 24), 80, 24);
+    assert!(boot.contains("! Up, but not all is well."), "{boot}");
+    for said in ["Cluster F2   1 of 3 nodes was not", "Alarm NOSPACE", "down: maintenance"] {
+        assert!(boot.contains(said), "{said:?} is not on\n{boot}");
+    }
+    let mut waits = samples::ordinary();
+    waits.nodes.as_mut().unwrap().nodes[2].state = crate::snapshot::NodeState::New;
+    let boot = screen(&waits, &view(Page::Boot, 80, 24), 80, 24);
+    assert!(boot.contains("▲ Up, and something is worth a look."), "{boot}");
+}
+
+#[test]
+fn a_machine_on_its_own_is_not_yellow_for_ever() {
+    let mut snapshot = samples::ordinary();
+    let etcd = snapshot.etcd.as_mut().unwrap();
+    etcd.members.truncate(1);
+    etcd.survives = Some(0);
+    assert!(keys(&snapshot, Page::Boot).contains("F3 etcd▲"), "two others could vote");
+    snapshot.nodes.as_mut().unwrap().nodes.truncate(1);
+    assert!(keys(&snapshot, Page::Boot).contains("F3 etcd "), "there is no other");
+    let etcd = screen(&snapshot, &view(Page::Etcd, 80, 24), 80, 24);
+    assert!(etcd.contains("· Losing this node stops the cluster"), "{etcd}");
+}
+
+#[test]
+fn every_stage_is_a_key_away_however_small_the_screen() {
+    let snapshot = samples::ordinary();
+    let mut view = view(Page::Boot, 80, 24);
+    assert!(!screen(&snapshot, &view, 80, 24).contains("initramfs   done"));
+    view.key(Key::Enter, &snapshot);
+    assert!(screen(&snapshot, &view, 80, 24).contains("initramfs   done"));
+    view.key(Key::Enter, &snapshot);
+    assert!(!screen(&snapshot, &view, 80, 24).contains("initramfs   done"));
+}
+
+#[test]
+fn a_stage_that_waits_is_never_folded_and_its_reason_is_on_a_small_screen() {
+    let snapshot = samples::failing();
+    let boot = screen(&snapshot, &view(Page::Boot, 80, 24), 80, 24);
+    assert!(boot.contains("7 stages    done") && boot.contains("whole?"), "{boot}");
+    for stage in snapshot.stages.iter().filter(|stage| stage.state != StageState::Done) {
+        assert!(boot.contains(&format!(" {} ", stage.name)), "{} is not on\n{boot}", stage.name);
+    }
+}
+
+#[test]
+fn a_mark_that_changes_is_seen_from_every_page() {
+    let (one, new) = (samples::ordinary(), broken());
+    for field in [6, 7, 8, 9] {
+        let new = mixed(&one, &new, field);
+        for page in Page::ALL {
+            assert!(view(page, 80, 24).sees_change(&one, &new), "field {field} from {page:?}");
+        }
+    }
+}
