@@ -51,6 +51,9 @@ const SIZE_PACE_AT_REST: Duration = Duration::from_secs(4);
 /// Looks in a row that must find other characters: one may fall between a
 /// picture and the moment when the terminal has it.
 const OVERWRITTEN: u32 = 2;
+/// Keys that one picture answers: nobody types more blindly, and a line that echoes
+/// what it is sent keeps no processor busy.
+const KEYS_MAX: usize = 100;
 /// Silence after which an Escape is the key, and not the start of a sequence.
 const ESCAPE: Duration = Duration::from_millis(50);
 /// Has a virtual terminal draw dark grey lighter than it is used to: on black,
@@ -144,6 +147,8 @@ struct Attached {
     repaint: Option<Instant>,
     /// When a lone Escape becomes a key.
     escape: Option<Instant>,
+    /// Keys since the last picture.
+    keys: usize,
     /// Whether there is something to draw.
     stale: bool,
     /// What the page was drawn from; `None` when it is to be drawn whatever it shows.
@@ -180,6 +185,7 @@ impl Attached {
             overwritten: 0,
             look_at_size: Instant::now(),
             escape: None,
+            keys: 0,
             stale: true,
             page: None,
             end: service.end.clone(),
@@ -287,6 +293,10 @@ impl Attached {
                 self.hear_of_size(Size { columns: column, rows: row });
                 continue;
             }
+            self.keys += 1;
+            if self.keys > KEYS_MAX {
+                continue;
+            }
             self.attention.call();
             self.draw_page();
             match self.view.key(key, &snapshot.borrow()) {
@@ -374,7 +384,8 @@ impl Attached {
         if page.is_none() {
             self.page = Some(snapshot);
         }
-        self.stale = false;
+        (self.stale, self.keys) = (false, 0);
+        self.view.was_drawn();
         if !picture.is_empty() && !self.writer.send(picture) {
             // The picture is lost, and with it what the canvas believes.
             self.redraw(self.canvas.size());

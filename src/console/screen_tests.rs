@@ -149,6 +149,23 @@ async fn a_terminal_without_a_size_is_asked_for_it() {
     handles.cancel().await;
 }
 
+#[tokio::test]
+async fn a_line_that_echoes_presses_few_keys_and_ends_no_machine() {
+    let mut far = Far::new(Some(Size { columns: 80, rows: 24 }));
+    let mut attached = attach(&far);
+    let snapshot = watch::channel(named("first")).1;
+    attached.draw(named("first"));
+    let noise = "PRYPOYy".repeat(1000).chars().map(Key::Char).collect();
+    attached.press(noise, &snapshot);
+    assert_eq!(*attached.end.borrow(), None, "a log line that acts");
+    // What comes after the next picture counts again.
+    assert!(attached.writer.ready().await);
+    attached.draw(named("other"));
+    far.wait_for("other").await;
+    attached.press(vec![Key::Esc, Key::F(2)], &snapshot);
+    assert_eq!(attached.view.page(), polis_tui::Page::Cluster);
+}
+
 /// What a terminal of 80 x 24 answers.
 const CORNER: Size = Size { columns: 80, rows: 24 };
 

@@ -426,12 +426,14 @@ impl Picture {
             (Some(notice), Some(silence)) => Some(format!("{notice} {silence}")),
         };
         let view = &self.view;
-        self.canvas.draw(|buffer| {
+        let bytes = self.canvas.draw(|buffer| {
             polis_tui::render(&shown.snapshot, view, buffer);
             if let Some(notice) = &notice {
                 polis_tui::render_notice(notice, buffer);
             }
-        })
+        });
+        self.view.was_drawn();
+        bytes
     }
 }
 

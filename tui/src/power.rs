@@ -8,6 +8,8 @@
 //!
 //! Invariants:
 //! - No single key ends a machine, and none that moves or scrolls is one of the two.
+//! - A confirmation that was typed before the question was on the terminal is none:
+//!   a line that echoes, or a text that is pasted, ends no machine.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -40,8 +42,10 @@ pub(crate) enum End {
 
 impl Menu {
     /// What a key leads to: the menu that is open then, and what is to be done.
-    pub(crate) fn key(self, key: Key) -> (Option<Self>, Option<Command>) {
+    /// A confirmation counts where the person has `seen` what they confirm.
+    pub(crate) fn key(self, key: Key, seen: bool) -> (Option<Self>, Option<Command>) {
         match (self, key) {
+            (Self::Confirm(_), Key::Char('y' | 'Y')) if !seen => (Some(self), None),
             (Self::Choose, Key::Char('r' | 'R')) => (Some(Self::Confirm(End::Reboot)), None),
             (Self::Choose, Key::Char('o' | 'O')) => (Some(Self::Confirm(End::PowerOff)), None),
             (Self::Confirm(End::Reboot), Key::Char('y' | 'Y')) => (None, Some(Command::Reboot)),

@@ -397,12 +397,34 @@ fn the_machine_ends_after_a_choice_and_a_confirmation() {
     let snapshot = samples::ordinary();
     let press = |keys: &str| {
         let mut view = View::new(80, 24);
-        keys.chars().map(|key| view.key(Key::Char(key), &snapshot)).collect::<Vec<_>>()
+        let press = |key| {
+            view.was_drawn();
+            view.key(Key::Char(key), &snapshot)
+        };
+        keys.chars().map(press).collect::<Vec<_>>()
     };
     assert_eq!(press("PRY"), [None, None, Some(Command::Reboot)]);
     assert_eq!(press("Poy"), [None, None, Some(Command::PowerOff)]);
     assert_eq!(press("PRxY"), [None, None, None, None]);
     assert_eq!(press("PY"), [None, None]);
+}
+
+#[test]
+fn a_text_that_is_echoed_or_pasted_ends_no_machine() {
+    let snapshot = samples::ordinary();
+    let mut view = View::new(80, 24);
+    view.was_drawn();
+    for key in "PRYyPOYy".chars() {
+        assert_eq!(view.key(Key::Char(key), &snapshot), None, "{key:?}");
+    }
+    // Whoever looks at the question, and then answers, means it.
+    let mut view = View::new(80, 24);
+    for key in "PRY".chars() {
+        view.key(Key::Char(key), &snapshot);
+    }
+    assert!(screen(&snapshot, &view, 80, 24).contains("yes, reboot it now"));
+    view.was_drawn();
+    assert_eq!(view.key(Key::Char('Y'), &snapshot), Some(Command::Reboot));
 }
 
 #[test]

@@ -46,6 +46,8 @@ enum Over {
 pub struct View {
     page: Page,
     over: Over,
+    /// Whether what lies over the page was drawn.
+    seen: bool,
     size: Rect,
     leaves: bool,
     /// The first line shown of each page's scrolled part.
@@ -85,7 +87,13 @@ impl View {
         self.page
     }
 
+    /// The terminal was given what this view shows: see [`View::key`].
+    pub fn was_drawn(&mut self) {
+        self.seen = true;
+    }
+
     /// Takes in a key; returns what the owner of the terminal must do about it.
+    /// Whoever draws says so by [`View::was_drawn`], or no confirmation counts.
     pub fn key(&mut self, key: Key, snapshot: &Snapshot) -> Option<Command> {
         match key {
             Key::Ctrl('l') => return Some(Command::Redraw),
@@ -93,8 +101,10 @@ impl View {
             _ => {}
         }
         if let Over::Power(menu) = self.over {
-            let (menu, command) = menu.key(key);
-            self.over = menu.map_or(Over::Nothing, Over::Power);
+            let (menu, command) = menu.key(key, self.seen);
+            let over = menu.map_or(Over::Nothing, Over::Power);
+            self.seen &= over == self.over;
+            self.over = over;
             return command;
         }
         // Whatever is pressed over the help was meant to make it go away.
@@ -106,7 +116,7 @@ impl View {
             let outcome = prompt.key(key);
             match prompt.what {
                 For::Search => self.filter.text.clone_from(&prompt.text),
-                For::Below => self.filter.below.clone_from(&prompt.text),
+                For::Below => self.filter.below(&prompt.text),
             }
             self.paused = None;
             if matches!(outcome, Outcome::Typing) {
@@ -116,7 +126,9 @@ impl View {
         }
         match key {
             Key::Char('?') => self.over = Over::Help,
-            Key::F(10) | Key::Char('P') => self.over = Over::Power(Menu::Choose),
+            Key::F(10) | Key::Char('P') => {
+                (self.over, self.seen) = (Over::Power(Menu::Choose), false);
+            }
             Key::Char('q') | Key::Ctrl('c') if self.leaves => return Some(Command::Leave),
             Key::F(number) => self.open(Page::of_key(usize::from(number))),
             Key::Char(digit @ '1'..='9') => {
@@ -200,21 +212,22 @@ impl View {
     }
 
     fn scroll(&mut self, key: Key, snapshot: &Snapshot) {
+        // Before anything is laid out: most bytes of a noisy line mean nothing here.
+        let (steps, page) = match key {
+            Key::Up => (-1, false),
+            Key::Down => (1, false),
+            Key::PageUp => (-1, true),
+            Key::PageDown => (1, true),
+            Key::Home => (isize::MIN, false),
+            Key::End => (isize::MAX, false),
+            _ => return,
+        };
         let area = Areas::of(self.size).body;
         let content = self.content(snapshot, area, true);
         let rows = area.height - content.head_rows(area.height);
         let end = window::end(content.body.len(), rows);
-        let page = usize::from(rows.saturating_sub(1).max(1));
-        let top = self.top(&content, rows);
-        let top = match key {
-            Key::Up => top.saturating_sub(1),
-            Key::Down => top + 1,
-            Key::PageUp => top.saturating_sub(page),
-            Key::PageDown => top + page,
-            Key::Home => 0,
-            Key::End => end,
-            _ => return,
-        };
+        let page = if page { isize::from(rows.saturating_sub(1).max(1).cast_signed()) } else { 1 };
+        let top = self.top(&content, rows).saturating_add_signed(steps.saturating_mul(page));
         self.tops[self.page as usize] = top.min(end);
         if self.page == Page::Logs && top < end {
             self.paused.get_or_insert_with(|| Arc::clone(&snapshot.logs));

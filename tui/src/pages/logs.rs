@@ -23,13 +23,15 @@ pub(crate) struct Filter {
     pub(crate) severity: Severity,
     /// A dotted name: of the writer, or of a parent of it. Empty for all.
     pub(crate) below: String,
+    /// Whether `below` is all of such a name; or else any part may begin with it.
+    pub(crate) whole: bool,
     /// What the entry must hold, whatever its case. Empty for all.
     pub(crate) text: String,
 }
 
 impl Default for Filter {
     fn default() -> Self {
-        Self { severity: Severity::Info, below: String::new(), text: String::new() }
+        Self { severity: Severity::Info, below: String::new(), whole: false, text: String::new() }
     }
 }
 
@@ -38,11 +40,21 @@ impl Filter {
         entry.severity >= self.severity && self.is_above(&entry.name) && self.is_said_by(entry)
     }
 
+    /// Takes what a person types for a name; a dot ends it, as one ends a part.
+    pub(crate) fn below(&mut self, typed: &str) {
+        self.whole &= self.below == typed;
+        typed.clone_into(&mut self.below);
+    }
+
     fn is_above(&self, writer: &str) -> bool {
-        match writer.strip_prefix(self.below.as_str()) {
-            Some(rest) => self.below.is_empty() || rest.is_empty() || rest.starts_with('.'),
-            None => false,
+        if self.whole {
+            let rest = writer.strip_prefix(self.below.as_str());
+            return rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
         }
+        // With a dot at the end, so that whoever types one means a whole part.
+        let parts = format!("{writer}.");
+        let starts = parts.match_indices('.').map(|(at, _)| at + 1);
+        std::iter::once(0).chain(starts).any(|start| parts[start..].starts_with(&self.below))
     }
 
     fn is_said_by(&self, entry: &LogEntry) -> bool {
@@ -118,7 +130,7 @@ pub(crate) fn content(
         let nothing = if shown.entries.is_empty() {
             "Nothing yet."
         } else {
-            "Nothing among the newest entries. Esc shows all again."
+            "Nothing among the newest entries. Esc goes back."
         };
         body.push(Row::indented(2).put(DIM, nothing).line());
     }
@@ -263,10 +275,35 @@ mod tests {
 
     #[test]
     fn a_subtree_is_not_whoever_is_called_alike() {
-        let filter = Filter { below: "root.net".to_owned(), ..Filter::default() };
-        assert!(filter.is_above("root.net") && filter.is_above("root.net.dhcp"));
-        assert!(!filter.is_above("root.network") && !filter.is_above("root"));
+        let of =
+            |below: &str, whole| Filter { below: below.to_owned(), whole, ..Filter::default() };
+        for filter in [of("root.net", true), of("root.net.", false), of("net.", false)] {
+            assert!(filter.is_above("root.net") && filter.is_above("root.net.dhcp"));
+            assert!(!filter.is_above("root.network") && !filter.is_above("root"), "{filter:?}");
+        }
         assert!(Filter::default().is_above("anything"));
+    }
+
+    #[test]
+    fn each_letter_of_a_name_that_is_typed_narrows_and_none_hides_what_is_meant() {
+        for typed in ["root.network", "network", "network.dhcp"] {
+            let mut filter = Filter::default();
+            for end in 0..=typed.len() {
+                filter.below(&typed[..end]);
+                assert!(filter.is_above("root.network.dhcp"), "{:?}", filter.below);
+                assert_eq!(
+                    filter.is_above("root.names"),
+                    "root.n".starts_with(&filter.below) || "n".starts_with(&filter.below),
+                    "{:?}",
+                    filter.below
+                );
+            }
+        }
+        let mut filter = Filter { below: "root.net".to_owned(), whole: true, ..Filter::default() };
+        filter.below("root.net");
+        assert!(!filter.is_above("root.network"), "nothing was typed");
+        filter.below("root.netw");
+        assert!(filter.is_above("root.network"));
     }
 
     #[test]
