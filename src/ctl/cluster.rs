@@ -9,11 +9,11 @@ use tokio::time::{Instant, sleep};
 
 use super::error::{Error, Explain as _};
 use super::node::{View, nodes_table};
-use super::output::{Document, fields, or_dash};
+use super::output::{Document, fields, or_dash, table};
 use super::parameters::Admission;
 use super::session::Session;
 use super::{Global, etcd, hex, ownership, parameters, units};
-use crate::identity::Fingerprint;
+use crate::identity::{Fingerprint, NodeId};
 use crate::rpc::client::Repeat;
 
 /// Commands about the cluster.
@@ -70,7 +70,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         }
         Command::Status => {
             let session = Session::open(global).await?;
-            global.out.print(&Status::read(&session).await?.document()?)
+            global.out.print(&Status::read(&session).await?.with_words().document()?)
         }
         Command::Ticket { command } => {
             let session = Session::open(global).await?;
@@ -241,6 +241,57 @@ struct Status {
     leader: String,
     nodes: Vec<View>,
     etcd: etcd::Status,
+    /// Machines that the leader did not let in, the newest first.
+    refused: Vec<Refused>,
+}
+
+/// A machine that was not let in.
+#[derive(Clone, Debug, Serialize)]
+struct Refused {
+    /// The name that it would have.
+    id: String,
+    /// As on its own screen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    words: Option<String>,
+    #[serde(skip)]
+    key: Option<[u8; 32]>,
+    address: String,
+    reason: String,
+    count: u64,
+    last: Option<String>,
+}
+
+impl Refused {
+    fn of(refused: &v1::RefusedRegistration) -> Self {
+        let key = <[u8; 32]>::try_from(refused.public_key.as_slice()).ok();
+        Self {
+            id: key.map(|key| NodeId::from_public_key(&key).to_string()).unwrap_or_default(),
+            words: None,
+            key,
+            address: refused.address.clone(),
+            reason: refused.reason.clone(),
+            count: refused.count,
+            last: units::since_1970(refused.last_at).map(units::date),
+        }
+    }
+
+    /// The same with the words of its key, which cost a moment each.
+    fn with_words(&self) -> Self {
+        let words = self.key.map(|key| Fingerprint::of_key(&key).words());
+        Self { words, ..self.clone() }
+    }
+
+    fn row(&self) -> Vec<String> {
+        let cells = [
+            &self.id,
+            self.words.as_deref().unwrap_or_default(),
+            &self.address,
+            &self.reason,
+            &self.count.to_string(),
+            self.last.as_deref().unwrap_or_default(),
+        ];
+        cells.map(or_dash).into()
+    }
 }
 
 impl Status {
@@ -264,7 +315,13 @@ impl Status {
             leader: info.leader.clone(),
             nodes: nodes.iter().map(View::of).collect(),
             etcd: etcd::Status::of(consensus),
+            refused: info.refused_registrations.iter().map(Refused::of).collect(),
         }
+    }
+
+    fn with_words(self) -> Self {
+        let refused = self.refused.iter().map(Refused::with_words).collect();
+        Self { refused, ..self }
     }
 
     fn document(&self) -> Result<Document, Error> {
@@ -275,7 +332,12 @@ impl Status {
             ("leader", or_dash(&self.leader)),
             ("etcd", self.etcd.summary()),
         ];
-        let text = format!("{}\n{}", fields(&lines), nodes_table(&self.nodes));
+        let mut text = format!("{}\n{}", fields(&lines), nodes_table(&self.nodes));
+        if !self.refused.is_empty() {
+            let rows: Vec<_> = self.refused.iter().map(Refused::row).collect();
+            let heads = ["REFUSED", "WORDS", "ADDRESS", "REASON", "TIMES", "LAST"];
+            text = format!("{text}\n\n{}", table(&heads, &rows));
+        }
         Document::new(self, text)
     }
 }

@@ -196,6 +196,7 @@ fn status_says_what_keeps_the_cluster_from_being_whole() {
       tpm: false
       version: "0.1.0"
     problems: []
+    refused: []
     "#);
 }
 
@@ -268,4 +269,33 @@ fn etcd_is_a_table_and_a_document() {
     polis-01010101010101010101010101010101  leader   yes      421    420      5.0 MiB, 1.0 MiB used  https://polis-01:7834
     polis-02020202020202020202020202020202  learner  yes      -      -        -                      https://polis-02:7834
     ");
+}
+
+#[test]
+fn a_machine_that_was_refused_is_shown_with_the_words_of_its_screen_and_the_cause() {
+    use crate::ctl::output::Format;
+    let key = [7; 32];
+    let refused = v1::RefusedRegistration {
+        public_key: key.to_vec(),
+        address: "192.0.2.9".to_owned(),
+        reason: "ticket-rotated".to_owned(),
+        count: 3,
+        last_at: 1_700_000_000,
+    };
+    let quiet = info();
+    let info = v1::GetClusterInfoResponse { refused_registrations: vec![refused], ..info() };
+    let status = Status::of(&info, &[], &consensus()).with_words();
+    let words = Fingerprint::of_key(&key).words();
+    let document = status.document().unwrap();
+    let text = document.render(Format::Table).unwrap();
+    for told in [words.as_str(), "192.0.2.9", "ticket-rotated", "3", "2023-11-14"] {
+        assert!(text.contains(told), "{told}: {text}");
+    }
+    let value = document.value();
+    assert_eq!(value["refused"][0]["words"], words.as_str());
+    assert_eq!(value["refused"][0]["reason"], "ticket-rotated");
+    assert!(value["refused"][0].get("key").is_none());
+    // Nobody was refused: nothing is said of it.
+    let quiet = Status::of(&quiet, &[], &consensus()).with_words();
+    assert!(!quiet.document().unwrap().render(Format::Table).unwrap().contains("REFUSED"));
 }

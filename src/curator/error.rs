@@ -167,6 +167,12 @@ impl Error {
         }
     }
 
+    /// The word of a decision; `None` where nobody decided.
+    pub(super) fn decided(&self) -> Option<&'static str> {
+        let (code, word) = self.class();
+        (!matches!(code, Code::Internal | Code::Unavailable)).then_some(word)
+    }
+
     /// Whether this is the news that another curator leads.
     #[must_use]
     pub fn deposed(&self) -> bool {

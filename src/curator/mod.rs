@@ -32,6 +32,7 @@ pub mod fenced;
 pub mod health;
 pub mod leader;
 pub mod nodes;
+pub mod refused;
 pub mod serve;
 mod service;
 pub mod standing;

@@ -29,6 +29,7 @@ use tonic_health::server::HealthReporter;
 use super::directory::{self, Directory};
 use super::health::{self, Heartbeats};
 use super::leader::{self, Leadership};
+use super::refused::Refusals;
 use super::serve::{Departures, DeparturesService, Handlers, Naming, Parts};
 use super::standing;
 use crate::consensus::client::User;
@@ -161,6 +162,7 @@ impl Service {
             leadership: leadership.subscribe(),
             directory: self.directory.clone(),
             heartbeats: heartbeats.clone(),
+            refusals: Refusals::default(),
             consensus: self.consensus.clone(),
             members: self.members.clone(),
             naming: self.config.naming,

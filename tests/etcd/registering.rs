@@ -228,6 +228,13 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     let wrong = Register { ticket: Ticket(b"wrong".to_vec().into()), ..register.clone() };
     let report = newcomer.refused(&wrong).await;
     assert_eq!(report.code, code::CLUSTER_TICKET, "{report:?}");
+    let info = owner.call(polis::rpc::client::Repeat::Allowed, |channel| async move {
+        let request = v1::GetClusterInfoRequest::default();
+        Ok(ManagementClient::new(channel).get_cluster_info(request).await?.into_inner())
+    });
+    let turned_away = &info.await.unwrap().refused_registrations[0];
+    assert_eq!((turned_away.reason.as_str(), turned_away.count), ("ticket-wrong", 1));
+    assert_eq!(turned_away.address, "127.0.0.1");
     let other = polis::identity::NodeKey::generate().unwrap();
     let stranger = Register { ca_certificate: other.proof().unwrap(), ..register.clone() };
     let report = Newcomer::new().refused(&stranger).await;

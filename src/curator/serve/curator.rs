@@ -1,17 +1,19 @@
 //! `polis.v1.Curator`: how nodes talk to the control plane.
 
+use std::net::IpAddr;
+
 use polis_proto::v1;
 use polis_proto::v1::curator_server::Curator;
 use tonic::{Request, Response, Status};
 
-use super::{Handlers, Stream, seconds, stranger, watching};
+use super::{Handlers, Lead, Stream, seconds, stranger, watching};
 use crate::curator::convert;
 use crate::curator::error::Error;
 use crate::curator::health::INTERVAL;
 use crate::curator::nodes;
 use crate::curator::state::{Commitment, Refusal, Registration, Request as Change};
 use crate::identity::{Identity, NodeId};
-use crate::rpc::Peer;
+use crate::rpc::{Caller, Peer};
 use crate::sys::clock;
 
 /// Machines that may wait for approval: more than anyone reads through, and few
@@ -31,6 +33,23 @@ fn key<T>(request: &Request<T>) -> Result<[u8; 32], Status> {
     match Peer::of(request) {
         Peer::Key(key) => Ok(key),
         Peer::None | Peer::Node(_) | Peer::User { .. } => Err(stranger()),
+    }
+}
+
+/// Where the call comes from.
+fn address<T>(request: &Request<T>) -> Option<IpAddr> {
+    let caller = request.extensions().get::<Caller>();
+    caller.map(|caller| caller.address.ip().to_canonical())
+}
+
+impl Lead {
+    /// Refuses a machine that asks to be let in, and remembers that.
+    fn turn_away(&self, who: Identity, from: Option<IpAddr>, error: Error) -> Status {
+        let decided = error.decided().filter(|_| !error.deposed());
+        if let (Some(word), Some(from)) = (decided, from) {
+            self.handlers.0.refusals.add(who.public_key, from, word, seconds());
+        }
+        self.refuse(error)
     }
 }
 
@@ -89,6 +108,7 @@ impl Curator for Handlers {
         request: Request<v1::RegisterNodeRequest>,
     ) -> Result<Response<v1::RegisterNodeResponse>, Status> {
         let identity = Identity::new(key(&request)?);
+        let from = address(&request);
         let lead = self.lead()?;
         let v1::RegisterNodeRequest { register_ticket, join_key, tpm, labels, external_address } =
             request.into_inner();
@@ -101,9 +121,11 @@ impl Curator for Handlers {
             address: address.map(|address| address.to_string()).unwrap_or_default(),
             now: seconds(),
         };
-        self.check_room(identity.id)?;
-        let node = lead.store().register(&register_ticket, registration).await;
-        let node = node.map_err(|error| lead.refuse(error))?;
+        let registered = async {
+            self.check_room(identity.id)?;
+            lead.store().register(&register_ticket, registration).await
+        };
+        let node = registered.await.map_err(|error| lead.turn_away(identity, from, error))?;
         let configuration = lead.store().configuration().await;
         let configuration = configuration.map_err(|error| lead.refuse(error))?;
         Ok(Response::new(v1::RegisterNodeResponse {
@@ -117,6 +139,7 @@ impl Curator for Handlers {
         request: Request<v1::CommitNodeRequest>,
     ) -> Result<Response<v1::CommitNodeResponse>, Status> {
         let identity = Identity::new(key(&request)?);
+        let from = address(&request);
         let lead = self.lead()?;
         let request = request.into_inner();
         let commitment = Commitment {
@@ -125,7 +148,7 @@ impl Curator for Handlers {
             recovery_key: request.recovery_key,
         };
         let entered = lead.store().enter(identity, commitment).await;
-        entered.map_err(|error| lead.refuse(error))?;
+        entered.map_err(|error| lead.turn_away(identity, from, error))?;
         let issued = Box::pin(lead.store().ensure_node_certificate(identity, clock::now())).await;
         let issued = issued.map_err(|error| lead.refuse(error))?;
         Ok(Response::new(v1::CommitNodeResponse {

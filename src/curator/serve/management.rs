@@ -72,6 +72,7 @@ impl Management for Handlers {
             nodes_standby,
             nodes_up,
             nodes_decommissioned,
+            refused_registrations: self.0.refusals.told(),
         }))
     }
 

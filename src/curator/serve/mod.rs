@@ -42,6 +42,7 @@ use super::error::Error;
 use super::fenced::Fenced;
 use super::health::Heartbeats;
 use super::leader::{Leadership, Term};
+use super::refused::Refusals;
 use super::store::Store;
 use crate::consensus::{self, Members, Peer};
 use crate::event::until;
@@ -75,6 +76,8 @@ pub struct Parts {
     pub directory: watch::Sender<Directory>,
     /// Who was heard.
     pub heartbeats: Heartbeats,
+    /// Which machines were not let in.
+    pub refusals: Refusals,
     /// The member of etcd beside this curator.
     pub consensus: watch::Receiver<consensus::Status>,
     /// The way to change the members of etcd.
