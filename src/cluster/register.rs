@@ -238,8 +238,8 @@ impl<C: Consensus> Service<C> {
                 info!(node = %id, fingerprint = words, "waiting for an operator's approval");
             }
             let what = format!(
-                "an operator who approves this node: its fingerprint is {words}; compare it with \
-                 that of `polisctl node approve {id}`"
+                "an operator, who compares {words} with what this shows, and approves: \
+                 `polisctl node approve {id}`"
             );
             ctx.stage(Stage::Cluster, stage::State::Waiting(what));
             sleep(LOOK_AGAIN).await;

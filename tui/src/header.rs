@@ -1,5 +1,7 @@
 //! Draws what is the same on every page: the bar at the top, the keys at the bottom.
 
+use std::time::Duration;
+
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier};
@@ -10,6 +12,10 @@ use crate::snapshot::{Cluster, Snapshot};
 use crate::text::{clean, cut, duration, plural};
 use crate::theme::{ALARM, BAR, CURSOR, DOES, KEY, Mark, NOTICE, OPEN};
 use crate::widgets::{Row, row};
+
+/// For so long, the failure of the boot before counts as a warning; the Boot page has
+/// it until the next boot.
+const FAILURE_REMEMBERED: Duration = Duration::from_secs(86_400);
 
 /// Draws the bar: who this is and how it stands; below it where, how long, and the time.
 pub(crate) fn draw(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
@@ -31,7 +37,9 @@ pub(crate) fn draw(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
     let room = usize::from(area.width).saturating_sub(who.used() + how.used() + 1);
     let node = clean(header.node.as_deref().unwrap_or("no node ID yet"));
     let who = who.put(BAR, &cut(&node, room));
-    let remarks = snapshot.warnings.len() + usize::from(snapshot.previous_failure.is_some());
+    // A remark that is there for months is none.
+    let lately = snapshot.previous_failure.is_some() && header.uptime < FAILURE_REMEMBERED;
+    let remarks = snapshot.warnings.len() + usize::from(lately);
     let remarks = match remarks {
         0 => Row::default(),
         some => Row::default().put(
@@ -40,13 +48,23 @@ pub(crate) fn draw(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
         ),
     };
     let address = header.address.as_deref().unwrap_or("no address yet");
-    let place = Row::indented(1)
-        .put(BAR, &format!("{} slot {}", header.version, header.slot))
-        .gap(3)
-        .put(BAR, address)
-        .gap(3)
-        .put(BAR, &format!("up {}", duration(header.uptime)));
     let clock = Row::default().put(BAR, &header.clock).gap(1);
+    let version = format!("{} slot {}", header.version, header.slot);
+    let uptime = format!("up {}", duration(header.uptime));
+    let place = |parts: &[&str]| {
+        let put = |row: Row, part: &&str| {
+            if row.used() > 1 { row.gap(3).put(BAR, part) } else { row.put(BAR, part) }
+        };
+        parts.iter().fold(Row::indented(1), put)
+    };
+    // What tells a live screen from a frozen one goes last.
+    let room = usize::from(area.width).saturating_sub(clock.used() + 1);
+    let whole: &[&str] = &[&version, address, &uptime];
+    let place = [whole, &[&version, address], &[address]]
+        .into_iter()
+        .map(place)
+        .find(|place| place.used() <= room)
+        .unwrap_or_else(|| place(whole));
     buffer.set_style(area, BAR);
     spread(area, 0, who, &[remarks, how], buffer);
     spread(area, 1, place, &[clock], buffer);

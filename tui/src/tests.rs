@@ -1,21 +1,24 @@
-//! Draws every page in every state, and lets chance press the keys.
+//! Draws every page in every state.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use proptest::prelude::*;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::{Buffer, Cell};
 
 use crate::guru::{self, Countdown, Guru};
 use crate::snapshot::{LogEntry, Severity};
-use crate::{Command, Key, Page, Snapshot, View, render, samples, text};
+use crate::{Command, Key, Page, Snapshot, View, render, samples};
 
+#[path = "chance_tests.rs"]
+mod chance;
 #[path = "cursor_tests.rs"]
 mod cursor;
 #[path = "glance_tests.rs"]
 mod glance;
+#[path = "header_tests.rs"]
+mod header;
 #[path = "quorum_tests.rs"]
 mod quorum;
 
@@ -472,43 +475,6 @@ fn one_key_up_from_the_end_moves_one_line() {
     assert_eq!(body(&view)[1..], end[..8]);
 }
 
-fn key() -> impl Strategy<Value = Key> {
-    prop_oneof![
-        (0u8..12).prop_map(Key::F),
-        prop::sample::select(vec![
-            '?', 's', 'l', 'r', 'h', '1', '5', '9', 'é', '/', 'n', '-', ' ', 'P', 'o'
-        ])
-        .prop_map(Key::Char),
-        prop::sample::select(vec![
-            Key::Up,
-            Key::Down,
-            Key::PageUp,
-            Key::PageDown,
-            Key::Home,
-            Key::End,
-            Key::Tab,
-            Key::BackTab,
-            Key::Esc,
-            Key::Enter,
-            Key::Backspace,
-            Key::Ctrl('l'),
-        ]),
-    ]
-}
-
-/// Terminals: most of them small, where the trouble is.
-fn size() -> impl Strategy<Value = (u16, u16)> {
-    prop_oneof![4 => (1u16..40, 1u16..14), 2 => (1u16..160, 1u16..60), 1 => (1u16..=500, 1u16..=200)]
-}
-
-#[track_caller]
-fn assert_glyphs_are_in_the_font(backend: &TestBackend) {
-    for cell in backend.buffer().content() {
-        assert_eq!(text::clean(cell.symbol()), cell.symbol());
-        assert_eq!(cell.symbol().chars().count(), 1);
-    }
-}
-
 /// `one`, but what stands at `field` is from `other`.
 fn mixed(one: &Snapshot, other: &Snapshot, field: usize) -> Snapshot {
     let (mut mixed, other) = (one.clone(), other.clone());
@@ -545,7 +511,8 @@ fn whatever_a_view_shows_is_seen_to_change() {
     }
     let pages = Page::ALL.into_iter().map(|page| view(page, 160, 50));
     let views: Vec<View> = pages.chain([power]).collect();
-    for (one, other) in samples.iter().zip(samples.iter().cycle().skip(3)) {
+    let others = |steps| samples.iter().zip(samples.iter().cycle().skip(steps));
+    for (one, other) in [1, 3, 4].into_iter().flat_map(others) {
         for (field, view) in (0..12).flat_map(|field| views.iter().map(move |it| (field, it))) {
             let new = mixed(one, other, field);
             if !view.sees_change(one, &new) {
@@ -572,41 +539,4 @@ fn time_alone_is_drawn_by_the_header() {
     assert_eq!(header.content(), &whole.buffer().content()[..area.area() as usize]);
     new.header.cluster = crate::snapshot::Cluster::Split;
     assert!(view(Page::Logs, 80, 24).sees_change(&one, &new));
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
-
-    #[test]
-    fn no_key_and_no_size_of_terminal_panics(
-        first in size(),
-        then in size(),
-        keys in prop::collection::vec((key(), 0usize..7), 0..12),
-    ) {
-        let snapshots = samples::all().map(|(_, snapshot)| snapshot);
-        let mut view = View::new(first.0, first.1);
-        for (key, snapshot) in keys {
-            view.key(key, &snapshots[snapshot]);
-            let backend = draw(first.0, first.1, |buffer| render(&snapshots[snapshot], &view, buffer));
-            assert_glyphs_are_in_the_font(&backend);
-            // The host may learn of a new size late: drawing must not rely on it.
-            draw(then.0, then.1, |buffer| render(&snapshots[snapshot], &view, buffer));
-        }
-    }
-
-    #[test]
-    fn a_guru_can_be_read_at_any_size(
-        size in size(),
-        keys in prop::collection::vec(key(), 0..8),
-        long in any::<bool>(),
-        phase in any::<bool>(),
-    ) {
-        let guru = if long { samples::guru_overflowing() } else { samples::guru() };
-        let mut view = guru::View::new(size.0, size.1);
-        for key in keys {
-            view.key(key, &guru);
-        }
-        let backend = draw(size.0, size.1, |buffer| guru::render(&guru, &view, phase, buffer));
-        assert_glyphs_are_in_the_font(&backend);
-    }
 }

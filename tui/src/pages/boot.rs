@@ -12,7 +12,7 @@ use crate::text::{clean, duration, name, plural, width as cells, wrap};
 use crate::theme::{ATTENTION, BAD, BUSY, DIM, GOOD, Mark, PLAIN, STRONG};
 use crate::widgets::Row;
 use crate::widgets::block::{beside, blank, titled};
-use crate::widgets::headline::{INDENT, hanging, headline, note};
+use crate::widgets::headline::{self, INDENT, hanging, headline, note};
 use crate::widgets::timeline::{Fill, Timeline};
 
 /// Columns of the stage's name, its state and its length.
@@ -118,6 +118,13 @@ fn words(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
     let Header { cluster: Cluster::Foreign, words: Some(words), .. } = &snapshot.header else {
         return Vec::new();
     };
+    let reason = |stage: &Stage| match &stage.state {
+        StageState::Waiting { what, .. } => what.contains(words.as_str()),
+        _ => false,
+    };
+    if snapshot.stages.iter().any(reason) {
+        return Vec::new();
+    }
     let lead = "its key in words: ";
     let row = Row::indented(INDENT).put(DIM, lead).put(STRONG, words);
     if row.used() <= width { vec![row.line()] } else { hanging(INDENT, "", STRONG, words, width) }
@@ -281,10 +288,21 @@ fn rows(
         .dotted(look.style, &bar);
     let mut lines = vec![row.line()];
     if let StageState::Waiting { what, since } = &stage.state {
+        let (what, command) = told(what);
         let text = format!("{} so far, for {what}", duration(*since));
         lines.extend(hanging(INDENT, "└ ", ATTENTION, &text, width));
+        lines.extend(command.into_iter().flat_map(|command| headline::command(command, width)));
     }
     lines
+}
+
+/// What is waited for, and the command at its end that brings it about, if there is one.
+fn told(what: &str) -> (&str, Option<&str>) {
+    let split = || {
+        let (before, command) = what.strip_suffix('`')?.rsplit_once('`')?;
+        Some((before.trim_end(), command))
+    };
+    split().map_or((what, None), |(before, command)| (before, Some(command)))
 }
 
 /// How a stage looks in each of its states.

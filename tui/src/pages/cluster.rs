@@ -4,14 +4,16 @@ use ratatui::text::Line;
 
 use super::Content;
 use crate::snapshot::{Cluster, Health, Node, NodeState, Nodes, Snapshot, Standing};
-use crate::text::{clean, duration, name, plural};
+use crate::text::{clean, duration, name, plural, width as cells};
 use crate::theme::{ATTENTION, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::Row;
 use crate::widgets::block::{blank, titled};
-use crate::widgets::headline::{INDENT, hanging, headline, note};
+use crate::widgets::headline::{INDENT, command, hanging, headline, note};
 
 /// Columns after the name: address, state, what it is to etcd, heartbeat.
 const ADDRESS: usize = 17;
+/// The same where there is room for the longest address of IPv6.
+const ADDRESS_MAX: usize = 41;
 const STATE: usize = 12;
 const ETCD: usize = 9;
 const HEARTBEAT: usize = 15;
@@ -42,7 +44,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         head.extend(note(Mark::Bad, &text, width));
     }
     head.push(blank());
-    let columns = Columns::of(width, known.nodes.len());
+    let columns = Columns::of(width, known);
     head.push(columns.head(known.nodes.len(), width));
     let mut nodes: Vec<&Node> = known.nodes.iter().collect();
     // Whoever needs somebody comes first; the others stay where they are.
@@ -80,12 +82,10 @@ fn identity(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
     lines.extend(fact("name", node));
     lines.extend(header.words.iter().flat_map(|words| fact("its key", words)));
     if header.cluster == Cluster::Foreign {
-        let text = format!(
-            "where you have polisctl: compare the key with `polisctl node approve {node}`, and \
-             approve it"
-        );
+        let text = "Compare the key with what this shows where you have polisctl, and approve:";
         lines.push(blank());
-        lines.extend(hanging(INDENT, "► ", ATTENTION, &text, width));
+        lines.extend(note(Mark::Attention, text, width));
+        lines.extend(command(&format!("polisctl node approve {node}"), width));
     }
     lines
 }
@@ -175,14 +175,22 @@ pub(super) fn short(id: &str) -> String {
 /// How a row is shared out.
 struct Columns {
     name: usize,
+    address: usize,
     roles: bool,
 }
 
 impl Columns {
-    fn of(width: usize, nodes: usize) -> Self {
-        let others = INDENT + ADDRESS + STATE + ETCD + HEARTBEAT;
-        let left = width.saturating_sub(others);
+    fn of(width: usize, known: &Nodes) -> Self {
+        let nodes = known.nodes.len();
+        let left = width.saturating_sub(INDENT + ADDRESS + STATE + ETCD + HEARTBEAT);
+        let addresses = known.nodes.iter().filter_map(|node| node.address.as_ref());
+        let longest = addresses.map(|address| cells(address) + 2).max().unwrap_or(0);
+        let more = longest.clamp(ADDRESS, ADDRESS_MAX) - ADDRESS;
+        // A node is told apart by its name first.
+        let more = if left >= NAME_MIN + more { more } else { 0 };
+        let left = left - more;
         Self {
+            address: ADDRESS + more,
             name: left.clamp(NAME_MIN, NAME_MAX),
             roles: left > NAME_MAX + ROLES || left > NAME_MAX && nodes > DETAILS_MAX,
         }
@@ -191,7 +199,7 @@ impl Columns {
     fn head(&self, nodes: usize, width: usize) -> Line<'static> {
         let row = Row::default()
             .cell(INDENT + self.name, STRONG, &plural(nodes as u64, "node"))
-            .cell(ADDRESS, DIM, "address")
+            .cell(self.address, DIM, "address")
             .cell(STATE, DIM, "state")
             .cell(ETCD, DIM, "etcd")
             .cell(HEARTBEAT, DIM, "heartbeat");
@@ -260,17 +268,23 @@ fn rows(
     let row = Row::default()
         .cell(INDENT, mark.style(), mark.glyph())
         .cell(columns.name, if node.own { STRONG } else { PLAIN }, &name)
-        .cell(ADDRESS, PLAIN, node.address.as_deref().unwrap_or("-"))
+        .cell(columns.address, PLAIN, node.address.as_deref().unwrap_or("-"))
         .cell(STATE, mark.style(), &state)
         .cell(ETCD, PLAIN, etcd)
         .cell(HEARTBEAT, if mark == Mark::Bad { ATTENTION } else { PLAIN }, &heartbeat);
     let more = remark(node);
+    let address = node.address.as_ref().filter(|address| cells(address) >= columns.address);
     let mut lines = Vec::new();
     if columns.roles {
         let left = width.saturating_sub(row.used());
         lines.push(row.put(DIM, &crate::text::cut(&clean(&more), left)).line());
     } else {
         lines.push(row.line());
+        // What was cut is read nowhere else.
+        if let Some(address) = address {
+            let address = crate::text::cut(&clean(address), width.saturating_sub(INDENT));
+            lines.push(Row::indented(INDENT).put(PLAIN, &address).line());
+        }
         if details && !more.is_empty() {
             lines.push(
                 Row::indented(INDENT)
@@ -281,9 +295,9 @@ fn rows(
     }
     if node.state == NodeState::New {
         let words = node.words.as_deref().unwrap_or("its screen");
-        let text =
-            format!("compare \"{words}\" with its screen, then: polisctl node approve {}", node.id);
-        lines.extend(hanging(INDENT, "► ", ATTENTION, &text, width));
+        let text = format!("compare \"{words}\" with its screen, and approve it:");
+        lines.extend(hanging(INDENT, "", ATTENTION, &text, width));
+        lines.extend(command(&format!("polisctl node approve {}", node.id), width));
     }
     lines
 }

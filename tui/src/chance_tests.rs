@@ -1,0 +1,104 @@
+//! Lets chance choose the keys, what is shown, and the size of the terminal.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::text;
+
+/// Any key at all; those that mean something more often than chance would have them.
+fn key() -> impl Strategy<Value = Key> {
+    prop_oneof![
+        2 => (0u8..14).prop_map(Key::F),
+        2 => prop::sample::select("?slrhupoyqLSPRYUN/n-+= 123456789".chars().collect::<Vec<_>>())
+            .prop_map(Key::Char),
+        1 => any::<char>().prop_map(Key::Char),
+        1 => prop::char::range('a', 'z').prop_map(Key::Ctrl),
+        1 => any::<(u16, u16)>().prop_map(|(row, column)| Key::Cursor { row, column }),
+        4 => prop::sample::select(vec![
+            Key::Up,
+            Key::Down,
+            Key::Left,
+            Key::Right,
+            Key::PageUp,
+            Key::PageDown,
+            Key::Home,
+            Key::End,
+            Key::Insert,
+            Key::Delete,
+            Key::Tab,
+            Key::BackTab,
+            Key::Enter,
+            Key::Backspace,
+            Key::Esc,
+        ]),
+    ]
+}
+
+/// Keys, of which some runs go all the way to the end of a machine.
+fn keys() -> impl Strategy<Value = Vec<(Key, usize)>> {
+    let any = prop::collection::vec((key(), 0..samples::all().len()), 0..12);
+    (any, prop::option::weighted(0.2, prop::sample::select(vec!["PRY", "Poy", "\u{1b}P", "L/x"])))
+        .prop_map(|(mut keys, last)| {
+            let last = last.into_iter().flat_map(str::chars);
+            keys.extend(last.map(|key| (Key::Char(key), 3)));
+            keys
+        })
+}
+
+/// Terminals: most of them small, where the trouble is.
+fn size() -> impl Strategy<Value = (u16, u16)> {
+    prop_oneof![4 => (1u16..40, 1u16..14), 2 => (1u16..160, 1u16..60), 1 => (1u16..=500, 1u16..=200)]
+}
+
+#[track_caller]
+fn assert_glyphs_are_in_the_font(backend: &TestBackend) {
+    for cell in backend.buffer().content() {
+        assert_eq!(text::clean(cell.symbol()), cell.symbol());
+        assert_eq!(cell.symbol().chars().count(), 1);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn no_key_and_no_size_of_terminal_panics(
+        first in size(),
+        then in size(),
+        keys in keys(),
+        leaves in any::<bool>(),
+    ) {
+        let snapshots = samples::all().map(|(_, snapshot)| snapshot);
+        let mut view = View::new(first.0, first.1);
+        if leaves {
+            view = view.that_can_be_left();
+        }
+        for (key, snapshot) in keys {
+            view.key(key, &snapshots[snapshot]);
+            let backend = draw(first.0, first.1, |buffer| render(&snapshots[snapshot], &view, buffer));
+            assert_glyphs_are_in_the_font(&backend);
+            // The host may learn of a new size late: drawing must not rely on it.
+            draw(then.0, then.1, |buffer| render(&snapshots[snapshot], &view, buffer));
+        }
+    }
+
+    #[test]
+    fn a_guru_can_be_read_at_any_size(
+        size in size(),
+        keys in prop::collection::vec(key(), 0..8),
+        guru in prop::sample::select(vec![
+            samples::guru(),
+            samples::guru_locked(),
+            samples::guru_overflowing(),
+            Guru::default(),
+        ]),
+        phase in any::<bool>(),
+    ) {
+        let mut view = guru::View::new(size.0, size.1);
+        for key in keys {
+            view.key(key, &guru);
+            let backend = draw(size.0, size.1, |buffer| guru::render(&guru, &view, phase, buffer));
+            assert_glyphs_are_in_the_font(&backend);
+        }
+    }
+}
