@@ -47,6 +47,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// A start that takes longer is worth an explanation on the screen.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// Longer than a cluster that is switched on needs to find itself.
+const DOUBT: Duration = Duration::from_secs(60);
+
 /// Why etcd was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
@@ -82,6 +85,8 @@ pub(super) struct Serving<'a> {
     marked: bool,
     growth: watch::Receiver<bool>,
     started: Instant,
+    /// Since when it has heard of no leader.
+    alone_since: Option<Instant>,
     begun: Duration,
     reported: Option<EventLine>,
 }
@@ -103,6 +108,7 @@ impl<'a> Serving<'a> {
             marked: pace == Pace::Alone,
             growth: service.growth.subscribe(),
             started: Instant::now(),
+            alone_since: None,
             begun,
             reported: None,
         })
@@ -179,23 +185,25 @@ impl<'a> Serving<'a> {
         Ok(Room::Ready)
     }
 
-    fn unseen(&self, silence: &Silence) {
+    fn unseen(&mut self, silence: &Silence) {
+        let since = *self.alone_since.get_or_insert_with(Instant::now);
         if self.started.elapsed() < PATIENCE {
             return;
         }
         let what = match silence {
-            Silence::Mute => "etcd to answer; its log says what it is doing",
+            Silence::Mute => "etcd to answer; its log says what it is doing".to_owned(),
             Silence::Leaderless => {
-                "a leader of etcd; more than half of the voters must be on, and reachable on port 7834 \
-                 at the addresses at which this node knew them last"
+                let known = self.service.status.borrow().members.clone();
+                leaderless(&known, since.elapsed())
             }
         };
-        self.ctx.stage(Stage::Consensus, State::Waiting(what.to_owned()));
+        self.ctx.stage(Stage::Consensus, State::Waiting(what));
         self.service.status.send_if_modified(|status| status.leader.take().is_some());
     }
 
     async fn seen(&mut self, seen: Status) -> Result<(), Error> {
         let standing = seen.standing;
+        self.alone_since = None;
         let alone = standing == Standing::Voter && seen.members.len() == 1;
         let entered = self.service.status.borrow().standing != standing;
         self.service.status.send_if_modified(|status| {
@@ -225,6 +233,27 @@ impl<'a> Serving<'a> {
         }
         Ok(())
     }
+}
+
+/// What an etcd waits for that hears of no leader, for so long by now.
+fn leaderless(known: &[Member], silent: Duration) -> String {
+    let voters = known.iter().filter(|member| !member.learner);
+    let names: Vec<_> = voters.map(Member::called).collect();
+    let of = match names.len() {
+        0 => "the voters".to_owned(),
+        count => format!("the {count} voters ({})", names.join(", ")),
+    };
+    let mut what = format!(
+        "a leader of etcd; more than half of {of} must be on, and reachable on port 7834 at the \
+         addresses at which this node knew them last"
+    );
+    if silent >= DOUBT {
+        what.push_str(
+            "; or this member was taken out meanwhile: `polisctl etcd members` says whether it is \
+             there, and the node asks a curator, if it can reach one",
+        );
+    }
+    what
 }
 
 /// An etcd that was just started.
@@ -401,6 +430,21 @@ fn alarms(errors: &[String]) -> Vec<Alarm> {
 mod tests {
     use super::*;
     use crate::logtree::Parser;
+
+    #[test]
+    fn who_hears_of_no_leader_says_whom_it_expects_and_after_a_minute_what_else_may_be() {
+        let member = |id: u64, learner| Member {
+            id: MemberId(id),
+            name: format!("polis-{id}"),
+            peer_url: String::new(),
+            learner,
+        };
+        let known = [member(1, false), member(2, false), member(3, true)];
+        let soon = leaderless(&known, Duration::from_secs(5));
+        assert!(soon.contains("more than half of the 2 voters (polis-1, polis-2)"), "{soon}");
+        assert!(!soon.contains("taken out"));
+        assert!(leaderless(&[], DOUBT).contains("polisctl etcd members"));
+    }
 
     #[test]
     fn the_last_words_are_the_newest_complaint() {

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_proto::v1::node_management_client::NodeManagementClient;
+use tonic::{Response, Status};
 use zeroize::Zeroizing;
 
 use super::endpoint::{Endpoint, MANAGEMENT_PORT};
@@ -19,6 +20,7 @@ use super::error::{Error, Explain as _};
 use super::output::Document;
 use super::session::{PATIENCE, Session, refused};
 use super::{Global, ask, key, parameters};
+use crate::curator::error::REASON;
 use crate::identity::Spoken;
 use crate::rpc::client::Repeat;
 
@@ -246,10 +248,14 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             let node_id = found.id.clone();
             sure(yes, &format!("The cluster forgets {node_id}. Go on?"), global)?;
             let request = v1::DeleteNodeRequest { node_id: node_id.clone(), force };
+            let mut again = false;
             session
-                .call("delete the node", Repeat::Never, |channel| {
-                    let request = request.clone();
-                    async move { ManagementClient::new(channel).delete_node(request).await }
+                .call("delete the node", Repeat::Allowed, |channel| {
+                    let (request, again) = (request.clone(), std::mem::replace(&mut again, true));
+                    async move {
+                        let answer = ManagementClient::new(channel).delete_node(request).await;
+                        deleted(answer.map(Response::into_inner), again).map(Response::new)
+                    }
                 })
                 .await?;
             let value = serde_json::json!({
@@ -270,6 +276,21 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
 /// a member.
 fn may_ask_again(node: &v1::NodeInfo) -> bool {
     matches!(node.state(), v1::NodeState::New | v1::NodeState::Standby)
+}
+
+/// A node that was there and is not is deleted: by this command, if it asked before
+/// and the answer was lost.
+fn deleted(
+    answer: Result<v1::DeleteNodeResponse, Status>,
+    again: bool,
+) -> Result<v1::DeleteNodeResponse, Status> {
+    answer.or_else(|status| {
+        let reason = status.metadata().get(REASON).and_then(|reason| reason.to_str().ok());
+        match again && reason == Some("unknown") {
+            true => Ok(v1::DeleteNodeResponse {}),
+            false => Err(status),
+        }
+    })
 }
 
 fn forgotten(node: &v1::NodeInfo) -> String {
@@ -444,6 +465,19 @@ async fn unlock(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_that_is_gone_when_it_is_asked_for_again_was_deleted() {
+        let refused = |word: &'static str| {
+            let mut status = Status::not_found("there is no such node");
+            status.metadata_mut().insert(REASON, word.parse().unwrap());
+            Err(status)
+        };
+        assert!(deleted(refused("unknown"), true).is_ok());
+        assert!(deleted(refused("unknown"), false).is_err(), "nothing was asked for before");
+        assert!(deleted(refused("quorum"), true).is_err());
+        assert!(deleted(Ok(v1::DeleteNodeResponse {}), false).is_ok());
+    }
 
     #[test]
     fn whoever_deletes_a_machine_that_never_entered_is_told_that_it_asks_again() {

@@ -46,21 +46,12 @@ impl Lead {
         // for a leader that is none any more gets no further than this, and the next
         // one finds it.
         self.store().confirm_role(id).await?;
-        let directory = parts.directory.borrow();
-        let member = |member: &Member| {
-            // A member that has not started yet has no name: that is the new one.
-            let own = member.peer_url == peer.url();
-            let node = if own { Some(id) } else { member.name.parse().ok() };
-            let known = node.and_then(|node| directory.node(node));
-            let known = known.and_then(|known| known.node.status.as_ref());
-            v1::join_consensus_response::Peer {
-                node_id: node.map_or_else(|| member.name.clone(), |node| node.to_string()),
-                address: match own {
-                    true => address.to_string(),
-                    false => known.map(|s| s.external_address.clone()).unwrap_or_default(),
-                },
-                peer_url: member.peer_url.clone(),
-            }
+        let member = |member: &Member| v1::join_consensus_response::Peer {
+            node_id: match member.is_of(id, &peer) {
+                true => id.to_string(),
+                false => member.name.clone(),
+            },
+            peer_url: member.peer_url.clone(),
         };
         Ok(v1::JoinConsensusResponse {
             members: invitation.members.iter().map(member).collect(),
