@@ -80,13 +80,14 @@ pub fn failing() -> Snapshot {
     for (name, state, restarts, cause) in [
         (
             "consensus",
-            ServiceState::Restarting,
+            ServiceState::Healthy,
             4,
             Some(
                 "etcd ended by signal 9 (killed), after 1.2 s; its last line was: context deadline exceeded",
             ),
         ),
         ("curator", ServiceState::Starting, 0, None),
+        ("liaison", ServiceState::Restarting, 2, Some("no curator answers")),
         ("promoter", ServiceState::Done, 0, None),
         ("names", ServiceState::Dead, 11, Some("panic: no key")),
     ] {
@@ -94,7 +95,10 @@ pub fn failing() -> Snapshot {
             service.state = state;
             service.restarts = restarts;
             service.cause = cause.map(str::to_owned);
-            service.since = Duration::from_millis(2_300);
+            service.since = match state {
+                ServiceState::Healthy => Duration::from_secs(131),
+                _ => Duration::from_millis(2_300),
+            };
         }
     }
     if let Some(metrics) = &mut snapshot.metrics {
