@@ -32,9 +32,10 @@ pub(super) enum Command {
     },
     /// Change what holds for all nodes of the cluster.
     ///
-    /// A node takes it up when it comes home next: a share of its disk's key that
-    /// nobody shall keep any more still opens the disk for one boot. A data
-    /// partition stays what it was made as.
+    /// What is not named stays. A member of etcd takes it up when it comes home next:
+    /// a share of its disk's key that nobody shall keep any more still opens the disk
+    /// for one boot. Other nodes keep what they entered with, and so does every data
+    /// partition.
     Configure(parameters::Rules),
     /// Wait until the cluster is whole.
     ///
@@ -101,8 +102,7 @@ async fn configure(rules: &parameters::Rules, global: &Global) -> Result<(), Err
         return Err(Error::usage("say what to change: --tpm, --storage, --cold-start"));
     }
     let session = Session::open(global).await?;
-    let mut configuration = info(&session).await?.configuration.unwrap_or_default();
-    rules.apply(&mut configuration);
+    let configuration = rules.named();
     let request = v1::ConfigureClusterRequest { configuration: Some(configuration) };
     session
         .call("configure the cluster", Repeat::Allowed, |channel| {

@@ -8,7 +8,9 @@ use super::store::{CONFIGURATION, Outcome, Store};
 use crate::{parameters, pki};
 
 impl<S: pki::Store + Clone> Store<S> {
-    /// Replaces the configuration. What a running cluster is built on stays.
+    /// Changes what `wish` names; what is unset there stays as it is, so that two who
+    /// change different things at once do not undo each other. What a running cluster
+    /// is built on stays.
     ///
     /// # Errors
     ///
@@ -19,7 +21,6 @@ impl<S: pki::Store + Clone> Store<S> {
     ) -> Result<v1::ClusterConfiguration, Error> {
         let checked = parameters::configuration(wish.clone(), "configuration");
         let checked = checked.map_err(|error| Error::Field(error.to_string()))?;
-        let wish = v1::ClusterConfiguration { cluster_domain: checked.domain, ..wish };
         let written = self.update(CONFIGURATION, |old: Option<v1::ClusterConfiguration>| {
             let old = old.unwrap_or_default();
             let domain = if old.cluster_domain.is_empty() {
@@ -28,14 +29,24 @@ impl<S: pki::Store + Clone> Store<S> {
                 old.cluster_domain.clone()
             };
             // It is in names that workload was given, and in certificates.
-            if wish.cluster_domain != domain {
+            if !wish.cluster_domain.is_empty() && checked.domain != domain {
                 return Err(Error::Fixed { field: "cluster_domain", value: domain });
             }
-            if wish == old {
+            let either = |wish: i32, old: i32| if wish == 0 { old } else { wish };
+            let new = v1::ClusterConfiguration {
+                cluster_domain: domain,
+                tpm_mode: either(wish.tpm_mode, old.tpm_mode),
+                storage_security_policy: either(
+                    wish.storage_security_policy,
+                    old.storage_security_policy,
+                ),
+                cold_start: either(wish.cold_start, old.cold_start),
+            };
+            if new == old {
                 return Ok(Outcome::Keep(old));
             }
             info!("the cluster's configuration was changed");
-            Ok(Outcome::Put(wish.clone(), Vec::new(), Vec::new()))
+            Ok(Outcome::Put(new, Vec::new(), Vec::new()))
         });
         written.await
     }

@@ -251,7 +251,7 @@ async fn what_a_running_cluster_is_built_on_cannot_change() {
     };
     let written = store.configure(wish.clone()).await.unwrap();
     assert_eq!(written.cold_start, wish.cold_start);
-    // Left out, it is the default.
+    // Left out, it stays.
     let same = v1::ClusterConfiguration { cluster_domain: String::new(), ..written.clone() };
     assert_eq!(store.configure(same).await.unwrap(), written);
     let other = v1::ClusterConfiguration { cluster_domain: "x.org".to_owned(), ..written.clone() };
@@ -274,4 +274,20 @@ async fn what_a_node_needs_for_etcd_is_told_while_it_has_the_role_and_does_not_l
     assert!(matches!(store.confirm_role(id).await, Err(Error::NoRole)));
     store.change(id, Request::Decommission).await.unwrap();
     assert!(matches!(store.confirm_role(id).await, Err(Error::Refused(Refusal::NotUp))));
+}
+
+#[tokio::test]
+async fn two_who_configure_different_things_do_not_undo_each_other() {
+    use v1::cluster_configuration::{ColdStart, TpmMode};
+    let (store, _) = founded().await;
+    let before = store.configuration().await.unwrap();
+    // Each names one thing, whatever it has read before.
+    let tpm = v1::ClusterConfiguration { tpm_mode: TpmMode::Required.into(), ..Default::default() };
+    store.configure(tpm).await.unwrap();
+    let cold_start =
+        v1::ClusterConfiguration { cold_start: ColdStart::Attended.into(), ..Default::default() };
+    let written = store.configure(cold_start).await.unwrap();
+    assert_eq!(written.tpm_mode(), TpmMode::Required);
+    assert_eq!(written.cold_start(), ColdStart::Attended);
+    assert_eq!(written.storage_security_policy, before.storage_security_policy);
 }

@@ -76,6 +76,13 @@ impl Rules {
         self.tpm.is_none() && self.storage.is_none() && self.cold_start.is_none()
     }
 
+    /// What is said, and nothing else.
+    pub(super) fn named(&self) -> v1::ClusterConfiguration {
+        let mut named = v1::ClusterConfiguration::default();
+        self.apply(&mut named);
+        named
+    }
+
     /// Changes what is said, and nothing else.
     pub(super) fn apply(&self, configuration: &mut v1::ClusterConfiguration) {
         use configuration::{ColdStart as Start, StorageSecurityPolicy as Policy, TpmMode};
