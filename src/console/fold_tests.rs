@@ -108,6 +108,34 @@ fn only_what_a_server_gave_has_a_lease_and_it_ends() {
 }
 
 #[test]
+fn an_address_is_from_the_parameters_or_a_router_or_nobody_known() {
+    use crate::parameters::{self, Bootstrap, Loaded, Match, Parameters, Source};
+    let [told, advertised, other] =
+        ["192.168.40.7/22", "fd00::1/64", "192.168.40.8/22"].map(|it| it.parse::<Cidr>().unwrap());
+    let mut values = values();
+    let interface = parameters::Interface {
+        matches: Match::Name("eth0".to_owned()),
+        dhcp: false,
+        addresses: vec![told],
+        routes: Vec::new(),
+        mtu: None,
+    };
+    let parameters = Parameters {
+        cluster: parameters::Cluster::Bootstrap(Bootstrap {
+            owner_public_key: [0; 32],
+            configuration: Default::default(),
+            labels: BTreeMap::new(),
+        }),
+        network: parameters::Network { interfaces: vec![interface], ..Default::default() },
+        console_tui: Vec::new(),
+    };
+    let found = Some((parameters, Source::Esp));
+    values.known = Some(Arc::new(Loaded { found, warning: None, tried: Vec::new() }));
+    let from = [told, advertised, other].map(|address| source(&address, false, &values));
+    assert_eq!(from, ["parameters", "router", ""]);
+}
+
+#[test]
 fn ages_of_nodes_go_on_while_nothing_is_heard() {
     let mut values = values();
     let node = Node { heartbeat: Some(Duration::from_secs(2)), ..Node::default() };
