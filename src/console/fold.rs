@@ -27,7 +27,7 @@ use crate::{cluster, consensus, network, storage};
 /// The only kind of wall clock shown: machines of one cluster stand anywhere.
 const CLOCK: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day] [hour]:[minute]:[second] UTC");
-const DAY: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
+pub(super) const DAY: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
 
 const INSECURE: &str = "The data partition is not encrypted: whoever has the disk can read it.";
 const SHARE_ON_DISK: &str =
@@ -88,7 +88,7 @@ fn header(values: &Values, uptime: Duration, now: SystemTime) -> Header {
     }
 }
 
-fn printed(time: SystemTime, format: &[BorrowedFormatItem<'_>]) -> String {
+pub(super) fn printed(time: SystemTime, format: &[BorrowedFormatItem<'_>]) -> String {
     // Fails only for years that no clock of a machine can hold.
     OffsetDateTime::from(time).format(format).unwrap_or_default()
 }

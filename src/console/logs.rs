@@ -10,9 +10,14 @@
 //! - What is wrong is not driven out by what is not.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use polis_tui::snapshot::{LogEntry, Logs, Severity};
 
+use time::format_description::BorrowedFormatItem;
+use time::macros::format_description;
+
+use super::fold;
 use crate::logtree::{Backlog, Entry, Item, Kinds, Query, Reader, Tree};
 use crate::serial;
 
@@ -23,6 +28,10 @@ const WRONG_MAX: usize = 200;
 /// New entries between two snapshots from which on a person only sees that there
 /// are many.
 const FLOOD: usize = 100;
+/// The time of day of an entry.
+const TIME: &[BorrowedFormatItem<'_>] = format_description!("[hour]:[minute]:[second]");
+/// From so much on, another wall clock dates all entries anew.
+const STEP: Duration = Duration::from_secs(1);
 /// Entries taken in before something else may run.
 const BATCH_MAX: usize = 2048;
 
@@ -36,6 +45,10 @@ pub(super) struct Window {
     wrong: usize,
     /// Whether the stream was too fast: the tree has what is missing.
     missed: bool,
+    /// When the kernel started by the wall clock, once entries show the time of day.
+    started: Option<SystemTime>,
+    /// The day of the newest snapshot, in days since 1970.
+    today: Option<u64>,
     /// How many came at once, the last time.
     batch: usize,
 }
@@ -46,7 +59,7 @@ impl Window {
         let reader = tree.read(Query { backlog: Backlog::None, ..Query::all() });
         let (tree, logs) = (tree.clone(), Arc::default());
         // What was written before the reader came is read from the tree.
-        Self { tree, reader, logs, wrong: 0, missed: true, batch: 0 }
+        Self { tree, reader, logs, wrong: 0, missed: true, started: None, today: None, batch: 0 }
     }
 
     pub(super) fn shown(&self) -> &Arc<Logs> {
@@ -56,6 +69,31 @@ impl Window {
     /// Whether more comes than anybody reads.
     pub(super) fn is_flooded(&self) -> bool {
         self.batch >= FLOOD
+    }
+
+    /// The kernel started at `started` by the wall clock; `None` as long as the
+    /// seconds since then say more.
+    pub(super) fn date(&mut self, started: Option<SystemTime>, uptime: Duration) {
+        let differs = match (self.started, started) {
+            (Some(old), Some(new)) => {
+                let [forth, back] = [new.duration_since(old), old.duration_since(new)];
+                forth.or(back).is_ok_and(|step| step >= STEP)
+            }
+            (old, new) => old.is_some() != new.is_some(),
+        };
+        if differs {
+            self.started = started;
+            let entries = &mut Arc::make_mut(&mut self.logs).entries;
+            entries.iter_mut().for_each(|entry| stamp(Arc::make_mut(entry), started));
+        }
+        let now = self.started.and_then(|started| started.checked_add(uptime));
+        let since = now.and_then(|now| now.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let today = since.map(|since| since.as_secs() / 86_400);
+        if self.today != today {
+            self.today = today;
+            let text = now.map(|now| fold::printed(now, fold::DAY)).unwrap_or_default();
+            Arc::make_mut(&mut self.logs).today = text;
+        }
     }
 
     /// Takes in what is there already.
@@ -88,7 +126,7 @@ impl Window {
             Item::Entry(entry) => {
                 let logs = Arc::make_mut(&mut self.logs);
                 logs.total = entry.number + 1;
-                logs.entries.push(Arc::new(shown(&entry)));
+                logs.entries.push(Arc::new(shown(&entry, self.started)));
             }
         }
     }
@@ -111,11 +149,12 @@ impl Window {
             .binary_search_by_key(&entry.number, |known| known.number)
         {
             Ok(at) => Arc::clone(&known[at]),
-            Err(_unknown) => Arc::new(shown(entry)),
+            Err(_unknown) => Arc::new(shown(entry, self.started)),
         };
         let entries: Vec<_> = older.chain(&newest).map(entry).collect();
         self.wrong = entries.len() - newest.len();
-        self.logs = Arc::new(Logs { entries, total });
+        let today = self.logs.today.clone();
+        self.logs = Arc::new(Logs { entries, total, today });
     }
 
     /// Lets go of the oldest, those that say what is wrong last.
@@ -135,8 +174,15 @@ impl Window {
     }
 }
 
-fn shown(entry: &Entry) -> LogEntry {
-    LogEntry {
+/// Writes down when it was said by a wall clock that began with the kernel.
+fn stamp(entry: &mut LogEntry, started: Option<SystemTime>) {
+    let at = started.and_then(|started| started.checked_add(entry.time));
+    let print = |format| at.map(|at| fold::printed(at, format)).unwrap_or_default();
+    (entry.day, entry.clock) = (print(fold::DAY), print(TIME));
+}
+
+fn shown(entry: &Entry, started: Option<SystemTime>) -> LogEntry {
+    let mut shown = LogEntry {
         number: entry.number,
         time: entry.at,
         severity: match entry.body.severity() {
@@ -148,7 +194,10 @@ fn shown(entry: &Entry) -> LogEntry {
         },
         name: entry.name.to_string(),
         text: entry.body.to_string(),
-    }
+        ..LogEntry::default()
+    };
+    stamp(&mut shown, started);
+    shown
 }
 
 #[cfg(test)]
@@ -223,6 +272,37 @@ mod tests {
         assert_eq!(**wrong.last().unwrap(), "wrong 299");
         let numbers: Vec<_> = window.shown().entries.iter().map(|it| it.number).collect();
         assert!(numbers.is_sorted_by(|a, b| a < b), "{numbers:?}");
+    }
+
+    #[test]
+    fn entries_get_the_time_of_day_once_that_is_wanted_and_again_after_the_clock_was_set() {
+        let tree = Tree::new(None);
+        let said = |at| {
+            let body = Body::Raw("a line".to_owned());
+            tree.append_at(Duration::from_secs(at), "root", Origin::Service, body);
+        };
+        let mut window = Window::new(&tree);
+        let stamps = |window: &Window| -> Vec<String> {
+            let entries = &window.shown().entries;
+            entries.iter().map(|it| format!("{} {}", it.day, it.clock)).collect()
+        };
+        let day = SystemTime::UNIX_EPOCH + Duration::from_secs(86_400 - 10);
+        said(5);
+        window.date(None, Duration::from_secs(6));
+        window.catch_up();
+        assert_eq!(stamps(&window), [" "]);
+        window.date(Some(day), Duration::from_secs(9));
+        said(12);
+        window.catch_up();
+        assert_eq!(stamps(&window), ["1970-01-01 23:59:55", "1970-01-02 00:00:02"]);
+        assert_eq!(window.shown().today, "1970-01-01");
+        let before = Arc::clone(window.shown());
+        window.date(Some(day + STEP / 2), Duration::from_secs(9));
+        assert!(Arc::ptr_eq(&before, window.shown()), "nothing is made anew at rest");
+        window.date(Some(day), Duration::from_secs(13));
+        assert_eq!(window.shown().today, "1970-01-02");
+        window.date(Some(day + Duration::from_secs(3600)), Duration::from_secs(13));
+        assert_eq!(stamps(&window), ["1970-01-02 00:59:55", "1970-01-02 01:00:02"]);
     }
 
     #[test]

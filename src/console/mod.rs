@@ -30,7 +30,7 @@ mod writer;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use polis_tui::Snapshot;
 use polis_tui::snapshot::Nodes;
@@ -58,6 +58,8 @@ const PACE: Duration = Duration::from_millis(100);
 const PACE_BOOTING: Duration = Duration::from_millis(250);
 /// The same while more is said than anybody reads.
 const PACE_FLOODED: Duration = Duration::from_millis(500);
+/// A boot that takes longer is looked at by the time of day.
+const BOOT: Duration = Duration::from_secs(120);
 /// The clock shows seconds.
 const CLOCK: Duration = Duration::from_secs(1);
 
@@ -129,8 +131,10 @@ impl Service {
             let values = watched.newest(&self.environment);
             self.attach(&ctx, &terminals(&values.known), &mut attached, &attention);
             ask(&asked, &values);
+            let (uptime, now) = (sys::clock::uptime(), sys::clock::now());
+            logs.date(started(&values, uptime, now), uptime);
             logs.catch_up();
-            let drawn = fold::fold(&values, logs.shown(), sys::clock::uptime(), sys::clock::now());
+            let drawn = fold::fold(&values, logs.shown(), uptime, now);
             let pace = match drawn.ready {
                 _ if logs.is_flooded() => PACE_FLOODED,
                 Some(_) => PACE,
@@ -252,6 +256,14 @@ fn ask(asked: &watch::Sender<BTreeSet<Fingerprint>>, values: &Values) {
         *before = wanted;
         new
     });
+}
+
+/// When the kernel started by the wall clock, if that is known: a boot is looked at
+/// in seconds, and a clock from before this code was made tells no time.
+fn started(values: &Values, uptime: Duration, now: SystemTime) -> Option<SystemTime> {
+    let over = fold::ready(values).is_some() || uptime >= BOOT;
+    let right = network::clock::correction(now, network::clock::floor("")).is_none();
+    now.checked_sub(uptime).filter(|_| over && right)
 }
 
 /// The terminals that carry the console, by name under `/dev`.

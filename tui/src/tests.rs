@@ -324,6 +324,7 @@ fn chatter(number: u64) -> Snapshot {
             severity: if number % 10 == 0 { Severity::Error } else { Severity::Info },
             name: "root".to_owned(),
             text: format!("line <{number}>"),
+            ..LogEntry::default()
         })
         .map(Arc::new)
         .collect();

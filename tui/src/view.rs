@@ -337,6 +337,10 @@ impl View {
             row::draw(line, head.x, y, head.width, buffer);
         }
         let top = self.top(&content, body.height);
+        let day = content.days.iter().rev().find(|(first, _)| *first <= top);
+        if let Some((_, day)) = day.filter(|_| usize::from(rows) == content.head.len()) {
+            row::draw(day, head.x, body.y.saturating_sub(1), head.width, buffer);
+        }
         window::draw(&content.body, top, content.above, body, DIM, buffer);
     }
 }

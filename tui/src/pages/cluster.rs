@@ -55,7 +55,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let rows = nodes.iter().flat_map(|node| rows(node, &columns, &seen, details, width));
     let mut body: Vec<_> = rows.collect();
     body.extend(identity(snapshot, width));
-    Content { head, body, above: 0, focus: None }
+    Content { head, body, ..Content::default() }
 }
 
 /// Why there is nobody to show.

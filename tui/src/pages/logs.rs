@@ -106,18 +106,32 @@ pub(crate) fn content(
     let (mark, text) = match paused {
         None => (Mark::Busy, format!("Following: {what}.")),
         Some(paused) => {
-            let newer = plural(logs.total.saturating_sub(paused.total), "newer line");
-            (Mark::Attention, format!("Paused: {what}; {newer}, End follows again."))
+            let newer = logs.total.saturating_sub(paused.total);
+            let entries = logs.entries.iter().filter(|entry| entry.number >= paused.total);
+            let here = entries.filter(|entry| filter.lets_through(entry)).count() as u64;
+            let here = match here {
+                some if some == newer => String::new(),
+                some => format!(", {} of them here", crate::text::count(some)),
+            };
+            let newer = plural(newer, "newer line");
+            (Mark::Attention, format!("Paused: {what}; {newer}{here}. End follows again."))
         }
     };
     let mut head = headline(mark, &text, width);
     head.push(blank());
     let mut body = Vec::new();
+    let mut days = Vec::new();
     let mut above = 0;
+    let mut day = None;
     let mut newest = shown.entries.iter().enumerate().rev();
     while let Some((at, entry)) = newest.next() {
         if filter.lets_through(entry) {
-            body.extend(lines(entry, &filter.text, width).into_iter().rev());
+            // Upwards, a day begins where an entry of another comes.
+            if let Some(day) = day.replace(&entry.day).filter(|day| **day != entry.day) {
+                body.push(rule(day, width));
+                days.push((body.len(), rule(day, width)));
+            }
+            body.extend(lines(entry, &filter.text, None, width).into_iter().rev());
         }
         body.extend(gap(&shown.entries[..at], entry, filter));
         if rows.is_some_and(|rows| body.len() >= rows) {
@@ -126,6 +140,11 @@ pub(crate) fn content(
         }
     }
     body.reverse();
+    for (first, _) in &mut days {
+        *first = body.len() - *first;
+    }
+    days.extend(day.map(|day| (0, rule(day, width))));
+    days.reverse();
     if body.is_empty() {
         let nothing = if shown.entries.is_empty() {
             "Nothing yet."
@@ -134,7 +153,15 @@ pub(crate) fn content(
         };
         body.push(Row::indented(2).put(DIM, nothing).line());
     }
-    Content { head, body, above, focus: None }
+    Content { head, body, above, days, focus: None }
+}
+
+/// What heads the entries of a day.
+fn rule(day: &str, width: usize) -> Line<'static> {
+    if day.is_empty() {
+        return blank();
+    }
+    titled(Row::default().put(DIM, &format!("── {}", clean(day))), width)
 }
 
 /// What a page about something else shows of the log.
@@ -197,7 +224,7 @@ pub(crate) fn block(
 fn newest(logs: &Logs, of: Of<'_>, width: usize, rows: usize) -> Vec<Line<'static>> {
     let mut newest = Vec::new();
     for entry in logs.entries.iter().rev().filter(|entry| of.lets_through(entry)) {
-        let lines = lines(entry, "", width);
+        let lines = lines(entry, "", Some(&logs.today), width);
         if newest.len() + lines.len() > rows {
             break;
         }
@@ -216,7 +243,8 @@ fn gap(before: &[Arc<LogEntry>], entry: &LogEntry, filter: &Filter) -> Option<Li
     (between > 0).then(|| Row::indented(INDENT).put(DIM, &text).line())
 }
 
-fn lines(entry: &LogEntry, found: &str, width: usize) -> Vec<Line<'static>> {
+/// Where no rule tells the day, an entry of another day than `today` has the day.
+fn lines(entry: &LogEntry, found: &str, today: Option<&str>, width: usize) -> Vec<Line<'static>> {
     let (letter, text) = styles(entry.severity);
     let name = format!("{}: ", clean(&entry.name));
     // The name is a part of the first line's text, so that it wraps with it.
@@ -226,7 +254,7 @@ fn lines(entry: &LogEntry, found: &str, width: usize) -> Vec<Line<'static>> {
         let row = Row::default();
         let row = if at == 0 {
             let severity = String::from(entry.severity.letter());
-            row.right(INDENT - 3, DIM, &seconds(entry)).gap(1).cell(2, letter, &severity)
+            row.right(INDENT - 3, DIM, &stamp(entry, today)).gap(1).cell(2, letter, &severity)
         } else {
             row.gap(INDENT)
         };
@@ -248,6 +276,16 @@ fn marked(mut row: Row, style: Style, text: &str, found: &str) -> Row {
         rest = &rest[end..];
     }
     row.put(style, rest)
+}
+
+/// When it was said: the time of day, or before anybody wants that, the seconds.
+fn stamp(entry: &LogEntry, today: Option<&str>) -> String {
+    match today {
+        _ if entry.clock.is_empty() => seconds(entry),
+        // Without the year, which stands at the top of the screen.
+        Some(today) if today != entry.day => entry.day.chars().skip(5).collect(),
+        _ => entry.clock.clone(),
+    }
 }
 
 /// Seconds since the kernel's start, with as many digits as there is room for.
@@ -336,7 +374,7 @@ mod tests {
             let (severity, text) = (Severity::Error, format!("text {number}"));
             Arc::new(LogEntry { number, severity, text, ..LogEntry::default() })
         };
-        let logs = Logs { entries: [3, 4, 50].map(entry).to_vec(), total: 51 };
+        let logs = Logs { entries: [3, 4, 50].map(entry).to_vec(), total: 51, ..Logs::default() };
         let shown = |severity, rows| -> String {
             let filter = Filter { severity, ..Filter::default() };
             let body = content(&logs, None, &filter, 60, rows).body;
@@ -347,6 +385,53 @@ mod tests {
         assert!(all.contains("45 lines that this page keeps no longer"), "{all}");
         assert!(all.ends_with(&shown(Severity::Info, Some(2))));
         assert_eq!(shown(Severity::Error, None).lines().count(), 3);
+    }
+
+    #[test]
+    fn lines_have_the_time_of_day_and_the_day_stands_above_them_wherever_one_looks() {
+        let entry = |(number, day, clock): (u64, &str, &str)| {
+            let (severity, text) = (Severity::Error, format!("text {number}"));
+            let [day, clock] = [day, clock].map(str::to_owned);
+            Arc::new(LogEntry { number, severity, text, day, clock, ..LogEntry::default() })
+        };
+        let entries = [
+            (0, "2026-02-10", "23:59:58"),
+            (1, "2026-02-10", "23:59:59"),
+            (2, "2026-02-11", "00:00:00"),
+            (3, "2026-02-11", "00:00:01"),
+        ];
+        let today = "2026-02-11".to_owned();
+        let logs = Logs { entries: entries.map(entry).to_vec(), total: 4, today };
+        let shown = content(&logs, None, &Filter::default(), 60, None);
+        let body: Vec<_> = shown.body.iter().map(ToString::to_string).collect();
+        assert!(body[1].starts_with(" 23:59:59 E") && body[4].starts_with(" 00:00:01 E"));
+        assert!(body[2].starts_with("── 2026-02-11 ──") && body.len() == 5, "{body:#?}");
+        let days: Vec<_> = shown.days.iter().map(|(at, day)| (*at, day.to_string())).collect();
+        let [(0, first), (2, second)] = &days[..] else { panic!("{days:?}") };
+        assert!(first.contains("02-10") && second.contains("02-11"), "{days:?}");
+        // Of the last two lines, the day is known too.
+        let tail = content(&logs, None, &Filter::default(), 60, Some(2));
+        assert!(tail.days[0].1.to_string().contains("2026-02-11"), "{:?}", tail.days);
+        // Elsewhere there is no room for a rule.
+        let block: Vec<_> = newest(&logs, Of::All, 60, 9).iter().map(ToString::to_string).collect();
+        assert!(block[1].starts_with("    02-10 E") && block[2].starts_with(" 00:00:00 E"));
+    }
+
+    #[test]
+    fn who_reads_is_told_how_much_of_what_is_newer_they_would_see() {
+        let of = |number| {
+            let severity = if number == 7 { Severity::Error } else { Severity::Info };
+            Arc::new(LogEntry { number, severity, ..LogEntry::default() })
+        };
+        let logs = |total| Logs { entries: (0..total).map(of).collect(), total, ..Logs::default() };
+        let head = |severity| {
+            let filter = Filter { severity, ..Filter::default() };
+            content(&logs(10), Some(&logs(5)), &filter, 90, None).head[0].to_string()
+        };
+        let errors = head(Severity::Error);
+        assert!(errors.contains("5 newer lines, 1 of them here."), "{errors}");
+        let all = head(Severity::Info);
+        assert!(all.contains("5 newer lines. End"), "{all}");
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub(crate) struct Content {
     pub(crate) body: Vec<Line<'static>>,
     /// Lines before the body that nobody is about to see, about.
     pub(crate) above: usize,
+    /// What heads the lines from one of the body on: the last line of the head.
+    pub(crate) days: Vec<(usize, Line<'static>)>,
     /// Lines of the body that must be on the screen: where the cursor is.
     pub(crate) focus: Option<Range<usize>>,
 }

@@ -62,7 +62,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         body.extend([blank(), title("Signed by others", width)]);
         body.extend(others.iter().map(|certificate| columns.certificate(certificate, "")));
     }
-    Content { head, body, above: 0, focus: None }
+    Content { head, body, ..Content::default() }
 }
 
 /// Something that ends.

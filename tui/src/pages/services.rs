@@ -169,13 +169,13 @@ pub(crate) fn content(snapshot: &Snapshot, state: &Tree, width: usize, height: u
         // Beside the head of the columns and the tree, which may be scrolled: so
         // only where all of it fits.
         if !said.is_empty() && content.head.len() + content.body.len() <= height {
-            let Content { mut head, body, above, focus } = content;
+            let Content { mut head, body, above, focus, days } = content;
             let mut said = said.into_iter();
             let title = said.next().into_iter().collect();
             let columns = head.pop().into_iter().collect();
             head.extend(beside(columns, TREE_AND_CAUSE + GAP, title));
             let body = beside(body, TREE_AND_CAUSE + GAP, said.collect());
-            return Content { head, body, above, focus };
+            return Content { head, body, above, focus, days };
         }
         return content;
     }
@@ -234,7 +234,7 @@ fn tree_content(
             focus = Some(start..body.len());
         }
     }
-    Content { head, body, above: 0, focus }
+    Content { head, body, focus, ..Content::default() }
 }
 
 /// Whether the children of a service are hidden.

@@ -114,5 +114,5 @@ pub fn busy() -> Snapshot {
             (BEGUN + 50_902, Severity::Info, "root.curator.rpc", "owner reads the list of nodes"),
         ],
     );
-    snapshot
+    super::date::dated(snapshot)
 }

@@ -29,7 +29,7 @@ pub fn crowd() -> Snapshot {
         carrier: number % 3 == 0,
         ..one.clone()
     }));
-    snapshot
+    super::date::dated(snapshot)
 }
 
 /// The ID of node `at`: digits that look like those of a fingerprint.

@@ -1,5 +1,9 @@
 //! Counts days from the moment at which all samples are taken.
 
+use std::sync::Arc;
+
+use crate::snapshot::Snapshot;
+
 /// When that is, as a header prints it.
 pub(super) const NOW: &str = "2026-02-17 14:03:22 UTC";
 
@@ -18,6 +22,25 @@ pub(super) fn day(days: i64) -> String {
     let day = day - (153 * month + 2) / 5 + 1;
     let (month, past) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
     format!("{:04}-{month:02}-{day:02}", year + era * 400 + past)
+}
+
+/// The time of [`NOW`], in seconds of its day.
+const SECONDS: i64 = (14 * 60 + 3) * 60 + 22;
+
+/// The same with the time of day at each entry of its log.
+pub(super) fn dated(mut snapshot: Snapshot) -> Snapshot {
+    let uptime = snapshot.header.uptime;
+    let logs = Arc::make_mut(&mut snapshot.logs);
+    logs.today = day(0);
+    for entry in &mut logs.entries {
+        let age = uptime.saturating_sub(entry.time).as_secs();
+        let second = SECONDS - i64::try_from(age).unwrap_or(0);
+        let entry = Arc::make_mut(entry);
+        entry.day = day(second.div_euclid(86_400));
+        let second = second.rem_euclid(86_400);
+        entry.clock = format!("{:02}:{:02}:{:02}", second / 3_600, second / 60 % 60, second % 60);
+    }
+    snapshot
 }
 
 #[cfg(test)]

@@ -121,5 +121,5 @@ pub fn failing() -> Snapshot {
             (66_112, Severity::Error, "root.cluster", "split: cut off from the other voters"),
         ],
     );
-    snapshot
+    super::date::dated(snapshot)
 }

@@ -297,6 +297,7 @@ fn say(logs: &mut Arc<Logs>, entries: &[(u64, Severity, &str, &str)]) {
             severity,
             name: name.to_owned(),
             text: text.to_owned(),
+            ..LogEntry::default()
         }));
         logs.total += 1;
     }

@@ -146,7 +146,7 @@ pub fn ordinary() -> Snapshot {
         ..empty()
     };
     restarted(&mut snapshot, UP);
-    snapshot
+    super::date::dated(snapshot)
 }
 
 /// Seconds since then.

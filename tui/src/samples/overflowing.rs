@@ -96,7 +96,7 @@ pub fn overflowing() -> Snapshot {
         entry.text.clone_from(&evil);
         entry.time = FOR_EVER;
     }
-    snapshot
+    super::date::dated(snapshot)
 }
 
 fn overflow_network(snapshot: &mut Snapshot, evil: &str) {

@@ -16,6 +16,8 @@ pub struct Logs {
     pub entries: Vec<Arc<LogEntry>>,
     /// How many there ever were, so that a paused page can say how many are new.
     pub total: u64,
+    /// The day of this snapshot, as entries have theirs; empty while they have none.
+    pub today: String,
 }
 
 impl Logs {
@@ -39,6 +41,11 @@ pub struct LogEntry {
     /// When, after the kernel started.
     #[serde(with = "time")]
     pub time: Duration,
+    /// The day on which it was said, ready to print; empty where that is not known,
+    /// or of no interest yet.
+    pub day: String,
+    /// The time of that day, ready to print.
+    pub clock: String,
     /// How much it matters.
     pub severity: Severity,
     /// The dotted name of the writer.

@@ -77,7 +77,9 @@ impl Snapshot {
     #[must_use]
     pub fn with_logs_from(&self, first: u64) -> Self {
         let entries = self.logs.entries.iter().filter(|entry| entry.number >= first);
-        let logs = Logs { entries: entries.cloned().collect(), total: self.logs.total };
+        let Logs { total, today, .. } = &*self.logs;
+        let logs =
+            Logs { entries: entries.cloned().collect(), total: *total, today: today.clone() };
         // Field by field, so that the log is not copied whole only to be cut.
         Self {
             header: self.header.clone(),
