@@ -38,6 +38,8 @@ pub mod standing;
 mod tls;
 
 #[cfg(test)]
+mod access_tests;
+#[cfg(test)]
 mod hostile_tests;
 #[cfg(test)]
 pub(crate) mod testing;
