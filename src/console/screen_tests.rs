@@ -235,6 +235,72 @@ async fn somebody_who_comes_after_a_silence_gets_the_whole_picture_without_a_fli
     assert!(!attached.stale);
 }
 
+/// What somebody sees at a far end of 80 x 24.
+fn seen(bytes: &[u8]) -> String {
+    let mut parser = vt100::Parser::new(24.try_into().unwrap(), 80.try_into().unwrap(), 0);
+    parser.process(bytes);
+    parser.screen().contents()
+}
+
+#[tokio::test]
+async fn two_terminals_have_a_page_each_and_one_that_is_not_read_holds_up_neither() {
+    let [mut near, far] = [(); 2].map(|()| Far::new(Some(Size { columns: 80, rows: 24 })));
+    let (snapshot, _ctx, handles) = start(&near);
+    let (other, _other_ctx, other_handles) = start(&far);
+    near.wait_for("[F1 Boot]").await;
+    near.press(b"2");
+    near.wait_for("[F2 Cluster]").await;
+    for version in ["second", "third"] {
+        snapshot.send_replace(named(version));
+        other.send_replace(named(version));
+        near.wait_for(version).await;
+    }
+    let mut far = far;
+    far.wait_for("third").await;
+    assert_eq!(far.count("[F2 Cluster]"), 0, "a page was turned for somebody else");
+    handles.cancel().await;
+    other_handles.cancel().await;
+}
+
+#[tokio::test]
+async fn a_terminal_that_shrinks_is_drawn_on_to_its_new_corner_and_not_beyond() {
+    let mut far = Far::new(Some(Size { columns: 120, rows: 40 }));
+    let mut attached = attach(&far);
+    attached.draw(named("first"));
+    far.wait_for("[F1 Boot]").await;
+    let size = Winsize { ws_col: 80, ws_row: 24, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(&far.fd, size).unwrap();
+    assert!(attached.writer.ready().await);
+    attached.draw(named("other"));
+    far.wait_for("\x1b[2J").await;
+    while far.count("keys") == 0 {
+        far.read();
+        tokio::task::yield_now().await;
+    }
+    let screen = seen(&far.seen);
+    assert!(screen.lines().next_back().unwrap().contains("[F1 Boot]"), "{screen}");
+    assert!(screen.lines().next().unwrap().contains("POLIS"), "{screen}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_picture_that_was_scribbled_over_comes_back_after_two_looks() {
+    let mut far = Far::new(Some(Size { columns: 80, rows: 24 }));
+    let mut attached = attach(&far);
+    let characters = tempfile::NamedTempFile::new().unwrap();
+    attached.characters = Some(characters.path().to_owned());
+    attached.draw(named("first"));
+    far.wait_for("[F1 Boot]").await;
+    std::fs::write(characters.path(), vec![b'x'; 80 * 24]).unwrap();
+    attached.look_at_characters(CORNER);
+    assert!(attached.page.is_some(), "one look may fall between a picture and its showing");
+    attached.look_at_characters(CORNER);
+    assert!(attached.stale && attached.page.is_none());
+    assert!(attached.writer.ready().await);
+    attached.draw(named("first"));
+    far.wait_for("first").await;
+    far.wait_for("[F1 Boot]").await;
+}
+
 #[tokio::test]
 async fn a_terminal_that_hangs_up_is_opened_again() {
     let far = Far::new(Some(Size { columns: 80, rows: 24 }));
