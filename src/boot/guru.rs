@@ -385,7 +385,6 @@ fn heard(
     let (mut commands, mut typed) = (Vec::new(), None);
     let now = clock::uptime();
     screens.retain_mut(|screen| {
-        screen.idle(shown, now);
         let Ok(asked) = screen.commands(shown, now) else { return false };
         if asked.contains(&Command::Unlock) {
             typed = screen.take_typed();

@@ -41,6 +41,8 @@ pub struct Screen {
     parser: Parser,
     /// When something was typed last.
     heard: Duration,
+    /// Whether the last key was a digit: see [`Self::press`].
+    digit: bool,
     pending: Vec<u8>,
     /// Where the kernel shows the characters of a virtual terminal.
     characters: Option<PathBuf>,
@@ -73,6 +75,7 @@ impl Screen {
             view: View::new(columns, rows),
             parser: Parser::default(),
             heard: Duration::ZERO,
+            digit: false,
             pending: Vec::new(),
             characters: vt::characters(path),
             told: None,
@@ -131,7 +134,8 @@ impl Screen {
         }
         let view = &self.view;
         self.pending = self.canvas.draw(|buffer| guru::render(guru, view, phase, buffer));
-        if looks && reported.is_none() {
+        // A torn answer would be typed into the recovery key.
+        if looks && reported.is_none() && self.view.asks().is_none() {
             self.unanswered.get_or_insert(now);
             self.pending.extend(WHERE);
         }
@@ -190,7 +194,9 @@ impl Screen {
         !self.pending.is_empty()
     }
 
-    /// Reads what was typed; returns what it asks for.
+    /// Reads what was typed; returns what it asks for. Where nothing was for a while,
+    /// an Escape was the key, and a torn sequence is one no more: but only then, since
+    /// the rest of it may have been waiting to be read.
     ///
     /// # Errors
     ///
@@ -200,7 +206,10 @@ impl Screen {
         let length = match self.terminal.read(&mut bytes) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(length) => length,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Vec::new()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.idle(guru, now);
+                return Ok(Vec::new());
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Vec::new()),
             Err(error) => return Err(error),
         };
@@ -214,10 +223,20 @@ impl Screen {
                 Key::Cursor { row, column } => {
                     self.hear_of_size(Size { columns: column, rows: row }, now);
                 }
-                key => commands.extend(self.view.key(key, guru)),
+                key => commands.extend(self.press(key, guru)),
             }
         }
         Ok(commands)
+    }
+
+    /// A line that loses the beginning of an answer about the size leaves `24;80R`:
+    /// an R that ends a number is no order to reboot.
+    fn press(&mut self, key: Key, guru: &Guru) -> Option<Command> {
+        let after_digit = std::mem::replace(&mut self.digit, is_digit(key));
+        if after_digit && key == Key::Char('R') && self.view.asks().is_none() {
+            return None;
+        }
+        self.view.key(key, guru)
     }
 
     /// The recovery key that was typed here; asked for after `Command::Unlock`.
@@ -226,13 +245,17 @@ impl Screen {
     }
 
     /// Nothing was typed for a while, if that is so: an Escape was the key.
-    pub fn idle(&mut self, guru: &Guru, now: Duration) {
+    fn idle(&mut self, guru: &Guru, now: Duration) {
         if now >= self.heard + SILENCE
             && let Some(key) = self.parser.idle()
         {
-            self.view.key(key, guru);
+            self.press(key, guru);
         }
     }
+}
+
+fn is_digit(key: Key) -> bool {
+    matches!(key, Key::Char('0'..='9'))
 }
 
 impl AsFd for Screen {
@@ -336,6 +359,67 @@ mod tests {
         person.watch(&mut screen, START);
         let last = person.screen.screen().rows(0, 120).last().unwrap();
         assert_eq!(last, "█".repeat(120));
+    }
+
+    #[test]
+    fn an_answer_about_the_size_reboots_nothing_however_it_is_torn_or_damaged() {
+        let (far, path) = pseudo();
+        let mut screen = Screen::open(&path, START).unwrap();
+        let (guru, mut now) = (Guru::default(), START);
+        let mut hear = |bytes: &[u8]| {
+            rustix::io::write(&far, bytes).unwrap();
+            let mut commands = screen.commands(&guru, now).unwrap();
+            now += SILENCE;
+            commands.extend(screen.commands(&guru, now).unwrap());
+            now += SILENCE;
+            commands
+        };
+        let answer = b"\x1b[24;80R";
+        for at in 1..answer.len() {
+            assert_eq!(hear(&answer[..at]), [], "torn at {at}");
+            assert_eq!(hear(&answer[at..]), [], "torn at {at}");
+        }
+        for damaged in [&b"[24;80R"[..], b"24;80R", b"0R", b"\x9b24;80R", b"\x1b24;80R"] {
+            assert_eq!(hear(damaged), [], "{damaged:?}");
+        }
+        assert_eq!(hear(b"R"), [Command::Reboot], "a person is heard at once");
+        assert_eq!(hear(b"24r"), [Command::Reboot], "no answer ends like this");
+    }
+
+    #[test]
+    fn the_rest_of_an_answer_that_was_read_late_is_read_before_it_is_given_up() {
+        let (far, path) = pseudo();
+        let mut screen = Screen::open(&path, START).unwrap();
+        rustix::io::write(&far, b"\x1b[40").unwrap();
+        assert_eq!(screen.commands(&Guru::default(), START).unwrap(), []);
+        rustix::io::write(&far, b";120R").unwrap();
+        let later = START + Duration::from_secs(1);
+        assert_eq!(screen.commands(&Guru::default(), later).unwrap(), []);
+        assert_eq!(screen.told, Some(Size { columns: 120, rows: 40 }));
+    }
+
+    #[test]
+    fn nothing_is_asked_while_somebody_types_a_recovery_key() {
+        let (far, path) = pseudo();
+        let mut screen = Screen::open(&path, START).unwrap();
+        let guru = Guru { unlock: true, ..Guru::default() };
+        let drawn = |screen: &mut Screen, now| {
+            let mut text = String::new();
+            while {
+                screen.draw(&guru, true, now).unwrap();
+                text.push_str(&all(&far));
+                screen.is_behind()
+            } {}
+            text
+        };
+        let asks = |text: &str| text.contains("\x1b[6n");
+        assert!(asks(&drawn(&mut screen, START)));
+        rustix::io::write(&far, b"u").unwrap();
+        screen.commands(&guru, START).unwrap();
+        assert!(!asks(&drawn(&mut screen, START + LOOK)));
+        rustix::io::write(&far, b"1R\x03").unwrap();
+        assert_eq!(screen.commands(&guru, START + LOOK).unwrap(), []);
+        assert!(asks(&drawn(&mut screen, START + 2 * LOOK)));
     }
 
     #[test]

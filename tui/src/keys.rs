@@ -72,6 +72,10 @@ pub enum Key {
 
 const ESC: u8 = 0x1b;
 
+/// `ESC [` of a terminal that answers in 8 bits. Inside of UTF-8 it is a part of a
+/// character.
+const EIGHT_BIT_CSI: u8 = 0x9b;
+
 /// The longest sequence that means anything here is a cursor report, `65535;65535`.
 const PARAMETERS_MAX: usize = 11;
 
@@ -79,6 +83,8 @@ const PARAMETERS_MAX: usize = 11;
 #[derive(Clone, Debug, Default)]
 pub struct Parser {
     state: State,
+    /// Whether a sequence was given up, and what comes may be the rest of it.
+    torn: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -101,6 +107,11 @@ enum State {
     },
 }
 
+impl State {
+    /// After `ESC [`.
+    const CSI: Self = Self::Csi { parameters: [0; PARAMETERS_MAX], len: 0 };
+}
+
 impl Parser {
     /// The keys that `bytes` complete.
     pub fn feed(&mut self, bytes: &[u8]) -> Vec<Key> {
@@ -114,14 +125,16 @@ impl Parser {
     /// Nothing has come for a while: a lone ESC was the Escape key, and the rest
     /// of a torn sequence will not come any more.
     pub fn idle(&mut self) -> Option<Key> {
-        matches!(std::mem::take(&mut self.state), State::Escape).then_some(Key::Esc)
+        let state = std::mem::take(&mut self.state);
+        self.torn |= matches!(state, State::Csi { .. });
+        matches!(state, State::Escape).then_some(Key::Esc)
     }
 
     fn push(&mut self, byte: u8, keys: &mut Vec<Key>) {
         match std::mem::take(&mut self.state) {
             State::Ground => self.ground(byte, keys),
             State::Escape => match byte {
-                b'[' => self.state = State::Csi { parameters: [0; PARAMETERS_MAX], len: 0 },
+                b'[' => self.state = State::CSI,
                 b'O' => self.state = State::Ss3,
                 b'\t' => keys.push(Key::BackTab),
                 _ => {
@@ -145,7 +158,10 @@ impl Parser {
                     self.state = State::Csi { parameters, len: (len + 1).min(PARAMETERS_MAX + 1) };
                 }
                 0x40..=0x7e => keys.extend(parameters.get(..len).and_then(|p| csi(p, byte))),
-                _ => self.after_broken(byte, keys),
+                _ => {
+                    self.torn = true;
+                    self.after_broken(byte, keys);
+                }
             },
             State::Linux => match byte {
                 b'A'..=b'E' => keys.push(Key::F(byte - b'A' + 1)),
@@ -168,8 +184,16 @@ impl Parser {
 
     fn ground(&mut self, byte: u8, keys: &mut Vec<Key>) {
         let start = |want| State::Utf8 { bytes: [byte, 0, 0, 0], len: 1, want };
+        let torn = std::mem::take(&mut self.torn);
         match byte {
             ESC => self.state = State::Escape,
+            EIGHT_BIT_CSI => self.state = State::CSI,
+            // The end of an answer about the cursor; nobody types it right after.
+            b'R' if torn => {}
+            b'0'..=b'9' | b';' => {
+                self.torn = torn;
+                keys.push(Key::Char(char::from(byte)));
+            }
             b'\r' | b'\n' => keys.push(Key::Enter),
             b'\t' => keys.push(Key::Tab),
             0x08 | 0x7f => keys.push(Key::Backspace),
@@ -280,6 +304,26 @@ mod tests {
         assert_eq!(parser.feed(b"\x1b[1"), []);
         assert_eq!(parser.idle(), None);
         assert_eq!(parser.feed(b"5"), [Key::Char('5')]);
+    }
+
+    #[test]
+    fn the_end_of_a_torn_answer_is_no_letter() {
+        let answer = b"\x1b[24;80R";
+        for at in 2..answer.len() {
+            let mut parser = Parser::default();
+            assert_eq!(parser.feed(&answer[..at]), []);
+            assert_eq!(parser.idle(), None);
+            let keys = parser.feed(&answer[at..]);
+            assert!(!keys.contains(&Key::Char('R')), "torn at {at}: {keys:?}");
+            assert_eq!(parser.feed(b"R"), [Key::Char('R')], "what comes next is typed");
+        }
+        assert_eq!(keys(b"\x1b[24;8\xffR"), []);
+    }
+
+    #[test]
+    fn a_terminal_that_answers_in_eight_bits_is_understood() {
+        assert_eq!(keys(b"\x9b24;80R"), [Key::Cursor { row: 24, column: 80 }]);
+        assert_eq!(keys(b"\x9bA\xc3\x9b"), [Key::Up, Key::Char('\u{db}')]);
     }
 
     #[test]
