@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use polis_tui::keys::Parser;
-use polis_tui::{Command, Key, Snapshot, View};
+use polis_tui::{Command, Key, READ, Snapshot, View};
 use tokio::io::Interest;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -149,6 +149,8 @@ struct Attached {
     escape: Option<Instant>,
     /// Keys since the last picture.
     keys: usize,
+    /// When the first picture since the last key went to the terminal.
+    stood: Option<Instant>,
     /// Whether there is something to draw.
     stale: bool,
     /// What the page was drawn from; `None` when it is to be drawn whatever it shows.
@@ -186,6 +188,7 @@ impl Attached {
             look_at_size: Instant::now(),
             escape: None,
             keys: 0,
+            stood: None,
             stale: true,
             page: None,
             end: service.end.clone(),
@@ -293,6 +296,10 @@ impl Attached {
                 self.hear_of_size(Size { columns: column, rows: row });
                 continue;
             }
+            // An answer about the size is no key, and does not begin this anew.
+            if self.stood.take().is_some_and(|since| since.elapsed() >= READ) {
+                self.view.was_read();
+            }
             self.keys += 1;
             if self.keys > KEYS_MAX {
                 continue;
@@ -385,11 +392,11 @@ impl Attached {
             self.page = Some(snapshot);
         }
         (self.stale, self.keys) = (false, 0);
-        self.view.was_drawn();
         if !picture.is_empty() && !self.writer.send(picture) {
             // The picture is lost, and with it what the canvas believes.
-            self.redraw(self.canvas.size());
+            return self.redraw(self.canvas.size());
         }
+        self.stood.get_or_insert_with(Instant::now);
     }
 }
 

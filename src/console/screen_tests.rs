@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+use futures::FutureExt as _;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::io::unix::AsyncFd;
@@ -164,6 +165,32 @@ async fn a_line_that_echoes_presses_few_keys_and_ends_no_machine() {
     far.wait_for("other").await;
     attached.press(vec![Key::Esc, Key::F(2)], &snapshot);
     assert_eq!(attached.view.page(), polis_tui::Page::Cluster);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_text_that_comes_letter_by_letter_ends_no_machine_and_a_person_who_reads_does() {
+    let mut far = Far::new(Some(Size { columns: 80, rows: 24 }));
+    let mut attached = attach(&far);
+    let snapshot = watch::channel(named("first")).1;
+    let mut press = async |letters: &str, pause| {
+        for letter in letters.chars() {
+            for version in ["first", "other"] {
+                while attached.writer.ready().now_or_never().is_none() {
+                    far.read();
+                    tokio::task::yield_now().await;
+                }
+                attached.draw(named(version));
+                tokio::time::advance(pause / 2).await;
+            }
+            // The size may be asked for while somebody reads.
+            attached.press(vec![Key::Cursor { row: 24, column: 80 }], &snapshot);
+            attached.press(vec![Key::Char(letter)], &snapshot);
+        }
+        *attached.end.borrow()
+    };
+    assert_eq!(press("PRYPryPOYPoy", READ / 2).await, None);
+    assert_eq!(press("x", READ).await, None);
+    assert_eq!(press("PRY", READ).await, Some(Reason::Reboot));
 }
 
 /// What a terminal of 80 x 24 answers.

@@ -24,7 +24,7 @@ use futures::future::BoxFuture;
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_tui::keys::Parser;
-use polis_tui::{Command, Key, Snapshot, View};
+use polis_tui::{Command, Key, READ, Snapshot, View};
 use tokio::io::Interest;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -391,6 +391,8 @@ impl Screen {
 struct Picture {
     canvas: Canvas,
     view: View,
+    /// When the first picture since the last key was drawn.
+    stood: Option<Instant>,
     /// What came of the last order, until the next key.
     notice: Option<String>,
 }
@@ -400,7 +402,7 @@ impl Picture {
         let canvas = Canvas::whole(size);
         let Size { columns, rows } = canvas.size();
         let view = View::new(columns, rows).that_can_be_left();
-        Self { canvas, view, notice: None }
+        Self { canvas, view, stood: None, notice: None }
     }
 
     fn resize(&mut self, size: Size) {
@@ -414,6 +416,9 @@ impl Picture {
     fn press(&mut self, keys: &[Key], snapshot: &Snapshot) -> Option<Command> {
         if !keys.is_empty() {
             self.notice = None;
+            if self.stood.take().is_some_and(|since| since.elapsed() >= READ) {
+                self.view.was_read();
+            }
         }
         keys.iter().filter_map(|key| self.view.key(*key, snapshot)).last()
     }
@@ -432,7 +437,7 @@ impl Picture {
                 polis_tui::render_notice(notice, buffer);
             }
         });
-        self.view.was_drawn();
+        self.stood.get_or_insert_with(Instant::now);
         bytes
     }
 }
@@ -487,6 +492,25 @@ mod tests {
         sent.push(picture.draw(&at(10)));
         let screen = seen(&sent);
         assert!(!screen.contains("may not") && screen.contains("[F2 Cluster]"), "{screen}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_text_that_is_pasted_ends_no_machine_however_its_pieces_come() {
+        let mut picture = Picture::new(Size { columns: 80, rows: 24 });
+        let shown = at(0);
+        let mut press = async |letters: &str, pause| {
+            let mut asked = Vec::new();
+            for letter in letters.chars() {
+                picture.draw(&shown);
+                tokio::time::advance(pause).await;
+                picture.draw(&shown);
+                asked.extend(picture.press(&[Key::Char(letter)], &shown.snapshot));
+            }
+            asked
+        };
+        assert_eq!(press("PRYPryPOYPoy", READ / 2).await, []);
+        assert_eq!(press("x", READ).await, []);
+        assert_eq!(press("PRY", READ).await, [Command::Reboot]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -140,6 +140,11 @@ fn a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine() -> Resul
     terminal.press("PR")?;
     terminal.wait_for("yes, reboot it now")?;
     terminal.wait_for("only voter")?;
+    // Sooner, nobody has read the question, and no answer counts.
+    let read = Instant::now() + 2 * polis_tui::READ;
+    while Instant::now() < read {
+        terminal.listen()?;
+    }
     terminal.press("Y")?;
     let off = machine.wait_for("off", SOON, |_| true)?;
     ensure!(off.is("reason", "reboot"), "another end: {off}");

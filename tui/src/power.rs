@@ -8,7 +8,7 @@
 //!
 //! Invariants:
 //! - No single key ends a machine, and none that moves or scrolls is one of the two.
-//! - A confirmation that was typed before the question was on the terminal is none:
+//! - A confirmation that was typed before the question could be read is none:
 //!   a line that echoes, or a text that is pasted, ends no machine.
 
 use ratatui::buffer::Buffer;

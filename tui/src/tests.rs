@@ -402,7 +402,7 @@ fn the_machine_ends_after_a_choice_and_a_confirmation() {
     let press = |keys: &str| {
         let mut view = View::new(80, 24);
         let press = |key| {
-            view.was_drawn();
+            view.was_read();
             view.key(Key::Char(key), &snapshot)
         };
         keys.chars().map(press).collect::<Vec<_>>()
@@ -417,7 +417,7 @@ fn the_machine_ends_after_a_choice_and_a_confirmation() {
 fn a_text_that_is_echoed_or_pasted_ends_no_machine() {
     let snapshot = samples::ordinary();
     let mut view = View::new(80, 24);
-    view.was_drawn();
+    view.was_read();
     for key in "PRYyPOYy".chars() {
         assert_eq!(view.key(Key::Char(key), &snapshot), None, "{key:?}");
     }
@@ -427,7 +427,7 @@ fn a_text_that_is_echoed_or_pasted_ends_no_machine() {
         view.key(Key::Char(key), &snapshot);
     }
     assert!(screen(&snapshot, &view, 80, 24).contains("yes, reboot it now"));
-    view.was_drawn();
+    view.was_read();
     assert_eq!(view.key(Key::Char('Y'), &snapshot), Some(Command::Reboot));
 }
 

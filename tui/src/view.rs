@@ -16,6 +16,7 @@
 //! - A view never points past the end of what it shows.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -32,6 +33,10 @@ use crate::theme::{DIM, STRONG};
 use crate::widgets::{Row, row, window};
 use crate::{Command, Key, Snapshot, header, help};
 
+/// A picture that stood for so long may have been read. A text that is pasted, or
+/// echoed, comes in pieces, with pictures between them: no piece is as slow as this.
+pub const READ: Duration = Duration::from_millis(300);
+
 /// What lies over the page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Over {
@@ -46,7 +51,7 @@ enum Over {
 pub struct View {
     page: Page,
     over: Over,
-    /// Whether what lies over the page was drawn.
+    /// Whether what lies over the page stood there for long enough.
     seen: bool,
     size: Rect,
     leaves: bool,
@@ -87,13 +92,14 @@ impl View {
         self.page
     }
 
-    /// The terminal was given what this view shows: see [`View::key`].
-    pub fn was_drawn(&mut self) {
+    /// The terminal showed for [`READ`] what this view shows, and no key came
+    /// meanwhile: see [`View::key`].
+    pub fn was_read(&mut self) {
         self.seen = true;
     }
 
     /// Takes in a key; returns what the owner of the terminal must do about it.
-    /// Whoever draws says so by [`View::was_drawn`], or no confirmation counts.
+    /// Whoever draws says so by [`View::was_read`], or no confirmation counts.
     pub fn key(&mut self, key: Key, snapshot: &Snapshot) -> Option<Command> {
         match key {
             Key::Ctrl('l') => return Some(Command::Redraw),
