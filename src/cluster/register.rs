@@ -39,7 +39,7 @@ use super::service::{Consensus, Home, KeyFile};
 use super::state::Event;
 use super::unlock::{Keys, Unlocker};
 use super::{Error, KeyStatus, Service, Status, blocking, membership};
-use crate::identity::{Fingerprint, NodeKey, Store as _};
+use crate::identity::{Fingerprint, NodeId, NodeKey, Store as _};
 use crate::parameters::{self, ClusterConfiguration, ColdStart, Register, TpmMode};
 use crate::pki;
 use crate::rpc::client::candidates;
@@ -237,11 +237,7 @@ impl<C: Consensus> Service<C> {
             if self.become_(ctx, Event::Contacted) {
                 info!(node = %id, fingerprint = words, "waiting for an operator's approval");
             }
-            let what = format!(
-                "an operator, who compares {words} with what this shows, and approves: \
-                 `polisctl node approve {id}`"
-            );
-            ctx.stage(Stage::Cluster, stage::State::Waiting(what));
+            ctx.stage(Stage::Cluster, stage::State::Waiting(awaited(&words, id)));
             sleep(LOOK_AGAIN).await;
         }
     }
@@ -353,4 +349,29 @@ fn no_key() -> Error {
 async fn fingerprint(key: &NodeKey) -> Result<String, Error> {
     let public = key.public_key();
     blocking(move || Ok(Fingerprint::of_key(&public).words())).await
+}
+
+/// What a node waits for that nobody has approved yet. Tools take the words from
+/// between `fingerprint is ` and the semicolon.
+fn awaited(words: &str, id: NodeId) -> String {
+    format!(
+        "an operator who approves this node: its fingerprint is {words}; compare it with that of \
+         `polisctl node approve {id}`"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_qemu::Event;
+    use polis_qemu::fleet::{Asks, asks};
+
+    use super::*;
+
+    #[test]
+    fn whoever_reads_the_serial_line_finds_the_fingerprint_in_what_is_waited_for() {
+        let awaited = awaited("able-acid-aged-also", NodeId::from_public_key(&[1; 32]));
+        let line = format!("POLIS stage name=cluster state=waiting for=\"{awaited}\" t=9.0");
+        let event = Event::parse(&line, Duration::ZERO).unwrap();
+        assert_eq!(asks(&event), Some(Asks::Approval("able-acid-aged-also".to_owned())));
+    }
 }

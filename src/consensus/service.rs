@@ -56,6 +56,14 @@ const BLAMED_MAX: u32 = 3;
 /// An etcd that ran for so long found its files sound.
 const SOUND: Duration = Duration::from_secs(600);
 
+/// What a member waits for that the others have removed.
+const REMOVED: &str = "a leader of the cluster that says whether this node is to have a member \
+                       of etcd: the other members have removed the one that it has";
+
+/// How long an etcd that said that it was removed is not started again: it would
+/// say the same, unless it was wrong.
+const OUT_MAX: Duration = Duration::from_secs(60);
+
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
@@ -121,8 +129,21 @@ impl Service {
         }
         let waiting = until(&mut self.orders, "the orders", Clone::clone);
         let Some(orders) = ctx.until_cancelled(waiting).await else { return Ok(()) };
-        let begun = Instant::now();
         let (orders, mut given) = (orders?, self.orders.clone());
+        if self.status.borrow().removed {
+            ctx.stage(Stage::Consensus, State::Waiting(REMOVED.to_owned()));
+            let withdrawn = tokio::time::timeout(OUT_MAX, given.wait_for(Option::is_none));
+            let withdrawn = async { withdrawn.await.is_ok() };
+            match ctx.until_cancelled(withdrawn).await {
+                None => return Ok(()),
+                Some(true) => {
+                    ctx.stage(Stage::Consensus, State::Done);
+                    return Err(Error::Left);
+                }
+                Some(false) => {}
+            }
+        }
+        let begun = Instant::now();
         let ended = tokio::select! {
             // Its end by the other branch is that of a process that is killed, and
             // whoever takes orders back does not want its data any more.
@@ -170,7 +191,8 @@ impl Service {
         ctx.stage(Stage::Consensus, State::Started);
         let peer_url = orders.peer.url();
         self.status.send_modify(|status| {
-            let removed = status.removed;
+            // A new membership has nothing to do with the old one.
+            let removed = status.removed && !orders.start.joins();
             *status =
                 Status { peer_url, db_quota: self.config.quota, removed, ..Status::default() };
         });

@@ -139,7 +139,7 @@ pub fn booting() -> Snapshot {
 pub fn registering() -> Snapshot {
     let [node, words] = [NODES[1], "saddle-bright-canyon-oyster"];
     let waiting = format!(
-        "an operator, who compares {words} with what this shows, and approves: \
+        "an operator who approves this node: its fingerprint is {words}; compare it with that of \
          `polisctl node approve {node}`"
     );
     let mut snapshot = booting();
