@@ -3,7 +3,8 @@
 //! Invariants:
 //! - At most ten frames a second, and none while nothing changes.
 //! - Of the log, a frame holds what is newer than the frame before: it is most of
-//!   a snapshot, and the other end has it.
+//!   a snapshot, and the other end has it. All of it goes again once the entries
+//!   are dated by another clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use futures::Stream;
 use futures::stream;
 use polis_proto::v1;
 use polis_tui::Snapshot;
+use polis_tui::snapshot::Logs;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
@@ -22,8 +24,8 @@ const PACE: Duration = Duration::from_millis(100);
 /// Where one console is.
 struct Watching {
     snapshot: watch::Receiver<Arc<Snapshot>>,
-    /// Of the log, what it has not seen begins here.
-    first: u64,
+    /// What it was sent of the log, and what was sent earlier and is left.
+    sent: Arc<Logs>,
     /// When the next frame may be sent.
     next: Instant,
 }
@@ -33,18 +35,24 @@ pub(super) fn frames(
     mut snapshot: watch::Receiver<Arc<Snapshot>>,
 ) -> impl Stream<Item = Result<v1::ConsoleFrame, Status>> {
     snapshot.mark_changed();
-    let watching = Watching { snapshot, first: 0, next: Instant::now() };
+    let watching = Watching { snapshot, sent: Arc::default(), next: Instant::now() };
     stream::unfold(watching, |mut watching| async move {
         watching.snapshot.changed().await.ok()?;
         sleep_until(watching.next).await;
         let newest = watching.snapshot.borrow_and_update().clone();
-        let frame = frame(&newest, watching.first);
-        if let Some(last) = newest.logs.entries.last() {
-            watching.first = last.number + 1;
-        }
+        let frame = frame(&newest, first_unseen(&watching.sent, &newest.logs));
+        watching.sent = Arc::clone(&newest.logs);
         watching.next = Instant::now() + PACE;
         Some((frame, watching))
     })
+}
+
+/// The first entry of the `newest` log that has to go to whoever has what was `sent`.
+fn first_unseen(sent: &Logs, newest: &Logs) -> u64 {
+    match sent.entries.last() {
+        Some(last) if !newest.is_dated_unlike(sent) => last.number + 1,
+        _ => 0,
+    }
 }
 
 fn frame(snapshot: &Snapshot, first: u64) -> Result<v1::ConsoleFrame, Status> {
@@ -56,6 +64,7 @@ fn frame(snapshot: &Snapshot, first: u64) -> Result<v1::ConsoleFrame, Status> {
 #[cfg(test)]
 mod tests {
     use futures::{FutureExt as _, StreamExt as _};
+    use polis_tui::snapshot::LogEntry;
 
     use super::*;
 
@@ -77,5 +86,29 @@ mod tests {
         }
         assert_eq!(read(frames.next().await).header.version, "3");
         assert!(began.elapsed() >= PACE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_console_that_is_open_while_the_clock_is_set_shows_what_the_machine_s_own_does() {
+        let (sender, snapshot) = watch::channel(Arc::<Snapshot>::default());
+        let mut frames = Box::pin(frames(snapshot));
+        let mut seen = Logs::default();
+        for (clock, lines) in [("", 3), ("", 4), ("12:00", 4), ("12:00", 5), ("11:00", 6)] {
+            sender.send_modify(|snapshot| {
+                let entry = |number| {
+                    let clock = clock.to_owned();
+                    Arc::new(LogEntry { number, clock, ..LogEntry::default() })
+                };
+                let entries = (0..lines).map(entry).collect();
+                let logs = Logs { entries, total: lines, ..Logs::default() };
+                Arc::make_mut(snapshot).logs = Arc::new(logs);
+            });
+            let frame = frames.next().await.unwrap().unwrap();
+            let mut frame: Snapshot = serde_json::from_slice(&frame.snapshot).unwrap();
+            let logs = Arc::make_mut(&mut frame.logs);
+            logs.put_before(&seen, usize::MAX);
+            seen = logs.clone();
+            assert_eq!(seen, *sender.borrow().logs, "{clock}, {lines}");
+        }
     }
 }

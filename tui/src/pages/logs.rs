@@ -47,6 +47,10 @@ impl Filter {
     }
 
     fn is_above(&self, writer: &str) -> bool {
+        // Asked of every entry, each time that the page is laid out.
+        if self.below.is_empty() {
+            return true;
+        }
         if self.whole {
             let rest = writer.strip_prefix(self.below.as_str());
             return rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
@@ -123,9 +127,15 @@ pub(crate) fn content(
     let mut days = Vec::new();
     let mut above = 0;
     let mut day = None;
+    let mut missing = 0;
     let mut newest = shown.entries.iter().enumerate().rev();
     while let Some((at, entry)) = newest.next() {
         if filter.lets_through(entry) {
+            // Upwards, what is missing stands between this entry and the one below.
+            if !body.is_empty() && missing > 0 {
+                body.push(gap(missing));
+            }
+            missing = 0;
             // Upwards, a day begins where an entry of another comes.
             if let Some(day) = day.replace(&entry.day).filter(|day| **day != entry.day) {
                 body.push(rule(day, width));
@@ -133,7 +143,7 @@ pub(crate) fn content(
             }
             body.extend(lines(entry, &filter.text, None, width).into_iter().rev());
         }
-        body.extend(gap(&shown.entries[..at], entry, filter));
+        missing += missing_before(&shown.entries[..at], entry, filter);
         if rows.is_some_and(|rows| body.len() >= rows) {
             // Most entries have one line, and a scroll bar is not exact.
             above = newest.by_ref().filter(|(_, entry)| filter.lets_through(entry)).count();
@@ -234,13 +244,21 @@ fn newest(logs: &Logs, of: Of<'_>, width: usize, rows: usize) -> Vec<Line<'stati
     newest
 }
 
-/// A word about what was said between `entry` and those `before` it, and is driven
-/// out by now. What is wrong is not, so nothing is missing where only that is shown.
-fn gap(before: &[Arc<LogEntry>], entry: &LogEntry, filter: &Filter) -> Option<Line<'static>> {
-    let last = before.last().filter(|_| filter.severity < Severity::Warning)?;
-    let between = entry.number.saturating_sub(last.number + 1);
-    let text = format!("·· {} that this page keeps no longer", plural(between, "line"));
-    (between > 0).then(|| Row::indented(INDENT).put(DIM, &text).line())
+/// How much was said between `entry` and those `before` it, and is driven out by now.
+/// What is wrong is not, so nothing is missing where only that is shown.
+fn missing_before(before: &[Arc<LogEntry>], entry: &LogEntry, filter: &Filter) -> u64 {
+    match before.last() {
+        Some(last) if filter.severity < Severity::Warning => {
+            entry.number.saturating_sub(last.number.saturating_add(1))
+        }
+        _ => 0,
+    }
+}
+
+/// A word about what is `missing` between two entries that are shown.
+fn gap(missing: u64) -> Line<'static> {
+    let text = format!("·· {} that this page keeps no longer", plural(missing, "line"));
+    Row::indented(INDENT).put(DIM, &text).line()
 }
 
 /// Where no rule tells the day, an entry of another day than `today` has the day.
@@ -385,6 +403,26 @@ mod tests {
         assert!(all.contains("45 lines that this page keeps no longer"), "{all}");
         assert!(all.ends_with(&shown(Severity::Info, Some(2))));
         assert_eq!(shown(Severity::Error, None).lines().count(), 3);
+    }
+
+    #[test]
+    fn a_filter_shows_gaps_only_between_the_lines_that_it_shows_and_sums_them_up() {
+        let entry = |(number, name): (u64, &str)| {
+            let (severity, name) = (Severity::Error, name.to_owned());
+            Arc::new(LogEntry { number, severity, name, ..LogEntry::default() })
+        };
+        let entries = [(3, "root.a"), (5, "root.b"), (9, "root.c"), (10, "root.a"), (20, "root.b")];
+        let logs = Logs { entries: entries.map(entry).to_vec(), total: 21, ..Logs::default() };
+        let shown = |below: &str| -> Vec<String> {
+            let filter = Filter { below: below.to_owned(), ..Filter::default() };
+            let body = content(&logs, None, &filter, 60, None).body;
+            body.iter().map(|line| line.to_string().trim().to_owned()).collect()
+        };
+        assert_eq!(shown("other"), ["Nothing among the newest entries. Esc goes back."]);
+        assert_eq!(shown("root.c").len(), 1, "there is nothing to stand between");
+        let both = shown("root.a");
+        assert_eq!(both.len(), 3, "{both:?}");
+        assert_eq!(both[1], "·· 4 lines that this page keeps no longer");
     }
 
     #[test]

@@ -21,14 +21,29 @@ pub struct Logs {
 }
 
 impl Logs {
-    /// Puts what was `seen` before to what is new; the newest `max` stay.
+    /// Puts what was `seen` before to what is new; the newest `max` stay. Where the
+    /// new dates an entry by another clock, it holds all that is dated by that one, and
+    /// what was seen is let go: no page mixes the times of two clocks.
     pub fn put_before(&mut self, seen: &Self, max: usize) {
-        self.entries.splice(0..0, seen.entries.iter().cloned());
+        if !self.is_dated_unlike(seen) {
+            self.entries.extend(seen.entries.iter().cloned());
+        }
         // Where nothing is there twice, they are in order already.
         self.entries.sort_by_key(|entry| entry.number);
         self.entries.dedup_by_key(|entry| entry.number);
         let surplus = self.entries.len().saturating_sub(max);
         self.entries.drain(..surplus);
+    }
+
+    /// Whether the newest entry that both have was said at another time of day.
+    #[must_use]
+    pub fn is_dated_unlike(&self, other: &Self) -> bool {
+        let mut alike = self.entries.iter().rev().filter_map(|one| {
+            let at = other.entries.binary_search_by_key(&one.number, |two| two.number).ok()?;
+            let two = &other.entries[at];
+            Some((&one.day, &one.clock) == (&two.day, &two.clock))
+        });
+        alike.next() == Some(false)
     }
 }
 

@@ -217,4 +217,20 @@ mod tests {
         Arc::make_mut(&mut frame.logs).put_before(&whole.logs, usize::MAX);
         assert_eq!(frame, whole, "what was seen in a gap stays");
     }
+
+    #[test]
+    fn a_log_that_was_dated_anew_replaces_what_was_seen_of_it() {
+        let mut seen = samples::ordinary().logs;
+        let whole = Arc::make_mut(&mut seen).clone();
+        for entry in &mut Arc::make_mut(&mut seen).entries {
+            let entry = Arc::make_mut(entry);
+            (entry.day, entry.clock) = (String::new(), String::new());
+        }
+        // More than the node keeps now.
+        let early = Arc::new(LogEntry { number: 0, ..LogEntry::default() });
+        Arc::make_mut(&mut seen).entries.insert(0, early);
+        let mut frame = whole.clone();
+        frame.put_before(&seen, usize::MAX);
+        assert_eq!(frame, whole);
+    }
 }
