@@ -34,13 +34,24 @@ fn key() -> impl Strategy<Value = Key> {
     ]
 }
 
+/// Closes whatever is open, and goes all the way to the end of a machine.
+const CONFIRMED: &str = "\u{1b}PRY";
+
+/// Keys that are pressed one after the other.
+fn run(keys: &str) -> Vec<(Key, usize)> {
+    let key = |key| if key == '\u{1b}' { Key::Esc } else { Key::Char(key) };
+    keys.chars().map(|c| (key(c), 3)).collect()
+}
+
 /// Keys, of which some runs go all the way to the end of a machine.
 fn keys() -> impl Strategy<Value = Vec<(Key, usize)>> {
     let any = prop::collection::vec((key(), 0..samples::all().len()), 0..12);
-    (any, prop::option::weighted(0.2, prop::sample::select(vec!["PRY", "Poy", "\u{1b}P", "L/x"])))
+    (
+        any,
+        prop::option::weighted(0.2, prop::sample::select(vec![CONFIRMED, "Poy", "\u{1b}P", "L/x"])),
+    )
         .prop_map(|(mut keys, last)| {
-            let last = last.into_iter().flat_map(str::chars);
-            keys.extend(last.map(|key| (Key::Char(key), 3)));
+            keys.extend(last.into_iter().flat_map(run));
             keys
         })
 }
@@ -73,13 +84,21 @@ proptest! {
         if leaves {
             view = view.that_can_be_left();
         }
+        let confirmed = keys.ends_with(&run(CONFIRMED));
+        let mut end = None;
         for (key, snapshot) in keys {
-            view.key(key, &snapshots[snapshot]);
+            let command = view.key(key, &snapshots[snapshot]);
+            if matches!(command, Some(Command::Reboot | Command::PowerOff)) {
+                prop_assert!(matches!(key, Key::Char('y' | 'Y')), "{key:?} ends a machine");
+                end = command;
+            }
             let backend = draw(first.0, first.1, |buffer| render(&snapshots[snapshot], &view, buffer));
             assert_glyphs_are_in_the_font(&backend);
             // The host may learn of a new size late: drawing must not rely on it.
             draw(then.0, then.1, |buffer| render(&snapshots[snapshot], &view, buffer));
+            view.was_read();
         }
+        prop_assert!(!confirmed || end == Some(Command::Reboot), "nothing came of a confirmation");
     }
 
     #[test]

@@ -76,6 +76,69 @@ fn a_stage_that_waits_is_never_folded_and_its_reason_is_on_a_small_screen() {
 }
 
 #[test]
+fn what_is_another_number_each_second_is_seen_by_the_page_that_shows_it_and_by_no_other() {
+    let one = samples::ordinary();
+    let mut new = one.clone();
+    new.services.iter_mut().for_each(|service| service.since += Duration::from_secs(1));
+    let authorities = &mut new.pki.as_mut().unwrap().authorities;
+    authorities
+        .iter_mut()
+        .flat_map(|it| &mut it.crl)
+        .for_each(|it| it.age += Duration::from_secs(60));
+    let etcd = new.etcd.as_mut().unwrap();
+    (etcd.index, etcd.applied) = (etcd.index + 9, etcd.applied + 9);
+    etcd.members[1].round_trip = Some(77_000);
+    for page in Page::ALL {
+        let shows = matches!(page, Page::Etcd | Page::Pki | Page::Services);
+        assert_eq!(view(page, 80, 24).sees_change(&one, &new), shows, "{page:?}");
+        let answers = page != Page::Boot && page.may_answer_anew(&one, &new);
+        assert!(!answers, "{page:?} is answered anew for nothing");
+    }
+}
+
+#[test]
+fn whatever_an_answer_reads_is_looked_at() {
+    let samples = samples::all().map(|(_, snapshot)| snapshot);
+    let mut others = samples.to_vec();
+    // One thing at a time.
+    let mut but = |change: &dyn Fn(&mut Snapshot)| {
+        let mut other = samples::ordinary();
+        change(&mut other);
+        others.push(other);
+    };
+    but(&|it| it.services[3].restarts += 1);
+    but(&|it| it.services[3].state = ServiceState::Starting);
+    but(&|it| it.services.truncate(3));
+    but(&|it| it.etcd.as_mut().unwrap().alarms.push("NOSPACE".to_owned()));
+    but(&|it| it.etcd.as_mut().unwrap().quorum = false);
+    but(&|it| it.etcd.as_mut().unwrap().survives = Some(0));
+    but(&|it| it.etcd.as_mut().unwrap().state = "stopped".to_owned());
+    but(&|it| it.etcd.as_mut().unwrap().members[1].answers = Some(false));
+    but(&|it| it.etcd.as_mut().unwrap().members.truncate(1));
+    but(&|it| it.pki.as_mut().unwrap().authorities[0].days_left = 3);
+    but(&|it| it.pki.as_mut().unwrap().certificates[0].revoked = true);
+    but(&|it| it.pki.as_mut().unwrap().certificates[0].used = 99);
+    but(&|it| it.pki = None);
+    for (one, other) in others.iter().flat_map(|one| others.iter().map(move |it| (one, it))) {
+        for field in 6..10 {
+            let new = mixed(one, other, field);
+            for page in [Page::Cluster, Page::Etcd, Page::Pki, Page::Services] {
+                let same = page.answer(one) == page.answer(&new);
+                assert!(same || page.may_answer_anew(one, &new), "{page:?}, field {field}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_command_is_on_one_line_with_any_node_id() {
+    let snapshot = samples::worker();
+    let etcd = screen(&snapshot, &view(Page::Etcd, 80, 24), 80, 24);
+    let whole = |line: &str| line.contains("polisctl node roles") && line.contains("-member");
+    assert!(etcd.lines().any(whole), "{etcd}");
+}
+
+#[test]
 fn a_mark_that_changes_is_seen_from_every_page() {
     let (one, new) = (samples::ordinary(), broken());
     for field in [6, 7, 8, 9] {

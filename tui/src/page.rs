@@ -103,15 +103,16 @@ impl Page {
     }
 
     /// Whether the page's answer may be another one, the header being the same:
-    /// comparing is cheaper than answering.
-    fn may_answer_anew(self, old: &Snapshot, new: &Snapshot) -> bool {
+    /// comparing is cheaper than answering, where no more is compared than an answer
+    /// reads. An age, or etcd's index, is another one each second.
+    pub(crate) fn may_answer_anew(self, old: &Snapshot, new: &Snapshot) -> bool {
         let nodes = || old.nodes != new.nodes;
         match self {
             Self::Boot => (old.ready, &old.stages) != (new.ready, &new.stages),
             Self::Cluster => nodes(),
-            Self::Etcd => old.etcd != new.etcd || nodes(),
-            Self::Pki => old.pki != new.pki || new.pki.is_none() && nodes(),
-            Self::Services => old.services != new.services,
+            Self::Etcd => etcd::may_answer_anew(old, new) || nodes(),
+            Self::Pki => pki::may_answer_anew(old, new) || new.pki.is_none() && nodes(),
+            Self::Services => services::may_answer_anew(old, new),
             Self::Network => old.network != new.network,
             Self::Logs => false,
         }
@@ -141,7 +142,8 @@ impl Page {
             }
             Self::Cluster => old.nodes != new.nodes,
             // Without a part in it, they say who has one.
-            Self::Etcd | Self::Pki => self.may_answer_anew(old, new),
+            Self::Etcd => old.etcd != new.etcd || old.nodes != new.nodes,
+            Self::Pki => old.pki != new.pki || new.pki.is_none() && old.nodes != new.nodes,
             Self::Services => old.services != new.services,
             Self::Logs => false,
             Self::Network => old.network != new.network,

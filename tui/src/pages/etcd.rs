@@ -60,7 +60,8 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let Some(etcd) = &snapshot.etcd else {
         let mut head = headline(Mark::Idle, &absent(snapshot), width);
         if super::cluster::members_elsewhere(snapshot).is_some() {
-            let node = snapshot.header.node.as_deref().unwrap_or("NODE");
+            // The beginning of it is enough, and with it the command has one line.
+            let node = snapshot.header.node.as_deref().map_or("NODE".to_owned(), short);
             head.push(blank());
             head.extend(note(Mark::Idle, "To give it one, where you have polisctl:", width));
             head.extend(command(
@@ -110,6 +111,19 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
         Some(alarm) if mark < Mark::Bad => (Mark::Bad, alarm_text(alarm)),
         _ => (mark, answer),
     }
+}
+
+/// Whether [`answer`] may be another one, of the members: all that it reads.
+pub(crate) fn may_answer_anew(old: &Snapshot, new: &Snapshot) -> bool {
+    let (Some(old), Some(new)) = (&old.etcd, &new.etcd) else { return old.etcd != new.etcd };
+    let read = |it: &Etcd| (it.quorum, it.survives, it.members.len());
+    let differ = |(old, new): (&Member, &Member)| {
+        (&old.name, old.standing, old.own, old.answers)
+            != (&new.name, new.standing, new.own, new.answers)
+    };
+    read(old) != read(new)
+        || (&old.state, &old.alarms) != (&new.state, &new.alarms)
+        || old.members.iter().zip(&new.members).any(differ)
 }
 
 /// Why there is no member here.

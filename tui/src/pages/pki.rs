@@ -103,6 +103,18 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     }
 }
 
+/// Whether [`answer`] may be another one, of the certificates: all that it reads.
+pub(crate) fn may_answer_anew(old: &Snapshot, new: &Snapshot) -> bool {
+    let (Some(old), Some(new)) = (&old.pki, &new.pki) else { return old.pki != new.pki };
+    let authorities = |it: &Pki| it.authorities.len();
+    let differ = |(old, new): (&Authority, &Authority)| {
+        (&old.name, &old.ends, old.days_left) != (&new.name, &new.ends, new.days_left)
+    };
+    authorities(old) != authorities(new)
+        || old.authorities.iter().zip(&new.authorities).any(differ)
+        || old.certificates != new.certificates
+}
+
 /// Why there is nothing to show.
 fn absent(snapshot: &Snapshot) -> String {
     match super::cluster::members_elsewhere(snapshot) {

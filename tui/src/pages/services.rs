@@ -286,6 +286,13 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     }
 }
 
+/// Whether [`answer`] may be another one: all that it reads.
+pub(crate) fn may_answer_anew(old: &Snapshot, new: &Snapshot) -> bool {
+    let read = |it: &Service| (it.state, it.restarts);
+    let differ = |(old, new): (&Service, &Service)| read(old) != read(new) || old.name != new.name;
+    old.services.len() != new.services.len() || old.services.iter().zip(&new.services).any(differ)
+}
+
 /// The first few names, and how many more there are.
 fn list(names: &[&str]) -> String {
     let first = names.iter().take(NAMED_MAX).map(|text| name(text)).collect::<Vec<_>>().join(", ");
