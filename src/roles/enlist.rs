@@ -109,6 +109,13 @@ impl Service {
         let own =
             until(&mut cluster, "the cluster", |status| status.node.filter(|_| status.is_member()));
         let own = own.await?;
+        // A run that died on the way out, or a disk that failed: whoever enters beside
+        // what is left would lose its vote at the next boot, which goes on with it.
+        let left = self.data.node.leaving.clone();
+        let left = tokio::task::spawn_blocking(move || left.read()).await;
+        if left.map_err(|_lost| Error::Lost)??.is_some() {
+            self.leave().await?;
+        }
         if self.orders.borrow().is_none() {
             let mut nodes = self.nodes.clone();
             until(&mut nodes, "the nodes", |nodes| has_role(nodes, own).filter(|has| *has)).await?;
@@ -283,6 +290,8 @@ fn invitation(answer: v1::JoinConsensusResponse, key: &NodeKey) -> Invitation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rpc::client::Patience;
+    use crate::storage::Root;
 
     #[test]
     fn a_role_is_gone_only_where_a_leader_says_so() {
@@ -298,5 +307,52 @@ mod tests {
         assert_eq!(has_role(&node(v1::NodeState::Up, true), own), Some(true));
         assert_eq!(has_role(&node(v1::NodeState::Up, false), own), Some(false));
         assert_eq!(has_role(&node(v1::NodeState::Decommissioned, false), own), None);
+    }
+
+    #[tokio::test]
+    async fn whoever_could_not_finish_leaving_does_so_before_it_enters_again() {
+        let disk = tempfile::tempdir().unwrap();
+        let data = Root::at(disk.path()).data;
+        data.create().unwrap();
+        // The last run died here: the number of the member is one that has voted.
+        data.etcd.log.create().unwrap();
+        std::fs::write(data.etcd.log.path().join("0.wal"), b"votes").unwrap();
+        data.node.voter.write(b"vote").unwrap();
+        data.node.leaving.write(b"").unwrap();
+
+        let own = NodeId::from_public_key(&[1; 32]);
+        let consensus_member = Some(v1::node_roles::ConsensusMember {});
+        let roles = Some(v1::NodeRoles { consensus_member, ..Default::default() });
+        let state = v1::NodeState::Up.into();
+        let info = v1::NodeInfo { state, roles, ..Default::default() };
+        let nodes = watch::Sender::new(Some(Arc::new(Nodes::from([(own, info)]))));
+        // Without an address, it asks nobody for anything.
+        let network = watch::Sender::<network::Status>::default();
+        let consensus = watch::Sender::<consensus::Status>::default();
+        let state = cluster::State::Home;
+        let home = cluster::Status { state, node: Some(own), ..Default::default() };
+        let patience = Patience { attempt: RETRY, total: RETRY };
+        let (candidates, credentials) = (watch::Sender::default(), watch::Sender::default());
+        let mut service = Service {
+            data: data.clone(),
+            client: Client::new(candidates.subscribe(), credentials.subscribe(), patience),
+            nodes: nodes.subscribe(),
+            network: network.subscribe(),
+            consensus: consensus.subscribe(),
+            orders: watch::Sender::new(None),
+            cluster: watch::Sender::new(home),
+        };
+        let cleared = async {
+            while data.node.leaving.read().unwrap().is_some() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            ended = service.term() => panic!("{ended:?}"),
+            () = sleep(Duration::from_secs(20)) => panic!("it enters beside what is left"),
+            () = cleared => {}
+        }
+        assert_eq!(data.node.voter.read().unwrap(), None);
+        assert!(data.etcd.log.is_empty().unwrap());
     }
 }
