@@ -263,6 +263,51 @@ async fn a_way_out_that_was_begun_is_gone_to_its_end_whoever_asked_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever() {
+    let machines = [Machine::new(), Machine::new()];
+    let [one, two] = &machines;
+    let first = one.start(Start::Bootstrap);
+    let (cluster, own) = Cluster::found(one, &first).await;
+    let curator = Curator::start(one, &first, own);
+    leader(&[&curator], Duration::from_secs(20)).await;
+    let owner = cluster.owner(&[&curator]).await;
+    invite(&cluster, &[&curator], &owner, two).await;
+    let mut management = ManagementClient::new(channel(&owner).await);
+    let (id, node_id) = (two.key.id(), two.name());
+    let request = v1::DecommissionNodeRequest { node_id: node_id.clone() };
+    management.decommission_node(request).await.unwrap();
+
+    let kubernetes_worker = Some(v1::node_roles::KubernetesWorker {});
+    let add = Some(v1::NodeRoles { kubernetes_worker, ..Default::default() });
+    let consensus_member = Some(v1::node_roles::ConsensusMember {});
+    let remove = Some(v1::NodeRoles { consensus_member, ..Default::default() });
+    let before = cluster.store.node(id).await.unwrap();
+    let request = v1::UpdateNodeRolesRequest { node_id, add, remove };
+    let refused = management.update_node_roles(request).await.unwrap_err();
+    assert_eq!(reason(&refused), "decommissioned");
+    assert_eq!(cluster.store.node(id).await.unwrap(), before, "nothing has changed");
+
+    // What was begun ends where the record refuses the rest, and where this version
+    // does not know what the rest is.
+    let roles = v1::departure::Then::Roles.into();
+    for departure in [
+        v1::Departure { then: roles, add, remove },
+        v1::Departure { then: 99, add: None, remove: None },
+    ] {
+        cluster.store.change(id, Change::Leave(departure)).await.unwrap();
+        let ends = async {
+            while cluster.store.node(id).await.unwrap().leaving.is_some() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(45), ends).await.unwrap();
+        assert_eq!(cluster.store.node(id).await.unwrap(), before);
+    }
+    curator.supervisor.stop().await;
+    first.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lone_curator_tells_all_there_is_to_know() {
     let machine = Machine::new();
     let node = machine.start(Start::Bootstrap);

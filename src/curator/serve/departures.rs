@@ -35,7 +35,7 @@ use crate::consensus::{self, Member};
 use crate::curator::directory::{Directory, Known};
 use crate::curator::error::Error;
 use crate::curator::leader::Leadership;
-use crate::curator::state::{Refusal, Request};
+use crate::curator::state::{self, Refusal, Request};
 use crate::event::Closed;
 use crate::identity::NodeId;
 use crate::pki::Reason;
@@ -118,6 +118,7 @@ impl Service {
         let mut queue = queue.lock().await;
         loop {
             let failed = self.clear_up().await;
+            let Self { leadership, directory, consensus, .. } = &mut *self;
             tokio::select! {
                 // Cancel-safe, all of them: they wait for values or for the time.
                 asked = queue.recv() => {
@@ -129,16 +130,7 @@ impl Service {
                         let _unheard = asked.answer.send(done);
                     }
                 }
-                changed = self.leadership.changed() => {
-                    changed.map_err(|_closed| Closed("the election"))?;
-                }
-                changed = self.directory.changed() => {
-                    changed.map_err(|_closed| Closed("the directory"))?;
-                }
-                changed = self.consensus.changed() => {
-                    changed.map_err(|_closed| Closed("the etcd member"))?;
-                }
-                () = sleep(RETRY), if failed => {}
+                news = news(leadership, directory, consensus, failed) => news?,
             }
         }
     }
@@ -252,6 +244,12 @@ impl Lead {
             leaving => leaving.map_err(|error| self.refuse(error))?,
         };
         if node.leaving != Some(departure) {
+            if departure.then() == Then::Roles {
+                // What the record refuses must not begin.
+                let (add, remove) = changes(departure);
+                let tried = state::step(Some(node.clone()), Request::Roles { add, remove });
+                tried.map_err(|refused| self.refuse(refused))?;
+            }
             self.store().change(id, Request::Leave(departure)).await.map_err(refuse)?;
         }
         let own = parts.consensus.borrow().member;
@@ -271,9 +269,13 @@ impl Lead {
         let revoke = || store.revoke(&name, Reason::Left, clock::now());
         match departure.then() {
             Then::Roles | Then::Unspecified => {
-                let add = departure.add.unwrap_or_default();
-                let remove = departure.remove.unwrap_or_default();
-                store.change(id, Request::Roles { add, remove }).await?;
+                let (add, remove) = changes(departure);
+                let changed = store.change(id, Request::Roles { add, remove }).await;
+                // It is out of etcd, whatever becomes of the rest.
+                if matches!(changed, Ok(_) | Err(Error::Refused(_))) {
+                    store.change(id, Request::Stay).await?;
+                }
+                changed?;
             }
             Then::Decommission => {
                 // From here on nothing is signed for it any more.
@@ -294,5 +296,59 @@ impl Lead {
             }
         }
         Ok(())
+    }
+}
+
+/// Waits for something new, or where an attempt has `failed`, for the time of the next.
+/// An attempt writes, which is news itself, and ten of them in a second help nobody.
+async fn news(
+    leadership: &mut watch::Receiver<Leadership>,
+    directory: &mut watch::Receiver<Directory>,
+    consensus: &mut watch::Receiver<consensus::Status>,
+    failed: bool,
+) -> Result<(), Closed> {
+    tokio::select! {
+        // Cancel-safe, all of them: they wait for values or for the time.
+        changed = leadership.changed() => changed.map_err(|_closed| Closed("the election")),
+        changed = directory.changed(), if !failed => {
+            changed.map_err(|_closed| Closed("the directory"))
+        }
+        changed = consensus.changed(), if !failed => {
+            changed.map_err(|_closed| Closed("the etcd member"))
+        }
+        () = sleep(RETRY), if failed => Ok(()),
+    }
+}
+
+/// The roles that `departure` gives and takes.
+fn changes(departure: v1::Departure) -> (v1::NodeRoles, v1::NodeRoles) {
+    (departure.add.unwrap_or_default(), departure.remove.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_failed_is_tried_after_its_time_whatever_changes_meanwhile() {
+        let told = watch::Sender::<Leadership>::default();
+        let listed = watch::Sender::<Directory>::default();
+        let looked = watch::Sender::<consensus::Status>::default();
+        let (mut leadership, mut directory) = (told.subscribe(), listed.subscribe());
+        let mut consensus = looked.subscribe();
+        let mut waited = async |failed| {
+            let begun = Instant::now();
+            news(&mut leadership, &mut directory, &mut consensus, failed).await.unwrap();
+            begun.elapsed()
+        };
+        listed.send_modify(|_same| ());
+        looked.send_modify(|_same| ());
+        assert_eq!(waited(true).await, RETRY);
+        assert_eq!(waited(false).await, Duration::ZERO);
+        // That another leads now is no matter of patience.
+        told.send_modify(|_same| ());
+        assert_eq!(waited(true).await, Duration::ZERO);
     }
 }
