@@ -42,6 +42,16 @@ fn a_node_that_is_up_beside_trouble_does_not_say_that_all_is_well() {
 }
 
 #[test]
+fn a_node_that_is_cut_off_before_it_is_ready_is_not_said_to_be_up() {
+    let mut snapshot = samples::failing();
+    let said = |snapshot: &Snapshot| Page::Boot.answer(snapshot).unwrap().1;
+    assert!(snapshot.ready.is_none());
+    assert!(said(&snapshot).starts_with("Not up yet, and cut off from the cluster"));
+    snapshot.ready = Some(Duration::from_secs(5));
+    assert!(said(&snapshot).starts_with("Up, but cut off from the cluster"));
+}
+
+#[test]
 fn a_machine_on_its_own_is_not_yellow_for_ever() {
     let mut snapshot = samples::ordinary();
     let etcd = snapshot.etcd.as_mut().unwrap();
@@ -119,6 +129,13 @@ fn whatever_an_answer_reads_is_looked_at() {
     but(&|it| it.pki.as_mut().unwrap().certificates[0].revoked = true);
     but(&|it| it.pki.as_mut().unwrap().certificates[0].used = 99);
     but(&|it| it.pki = None);
+    for round_trip in [None, Some(900)] {
+        but(&|it| {
+            let etcd = it.etcd.as_mut().unwrap();
+            etcd.survives = None;
+            (etcd.members[1].answers, etcd.members[1].round_trip) = (None, round_trip);
+        });
+    }
     for (one, other) in others.iter().flat_map(|one| others.iter().map(move |it| (one, it))) {
         for field in 6..10 {
             let new = mixed(one, other, field);

@@ -125,7 +125,10 @@ fn what_stops(snapshot: &Snapshot, end: End) -> String {
             "The other voters are no majority without it: nothing can be written to the cluster {away}."
         ),
         ("voter", Some(_)) => goes_on,
-        ("voter", None) => unknown("The other voters were not asked yet:"),
+        ("voter", None) => format!(
+            "Whether the other voters answer is not known here, and so not whether the cluster \
+             goes on without it. Its services are gone {away}."
+        ),
         _ => unknown("Its etcd member does not serve:"),
     }
 }

@@ -108,13 +108,26 @@ fn two_voters_that_are_well_are_not_told_to_bring_one_back() {
 fn nothing_is_said_of_voters_that_were_not_asked_yet() {
     let snapshot = with(|etcd| {
         etcd.survives = None;
-        etcd.members[2].answers = None;
+        (etcd.members[2].answers, etcd.members[2].round_trip) = (None, None);
     });
     let etcd = page(&snapshot);
-    assert_says(&etcd, "► The other voters are being asked");
-    assert_says(&etcd, "2 of 3 answer, 1 not asked yet, and 2 are needed");
+    assert_says(&etcd, "► Whether the other voters answer this one is not known yet.");
+    assert_says(&etcd, "2 of 3 answer, 1 not known, and 2 are needed");
     assert_says(&etcd, "voter, not known");
-    assert_says(&warning(&snapshot), "The other voters were not asked yet");
+    assert_says(&warning(&snapshot), "Whether the other voters answer is not known here");
+}
+
+#[test]
+fn members_that_have_just_answered_are_not_said_to_be_asked() {
+    let snapshot = with(|etcd| {
+        etcd.survives = None;
+        etcd.members[1..].iter_mut().for_each(|member| member.answers = None);
+    });
+    let etcd = page(&snapshot);
+    assert_says(&etcd, "▲ Whether the other voters answer this one is not known: their nodes do");
+    assert_says(&etcd, "1 of 3 answer, 2 not known, and 2 are needed");
+    assert!(!etcd.contains("asked"), "{etcd}");
+    assert!(!warning(&snapshot).contains("asked"));
 }
 
 #[test]

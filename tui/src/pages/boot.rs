@@ -36,7 +36,7 @@ const GAP: usize = 3;
 /// Rows of a chart.
 const ROWS: usize = 3;
 
-const SPLIT: &str = "Up, but cut off from the cluster: too few of its members answer. \
+const SPLIT: &str = "cut off from the cluster: too few of its members answer. \
                      The etcd page (F3) names them.";
 const DISOWNING: &str = "This node was removed from its cluster, for ever. \
                          To use the machine again, install it anew.";
@@ -151,8 +151,12 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     if let Some(stage) = snapshot.stages.iter().find(is_failed) {
         return (Mark::Bad, format!("Not up: the stage \"{}\" has failed.", name(&stage.name)));
     }
+    let (and, but) = match snapshot.ready {
+        Some(_since) => ("Up, but", "Up, but"),
+        None => ("Not up yet, and", "Not up yet:"),
+    };
     match snapshot.header.cluster {
-        Cluster::Split => return (Mark::Bad, SPLIT.to_owned()),
+        Cluster::Split => return (Mark::Bad, format!("{and} {SPLIT}")),
         Cluster::Disowning => return (Mark::Bad, DISOWNING.to_owned()),
         Cluster::Unknown | Cluster::Foreign | Cluster::Trusted | Cluster::Home => {}
     }
@@ -161,9 +165,8 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
             if snapshot.header.cluster == Cluster::Foreign {
                 return (Mark::Attention, format!("{LET_IN} {}.", duration(*since)));
             }
-            let up = if snapshot.ready.is_some() { "Up, but" } else { "Not up yet:" };
             let (name, since) = (name(&stage.name), duration(*since));
-            return (Mark::Busy, format!("{up} {name} has been waiting for {since}."));
+            return (Mark::Busy, format!("{but} {name} has been waiting for {since}."));
         }
     }
     if snapshot.ready.is_some() {

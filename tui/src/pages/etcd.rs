@@ -48,7 +48,9 @@ const STOPPED: &str = "This node's member is stopped: how the others do is not k
 const STARTING: &str = "This node's member is starting: how the others do is not known yet.";
 const LEARNING: &str =
     "This node's member is a learner: it votes once it has what the others have.";
-const ASKING: &str = "The other voters are being asked how they are.";
+const ASKING: &str = "Whether the other voters answer this one is not known yet.";
+const UNTOLD: &str = "Whether the other voters answer this one is not known: their nodes do, but \
+                      etcd does not say here whom it is connected to.";
 
 /// Names that fit in a sentence.
 const NAMED_MAX: usize = 2;
@@ -118,8 +120,8 @@ pub(crate) fn may_answer_anew(old: &Snapshot, new: &Snapshot) -> bool {
     let (Some(old), Some(new)) = (&old.etcd, &new.etcd) else { return old.etcd != new.etcd };
     let read = |it: &Etcd| (it.quorum, it.survives, it.members.len());
     let differ = |(old, new): (&Member, &Member)| {
-        (&old.name, old.standing, old.own, old.answers)
-            != (&new.name, new.standing, new.own, new.answers)
+        (&old.name, old.standing, old.own, old.answers, is_untold(old))
+            != (&new.name, new.standing, new.own, new.answers, is_untold(new))
     };
     read(old) != read(new)
         || (&old.state, &old.alarms) != (&new.state, &new.alarms)
@@ -152,6 +154,7 @@ fn judge(etcd: &Etcd, snapshot: &Snapshot) -> (Mark, String) {
         _ if all == 0 => (Mark::Busy, format!("This member is {}.", name(&etcd.state))),
         _ if !etcd.quorum => (Mark::Bad, NO_QUORUM.to_owned()),
         ("learner", _) => (Mark::Busy, LEARNING.to_owned()),
+        (_, None) if voters(etcd).any(is_untold) => (Mark::Attention, UNTOLD.to_owned()),
         (_, None) => (Mark::Busy, ASKING.to_owned()),
         (_, Some(0)) if silent.is_empty() && all == 1 => {
             // Of a machine on its own, nobody expects another.
@@ -175,6 +178,11 @@ fn judge(etcd: &Etcd, snapshot: &Snapshot) -> (Mark, String) {
         1 => (mark, format!("{answer} A learner is catching up.")),
         some => (mark, format!("{answer} {some} learners are catching up.")),
     }
+}
+
+/// Whether the node of a member answered when etcd's own account was not to be had.
+fn is_untold(member: &Member) -> bool {
+    member.answers.is_none() && member.round_trip.is_some()
 }
 
 /// Who does not answer, as a sentence without its end.
@@ -222,7 +230,7 @@ fn quorum(etcd: &Etcd) -> Option<Line<'static>> {
         let edge = if at == needed && at < all { "│" } else { " " };
         row.put(mark.style(), mark.glyph()).put(DIM, edge)
     });
-    let asked = if asked == 0 { String::new() } else { format!(", {asked} not asked yet") };
+    let asked = if asked == 0 { String::new() } else { format!(", {asked} not known") };
     let text = format!(" {answer} of {all} answer{asked}, and {needed} are needed to write");
     Some(row.put(if etcd.quorum { PLAIN } else { Mark::Bad.style() }, &text).line())
 }

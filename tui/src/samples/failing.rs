@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{NODES, certificate, date, ordinary, restarted, say, service_of, stage, used};
-use crate::snapshot::{
-    Cluster, Health, ServiceState, Severity, Snapshot, StageState, Standing, Warning,
-};
+use crate::snapshot::{Cluster, Health, ServiceState, Severity, Snapshot, StageState, Warning};
 
 /// A node that has lost its cluster, with trouble of every kind.
 #[must_use]
@@ -57,11 +55,11 @@ pub fn failing() -> Snapshot {
             member.round_trip = None;
             member.db_size = None;
         }
-        etcd.members[2].standing = Standing::Learner { caught_up: Some(71) };
-        etcd.members[2].name.clear();
         etcd.members[0].lag = Some(12_096);
         etcd.applied = 1_192_021;
-        etcd.db_size = 1_900 << 20;
+        // More than the quota, or there were no alarm.
+        etcd.db_size = 2_051 << 20;
+        etcd.members[0].db_size = Some(etcd.db_size);
         etcd.alarms = vec!["NOSPACE on 8e9e05c52164694d".to_owned()];
         etcd.quorum = false;
         etcd.survives = None;
@@ -104,12 +102,13 @@ pub fn failing() -> Snapshot {
     if let Some(metrics) = &mut snapshot.metrics {
         metrics.data_used = 7_930 << 20;
     }
-    // What was said between is driven out by now.
-    Arc::make_mut(&mut snapshot.logs).total += 3412;
+    let logs = &mut snapshot.logs;
+    say(logs, &[(61_020, Severity::Error, "root.consensus", "etcd ended by signal 9")]);
+    // What was said then is driven out by now, and what was wrong is not.
+    Arc::make_mut(logs).total += 3412;
     say(
-        &mut snapshot.logs,
+        logs,
         &[
-            (61_020, Severity::Error, "root.consensus", "etcd ended by signal 9"),
             (61_021, Severity::Debug, "root.supervisor", "root.consensus.etcd runs again in 1.4 s"),
             (
                 62_300,

@@ -265,6 +265,8 @@ fn restarted(snapshot: &mut Snapshot, uptime: u64) {
     }
     let logs = Arc::make_mut(&mut snapshot.logs);
     logs.entries.retain(|entry| entry.time < snapshot.header.uptime);
+    // The rest is what it will say.
+    logs.total = logs.entries.len() as u64;
     if let Some(metrics) = &mut snapshot.metrics {
         let samples = usize::try_from(uptime / metrics.pace.as_secs().max(1)).unwrap_or(0);
         for percents in [&mut metrics.cpu, &mut metrics.memory] {

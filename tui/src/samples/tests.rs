@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::snapshot::{Health, StageState};
+use crate::snapshot::{Health, Severity, StageState, Standing};
 
 #[test]
 fn nothing_in_a_sample_is_older_than_its_machine() {
@@ -40,6 +40,23 @@ fn a_sample_shows_nothing_that_no_machine_can() {
         for address in snapshot.network.interfaces.iter().flat_map(|it| &it.addresses) {
             let known = ["DHCP", "parameters", "router", ""].contains(&address.source.as_str());
             assert!(known, "{name}: an address by {}", address.source);
+        }
+        if let Some(etcd) = &snapshot.etcd {
+            let known = snapshot.nodes.iter().flat_map(|known| &known.nodes);
+            let standings: Vec<_> = known.filter_map(|it| Some((&it.id, it.etcd?))).collect();
+            for member in &etcd.members {
+                let other = standings.iter().find(|(id, _)| **id == member.name);
+                let other = other.map_or(member.standing, |(_, standing)| *standing);
+                let learns = |it| matches!(it, Standing::Learner { .. });
+                assert_eq!(learns(member.standing), learns(other), "{name}: {}", member.name);
+            }
+            let full = etcd.alarms.iter().any(|alarm| alarm.starts_with("NOSPACE"));
+            assert!(!full || etcd.db_size > etcd.db_quota, "{name}: an alarm for nothing");
+        }
+        // What is wrong is kept beyond the newest, and nothing else.
+        for pair in snapshot.logs.entries.windows(2) {
+            let gap = pair[0].number + 1 < pair[1].number;
+            assert!(!gap || pair[0].severity >= Severity::Warning, "{name}: {:?}", pair[0]);
         }
         for it in snapshot.pki.iter().flat_map(|pki| &pki.certificates) {
             assert_eq!(it.ends, date::day(it.days_left), "{name}: {}", it.name);

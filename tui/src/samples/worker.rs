@@ -63,6 +63,11 @@ pub fn worker() -> Snapshot {
         .map(|(depth, name)| Service { since, ..service(depth, name) }),
     );
     let not_here = |name: &str| name.starts_with("root.consensus") || name == "root.curator";
-    Arc::make_mut(&mut snapshot.logs).entries.retain(|entry| !not_here(&entry.name));
+    let logs = Arc::make_mut(&mut snapshot.logs);
+    logs.entries.retain(|entry| !not_here(&entry.name));
+    for (number, entry) in (0..).zip(&mut logs.entries) {
+        Arc::make_mut(entry).number = number;
+    }
+    logs.total = logs.entries.len() as u64;
     super::date::dated(snapshot)
 }
