@@ -470,6 +470,30 @@ async fn one_curator_with_an_old_copy_does_not_hide_the_leader() {
 }
 
 #[tokio::test]
+async fn a_leader_at_the_end_of_a_long_list_is_found_although_the_first_refuses() {
+    let authority = Authority::new().await;
+    let pair = Pair::start(&authority).await;
+    pair.leads(1);
+    let [stale, leader] = &pair.running;
+    // The first does not know the way, either.
+    pair.locals[0].leader.send_replace(None);
+    stale.up(&[1, 2]);
+    leader.up(&[1, 2, 5]);
+    let at = |host: String, running: &Running| Candidate {
+        node: None,
+        host,
+        port: running.address.port(),
+    };
+    let here = || "127.0.0.1".to_owned();
+    let nobody = (2..12).map(|last| at(format!("127.0.0.{last}"), leader));
+    let candidates = [at(here(), stale)].into_iter().chain(nobody).chain([at(here(), leader)]);
+    let patience = Patience { attempt: SOON, total: SOON };
+    let client = Client::fixed(candidates.collect(), authority.node(5).await, patience);
+    let found = timeout(SOON, client.leader()).await.unwrap().unwrap();
+    assert_eq!(found.connection.node, node_id(2));
+}
+
+#[tokio::test]
 async fn a_refusal_counts_where_nobody_leads() {
     let authority = Authority::new().await;
     let pair = Pair::start(&authority).await;

@@ -54,8 +54,8 @@ pub const CURATOR_PORT: u16 = 7835;
 const STAGGER: Duration = Duration::from_millis(250);
 /// Longest wait for the first word of a curator.
 const ANSWER: Duration = Duration::from_secs(4);
-/// Longest wait for the others once one has refused: they were asked at about the
-/// same time, and a caller that was removed is to hear of it from whoever is left.
+/// Longest wait for the others once one has refused and the last of them was asked: a
+/// caller that was removed is to hear of it from whoever is left.
 const OTHERS: Duration = Duration::from_secs(2);
 /// Wait between two searches: an election takes some seconds.
 const RETRY_MIN: Duration = Duration::from_millis(100);
@@ -395,6 +395,8 @@ async fn search(
         let answer = ask(&candidate, credentials, standing).await;
         (candidate, answer)
     };
+    let last = u32::try_from(first.len() - 1).unwrap_or(u32::MAX);
+    let asked_by = Instant::now() + STAGGER * last;
     let mut asking: FuturesUnordered<_> =
         (0_u32..).zip(first).map(|(n, who)| ask_later(who, STAGGER * n)).collect();
     let mut tried = Vec::new();
@@ -410,7 +412,8 @@ async fn search(
             Answer::Refused(status) => {
                 // A removal is for ever; all else may be the word of an old copy.
                 let heard = refusal.take();
-                let end = heard.as_ref().map_or_else(|| Instant::now() + OTHERS, |(_, end)| *end);
+                let anew = || Instant::now().max(asked_by) + OTHERS;
+                let end = heard.as_ref().map_or_else(anew, |(_, end)| *end);
                 let before = heard.map(|(before, _)| before);
                 let before = before.filter(|before| is_removal(before) || !is_removal(&status));
                 refusal = Some((before.unwrap_or(status), end));
