@@ -185,6 +185,11 @@ impl Error {
         source.downcast_ref::<Deposed>().is_some()
     }
 
+    /// Whether this node's log has to tell of it: no stranger's call may make lines there.
+    fn is_trouble(&self) -> bool {
+        matches!(self.class().0, Code::Internal | Code::Unavailable)
+    }
+
     /// Whether the store is full: nobody can write, and somebody must act.
     fn full(&self) -> bool {
         let Self::Store(store::Error::Store(source)) = self else { return false };
@@ -202,12 +207,32 @@ impl From<Error> for Status {
             Error::Members(MembersError::Refused(refusal)) => refusal.to_string(),
             error => error.to_string(),
         };
-        if matches!(code, Code::Internal | Code::Unavailable | Code::ResourceExhausted) {
+        if error.is_trouble() {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(error, "cannot answer a call");
         }
         let mut status = Self::new(code, text);
         status.metadata_mut().insert(REASON, MetadataValue::from_static(word));
         status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_waiting_room_is_for_the_caller_and_a_full_store_for_the_log() {
+        let full = client::Error::Full { what: "register a node" };
+        let full = Error::Store(store::Error::Store(anyhow::Error::new(full)));
+        let room = Error::WaitingRoom { waiting: 1024 };
+        for (error, trouble) in [(full, true), (room, false), (Error::TicketWrong, false)] {
+            assert_eq!(error.is_trouble(), trouble, "{error:?}");
+            if !matches!(error, Error::TicketWrong) {
+                assert_eq!(Status::from(error).code(), Code::ResourceExhausted);
+            }
+        }
+        let damaged = store::Error::Damaged { key: "node".to_owned() };
+        assert!(Error::Store(damaged).is_trouble());
     }
 }
