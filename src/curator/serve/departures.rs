@@ -10,6 +10,8 @@
 //!
 //! A call only waits for it: whoever asked may go away. What `leaving` says is done
 //! by whoever leads, for as long as it says so, and a call that comes again joins in.
+//! Where the others cannot go on without the node any more, it is withdrawn, as if it
+//! had been refused, and the log of the leader says so.
 //!
 //! A learner of a node that is not to be a member is taken out, too: a leader that
 //! did not know yet that it leads no more may have added it.
@@ -235,8 +237,14 @@ impl Lead {
         let refuse = |error: Error| self.refuse(error);
         let leaving = match parts.members.may_leave(id, &parts.peer(id, node)).await {
             Err(error @ consensus::MembersError::Refused(_)) => {
-                if node.leaving.is_some() {
-                    warn!(node = %id, error = &error as &dyn std::error::Error, "it stays");
+                if let Some(begun) = node.leaving {
+                    // Whoever asked may be gone: this line is all that tells of it.
+                    warn!(
+                        node = %id,
+                        error = &error as &dyn std::error::Error,
+                        "{} is withdrawn: ask for it again",
+                        withdrawn(begun)
+                    );
                     self.store().change(id, Request::Stay).await.map_err(refuse)?;
                 }
                 return Err(self.refuse(error));
@@ -323,6 +331,15 @@ async fn news(
 /// The roles that `departure` gives and takes.
 fn changes(departure: v1::Departure) -> (v1::NodeRoles, v1::NodeRoles) {
     (departure.add.unwrap_or_default(), departure.remove.unwrap_or_default())
+}
+
+/// What `departure` was to do, for people.
+fn withdrawn(departure: v1::Departure) -> &'static str {
+    match departure.then() {
+        Then::Roles | Then::Unspecified => "taking a node out of etcd",
+        Then::Decommission => "decommissioning a node",
+        Then::Delete => "deleting a node",
+    }
 }
 
 #[cfg(test)]
