@@ -300,9 +300,29 @@ fn marked(mut row: Row, style: Style, text: &str, found: &str) -> Row {
 fn stamp(entry: &LogEntry, today: Option<&str>) -> String {
     match today {
         _ if entry.clock.is_empty() => seconds(entry),
+        Some(today) if today != entry.day && is_within_a_month(&entry.day, today) => {
+            let day: String = entry.day.chars().skip(8).collect();
+            let minute: String = entry.clock.chars().take(5).collect();
+            format!("{day} {minute}")
+        }
         // Without the year, which stands at the top of the screen.
         Some(today) if today != entry.day => entry.day.chars().skip(5).collect(),
         _ => entry.clock.clone(),
+    }
+}
+
+/// Whether the day of the month says which `day` is meant, seen from `today`.
+fn is_within_a_month(day: &str, today: &str) -> bool {
+    let parts = |day: &str| -> Option<(u32, u32)> {
+        let mut parts = day.split('-').map(|part| part.parse::<u32>().ok());
+        let (year, month, day) = (parts.next()??, parts.next()??, parts.next()??);
+        Some((year.checked_mul(12)?.checked_add(month)?, day))
+    };
+    let (Some((then, day)), Some((now, today))) = (parts(day), parts(today)) else { return false };
+    match now.checked_sub(then) {
+        Some(0) => day <= today,
+        Some(1) => day > today,
+        _ => false,
     }
 }
 
@@ -452,7 +472,24 @@ mod tests {
         assert!(tail.days[0].1.to_string().contains("2026-02-11"), "{:?}", tail.days);
         // Elsewhere there is no room for a rule.
         let block: Vec<_> = newest(&logs, Of::All, 60, 9).iter().map(ToString::to_string).collect();
-        assert!(block[1].starts_with("    02-10 E") && block[2].starts_with(" 00:00:00 E"));
+        assert!(block[1].starts_with(" 10 23:59 E") && block[2].starts_with(" 00:00:00 E"));
+    }
+
+    #[test]
+    fn where_no_rule_tells_the_day_a_line_has_it_and_the_minute_while_that_is_unambiguous() {
+        let of = |day: &str, today: &str| {
+            let [day, clock] = [day, "23:58:04"].map(str::to_owned);
+            stamp(&LogEntry { day, clock, ..LogEntry::default() }, Some(today))
+        };
+        assert_eq!(of("2026-02-17", "2026-02-17"), "23:58:04");
+        assert_eq!(of("2026-02-16", "2026-02-17"), "16 23:58");
+        assert_eq!(of("2025-12-31", "2026-01-01"), "31 23:58");
+        assert_eq!(of("2026-01-18", "2026-02-17"), "18 23:58");
+        assert_eq!(of("2026-01-17", "2026-02-17"), "01-17");
+        assert_eq!(of("2025-02-16", "2026-02-17"), "02-16");
+        // A clock that was set back, and a console of another version.
+        assert_eq!(of("2026-02-18", "2026-02-17"), "02-18");
+        assert_eq!(of("yesterday", "2026-02-17"), "rday");
     }
 
     #[test]
