@@ -103,11 +103,14 @@ pub(crate) fn acknowledged_at(machine: &Machine) -> Vec<Instant> {
     acknowledged.into_iter().map(|event| machine.started() + event.at).collect()
 }
 
-/// The longest time between two of these, from `since` on: what came before it
-/// counts as one at `since`, and now as one more.
-pub(crate) fn longest_gap(mut times: Vec<Instant>, since: Instant) -> Duration {
-    times.retain(|time| *time > since);
-    times.extend([since, Instant::now()]);
+/// The longest time between two of these, from `since` until `end`, which count as
+/// one each; nothing where the end comes first.
+pub(crate) fn longest_gap(mut times: Vec<Instant>, since: Instant, end: Instant) -> Duration {
+    if end <= since {
+        return Duration::ZERO;
+    }
+    times.retain(|time| (since..end).contains(time));
+    times.extend([since, end]);
     times.sort();
     let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
     gaps.max().unwrap_or_default()
@@ -143,4 +146,16 @@ pub(crate) fn ask_until<T>(what: &str, mut found: impl FnMut() -> Result<Option<
         }
         std::thread::sleep(Duration::from_millis(300));
     }
+}
+
+#[test]
+fn only_what_nobody_wrote_between_the_cut_and_the_vote_is_a_gap() {
+    let start = Instant::now();
+    let at = |second| start + Duration::from_secs(second);
+    let times = || [5, 12, 14, 60].map(at).to_vec();
+    let gap = |since, end| longest_gap(times(), at(since), at(end)).as_secs();
+    assert_eq!(gap(10, 15), 2);
+    assert_eq!(gap(10, 20), 6, "nothing was written before the vote");
+    assert_eq!(gap(10, 70), 46);
+    assert_eq!(gap(20, 10), 0, "it voted before anything was cut");
 }
