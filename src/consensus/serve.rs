@@ -235,7 +235,8 @@ impl<'a> Serving<'a> {
     }
 }
 
-/// What an etcd waits for that hears of no leader, for so long by now.
+/// What an etcd waits for that hears of no leader, for so long by now. Before the first
+/// leader since it was started, nobody is `known`: only a leader says who the members are.
 fn leaderless(known: &[Member], silent: Duration) -> String {
     let voters = known.iter().filter(|member| !member.learner);
     let names: Vec<_> = voters.map(Member::called).collect();
