@@ -289,6 +289,62 @@ async fn two_terminals_have_a_page_each_and_one_that_is_not_read_holds_up_neithe
     other_handles.cancel().await;
 }
 
+/// What a slow line takes while one snapshot follows another: at ten a second, two
+/// hundred bytes a second.
+const SLOW: usize = 20;
+/// Snapshots that come while the line is slow.
+const FLOOD: usize = 2000;
+/// What may be on its way to whoever reads: the picture that is being written, the
+/// one that waits, and what a pseudo terminal holds.
+const BACKLOG: usize = 64 << 10;
+
+/// A snapshot whose first page has another number in most of its rows.
+fn full(number: usize) -> Snapshot {
+    let warning = polis_tui::snapshot::Warning {
+        text: format!("{number:05} ").repeat(60),
+        ..Default::default()
+    };
+    let mut snapshot = Snapshot { warnings: vec![warning; 4], ..Snapshot::default() };
+    snapshot.header.version = format!("v{number}");
+    snapshot
+}
+
+#[tokio::test]
+async fn a_slow_line_skips_pictures_and_has_the_newest_whole_once_it_is_fast() {
+    let mut far = Far::new(Some(CORNER));
+    let (snapshot, _ctx, handles) = start(&far);
+    for number in 0..FLOOD {
+        // Whoever makes the snapshots shares its only thread with the screen: one that
+        // waited for its terminal would end this here.
+        snapshot.send_replace(Arc::new(full(number)));
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+        let mut buffer = [0; SLOW];
+        if let Ok(length) = rustix::io::read(&far.fd, &mut buffer) {
+            far.seen.extend(&buffer[..length]);
+        }
+    }
+    assert!(far.seen.len() > SLOW * FLOOD / 2, "{} bytes: nothing was slow", far.seen.len());
+    let (mut canvas, view) = (Canvas::new(CORNER), View::new(CORNER.columns, CORNER.rows));
+    let mut drawn = |number| {
+        let newest = full(number);
+        canvas.draw(|buffer| polis_tui::render(&newest, &view, buffer))
+    };
+    let wanted = seen(&drawn(FLOOD - 1));
+    let all = drawn(FLOOD - 2).len() * FLOOD;
+    assert!(all > 10 * (SLOW * FLOOD + BACKLOG), "{all} bytes are no flood");
+    while seen(&far.seen) != wanted {
+        let before = far.seen.len();
+        far.read();
+        assert!(far.seen.len() <= SLOW * FLOOD + BACKLOG, "{} bytes: no skips", far.seen.len());
+        if far.seen.len() == before {
+            tokio::task::yield_now().await;
+        }
+    }
+    handles.cancel().await;
+}
+
 #[tokio::test]
 async fn a_terminal_that_shrinks_is_drawn_on_to_its_new_corner_and_not_beyond() {
     let mut far = Far::new(Some(Size { columns: 120, rows: 40 }));
