@@ -26,12 +26,13 @@ use tracing::{debug, info, warn};
 
 use super::credentials;
 use super::keeper::Slot;
-use super::parting::{is_out, part};
+use super::parting::{ASK_AGAIN, TRUST, is_out, part};
 use super::sealed::Sealed;
 use super::service::Consensus;
 use super::state::Event;
 use super::{Error, Service, Status, blocking};
 use crate::consensus;
+use crate::curator::state::is_consensus_member;
 use crate::identity::NodeId;
 use crate::rpc::client::{Channel, Client, Patience, Repeat, candidates};
 use crate::rpc::is_removal;
@@ -39,11 +40,6 @@ use crate::storage::file::{self, File};
 use crate::storage::{Root, tree};
 use crate::supervisor::Context;
 
-/// How long an etcd that starts may take to find a leader before anybody is asked:
-/// a cluster that is up takes an election. To ask too early costs a few calls.
-const TRUST: Duration = Duration::from_secs(8);
-/// Between two questions after that.
-const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// For one question.
 const PATIENCE: Patience =
     Patience { attempt: Duration::from_secs(5), total: Duration::from_secs(10) };
@@ -169,18 +165,14 @@ async fn ask(files: &tree::Node, directory: &File, own: NodeId) -> Result<Option
     if verdict.is_some() || node.state() != v1::NodeState::Up {
         return Ok(verdict);
     }
-    let members = |channel: Channel| async move {
-        let request = v1::GetConsensusStatusRequest {};
-        Ok(CuratorClient::new(channel).get_consensus_status(request).await?.into_inner())
-    };
-    let told = client.call(Repeat::Allowed, members).await.map_err(|status| status.to_string())?;
-    Ok(is_out(own, voter.as_deref(), &told).then_some(Verdict::NoMember))
+    let out = is_out(&client, own, voter.as_deref()).await;
+    Ok(out.map_err(|status| status.to_string())?.then_some(Verdict::NoMember))
 }
 
 /// What the record of a node says of it; a member of etcd with the role may be out of
 /// etcd all the same.
 fn judge(node: &v1::NodeInfo) -> Option<Verdict> {
-    let role = node.roles.as_ref().is_some_and(|roles| roles.consensus_member.is_some());
+    let role = is_consensus_member(node.roles.as_ref());
     match node.state() {
         v1::NodeState::Decommissioned => Some(Verdict::Removed),
         v1::NodeState::Up if !role => Some(Verdict::NoMember),

@@ -15,13 +15,26 @@
 //!   its number any more: numbers never come again, names and places do. A cluster
 //!   that was founded again from a snapshot is another one.
 
+use std::time::Duration;
+
 use polis_proto::v1;
+use polis_proto::v1::curator_client::CuratorClient;
 use prost::Message as _;
+use tonic::Status;
 
 use crate::consensus::{self, Peer};
 use crate::identity::NodeId;
+use crate::rpc::client::{Client, Repeat};
 use crate::storage::file;
 use crate::storage::tree::Data;
+
+/// How long a member of etcd may be without a leader before a curator is asked whether
+/// it is one still: a cluster that is up takes an election, which is seconds. To ask too
+/// early costs a few calls.
+pub const TRUST: Duration = Duration::from_secs(8);
+
+/// Between two questions after that.
+pub const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// As whom this node has voted, and where: what the file `voter` holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,10 +59,23 @@ impl Vote {
     }
 }
 
-/// Whether a leader that tells `told` has no member of this node any more. `voter` is
-/// the file of its vote, if it has one.
-#[must_use]
-pub fn is_out(own: NodeId, voter: Option<&[u8]>, told: &v1::ConsensusStatus) -> bool {
+/// Asks a leader whether it has no member of this node any more. `voter` is the file of
+/// its vote, if it has one.
+///
+/// # Errors
+///
+/// What [`Client::call`] fails with.
+pub async fn is_out(client: &Client, own: NodeId, voter: Option<&[u8]>) -> Result<bool, Status> {
+    let call = |channel| async move {
+        let request = v1::GetConsensusStatusRequest {};
+        Ok(CuratorClient::new(channel).get_consensus_status(request).await?.into_inner())
+    };
+    let told = client.call(Repeat::Allowed, call).await?;
+    Ok(lacks(own, voter, &told))
+}
+
+/// Whether a leader that tells `told` has no member of this node any more.
+fn lacks(own: NodeId, voter: Option<&[u8]>, told: &v1::ConsensusStatus) -> bool {
     // No list is no word.
     if told.members.is_empty() {
         return false;
@@ -114,7 +140,7 @@ mod tests {
             ..Default::default()
         };
         let vote = Vote { cluster: 7, member: 70 }.to_bytes();
-        let out = |voter: Option<&[u8]>, told: &v1::ConsensusStatus| is_out(own, voter, told);
+        let out = |voter: Option<&[u8]>, told: &v1::ConsensusStatus| lacks(own, voter, told);
         for voter in [None, Some(&vote[..]), Some(&b""[..])] {
             assert!(!out(voter, &told(7, &[])), "no list is no word");
             assert!(!out(voter, &told(7, &[(70, own), (71, other)])));

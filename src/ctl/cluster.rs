@@ -13,6 +13,7 @@ use super::output::{Document, fields, or_dash, table};
 use super::parameters::Admission;
 use super::session::Session;
 use super::{Global, etcd, hex, ownership, parameters, units};
+use crate::curator::state::is_consensus_member;
 use crate::identity::{Fingerprint, NodeId};
 use crate::rpc::client::Repeat;
 
@@ -365,7 +366,7 @@ fn problems(
         problems.push(format!("{} has not entered yet", node.id));
     }
     let enters = |node: &&v1::NodeInfo| {
-        let role = node.roles.as_ref().is_some_and(|roles| roles.consensus_member.is_some());
+        let role = is_consensus_member(node.roles.as_ref());
         let member = consensus.members.iter().any(|member| member.node_id == node.id);
         node.state() == v1::NodeState::Up && role && !member && !node.leaving
     };

@@ -169,8 +169,7 @@ impl Error {
 
     /// The word of a decision; `None` where nobody decided.
     pub(super) fn decided(&self) -> Option<&'static str> {
-        let (code, word) = self.class();
-        (!matches!(code, Code::Internal | Code::Unavailable)).then_some(word)
+        (!self.is_trouble()).then(|| self.class().1)
     }
 
     /// Whether this is the news that another curator leads.

@@ -212,8 +212,7 @@ pub(super) fn may_enter_etcd(node: &v1::Node) -> Result<(), Error> {
     if node.leaving.is_some() {
         return Err(Refusal::Leaving.into());
     }
-    let role = node.roles.as_ref().is_some_and(|roles| roles.consensus_member.is_some());
-    role.then_some(()).ok_or(Error::NoRole)
+    state::is_consensus_member(node.roles.as_ref()).then_some(()).ok_or(Error::NoRole)
 }
 
 /// What `request` makes of a record, with what goes with it.

@@ -15,6 +15,7 @@ use tracing::warn;
 
 use super::watch::keep;
 use super::{Nodes, Service};
+use crate::curator::state::is_consensus_member;
 use crate::event::Closed;
 use crate::identity::NodeId;
 use crate::network::names::Peers;
@@ -94,9 +95,8 @@ fn decode(bytes: &[u8]) -> v1::ClusterDirectory {
 /// Where curators are: beside the members of etcd.
 fn directory(nodes: &Nodes) -> v1::ClusterDirectory {
     let reached = nodes.iter().filter_map(|(id, node)| {
-        let roles = node.roles.as_ref()?;
         let address = &node.status.as_ref()?.external_address;
-        let member = node.state() == v1::NodeState::Up && roles.consensus_member.is_some();
+        let member = node.state() == v1::NodeState::Up && is_consensus_member(node.roles.as_ref());
         (member && !address.is_empty()).then(|| v1::cluster_directory::Node {
             id: id.to_string(),
             addresses: vec![address.clone()],

@@ -27,8 +27,9 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-use crate::cluster::{self, Role};
+use crate::cluster::{self, ASK_AGAIN, Role, TRUST};
 use crate::consensus::{self, Invitation, Member, MemberId, Orders, Peer, Standing, Start};
+use crate::curator::state::is_consensus_member;
 use crate::event::{Closed, until};
 use crate::identity::{self, NodeId, NodeKey};
 use crate::liaison::Nodes;
@@ -40,13 +41,6 @@ use crate::supervisor::Context;
 
 /// Between two attempts, once the client has lost its patience.
 const RETRY: Duration = Duration::from_secs(2);
-
-/// How long an etcd that runs may be without a leader before the leader of the
-/// curators, which has one, is asked: an election takes seconds.
-const TRUST: Duration = Duration::from_secs(8);
-
-/// Between two questions after that.
-const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
@@ -245,16 +239,12 @@ async fn out(
         let file = voter.clone();
         let voted = tokio::task::spawn_blocking(move || file.read());
         let voted = voted.await.map_err(|_lost| Error::Lost)??;
-        let call = |channel| async move {
-            let request = v1::GetConsensusStatusRequest {};
-            Ok(CuratorClient::new(channel).get_consensus_status(request).await?.into_inner())
-        };
-        match client.call(Repeat::Allowed, call).await {
-            Ok(told) if cluster::is_out(own, voted.as_deref(), &told) => {
+        match cluster::is_out(client, own, voted.as_deref()).await {
+            Ok(true) => {
                 warn!("this node has the role, and its member of etcd was taken out");
                 return Ok(());
             }
-            Ok(_member) => {}
+            Ok(false) => {}
             Err(status) => debug!(%status, "no leader says who the members of etcd are"),
         }
         sleep(ASK_AGAIN).await;
@@ -265,7 +255,7 @@ async fn out(
 /// has told in this boot.
 fn has_role(nodes: &Option<Arc<Nodes>>, own: NodeId) -> Option<bool> {
     let node = nodes.as_ref()?.get(&own)?;
-    let role = node.roles.as_ref().is_some_and(|roles| roles.consensus_member.is_some());
+    let role = is_consensus_member(node.roles.as_ref());
     (node.state() == v1::NodeState::Up).then_some(role)
 }
 

@@ -204,7 +204,7 @@ impl Service {
             let directory = directory.borrow();
             let wanted = |member: &Member| {
                 directory.nodes().any(|(id, known)| {
-                    let role = known.node.roles.is_some_and(|it| it.consensus_member.is_some());
+                    let role = state::is_consensus_member(known.node.roles.as_ref());
                     role && member.is_of(id, &parts.peer(id, &known.node))
                 })
             };
