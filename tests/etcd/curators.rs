@@ -9,18 +9,15 @@ use polis::consensus::client::{Client, User};
 use polis::consensus::{Invitation, Member, MemberId, PEER_PORT, Peer, Start};
 use polis::curator::{self, Founding, Store};
 use polis::identity::{NodeId, NodeKey};
-use polis::logtree::Tree;
 use polis::network;
 use polis::pki::Host;
 use polis::rpc::client::{Candidate, Patience};
 use polis::rpc::{self, Credentials, Limits, Listen, Metrics, Standing, Table};
-use polis::serial::Lines;
-use polis::stage::Board;
-use polis::supervisor::{Policy, Supervisor};
+use polis::supervisor::Supervisor;
 use polis_proto::v1;
 use tokio::sync::watch;
 
-use crate::harness::{Machine, Node};
+use crate::harness::{Machine, Node, supervise};
 
 /// A self-signed certificate of this key: a proof of it, and no more.
 pub(crate) fn self_signed(key: &NodeKey) -> Credentials {
@@ -87,22 +84,11 @@ impl Curator {
             status: watch::Sender::default(),
         };
         let status = service.status.subscribe();
-        let (lines, _written) = Lines::channel();
-        let board = Board::new(BTreeMap::new(), lines.clone());
-        let supervisor = Supervisor::start(board, lines, Tree::new(None), move |ctx| {
-            let service = service.clone();
-            async move {
-                ctx.healthy();
-                let _child =
-                    ctx.spawn("curator", Policy::forever(), move |ctx| service.clone().run(ctx));
-                ctx.cancelled().await;
-                Ok::<_, curator::ServiceError>(())
-            }
-        });
+        let running = supervise("curator", move |ctx| service.clone().run(ctx));
         Self {
             id: machine.key.id(),
             address,
-            supervisor,
+            supervisor: running.supervisor,
             status,
             _network: network,
             _identity: identity,
@@ -194,6 +180,29 @@ impl Cluster {
             .unwrap();
         assert_eq!(escrow.ca_certificate, self.authority);
         self.client(of, credentials(&self.owner, escrow.certificate, self.authority.clone()))
+    }
+}
+
+/// A cluster of one machine, as far as it is before another one comes.
+pub(crate) struct Founder {
+    pub(crate) node: Node,
+    pub(crate) cluster: Cluster,
+    /// It leads.
+    pub(crate) curator: Curator,
+    /// The credentials of the node.
+    pub(crate) own: Credentials,
+    pub(crate) owner: rpc::client::Client,
+}
+
+impl Founder {
+    /// Switches `machine` on for the first time.
+    pub(crate) async fn start(machine: &Machine) -> Self {
+        let node = machine.start(Start::Bootstrap);
+        let (cluster, own) = Cluster::found(machine, &node).await;
+        let curator = Curator::start(machine, &node, own.clone());
+        leader(&[&curator], Duration::from_secs(20)).await;
+        let owner = cluster.owner(&[&curator]).await;
+        Self { node, cluster, curator, own, owner }
     }
 }
 

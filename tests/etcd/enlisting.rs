@@ -1,33 +1,23 @@
 //! A node whose member of etcd was taken out although it has the role.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use polis::cluster::{self, State};
-use polis::consensus::{Start, Status};
-use polis::logtree::Tree;
+use polis::consensus::Status;
 use polis::network;
 use polis::roles::enlist;
-use polis::serial::Lines;
-use polis::stage::Board;
-use polis::supervisor::{Policy, Supervisor};
 use polis_proto::v1;
 use tokio::sync::watch;
 
 use crate::curator::admit;
-use crate::curators::{Cluster, Curator, address, credentials, leader};
-use crate::harness::{Machine, eventually};
+use crate::curators::{Founder, address, credentials};
+use crate::harness::{Machine, eventually, supervise};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
     let machines = [Machine::new(), Machine::new()];
     let [one, two] = &machines;
-    let first = one.start(Start::Bootstrap);
-    let (cluster, own) = Cluster::found(one, &first).await;
-    let curator = Curator::start(one, &first, own);
-    leader(&[&curator], Duration::from_secs(20)).await;
-    let owner = cluster.owner(&[&curator]).await;
+    let Founder { node: first, cluster, curator, owner, .. } = Founder::start(one).await;
     let second = admit(&cluster, &[&curator], &owner, two).await;
     second.voter_of(2).await;
 
@@ -61,18 +51,7 @@ async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
         orders: second.orders.clone(),
         cluster: watch::Sender::new(status),
     };
-    let (lines, _written) = Lines::channel();
-    let board = Board::new(BTreeMap::new(), lines.clone());
-    let supervisor = Supervisor::start(board, lines, Tree::new(None), move |ctx| {
-        let service = service.clone();
-        async move {
-            ctx.healthy();
-            let _child =
-                ctx.spawn("enlisting", Policy::forever(), move |ctx| service.clone().run(ctx));
-            ctx.cancelled().await;
-            Ok::<_, enlist::Error>(())
-        }
-    });
+    let running = supervise("enlisting", move |ctx| service.clone().run(ctx));
     let voted = || data.node.voter.read().unwrap().is_some_and(|vote| !vote.is_empty());
     eventually("the vote to be written down", voted).await;
     // It serves by these orders, and by no others.
@@ -89,7 +68,7 @@ async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
     assert!(orders.has_changed().unwrap(), "it was invited anew");
     assert_eq!(data.node.leaving.read().unwrap(), None);
 
-    supervisor.stop().await;
+    running.supervisor.stop().await;
     curator.supervisor.stop().await;
     for node in [first, second] {
         node.stop().await;

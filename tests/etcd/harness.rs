@@ -1,5 +1,7 @@
 //! Nodes that consist of `consensus` alone.
 
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,7 +17,7 @@ use polis::pki::{Host, Overview};
 use polis::serial::Lines;
 use polis::stage::Board;
 use polis::storage::tree::Root;
-use polis::supervisor::{Policy, Supervisor};
+use polis::supervisor::{Context, Policy, Supervisor};
 use tokio::sync::{mpsc, watch};
 
 /// Longer than anything here may take on a busy machine.
@@ -85,20 +87,9 @@ impl Machine {
     pub(crate) fn start(&self, start: Start) -> Node {
         let (orders_to, orders) = watch::channel(Some(self.orders(start)));
         let service = Service::new(self.config.clone(), orders);
-        let logs = Tree::new(None);
-        let (lines, written) = Lines::channel();
-        let board = Board::new(Default::default(), lines.clone());
         let (status, overview, members) = (service.status(), service.overview(), service.members());
-        let supervisor = Supervisor::start(board, lines, logs.clone(), move |ctx| {
-            let service = service.clone();
-            async move {
-                ctx.healthy();
-                let _child =
-                    ctx.spawn("consensus", Policy::forever(), move |ctx| service.clone().run(ctx));
-                ctx.cancelled().await;
-                Ok::<_, polis::consensus::Error>(())
-            }
-        });
+        let Running { supervisor, logs, written, .. } =
+            supervise("consensus", move |ctx| service.clone().run(ctx));
         let name = self.name();
         let socket = self.config.sockets.client().to_owned();
         Node {
@@ -118,6 +109,36 @@ impl Machine {
     pub(crate) fn crl_file(&self) -> Vec<u8> {
         self.config.tree.peer_crl.read().unwrap().unwrap()
     }
+}
+
+/// A service that runs, and what it says.
+pub(crate) struct Running {
+    pub(crate) supervisor: Supervisor,
+    pub(crate) stages: Board,
+    pub(crate) logs: Tree,
+    pub(crate) written: mpsc::Receiver<String>,
+}
+
+/// Runs one service, and restarts it as often as it dies.
+pub(crate) fn supervise<R, F, E>(name: &'static str, run: R) -> Running
+where
+    R: Fn(Context) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Result<(), E>> + Send + 'static,
+    E: Into<anyhow::Error> + 'static,
+{
+    let logs = Tree::new(None);
+    let (lines, written) = Lines::channel();
+    let stages = Board::new(BTreeMap::new(), lines.clone());
+    let supervisor = Supervisor::start(stages.clone(), lines, logs.clone(), move |ctx| {
+        let run = run.clone();
+        async move {
+            ctx.healthy();
+            let _child = ctx.spawn(name, Policy::forever(), run);
+            ctx.cancelled().await;
+            Ok::<_, Infallible>(())
+        }
+    });
+    Running { supervisor, stages, logs, written }
 }
 
 /// A machine that is on.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use polis::consensus::{Standing, Start};
+use polis::consensus::Standing;
 use polis::curator::state::Request as Change;
 use polis::pki::{Crl, Facts};
 use polis::rpc::client::{Channel, Client, Expect, Repeat, Trust, dial};
@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 use tonic::{Code, Status};
 
 use crate::curator::{admit, invite, reason, write};
-use crate::curators::{Cluster, Curator, address, credentials, leader};
+use crate::curators::{Cluster, Curator, Founder, address, credentials};
 use crate::harness::{Machine, Node};
 
 /// The way to whoever leads now.
@@ -72,11 +72,8 @@ async fn join(
 async fn members_leave_one_by_one_and_never_one_too_many() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [one, two, three] = &machines;
-    let first = one.start(Start::Bootstrap);
-    let (cluster, own) = Cluster::found(one, &first).await;
-    let curator_one = Curator::start(one, &first, own.clone());
-    leader(&[&curator_one], Duration::from_secs(5)).await;
-    let owner = cluster.owner(&[&curator_one]).await;
+    let Founder { node: first, cluster, curator: curator_one, own, owner } =
+        Founder::start(one).await;
     let last = take_consensus(&owner, &one.name()).await.unwrap_err();
     assert_eq!((last.code(), reason(&last)), (Code::FailedPrecondition, "quorum"));
 
@@ -176,11 +173,7 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
 async fn a_learner_that_never_started_is_taken_out_and_the_next_one_enters() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [one, two, three] = &machines;
-    let first = one.start(Start::Bootstrap);
-    let (cluster, own) = Cluster::found(one, &first).await;
-    let curator = Curator::start(one, &first, own);
-    leader(&[&curator], Duration::from_secs(20)).await;
-    let owner = cluster.owner(&[&curator]).await;
+    let Founder { node: first, cluster, curator, owner, .. } = Founder::start(one).await;
     // The leader has told it what to start with, and it loses its power for good.
     invite(&cluster, &[&curator], &owner, two).await;
     first.waits("to have a learner", |status| status.members.len() == 2).await;
@@ -207,11 +200,7 @@ async fn a_learner_that_never_started_is_taken_out_and_the_next_one_enters() {
 async fn a_way_out_that_was_begun_is_gone_to_its_end_whoever_asked_for_it() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [one, two, three] = &machines;
-    let first = one.start(Start::Bootstrap);
-    let (cluster, own) = Cluster::found(one, &first).await;
-    let curator = Curator::start(one, &first, own);
-    leader(&[&curator], Duration::from_secs(20)).await;
-    let owner = cluster.owner(&[&curator]).await;
+    let Founder { node: first, cluster, curator, owner, .. } = Founder::start(one).await;
     // What a leader added that was none any more, for a node without the role.
     first.members.add(&three.key.identity(), &three.peer).await.unwrap();
     let alone = |status: &polis::consensus::Status| status.members.len() == 1;
@@ -266,11 +255,7 @@ async fn a_way_out_that_was_begun_is_gone_to_its_end_whoever_asked_for_it() {
 async fn a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever() {
     let machines = [Machine::new(), Machine::new()];
     let [one, two] = &machines;
-    let first = one.start(Start::Bootstrap);
-    let (cluster, own) = Cluster::found(one, &first).await;
-    let curator = Curator::start(one, &first, own);
-    leader(&[&curator], Duration::from_secs(20)).await;
-    let owner = cluster.owner(&[&curator]).await;
+    let Founder { node: first, cluster, curator, owner, .. } = Founder::start(one).await;
     invite(&cluster, &[&curator], &owner, two).await;
     let mut management = ManagementClient::new(channel(&owner).await);
     let (id, node_id) = (two.key.id(), two.name());
@@ -310,11 +295,7 @@ async fn a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lone_curator_tells_all_there_is_to_know() {
     let machine = Machine::new();
-    let node = machine.start(Start::Bootstrap);
-    let (cluster, own) = Cluster::found(&machine, &node).await;
-    let curator = Curator::start(&machine, &node, own.clone());
-    leader(&[&curator], Duration::from_secs(5)).await;
-    let owner = cluster.owner(&[&curator]).await;
+    let Founder { node, cluster, curator, own, owner } = Founder::start(&machine).await;
     let mut management = ManagementClient::new(channel(&owner).await);
 
     let info =

@@ -6,24 +6,20 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use polis::cluster::{self, Probe, State, vault};
-use polis::consensus::{self, Start};
+use polis::consensus;
 use polis::event::until;
 use polis::identity::NodeId;
-use polis::logtree::Tree;
 use polis::parameters::{Cluster as Told, DirectoryNode, Loaded, Network, Parameters};
 use polis::parameters::{Register, Source, Ticket};
-use polis::serial::Lines;
-use polis::stage::Board;
 use polis::storage::{self, Kind, Ready, Root, Wanted};
-use polis::supervisor::{Policy, Supervisor};
 use polis::trapdoor::{Report, code};
 use polis::{network, recovery};
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
 use tokio::sync::watch;
 
-use crate::curators::{Cluster, Curator, leader};
-use crate::harness::Machine;
+use crate::curators::{Cluster, Founder};
+use crate::harness::{Machine, Running, supervise};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -118,19 +114,9 @@ impl Newcomer {
         };
         let mut wanted = service.wanted.subscribe();
         let mut status = service.status.subscribe();
-        let (lines, _written) = Lines::channel();
-        let board = Board::new(BTreeMap::new(), lines.clone());
-        let stages = board.watch();
-        let supervisor = Supervisor::start(board, lines, Tree::new(None), move |ctx| {
-            let service = service.clone();
-            async move {
-                ctx.healthy();
-                let _child =
-                    ctx.spawn("cluster", Policy::forever(), move |ctx| service.clone().run(ctx));
-                ctx.cancelled().await;
-                Ok::<_, cluster::Error>(())
-            }
-        });
+        let Running { supervisor, stages, .. } =
+            supervise("cluster", move |ctx| service.clone().run(ctx));
+        let stages = stages.watch();
         let partition = uuid::Uuid::from_bytes([9; 16]);
         let disk = async {
             if !self.has_data {
@@ -201,11 +187,7 @@ impl Newcomer {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way() {
     let machine = Machine::new();
-    let node = machine.start(Start::Bootstrap);
-    let (cluster, own) = Cluster::found(&machine, &node).await;
-    let curator = Curator::start(&machine, &node, own);
-    leader(&[&curator], Duration::from_secs(20)).await;
-    let owner = cluster.owner(&[&curator]).await;
+    let Founder { node, cluster, curator, owner, .. } = Founder::start(&machine).await;
     let ticket = owner
         .call(polis::rpc::client::Repeat::Allowed, |channel| async move {
             let request = v1::GetRegisterTicketRequest::default();
