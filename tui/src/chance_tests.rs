@@ -109,6 +109,7 @@ proptest! {
             samples::guru(),
             samples::guru_locked(),
             samples::guru_overflowing(),
+            samples::guru_wide(),
             Guru::default(),
         ]),
         phase in any::<bool>(),

@@ -16,6 +16,8 @@
 //! - The code, the next step, the keys and the countdown are on the screen from
 //!   80 × 24 on, however long the rest is. What had to be cut says so, and `L`
 //!   shows all of it.
+//! - The code, every key and what comes without one are on the screen from 40 × 12 on.
+//! - Nothing that is absent leaves a gap in a sentence.
 //!
 //! What this module does not do: count down or act. Keys become commands.
 
@@ -95,6 +97,20 @@ const FRAME: Style = Style::new().fg(Color::Red).bg(Color::Black);
 
 /// What to do where nothing is known that helps.
 const UNKNOWN: &str = "Reboot. If that does not help, look for the code in docs/errors.md.";
+
+/// What happened where nothing was told of it.
+const SILENT: &str = "Nothing was said of it.";
+
+/// More columns and rows than these are air around the text: nobody finds the next
+/// line at the end of two hundred letters, nor the keys a screen below what they do.
+const TEXT_MAX: (u16, u16) = (120, 48);
+
+/// Rows of a screen from which on there is room for an empty one after the head.
+const ROWS_FOR_AIR: u16 = 16;
+
+/// Rows of the newest line of the log, where there is room: it is most often the one
+/// that says what went wrong.
+const NEWEST_ROWS: usize = 3;
 
 /// Characters of a recovery key, with dashes and spaces as anyone may set them.
 const TYPED_MAX: usize = 200;
@@ -224,11 +240,13 @@ pub fn render(guru: &Guru, view: &View, phase: bool, buffer: &mut Buffer) {
         put(&report(guru, width, usize::from(areas.body.height)), areas.body, buffer);
     }
     let width = usize::from(areas.foot.width);
+    let rows = usize::from(areas.foot.height);
     let foot = match &view.prompt {
         Some(prompt) => asking(prompt, width),
-        None => foot(guru, view, width),
+        None => foot(guru, view, width, rows),
     };
-    put(&foot, areas.foot, buffer);
+    // The last of them matter most.
+    put(&foot[foot.len().saturating_sub(rows)..], areas.foot, buffer);
 }
 
 /// How the screen is shared out.
@@ -244,8 +262,14 @@ impl Areas {
     fn of(area: Rect) -> Self {
         let inside = if area.width >= 20 && area.height >= 8 { inset(area, 2, 1) } else { area };
         let text = inset(inside, 2.min(inside.width / 8), u16::from(inside.height >= 28));
+        let text = inset(
+            text,
+            text.width.saturating_sub(TEXT_MAX.0) / 2,
+            text.height.saturating_sub(TEXT_MAX.1) / 2,
+        );
         let foot = 3.min(text.height);
-        let head = 3.min(text.height - foot);
+        let head = if area.height >= ROWS_FOR_AIR { 3 } else { 2 };
+        let head = head.min(text.height - foot);
         let body = text.height - foot - head;
         Self {
             inside,
@@ -285,17 +309,40 @@ fn put(lines: &[Line<'_>], area: Rect, buffer: &mut Buffer) {
 
 /// The first two rows: the code to search for, and what was started from what.
 fn head(guru: &Guru, width: usize) -> Vec<Line<'static>> {
-    let version = format!("Polis {}, image {}", guru.version, guru.image);
     let first = Row::default().put(TITLE, "GURU MEDITATION  ").put(STRONG, &guru.code).gap(2);
     let left = width.saturating_sub(first.used());
-    let what = format!("This machine cannot go on: the stage \"{}\" has failed.", guru.stage);
+    let polis = format!("Polis {}", clean(&guru.version));
+    let whole = match (guru.version.as_str(), guru.image.as_str()) {
+        ("", _) => String::new(),
+        (_, "") => polis.clone(),
+        (_, image) => format!("{polis}, image {}", clean(image)),
+    };
+    // A beginning of a name of an image names none.
+    let fits = |text: &String| crate::text::width(text) < left;
+    let version = [whole, polis].into_iter().find(fits).unwrap_or_default();
+    let stage = clean(&guru.stage);
+    let what = match &*stage {
+        "" => vec!["This machine cannot go on.".to_owned()],
+        stage => vec![
+            format!("This machine cannot go on: the stage \"{stage}\" has failed."),
+            format!("The stage \"{stage}\" has failed."),
+            format!("Stage \"{stage}\" has failed."),
+        ],
+    };
+    let what = shortest_that_fits(what, width);
     vec![first.right(left, TITLE, &version).line(), Row::default().put(TEXT, &what).line()]
+}
+
+/// The first of `texts` that fits, or as much of the last one as does.
+fn shortest_that_fits(texts: Vec<String>, width: usize) -> String {
+    let last = texts.last().map(|text| cut(text, width)).unwrap_or_default();
+    texts.into_iter().find(|text| crate::text::width(text) <= width).unwrap_or(last)
 }
 
 /// The report in at most `rows`: what to do is never cut, the causes give way
 /// to it, and the log has what is left, a row a line.
 fn report(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
-    let next = next(guru, width);
+    let next = shorten(next(guru, width), rows);
     let left = rows.saturating_sub(next.len());
     // Every cause with its beginning says more than the first one with its end.
     let causes = [usize::MAX, 4, 3, 2, 1]
@@ -311,10 +358,18 @@ fn report(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
     // A title without a line below it says nothing.
     if left >= 2 && !guru.log.is_empty() {
         lines.push(title("Last log lines"));
-        let newest = &guru.log[guru.log.len().saturating_sub(left - 1)..];
-        lines.extend(newest.iter().flat_map(|line| block(2, "", TEXT, line, width, 1)));
+        lines.extend(newest(guru, width, left - 1));
     }
     lines
+}
+
+/// The newest lines of the log in `rows`, each in a row of its own but for the last.
+fn newest(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
+    let Some((last, before)) = guru.log.split_last() else { return Vec::new() };
+    let last = block(2, "", TEXT, last, width, NEWEST_ROWS.min(rows));
+    let before = &before[before.len().saturating_sub(rows - last.len())..];
+    let before = before.iter().flat_map(|line| block(2, "", TEXT, line, width, 1));
+    before.chain(last).collect()
 }
 
 /// All of the report and the log, for the logs mode.
@@ -330,11 +385,13 @@ fn everything(guru: &Guru, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// The first `rows` of a block, with a word about it where that is not all.
-/// A block ends with an empty line, which may fall off the screen unsaid.
+/// The first `rows` of a block, with a word about it where that is not all; nothing
+/// where there is no room for more than that word. A block ends with an empty line,
+/// which may fall off the screen unsaid.
 fn shorten(mut lines: Vec<Line<'static>>, rows: usize) -> Vec<Line<'static>> {
     if lines.len() > rows + 1 {
-        lines.truncate(rows.saturating_sub(2));
+        let Some(kept) = rows.checked_sub(2).filter(|kept| *kept > 0) else { return Vec::new() };
+        lines.truncate(kept);
         lines.push(Row::indented(2).put(TITLE, ".. press L for the rest").line());
         lines.push(Line::default());
     }
@@ -349,6 +406,9 @@ fn title(text: &str) -> Line<'static> {
 /// The chain of causes, at most `rows` of each.
 fn causes(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
     let mut lines = vec![title("What happened")];
+    if guru.causes.is_empty() {
+        lines.push(Row::indented(2).put(TEXT, SILENT).line());
+    }
     for (depth, cause) in guru.causes.iter().enumerate() {
         // Each cause hangs below its effect; a long chain stops moving to the right.
         let lead = if depth == 0 { "" } else { "└ " };
@@ -425,34 +485,89 @@ fn asking(prompt: &Prompt, width: usize) -> Vec<Line<'static>> {
     ]
 }
 
-/// The keys, and what happens without them.
-fn foot(guru: &Guru, view: &View, width: usize) -> Vec<Line<'static>> {
+/// The keys, and what happens without them, in `rows` where the screen is too small for
+/// all of it.
+fn foot(guru: &Guru, view: &View, width: usize, rows: usize) -> Vec<Line<'static>> {
     let counts = matches!(guru.countdown, Countdown::Reboot { .. });
-    let keys = [
-        Some(("R", "reboot")),
-        Some(("P", "power off")),
-        Some(("L", if view.logs { "back to the report" } else { "all of it, with logs" })),
-        counts.then_some(("H", "hold")),
-        guru.unlock.then_some(("U", "unlock")),
-    ];
-    let keys = keys.into_iter().flatten().fold(Row::default(), |row, (key, what)| {
-        row.put(STRONG, key).gap(1).put(TEXT, what).gap(4)
-    });
-    let Guru { attempt, attempts_max, .. } = guru;
-    let wait = match guru.countdown {
-        Countdown::Reboot { seconds } => format!(
-            "Reboots by itself in {seconds} s: failed boot {attempt} of {attempts_max}, then it holds."
-        ),
-        Countdown::Held => {
-            format!("Holding, as asked, after failed boot {attempt}: only a key ends it.")
-        }
-        Countdown::Exhausted => {
-            format!("Holding after {attempt} failed boots in a row: only a key ends it.")
-        }
-        Countdown::Uncounted => {
-            "Holding, since failed boots cannot be counted: only a key ends it.".to_owned()
-        }
+    let [logs, short] = match view.logs {
+        true => ["back to the report", "report"],
+        false => ["all of it, with logs", "all"],
     };
-    let wait = cut(&clean(&wait), width);
-    vec![Line::default(), keys.line(), Row::default().put(STRONG, &wait).line()]
+    let of = |logs| {
+        let keys = [
+            Some(("R", "reboot")),
+            Some(("P", "power off")),
+            Some(("L", logs)),
+            counts.then_some(("H", "hold")),
+            guru.unlock.then_some(("U", "unlock")),
+        ];
+        keys.into_iter().flatten().collect::<Vec<_>>()
+    };
+    // The first way that needs no more than a row; else the last one, in as many as
+    // there are.
+    let ways = [(logs, 4), (logs, 2), (short, 2)];
+    let mut ways = ways.into_iter().map(|(logs, gap)| in_rows(&of(logs), gap, width));
+    let one = |lines: &Vec<Line<'_>>| lines.len() == 1;
+    let keys = ways.find(one).unwrap_or_else(|| in_rows(&of(short), 2, width));
+    let wait = shortest_that_fits(wait(guru), width);
+    let mut lines = Vec::new();
+    if keys.len() + 1 < rows {
+        lines.push(Line::default());
+    }
+    lines.extend(keys);
+    lines.push(Row::default().put(STRONG, &wait).line());
+    lines
+}
+
+/// Keys with `gap` cells between them, in as many rows of `width` as they need.
+fn in_rows(keys: &[(&str, &str)], gap: usize, width: usize) -> Vec<Line<'static>> {
+    let mut lines = Vec::new();
+    let mut row = Row::default();
+    for (key, what) in keys {
+        let cells = crate::text::width(key) + 1 + crate::text::width(what);
+        if row.used() > 0 && row.used() + gap + cells > width {
+            lines.push(std::mem::take(&mut row).line());
+        }
+        if row.used() > 0 {
+            row = row.gap(gap);
+        }
+        row = row.put(STRONG, key).gap(1).put(TEXT, what);
+    }
+    lines.push(row.line());
+    lines
+}
+
+/// What comes if nobody presses a key, the longest way to say it first.
+fn wait(guru: &Guru) -> Vec<String> {
+    let Guru { attempt, attempts_max, .. } = guru;
+    let holds = "Holding: only a key ends it.".to_owned();
+    match guru.countdown {
+        // Nobody has counted.
+        Countdown::Reboot { seconds } if *attempt == 0 => {
+            vec![format!("Reboots by itself in {seconds} s."), format!("Reboots in {seconds} s.")]
+        }
+        Countdown::Reboot { seconds } => vec![
+            format!(
+                "Reboots by itself in {seconds} s: failed boot {attempt} of {attempts_max}, then it holds."
+            ),
+            format!("Reboots in {seconds} s (boot {attempt} of {attempts_max})."),
+            format!("Reboots in {seconds} s."),
+        ],
+        Countdown::Held if *attempt == 0 => {
+            vec!["Holding, as asked: only a key ends it.".to_owned(), holds]
+        }
+        Countdown::Held => vec![
+            format!("Holding, as asked, after failed boot {attempt}: only a key ends it."),
+            "Holding, as asked: only a key ends it.".to_owned(),
+            holds,
+        ],
+        Countdown::Exhausted => vec![
+            format!("Holding after {attempt} failed boots in a row: only a key ends it."),
+            holds,
+        ],
+        Countdown::Uncounted => vec![
+            "Holding, since failed boots cannot be counted: only a key ends it.".to_owned(),
+            holds,
+        ],
+    }
 }

@@ -54,9 +54,12 @@ fn check(name: &str, snapshot: &Snapshot) {
     }
 }
 
+/// A phone, the terminals that people have, and the largest that is drawn on in whole.
+const GURU_SIZES: [(u16, u16); 5] = [(40, 12), (80, 24), (120, 40), (132, 43), (240, 67)];
+
 #[track_caller]
 fn check_guru(name: &str, guru: &Guru, keys: &[Key]) {
-    for (columns, rows) in [(80, 24), (120, 40)] {
+    for (columns, rows) in GURU_SIZES {
         let mut view = guru::View::new(columns, rows);
         keys.iter().for_each(|key| assert_eq!(view.key(*key, guru), None));
         let file = format!("guru-{name}-{columns}x{rows}");
@@ -144,6 +147,38 @@ fn a_guru_fills_the_screen() {
     check_guru("ordinary", &samples::guru(), &[]);
     check_guru("held", &Guru { countdown: Countdown::Held, ..samples::guru() }, &[]);
     check_guru("empty", &Guru::default(), &[]);
+    check_guru("locked", &samples::guru_locked(), &[]);
+    check_guru("wide", &samples::guru_wide(), &[]);
+}
+
+#[test]
+fn the_code_all_keys_and_what_comes_without_one_are_on_a_screen_of_any_use() {
+    let unlock = Guru { unlock: true, ..samples::guru() };
+    let wide = Guru { unlock: true, ..samples::guru_wide() };
+    for guru in [&unlock, &wide, &samples::guru_overflowing()] {
+        for (columns, rows) in GURU_SIZES {
+            let shown = guru_screen(guru, &guru::View::new(columns, rows), columns, rows);
+            let counts = matches!(guru.countdown, Countdown::Reboot { .. });
+            let keys = ["R reboot", "P power off", "L all"].into_iter();
+            let keys = keys.chain(counts.then_some("H hold"));
+            let keys = keys.chain(guru.unlock.then_some("U unlock"));
+            let wait = if counts { " in 42 s" } else { "only a key ends it." };
+            for needed in keys.chain([guru.code.as_str(), wait, "What to do"]) {
+                assert!(shown.contains(needed), "{needed:?} is not on {columns} x {rows}\n{shown}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_guru_of_which_nothing_is_known_has_whole_sentences() {
+    for (columns, rows) in GURU_SIZES {
+        let shown = guru_screen(&Guru::default(), &guru::View::new(columns, rows), columns, rows);
+        for hole in ["\"\"", "Polis ,", "image  ", " 0 of 0"] {
+            assert!(!shown.contains(hole), "{hole:?} in\n{shown}");
+        }
+        assert!(shown.contains("cannot go on."), "{shown}");
+    }
 }
 
 #[test]
@@ -295,6 +330,13 @@ fn help_lists_the_keys_and_any_key_closes_it() {
     let mut view = View::new(80, 24);
     view.key(Key::Char('?'), &snapshot);
     insta::assert_snapshot!("help-80x24", screen(&snapshot, &view, 80, 24));
+    for page in [Page::Services, Page::Logs] {
+        let mut view = self::view(page, 80, 24).that_can_be_left();
+        view.key(Key::Char('?'), &snapshot);
+        let screen = screen(&snapshot, &view, 80, 24);
+        let all = ["On this page", "On every page", "any key closes it", "leave this console"];
+        assert!(all.iter().all(|it| screen.contains(it)), "{screen}");
+    }
     view.key(Key::F(5), &snapshot);
     assert_eq!(view.page(), Page::Boot, "the key that closes the help does nothing else");
     assert!(!screen(&snapshot, &view, 80, 24).contains("Keys"));

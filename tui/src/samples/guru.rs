@@ -73,3 +73,18 @@ pub fn guru_overflowing() -> Guru {
         ..guru()
     }
 }
+
+/// A guru whose names are longer than anybody would choose them.
+#[must_use]
+pub fn guru_wide() -> Guru {
+    let name = "a-name-that-nobody-would-choose-but-somebody-sends-one-day-\u{6f22}";
+    Guru {
+        stage: name.to_owned(),
+        version: name.to_owned(),
+        image: name.to_owned(),
+        causes: vec![name.repeat(4), format!("{name}: No such file or directory (os error 2)")],
+        tried: vec![name.to_owned()],
+        log: vec![format!("[    2.740] F root.{name}: {}", name.repeat(3))],
+        ..guru()
+    }
+}

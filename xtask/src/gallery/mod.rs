@@ -136,11 +136,12 @@ fn files() -> Result<BTreeMap<String, String>> {
     Ok(files)
 }
 
-fn gurus() -> [(&'static str, Guru); 3] {
+fn gurus() -> [(&'static str, Guru); 4] {
     [
         ("ordinary", samples::guru()),
         ("locked", samples::guru_locked()),
         ("overflowing", samples::guru_overflowing()),
+        ("wide", samples::guru_wide()),
     ]
 }
 
