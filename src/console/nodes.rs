@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use super::ClusterNodes;
 use crate::cluster::State;
 use crate::consensus;
+use crate::curator::health::LATE;
 use crate::event::Closed;
 use crate::identity::{Fingerprint, NodeId};
 use crate::liaison;
@@ -150,7 +151,8 @@ fn fold(
                 v1::NodeHealth::Unknown | v1::NodeHealth::Absent => Health::Unknown,
             },
             // The leader tells of a change of health, not of each beat: the age of
-            // the last one is known only where no other has come since.
+            // the last one is known only where no other has come since. Of a node that
+            // is well, it is known to be below [`LATE`].
             heartbeat: u64::try_from(node.heartbeat_age_ms)
                 .ok()
                 .filter(|_| node.health() == v1::NodeHealth::Late)
@@ -172,6 +174,7 @@ fn fold(
         nodes: heard.iter().map(shown).collect(),
         leader: leader.map(|id| id.to_string()),
         stale: None,
+        late_after: Some(LATE),
     }
 }
 
@@ -234,7 +237,12 @@ mod tests {
             let heard = liaison::Nodes::from([(id, info)]);
             fold(&heard, &BTreeMap::new(), None, None, &[]).nodes[0].heartbeat
         };
+        // What another has followed since is not its age: it is below this one.
         assert_eq!(age(v1::NodeHealth::Healthy, 400), None);
+        assert_eq!(
+            fold(&liaison::Nodes::new(), &BTreeMap::new(), None, None, &[]).late_after,
+            Some(LATE)
+        );
         assert_eq!(age(v1::NodeHealth::Late, 16_000), Some(Duration::from_secs(16)));
         assert_eq!(age(v1::NodeHealth::Unknown, -1), None);
     }

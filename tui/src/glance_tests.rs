@@ -32,7 +32,9 @@ fn the_row_of_keys_says_which_pages_have_something_to_say() {
 fn a_node_that_is_up_beside_trouble_does_not_say_that_all_is_well() {
     let boot = screen(&broken(), &view(Page::Boot, 80, 24), 80, 24);
     assert!(boot.contains("! Up, but not all is well."), "{boot}");
-    for said in ["Cluster F2   1 of 3 nodes was not", "Alarm NOSPACE", "down: maintenance"] {
+    for said in
+        ["Cluster F2   1 of 3 nodes was not", "Alarm NOSPACE", "down: consensus.maintenance"]
+    {
         assert!(boot.contains(said), "{said:?} is not on\n{boot}");
     }
     let mut waits = samples::ordinary();

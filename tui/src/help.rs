@@ -7,24 +7,30 @@ use crate::page::Page;
 use crate::theme::{BUSY, DIM, PLAIN};
 use crate::widgets::{Row, dialog};
 
-const EVERYWHERE: [(&str, &str); 7] = [
+const EVERYWHERE: [(&str, &str); 5] = [
     ("F1 .. F7, 1 .. 7", "open a page"),
     ("Tab, Shift-Tab, arrows", "the next page, the one before"),
-    ("Up, Down, PgUp, PgDn", "scroll by a line, by a screen"),
-    ("Home, End", "go to the first line, to the last one"),
     ("F10, P", "reboot the machine or power it off"),
     ("Ctrl-L", "draw the screen anew"),
     ("?", "show this help; any key closes it"),
 ];
 
+/// On every page but the one with a cursor.
+const SCROLL: [(&str, &str); 2] = [
+    ("Up, Down, PgUp, PgDn", "scroll by a line, by a screen"),
+    ("Home, End", "go to the first line, to the last one"),
+];
+
 const BOOT: [(&str, &str); 1] =
     [("Enter, Space", "show every stage of the boot, or make room again")];
 
-const SERVICES: [(&str, &str); 4] = [
-    ("Up, Down", "choose a service"),
+const SERVICES: [(&str, &str); 6] = [
+    ("Up, Down, PgUp, PgDn", "choose a service, one or some further on"),
+    ("Home, End", "choose the first service, the last one"),
     ("Enter, Space", "hide what is below it, or show it again"),
     ("-, +", "hide all but the first level, show all"),
     ("L", "show the logs of it and of all below it"),
+    ("Esc", "choose none"),
 ];
 
 const LOGS: [(&str, &str); 5] = [
@@ -59,7 +65,8 @@ pub(crate) fn draw(page: Page, leaves: bool, area: Rect, buffer: &mut Buffer) {
         rows.extend(own.iter().map(row));
         rows.extend([Row::default(), Row::indented(2).put(DIM, "On every page")]);
     }
-    rows.extend(EVERYWHERE.iter().map(row));
+    let scroll: &[_] = if page == Page::Services { &[] } else { &SCROLL };
+    rows.extend(scroll.iter().chain(&EVERYWHERE).map(row));
     rows.extend(leaves.then(|| row(&LEAVE)));
     rows.push(Row::default());
     dialog::draw("Keys", BUSY, rows, COLUMNS, area, buffer);

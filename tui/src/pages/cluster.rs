@@ -1,5 +1,7 @@
 //! Answers: who else is there, is everyone well, and does someone wait for a person?
 
+use std::time::Duration;
+
 use ratatui::text::Line;
 
 use super::Content;
@@ -50,8 +52,11 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     // Whoever needs somebody comes first; the others stay where they are.
     nodes.sort_by_key(|node| std::cmp::Reverse(standing(node).0.max(Mark::Good)));
     let details = nodes.len() <= DETAILS_MAX;
-    let seen =
-        Seen { etcd: nodes.iter().any(|node| node.etcd.is_some()), stale: known.stale.is_some() };
+    let seen = Seen {
+        etcd: nodes.iter().any(|node| node.etcd.is_some()),
+        stale: known.stale.is_some(),
+        late_after: known.late_after,
+    };
     let rows = nodes.iter().flat_map(|node| rows(node, &columns, &seen, details, width));
     let mut body: Vec<_> = rows.collect();
     body.extend(identity(snapshot, width));
@@ -217,6 +222,8 @@ struct Seen {
     etcd: bool,
     /// That nobody tells of them any more.
     stale: bool,
+    /// How old a heartbeat gets before its node is late.
+    late_after: Option<Duration>,
 }
 
 /// The role of a node that is to be a member of etcd.
@@ -259,12 +266,7 @@ fn rows(
         Some(Standing::Voter) => "voter",
         Some(Standing::Learner { .. }) => "learner",
     };
-    let heartbeat = match node.heartbeat {
-        None if node.health == Health::Healthy && seen.stale => "was on time".to_owned(),
-        None if node.health == Health::Healthy => "on time".to_owned(),
-        None => "none yet".to_owned(),
-        Some(age) => format!("{} ago", duration(age)),
-    };
+    let heartbeat = heartbeat(node, seen);
     let row = Row::default()
         .cell(INDENT, mark.style(), mark.glyph())
         .cell(columns.name, if node.own { STRONG } else { PLAIN }, &name)
@@ -300,6 +302,21 @@ fn rows(
         lines.extend(command(&format!("polisctl node approve {}", node.id), width));
     }
     lines
+}
+
+/// How long ago a node was heard: of one that is well, no more than that it is not late,
+/// since an age that goes on by the second would say no more and be drawn anew each time.
+fn heartbeat(node: &Node, seen: &Seen) -> String {
+    match (node.heartbeat, node.health) {
+        (Some(age), _) => format!("{} ago", duration(age)),
+        (None, Health::Healthy) if seen.stale => "was on time".to_owned(),
+        (None, Health::Healthy) => match seen.late_after {
+            Some(late) => format!("< {} s ago", late.as_secs()),
+            None => "on time".to_owned(),
+        },
+        (None, _) if node.state == NodeState::Decommissioned => "-".to_owned(),
+        (None, _) => "none yet".to_owned(),
+    }
 }
 
 /// What is known beyond the columns.

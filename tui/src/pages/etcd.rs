@@ -87,8 +87,9 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let wide = left >= NAME_MAX + PLACE;
     let head = Row::default()
         .cell(INDENT + column, STRONG, &plural(etcd.members.len() as u64, "member"))
-        .cell(STANDING, DIM, "standing")
-        .right(LAG, DIM, "behind by")
+        // The head of the second column is wider than what stands below it.
+        .cell(STANDING - LAG, DIM, "standing")
+        .right(2 * LAG, DIM, "entries behind")
         .right(TRIP, DIM, "answers")
         .right(DB, DIM, "database");
     let head = if wide { head.gap(GAP).put(DIM, "number and address") } else { head };

@@ -89,11 +89,19 @@ fn holds(text: &str, part: &str) -> bool {
     find(&clean(text), part).is_some()
 }
 
-/// Where `part` begins in the cleaned `text`, in characters. Letters beyond ASCII
-/// match as they are.
+/// Where `part` begins in the cleaned `text`, in characters.
 fn find(text: &str, part: &str) -> Option<usize> {
-    let [text, part] = [text, part].map(|it| it.to_ascii_lowercase().chars().collect::<Vec<_>>());
+    let [text, part] = [text, part].map(|it| it.chars().map(small).collect::<Vec<_>>());
     text.windows(part.len().max(1)).position(|window| window == part)
+}
+
+/// A letter in lower case: one each, as all that the console draws.
+fn small(c: char) -> char {
+    let mut small = c.to_lowercase();
+    match (small.next(), small.next()) {
+        (Some(small), None) => small,
+        _ => c,
+    }
 }
 
 /// With `rows`, only so many of the last lines: those that are on the screen of
@@ -266,7 +274,9 @@ fn lines(entry: &LogEntry, found: &str, today: Option<&str>, width: usize) -> Ve
     let (letter, text) = styles(entry.severity);
     let name = format!("{}: ", clean(&entry.name));
     // The name is a part of the first line's text, so that it wraps with it.
-    let wrapped = wrap(&format!("{name}{}", clean(&entry.text)), width.saturating_sub(INDENT));
+    let said = clean(&entry.text);
+    let wrapped = wrap(&format!("{name}{said}"), width.saturating_sub(INDENT));
+    let mut marks = marks(&name, &said, found);
     let mut named = cells(name.trim_end());
     let row = |(at, line): (usize, String)| {
         let row = Row::default();
@@ -279,19 +289,53 @@ fn lines(entry: &LogEntry, found: &str, today: Option<&str>, width: usize) -> Ve
         let split = line.char_indices().nth(named).map_or(line.len(), |(at, _)| at);
         named = named.saturating_sub(cells(&line));
         let (name, said) = line.split_at(split);
-        marked(marked(row, BUSY, name, found), text, said, found).line()
+        let marks = marks.take(&line);
+        let (in_name, in_text) = marks.split_at(marks.len().min(cells(name)));
+        marked(marked(row, BUSY, name, in_name), text, said, in_text).line()
     };
     wrapped.into_iter().enumerate().map(row).collect()
 }
 
-/// Adds `text`, with each `found` in it standing out.
-fn marked(mut row: Row, style: Style, text: &str, found: &str) -> Row {
+/// What of an entry stands out: found before it is wrapped, so that a line's end in the
+/// middle of it hides nothing.
+struct Marks(std::vec::IntoIter<(char, bool)>);
+
+impl Marks {
+    /// Those of the next `line`: a line begins with no space, since it ended the one before.
+    fn take(&mut self, line: &str) -> Vec<bool> {
+        let mut marks = Vec::new();
+        for c in line.chars() {
+            let mut rest = self.0.by_ref().skip_while(|(of, _)| marks.is_empty() && *of != c);
+            marks.extend(rest.next().map(|(_, mark)| mark));
+        }
+        marks
+    }
+}
+
+fn marks(name: &str, said: &str, found: &str) -> Marks {
+    let mut marks = Vec::new();
+    // As the filter looks for it: in one or in the other.
+    for text in [name, said].into_iter().filter(|_| !found.is_empty()) {
+        let (first, long) = (marks.len(), cells(found));
+        marks.extend(text.chars().map(|c| (c, false)));
+        let mut from = first;
+        let rest = |from: usize| text.chars().skip(from - first).collect::<String>();
+        while let Some(at) = find(&rest(from), found) {
+            marks[from + at..][..long].iter_mut().for_each(|(_, mark)| *mark = true);
+            from += at + long;
+        }
+    }
+    Marks(marks.into_iter())
+}
+
+/// Adds `text`, of which stands out what has a mark.
+fn marked(mut row: Row, style: Style, text: &str, marks: &[bool]) -> Row {
     let mut rest = text;
-    while let Some(at) = find(rest, found).filter(|_| !found.is_empty()) {
-        let byte = |number| rest.char_indices().nth(number).map_or(rest.len(), |(at, _)| at);
-        let (start, end) = (byte(at), byte(at + cells(found)));
-        row = row.put(style, &rest[..start]).put(FOUND, &rest[start..end]);
-        rest = &rest[end..];
+    for run in marks.chunk_by(|one, other| one == other) {
+        let end = rest.char_indices().nth(run.len()).map_or(rest.len(), |(at, _)| at);
+        let (part, after) = rest.split_at(end);
+        row = row.put(if run[0] { FOUND } else { style }, part);
+        rest = after;
     }
     row.put(style, rest)
 }
@@ -383,8 +427,31 @@ mod tests {
     }
 
     #[test]
+    fn what_was_found_stands_out_where_a_line_ends_in_it_too() {
+        let entry = LogEntry {
+            name: "root.etcd".to_owned(),
+            text: "slow Fdatasync took  long: slow fdatasync".to_owned(),
+            ..LogEntry::default()
+        };
+        for width in [14, 20, 24, 30, 40, 90] {
+            let lines = lines(&entry, "w FDATA", None, width);
+            let spans = lines.iter().flat_map(|line| &line.spans);
+            let found = spans.filter(|span| span.style == FOUND).map(|span| &*span.content);
+            let found = found.collect::<String>().replace(' ', "");
+            assert_eq!(found, "wFdatawfdata", "{width}");
+        }
+        // In the name or in the text, and not from one into the other.
+        for (text, times) in [("etcd", 1), ("d: slow", 0), ("O", 5), ("", 0)] {
+            let lines = lines(&entry, text, None, 90);
+            let spans = lines.iter().flat_map(|line| &line.spans);
+            assert_eq!(spans.filter(|span| span.style == FOUND).count(), times, "{text:?}");
+        }
+    }
+
+    #[test]
     fn a_search_finds_in_any_case_and_counts_characters() {
         assert_eq!(find("é DHCP", "dhcp"), Some(2));
+        assert_eq!(find("Zürich", "ZÜR"), Some(0));
         assert_eq!(find("dhc", "dhcp"), None);
         assert!(holds("a\tb", "A B"), "what is searched is what is seen");
     }

@@ -6,7 +6,7 @@ use ratatui::text::Line;
 use super::Content;
 use super::cluster::short;
 use crate::snapshot::{Authority, Certificate, Pki, Snapshot};
-use crate::text::{clean, count, duration, plural, wrap};
+use crate::text::{clean, count, duration, plural, width as cells, wrap};
 use crate::theme::{DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title};
 use crate::widgets::headline::{INDENT, headline};
@@ -180,8 +180,10 @@ impl Columns {
     }
 
     fn head(&self) -> Line<'static> {
+        let whole = "authorities and what they signed";
+        let fits = cells(whole) < INDENT + self.name;
         Row::default()
-            .cell(INDENT + self.name, DIM, "authorities and what they signed")
+            .cell(INDENT + self.name, DIM, if fits { whole } else { "authorities, what they sign" })
             .cell(DATE, DIM, "renews")
             .cell(DATE, DIM, "ends")
             .cell(LEFT, DIM, "")

@@ -150,7 +150,8 @@ fn paths(services: &[Service]) -> Vec<String> {
     all
 }
 
-/// On a screen with more columns than these, what was said stands beside the tree.
+/// On a screen with more columns than these, what was said stands beside the tree;
+/// on others below it, where there is room.
 const TREE_AND_CAUSE: usize = 130;
 const GAP: usize = 3;
 
@@ -179,7 +180,14 @@ pub(crate) fn content(snapshot: &Snapshot, state: &Tree, width: usize, height: u
         }
         return content;
     }
-    tree_content(services, state, width, std::mem::take(&mut head))
+    let mut content = tree_content(services, state, width, std::mem::take(&mut head));
+    let rows = height.saturating_sub(content.head.len() + content.body.len() + 1);
+    let said = said(&snapshot.logs, state, width, rows);
+    if !said.is_empty() {
+        content.body.push(blank());
+        content.body.extend(said);
+    }
+    content
 }
 
 /// What the service under the cursor said lately; without a cursor, what is wrong.
@@ -258,12 +266,13 @@ fn hidden<'a>(children: impl Iterator<Item = &'a Service>) -> Hidden {
 
 pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     let services = &snapshot.services;
-    let named = |state: &[ServiceState]| -> Vec<&str> {
-        services
-            .iter()
-            .filter(|service| state.contains(&service.state))
-            .map(|service| service.name.as_str())
-            .collect()
+    let named = |state: &[ServiceState]| -> Vec<String> {
+        if !services.iter().any(|service| state.contains(&service.state)) {
+            return Vec::new();
+        }
+        let named = services.iter().zip(paths(services));
+        let named = named.filter(|(service, _)| state.contains(&service.state));
+        named.map(|(_, path)| below_root(path)).collect()
     };
     let down = named(&[ServiceState::Restarting, ServiceState::Dead]);
     let starting = named(&[ServiceState::Starting]);
@@ -286,15 +295,23 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     }
 }
 
+/// A dotted name without the root that all of them have: of a `server`, whose it is.
+fn below_root(path: String) -> String {
+    match path.split_once('.') {
+        Some((_root, below)) => below.to_owned(),
+        None => path,
+    }
+}
+
 /// Whether [`answer`] may be another one: all that it reads.
 pub(crate) fn may_answer_anew(old: &Snapshot, new: &Snapshot) -> bool {
-    let read = |it: &Service| (it.state, it.restarts);
+    let read = |it: &Service| (it.state, it.restarts, it.depth);
     let differ = |(old, new): (&Service, &Service)| read(old) != read(new) || old.name != new.name;
     old.services.len() != new.services.len() || old.services.iter().zip(&new.services).any(differ)
 }
 
 /// The first few names, and how many more there are.
-fn list(names: &[&str]) -> String {
+fn list(names: &[String]) -> String {
     let first = names.iter().take(NAMED_MAX).map(|text| name(text)).collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(NAMED_MAX) {
         0 => first,
@@ -343,10 +360,11 @@ fn lines(
     let (mark, word) = look(service.state);
     let restarts = if service.restarts == 0 { DIM } else { ATTENTION };
     let mut name = Row::default().put(DIM, branch).put(PLAIN, &service.name);
-    if let Fold::Folded(Hidden { services: 1.., worst }) = fold {
+    if let Fold::Folded(Hidden { services: some @ 1.., worst }) = fold {
         name = name.put(worst.style(), &format!(" {}", worst.glyph()));
+        name = name.put(DIM, &format!(" {some} more"));
     }
-    let mut row = Row::default()
+    let row = Row::default()
         .cell(INDENT, mark.style(), mark.glyph())
         .join(tree.saturating_sub(1), name)
         .gap(1)
@@ -355,9 +373,6 @@ fn lines(
         .right(RESTARTS, restarts, &count(service.restarts))
         .gap(2);
     let mut lines = Vec::new();
-    if let Fold::Folded(Hidden { services: some @ 1.., .. }) = fold {
-        row = row.put(DIM, &format!("+{some}"));
-    }
     // Plain reverse: colours of their own would be lost on some terminals.
     let shown = |row: Row| if here { row.to(width).patch(CURSOR) } else { row };
     let Some(cause) = &service.cause else { return vec![shown(row).line()] };

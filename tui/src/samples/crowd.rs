@@ -39,12 +39,16 @@ fn name(at: u64) -> String {
 }
 
 fn worker(at: u64) -> Node {
-    let late = at.is_multiple_of(53);
+    let (late, standby) = (at.is_multiple_of(53), at == 71);
     Node {
         id: name(at),
         address: Some(format!("10.0.{}.{}", 2 + at / 50, 15 + at % 50)),
-        state: if at == 71 { NodeState::Standby } else { NodeState::Up },
-        health: if late { Health::Late } else { Health::Healthy },
+        state: if standby { NodeState::Standby } else { NodeState::Up },
+        health: match late {
+            _ if standby => Health::Unknown,
+            true => Health::Late,
+            false => Health::Healthy,
+        },
         heartbeat: late.then_some(Duration::from_secs(41)),
         roles: vec!["worker".to_owned()],
         labels: vec![format!("rack={}", at / 20)],

@@ -93,6 +93,7 @@ pub fn ordinary() -> Snapshot {
             nodes: (0..3).map(node).collect(),
             leader: Some(NODES[1].to_owned()),
             stale: None,
+            late_after: Some(Duration::from_secs(15)),
         }),
         etcd: Some(etcd()),
         pki: Some(pki()),

@@ -34,6 +34,7 @@ pub fn overflowing() -> Snapshot {
         });
         nodes.leader = Some(evil.clone());
         nodes.stale = Some(FOR_EVER);
+        nodes.late_after = Some(FOR_EVER);
         for node in &mut nodes.nodes {
             node.id.clone_from(&evil);
             node.address = Some(evil.clone());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::snapshot::{Health, Severity, StageState, Standing};
+use crate::snapshot::{Health, NodeState, Severity, StageState, Standing};
 
 #[test]
 fn nothing_in_a_sample_is_older_than_its_machine() {
@@ -36,6 +36,8 @@ fn a_sample_shows_nothing_that_no_machine_can() {
         for node in snapshot.nodes.iter().flat_map(|known| &known.nodes) {
             // The leader tells the age of a heartbeat that is late, and of no other.
             assert_eq!(node.heartbeat.is_some(), node.health == Health::Late, "{name}");
+            let member = node.state == NodeState::Up;
+            assert!(member || node.health == Health::Unknown, "{name}: a beat of {}", node.id);
         }
         for address in snapshot.network.interfaces.iter().flat_map(|it| &it.addresses) {
             let known = ["DHCP", "parameters", "router", ""].contains(&address.source.as_str());

@@ -19,6 +19,10 @@ pub struct Nodes {
     /// node lost its way to a curator.
     #[serde(with = "time::optional")]
     pub stale: Option<Duration>,
+    /// How old the last heartbeat of a node gets before the node is late: so old at
+    /// most is that of a healthy one, whose age is not told.
+    #[serde(with = "time::optional")]
+    pub late_after: Option<Duration>,
 }
 
 /// A node of the cluster.
@@ -33,7 +37,7 @@ pub struct Node {
     pub state: NodeState,
     /// Whether its heartbeat is there.
     pub health: Health,
-    /// Time since its last heartbeat, if it ever had one.
+    /// Time since its last heartbeat, where that is told: of one that is late.
     #[serde(with = "time::optional")]
     pub heartbeat: Option<Duration>,
     /// What it does for the cluster, in words.
