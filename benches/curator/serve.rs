@@ -48,6 +48,7 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
         listen,
         restorer: etcd.with_file_name("etcdutl"),
         snapshot: root.esp.etcd_snapshot,
+        directory: root.esp.cluster_directory,
         quota: QUOTA,
         probe: Probe::default(),
     };

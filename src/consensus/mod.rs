@@ -30,6 +30,7 @@
 //! who may enter (`curator`).
 
 mod args;
+mod awaited;
 mod bootstrap;
 pub mod client;
 mod credentials;
@@ -88,6 +89,7 @@ impl Config {
             listen: SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, PEER_PORT)),
             restorer: PathBuf::from("/usr/bin/etcdutl"),
             snapshot: root.esp.etcd_snapshot.clone(),
+            directory: root.esp.cluster_directory.clone(),
             quota: QUOTA,
             probe: Probe::default(),
         }
@@ -125,6 +127,8 @@ pub struct Config {
     pub restorer: PathBuf,
     /// What a bootstrap begins with, if it is there.
     pub snapshot: storage::file::File,
+    /// Where a leader's last word says who the members are.
+    pub directory: storage::file::File,
     /// Bytes of the database at which etcd refuses writes: [`QUOTA`].
     pub quota: u64,
     /// Sees every step of a bootstrap; for tests.

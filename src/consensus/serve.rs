@@ -10,19 +10,23 @@
 
 use std::time::Duration;
 
+use polis_proto::v1;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use super::args::Pace;
+use super::awaited;
 use super::client::{self, Clients};
 use super::damage::{self, Verdict};
 use super::service::{STOP_MAX, Service, blocking};
 use super::{Alarm, Error, Member, MemberId, Standing, Status};
+use crate::identity::NodeId;
 use crate::logtree::{Backlog, Body, Query};
 use crate::serial::{EventLine, Severity};
 use crate::stage::{Stage, State};
 use crate::supervisor::Context;
+use crate::sys::clock;
 use crate::sys::process::{self, Child, Exit};
 
 /// The name under which etcd's own log stands, below this service's.
@@ -31,6 +35,13 @@ pub(super) const ETCD: &str = "etcd";
 /// Lines of an etcd that are looked at when it has ended: the stacks of some
 /// hundred goroutines.
 const WORDS_MAX: usize = 4096;
+
+/// What an etcd says each time that it stands for election.
+const ELECTION: &str = "is starting a new election at term";
+
+/// Lines among which an etcd that stands for election says so: it does once or twice a
+/// second, and complains of each peer that it does not reach a few times.
+const RECENT: usize = 200;
 
 /// Between two looks at a member that is not there yet: short against its start.
 pub(super) const LOOK_SOON: Duration = Duration::from_millis(10);
@@ -46,9 +57,6 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// A start that takes longer is worth an explanation on the screen.
 const PATIENCE: Duration = Duration::from_secs(3);
-
-/// Longer than a cluster that is switched on needs to find itself.
-const DOUBT: Duration = Duration::from_secs(60);
 
 /// Why etcd was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +93,17 @@ pub(super) struct Serving<'a> {
     marked: bool,
     growth: watch::Receiver<bool>,
     started: Instant,
-    /// Since when it has heard of no leader.
-    alone_since: Option<Instant>,
+    /// Since when in this boot it has heard of no leader.
+    alone_since: Option<Duration>,
+    /// Who the members were by the last word of a leader in an earlier run.
+    last: v1::ClusterDirectory,
+    /// The name of this node.
+    own: String,
+    /// What it was said to wait for.
+    awaited: Option<String>,
+    /// Whether it was seen to stand for election, and when that was looked for.
+    campaigning: bool,
+    looked_at: Option<Instant>,
     begun: Duration,
     reported: Option<EventLine>,
 }
@@ -97,8 +114,11 @@ impl<'a> Serving<'a> {
         ctx: &'a Context,
         started: Started,
         pace: Pace,
+        own: NodeId,
     ) -> Result<Self, Error> {
         let Started { child, begun } = started;
+        let directory = service.config.directory.clone();
+        let last = blocking(move || Ok(awaited::named_last(&directory))).await?;
         Ok(Self {
             service,
             ctx,
@@ -109,6 +129,11 @@ impl<'a> Serving<'a> {
             growth: service.growth.subscribe(),
             started: Instant::now(),
             alone_since: None,
+            last,
+            own: own.to_string(),
+            awaited: None,
+            campaigning: false,
+            looked_at: None,
             begun,
             reported: None,
         })
@@ -185,25 +210,53 @@ impl<'a> Serving<'a> {
         Ok(Room::Ready)
     }
 
+    /// Whether an etcd that answers nobody asks the others to elect it: it has read what
+    /// is on its disk, and serves nobody before somebody leads.
+    fn campaigns(&mut self) -> bool {
+        if self.looked_at.is_some_and(|last| last.elapsed() < LOOK) {
+            return self.campaigning;
+        }
+        self.looked_at = Some(Instant::now());
+        let said = self.ctx.logs().backlog(&Query {
+            name: format!("{}.{ETCD}", self.ctx.name()),
+            children: false,
+            backlog: Backlog::Last(RECENT),
+            ..Query::all()
+        });
+        let is_election =
+            |body: &Body| matches!(body, Body::Levelled(it) if it.message.contains(ELECTION));
+        let begun = self.begun;
+        self.campaigning |= said.iter().any(|entry| entry.at >= begun && is_election(&entry.body));
+        self.campaigning
+    }
+
     fn unseen(&mut self, silence: &Silence) {
-        let since = *self.alone_since.get_or_insert_with(Instant::now);
+        let now = clock::uptime();
+        let since = *self.alone_since.get_or_insert(now);
         if self.started.elapsed() < PATIENCE {
             return;
         }
         let what = match silence {
-            Silence::Mute => "etcd to answer; its log says what it is doing".to_owned(),
-            Silence::Leaderless => {
+            Silence::Mute if !self.campaigns() => {
+                "etcd to answer; its log says what it is doing".to_owned()
+            }
+            Silence::Mute | Silence::Leaderless => {
                 let known = self.service.status.borrow().members.clone();
-                leaderless(&known, since.elapsed())
+                awaited::leader(&self.own, &known, &self.last, since, now.saturating_sub(since))
             }
         };
-        self.ctx.stage(Stage::Consensus, State::Waiting(what));
+        if self.awaited.as_ref() != Some(&what) {
+            warn!("waiting for {what}");
+            self.awaited = Some(what.clone());
+            self.ctx.stage(Stage::Consensus, State::Waiting(what));
+        }
         self.service.status.send_if_modified(|status| status.leader.take().is_some());
     }
 
     async fn seen(&mut self, seen: Status) -> Result<(), Error> {
         let standing = seen.standing;
         self.alone_since = None;
+        self.awaited = None;
         let alone = standing == Standing::Voter && seen.members.len() == 1;
         let entered = self.service.status.borrow().standing != standing;
         self.service.status.send_if_modified(|status| {
@@ -233,28 +286,6 @@ impl<'a> Serving<'a> {
         }
         Ok(())
     }
-}
-
-/// What an etcd waits for that hears of no leader, for so long by now. Before the first
-/// leader since it was started, nobody is `known`: only a leader says who the members are.
-fn leaderless(known: &[Member], silent: Duration) -> String {
-    let voters = known.iter().filter(|member| !member.learner);
-    let names: Vec<_> = voters.map(Member::called).collect();
-    let of = match names.len() {
-        0 => "the voters".to_owned(),
-        count => format!("the {count} voters ({})", names.join(", ")),
-    };
-    let mut what = format!(
-        "a leader of etcd; more than half of {of} must be on, and reachable on port 7834 at the \
-         addresses at which this node knew them last"
-    );
-    if silent >= DOUBT {
-        what.push_str(
-            "; or this member was taken out meanwhile: `polisctl etcd members` says whether it is \
-             there, and the node asks a curator, if it can reach one",
-        );
-    }
-    what
 }
 
 /// An etcd that was just started.
@@ -431,21 +462,6 @@ fn alarms(errors: &[String]) -> Vec<Alarm> {
 mod tests {
     use super::*;
     use crate::logtree::Parser;
-
-    #[test]
-    fn who_hears_of_no_leader_says_whom_it_expects_and_after_a_minute_what_else_may_be() {
-        let member = |id: u64, learner| Member {
-            id: MemberId(id),
-            name: format!("polis-{id}"),
-            peer_url: String::new(),
-            learner,
-        };
-        let known = [member(1, false), member(2, false), member(3, true)];
-        let soon = leaderless(&known, Duration::from_secs(5));
-        assert!(soon.contains("more than half of the 2 voters (polis-1, polis-2)"), "{soon}");
-        assert!(!soon.contains("taken out"));
-        assert!(leaderless(&[], DOUBT).contains("polisctl etcd members"));
-    }
 
     #[test]
     fn the_last_words_are_the_newest_complaint() {

@@ -214,7 +214,8 @@ impl Service {
             let alone = blocking(move || alone.read()).await?.is_some();
             let pace = if alone { Pace::Alone } else { Pace::Lan };
             let started = self.spawn(ctx, orders, pace, purpose).await?;
-            match Serving::new(self, ctx, started, pace).await?.run().await? {
+            let serving = Serving::new(self, ctx, started, pace, orders.key.id()).await?;
+            match serving.run().await? {
                 After::Cancelled => return Ok(()),
                 After::Grow => {
                     info!("making room for a second member");

@@ -7,6 +7,8 @@ use std::time::Instant;
 use polis::consensus::client::User;
 use polis::consensus::{MembersError, Refusal, Standing, Start, holds_entries};
 use polis::pki::{Crl, Overview};
+use polis_proto::v1;
+use prost::Message as _;
 
 use crate::harness::{Machine, Node, eventually};
 
@@ -82,6 +84,38 @@ async fn a_member_whose_power_went_before_its_first_entry_begins_anew() {
     assert!(holds_entries(log).unwrap());
     second.stop().await;
     first.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_boots_without_a_quorum_names_the_voter_that_it_needs() {
+    let [one, two] = [Machine::new(), Machine::new()];
+    let first = one.start(Start::Bootstrap);
+    first.voter().await;
+    let second = add(&first, &two, 2).await;
+    second.stop().await;
+    first.stop().await;
+
+    // As the liaison keeps it.
+    let last = v1::ClusterDirectory { nodes: [&one, &two].map(directory_entry).to_vec() };
+    one.config.directory.write(&last.encode_to_vec()).unwrap();
+    let mut first = one.start(Start::Again);
+    let wanted = format!("needs {} (last address {})", two.name(), two.peer.host);
+    eventually("it says whom it needs", || {
+        first.lines("stage").iter().any(|line| line.contains(&wanted))
+    })
+    .await;
+    let second = two.start(Start::Again);
+    first.voter_of(2).await;
+    second.voter_of(2).await;
+    let done = first.lines("stage");
+    assert!(done.last().is_some_and(|line| line.contains("state=done")), "{done:?}");
+    second.stop().await;
+    first.stop().await;
+}
+
+fn directory_entry(machine: &Machine) -> v1::cluster_directory::Node {
+    let addresses = vec![machine.peer.host.to_string()];
+    v1::cluster_directory::Node { id: machine.name(), addresses }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

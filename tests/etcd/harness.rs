@@ -62,6 +62,7 @@ impl Machine {
             listen: SocketAddr::from((address, PEER_PORT)),
             restorer: etcd().with_file_name("etcdutl"),
             snapshot: root.esp.etcd_snapshot,
+            directory: root.esp.cluster_directory,
             quota: QUOTA,
             probe: Probe::default(),
         };
