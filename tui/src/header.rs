@@ -93,12 +93,24 @@ fn spread(area: Rect, row: u16, left: Row, right: &[Row], buffer: &mut Buffer) {
 /// something to say has its mark.
 pub(crate) fn draw_keys(open: Page, snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
     buffer.set_style(area, DOES);
+    let help = Row::default().put(KEY, "?").put(DOES, " keys ");
+    let ways = [true, false].map(|named| keys(open, snapshot, named));
+    let fits = |keys: &Row| keys.used() + help.used() < area.width.into();
+    let [named, short] = ways;
+    spread(area, 0, if fits(&named) { named } else { short }, &[help], buffer);
+}
+
+/// The keys of all pages, with their names; or where there is no room for these, the
+/// digits that open pages too, and the name of the one that is open.
+fn keys(open: Page, snapshot: &Snapshot, named: bool) -> Row {
     let mut keys = Row::default();
     for (page, number) in Page::ALL.into_iter().zip(1..) {
+        let (key, title) = if named { ("F", page.title()) } else { ("", "") };
         keys = if page == open {
-            keys.put(OPEN, &format!("[F{number} {}]", page.title()))
+            keys.put(OPEN, &format!("[{key}{number} {}]", page.title()))
         } else {
-            let keys = keys.put(KEY, &format!(" F{number} ")).put(DOES, page.title());
+            let lead = if named { format!(" {key}{number} ") } else { format!(" {number}") };
+            let keys = keys.put(KEY, &lead).put(DOES, title);
             match page.remark(snapshot) {
                 None => keys.put(DOES, " "),
                 Some(mark @ Mark::Bad) => keys.put(ALARM, mark.glyph()),
@@ -106,8 +118,7 @@ pub(crate) fn draw_keys(open: Page, snapshot: &Snapshot, area: Rect, buffer: &mu
             }
         };
     }
-    let help = Row::default().put(KEY, "?").put(DOES, " keys ");
-    spread(area, 0, keys, &[help], buffer);
+    keys
 }
 
 /// Draws what is being typed in place of the keys.

@@ -54,3 +54,30 @@ fn a_command_is_on_one_line_and_the_words_are_there_once() {
         "{busy}"
     );
 }
+
+#[test]
+fn a_narrow_terminal_has_a_key_for_each_page_and_the_name_of_the_open_one() {
+    let snapshot = samples::failing();
+    for page in Page::ALL {
+        let screen = screen(&snapshot, &view(page, 40, 12), 40, 12);
+        let keys = screen.lines().last().unwrap();
+        assert!(keys.contains(&format!(" {}]", page.title())) && keys.contains("? keys"), "{keys}");
+        assert!((1..=7).all(|number| keys.contains(&number.to_string())), "{keys}");
+        assert!(keys.contains("2!") || page == Page::Cluster, "{keys}");
+    }
+}
+
+#[test]
+fn a_narrow_page_keeps_what_its_rows_are_about() {
+    let snapshot = samples::failing();
+    let shown = |page| screen(&snapshot, &view(page, 44, 40), 44, 40);
+    let services = shown(Page::Services);
+    for row in ["├ names         dead                 11", "├ credentials   healthy"] {
+        assert!(services.contains(row), "{row:?} is not on\n{services}");
+    }
+    let pki = shown(Page::Pki);
+    let owner = pki.lines().find(|row| row.contains("├ owner")).unwrap();
+    assert!(owner.contains("in 16 days") && !owner.contains('│'), "{pki}");
+    let cluster = shown(Page::Cluster);
+    assert!(cluster.contains("! polis-0b7d3.. 10.0.2.16        late"), "{cluster}");
+}

@@ -46,11 +46,14 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     match (primary, &snapshot.header.address) {
         (Some((interface, address)), _) => {
             let (at, on) = (name(plain(address)), name(&interface.name));
-            let text = format!("Others reach this node at {at}, on {on}.");
-            let dark = !interface.carrier;
-            match dark {
-                true => (Mark::Bad, format!("{text} But its cable is unplugged.")),
-                false => (Mark::Good, text),
+            match interface.carrier {
+                true => (Mark::Good, format!("Others reach this node at {at}, on {on}.")),
+                false => (
+                    Mark::Bad,
+                    format!(
+                        "Nobody can reach this node at {at}: {on} has no cable, or nothing at its other end."
+                    ),
+                ),
             }
         }
         (None, Some(address)) => {

@@ -170,35 +170,47 @@ fn days(days: i64) -> String {
 struct Columns {
     name: usize,
     bar: usize,
+    /// Whether there is room for both dates beside the days that are left.
+    dates: bool,
 }
 
 impl Columns {
     fn of(width: usize) -> Self {
-        let dates = INDENT + 2 * DATE + LEFT;
-        let name = width.saturating_sub(dates + BAR_MIN).clamp(NAME_MIN, NAME_MAX);
-        Self { name, bar: width.saturating_sub(dates + name).min(BAR_MAX) }
+        let dates = INDENT + NAME_MIN + 2 * DATE + LEFT <= width;
+        let rest = INDENT + LEFT + if dates { 2 * DATE } else { 0 };
+        let name = width.saturating_sub(rest + BAR_MIN).clamp(NAME_MIN, NAME_MAX);
+        // What is shorter shows nothing.
+        let bar = width.saturating_sub(rest + name).min(BAR_MAX);
+        Self { name, bar: if bar < BAR_MIN / 2 { 0 } else { bar }, dates }
     }
 
     fn head(&self) -> Line<'static> {
         let whole = "authorities and what they signed";
         let fits = cells(whole) < INDENT + self.name;
-        Row::default()
-            .cell(INDENT + self.name, DIM, if fits { whole } else { "authorities, what they sign" })
-            .cell(DATE, DIM, "renews")
-            .cell(DATE, DIM, "ends")
-            .cell(LEFT, DIM, "")
-            .put(DIM, "life so far")
-            .line()
+        let row = Row::default().cell(
+            INDENT + self.name,
+            DIM,
+            if fits { whole } else { "authorities, what they sign" },
+        );
+        match self.dates {
+            true => row.cell(DATE, DIM, "renews").cell(DATE, DIM, "ends").cell(LEFT, DIM, ""),
+            false => row.cell(LEFT, DIM, "ends"),
+        }
+        .put(DIM, if self.bar > 0 { "life so far" } else { "" })
+        .line()
     }
 
     fn row(&self, mark: Mark, name: Row, renews: &str, ends: &str, days_left: i64) -> Row {
-        Row::default()
+        let row = Row::default()
             .cell(INDENT, mark.style(), mark.glyph())
             .join(self.name.saturating_sub(1), name)
-            .gap(1)
-            .cell(DATE, if renews == BY_HAND { DIM } else { PLAIN }, renews)
-            .cell(DATE, PLAIN, ends)
-            .cell(LEFT, mark.style(), &remaining(days_left))
+            .gap(1);
+        let by_hand = if renews == BY_HAND { DIM } else { PLAIN };
+        let row = match self.dates {
+            true => row.cell(DATE, by_hand, renews).cell(DATE, PLAIN, ends),
+            false => row,
+        };
+        row.cell(LEFT, mark.style(), &remaining(days_left))
     }
 
     fn authority(&self, it: &Authority, signed: bool, width: usize) -> Vec<Line<'static>> {

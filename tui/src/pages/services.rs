@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ratatui::style::Style;
 use ratatui::text::Line;
 
 use super::Content;
@@ -20,6 +21,10 @@ const RESTARTS: usize = 10;
 
 /// Widest tree; the rest of a wide screen is for causes.
 const TREE_MAX: usize = 44;
+
+/// On a screen that has no room for this and all columns, those that say least are left
+/// out: a service without a name says nothing.
+const TREE_MIN: usize = 16;
 
 /// Branches further down than this are drawn at this depth.
 const DEPTH_MAX: usize = 16;
@@ -212,17 +217,10 @@ fn tree_content(
     width: usize,
     mut head: Vec<Line<'static>>,
 ) -> Content {
-    let tree = width.saturating_sub(INDENT + STATE + SINCE + RESTARTS).min(TREE_MAX);
+    let columns = Columns::of(width);
     head.push(blank());
-    head.push(
-        Row::indented(INDENT)
-            .cell(tree, DIM, "service")
-            .cell(STATE, DIM, "state")
-            .right(SINCE, DIM, "for")
-            .right(RESTARTS, DIM, "restarts")
-            .gap(2)
-            .line(),
-    );
+    let row = Row::indented(INDENT).cell(columns.tree, DIM, "service").cell(STATE, DIM, "state");
+    head.push(columns.end(row, (DIM, "for"), (DIM, "restarts")).line());
     let branches = branches(services);
     let mut body = Vec::new();
     let mut focus = None;
@@ -237,12 +235,39 @@ fn tree_content(
         };
         let start = body.len();
         let here = cursor == Some(at);
-        body.extend(lines(service, &branches[at], &fold, here, tree, width));
+        body.extend(lines(service, &branches[at], &fold, here, &columns, width));
         if here {
             focus = Some(start..body.len());
         }
     }
     Content { head, body, focus, ..Content::default() }
+}
+
+/// How a row is shared out.
+struct Columns {
+    tree: usize,
+    since: bool,
+    restarts: bool,
+}
+
+impl Columns {
+    fn of(width: usize) -> Self {
+        let left = width.saturating_sub(INDENT + STATE);
+        let with = |cells: usize| left.checked_sub(cells).filter(|tree| *tree >= TREE_MIN);
+        let all = with(SINCE + RESTARTS);
+        let two = with(RESTARTS);
+        let tree = all.or(two).unwrap_or(left).min(TREE_MAX);
+        Self { tree, since: all.is_some(), restarts: two.is_some() }
+    }
+
+    /// `row` with the columns that there is room for.
+    fn end(&self, row: Row, since: (Style, &str), restarts: (Style, &str)) -> Row {
+        let row = if self.since { row.right(SINCE, since.0, since.1) } else { row };
+        match self.restarts {
+            true => row.right(RESTARTS, restarts.0, restarts.1).gap(2),
+            false => row,
+        }
+    }
 }
 
 /// Whether the children of a service are hidden.
@@ -354,7 +379,7 @@ fn lines(
     branch: &str,
     fold: &Fold,
     here: bool,
-    tree: usize,
+    columns: &Columns,
     width: usize,
 ) -> Vec<Line<'static>> {
     let (mark, word) = look(service.state);
@@ -366,12 +391,11 @@ fn lines(
     }
     let row = Row::default()
         .cell(INDENT, mark.style(), mark.glyph())
-        .join(tree.saturating_sub(1), name)
+        .join(columns.tree.saturating_sub(1), name)
         .gap(1)
-        .cell(STATE, mark.style(), word)
-        .right(SINCE, PLAIN, &duration(service.since))
-        .right(RESTARTS, restarts, &count(service.restarts))
-        .gap(2);
+        .cell(STATE, mark.style(), word);
+    let (since, times) = (duration(service.since), count(service.restarts));
+    let row = columns.end(row, (PLAIN, &since), (restarts, &times));
     let mut lines = Vec::new();
     // Plain reverse: colours of their own would be lost on some terminals.
     let shown = |row: Row| if here { row.to(width).patch(CURSOR) } else { row };

@@ -326,7 +326,8 @@ fn percents(low: u64, high: u64, seed: u64) -> Vec<u8> {
 
 /// The memory in use is what the newest sample says.
 fn remember(metrics: &mut Metrics, samples: Vec<u8>) {
-    metrics.memory_used = metrics.memory_total / 100 * samples.last().copied().map_or(0, u64::from);
+    metrics.memory_used =
+        metrics.memory_total.div_ceil(100) * samples.last().copied().map_or(0, u64::from);
     metrics.memory = samples;
 }
 

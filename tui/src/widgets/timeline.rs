@@ -70,19 +70,29 @@ impl Timeline {
         (0..self.cells).map(cell).collect()
     }
 
-    /// The labels of the axis, each at its mark.
+    /// The labels of the axis, each at its mark: of each mark, or of each second, or
+    /// third, so that none is missing between two others.
     pub(crate) fn axis(self) -> String {
+        let ticks = self.ticks();
+        let axis = (1..=ticks.len()).find_map(|each| self.labels(ticks.iter().step_by(each)));
+        axis.unwrap_or_default()
+    }
+
+    /// The labels of `ticks`, unless one of them covers another.
+    fn labels<'a>(self, ticks: impl Iterator<Item = &'a (usize, u128)>) -> Option<String> {
         let mut axis = String::new();
-        for (cell, at) in self.ticks() {
-            let label = duration_label(at);
-            // Rare labels, such as `1 h 30 min`, hide the one after them.
-            let free = axis.is_empty() || cell > width(&axis);
-            if free && cell + width(&label) <= self.cells {
+        for (cell, at) in ticks {
+            let label = duration_label(*at);
+            if !axis.is_empty() && *cell <= width(&axis) {
+                return None;
+            }
+            // What begins too near to the end has no room for its label.
+            if cell + width(&label) <= self.cells {
                 axis.push_str(&" ".repeat(cell.saturating_sub(width(&axis))));
                 axis.push_str(&label);
             }
         }
-        axis
+        Some(axis)
     }
 
     /// The cells of the axis' marks, and the times they stand for.
@@ -124,6 +134,10 @@ mod tests {
         assert_eq!(line.axis(), "0         5 s");
         assert_eq!(line.empty(), "·         ·         ");
         assert_eq!(Timeline::new(36, 100 * 60 * second).axis(), "0      20 min 40 min 1 h");
+        let minutes = Timeline::new(96, 190 * second).axis();
+        let labels: Vec<_> =
+            minutes.split("  ").map(str::trim).filter(|it| !it.is_empty()).collect();
+        assert_eq!(labels, ["0", "40 s", "1 min 20 s", "2 min", "2 min 40 s"]);
         assert_eq!(line.bar(2 * second, second, Fill::Over), "·   ▄▄    ·         ");
         assert_eq!(line.bar(2 * second, second / 4, Fill::Over), "·   ▄     ·         ");
         assert_eq!(line.bar(5 * second, 5 * second, Fill::Waiting), "·         ─────────►");
