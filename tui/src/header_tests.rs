@@ -78,6 +78,12 @@ fn a_narrow_page_keeps_what_its_rows_are_about() {
     let pki = shown(Page::Pki);
     let owner = pki.lines().find(|row| row.contains("├ owner")).unwrap();
     assert!(owner.contains("in 16 days") && !owner.contains('│'), "{pki}");
+    let etcd = shown(Page::Etcd);
+    for row in
+        ["1 of 3 answers, and 2", "           are needed to write", "           9.8 MiB in use"]
+    {
+        assert!(etcd.contains(row), "{row:?} is not on\n{etcd}");
+    }
     let cluster = shown(Page::Cluster);
     assert!(cluster.contains("! polis-0b7d3.. 10.0.2.16        late"), "{cluster}");
 }

@@ -125,7 +125,7 @@ fn members_that_have_just_answered_are_not_said_to_be_asked() {
     });
     let etcd = page(&snapshot);
     assert_says(&etcd, "▲ Whether the other voters answer this one is not known: their nodes do");
-    assert_says(&etcd, "1 of 3 answer, 2 not known, and 2 are needed");
+    assert_says(&etcd, "1 of 3 answers, 2 not known, and 2 are needed");
     assert!(!etcd.contains("asked"), "{etcd}");
     assert!(!warning(&snapshot).contains("asked"));
 }

@@ -1,11 +1,12 @@
 //! Answers: would the cluster survive the loss of a member?
 
+use ratatui::style::Style;
 use ratatui::text::Line;
 
 use super::Content;
 use super::cluster::short;
 use crate::snapshot::{Etcd, Member, Snapshot, Standing};
-use crate::text::{bytes, count, cut, micros, name, plural};
+use crate::text::{bytes, clean, count, cut, micros, name, plural, wrap};
 use crate::theme::{ATTENTION, BUSY, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title, titled};
 use crate::widgets::headline::{INDENT, command, headline, note};
@@ -79,8 +80,9 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         body.extend(headline(Mark::Bad, &alarm_text(alarm), width));
     }
     body.push(blank());
-    if let Some(quorum) = quorum(etcd) {
-        body.extend([quorum, blank()]);
+    if let Some(quorum) = quorum(etcd, width) {
+        body.extend(quorum);
+        body.push(blank());
     }
     let left = width.saturating_sub(INDENT + STANDING + LAG + TRIP + DB);
     let column = left.clamp(NAME_MIN, NAME_MAX);
@@ -213,7 +215,7 @@ fn alarm_text(alarm: &str) -> String {
 
 /// A box for each voter, and a line where the majority is. Of a member that does
 /// not serve there is none: it does not know who answers.
-fn quorum(etcd: &Etcd) -> Option<Line<'static>> {
+fn quorum(etcd: &Etcd, width: usize) -> Option<Vec<Line<'static>>> {
     let all = voters(etcd).count();
     if all == 0 || !etcd.takes_part() {
         return None;
@@ -232,8 +234,24 @@ fn quorum(etcd: &Etcd) -> Option<Line<'static>> {
         row.put(mark.style(), mark.glyph()).put(DIM, edge)
     });
     let asked = if asked == 0 { String::new() } else { format!(", {asked} not known") };
-    let text = format!(" {answer} of {all} answer{asked}, and {needed} are needed to write");
-    Some(row.put(if etcd.quorum { PLAIN } else { Mark::Bad.style() }, &text).line())
+    let verb = if answer == 1 { "answers" } else { "answer" };
+    let need = if needed == 1 { "is" } else { "are" };
+    let text = format!("{answer} of {all} {verb}{asked}, and {needed} {need} needed to write");
+    let style = if etcd.quorum { PLAIN } else { Mark::Bad.style() };
+    Some(beside(row.gap(1), FACT, style, &text, width))
+}
+
+/// `text` after `lead`, which goes on below in `column`.
+fn beside(lead: Row, column: usize, style: Style, text: &str, width: usize) -> Vec<Line<'static>> {
+    // The first line has less room than the others: as if it began with an indent.
+    let indent = "\u{a0}".repeat(lead.used().saturating_sub(column));
+    let text = format!("{indent}{}", clean(text));
+    let lines = wrap(&text, width.saturating_sub(column));
+    let row = |(at, line): (usize, &String)| {
+        let row = if at == 0 { lead.clone() } else { Row::indented(column) };
+        row.put(style, line.trim_start_matches('\u{a0}')).line()
+    };
+    lines.iter().enumerate().map(row).collect()
 }
 
 fn rows(
@@ -326,11 +344,10 @@ fn facts(etcd: &Etcd, width: usize) -> Vec<Line<'static>> {
         text = format!("{text}; {} in use", bytes(etcd.db_used));
     }
     let alarms = if etcd.alarms.is_empty() { "none".to_owned() } else { etcd.alarms.join(", ") };
-    vec![
-        size.put(PLAIN, &text).line(),
-        fact("Raft").put(PLAIN, &raft).line(),
-        fact("Alarms").put(PLAIN, &alarms).line(),
-    ]
+    [(size, text), (fact("Raft"), raft), (fact("Alarms"), alarms)]
+        .into_iter()
+        .flat_map(|(lead, text)| beside(lead, FACT, PLAIN, &text, width))
+        .collect()
 }
 
 /// Columns of the text after the bar: `12.5 MiB of 2.0 GiB, 1 %; 10.1 MiB in use`.
