@@ -68,10 +68,9 @@ pub(super) fn ready(values: &Values) -> Option<Duration> {
 }
 
 fn header(values: &Values, uptime: Duration, now: SystemTime) -> Header {
-    let own = values.identity.map(|identity| Fingerprint::of_key(&identity.public_key));
     Header {
         node: values.cluster.node.map(|id| id.to_string()),
-        words: own.and_then(|own| values.words.get(&own).cloned()),
+        words: values.own.and_then(|own| values.words.get(&own).cloned()),
         version: values.environment.version.clone(),
         slot: values.environment.slot.clone(),
         cluster: match values.cluster.state {

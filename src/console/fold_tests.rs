@@ -13,23 +13,7 @@ fn values() -> Values {
         name => Some(name.to_owned()),
     };
     let environment = Environment::from_variables(variable).unwrap();
-    Values {
-        stages: environment.stages.clone(),
-        environment,
-        services: Tree::default(),
-        known: None,
-        network: network::Status::default(),
-        storage: storage::Status::Starting,
-        health: storage::Health::default(),
-        cluster: cluster::Status::default(),
-        consensus: consensus::Status::default(),
-        pki: Overview::default(),
-        cluster_nodes: ClusterNodes::default(),
-        identity: None,
-        load: None,
-        words: Words::default(),
-        members: Learned::new(),
-    }
+    Values { stages: environment.stages.clone(), ..Values::nothing(environment) }
 }
 
 #[test]

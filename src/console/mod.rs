@@ -128,13 +128,15 @@ impl Service {
         let mut clock = interval(CLOCK);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let values = watched.newest(&self.environment);
-            self.attach(&ctx, &terminals(&values.known), &mut attached, &attention);
-            ask(&asked, &values);
+            let (values, renewed) = watched.newest();
+            if renewed {
+                self.attach(&ctx, &terminals(&values.known), &mut attached, &attention);
+                ask(&asked, values);
+            }
             let (uptime, now) = (sys::clock::uptime(), sys::clock::now());
-            logs.date(started(&values, uptime, now), uptime);
+            logs.date(started(values, uptime, now), uptime);
             logs.catch_up();
-            let drawn = fold::fold(&values, logs.shown(), uptime, now);
+            let drawn = fold::fold(values, logs.shown(), uptime, now);
             let pace = match drawn.ready {
                 _ if logs.is_flooded() => PACE_FLOODED,
                 Some(_) => PACE,
@@ -185,6 +187,8 @@ impl Service {
             load: load.subscribe(),
             words: words.subscribe(),
             members: learned.subscribe(),
+            values: Values::nothing(self.environment.clone()),
+            waited_for: true,
         };
         let load = load::Service {
             proc: PathBuf::from("/proc"),
@@ -244,11 +248,11 @@ pub fn is_off() -> bool {
 /// Asks for the words of what is shown. A boot has better to do, unless somebody
 /// waits for the words.
 fn ask(asked: &watch::Sender<BTreeSet<Fingerprint>>, values: &Values) {
-    let own = values.identity.map(|identity| Fingerprint::of_key(&identity.public_key));
+    let own = values.own.into_iter();
     let authorities = values.pki.authorities.iter().map(fold::fingerprint);
     let wanted: BTreeSet<_> = match values.cluster.state {
-        cluster::State::Foreign | cluster::State::Trusted => own.into_iter().collect(),
-        _ if fold::ready(values).is_some() => own.into_iter().chain(authorities).collect(),
+        cluster::State::Foreign | cluster::State::Trusted => own.collect(),
+        _ if fold::ready(values).is_some() => own.chain(authorities).collect(),
         _ => BTreeSet::new(),
     };
     asked.send_if_modified(|before| {

@@ -1,4 +1,7 @@
 //! Watches everything that the console shows, and tells news from what moves all the time.
+//!
+//! Invariants:
+//! - What nobody changed is neither copied nor computed anew, at rest nothing at all.
 
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};
@@ -9,7 +12,7 @@ use super::members::Learned;
 use super::words::Words;
 use super::{ClusterNodes, Inputs};
 use crate::event::Closed;
-use crate::identity::Identity;
+use crate::identity::{Fingerprint, Identity};
 use crate::node::environment::Environment;
 use crate::parameters::Known;
 use crate::pki::Overview;
@@ -32,9 +35,35 @@ pub(super) struct Values {
     pub(super) pki: Overview,
     pub(super) cluster_nodes: ClusterNodes,
     pub(super) identity: Option<Identity>,
+    /// The fingerprint of its key.
+    pub(super) own: Option<Fingerprint>,
     pub(super) load: Option<Load>,
     pub(super) words: Words,
     pub(super) members: Learned,
+}
+
+impl Values {
+    /// What is known before anybody said anything.
+    pub(super) fn nothing(environment: Environment) -> Self {
+        Self {
+            environment,
+            stages: Stages::default(),
+            services: Tree::default(),
+            known: None,
+            network: network::Status::default(),
+            storage: storage::Status::Starting,
+            health: storage::Health::default(),
+            cluster: cluster::Status::default(),
+            consensus: consensus::Status::default(),
+            pki: Overview::default(),
+            cluster_nodes: ClusterNodes::default(),
+            identity: None,
+            own: None,
+            load: None,
+            words: Words::default(),
+            members: Learned::new(),
+        }
+    }
 }
 
 /// Everything that is shown, as its owners tell it.
@@ -46,11 +75,17 @@ pub(super) struct Watched {
     pub(super) load: watch::Receiver<Option<Load>>,
     pub(super) words: watch::Receiver<Words>,
     pub(super) members: watch::Receiver<Learned>,
+    /// What they said last.
+    pub(super) values: Values,
+    /// Whether one of them may have been seen by nobody but who waited for it.
+    pub(super) waited_for: bool,
 }
 
 impl Watched {
-    /// What is true now.
-    pub(super) fn newest(&mut self, environment: &Environment) -> Values {
+    /// What is true now, and whether anything of it is another than the last time.
+    pub(super) fn newest(&mut self) -> (&Values, bool) {
+        // What was waited for counts as seen.
+        let all = std::mem::take(&mut self.waited_for);
         let Inputs {
             known,
             network,
@@ -62,23 +97,28 @@ impl Watched {
             cluster_nodes,
             identity,
         } = &mut self.inputs;
-        Values {
-            environment: environment.clone(),
-            stages: self.stages.borrow_and_update().clone(),
-            services: self.services.borrow_and_update().clone(),
-            known: known.borrow_and_update().clone(),
-            network: network.borrow_and_update().clone(),
-            storage: storage.borrow_and_update().clone(),
-            health: health.borrow_and_update().clone(),
-            cluster: cluster.borrow_and_update().clone(),
-            consensus: consensus.borrow_and_update().clone(),
-            pki: pki.borrow_and_update().clone(),
-            cluster_nodes: cluster_nodes.borrow_and_update().clone(),
-            identity: *identity.borrow_and_update(),
-            load: self.load.borrow_and_update().clone(),
-            words: self.words.borrow_and_update().clone(),
-            members: self.members.borrow_and_update().clone(),
+        let values = &mut self.values;
+        let is_another_key = renew(identity, all, &mut values.identity);
+        if is_another_key {
+            values.own = values.identity.map(|it| Fingerprint::of_key(&it.public_key));
         }
+        let renewed = [
+            is_another_key,
+            renew(&mut self.stages, all, &mut values.stages),
+            renew(&mut self.services, all, &mut values.services),
+            renew(known, all, &mut values.known),
+            renew(network, all, &mut values.network),
+            renew(storage, all, &mut values.storage),
+            renew(health, all, &mut values.health),
+            renew(cluster, all, &mut values.cluster),
+            renew(consensus, all, &mut values.consensus),
+            renew(pki, all, &mut values.pki),
+            renew(cluster_nodes, all, &mut values.cluster_nodes),
+            renew(&mut self.load, all, &mut values.load),
+            renew(&mut self.words, all, &mut values.words),
+            renew(&mut self.members, all, &mut values.members),
+        ];
+        (values, renewed.contains(&true))
     }
 
     /// Waits until any of them changes that a person waits for. The others change
@@ -106,8 +146,20 @@ impl Watched {
             changed(identity, "the identity"),
             changed(&mut self.words, "the words"),
         ];
-        select_all(any).await.0
+        let changed = select_all(any).await.0;
+        self.waited_for = true;
+        changed
     }
+}
+
+/// Copies what `from` says into `to` if that is new, or whatever it is.
+fn renew<T: Clone>(from: &mut watch::Receiver<T>, whatever: bool, to: &mut T) -> bool {
+    let newest = from.borrow_and_update();
+    let is_new = whatever || newest.has_changed();
+    if is_new {
+        to.clone_from(&newest);
+    }
+    is_new
 }
 
 fn changed<'a, T: Send + Sync>(
