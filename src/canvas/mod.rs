@@ -243,8 +243,8 @@ mod tests {
         assert_eq!(picture(&mut whole, &snapshot), picture(&mut part, &snapshot));
         snapshot.header.clock = "2026-01-01 00:00:00 UTC".to_owned();
         snapshot.header.uptime = std::time::Duration::from_secs(7);
-        let header = polis_tui::header_of(part.area());
-        let drawn = part.draw_part(header, |buffer| polis_tui::render_header(&snapshot, buffer));
+        let clock = polis_tui::clock_of(part.area());
+        let drawn = part.draw_part(clock, |buffer| polis_tui::render_clock(&snapshot, buffer));
         assert_eq!(picture(&mut whole, &snapshot), drawn);
         assert!(drawn.len() < 250, "{} bytes for the time", drawn.len());
         assert!(picture(&mut part, &snapshot).is_empty(), "the whole has nothing to add");

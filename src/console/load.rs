@@ -28,7 +28,7 @@ use crate::supervisor::Context;
 const PACE: Duration = Duration::from_secs(2);
 /// The same while nothing happens and nobody presses a key: of several columns, one
 /// sample tells the mean.
-const PACE_AT_REST: Duration = Duration::from_secs(12);
+const PACE_AT_REST: Duration = Duration::from_secs(30);
 /// Columns that are kept: four minutes, and a chart on a wide screen.
 const SAMPLES: usize = 120;
 
@@ -231,12 +231,12 @@ mod tests {
         now.disk_read += 6000;
         let mut series = Series::default();
         series.add(&before, &now, PACE_AT_REST);
-        assert_eq!(series.disk_read, [500; 6]);
+        assert_eq!(series.disk_read, [200; 15]);
         // What is left over is not forgotten.
         series.add(&now, &now, PACE * 3 / 2);
-        assert_eq!(series.disk_read.len(), 7);
+        assert_eq!(series.disk_read.len(), 16);
         series.add(&now, &now, PACE * 3 / 2);
-        assert_eq!(series.disk_read.len(), 9);
+        assert_eq!(series.disk_read.len(), 18);
     }
 
     #[tokio::test(start_paused = true)]

@@ -20,7 +20,8 @@
 //! compared with the picture now and then, and drawn anew where they differ. Any
 //! other terminal is painted over once a minute, and drawn anew at Ctrl-L.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,8 +47,8 @@ use crate::sys::vt;
 const RETRY: Duration = Duration::from_secs(2);
 /// How often the size is looked at, or asked for.
 const SIZE_PACE: Duration = Duration::from_secs(2);
-/// The same while nothing happens and nobody presses a key.
-const SIZE_PACE_AT_REST: Duration = Duration::from_secs(4);
+/// The same while nothing happens and nobody presses a key; the first key looks at once.
+const SIZE_PACE_AT_REST: Duration = Duration::from_secs(10);
 /// Looks in a row that must find other characters: one may fall between a
 /// picture and the moment when the terminal has it.
 const OVERWRITTEN: u32 = 2;
@@ -223,9 +224,6 @@ impl Attached {
                 self.press(keys, snapshot);
             }
             Event::LookAtSize => {
-                let at_rest = self.attention.is_at_rest();
-                let pace = if at_rest { SIZE_PACE_AT_REST } else { SIZE_PACE };
-                self.look_at_size = Instant::now() + pace;
                 if let Some(due) = self.repaint.filter(|due| *due <= Instant::now()) {
                     self.repaint = Some(due + REPAINT);
                     self.canvas.forget();
@@ -238,6 +236,10 @@ impl Attached {
                     }
                     None => self.ask_for_size(),
                 }
+                // Other characters once are looked at again soon, at rest too.
+                let soon = self.overwritten > 0 || !self.attention.is_at_rest();
+                let pace = if soon { SIZE_PACE } else { SIZE_PACE_AT_REST };
+                self.look_at_size = Instant::now() + pace;
             }
         }
         Ok(())
@@ -304,6 +306,10 @@ impl Attached {
             if self.keys > KEYS_MAX {
                 continue;
             }
+            if self.attention.is_at_rest() {
+                // Perhaps somebody new, at whose terminal nobody looked for a while.
+                self.look_at_size = Instant::now();
+            }
             self.attention.call();
             self.draw_page();
             match self.view.key(key, &snapshot.borrow()) {
@@ -349,9 +355,12 @@ impl Attached {
     }
 
     fn look_at_characters(&mut self, size: Size) {
-        let Some(cells) = self.characters.as_ref().and_then(|path| std::fs::read(path).ok()) else {
+        let Some(path) = &self.characters else { return };
+        // The file tells no length, and every read of it holds up what is drawn.
+        let mut cells = Vec::with_capacity(usize::from(size.columns) * usize::from(size.rows));
+        if File::open(path).and_then(|mut file| file.read_to_end(&mut cells)).is_err() {
             return;
-        };
+        }
         self.overwritten =
             if self.canvas.differs(&cells, size) { self.overwritten.saturating_add(1) } else { 0 };
         if self.overwritten >= OVERWRITTEN {
@@ -383,8 +392,8 @@ impl Attached {
         let view = &self.view;
         let page = self.page.as_deref().filter(|page| !view.sees_change(page, &snapshot));
         let picture = if page.is_some() {
-            let header = polis_tui::header_of(self.canvas.area());
-            self.canvas.draw_part(header, |buffer| polis_tui::render_header(&snapshot, buffer))
+            let clock = polis_tui::clock_of(self.canvas.area());
+            self.canvas.draw_part(clock, |buffer| polis_tui::render_clock(&snapshot, buffer))
         } else {
             self.canvas.draw(|buffer| polis_tui::render(&snapshot, view, buffer))
         };

@@ -384,6 +384,34 @@ async fn a_picture_that_was_scribbled_over_comes_back_after_two_looks() {
     far.wait_for("[F1 Boot]").await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn at_rest_a_terminal_is_looked_at_rarely_and_the_first_key_has_it_looked_at() {
+    let far = Far::new(Some(CORNER));
+    let mut attached = attach(&far);
+    let mut snapshot = watch::channel(named("first")).1;
+    attached.draw(named("first"));
+    let characters = tempfile::NamedTempFile::new().unwrap();
+    attached.characters = Some(characters.path().to_owned());
+    let mut look = async |attached: &mut Attached| {
+        attached.stale = false;
+        tokio::time::advance(attached.look_at_size - Instant::now()).await;
+        assert!(attached.step(&mut snapshot).await.is_ok());
+        attached.look_at_size - Instant::now()
+    };
+    assert_eq!(look(&mut attached).await, SIZE_PACE);
+    while !attached.attention.is_at_rest() {
+        look(&mut attached).await;
+    }
+    assert_eq!(look(&mut attached).await, SIZE_PACE_AT_REST);
+    std::fs::write(characters.path(), vec![b'x'; 80 * 24]).unwrap();
+    assert_eq!(look(&mut attached).await, SIZE_PACE, "is that so a second time?");
+    assert!(attached.page.is_some());
+    assert_eq!(look(&mut attached).await, SIZE_PACE_AT_REST);
+    assert!(attached.page.is_none(), "it is drawn anew");
+    attached.press(vec![Key::F(2)], &watch::channel(named("first")).1);
+    assert_eq!(attached.look_at_size, Instant::now());
+}
+
 #[tokio::test]
 async fn a_terminal_that_hangs_up_is_opened_again() {
     let far = Far::new(Some(Size { columns: 80, rows: 24 }));

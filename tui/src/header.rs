@@ -37,16 +37,27 @@ pub(crate) fn draw(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
     let room = usize::from(area.width).saturating_sub(who.used() + how.used() + 1);
     let node = clean(header.node.as_deref().unwrap_or("no node ID yet"));
     let who = who.put(BAR, &cut(&node, room));
-    // A remark that is there for months is none.
-    let lately = snapshot.previous_failure.is_some() && header.uptime < FAILURE_REMEMBERED;
-    let remarks = snapshot.warnings.len() + usize::from(lately);
-    let remarks = match remarks {
+    let remarks = match remarks(snapshot) {
         0 => Row::default(),
         some => Row::default().put(
             BAR.fg(Color::LightYellow),
             &format!("{} {}  ", Mark::Attention.glyph(), plural(some as u64, "warning")),
         ),
     };
+    buffer.set_style(area, BAR);
+    spread(area, 0, who, &[remarks, how], buffer);
+    draw_place(snapshot, place(area), buffer);
+}
+
+/// The row of the bar that says where, how long, and the time.
+pub(crate) fn place(area: Rect) -> Rect {
+    let first = area.height.min(1);
+    Rect { y: area.y + first, height: area.height - first, ..area }
+}
+
+/// Draws no more than that row.
+pub(crate) fn draw_place(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
+    let header = &snapshot.header;
     let address = header.address.as_deref().unwrap_or("no address yet");
     let clock = Row::default().put(BAR, &header.clock).gap(1);
     let version = format!("{} slot {}", header.version, header.slot);
@@ -66,8 +77,19 @@ pub(crate) fn draw(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
         .find(|place| place.used() <= room)
         .unwrap_or_else(|| place(whole));
     buffer.set_style(area, BAR);
-    spread(area, 0, who, &[remarks, how], buffer);
-    spread(area, 1, place, &[clock], buffer);
+    spread(area, 0, place, &[clock], buffer);
+}
+
+/// How many things there are to remark on. One that is there for months is none.
+fn remarks(snapshot: &Snapshot) -> usize {
+    let lately = snapshot.header.uptime < FAILURE_REMEMBERED;
+    snapshot.warnings.len() + usize::from(lately && snapshot.previous_failure.is_some())
+}
+
+/// Whether the bar shows something else of `new` than of `old` beside the time, and
+/// how long it has been.
+pub(crate) fn shows_change(old: &Snapshot, new: &Snapshot) -> bool {
+    !old.header.is_same_but_for_time(&new.header) || remarks(old) != remarks(new)
 }
 
 /// Draws a row from both ends; parts at the right that no longer fit are left out.

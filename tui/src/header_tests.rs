@@ -87,3 +87,16 @@ fn a_narrow_page_keeps_what_its_rows_are_about() {
     let cluster = shown(Page::Cluster);
     assert!(cluster.contains("! polis-0b7d3.. 10.0.2.16        late"), "{cluster}");
 }
+
+#[test]
+fn what_time_takes_out_of_the_bar_is_no_matter_of_the_clock_alone() {
+    let mut before = samples::ordinary();
+    before.previous_failure = Some("#0802.0009 etcd ended by signal 9".to_owned());
+    before.header.uptime = Duration::from_secs(86_399);
+    let mut after = before.clone();
+    after.header.uptime += Duration::from_secs(1);
+    assert!(View::new(80, 24).sees_change(&before, &after));
+    before.header.uptime -= Duration::from_secs(1);
+    after.header.uptime -= Duration::from_secs(1);
+    assert!(!View::new(80, 24).sees_change(&before, &after));
+}

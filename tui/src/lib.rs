@@ -68,16 +68,16 @@ pub fn render(snapshot: &Snapshot, view: &View, buffer: &mut Buffer) {
     view.draw(snapshot, buffer.area, buffer);
 }
 
-/// The part of a terminal of `area` that shows the time of day: all that changes
-/// there while nothing happens.
+/// The row of a terminal of `area` that shows the time of day: all that changes
+/// there while nothing happens. Empty where there is no room for it.
 #[must_use]
-pub fn header_of(area: Rect) -> Rect {
-    view::Areas::of(area).header
+pub fn clock_of(area: Rect) -> Rect {
+    header::place(view::Areas::of(area).header)
 }
 
-/// Draws no more than the header, over all of an empty `buffer` of its size.
-pub fn render_header(snapshot: &Snapshot, buffer: &mut Buffer) {
-    header::draw(snapshot, buffer.area, buffer);
+/// Draws no more than that row, over all of an empty `buffer` of its size.
+pub fn render_clock(snapshot: &Snapshot, buffer: &mut Buffer) {
+    header::draw_place(snapshot, buffer.area, buffer);
 }
 
 /// Draws what the owner of the terminal has to say over the row of keys.

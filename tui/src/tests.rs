@@ -538,11 +538,13 @@ fn mixed(one: &Snapshot, other: &Snapshot, field: usize) -> Snapshot {
     mixed
 }
 
-/// What a view shows of a snapshot, without the header.
-fn below_header(snapshot: &Snapshot, view: &View) -> Vec<Cell> {
+/// What a view shows of a snapshot, without the row that has the time.
+fn beside_clock(snapshot: &Snapshot, view: &View) -> Vec<Cell> {
     let backend = draw(160, 50, |buffer| render(snapshot, view, buffer));
-    let header = crate::header_of(backend.buffer().area).area();
-    backend.buffer().content()[header as usize..].to_vec()
+    let clock = crate::clock_of(backend.buffer().area);
+    let mut cells = backend.buffer().content().to_vec();
+    cells.drain(usize::from(clock.y * clock.width)..usize::from(clock.bottom() * clock.width));
+    cells
 }
 
 #[test]
@@ -557,11 +559,11 @@ fn whatever_a_view_shows_is_seen_to_change() {
     let others = |steps| samples.iter().zip(samples.iter().cycle().skip(steps));
     for (one, other) in [1, 3, 4].into_iter().flat_map(others) {
         for view in &views {
-            let shown = std::cell::LazyCell::new(|| below_header(one, view));
+            let shown = std::cell::LazyCell::new(|| beside_clock(one, view));
             for field in 0..12 {
                 let new = mixed(one, other, field);
                 if !view.sees_change(one, &new) {
-                    let same = *shown == below_header(&new, view);
+                    let same = *shown == beside_clock(&new, view);
                     assert!(same, "{:?} shows more than it looks at: field {field}", view.page());
                 }
             }
@@ -570,7 +572,7 @@ fn whatever_a_view_shows_is_seen_to_change() {
 }
 
 #[test]
-fn time_alone_is_drawn_by_the_header() {
+fn time_alone_is_drawn_by_the_row_of_the_clock() {
     let one = samples::ordinary();
     let mut new = one.clone();
     new.header.uptime += Duration::from_secs(1);
@@ -579,10 +581,13 @@ fn time_alone_is_drawn_by_the_header() {
         assert!(!view(page, 80, 24).sees_change(&one, &new));
     }
     let whole = draw(80, 24, |buffer| render(&new, &View::new(80, 24), buffer));
-    let area = crate::header_of(whole.buffer().area);
-    let mut header = Buffer::empty(area);
-    crate::render_header(&new, &mut header);
-    assert_eq!(header.content(), &whole.buffer().content()[..area.area() as usize]);
+    let area = crate::clock_of(whole.buffer().area);
+    assert_eq!((area.y, area.height), (1, 1));
+    let mut clock = Buffer::empty(area);
+    crate::render_clock(&new, &mut clock);
+    assert_eq!(clock.content(), &whole.buffer().content()[80..160]);
+    // Where there is one row for the bar, no time is shown.
+    assert!(crate::clock_of(ratatui::layout::Rect::new(0, 0, 80, 7)).is_empty());
     new.header.cluster = crate::snapshot::Cluster::Split;
     assert!(view(Page::Logs, 80, 24).sees_change(&one, &new));
 }

@@ -305,11 +305,11 @@ impl View {
     }
 
     /// Whether `new` looks other than `old` to this view, the time of day aside:
-    /// where it does not, [`crate::render_header`] draws all that is new.
+    /// where it does not, [`crate::render_clock`] draws all that is new.
     #[must_use]
     pub fn sees_change(&self, old: &Snapshot, new: &Snapshot) -> bool {
         // What may stand on any page, or in the header beside the time.
-        let everywhere = !old.header.is_same_but_for_time(&new.header)
+        let everywhere = header::shows_change(old, new)
             || old.previous_failure != new.previous_failure
             || old.warnings != new.warnings;
         // Who is about to end the machine is told what that does to etcd.
