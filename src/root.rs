@@ -161,6 +161,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
             consensus: member.status(),
             network: addresses.subscribe(),
             storage: mounted.subscribe(),
+            parameters: known.subscribe(),
             found: found.subscribe(),
         },
         outputs: liaison::Outputs {

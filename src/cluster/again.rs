@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use super::decide::{Record, Refusal};
 use super::disk::Found;
-use super::disown::{self, Verdict};
+use super::disown::{Doubt, Told, Verdict};
 use super::membership;
 use super::partition::check_kind;
 use super::sealed::Sealed;
@@ -27,6 +27,7 @@ use crate::event::until;
 use crate::identity::{self, Identity, NodeKey};
 use crate::parameters::ColdStart;
 use crate::recovery::form;
+use crate::stage::{self, Stage};
 use crate::storage::key::RecoveryKey;
 use crate::storage::{self, Kind};
 use crate::supervisor::Context;
@@ -72,14 +73,20 @@ impl<C: Consensus> Service<C> {
         }
         self.give_orders(key, Start::Again);
 
-        let root = self.config.root.clone();
+        let doubt = Doubt {
+            ctx,
+            root: self.config.root.clone(),
+            told: Told { parameters: self.parameters.clone(), ca: sealed.ca() },
+            own: node.id,
+        };
         let store = tokio::select! {
             // Cancel-safe, both: they wait, and ask.
             store = self.store() => store?,
-            verdict = disown::doubt(&root, node.id) => match verdict {
+            verdict = doubt.end() => match verdict {
                 Verdict::Removed => return Err(self.disown(ctx).await),
                 Verdict::NoMember => {
                     self.leave_etcd().await?;
+                    ctx.stage(Stage::Cluster, stage::State::Started);
                     return self.without_etcd(node, sealed, keys).await;
                 }
             },

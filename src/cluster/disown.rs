@@ -21,30 +21,48 @@ use std::time::Duration;
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use prost::Message as _;
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use super::credentials;
 use super::keeper::Slot;
-use super::parting::{ASK_AGAIN, TRUST, is_out, part};
+use super::parting::{ASK_AGAIN, Membership, TRUST, membership, part};
 use super::sealed::Sealed;
 use super::service::Consensus;
 use super::state::Event;
 use super::{Error, Service, Status, blocking};
-use crate::consensus;
 use crate::curator::state::is_consensus_member;
 use crate::identity::NodeId;
 use crate::rpc::client::{Channel, Client, Patience, Repeat, candidates};
 use crate::rpc::is_removal;
+use crate::stage::{Stage, State};
 use crate::storage::file::{self, File};
 use crate::storage::{Root, tree};
 use crate::supervisor::Context;
+use crate::{consensus, parameters};
 
 /// For one question.
 const PATIENCE: Patience =
     Patience { attempt: Duration::from_secs(5), total: Duration::from_secs(10) };
 /// A process that is killed ends within that.
 const KILLED: Duration = Duration::from_secs(1);
+
+/// What was told to this machine.
+#[derive(Clone, Debug)]
+pub(super) struct Told {
+    pub(super) parameters: watch::Receiver<parameters::Known>,
+    /// SHA-256 of the CA of its cluster.
+    pub(super) ca: [u8; 32],
+}
+
+impl Told {
+    /// Where its cluster is reached.
+    pub(super) fn directory(&self) -> v1::ClusterDirectory {
+        let known = self.parameters.borrow();
+        known.as_ref().and_then(|known| known.directory(&self.ca)).unwrap_or_default()
+    }
+}
 
 /// What the cluster says of a node whose etcd does not come up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,21 +131,65 @@ fn wipe(root: &Root) -> Result<(), file::Error> {
     leaving.remove()
 }
 
-/// Asks the curators of others what has become of this node, once its own etcd has
-/// had its time; for ever, until they say something that ends the wait for it.
-pub(super) async fn doubt(root: &Root, own: NodeId) -> Verdict {
-    sleep(TRUST).await;
-    loop {
-        match ask(&root.data.node, &root.esp.cluster_directory, own).await {
-            Ok(Some(verdict)) => return verdict,
-            Ok(None) => {}
-            Err(why) => debug!(why, "no curator says what has become of this node"),
+/// What a curator answers.
+enum Word {
+    Final(Verdict),
+    /// The cluster has another etcd than the one that this node is a member of: it was
+    /// founded again from a snapshot. What that lacks may be on this disk alone, so this
+    /// ends nothing: a person says what is to become of it.
+    FoundedAgain,
+}
+
+/// A member whose own etcd does not come up.
+pub(super) struct Doubt<'a> {
+    pub(super) ctx: &'a Context,
+    pub(super) root: Root,
+    pub(super) told: Told,
+    pub(super) own: NodeId,
+}
+
+impl Doubt<'_> {
+    /// Asks the curators of others what has become of this node, once its own etcd has
+    /// had its time; for ever, until they say something that ends the wait for it.
+    pub(super) async fn end(&self) -> Verdict {
+        sleep(TRUST).await;
+        let mut said = false;
+        loop {
+            let files = &self.root.data.node;
+            let told = self.told.directory();
+            match ask(files, &self.root.esp.cluster_directory, &told, self.own).await {
+                Ok(Some(Word::FoundedAgain)) => {
+                    let what = founded_again(self.own);
+                    if !std::mem::replace(&mut said, true) {
+                        warn!("waiting for {what}");
+                    }
+                    self.ctx.stage(Stage::Cluster, State::Waiting(what));
+                }
+                Ok(Some(Word::Final(verdict))) => return verdict,
+                Ok(None) => {}
+                Err(why) => debug!(why, "no curator says what has become of this node"),
+            }
+            sleep(ASK_AGAIN).await;
         }
-        sleep(ASK_AGAIN).await;
     }
 }
 
-async fn ask(files: &tree::Node, directory: &File, own: NodeId) -> Result<Option<Verdict>, String> {
+/// What a member of an etcd waits for that is no more.
+fn founded_again(own: NodeId) -> String {
+    format!(
+        "the word of an operator: the cluster was founded again from a snapshot, and this node's \
+         member of etcd is of the time before, so what is newer than the snapshot may be on this \
+         disk alone; `polisctl node roles {own} --remove consensus-member` gives that up and \
+         brings the node home, and the same with --add makes it a voter again"
+    )
+}
+
+async fn ask(
+    files: &tree::Node,
+    directory: &File,
+    told: &v1::ClusterDirectory,
+    own: NodeId,
+) -> Result<Option<Word>, String> {
     let (files, directory) = (files.clone(), directory.clone());
     let read = tokio::task::spawn_blocking(move || {
         let known = directory.read().map_err(|error| error.to_string())?.unwrap_or_default();
@@ -139,7 +201,8 @@ async fn ask(files: &tree::Node, directory: &File, own: NodeId) -> Result<Option
         Ok::<_, String>((candidates(&known), credentials, voter))
     });
     let (known, credentials, voter) = read.await.map_err(|lost| lost.to_string())??;
-    let others: Vec<_> = known.into_iter().filter(|one| one.node != Some(own)).collect();
+    let known = known.into_iter().chain(candidates(told));
+    let others: Vec<_> = known.filter(|one| one.node != Some(own)).collect();
     if others.is_empty() {
         return Ok(None);
     }
@@ -158,15 +221,19 @@ async fn ask(files: &tree::Node, directory: &File, own: NodeId) -> Result<Option
     let node = match client.call(Repeat::Allowed, call).await {
         Ok(Some(node)) => node,
         Ok(None) => return Ok(None),
-        Err(status) if is_removal(&status) => return Ok(Some(Verdict::Removed)),
+        Err(status) if is_removal(&status) => return Ok(Some(Word::Final(Verdict::Removed))),
         Err(status) => return Err(status.to_string()),
     };
     let verdict = judge(&node);
     if verdict.is_some() || node.state() != v1::NodeState::Up {
-        return Ok(verdict);
+        return Ok(verdict.map(Word::Final));
     }
-    let out = is_out(&client, own, voter.as_deref()).await;
-    Ok(out.map_err(|status| status.to_string())?.then_some(Verdict::NoMember))
+    let word = membership(&client, own, voter.as_deref()).await;
+    Ok(match word.map_err(|status| status.to_string())? {
+        Membership::Member => None,
+        Membership::Out => Some(Word::Final(Verdict::NoMember)),
+        Membership::Elsewhere => Some(Word::FoundedAgain),
+    })
 }
 
 /// What the record of a node says of it; a member of etcd with the role may be out of
@@ -185,7 +252,32 @@ fn judge(node: &v1::NodeInfo) -> Option<Verdict> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use sha2::{Digest as _, Sha256};
+
     use super::*;
+
+    #[test]
+    fn only_parameters_with_the_own_ca_say_where_the_cluster_is() {
+        let register = crate::cluster::tests::register();
+        let (ca, wanted) = (Sha256::digest(&register.ca_certificate).into(), register.directory());
+        let told = watch::Sender::new(None);
+        let own = Told { parameters: told.subscribe(), ca };
+        assert!(own.directory().nodes.is_empty(), "nothing was read yet");
+        let cluster = parameters::Cluster::Register(register);
+        let parameters = parameters::Parameters {
+            cluster,
+            network: parameters::Network::default(),
+            console_tui: Vec::new(),
+        };
+        let found = Some((parameters, parameters::Source::Esp));
+        let loaded = parameters::Loaded { found, warning: None, tried: Vec::new() };
+        told.send_replace(Some(Arc::new(loaded)));
+        assert_eq!(own.directory(), wanted);
+        let stranger = Told { ca: [0; 32], ..own };
+        assert!(stranger.directory().nodes.is_empty(), "another cluster's parameters");
+    }
 
     #[test]
     fn only_what_a_record_says_ends_a_member() {

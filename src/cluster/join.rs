@@ -42,8 +42,9 @@ use crate::sys::clock;
 use crate::{pki, rpc};
 
 impl<C: Consensus> Service<C> {
-    /// The curators of other nodes, as they were known in the last boot; none where
-    /// this node was alone or has no key to ask with.
+    /// The curators of other nodes, as they were known in the last boot, and as the
+    /// parameters of this machine name them; none where this node was alone or has no
+    /// key to ask with.
     pub(super) async fn others(
         &self,
         unlocker: &Unlocker,
@@ -63,8 +64,9 @@ impl<C: Consensus> Service<C> {
             Ok((directory, join_key(&vault.open(&secrets)?)))
         })
         .await?;
-        let others: Vec<_> =
-            candidates(&known).into_iter().filter(|one| one.node != Some(own)).collect();
+        let told = self.told(sealed);
+        let known = candidates(&known).into_iter().chain(candidates(&told));
+        let others: Vec<_> = known.filter(|one| one.node != Some(own)).collect();
         if others.is_empty() {
             return Ok(None);
         }

@@ -70,7 +70,7 @@ pub use self::desk::Desk;
 pub use self::error::Error;
 pub use self::keeper::Keeper;
 pub use self::membership::{Probe, Step};
-pub use self::parting::{ASK_AGAIN, TRUST, Vote, is_out, part};
+pub use self::parting::{ASK_AGAIN, Membership, TRUST, Vote, membership, part};
 pub use self::service::{Config, Consensus, Service};
 pub use self::state::State;
 

@@ -13,7 +13,8 @@
 //!   whoever finds it may remove what is left.
 //! - Who has voted is out only if the cluster that it voted in says that it has not
 //!   its number any more: numbers never come again, names and places do. A cluster
-//!   that was founded again from a snapshot is another one.
+//!   that was founded again from a snapshot is another one, and may lack what is on
+//!   this disk: only an operator, who takes the role away there, has it given up.
 
 use std::time::Duration;
 
@@ -59,34 +60,55 @@ impl Vote {
     }
 }
 
-/// Asks a leader whether it has no member of this node any more. `voter` is the file of
-/// its vote, if it has one.
+/// What a leader says of the member of etcd that a node has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Membership {
+    /// It is one of its etcd, or nothing is known of it.
+    Member,
+    /// Its etcd has it no more.
+    Out,
+    /// The leader has another etcd than the one in which it has voted.
+    Elsewhere,
+}
+
+/// Asks a leader what became of the member of this node. `voter` is the file of its
+/// vote, if it has one.
 ///
 /// # Errors
 ///
 /// What [`Client::call`] fails with.
-pub async fn is_out(client: &Client, own: NodeId, voter: Option<&[u8]>) -> Result<bool, Status> {
+pub async fn membership(
+    client: &Client,
+    own: NodeId,
+    voter: Option<&[u8]>,
+) -> Result<Membership, Status> {
     let call = |channel| async move {
         let request = v1::GetConsensusStatusRequest {};
         Ok(CuratorClient::new(channel).get_consensus_status(request).await?.into_inner())
     };
     let told = client.call(Repeat::Allowed, call).await?;
-    Ok(lacks(own, voter, &told))
+    Ok(judge(own, voter, &told))
 }
 
-/// Whether a leader that tells `told` has no member of this node any more.
-fn lacks(own: NodeId, voter: Option<&[u8]>, told: &v1::ConsensusStatus) -> bool {
+/// What a leader that tells `told` says of the member of this node.
+fn judge(own: NodeId, voter: Option<&[u8]>, told: &v1::ConsensusStatus) -> Membership {
+    let out = |out| if out { Membership::Out } else { Membership::Member };
     // No list is no word.
     if told.members.is_empty() {
-        return false;
+        return Membership::Member;
     }
     let Some(voter) = voter else {
         // It has promised nothing yet.
         let (name, url) = (own.to_string(), Peer::of(own).url());
-        return !told.members.iter().any(|one| one.node_id == name || one.peer_urls.contains(&url));
+        let is_own =
+            |one: &v1::ConsensusMember| one.node_id == name || one.peer_urls.contains(&url);
+        return out(!told.members.iter().any(is_own));
     };
-    let Some(vote) = Vote::read(voter) else { return false };
-    told.cluster_id == vote.cluster && !told.members.iter().any(|one| one.id == vote.member)
+    let Some(vote) = Vote::read(voter) else { return Membership::Member };
+    if told.cluster_id != vote.cluster {
+        return Membership::Elsewhere;
+    }
+    out(!told.members.iter().any(|one| one.id == vote.member))
 }
 
 /// Removes the member of etcd from the disk. Blocks.
@@ -140,17 +162,21 @@ mod tests {
             ..Default::default()
         };
         let vote = Vote { cluster: 7, member: 70 }.to_bytes();
-        let out = |voter: Option<&[u8]>, told: &v1::ConsensusStatus| lacks(own, voter, told);
+        let judge = |voter: Option<&[u8]>, told: &v1::ConsensusStatus| judge(own, voter, told);
         for voter in [None, Some(&vote[..]), Some(&b""[..])] {
-            assert!(!out(voter, &told(7, &[])), "no list is no word");
-            assert!(!out(voter, &told(7, &[(70, own), (71, other)])));
+            assert_eq!(judge(voter, &told(7, &[])), Membership::Member, "no list is no word");
+            assert_eq!(judge(voter, &told(7, &[(70, own), (71, other)])), Membership::Member);
         }
-        assert!(out(Some(&vote), &told(7, &[(71, other)])));
+        assert_eq!(judge(Some(&vote), &told(7, &[(71, other)])), Membership::Out);
         // The role was taken and given: another member has its name.
-        assert!(out(Some(&vote), &told(7, &[(72, own), (71, other)])));
-        assert!(!out(Some(&vote), &told(8, &[(71, other)])), "another cluster");
-        assert!(!out(Some(b""), &told(7, &[(71, other)])), "it does not know who it was");
+        assert_eq!(judge(Some(&vote), &told(7, &[(72, own), (71, other)])), Membership::Out);
+        // Founded again from a snapshot, with or without it.
+        for members in [&[(71, other)][..], &[(70, own), (71, other)]] {
+            assert_eq!(judge(Some(&vote), &told(8, members)), Membership::Elsewhere);
+        }
+        let nobody = judge(Some(b""), &told(7, &[(71, other)]));
+        assert_eq!(nobody, Membership::Member, "it does not know who it was");
         // Who has never voted goes by its name.
-        assert!(out(None, &told(8, &[(71, other)])));
+        assert_eq!(judge(None, &told(8, &[(71, other)])), Membership::Out);
     }
 }

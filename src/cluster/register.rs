@@ -112,7 +112,7 @@ impl<C: Consensus> Service<C> {
         self.address(ctx).await?;
 
         let register = &registering.register;
-        let directory = remote::directory(register);
+        let directory = register.directory();
         let curators = Remote::new(&key, &register.ca_certificate, candidates(&directory))?;
         let configuration = self.be_approved(ctx, &curators, &registering, &secrets, &key).await?;
         self.become_(ctx, Event::Approved);

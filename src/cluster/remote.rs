@@ -14,7 +14,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use rustls::CertificateError;
 use tokio::time::sleep;
@@ -224,15 +223,6 @@ impl From<Failure> for Error {
             Failure::Outage(why) => Self::Unreachable(why),
         }
     }
-}
-
-/// The directory of a registration as candidates.
-pub(super) fn directory(register: &crate::parameters::Register) -> v1::ClusterDirectory {
-    let nodes = register.directory.iter().map(|node| v1::cluster_directory::Node {
-        id: node.id.to_string(),
-        addresses: node.addresses.clone(),
-    });
-    v1::ClusterDirectory { nodes: nodes.collect() }
 }
 
 /// The key by which a member asks for its half.

@@ -15,6 +15,7 @@
 
 use polis_proto::v1;
 use prost::Message as _;
+use sha2::{Digest as _, Sha256};
 
 use zeroize::Zeroizing;
 
@@ -70,6 +71,12 @@ impl Default for Keeping {
 }
 
 impl Sealed {
+    /// SHA-256 of the CA of the cluster.
+    #[must_use]
+    pub fn ca(&self) -> [u8; 32] {
+        Sha256::digest(&self.cluster_ca).into()
+    }
+
     /// The record.
     #[must_use]
     pub fn to_record(&self) -> Zeroizing<Vec<u8>> {

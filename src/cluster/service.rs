@@ -30,6 +30,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use polis_proto::v1;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -38,6 +39,7 @@ use tracing::{info, warn};
 use super::decide::{Data, Decision, Record, Refusal, decide, needs_parameters};
 use super::desk;
 use super::disk::{Disk, Found};
+use super::disown::Told;
 use super::journal::Journal;
 use super::keeper::{Keeper, Shares};
 use super::membership::Probe;
@@ -254,6 +256,11 @@ impl<C: Consensus> Service<C> {
         let told = known.as_ref().and_then(|known| known.parameters());
         let told = told.map(|parameters| &parameters.cluster);
         Ok(decide(&sealed, &journal, data, told)?)
+    }
+
+    /// Where the parameters of this machine say that its cluster is reached.
+    pub(super) fn told(&self, sealed: &Sealed) -> v1::ClusterDirectory {
+        Told { parameters: self.parameters.clone(), ca: sealed.ca() }.directory()
     }
 
     pub(super) fn disk(&self) -> Disk {

@@ -158,6 +158,10 @@ impl Service {
             status.removed |= matches!(ended, Err(Error::Removed));
         });
         report(&self, &ctx, None);
+        if matches!(ended, Err(Error::Left)) {
+            // Nobody waits for it any more.
+            ctx.stage(Stage::Consensus, State::Done);
+        }
         let blamed = self.blamed(&ended, begun.elapsed());
         if let Err(
             error @ (Error::NoMember

@@ -5,6 +5,9 @@
 //! - The file is written when it changes and not else: it is on flash, and FAT.
 //! - Only whom the last word of a leader names as a member of etcd is asked, wherever
 //!   it was found: whoever leads could end this node, and every node has a certificate.
+//!   Besides, until a leader was heard in this boot, and after all others: whom the
+//!   parameters of this machine name, as those do that a person gives it after the
+//!   cluster was founded again by nodes that nobody knew.
 
 use std::net::Ipv4Addr;
 
@@ -28,13 +31,14 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     let mut nodes = service.outputs.nodes.subscribe();
     let mut cluster = service.outputs.cluster.subscribe();
     let mut found = service.inputs.found.clone();
+    let mut parameters = service.inputs.parameters.clone();
     ctx.healthy();
     loop {
         let moved = found.borrow_and_update().clone();
         let heard = nodes.borrow_and_update().clone();
-        let (own, member) = {
+        let (own, member, ca) = {
             let status = cluster.borrow_and_update();
-            (status.node, status.is_member())
+            (status.node, status.is_member(), status.ca)
         };
         if member && kept.nodes.is_empty() {
             // Whoever has just been let in was told whom to ask.
@@ -47,7 +51,12 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
             keep(&service.config.directory, directory.encode_to_vec(), "the directory").await;
             kept = directory;
         }
-        let known = ask(own, service.config.port, &kept, &moved);
+        let told = {
+            let known = parameters.borrow_and_update();
+            let unheard = ca.filter(|_| heard.is_none());
+            unheard.and_then(|ca| known.as_ref()?.directory(&ca)).unwrap_or_default()
+        };
+        let known = ask(own, service.config.port, &kept, &moved, &told);
         service.outputs.candidates.send_if_modified(|old| {
             let changed = *old != known;
             *old = known;
@@ -62,6 +71,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
                 heard = nodes.changed() => changed(heard, "the nodes"),
                 named = cluster.changed() => changed(named, "the cluster"),
                 moved = found.changed() => changed(moved, "the beacon"),
+                told = parameters.changed() => changed(told, "the parameters"),
             }
         };
         match ctx.until_cancelled(waited).await {
@@ -107,12 +117,13 @@ fn directory(nodes: &Nodes) -> v1::ClusterDirectory {
 
 /// Whom to ask: the curator of this machine first, which may not be there, then
 /// everyone in the directory, first where they were found. Who is not in it, and was
-/// found, is none.
+/// found, is none. At last, whom this machine was `told` of.
 fn ask(
     own: Option<NodeId>,
     port: u16,
     directory: &v1::ClusterDirectory,
     found: &Peers,
+    told: &v1::ClusterDirectory,
 ) -> Vec<Candidate> {
     let at = |node: NodeId, host: String| Candidate { node: Some(node), host, port };
     let here = own.map(|node| at(node, Ipv4Addr::LOCALHOST.to_string()));
@@ -120,7 +131,7 @@ fn ask(
     let named = |node: &NodeId| known.iter().any(|known| known.node == Some(*node));
     let found: Vec<_> = found.iter().filter(|(node, _)| named(node)).collect();
     let found = found.into_iter().map(|(node, address)| at(*node, address.to_string()));
-    let others = found.chain(known.iter().cloned());
+    let others = found.chain(known.iter().cloned()).chain(candidates(told));
     let mut all = Vec::new();
     for one in here.into_iter().chain(others.filter(|other| other.node != own)) {
         if !all.contains(&one) {
@@ -135,6 +146,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn nobody() -> v1::ClusterDirectory {
+        v1::ClusterDirectory::default()
+    }
 
     fn node(seed: u8, address: &str, member: bool) -> (NodeId, v1::NodeInfo) {
         let id = NodeId::from_public_key(&[seed; 32]);
@@ -160,7 +175,7 @@ mod tests {
         assert_eq!(directory.nodes.len(), 1);
         let id = |seed: u8| NodeId::from_public_key(&[seed; 32]);
         let asked = |own, found: Peers| -> Vec<String> {
-            ask(own, 7835, &directory, &found).iter().map(ToString::to_string).collect()
+            ask(own, 7835, &directory, &found, &nobody()).iter().map(ToString::to_string).collect()
         };
         assert_eq!(asked(Some(id(3)), Peers::new()), ["127.0.0.1:7835", "10.0.0.1:7835"]);
         assert_eq!(asked(Some(id(1)), Peers::new()).len(), 1);
@@ -171,11 +186,20 @@ mod tests {
     }
 
     #[test]
+    fn whom_the_parameters_name_is_asked_after_all_others() {
+        let before = directory(&[node(1, "10.0.0.1", true)].into());
+        let again = directory(&[node(1, "10.0.0.1", true), node(2, "10.0.0.2", true)].into());
+        let asked = ask(None, 7835, &before, &Peers::new(), &again);
+        let asked: Vec<_> = asked.iter().map(ToString::to_string).collect();
+        assert_eq!(asked, ["10.0.0.1:7835", "10.0.0.2:7835"]);
+    }
+
+    #[test]
     fn a_worker_that_was_found_is_not_asked_who_leads() {
         let directory = directory(&[node(1, "10.0.0.1", true), node(3, "10.0.0.3", false)].into());
         let worker = NodeId::from_public_key(&[3; 32]);
         let found = Peers::from([(worker, [10, 0, 0, 9].into())]);
-        let asked = ask(None, 7835, &directory, &found);
+        let asked = ask(None, 7835, &directory, &found, &nobody());
         assert!(asked.iter().all(|candidate| candidate.node != Some(worker)), "{asked:?}");
         assert_eq!(asked.len(), 1);
     }
@@ -183,7 +207,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_damaged_directory_is_as_none(noise in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _candidates = ask(None, 1, &decode(&noise), &Peers::new());
+            let _candidates = ask(None, 1, &decode(&noise), &Peers::new(), &nobody());
         }
     }
 }

@@ -4,8 +4,8 @@
 //! the one client for the leader; it outlives every leader.
 //!
 //! ```text
-//! directory file, nodes, beacon, own curator --> candidates --> Client --> the leader
-//!                                                          ^
+//! directory file, nodes, beacon, parameters --> candidates --> Client --> the leader
+//!                                                         ^
 //! report     what this node says about itself, on change --+
 //! heartbeat  every five seconds ---------------------------+--> contact --+
 //! renewal    the certificate, after two thirds ------------+              v
@@ -47,7 +47,7 @@ use crate::rpc::client::{CURATOR_PORT, Candidate, Client};
 use crate::rpc::{Credentials, Standing};
 use crate::storage::file::File;
 use crate::supervisor::{Context, Policy};
-use crate::{cluster, consensus, network, storage};
+use crate::{cluster, consensus, network, parameters, storage};
 
 pub use self::report::Subject;
 pub use self::watch::names as role_names;
@@ -104,6 +104,8 @@ pub struct Inputs {
     pub network: value::Receiver<network::Status>,
     /// The data partition.
     pub storage: value::Receiver<storage::Status>,
+    /// What this machine was told.
+    pub parameters: value::Receiver<parameters::Known>,
     /// Nodes that are not where the directory says.
     pub found: value::Receiver<Peers>,
 }

@@ -33,6 +33,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use polis_proto::v1;
+use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 use crate::identity::NodeId;
@@ -62,6 +64,15 @@ impl Loaded {
     #[must_use]
     pub fn parameters(&self) -> Option<&Parameters> {
         self.found.as_ref().map(|(parameters, _)| parameters)
+    }
+
+    /// Where the cluster is reached whose CA has this SHA-256, if the parameters say so:
+    /// they ask for admission to it, which a member has already.
+    #[must_use]
+    pub fn directory(&self, ca: &[u8; 32]) -> Option<v1::ClusterDirectory> {
+        let Cluster::Register(register) = &self.parameters()?.cluster else { return None };
+        let same = Sha256::digest(&register.ca_certificate)[..] == ca[..];
+        same.then(|| register.directory())
     }
 }
 
@@ -107,6 +118,18 @@ pub struct Register {
     pub ca_certificate: Vec<u8>,
     /// Labels of this node.
     pub labels: BTreeMap<String, String>,
+}
+
+impl Register {
+    /// Where the cluster is reached, as it is kept.
+    #[must_use]
+    pub fn directory(&self) -> v1::ClusterDirectory {
+        let nodes = self.directory.iter().map(|node| v1::cluster_directory::Node {
+            id: node.id.to_string(),
+            addresses: node.addresses.clone(),
+        });
+        v1::ClusterDirectory { nodes: nodes.collect() }
+    }
 }
 
 /// A register ticket. `Debug` does not show it.

@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-use crate::cluster::{self, ASK_AGAIN, Role, TRUST};
+use crate::cluster::{self, ASK_AGAIN, Membership, Role, TRUST};
 use crate::consensus::{self, Invitation, Member, MemberId, Orders, Peer, Standing, Start};
 use crate::curator::state::is_consensus_member;
 use crate::event::{Closed, until};
@@ -239,12 +239,12 @@ async fn out(
         let file = voter.clone();
         let voted = tokio::task::spawn_blocking(move || file.read());
         let voted = voted.await.map_err(|_lost| Error::Lost)??;
-        match cluster::is_out(client, own, voted.as_deref()).await {
-            Ok(true) => {
+        match cluster::membership(client, own, voted.as_deref()).await {
+            Ok(Membership::Out) => {
                 warn!("this node has the role, and its member of etcd was taken out");
                 return Ok(());
             }
-            Ok(false) => {}
+            Ok(Membership::Member | Membership::Elsewhere) => {}
             Err(status) => debug!(%status, "no leader says who the members of etcd are"),
         }
         sleep(ASK_AGAIN).await;

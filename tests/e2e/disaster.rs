@@ -7,16 +7,19 @@ use polis_qemu::history::Summary;
 
 use crate::esp;
 use crate::fleet::{APPEND, blank_disk, checked, fleet, writes_go_on};
-use crate::world::{SOON, World};
+use crate::world::{BOOT, SOON, World};
 
-/// Two do what any number does, and are raised sooner.
-const VOTERS: [usize; 2] = [0, 1];
+const VOTERS: [usize; 3] = [0, 1, 2];
+
+/// Those whose disks are lost. That of the last one is found whole later.
+const LOST: [usize; 2] = [0, 1];
+const INTACT: usize = 2;
 
 /// Where a machine that founds a cluster looks for what it begins with.
 const SNAPSHOT: &str = "polis/etcd_snapshot.db";
 
 #[test]
-fn a_cluster_whose_machines_are_all_destroyed_begins_again_from_a_snapshot() -> Result<()> {
+fn a_cluster_that_is_lost_begins_again_from_a_snapshot_and_an_old_disk_comes_back() -> Result<()> {
     let world = World::new("disaster")?;
     let mut cluster = fleet(&world, VOTERS.len(), APPEND)?;
     cluster.found()?;
@@ -25,12 +28,14 @@ fn a_cluster_whose_machines_are_all_destroyed_begins_again_from_a_snapshot() -> 
     cluster.wait_whole(VOTERS.len())?;
     writes_go_on(&mut cluster, &VOTERS)?;
     let before = checked(&world, VOTERS.len())?;
-    restored(&world, &mut cluster, &VOTERS, &before)
+    restored(&world, &mut cluster, &before)?;
+    comes_back(&mut cluster)?;
+    Ok(cluster.wait_whole(VOTERS.len())?)
 }
 
 /// Saves etcd, destroys all machines, and brings the cluster up on new ones.
 /// `before` sums up what was acknowledged before the snapshot.
-fn restored(world: &World, cluster: &mut Fleet, voters: &[usize], before: &Summary) -> Result<()> {
+fn restored(world: &World, cluster: &mut Fleet, before: &Summary) -> Result<()> {
     let told = |cluster: &Fleet| cluster.operator.document(&["--timeout", "2m", "cluster", "info"]);
     let ca = told(cluster)?["ca_fingerprint"].clone();
     let old: Vec<String> = cluster.nodes.iter().map(|node| node.id.clone()).collect();
@@ -42,7 +47,7 @@ fn restored(world: &World, cluster: &mut Fleet, voters: &[usize], before: &Summa
     }
 
     let blank = world.disk(None)?;
-    for &number in voters {
+    for number in LOST {
         cluster.nodes[number].config.disk = Some(blank_disk(world, &blank, number)?);
     }
     let first = cluster.nodes[0].config.disk.as_ref().context("no disk")?.file.clone();
@@ -64,9 +69,36 @@ fn restored(world: &World, cluster: &mut Fleet, voters: &[usize], before: &Summa
     let nodes = nodes.as_array().context("no nodes")?;
     for id in &old {
         ensure!(nodes.iter().any(|node| node["id"] == **id), "{id} was forgotten");
+    }
+    for number in LOST {
+        let id = &old[number];
         cluster.operator.run(&["--timeout", "2m", "node", "delete", id, "--force", "--yes"])?;
     }
-    let others = voters[1..].iter().map(|number| (*number, Part::Voter));
-    cluster.admit(&others.collect::<Vec<_>>())?;
-    Ok(cluster.wait_whole(voters.len())?)
+    Ok(cluster.admit(&[(1, Part::Voter)])?)
+}
+
+/// A voter of the lost cluster, whose disk is whole, is given parameters like a new
+/// machine. It is the node that it was, and gives up its etcd on an operator's word and
+/// not before.
+fn comes_back(cluster: &mut Fleet) -> Result<()> {
+    let id = cluster.nodes[INTACT].id.clone();
+    cluster.give_ticket(INTACT)?;
+    cluster.boot(INTACT)?;
+    let machine = cluster.machine(INTACT)?;
+    machine.wait_for("stage", BOOT, |stage| {
+        let waits = stage.is("name", "cluster") && stage.is("state", "waiting");
+        waits && stage.text("for").contains("founded again from a snapshot")
+    })?;
+    ensure!(machine.seen(|event| event.word == "ready").is_empty(), "it took its etcd for whole");
+    let role = |cluster: &Fleet, change: &str| {
+        let roles = ["--timeout", "2m", "node", "roles", &id, change, "consensus-member"];
+        cluster.operator.run(&roles).map(drop)
+    };
+    role(cluster, "--remove")?;
+    let ready = cluster.machine(INTACT)?.wait_for("ready", BOOT, |_| true)?;
+    ensure!(ready.is("node", &id), "another node: {ready}");
+    role(cluster, "--add")?;
+    let machine = cluster.machine(INTACT)?;
+    machine.wait_for("etcd", SOON, |etcd| etcd.is("state", "voter") && etcd.is("members", "3"))?;
+    Ok(())
 }
