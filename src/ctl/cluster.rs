@@ -65,9 +65,8 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
     match command {
         Command::TakeOwnership(arguments) => ownership::run(arguments, global).await,
         Command::Info => {
-            let mut session = Session::open(global).await?;
+            let session = Session::open(global).await?;
             let info = info(&session).await?;
-            session.learn(global, info.cluster_directory.as_ref())?;
             global.out.print(&Info::document(&info)?)
         }
         Command::Status => {
@@ -89,13 +88,15 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
     }
 }
 
-/// Reads what the cluster says about itself.
+/// Reads what the cluster says about itself, and remembers where its curators are.
 pub(super) async fn info(session: &Session) -> Result<v1::GetClusterInfoResponse, Error> {
-    session
+    let info = session
         .call("read what the cluster is", Repeat::Allowed, |channel| async move {
             ManagementClient::new(channel).get_cluster_info(v1::GetClusterInfoRequest {}).await
         })
-        .await
+        .await?;
+    session.learn(info.cluster_directory.as_ref());
+    Ok(info)
 }
 
 async fn configure(rules: &parameters::Rules, global: &Global) -> Result<(), Error> {

@@ -27,7 +27,7 @@ use tonic::{Code, Response, Status};
 
 use super::endpoint::{Endpoint, MANAGEMENT_PORT};
 use super::error::{Error, Explain as _};
-use super::place::Context;
+use super::place::{Context, Place};
 use super::{Global, context, key};
 use crate::curator::error::REASON;
 use crate::identity::{Fingerprint, NodeId, Spoken};
@@ -53,6 +53,7 @@ pub(super) struct Session {
     pub(super) client: Client,
     /// How long a node that is not there is waited for, where a person has said so.
     wait: Option<Duration>,
+    place: Place,
 }
 
 /// Credentials of a key, with a certificate of any kind for it.
@@ -87,16 +88,32 @@ pub(super) fn candidates(global: &Global, context: &Context) -> Result<Vec<Candi
             text.parse().doing(|| format!("context {} has no good endpoint", context.name))?;
         candidates.push(named(&endpoint));
     }
+    candidates.extend(learnt(context)?);
+    if candidates.is_empty() {
+        return Err(Error::new(format!("context {} has no endpoint", context.name))
+            .or_help("name where a curator is: --endpoint HOST[:PORT]"));
+    }
+    Ok(candidates)
+}
+
+/// The way to an address: through a forwarded port, where the context says so.
+fn detour(context: &Context, address: &Endpoint) -> Result<Endpoint, Error> {
+    match context.settings.via.get(&address.to_string()) {
+        Some(other) => other.parse().doing(|| format!("the detour {other:?} leads nowhere")),
+        None => Ok(address.clone()),
+    }
+}
+
+/// Curators that the cluster told of.
+fn learnt(context: &Context) -> Result<Vec<Candidate>, Error> {
+    let mut candidates = Vec::new();
     for (id, addresses) in &context.settings.nodes {
         let Ok(node) = id.parse() else { continue };
         for address in addresses {
             let Ok(endpoint) = address.parse::<Endpoint>() else { continue };
-            candidates.push(Candidate { node: Some(node), ..named(&endpoint) });
+            let Endpoint { host, port } = detour(context, &endpoint)?;
+            candidates.push(Candidate { node: Some(node), host, port });
         }
-    }
-    if candidates.is_empty() {
-        return Err(Error::new(format!("context {} has no endpoint", context.name))
-            .or_help("name where a curator is: --endpoint HOST[:PORT]"));
     }
     Ok(candidates)
 }
@@ -152,7 +169,8 @@ impl Session {
         let credentials = credentials(&key, certificate, Some(ca));
         let candidates = candidates(global, &context)?;
         let client = Client::fixed(candidates, credentials.clone(), patience(global, wait));
-        Ok(Self { context, credentials, client, wait: global.timeout })
+        let place = global.place.clone();
+        Ok(Self { context, credentials, client, wait: global.timeout, place })
     }
 
     /// Gets a certificate that ends later, if it is time.
@@ -220,30 +238,23 @@ impl Session {
         pick(self.nodes(&[]).await?, wanted)
     }
 
-    /// Remembers where the nodes are, for a day when the endpoints do not answer.
-    pub(super) fn learn(
-        &mut self,
-        global: &Global,
-        directory: Option<&v1::ClusterDirectory>,
-    ) -> Result<(), Error> {
+    /// Remembers where the curators are, for a day when the endpoints do not answer:
+    /// whoever took ownership of one node named that one alone.
+    pub(super) fn learn(&self, directory: Option<&v1::ClusterDirectory>) {
         let Some(directory) = directory.filter(|directory| !directory.nodes.is_empty()) else {
-            return Ok(());
+            return;
         };
         let nodes: BTreeMap<_, _> =
             directory.nodes.iter().map(|node| (node.id.clone(), node.addresses.clone())).collect();
-        if self.context.settings.nodes != nodes {
-            self.context.settings.nodes = nodes;
-            global.place.save(&self.context)?;
-        }
-        Ok(())
-    }
-
-    /// The way to an address: through a forwarded port, where the context says so.
-    fn detour(&self, address: &Endpoint) -> Result<Endpoint, Error> {
-        match self.context.settings.via.get(&address.to_string()) {
-            Some(other) => other.parse().doing(|| format!("the detour {other:?} leads nowhere")),
-            None => Ok(address.clone()),
-        }
+        // As it is now: somebody may have changed it since this command began. A folder
+        // that cannot be written costs later commands something, and this one nothing.
+        let _forgotten = self.place.load(&self.context.name).and_then(|mut context| {
+            if context.settings.nodes == nodes {
+                return Ok(());
+            }
+            context.settings.nodes = nodes;
+            self.place.save(&context)
+        });
     }
 
     /// Connects; `--timeout` waits for a node that starts.
@@ -267,7 +278,7 @@ impl Session {
 
     /// Connects to one node's own port.
     pub(super) async fn node(&self, node: &Target) -> Result<Channel, Error> {
-        let address = self.detour(&node.address)?;
+        let address = detour(&self.context, &node.address)?;
         let trust = Trust::Authority(self.credentials.authority.clone().unwrap_or_default());
         let expect = node.id.map_or(Expect::AnyNode, Expect::Node);
         match self.reach(&address, expect, &trust).await {
@@ -287,7 +298,7 @@ impl Session {
         node: &Target,
         spoken: &Spoken,
     ) -> Result<Channel, Error> {
-        let address = self.detour(&node.address)?;
+        let address = detour(&self.context, &node.address)?;
         let Endpoint { host, port } = &address;
         let reached = self.reach(&address, Expect::AnyNode, &Trust::Unchecked).await;
         let connection = reached.map_err(|error| {
@@ -465,6 +476,20 @@ mod tests {
 
     fn node(id: &str) -> v1::NodeInfo {
         v1::NodeInfo { id: format!("polis-{id}"), ..Default::default() }
+    }
+
+    #[test]
+    fn a_curator_that_was_learnt_is_reached_through_its_forwarded_port() {
+        let id = NodeId::from_public_key(&[1; 32]);
+        let mut context = Context::new("home");
+        context.settings.nodes =
+            BTreeMap::from([(id.to_string(), vec!["10.0.2.16".into(), "10.0.2.17".into()])]);
+        context.settings.via =
+            BTreeMap::from([("10.0.2.16:7835".to_owned(), "127.0.0.1:17835".to_owned())]);
+        let found = learnt(&context).unwrap();
+        let texts: Vec<_> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(texts, ["127.0.0.1:17835", "10.0.2.17:7835"]);
+        assert!(found.iter().all(|candidate| candidate.node == Some(id)));
     }
 
     #[test]

@@ -87,6 +87,13 @@ impl Person {
         let file = self.path("polis/contexts/cluster.internal/certificate.pem");
         std::fs::read_to_string(file).unwrap()
     }
+
+    /// What the context remembers.
+    fn context(&self) -> (PathBuf, Value) {
+        let file = self.path("polis/contexts/cluster.internal/context.json");
+        let settings = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        (file, settings)
+    }
 }
 
 /// A cluster of one, its curator, and its owner's key in the hands of a person.
@@ -182,6 +189,14 @@ async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
     let words = Fingerprint::of_certificate(&cluster.authority).words();
     person.owns(&cluster).await;
     let id = machine.name();
+
+    // As it was when the cluster had other curators.
+    let (file, settings) = person.context();
+    let mut stale = settings.clone();
+    stale.as_object_mut().unwrap().remove("nodes");
+    std::fs::write(file, stale.to_string()).unwrap();
+    person.json(&["cluster", "status"]).await;
+    assert_eq!(person.context().1, settings, "where the curators are now is remembered");
 
     let info = person.json(&["cluster", "info"]).await;
     assert_eq!((&info["leader"], &info["nodes"]["up"]), (&Value::from(&*id), &Value::from(1)));
