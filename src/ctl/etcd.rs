@@ -1,17 +1,16 @@
 //! `polisctl etcd`: the members of etcd, and the whole of it as a file.
 
-use std::fs::{self, File};
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
 use serde::Serialize;
+use sha2::{Digest as _, Sha256};
 
-use super::error::{Error, Explain as _};
+use super::error::Error;
 use super::output::{Document, fields, or_dash, table};
 use super::session::{Session, refused};
+use super::unfinished::Unfinished;
 use super::{Global, units};
 use crate::rpc::client::Repeat;
 
@@ -196,46 +195,27 @@ impl Status {
 }
 
 async fn snapshot(session: &Session, out: &Path, global: &Global) -> Result<(), Error> {
-    let leader = session.client.leader().await;
-    let leader = leader.map_err(|error| refused("find the leader", &error.into()))?;
-    let asked = ManagementClient::new(leader.connection.channel)
-        .snapshot_etcd(v1::SnapshotEtcdRequest {})
-        .await;
-    let mut stream = asked.map_err(|status| refused("save etcd", &status))?.into_inner();
-    let mut part = out.as_os_str().to_owned();
-    part.push(".part");
-    let part = PathBuf::from(part);
-    let failed = || format!("cannot write {}", part.display());
-    let mut file = File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&part)
-        .doing(failed)?;
-    let progress = global.out.progress();
-    let mut size = 0_u64;
-    let saved = loop {
-        match stream.message().await {
-            Ok(None) => break Ok(()),
-            Ok(Some(chunk)) => {
-                size += chunk.data.len() as u64;
-                if let Err(error) = file.write_all(&chunk.data) {
-                    break Err(error).doing(failed);
-                }
-                progress.says(&format!("{} of etcd", units::bytes(size)));
-            }
-            Err(status) => break Err(refused("save etcd", &status)),
-        }
-    };
-    drop(progress);
-    let saved = saved.and_then(|()| file.sync_all().doing(failed));
-    // A link fails where a rename would write over somebody's file.
-    let saved = saved.and_then(|()| {
-        fs::hard_link(&part, out).doing(|| format!("cannot make {}", out.display()))
+    let mut file = Unfinished::begin(out)?;
+    let asked = session.client.call(Repeat::Allowed, |channel| async move {
+        let mut leader = ManagementClient::new(channel);
+        Ok(leader.snapshot_etcd(v1::SnapshotEtcdRequest {}).await?.into_inner())
     });
-    let _removed = fs::remove_file(&part);
-    saved?;
+    let mut stream = asked.await.map_err(|status| refused("save etcd", &status))?;
+    let progress = global.out.progress();
+    let mut sum = Sum::default();
+    let received = |status: tonic::Status| refused("save etcd", &status);
+    while let Some(chunk) = stream.message().await.map_err(received)? {
+        file.write(&chunk.data)?;
+        sum.add(&chunk.data);
+        progress.says(&format!("{} of etcd", units::bytes(sum.size)));
+    }
+    drop(progress);
+    let size = sum.size;
+    if !sum.is_whole() {
+        let error = Error::new(format!("{} arrived, and not the whole", units::bytes(size)));
+        return Err(error.context("cannot save etcd").or_help("nothing was kept; ask again"));
+    }
+    file.finish()?;
     let value = serde_json::json!({ "file": out, "bytes": size });
     let text = format!(
         "{} in {}: it holds every secret of the cluster",
@@ -243,6 +223,31 @@ async fn snapshot(session: &Session, out: &Path, global: &Global) -> Result<(), 
         out.display()
     );
     global.out.print(&Document::new(&value, text)?)
+}
+
+/// Whether a snapshot is whole: etcd ends it with the SHA-256 of what came before. Whoever
+/// needs it cannot ask for another.
+#[derive(Debug, Default)]
+struct Sum {
+    size: u64,
+    before: Sha256,
+    last: Vec<u8>,
+}
+
+impl Sum {
+    const LENGTH: usize = 32;
+
+    fn add(&mut self, bytes: &[u8]) {
+        self.size += bytes.len() as u64;
+        self.last.extend_from_slice(bytes);
+        let over = self.last.len().saturating_sub(Self::LENGTH);
+        self.before.update(&self.last[..over]);
+        self.last.drain(..over);
+    }
+
+    fn is_whole(self) -> bool {
+        self.last == self.before.finalize().as_slice()
+    }
 }
 
 #[cfg(test)]
@@ -266,5 +271,23 @@ mod tests {
         assert_eq!(one_off, "2 of 3 voters answer; the loss of one more stops the cluster");
         let two_off = summary(&[true, true, true, true, false]);
         assert_eq!(two_off, "4 of 5 voters answer; 1 more may fail");
+    }
+
+    #[test]
+    fn a_snapshot_that_was_cut_short_is_not_whole() {
+        let data: Vec<u8> = (0..=255).cycle().take(2000).collect();
+        let whole = [&*data, &Sha256::digest(&data)].concat();
+        let is_whole = |bytes: &[u8], piece: usize| {
+            let mut sum = Sum::default();
+            bytes.chunks(piece).for_each(|piece| sum.add(piece));
+            assert_eq!(sum.size, bytes.len() as u64);
+            sum.is_whole()
+        };
+        for piece in [1, 31, 32, 33, 512, 4096] {
+            assert!(is_whole(&whole, piece), "in pieces of {piece}");
+            assert!(!is_whole(&whole[..whole.len() - 1], piece));
+            assert!(!is_whole(&data, piece));
+        }
+        assert!(!Sum::default().is_whole(), "nothing is no snapshot");
     }
 }

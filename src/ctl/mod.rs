@@ -37,6 +37,7 @@ mod place;
 mod session;
 #[cfg(test)]
 mod testing;
+mod unfinished;
 mod units;
 mod user;
 
