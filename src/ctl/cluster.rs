@@ -401,19 +401,24 @@ fn problems(
 const WAIT: Duration = Duration::from_secs(10 * 60);
 /// Between two looks.
 const PACE: Duration = Duration::from_secs(1);
-/// Longest that one look may take.
-const LOOK: Duration = Duration::from_secs(5);
+/// Longest that one look asks for a leader: so long, curators that are silent are waited
+/// for, and what came of each is known.
+const LOOK: Duration = Duration::from_secs(10);
+/// What the last look may take beyond the end, to say what it found.
+const GRACE: Duration = Duration::from_millis(500);
 
 async fn wait(global: &Global, wanted: usize) -> Result<(), Error> {
     let total = global.timeout.unwrap_or(WAIT);
     let end = Instant::now() + total;
-    let session = Session::prepare(global, LOOK)?;
+    let mut session = Session::prepare(global, LOOK)?;
     let progress = global.out.progress();
     let mut missing = "looking for the leader of the cluster".to_owned();
     loop {
         progress.says(&missing);
         let left = end.saturating_duration_since(Instant::now());
-        missing = match tokio::time::timeout(left, look(&session, wanted)).await {
+        // One look is not to take all the time that a person gives: nothing would be said.
+        session.limit(LOOK.min(left));
+        missing = match tokio::time::timeout(left + GRACE, look(&session, wanted)).await {
             Ok(Ok(Look::Whole(status))) => {
                 drop(progress);
                 return global.out.print(&status.document()?);

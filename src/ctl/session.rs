@@ -233,6 +233,12 @@ impl Session {
         Ok(nodes)
     }
 
+    /// Gives each call so much time from now on, whatever a person has said.
+    pub(super) fn limit(&mut self, total: Duration) {
+        let patience = Patience { attempt: ATTEMPT.min(total), total };
+        self.client = self.client.clone().patient(patience);
+    }
+
     /// The one node that a person means.
     pub(super) async fn find(&self, wanted: &str) -> Result<v1::NodeInfo, Error> {
         pick(self.nodes(&[]).await?, wanted)

@@ -260,6 +260,14 @@ async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
     let late = person.run(&["cluster", "wait", "--timeout", "2s"]).await;
     assert_eq!(late.status, 3, "{}", late.stderr);
     assert!(late.stderr.contains("not whole after 2.0 s"), "{}", late.stderr);
+    // Nor does it keep to itself whom it waits for, where a machine hangs.
+    let hung = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = hung.local_addr().unwrap().to_string();
+    let wait = ["cluster", "wait", "--timeout", "5s", "--endpoint", &silent];
+    let late = person.run(&wait).await;
+    assert_eq!(late.status, 3, "{}", late.stderr);
+    let whom = format!("{silent} does not answer within 4 seconds");
+    assert!(late.stderr.contains(&whom), "{}", late.stderr);
     node.stop().await;
 }
 
