@@ -19,6 +19,8 @@
 //! - A node that is gone is told to every watcher that heard of it, however far
 //!   behind: what is too old to be remembered makes the watcher compare.
 //! - A record that cannot be read keeps its old value here, and is said aloud.
+//! - What vanished while nobody followed is gone with the first listing of whoever
+//!   follows again: a node may leave etcd and enter it once more.
 //!
 //! What this module does not do: write (`fenced`), or know health by itself
 //! (`health` tells it).
@@ -186,6 +188,19 @@ impl Directory {
         self.revision = self.revision.max(mirror.revision);
     }
 
+    /// Takes over the first listing of a new watch: what an earlier one told of, and is
+    /// not there any more, is gone.
+    fn begin(&mut self, mirror: &Mirror, changes: &[Change]) {
+        let nodes = self.nodes.keys().map(|id| store::node_key(*id));
+        let users = self.users.keys().map(|name| format!("{USERS}{name}"));
+        let known = nodes.chain(users).chain(self.leaders.keys().cloned());
+        let gone: Vec<_> = known.filter(|key| !mirror.entries.contains_key(key)).collect();
+        for key in gone {
+            self.remove_record(&key);
+        }
+        self.apply(mirror, changes);
+    }
+
     fn put_record(&mut self, kv: &Kv) {
         let damaged = || warn!(key = kv.key, "a record in the cluster's store cannot be read");
         if let Some(id) = kv.key.strip_prefix(NODES) {
@@ -298,14 +313,27 @@ impl Service {
     ///
     /// None: a broken watch is begun again from a listing.
     pub async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
+        let mut keep = keeper(&self.directory);
         let told = |mirror: &Mirror, changes: &[Change]| {
-            self.directory.send_modify(|directory| directory.apply(mirror, changes));
+            keep(mirror, changes);
             ctx.healthy();
         };
         match ctx.until_cancelled(Box::pin(self.client.follow("", told))).await {
             Some(never) => match never {},
             None => Ok(()),
         }
+    }
+}
+
+/// Keeps the copy by what one watch tells, whatever an earlier one has left in it.
+fn keeper(directory: &watch::Sender<Directory>) -> impl FnMut(&Mirror, &[Change]) + Send {
+    let mut begun = false;
+    move |mirror, changes| {
+        let goes_on = std::mem::replace(&mut begun, true);
+        directory.send_modify(|directory| match goes_on {
+            true => directory.apply(mirror, changes),
+            false => directory.begin(mirror, changes),
+        });
     }
 }
 
@@ -348,6 +376,47 @@ mod tests {
         directory.apply(&at(10), &[Change::Gone(format!("{LEADERS}1"))]);
         assert_eq!(directory.leader().unwrap().node, id(2));
         assert_eq!(directory.revision(), 10);
+    }
+
+    /// As a watch tells of it: what is there, and all of it new.
+    fn listing(revision: i64, changes: &[Change]) -> (Mirror, Vec<Change>) {
+        let mut mirror = at(revision);
+        for change in changes {
+            let Change::Put(kv) = change else { continue };
+            mirror.entries.insert(kv.key.clone(), kv.clone());
+        }
+        (mirror, changes.to_vec())
+    }
+
+    #[test]
+    fn what_vanished_while_nobody_followed_is_gone_for_whoever_follows_again() {
+        let directory = watch::Sender::<Directory>::default();
+        let user = |name: &str| {
+            let value = v1::User { name: name.to_owned(), ..Default::default() }.encode_to_vec();
+            let key = format!("{USERS}{name}");
+            Change::Put(Kv { key, value, created: 1, modified: 1, lease: 0 })
+        };
+        let put = |node| Change::Put(record(node, 1));
+        let (mirror, changes) =
+            listing(9, &[lock(1, 7), lock(2, 9), put(1), put(2), user("ann"), user("bob")]);
+        keeper(&directory)(&mirror, &changes);
+        let mut seen = Seen::default();
+        seen.news(&directory.borrow(), None, 9);
+
+        // The node left etcd and entered again: its curator is another run.
+        let (mirror, changes) = listing(30, &[lock(2, 9), lock(3, 20), put(2), user("bob")]);
+        let mut keep = keeper(&directory);
+        keep(&mirror, &changes);
+        {
+            let directory = directory.borrow();
+            assert_eq!(directory.leader().unwrap().node, id(2), "the lock of 1 has gone");
+            assert_eq!(directory.nodes().map(|(id, _)| id).collect::<Vec<_>>(), [id(2)]);
+            assert_eq!(seen.news(&directory, None, 9).0.gone, [id(1)]);
+            let users: Vec<_> = directory.users().map(|user| &*user.name).collect();
+            assert_eq!(users, ["bob"]);
+        }
+        keep(&at(31), &[put(4)]);
+        assert_eq!(directory.borrow().nodes().count(), 2, "later on it is told of changes alone");
     }
 
     #[test]
