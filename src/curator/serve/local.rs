@@ -42,8 +42,13 @@ impl CuratorLocal for Handlers {
     }
 }
 
+/// Who leads. That this curator does, it says only while it would serve: whoever heard
+/// so from one that does not would ask nobody else.
 fn answer(leadership: &Leadership, this_id: &str) -> v1::GetCurrentLeaderResponse {
-    let leader = leadership.leader.as_ref();
+    let leader = leadership
+        .leader
+        .as_ref()
+        .filter(|leader| leadership.term.is_some() || leader.node.to_string() != this_id);
     v1::GetCurrentLeaderResponse {
         leader_id: leader.map(|leader| leader.node.to_string()).unwrap_or_default(),
         leader_address: leader
@@ -52,5 +57,24 @@ fn answer(leadership: &Leadership, this_id: &str) -> v1::GetCurrentLeaderRespons
             .unwrap_or_default(),
         leader_port: leader.map_or(0, |leader| leader.port.into()),
         this_id: this_id.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::curator::directory::Leader;
+    use crate::identity::NodeId;
+
+    #[test]
+    fn a_curator_whose_lock_is_all_that_is_left_does_not_say_that_it_leads() {
+        let node = NodeId::from_public_key(&[1; 32]);
+        let since = SystemTime::UNIX_EPOCH;
+        let leader = Some(Leader { node, address: None, port: 7835, since });
+        let leadership = Leadership { leader, term: None };
+        assert_eq!(answer(&leadership, &node.to_string()).leader_id, "");
+        assert_eq!(answer(&leadership, "polis-other").leader_id, node.to_string());
     }
 }
