@@ -211,7 +211,7 @@ async fn snapshot(session: &Session, out: &Path, global: &Global) -> Result<(), 
     }
     drop(progress);
     let size = sum.size;
-    if !sum.is_whole() {
+    if !sum.whole() {
         let error = Error::new(format!("{} arrived, and not the whole", units::bytes(size)));
         return Err(error.context("cannot save etcd").or_help("nothing was kept; ask again"));
     }
@@ -245,7 +245,7 @@ impl Sum {
         self.last.drain(..over);
     }
 
-    fn is_whole(self) -> bool {
+    fn whole(self) -> bool {
         self.last == self.before.finalize().as_slice()
     }
 }
@@ -281,13 +281,13 @@ mod tests {
             let mut sum = Sum::default();
             bytes.chunks(piece).for_each(|piece| sum.add(piece));
             assert_eq!(sum.size, bytes.len() as u64);
-            sum.is_whole()
+            sum.whole()
         };
         for piece in [1, 31, 32, 33, 512, 4096] {
             assert!(is_whole(&whole, piece), "in pieces of {piece}");
             assert!(!is_whole(&whole[..whole.len() - 1], piece));
             assert!(!is_whole(&data, piece));
         }
-        assert!(!Sum::default().is_whole(), "nothing is no snapshot");
+        assert!(!Sum::default().whole(), "nothing is no snapshot");
     }
 }

@@ -88,7 +88,12 @@ pub(super) fn candidates(global: &Global, context: &Context) -> Result<Vec<Candi
             text.parse().doing(|| format!("context {} has no good endpoint", context.name))?;
         candidates.push(named(&endpoint));
     }
-    candidates.extend(learnt(context)?);
+    // What was named leads there already.
+    let anew = |one: &Candidate| {
+        !candidates.iter().any(|named| (&named.host, named.port) == (&one.host, one.port))
+    };
+    let learnt: Vec<_> = learnt(context)?.into_iter().filter(anew).collect();
+    candidates.extend(learnt);
     if candidates.is_empty() {
         return Err(Error::new(format!("context {} has no endpoint", context.name))
             .or_help("name where a curator is: --endpoint HOST[:PORT]"));

@@ -211,7 +211,10 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
                 return Err(Error::usage("name a role: --add ROLE or --remove ROLE"));
             }
             if let Some(both) = add.iter().find(|role| remove.contains(role)) {
-                return Err(Error::usage(format!("{both:?} is to be given and taken away")));
+                use clap::ValueEnum as _;
+                let both = both.to_possible_value();
+                let name = both.as_ref().map_or("a role", |both| both.get_name());
+                return Err(Error::usage(format!("{name} is to be given and taken away")));
             }
             let session = Session::open(global).await?;
             let node_id = session.find(&node).await?.id;
