@@ -122,3 +122,41 @@ proptest! {
         assert_glyphs_are_in_the_font(&backend);
     }
 }
+
+/// Where chance seldom goes: the edges of what is allowed, and of what changes the layout.
+const EDGES: [(u16, u16); 14] = [
+    (1, 1),
+    (1, 200),
+    (500, 1),
+    (2, 7),
+    (19, 7),
+    (20, 8),
+    (43, 15),
+    (44, 16),
+    (79, 23),
+    (81, 25),
+    (109, 28),
+    (133, 60),
+    (240, 80),
+    (500, 200),
+];
+
+#[test]
+fn every_page_of_every_sample_and_what_lies_over_it_is_drawn_at_every_edge() {
+    let samples = samples::all();
+    for (columns, rows) in EDGES {
+        for (page, over) in Page::ALL.into_iter().zip([Key::Char('?'), Key::F(10)].iter().cycle()) {
+            for (_, snapshot) in &samples {
+                let mut view = view(page, columns, rows);
+                view.key(Key::End, snapshot);
+                draw(columns, rows, |buffer| render(snapshot, &view, buffer));
+                view.key(*over, snapshot);
+                let shown = draw(columns, rows, |buffer| render(snapshot, &view, buffer));
+                // As many cells as on a whole screen are enough to look at.
+                if columns < 500 {
+                    assert_glyphs_are_in_the_font(&shown);
+                }
+            }
+        }
+    }
+}

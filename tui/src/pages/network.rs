@@ -92,7 +92,8 @@ fn block(interface: &Interface, width: usize) -> Vec<Line<'static>> {
     let mut lines = vec![titled(head, width)];
     let traffic = !interface.received.is_empty();
     let wide = width >= WIDE && traffic;
-    let cells = if wide { width / 2 } else { width };
+    // A bit more than half: on 120 columns, an address with its lease has one line.
+    let cells = if wide { width * 11 / 20 } else { width };
     let mut facts = Vec::new();
     for address in &interface.addresses {
         facts.extend(fact("address", &address_text(address), cells));
