@@ -207,6 +207,9 @@ pub struct Config {
     pub watchdog: bool,
     /// Whether there is a console beside the screen, the guest's `hvc0`.
     pub console: bool,
+    /// Whether there is a second serial port, the guest's `ttyS1`, whose other end takes
+    /// nothing.
+    pub unread_port: bool,
     /// What a reset does.
     pub reset: Reset,
     /// The folder of the machine's TPM, if it has one.
@@ -231,6 +234,7 @@ impl Config {
             fw_cfg: Vec::new(),
             watchdog: false,
             console: false,
+            unread_port: false,
             reset: Reset::Restart,
             tpm: None,
         }
@@ -245,6 +249,8 @@ pub struct Sockets {
     pub qmp: PathBuf,
     /// The other end of the guest's `hvc0`.
     pub console: PathBuf,
+    /// The other end of the guest's `ttyS1`.
+    pub unread_port: PathBuf,
     /// The TPM: here QEMU only connects, too.
     pub tpm: PathBuf,
 }
@@ -478,6 +484,11 @@ fn channels(args: &mut Args, config: &Config, sockets: &Sockets) {
         let socket = path(&sockets.console);
         args.flag("-chardev", format!("socket,id=console,server=off,path={socket}"));
         args.flag("-device", "virtconsole,chardev=console");
+    }
+    if config.unread_port {
+        let socket = path(&sockets.unread_port);
+        args.flag("-chardev", format!("socket,id=unread,server=off,path={socket}"));
+        args.flag("-serial", "chardev:unread");
     }
 }
 

@@ -3,7 +3,12 @@
 use super::*;
 
 fn sockets() -> Sockets {
-    Sockets { qmp: "/run/q".into(), console: "/run/c".into(), tpm: "/run/t".into() }
+    Sockets {
+        qmp: "/run/q".into(),
+        console: "/run/c".into(),
+        unread_port: "/run/u".into(),
+        tpm: "/run/t".into(),
+    }
 }
 
 /// One flag with its value a line, as a person would write the command.
@@ -85,6 +90,7 @@ fn a_secure_boot_machine_has_guarded_flash_and_smm() {
     let config = Config {
         watchdog: true,
         console: true,
+        unread_port: true,
         reset: Reset::Exit,
         screen: Screen::Virtio,
         network: Network::E1000e,
@@ -119,6 +125,8 @@ fn a_secure_boot_machine_has_guarded_flash_and_smm() {
     -device virtio-serial-pci
     -chardev socket,id=console,server=off,path=/run/c
     -device virtconsole,chardev=console
+    -chardev socket,id=unread,server=off,path=/run/u
+    -serial chardev:unread
     -device i6300esb
     -action watchdog=reset
     -no-reboot

@@ -162,6 +162,8 @@ pub struct Machine {
     pub qmp: qmp::Client,
     port: Port,
     console: Option<UnixStream>,
+    /// Held, and never read.
+    _unread: Option<UnixStream>,
     dir: PathBuf,
     started: Instant,
     /// The next line that a wait looks at.
@@ -188,10 +190,15 @@ impl Machine {
             .tempdir()
             .map_err(host("make a folder for sockets".to_owned()))?;
         let socket = |name| runtime.path().join(name);
-        let sockets =
-            Sockets { qmp: socket("qmp"), console: socket("console"), tpm: socket("tpm") };
+        let sockets = Sockets {
+            qmp: socket("qmp"),
+            console: socket("console"),
+            unread_port: socket("port"),
+            tpm: socket("tpm"),
+        };
         let qmp = listen(&sockets.qmp)?;
         let console = config.console.then(|| listen(&sockets.console)).transpose()?;
+        let port = config.unread_port.then(|| listen(&sockets.unread_port)).transpose()?;
         let tpm = config.tpm.as_ref().map(|state| Tpm::for_machine(state, &sockets.tpm));
         let tpm = tpm.transpose().map_err(host(format!("start {SWTPM}")))?;
 
@@ -215,9 +222,10 @@ impl Machine {
             .map_err(host(format!("start {QEMU}")))?;
         let connected = accept(&qmp, &mut child).and_then(|qmp| {
             let console = console.map(|console| accept(&console, &mut child)).transpose()?;
-            Ok((qmp::Client::new(qmp)?, console))
+            let port = port.map(|port| accept(&port, &mut child)).transpose()?;
+            Ok((qmp::Client::new(qmp)?, console, port))
         });
-        let (qmp, console) = match connected {
+        let (qmp, console, unread) = match connected {
             Ok(channels) => channels,
             Err(error) => {
                 end(&mut child);
@@ -236,6 +244,7 @@ impl Machine {
             qmp,
             port,
             console,
+            _unread: unread,
             dir: dir.to_owned(),
             started,
             cursor: 0,

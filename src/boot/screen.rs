@@ -65,7 +65,7 @@ impl Screen {
     pub fn open(path: &Path, now: Duration) -> io::Result<Self> {
         let terminal = Terminal::open(path)?;
         terminal.set_mode(Mode::Raw)?;
-        terminal.set_speed_if_serial(path)?;
+        terminal.set_up_if_serial(path)?;
         let canvas = Canvas::new(terminal.size());
         let Size { columns, rows } = canvas.size();
         Ok(Self {

@@ -165,7 +165,7 @@ impl Attached {
     fn open(path: &Path, service: &Service) -> io::Result<Self> {
         let terminal = Terminal::open(path)?;
         terminal.set_mode(Mode::Raw)?;
-        terminal.set_speed_if_serial(path)?;
+        terminal.set_up_if_serial(path)?;
         let size = terminal.reported_size().unwrap_or(SIZE_DEFAULT);
         let canvas = Canvas::new(size);
         let Size { columns, rows } = canvas.size();

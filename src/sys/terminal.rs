@@ -6,7 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -20,6 +20,29 @@ pub const SIZE_DEFAULT: Size = Size { columns: 80, rows: 24 };
 
 /// Baud of a serial port, the same as of the one with the log lines.
 const SPEED: u32 = 115_200;
+
+/// How long the end of a serial port may take, in hundredths of a second: as much as
+/// the kernel's buffer takes at [`SPEED`]. Where nobody takes anything, a process that
+/// ends, even one that is killed, would wait for half a minute, and the machine for it.
+const CLOSING_WAIT: u16 = 50;
+
+/// Bytes of `struct serial_struct` of the kernel, and where its `closing_wait` is: behind
+/// eight integers, two bytes of half an integer, two bytes, and one integer.
+const SETTINGS: usize = 72;
+const CLOSING_WAIT_AT: usize = 40;
+
+#[expect(unsafe_code, reason = "ioctls that rustix does not have")]
+fn serial_ioctl(
+    terminal: RawFd,
+    request: libc::Ioctl,
+    settings: &mut [u64; SETTINGS / size_of::<u64>()],
+) -> io::Result<()> {
+    // SAFETY: the descriptor is open while the caller's `File` lives; both requests take
+    // a `struct serial_struct`, which has the size and the alignment of `settings`, and
+    // any bytes are one.
+    let result = unsafe { libc::ioctl(terminal, request, settings.as_mut_ptr()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
 
 /// Columns and rows of characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,13 +121,30 @@ impl Terminal {
         known.then_some(Size { columns: size.ws_col, rows: size.ws_row })
     }
 
-    /// Sets the speed at which people expect a serial port, if `path` is one.
+    /// Sets the speed at which people expect a serial port, if `path` is one, and has
+    /// its end wait for nobody: see [`CLOSING_WAIT`].
     ///
     /// # Errors
     ///
     /// What the driver says.
-    pub fn set_speed_if_serial(&self, path: &Path) -> io::Result<()> {
-        if is_serial(path) { self.set_speed(SPEED) } else { Ok(()) }
+    pub fn set_up_if_serial(&self, path: &Path) -> io::Result<()> {
+        if !is_serial(path) {
+            return Ok(());
+        }
+        // An adapter's driver may know nothing of it, and only its end takes longer then.
+        self.set_closing_wait(CLOSING_WAIT).ok();
+        self.set_speed(SPEED)
+    }
+
+    /// How long the kernel waits for what a serial port has not sent when the last
+    /// descriptor of it is closed, in hundredths of a second.
+    fn set_closing_wait(&self, wait: u16) -> io::Result<()> {
+        let mut settings = [0; SETTINGS / size_of::<u64>()];
+        serial_ioctl(self.file.as_raw_fd(), libc::TIOCGSERIAL, &mut settings)?;
+        let (word, shift) = (CLOSING_WAIT_AT / 8, CLOSING_WAIT_AT % 8 * 8);
+        settings[word] &= !(u64::from(u16::MAX) << shift);
+        settings[word] |= u64::from(wait) << shift;
+        serial_ioctl(self.file.as_raw_fd(), libc::TIOCSSERIAL, &mut settings)
     }
 
     /// Sets the speed of a serial port, in baud. Takes effect at once.

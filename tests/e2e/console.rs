@@ -10,6 +10,7 @@ use polis_proto::v1::{ConsoleConfiguration, NodeParameters};
 use polis_qemu::{Config, Machine, screen};
 use prost::Message as _;
 
+use crate::restart::POWER_BUTTON;
 use crate::world::{BOOT, SOON, World, bootstrap, home, this_boot};
 
 /// How often a terminal looks for what it was sent.
@@ -94,15 +95,20 @@ fn size(cells: u16) -> Result<NonZero<u16>> {
     NonZero::new(cells).context("a terminal without a cell")
 }
 
-/// A machine whose console is on `hvc0` too.
+/// A machine whose console is on `hvc0` too, and on a serial port that nobody reads.
 fn with_terminal(world: &World) -> Result<Config> {
     let parameters = NodeParameters {
-        console: Some(ConsoleConfiguration { tui: vec!["hvc0".to_owned()] }),
+        console: Some(ConsoleConfiguration { tui: ["hvc0", "ttyS1"].map(str::to_owned).into() }),
         ..bootstrap()
     };
     // First the machine, then what it is told: both write the same file.
     let founder = world.founder("")?;
-    Ok(Config { console: true, fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?, ..founder })
+    Ok(Config {
+        console: true,
+        unread_port: true,
+        fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
+        ..founder
+    })
 }
 
 #[test]
@@ -162,6 +168,14 @@ fn a_line_that_nobody_reads_holds_up_nothing_and_shows_the_newest_when_somebody_
     let mut terminal = Terminal::new(&mut machine, [24, 80])?;
     terminal.wait_for(&identity.node)?;
     terminal.wait_for("after the kernel started")?;
+    // Nor does a port hold up the end, which takes what it holds to nobody.
+    machine.wait_until_said("the console is on /dev/ttyS1", SOON)?;
+    machine.wait_until_said(POWER_BUTTON, SOON)?;
+    machine.qmp.power_button()?;
+    machine.wait_for("off", SOON, |event| event.is("reason", "poweroff"))?;
+    let lines = machine.lines();
+    let hung = lines.iter().find(|line| line.text.contains("can't be ended"));
+    ensure!(hung.is_none(), "{}", hung.map_or("", |line| &line.text));
     Ok(())
 }
 

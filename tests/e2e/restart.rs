@@ -6,7 +6,7 @@ use polis_qemu::{Machine, Reset};
 use crate::world::{SOON, World, home};
 
 /// Said when the driver of the power button has come; a press before is lost.
-const POWER_BUTTON: &str = r#"listening to the power key of "Power Button""#;
+pub(crate) const POWER_BUTTON: &str = r#"listening to the power key of "Power Button""#;
 
 /// Said when the log goes to the disk, with the number of the boot and of the bytes
 /// that were there before.
