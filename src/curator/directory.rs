@@ -15,7 +15,7 @@
 //!
 //! Invariants:
 //! - `revision` says up to where the copy is whole: whoever wrote at a revision
-//!   waits for it and then reads what they wrote.
+//!   waits for it and then reads what they wrote. It is zero until a watch has begun.
 //! - A node that is gone is told to every watcher that heard of it, however far
 //!   behind: what is too old to be remembered makes the watcher compare.
 //! - A record that cannot be read keeps its old value here, and is said aloud.
@@ -188,6 +188,15 @@ impl Directory {
         self.revision = self.revision.max(mirror.revision);
     }
 
+    /// Trusts nothing of it until it is whole again: nobody follows, or has followed for
+    /// a while. The nodes stay for whoever watches them, to hear which have gone.
+    fn doubt(&mut self) -> bool {
+        let known = self.revision > 0;
+        self.revision = 0;
+        self.leaders.clear();
+        known
+    }
+
     /// Takes over the first listing of a new watch: what an earlier one told of, and is
     /// not there any more, is gone.
     fn begin(&mut self, mirror: &Mirror, changes: &[Change]) {
@@ -327,6 +336,7 @@ impl Service {
 
 /// Keeps the copy by what one watch tells, whatever an earlier one has left in it.
 fn keeper(directory: &watch::Sender<Directory>) -> impl FnMut(&Mirror, &[Change]) + Send {
+    directory.send_if_modified(Directory::doubt);
     let mut begun = false;
     move |mirror, changes| {
         let goes_on = std::mem::replace(&mut begun, true);
@@ -406,6 +416,8 @@ mod tests {
         // The node left etcd and entered again: its curator is another run.
         let (mirror, changes) = listing(30, &[lock(2, 9), lock(3, 20), put(2), user("bob")]);
         let mut keep = keeper(&directory);
+        assert_eq!(directory.borrow().revision(), 0, "nobody is let in by what may be old");
+        assert_eq!(directory.borrow().leader(), None);
         keep(&mirror, &changes);
         {
             let directory = directory.borrow();
