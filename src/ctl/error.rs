@@ -48,6 +48,14 @@ impl Error {
         self
     }
 
+    /// The same with this to do next where it did not come in time, whatever was said.
+    pub(super) fn help_if_late(mut self, help: impl Into<String>) -> Self {
+        if self.exit == Exit::TimedOut {
+            self.help = Some(help.into());
+        }
+        self
+    }
+
     /// The same as the cause of something that failed.
     pub(super) fn context(self, what: impl Into<String>) -> Self {
         Self { cause: self.cause.context(what.into()), ..self }

@@ -193,6 +193,10 @@ fn roles(wanted: &[Role]) -> v1::NodeRoles {
     }
 }
 
+/// A way out that was asked for and whose end was not seen: nobody is needed for it.
+const GOES_ON: &str = "if it has begun, it goes on: `polisctl cluster status` says whether the \
+                       node is being taken out; the same command again waits for the rest";
+
 /// Runs the command.
 pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
     match command {
@@ -218,6 +222,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             }
             let session = Session::open(global).await?;
             let node_id = session.find(&node).await?.id;
+            let leaves = remove.contains(&Role::ConsensusMember);
             let (add, remove) = (Some(roles(&add)), Some(roles(&remove)));
             let request = v1::UpdateNodeRolesRequest { node_id, add, remove };
             let what = "change the roles";
@@ -225,7 +230,11 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
                 let request = request.clone();
                 async move { ManagementClient::new(channel).update_node_roles(request).await }
             });
-            described(&node.await?, global)
+            let node = node.await.map_err(|error| match leaves {
+                true => error.help_if_late(GOES_ON),
+                false => error,
+            });
+            described(&node?, global)
         }
         Command::Label { node, labels } => label(&node, &labels, global).await,
         Command::Reboot(end) => ends(&end, false, global).await,
@@ -243,7 +252,8 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
                 let request = request.clone();
                 async move { ManagementClient::new(channel).decommission_node(request).await }
             });
-            described(&answer.await?.node.unwrap_or_default(), global)
+            let answer = answer.await.map_err(|error| error.help_if_late(GOES_ON))?;
+            described(&answer.node.unwrap_or_default(), global)
         }
         Command::Delete { node, force, yes } => {
             let session = Session::open(global).await?;
@@ -260,7 +270,8 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
                         deleted(answer.map(Response::into_inner), again).map(Response::new)
                     }
                 })
-                .await?;
+                .await
+                .map_err(|error| error.help_if_late(GOES_ON))?;
             let value = serde_json::json!({
                 "deleted": node_id,
                 "may_ask_again": may_ask_again(&found),
@@ -480,6 +491,17 @@ mod tests {
         assert!(deleted(refused("unknown"), false).is_err(), "nothing was asked for before");
         assert!(deleted(refused("quorum"), true).is_err());
         assert!(deleted(Ok(v1::DeleteNodeResponse {}), false).is_ok());
+    }
+
+    #[test]
+    fn whoever_did_not_see_the_end_of_a_way_out_hears_that_it_goes_on() {
+        let said = |status: &Status| {
+            refused("decommission the node", status).help_if_late(GOES_ON).render()
+        };
+        let late = said(&Status::deadline_exceeded("the leader does not answer in time"));
+        assert!(late.contains("help: if it has begun, it goes on"), "{late}");
+        let refusal = said(&Status::permission_denied("this call needs an operator"));
+        assert!(refusal.contains("help: ask somebody with that role"), "{refusal}");
     }
 
     #[test]
