@@ -212,6 +212,11 @@ impl Attached {
             return Ok(());
         };
         match event {
+            // Without another look at everything else, where there is room for it.
+            Event::Snapshot if self.writer.has_room() => {
+                let newest = snapshot.borrow_and_update().clone();
+                self.draw(newest);
+            }
             Event::Snapshot => self.stale = true,
             Event::Typed(bytes) => {
                 let keys = self.parser.feed(&bytes);
@@ -270,7 +275,7 @@ impl Attached {
                 }
             }
             // Cancel-safe: only waits.
-            () = sleep_until(silence.unwrap_or_else(Instant::now)), if silence.is_some() => {
+            () = sleep_until(silence.unwrap_or(self.look_at_size)), if silence.is_some() => {
                 Ok(Some(Event::Silence))
             }
             // Cancel-safe: only waits.

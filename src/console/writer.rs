@@ -54,6 +54,11 @@ impl Writer {
         self.pictures.reserve().await.is_ok()
     }
 
+    /// Whether the thread can take a picture now.
+    pub(super) fn has_room(&self) -> bool {
+        self.pictures.capacity() > 0
+    }
+
     /// Hands over a picture; `false` if there is no room, or nobody to take it.
     pub(super) fn send(&self, picture: Vec<u8>) -> bool {
         // Before the thread can be through with it.
