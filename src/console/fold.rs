@@ -25,7 +25,7 @@ use crate::supervisor::{self, Tree};
 use crate::{cluster, consensus, network, storage};
 
 /// The only kind of wall clock shown: machines of one cluster stand anywhere.
-const CLOCK: &[BorrowedFormatItem<'_>] =
+pub(super) const CLOCK: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day] [hour]:[minute]:[second] UTC");
 pub(super) const DAY: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
 
@@ -340,13 +340,13 @@ fn certificate(view: &CertificateView, now: SystemTime) -> Certificate {
 }
 
 /// The share of a life that is over at `time`, in percent.
-fn used(from: SystemTime, time: SystemTime, to: SystemTime) -> u8 {
+pub(super) fn used(from: SystemTime, time: SystemTime, to: SystemTime) -> u8 {
     let share = span(from, time).saturating_mul(100) / span(from, to).max(1);
     u8::try_from(share.clamp(0, 100)).unwrap_or(100)
 }
 
 /// Full days from `from` to `to`; negative where that is past.
-fn days(from: SystemTime, to: SystemTime) -> i64 {
+pub(super) fn days(from: SystemTime, to: SystemTime) -> i64 {
     span(from, to).div_euclid(SECONDS_A_DAY)
 }
 

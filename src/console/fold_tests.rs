@@ -223,3 +223,80 @@ fn a_fingerprint_is_read_and_noise_is_zero() {
     assert_eq!(bytes("ff0a")[..3], [0xff, 0x0a, 0]);
     assert_eq!(bytes("é!")[0], 0);
 }
+
+#[test]
+fn a_snapshot_that_grows_older_is_the_one_of_that_moment() {
+    use crate::console::age::later;
+    let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    let mut values = values();
+    let entry = |state| stage::Entry {
+        state,
+        started: Duration::from_secs(5),
+        changed: Duration::from_secs(7),
+    };
+    let waiting = stage::State::Waiting("a lease".to_owned());
+    values.stages.insert(stage::Stage::Network, entry(waiting));
+    values.stages.insert(stage::Stage::Storage, entry(stage::State::Started));
+    values.stages.insert(stage::Stage::Parameters, entry(stage::State::Done));
+    values.services.insert(
+        "root".into(),
+        supervisor::Entry {
+            state: supervisor::State::Healthy,
+            restarts: 1,
+            cause: None,
+            since: Duration::from_secs(4),
+        },
+    );
+    let address: Cidr = "10.0.2.15/24".parse().unwrap();
+    values.network.interfaces = vec![network::Interface {
+        name: "eth0".to_owned(),
+        mac: "52:54:00:00:00:01".parse().unwrap(),
+        carrier: true,
+        driver: None,
+        addresses: vec![address],
+        asking: true,
+        leased: Some(network::Leased { address, ends: Some(Duration::from_secs(69)) }),
+    }];
+    let heard = Node { heartbeat: Some(Duration::from_secs(2)), ..Node::default() };
+    values.cluster_nodes = ClusterNodes {
+        at: Duration::from_secs(5),
+        nodes: Some(Nodes {
+            nodes: vec![heard, Node::default()],
+            stale: Some(Duration::from_secs(3)),
+            ..Nodes::default()
+        }),
+    };
+    values.pki.authorities = vec![AuthorityView {
+        namespace: "one".to_owned(),
+        name: "ca".to_owned(),
+        fingerprint: "ff".repeat(32),
+        not_before: at(0),
+        not_after: at(1_000_000),
+        issued: 1,
+        crl_number: 3,
+        crl_issued: Some(at(90)),
+        revoked: Vec::new(),
+    }];
+    values.pki.certificates = vec![CertificateView {
+        namespace: "one".to_owned(),
+        issuer: "ca".to_owned(),
+        name: "c".to_owned(),
+        serial: String::new(),
+        fingerprint: String::new(),
+        not_before: at(0),
+        renew_at: at(300_000),
+        not_after: at(500_000),
+        managed: true,
+        renewal: Renewal::ByUser,
+        revoked: false,
+    }];
+    let then = |uptime, now| fold(&values, &Arc::default(), Duration::from_secs(uptime), at(now));
+    let mut shown = then(9, 100);
+    // Past the end of the lease, of the certificate and of the authority; and the
+    // wall clock is set back.
+    for (uptime, now) in [(10, 101), (11, 102), (70, 400_000), (71, 600_000), (72, 7)] {
+        let logs = Arc::default();
+        shown = later(&shown, &values, &logs, Duration::from_secs(uptime), at(now));
+        assert_eq!(shown, then(uptime, now), "at {uptime}");
+    }
+}

@@ -15,6 +15,7 @@
 //! What this module does not do: lay out pages (`polis_tui`), or draw failures
 //! that open the trapdoor (`boot`).
 
+mod age;
 mod attention;
 mod counters;
 mod fold;
@@ -136,7 +137,11 @@ impl Service {
             let (uptime, now) = (sys::clock::uptime(), sys::clock::now());
             logs.date(started(values, uptime, now), uptime);
             logs.catch_up();
-            let drawn = fold::fold(values, logs.shown(), uptime, now);
+            let drawn = if renewed {
+                fold::fold(values, logs.shown(), uptime, now)
+            } else {
+                age::later(&self.snapshot.borrow(), values, logs.shown(), uptime, now)
+            };
             let pace = match drawn.ready {
                 _ if logs.is_flooded() => PACE_FLOODED,
                 Some(_) => PACE,
