@@ -36,11 +36,14 @@ pub(super) const ETCD: &str = "etcd";
 /// hundred goroutines.
 const WORDS_MAX: usize = 4096;
 
-/// What an etcd says each time that it stands for election.
-const ELECTION: &str = "is starting a new election at term";
+/// What an etcd says that has read its log and hears of no leader: a voter, each time
+/// that it stands for election; and whoever is none by that log, since it lost its power
+/// right after its vote, each time that it cannot tell the others its name.
+const LEADERLESS: [&str; 2] =
+    ["is starting a new election at term", "failed to publish local member to cluster"];
 
-/// Lines among which an etcd that stands for election says so: it does once or twice a
-/// second, and complains of each peer that it does not reach a few times.
+/// Lines among which it says so: it does every few seconds, and complains of each peer
+/// that it does not reach as often.
 const RECENT: usize = 200;
 
 /// Between two looks at a member that is not there yet: short against its start.
@@ -101,8 +104,8 @@ pub(super) struct Serving<'a> {
     own: String,
     /// What it was said to wait for.
     awaited: Option<String>,
-    /// Whether it was seen to stand for election, and when that was looked for.
-    campaigning: bool,
+    /// Whether its log shows that it waits for a leader, and when that was looked for.
+    leaderless: bool,
     looked_at: Option<Instant>,
     begun: Duration,
     reported: Option<EventLine>,
@@ -132,7 +135,7 @@ impl<'a> Serving<'a> {
             last,
             own: own.to_string(),
             awaited: None,
-            campaigning: false,
+            leaderless: false,
             looked_at: None,
             begun,
             reported: None,
@@ -210,11 +213,11 @@ impl<'a> Serving<'a> {
         Ok(Room::Ready)
     }
 
-    /// Whether an etcd that answers nobody asks the others to elect it: it has read what
-    /// is on its disk, and serves nobody before somebody leads.
-    fn campaigns(&mut self) -> bool {
+    /// Whether an etcd that answers nobody has read what is on its disk: it serves
+    /// nobody before somebody leads.
+    fn is_leaderless(&mut self) -> bool {
         if self.looked_at.is_some_and(|last| last.elapsed() < LOOK) {
-            return self.campaigning;
+            return self.leaderless;
         }
         self.looked_at = Some(Instant::now());
         let said = self.ctx.logs().backlog(&Query {
@@ -223,11 +226,13 @@ impl<'a> Serving<'a> {
             backlog: Backlog::Last(RECENT),
             ..Query::all()
         });
-        let is_election =
-            |body: &Body| matches!(body, Body::Levelled(it) if it.message.contains(ELECTION));
+        let says_so = |body: &Body| match body {
+            Body::Levelled(it) => LEADERLESS.iter().any(|words| it.message.contains(words)),
+            Body::Raw(_) => false,
+        };
         let begun = self.begun;
-        self.campaigning |= said.iter().any(|entry| entry.at >= begun && is_election(&entry.body));
-        self.campaigning
+        self.leaderless |= said.iter().any(|entry| entry.at >= begun && says_so(&entry.body));
+        self.leaderless
     }
 
     fn unseen(&mut self, silence: &Silence) {
@@ -237,7 +242,7 @@ impl<'a> Serving<'a> {
             return;
         }
         let what = match silence {
-            Silence::Mute if !self.campaigns() => {
+            Silence::Mute if !self.is_leaderless() => {
                 "etcd to answer; its log says what it is doing".to_owned()
             }
             Silence::Mute | Silence::Leaderless => {
