@@ -92,7 +92,7 @@ fn an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar()
 }
 
 /// Waits until the machine says what it waits for; the words that it shows meanwhile.
-fn waits(machine: &mut Machine) -> Result<String> {
+pub(crate) fn waits(machine: &mut Machine) -> Result<String> {
     let waits = machine.wait_for("stage", BOOT, |stage| {
         stage.is("name", "cluster") && stage.is("state", "waiting")
     })?;
@@ -103,7 +103,7 @@ fn waits(machine: &mut Machine) -> Result<String> {
 }
 
 /// A file as `polisctl` demands it for secrets.
-fn private(path: &Path, content: &str) -> Result<PathBuf> {
+pub(crate) fn private(path: &Path, content: &str) -> Result<PathBuf> {
     use std::os::unix::fs::PermissionsExt as _;
     fs::write(path, content)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;

@@ -8,14 +8,25 @@ use polis_qemu::Config;
 use polis_qemu::fleet::Part;
 use prost::Message as _;
 
-use crate::fleet::{fleet, joined_by};
+use crate::attended::{private, waits};
+use crate::fleet::joined_by;
 use crate::world::{self, BOOT, SOON, World};
 
 #[test]
 fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_start() -> Result<()>
 {
     let world = World::new("three_machines_from_nothing")?;
-    let mut cluster = fleet(&world, 3, "")?;
+    // Nothing is asked for: the disks are encrypted and authenticated.
+    let parameters = world::with_cluster(ClusterBootstrap {
+        owner_public_key: world::OWNER.to_vec(),
+        ..ClusterBootstrap::default()
+    });
+    let founder = Config {
+        disk: Some(world.disk(None)?),
+        fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
+        ..world.bare("")
+    };
+    let mut cluster = joined_by(&world, founder, 3, "")?;
     let founder = cluster.found()?;
     for (number, members) in [(1, "2"), (2, "3")] {
         cluster.admit(&[(number, Part::Voter)])?;
@@ -29,7 +40,17 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
     for number in 0..3 {
         cluster.cut_power(number);
     }
-    for number in 0..3 {
+    cluster.boot(2)?;
+    let machine = cluster.machine(2)?;
+    let waits = machine.wait_for("stage", BOOT, |stage| {
+        let waits = stage.is("name", "consensus") && stage.is("state", "waiting");
+        waits && stage.text("for").contains("2 of 3 voters must be on")
+    })?;
+    let waits = waits.text("for").to_owned();
+    for number in [1, 0] {
+        let node = &cluster.nodes[number];
+        let known = format!("{} (last address {})", node.id, node.address);
+        ensure!(waits.contains(&known), "{known} is not named: {waits}");
         cluster.boot(number)?;
     }
     for number in 0..3 {
@@ -87,6 +108,8 @@ fn an_encrypted_disk_is_opened_by_the_cluster_and_by_it_alone_until_the_node_is_
     let mut cluster = joined_by(&world, founder, 2, "")?;
     cluster.found()?;
     cluster.admit(&[(1, Part::Worker)])?;
+    let recovery = ["--timeout", "2m", "node", "recovery-key", &cluster.nodes[0].id];
+    let recovery = private(&world.path("recovery"), &cluster.operator.run(&recovery)?)?;
     let node = cluster.nodes[1].id.clone();
 
     // No keeper of the machine has a share: only a curator can give it.
@@ -98,6 +121,26 @@ fn an_encrypted_disk_is_opened_by_the_cluster_and_by_it_alone_until_the_node_is_
     })?;
     let ready = machine.wait_for("ready", BOOT, |_| true)?;
     ensure!(ready.is("node", &node), "another node: {ready}");
+
+    // All off, all on: a person opens the voter, and the voter opens the other.
+    for number in [0, 1] {
+        cluster.cut_power(number);
+    }
+    for number in [1, 0] {
+        cluster.boot(number)?;
+    }
+    let words = waits(cluster.machine(0)?)?;
+    let way = cluster.nodes[0].ways.iter().find(|way| way.port == 7839).context("no way")?;
+    let at = format!("127.0.0.1:{}", way.host);
+    let key = recovery.display().to_string();
+    let unlock = ["node", "unlock", &cluster.nodes[0].id, "--at", &at, "--fingerprint", &words];
+    let unlock = [&["--timeout", "2m"][..], &unlock, &["--recovery-key-file", &key]].concat();
+    cluster.operator.run(&unlock)?;
+    for number in [0, 1] {
+        let id = cluster.nodes[number].id.clone();
+        let ready = cluster.machine(number)?.wait_for("ready", BOOT, |_| true)?;
+        ensure!(ready.is("node", &id), "another node: {ready}");
+    }
 
     // Whoever is deleted while it is off is known to nobody, and its disk stays shut.
     cluster.cut_power(1);
