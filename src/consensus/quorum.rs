@@ -18,7 +18,7 @@ pub enum Refusal {
     },
     /// Too few of the others answer to decide anything without it.
     #[error(
-        "without {name}, {needed} of {voters} voters must answer, and only {answering} do; \
+        "without {name}, {needed} of {voters} voters must answer, of which {answering} can be reached; \
          missing: {}", missing.join(", ")
     )]
     Quorum {
@@ -94,7 +94,7 @@ mod tests {
         let refused = may_leave(&members[1], &members, &answering(&[1, 2])).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "without n2, 2 of 2 voters must answer, and only 1 do; missing: n3"
+            "without n2, 2 of 2 voters must answer, of which 1 can be reached; missing: n3"
         );
     }
 

@@ -115,6 +115,20 @@ pub(super) fn labels(
     checked.map_err(|error| Error::Field(error.to_string()))
 }
 
+/// Names of labels that are to go, where these are `set` at the same time.
+pub(super) fn gone(
+    names: Vec<String>,
+    set: &BTreeMap<String, String>,
+) -> Result<Vec<String>, Error> {
+    if let Some(both) = names.iter().find(|name| set.contains_key(*name)) {
+        let both = format!("remove names {both:?}, which is set as well; allowed is one of both");
+        return Err(Error::Field(both));
+    }
+    let valueless = names.iter().map(|name| (name.clone(), String::new())).collect();
+    labels(valueless, "remove", 3)?;
+    Ok(names)
+}
+
 /// An address, or nothing where there is none.
 pub(super) fn address(text: &str, field: &str) -> Result<Option<IpAddr>, Error> {
     if text.is_empty() {

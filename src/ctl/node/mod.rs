@@ -382,8 +382,8 @@ async fn approve(
 async fn label(node: &str, labels: &[String], global: &Global) -> Result<(), Error> {
     let (remove, set): (Vec<_>, Vec<_>) =
         labels.iter().cloned().partition(|label| !label.contains('=') && label.ends_with('-'));
-    let remove: Vec<String> =
-        remove.iter().map(|label| label.trim_end_matches('-').to_owned()).collect();
+    let remove =
+        remove.iter().map(|label| label.strip_suffix('-').unwrap_or(label).to_owned()).collect();
     let set = parameters::pairs("label", &set)?;
     let session = Session::open(global).await?;
     let node_id = session.find(node).await?.id;
