@@ -154,27 +154,50 @@ impl Segment {
         self.gateway.forward(host, address, port)
     }
 
+    /// The means to cut, slow and heal its links.
+    #[must_use]
+    pub fn links(&self) -> Links {
+        Links { state: Arc::clone(&self.switch.state) }
+    }
+}
+
+/// The links of a segment, from whatever thread. Of one that has ended, nothing is
+/// left to cut; the default are those of none.
+#[derive(Clone, Debug, Default)]
+pub struct Links {
+    state: Arc<Mutex<State>>,
+}
+
+impl Links {
     /// Cuts the link between two ports; frames on it are lost from now on.
     pub fn cut(&self, a: Port, b: Port) {
-        self.switch.lock().cut.insert(pair(a, b));
+        lock(&self.state).cut.insert(pair(a, b));
     }
 
-    /// Cuts `port` off from all others.
+    /// Cuts `port` off from all others, the gateway among them.
     pub fn isolate(&self, port: Port) {
-        let mut state = self.switch.lock();
+        let mut state = lock(&self.state);
         let others: Vec<Port> =
             state.lines.keys().copied().filter(|other| *other != port).collect();
         state.cut.extend(others.into_iter().map(|other| pair(port, other)));
     }
 
+    /// Cuts `machine` off from all others, but for the gateway: the host reaches it.
+    pub fn part(&self, machine: Port) {
+        let mut state = lock(&self.state);
+        let others: Vec<Port> = state.lines.keys().copied().collect();
+        let others = others.into_iter().filter(|other| ![machine, Port::Gateway].contains(other));
+        state.cut.extend(others.map(|other| pair(machine, other)));
+    }
+
     /// Makes every link to and from `port` slower by `delay`.
     pub fn slow(&self, port: Port, delay: Duration) {
-        self.switch.lock().delays.insert(port, delay);
+        lock(&self.state).delays.insert(port, delay);
     }
 
     /// Undoes every cut and every delay.
     pub fn heal(&self) {
-        let mut state = self.switch.lock();
+        let mut state = lock(&self.state);
         state.cut.clear();
         state.delays.clear();
     }

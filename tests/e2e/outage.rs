@@ -119,10 +119,10 @@ fn listed(cluster: &mut Fleet, number: usize) -> Result<()> {
 /// split, and heals by itself.
 fn leader_is_cut_off(cluster: &mut Fleet) -> Result<()> {
     let leader = cluster.etcd_leader()?;
-    cluster.segment.isolate(Fleet::port(leader));
+    cluster.segment.links().isolate(Fleet::port(leader));
     writes_go_on(cluster, &but(leader))?;
     becomes(cluster, leader, "split")?;
-    cluster.segment.heal();
+    cluster.segment.links().heal();
     becomes(cluster, leader, "home")?;
     writes_go_on(cluster, &VOTERS)?;
     Ok(cluster.wait_whole(ALL)?)
@@ -134,7 +134,7 @@ fn majority_is_cut_off(cluster: &mut Fleet) -> Result<()> {
         catch_up(cluster.machine(number)?);
     }
     for number in 0..2 {
-        cluster.segment.isolate(Fleet::port(number));
+        cluster.segment.links().isolate(Fleet::port(number));
     }
     for number in 0..ALL {
         becomes(cluster, number, "split")?;
@@ -142,7 +142,7 @@ fn majority_is_cut_off(cluster: &mut Fleet) -> Result<()> {
     for number in VOTERS {
         writes_have_stopped(cluster, number)?;
     }
-    cluster.segment.heal();
+    cluster.segment.links().heal();
     for number in 0..ALL {
         becomes(cluster, number, "home")?;
     }

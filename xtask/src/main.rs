@@ -16,6 +16,7 @@ mod bench;
 mod gallery;
 mod host;
 mod image;
+mod link;
 mod operator;
 mod parameters;
 mod run;
@@ -41,6 +42,8 @@ enum Command {
     Image(image::Args),
     /// Build the image and boot it in QEMU as a new cluster.
     Run(run::Args),
+    /// Cut, slow or heal the links of a cluster that `run --nodes N` runs.
+    Link(link::Args),
     /// Check the sources and run the tests.
     Test(test::Args),
     /// Draw every screen of the console, for the documentation.
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Image(args) => image::run(args),
         Command::Run(args) => run::run(args),
+        Command::Link(args) => link::run(&args),
         Command::Test(args) => test::run(args),
         Command::Gallery(args) => gallery::run(&args),
         Command::Bench(args) => bench::run(args),

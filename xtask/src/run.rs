@@ -93,7 +93,7 @@ enum Accel {
 }
 
 /// A name becomes a folder: one plain word.
-fn name(text: &str) -> Result<String, String> {
+pub(crate) fn name(text: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if text.is_empty() || text.len() > 32 || !text.chars().all(plain) {
         return Err("1 to 32 letters, digits, `-` and `_` are allowed".to_owned());

@@ -12,7 +12,7 @@
 //!
 //! In a terminal, the console of node 1 appears in it, and the cluster is raised
 //! behind it, told in the terminal's title; without one, every serial line is printed
-//! with the node's number.
+//! with the node's number. Meanwhile `cargo xtask link` cuts, slows and heals links.
 //!
 //! Invariants:
 //! - A machine lives as long as the thread that raised it: `polis_qemu` has it
@@ -33,6 +33,7 @@ use polis_qemu::fleet::{Milestone, PARAMETERS, Part};
 use polis_qemu::machine::Outcome;
 use polis_qemu::{Fleet, Image, Operator};
 
+use crate::link::Desk;
 use crate::run::{self, Args, STOP_MAX};
 use crate::{image, operator, terminal};
 
@@ -63,6 +64,7 @@ pub(crate) fn run(args: &Args, image: &Image) -> Result<()> {
         stream(number, &plan.folder(number).join("serial.log"));
     }
     let mut fleet = plan.fleet()?.telling(|milestone| eprintln!("run: {}", told(milestone)));
+    let _links = plan.links(&fleet)?;
     plan.raise(&mut fleet, |_console| ())?;
     eprintln!("run: the cluster is whole\n{}", table(&fleet.milestones()));
     if args.until_ready {
@@ -148,6 +150,12 @@ impl Plan {
         Ok(fleet)
     }
 
+    /// Has the links of `fleet` cut, slowed and healed by `cargo xtask link`.
+    fn links(&self, fleet: &Fleet) -> Result<Desk> {
+        let nodes = u8::try_from(self.machines.len())?;
+        Desk::open(&self.dir, fleet.segment.links(), nodes)
+    }
+
     /// Boots all, and waits until each is what it is to be. `first` is given the
     /// console of node 1, if it has one.
     fn raise(&self, fleet: &mut Fleet, first: impl FnOnce(UnixStream)) -> Result<()> {
@@ -195,6 +203,7 @@ fn show(plan: Plan, args: &Args) -> Result<()> {
     // The machines are this thread's.
     let raising = thread::spawn(move || -> Result<String> {
         let mut fleet = plan.fleet()?.telling(|milestone| terminal::title(&told(milestone)));
+        let _links = plan.links(&fleet)?;
         let raised = plan.raise(&mut fleet, |console| drop(lend.send(console)));
         terminal::title(match &raised {
             Ok(()) => "the cluster is whole",
