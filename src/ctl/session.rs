@@ -473,7 +473,8 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
         }
         (_, Code::Unavailable | Code::DeadlineExceeded) => {
             "check the endpoints, wait for a leader with `polisctl cluster wait`, or give more time \
-             with --timeout; a node itself answers without one: `polisctl node status --at HOST`"
+             with --timeout; a node itself answers without one: `polisctl node status NODE --at \
+             HOST`"
         }
         (_, Code::ResourceExhausted) => "`polisctl etcd status` says whether the store is full",
         (_, Code::Unimplemented) => "the cluster's version does not know this yet",
