@@ -161,7 +161,10 @@ impl Worker {
         for name in BY_NAME {
             self.one(modules, name);
         }
+        // A driver that is put off halfway has shown the button and does not hear it.
+        sys::thread::set_priority(0);
         self.load(modules, &take(Urgency::Person));
+        sys::thread::set_priority(LATER);
         let (screen, mut later) = (take(Urgency::Screen), take(Urgency::Later));
         later.extend(self.until_the_boot_is_over(modules));
         self.load(modules, &screen);

@@ -350,14 +350,14 @@ fn wait(machine: &Machine, screens: &[Screen], time: Duration) {
     waited.extend(machine.port.keys().map(|keys| (keys, Interest::Read)));
     waited.extend(machine.port.waiting().map(|port| (port, Interest::Write)));
     waited.extend(machine.signals.iter().map(|signals| (signals.as_fd(), Interest::Read)));
-    waited.extend(machine.buttons.values().map(|button| (button.as_fd(), Interest::Read)));
+    waited.extend(machine.buttons.iter().map(|button| (button.as_fd(), Interest::Read)));
     waited.extend(machine.uevents.iter().map(|uevents| (uevents.as_fd(), Interest::Read)));
     poll::wait(&waited, Some(time)).ok();
 }
 
 /// What the button, Ctrl-Alt-Del or a signal asks for.
 fn wished(machine: &mut Machine) -> Option<Reason> {
-    if machine.pressed() {
+    if machine.buttons.pressed() {
         return Some(Reason::PowerOff);
     }
     machine.received().into_iter().find_map(reason_of)

@@ -4,7 +4,6 @@
 //! [`Machine`], so that whatever happens there is a serial port to say it on.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +12,6 @@ use rustix::process::{Pid, Signal};
 
 use crate::serial::{EventLine, Severity};
 use crate::stage::{self, Stage, State};
-use crate::sys::input::{self, Button};
 use crate::sys::reboot::Reason;
 use crate::sys::signal::Signals;
 use crate::sys::spawn::{self, Ended, Reaped};
@@ -23,6 +21,7 @@ use crate::sys::{clock, kmsg, poll, signal};
 use crate::trapdoor::{Report, code};
 
 use super::attempts::Store;
+use super::buttons::Buttons;
 use super::command_line::COUNTDOWN;
 use super::evidence::Evidence;
 use super::port::Port;
@@ -96,7 +95,7 @@ pub struct Machine {
     /// Signals to this process.
     pub signals: Option<Signals>,
     /// Power buttons.
-    pub buttons: BTreeMap<PathBuf, Button>,
+    pub buttons: Buttons,
     watchdog: Option<Watchdog>,
     petted: Duration,
 }
@@ -122,7 +121,7 @@ impl Default for Machine {
             kernel: None,
             evidence: Vec::new(),
             signals: None,
-            buttons: BTreeMap::new(),
+            buttons: Buttons::default(),
             watchdog: None,
             petted: Duration::ZERO,
         }
@@ -227,11 +226,15 @@ impl Machine {
     /// Takes the devices that are there already: the watchdog and power buttons.
     pub fn find_devices(&mut self) {
         self.find_watchdog();
-        let Ok(entries) = fs::read_dir("/sys/class/input") else { return };
-        for entry in entries.flatten() {
-            if let Ok(name) = entry.file_name().into_string() {
-                self.find_button(&name);
-            }
+        let heard = self.buttons.find();
+        self.say_heard(&heard);
+    }
+
+    fn say_heard(&mut self, buttons: &[String]) {
+        for name in buttons {
+            // Its driver comes late, and whoever presses before is not heard.
+            let text = format!("listening to the power key of {name:?}");
+            self.port.log(Severity::Info, &text);
         }
     }
 
@@ -243,26 +246,6 @@ impl Machine {
         self.watchdog = Some(watchdog);
         self.petted = clock::uptime();
         self.port.log(Severity::Info, "the watchdog is running");
-    }
-
-    /// Opens `/dev/input/eventN` if it has a power key.
-    fn find_button(&mut self, name: &str) {
-        if !name.starts_with("event") {
-            return;
-        }
-        let device = Path::new("/sys/class/input").join(name).join("device");
-        let Ok(capabilities) = fs::read_to_string(device.join("capabilities/key")) else { return };
-        let path = Path::new("/dev/input").join(name);
-        if input::has_power_key(&capabilities)
-            && !self.buttons.contains_key(&path)
-            && let Ok(button) = Button::open(&path)
-        {
-            // Its driver comes late, and whoever presses before is not heard.
-            let name = fs::read_to_string(device.join("name")).unwrap_or_default();
-            let text = format!("listening to the power key of {:?}", name.trim());
-            self.port.log(Severity::Info, &text);
-            self.buttons.insert(path, button);
-        }
     }
 
     /// Hears what the kernel announced. Returns the modaliases of new devices,
@@ -293,32 +276,14 @@ impl Machine {
     }
 
     fn notice(&mut self, event: &uevent::Event) {
+        let heard = self.buttons.notice(event);
+        self.say_heard(&heard);
         let Some(name) = event.get("DEVNAME") else { return };
         let subsystem = event.get("SUBSYSTEM").unwrap_or_default();
-        match (event.action.as_str(), subsystem) {
-            ("add", "input") => {
-                if let Some(name) = name.strip_prefix("input/") {
-                    self.find_button(name);
-                }
-            }
-            ("remove", "input") => drop(self.buttons.remove(&Path::new("/dev").join(name))),
-            ("add", "misc" | "watchdog") if name.starts_with("watchdog") => self.find_watchdog(),
-            _ => {}
+        let is_watchdog = matches!(subsystem, "misc" | "watchdog") && name.starts_with("watchdog");
+        if event.action == "add" && is_watchdog {
+            self.find_watchdog();
         }
-    }
-
-    /// Reads the power buttons; whether one was pressed.
-    pub fn pressed(&mut self) -> bool {
-        let mut pressed = false;
-        self.buttons.retain(|_path, button| match button.read() {
-            input::Heard::Pressed => {
-                pressed = true;
-                true
-            }
-            input::Heard::Nothing => true,
-            input::Heard::Gone => false,
-        });
-        pressed
     }
 
     /// Pets the watchdog if it is time.

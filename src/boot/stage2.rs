@@ -332,7 +332,7 @@ impl Main<'_> {
         waited.extend(machine.signals.iter().map(|signals| (signals.as_fd(), Interest::Read)));
         waited.extend(machine.uevents.iter().map(|uevents| (uevents.as_fd(), Interest::Read)));
         waited.extend(machine.kernel.iter().map(|kernel| (kernel.as_fd(), Interest::Read)));
-        waited.extend(machine.buttons.values().map(|button| (button.as_fd(), Interest::Read)));
+        waited.extend(machine.buttons.iter().map(|button| (button.as_fd(), Interest::Read)));
         waited.extend(machine.port.waiting().map(|port| (port, Interest::Write)));
         let next = [self.state.deadline(), machine.pet_at(), self.heartbeat.next()];
         let next = next.into_iter().flatten().min();
@@ -353,7 +353,7 @@ impl Main<'_> {
             }
         }
         self.read_drivers();
-        if self.machine.pressed() {
+        if self.machine.buttons.pressed() {
             self.step(Event::Asked(Reason::PowerOff));
         }
         for signal in self.machine.received() {
