@@ -15,6 +15,18 @@ const CLUSTER_TOKEN: &str = "POLIS";
 /// the one moment at which nobody waits for this member.
 const DEFRAGMENT_MIB: u32 = 64;
 
+/// Entries after which a member makes a snapshot of itself, and lets go of the log
+/// before it.
+const SNAPSHOT_EVERY: u32 = 1000;
+
+/// Entries that are kept before a snapshot, for members that come back. One that
+/// missed more, and a newcomer to any but a young cluster, is sent the database and
+/// no history: of etcd's own 100 000 entries, a newcomer would connect to every
+/// member that ever was, and until it has acknowledged the first half mebibyte of
+/// them, its leader would send that again at each heartbeat (see
+/// `docs/consensus.md`). Kubernetes writes some ten entries a second.
+const CATCH_UP: u32 = 500;
+
 /// How often a leader is heard of, and how long its silence may last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
@@ -109,6 +121,8 @@ pub(super) fn arguments(call: &Call<'_>) -> Vec<String> {
     flag("heartbeat-interval", heartbeat.to_string());
     flag("election-timeout", election.to_string());
     flag("quota-backend-bytes", quota.to_string());
+    flag("snapshot-count", SNAPSHOT_EVERY.to_string());
+    flag("experimental-snapshot-catchup-entries", CATCH_UP.to_string());
     flag("auto-compaction-mode", "periodic".to_owned());
     flag("auto-compaction-retention", "1h".to_owned());
     flag("experimental-bootstrap-defrag-threshold-megabytes", DEFRAGMENT_MIB.to_string());
@@ -195,6 +209,8 @@ mod tests {
         --heartbeat-interval 10
         --election-timeout 50
         --quota-backend-bytes 2147483648
+        --snapshot-count 1000
+        --experimental-snapshot-catchup-entries 500
         --auto-compaction-mode periodic
         --auto-compaction-retention 1h
         --experimental-bootstrap-defrag-threshold-megabytes 64
@@ -220,6 +236,8 @@ mod tests {
         --heartbeat-interval 100
         --election-timeout 1000
         --quota-backend-bytes 2147483648
+        --snapshot-count 1000
+        --experimental-snapshot-catchup-entries 500
         --auto-compaction-mode periodic
         --auto-compaction-retention 1h
         --experimental-bootstrap-defrag-threshold-megabytes 64

@@ -22,7 +22,7 @@ use etcd_client::{MemberAddOptions, MemberListResponse};
 use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
-use super::client::{self, Clients, User};
+use super::client::{self, Clients, User, call};
 use super::credentials::{authority, peer_certificate};
 use super::serve::members_of;
 use super::{Invitation, Member, MemberId, Peer, Refusal, Status, peers, quorum};
@@ -126,8 +126,9 @@ impl Members {
             .ok_or_else(|| pki::Error::Damaged { what: "CRL", name: authority().name.clone() })?;
 
         let url = peer.url();
-        let mut members = list(&clients).await?;
-        if !members.iter().any(|member| member.peer_url == url) {
+        let is_it = |member: &Member| member.peer_url == url;
+        let mut members = room_for(&is_it, &clients).await?;
+        if !members.iter().any(is_it) {
             let added = change("add a member", || {
                 let mut etcd = clients.raw().cluster_client();
                 let url = url.clone();
@@ -286,29 +287,48 @@ enum Change {
     Move(Member),
 }
 
+/// The members, once there is room for another learner among them, or `is_it` there.
+///
+/// etcd takes one learner, and finds out that there is one when it comes to the entry
+/// of its log for another. As long as such an entry is on its way, it drops every
+/// other change without a word, the promotion that would make room among them: so
+/// nothing is asked for that it is going to refuse.
+async fn room_for(
+    is_it: &impl Fn(&Member) -> bool,
+    clients: &Clients,
+) -> Result<Vec<Member>, client::Error> {
+    let end = tokio::time::Instant::now() + CHANGE_MAX;
+    loop {
+        let members = list(clients).await?;
+        let full = members.iter().any(|member| member.learner);
+        if !full || members.iter().any(is_it) || tokio::time::Instant::now() >= end {
+            return Ok(members);
+        }
+        tokio::time::sleep(CHANGE_RETRY).await;
+    }
+}
+
 /// Whether the list of members is another one now. A learner that has not caught
 /// up is no error: it is asked for again.
 async fn promote(clients: &Clients, learner: &Member) -> Result<bool, client::Error> {
-    let what = "promote a learner";
-    match clients.raw().cluster_client().member_promote(learner.id.0).await {
+    let mut etcd = clients.raw().cluster_client();
+    // A change that etcd drops is never answered.
+    match call("promote a learner", etcd.member_promote(learner.id.0)).await {
         Ok(_) => {
             info!(node = learner.called(), "promoted a learner");
             Ok(true)
         }
-        Err(error) => {
-            let error = client::Error::new(what, error);
-            let early = error.says("in sync with leader");
-            // Someone was faster: the next look at the members shows it.
-            let done = error.says("can only promote a learner member");
-            if early || done { Ok(done) } else { Err(error) }
-        }
+        Err(error) if error.says("in sync with leader") => Ok(false),
+        // Someone was faster: the next look at the members shows it.
+        Err(error) if error.says("can only promote a learner member") => Ok(true),
+        Err(error) => Err(error),
     }
 }
 
 /// Tells the others where this member is.
 async fn follow(clients: &Clients, own: &Member, url: &str) -> Result<bool, client::Error> {
-    let updated = clients.raw().cluster_client().member_update(own.id.0, [url.to_owned()]).await;
-    updated.map_err(|error| client::Error::new("update the peer URL", error))?;
+    let mut etcd = clients.raw().cluster_client();
+    call("update the peer URL", etcd.member_update(own.id.0, [url.to_owned()])).await?;
     info!(from = own.peer_url, to = url, "updated the peer URL");
     Ok(true)
 }
@@ -330,16 +350,36 @@ where
 {
     let end = tokio::time::Instant::now() + CHANGE_MAX;
     loop {
-        let error = match attempt().await {
+        let error = match call(what, attempt()).await {
             Ok(done) => return Ok(done),
-            Err(error) => client::Error::new(what, error),
+            Err(error) => error,
         };
-        let passing = error.retriable()
-            || error.says("unhealthy cluster")
-            || error.says("too many learner members");
+        let passing = error.retriable() || error.says("unhealthy cluster");
         if !passing || tokio::time::Instant::now() >= end {
             return Err(error);
         }
         tokio::time::sleep(CHANGE_RETRY).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What etcd does with a change that it drops.
+    #[tokio::test(start_paused = true)]
+    async fn a_promotion_that_is_never_answered_is_given_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("etcd.sock");
+        let _silent = tokio::net::UnixListener::bind(&socket).unwrap();
+        let clients = Clients::connect(&socket).await.unwrap();
+        let learner = Member {
+            id: MemberId(1),
+            name: "polis-a".to_owned(),
+            peer_url: "https://polis-a:7834".to_owned(),
+            learner: true,
+        };
+        let promoted = promote(&clients, &learner).await;
+        assert!(promoted.is_err_and(|error| error.retriable()));
     }
 }

@@ -2,15 +2,24 @@
 //!
 //! ```text
 //! [starting] --leader--> [voter] --growth wanted, pace of a lone one--> Grow
-//!      |                    ^  |
-//!      +-----> [learner] ---+  +--ended--> Error
+//!   |  |                    ^  |
+//!   |  +-----> [learner] ---+  +--ended--> Error
+//!   +--sent the state of its cluster--> Announce
 //! ```
+//!
+//! A newcomer to any but a young cluster is sent its state and no history. What it
+//! announced of itself when it first heard its leader is part of that state, so etcd
+//! never sees it pass by, gives up after seven seconds, and serves nobody before it
+//! was announced again. Started again, it does so at once.
 //!
 //! What this module does not do: start etcd (`service`).
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::time::Duration;
 
 use polis_proto::v1;
+use rustix::process::Signal;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
@@ -20,6 +29,7 @@ use super::awaited;
 use super::client::{self, Clients};
 use super::damage::{self, Verdict};
 use super::service::{STOP_MAX, Service, blocking};
+use super::wal;
 use super::{Alarm, Error, Member, MemberId, Standing, Status};
 use crate::identity::NodeId;
 use crate::logtree::{Backlog, Body, Query};
@@ -68,6 +78,8 @@ pub(super) enum After {
     Cancelled,
     /// It must be started again such that others may come.
     Grow,
+    /// It must be started again to announce itself.
+    Announce,
 }
 
 enum Event {
@@ -94,6 +106,9 @@ pub(super) struct Serving<'a> {
     pace: Pace,
     /// Whether the file `alone` is on the disk.
     marked: bool,
+    /// Whether it was started for the first time, to join a cluster, and has not
+    /// served yet.
+    enters: bool,
     growth: watch::Receiver<bool>,
     started: Instant,
     /// Since when in this boot it has heard of no leader.
@@ -117,6 +132,7 @@ impl<'a> Serving<'a> {
         ctx: &'a Context,
         started: Started,
         pace: Pace,
+        enters: bool,
         own: NodeId,
     ) -> Result<Self, Error> {
         let Started { child, begun } = started;
@@ -129,6 +145,7 @@ impl<'a> Serving<'a> {
             clients: Clients::connect(service.config.sockets.client()).await?,
             pace,
             marked: pace == Pace::Alone,
+            enters,
             growth: service.growth.subscribe(),
             started: Instant::now(),
             alone_since: None,
@@ -159,6 +176,15 @@ impl<'a> Serving<'a> {
                     return Err(died(self.service, self.ctx, self.begun, exit).await);
                 }
                 Event::GrowthWanted => {}
+                Event::Seen(Err(_mute)) if self.was_sent_a_state()? => {
+                    info!(
+                        "the cluster has a past: starting etcd again, so that it announces itself"
+                    );
+                    // It has served nobody, and what it was sent is on the disk.
+                    self.child.signal(Signal::KILL);
+                    self.child.wait().await.map_err(Error::Process)?;
+                    return Ok(After::Announce);
+                }
                 Event::Seen(Err(silence)) => self.unseen(&silence),
                 Event::Seen(Ok(seen)) => {
                     let learning = seen.members.iter().any(|member| member.learner);
@@ -193,6 +219,21 @@ impl<'a> Serving<'a> {
 
     async fn stop(&mut self) -> Result<(), Error> {
         self.child.terminate(STOP_MAX).await.map(drop).map_err(Error::Process)
+    }
+
+    /// Whether an etcd that has yet to enter was sent the state of its cluster, and
+    /// has put it where it finds it again: first beside its log, then into it.
+    fn was_sent_a_state(&self) -> Result<bool, Error> {
+        let tree = &self.service.config.tree;
+        if !self.enters {
+            return Ok(false);
+        }
+        let Ok(beside) = std::fs::read_dir(tree.data.path().join("member/snap")) else {
+            return Ok(false);
+        };
+        let is_state = |name: &OsStr| Path::new(name).extension().is_some_and(|end| end == "snap");
+        let is_beside = beside.flatten().any(|entry| is_state(&entry.file_name()));
+        Ok(is_beside && wal::holds_entries(&tree.log)?)
     }
 
     /// Sees to it that other members may be added.
@@ -262,6 +303,7 @@ impl<'a> Serving<'a> {
         let standing = seen.standing;
         self.alone_since = None;
         self.awaited = None;
+        self.enters = false;
         let alone = standing == Standing::Voter && seen.members.len() == 1;
         let entered = self.service.status.borrow().standing != standing;
         self.service.status.send_if_modified(|status| {

@@ -218,7 +218,8 @@ impl Service {
             let alone = blocking(move || alone.read()).await?.is_some();
             let pace = if alone { Pace::Alone } else { Pace::Lan };
             let started = self.spawn(ctx, orders, pace, purpose).await?;
-            let serving = Serving::new(self, ctx, started, pace, orders.key.id()).await?;
+            let enters = matches!(purpose, Purpose::Join(_));
+            let serving = Serving::new(self, ctx, started, pace, enters, orders.key.id()).await?;
             match serving.run().await? {
                 After::Cancelled => return Ok(()),
                 After::Grow => {
@@ -226,6 +227,7 @@ impl Service {
                     let alone = self.config.tree.alone.clone();
                     blocking(move || alone.remove()).await?;
                 }
+                After::Announce => {}
             }
             purpose = Purpose::Serve;
         }

@@ -2,8 +2,9 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use futures::{StreamExt as _, TryStreamExt as _};
 use polis::consensus::client::User;
 use polis::consensus::{MembersError, Refusal, Standing, Start, holds_entries};
 use polis::pki::{Crl, Overview};
@@ -87,6 +88,90 @@ async fn a_member_whose_power_went_before_its_first_entry_begins_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_newcomer_that_waits_for_another_one_leaves_the_log_alone() {
+    let [one, two, three] = [Machine::new(), Machine::new(), Machine::new()];
+    let first = one.start(Start::Bootstrap);
+    first.voter().await;
+    let invitation = first.members.add(&two.key.identity(), &two.peer).await.unwrap();
+
+    let identity = three.key.identity();
+    let enters = async {
+        loop {
+            match first.members.add(&identity, &three.peer).await {
+                Ok(invitation) => break invitation,
+                Err(error) => println!("not yet: {error}"),
+            }
+        }
+    };
+    let starts = async {
+        let mut etcd = first.etcd().await;
+        // Its certificate is made first.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let before = etcd.status().await.unwrap().raft_index();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let after = etcd.status().await.unwrap().raft_index();
+        assert!(after - before < 5, "{} entries in two seconds", after - before);
+        two.start(Start::Join(Box::new(invitation)))
+    };
+    let (invitation, second) = tokio::join!(enters, starts);
+    let third = three.start(Start::Join(Box::new(invitation)));
+    for node in [&first, &second, &third] {
+        node.voter_of(3).await;
+    }
+    for node in [third, second, first] {
+        node.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_newcomer_to_a_cluster_with_a_past_takes_its_state_and_not_its_history() {
+    /// More than a log that goes back to the first entry can have.
+    const ENTRIES: u64 = 1200;
+    let [one, two] = [Machine::new(), Machine::new()];
+    let first = one.start(Start::Bootstrap);
+    let client = first.voter().await.voter().unwrap().user(User::Curator);
+    let entries = (0..ENTRIES).map(|entry| {
+        let client = &client;
+        async move { client.put(&format!("past/{}", entry % 7), "1", None).await }
+    });
+    futures::stream::iter(entries)
+        .buffer_unordered(64)
+        .try_for_each(|_stored| async { Ok(()) })
+        .await
+        .unwrap();
+
+    let second = add(&first, &two, 2).await;
+    // Made from entries, the first snapshot would be of the thousandth or so.
+    let snapshots = snapshots(&two);
+    assert!(snapshots.first().is_some_and(|&first| first >= ENTRIES), "{snapshots:?}");
+    put_and_read(&second, &first, "1").await;
+    put_and_read(&first, &second, "2").await;
+
+    // What it was sent is on its disk, too.
+    second.stop().await;
+    let second = two.start(Start::Again);
+    second.voter_of(2).await;
+    put_and_read(&second, &first, "3").await;
+    second.stop().await;
+    first.stop().await;
+}
+
+/// The last entries that are in each of a member's snapshots, the oldest first.
+fn snapshots(machine: &Machine) -> Vec<u64> {
+    let directory = machine.config.tree.data.path().join("member/snap");
+    let names = std::fs::read_dir(directory).unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    // Term and index, in hexadecimal.
+    let indexes = names.filter_map(|name| {
+        let index = name.strip_suffix(".snap")?.split_once('-')?.1.to_owned();
+        Some(u64::from_str_radix(&index, 16).unwrap())
+    });
+    let mut indexes: Vec<_> = indexes.collect();
+    indexes.sort_unstable();
+    indexes
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_that_boots_without_a_quorum_names_the_voter_that_it_needs() {
     let [one, two] = [Machine::new(), Machine::new()];
     let first = one.start(Start::Bootstrap);
@@ -107,8 +192,10 @@ async fn a_member_that_boots_without_a_quorum_names_the_voter_that_it_needs() {
     let second = two.start(Start::Again);
     first.voter_of(2).await;
     second.voter_of(2).await;
-    let done = first.lines("stage");
-    assert!(done.last().is_some_and(|line| line.contains("state=done")), "{done:?}");
+    eventually("it says that it waits no more", || {
+        first.lines("stage").iter().any(|line| line.contains("state=done"))
+    })
+    .await;
     second.stop().await;
     first.stop().await;
 }

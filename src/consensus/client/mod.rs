@@ -374,7 +374,7 @@ fn prefix_end(prefix: &[u8]) -> Vec<u8> {
 }
 
 /// Bounds a call and names it in its error.
-async fn call<T>(
+pub(in crate::consensus) async fn call<T>(
     what: &'static str,
     work: impl Future<Output = Result<T, etcd_client::Error>>,
 ) -> Result<T, Error> {
