@@ -326,14 +326,28 @@ impl Status {
         Self { refused, ..self }
     }
 
+    /// What to do about recovery keys that the cluster alone has: no flaw of a cluster
+    /// that is whole, and of no use to one that is lost.
+    fn unsaved(&self) -> Option<String> {
+        let mut unsaved = self.nodes.iter().filter(|node| node.is_recovery_key_unsaved());
+        let first = unsaved.next()?.id();
+        let others = match unsaved.count() {
+            0 => String::new(),
+            1 => ", nor that of one other node".to_owned(),
+            others => format!(", nor those of {others} other nodes"),
+        };
+        Some(format!("not saved yet: `polisctl node recovery-key {first}`{others}"))
+    }
+
     fn document(&self) -> Result<Document, Error> {
         let verdict = if self.healthy { "whole".to_owned() } else { self.problems.join("\n") };
-        let lines = [
+        let mut lines = vec![
             ("cluster", or_dash(&self.cluster_domain)),
             ("state", verdict),
             ("leader", or_dash(&self.leader)),
             ("etcd", self.etcd.summary()),
         ];
+        lines.extend(self.unsaved().map(|advice| ("recovery", advice)));
         let mut text = format!("{}\n{}", fields(&lines), nodes_table(&self.nodes));
         if !self.refused.is_empty() {
             let rows: Vec<_> = self.refused.iter().map(Refused::row).collect();
@@ -372,9 +386,14 @@ fn problems(
         node.state() == v1::NodeState::Up && role && !member && !node.leaving
     };
     for node in nodes.iter().filter(enters) {
+        let advice = match node.health() {
+            v1::NodeHealth::Healthy => "if it stays so, take the role away and give it again",
+            v1::NodeHealth::Late | v1::NodeHealth::Unknown | v1::NodeHealth::Absent => {
+                "it is off or cut off, and goes on by itself once it is back"
+            }
+        };
         problems.push(format!(
-            "{} has the role consensus member and is no member of etcd yet; if it stays so, take \
-             the role away and give it again",
+            "{} has the role consensus member and is no member of etcd yet; {advice}",
             node.id
         ));
     }

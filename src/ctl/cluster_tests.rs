@@ -124,7 +124,45 @@ fn a_node_with_the_role_and_no_member_and_one_on_its_way_out_are_named() {
     let status = Status::of(&info(), &nodes, &v1::ConsensusStatus { members, ..consensus() });
     let [enters, leaves] = &status.problems[..] else { panic!("{:?}", status.problems) };
     assert!(enters.starts_with(&format!("{} has the role consensus member", id(3))), "{enters}");
+    assert!(enters.ends_with("take the role away and give it again"), "{enters}");
     assert_eq!(*leaves, format!("{} is being taken out of etcd", id(4)));
+
+    // A node that is off has more need of power than of a role.
+    let nodes = [node(1, Up, Healthy), node(3, Up, Late)];
+    let members = consensus().members[..1].to_vec();
+    let status = Status::of(&info(), &nodes, &v1::ConsensusStatus { members, ..consensus() });
+    assert!(
+        status.problems.iter().any(|problem| problem.ends_with("once it is back")),
+        "{:?}",
+        status.problems
+    );
+}
+
+#[test]
+fn recovery_keys_that_the_cluster_alone_has_are_told_and_no_flaw() {
+    use crate::ctl::output::Format;
+    use v1::{NodeHealth::*, NodeState::*};
+    let unsaved = |digit| v1::NodeInfo { recovery_key_unsaved: true, ..node(digit, Up, Healthy) };
+    let members = consensus().members[..1].to_vec();
+    let consensus = v1::ConsensusStatus { members, ..consensus() };
+    let shown = |nodes: &[v1::NodeInfo]| {
+        let status = Status::of(&info(), nodes, &consensus);
+        status.document().unwrap().render(Format::Table).unwrap()
+    };
+    let worker = |digit| v1::NodeInfo { roles: None, ..unsaved(digit) };
+    insta::assert_snapshot!(shown(&[unsaved(1), worker(2), worker(3)]), @r"
+    cluster   cluster.internal
+    state     whole
+    leader    polis-01
+    etcd      1 voter; the loss of one stops the cluster
+    recovery  not saved yet: `polisctl node recovery-key polis-01010101010101010101010101010101`, nor those of 2 other nodes
+
+    NODE                                    STATE  HEALTH   ROLES             ADDRESS    VERSION  HEARD OF
+    polis-01010101010101010101010101010101  up     healthy  consensus-member  192.0.2.1  0.1.0    1.2 s ago
+    polis-02020202020202020202020202020202  up     healthy  -                 192.0.2.2  0.1.0    1.2 s ago
+    polis-03030303030303030303030303030303  up     healthy  -                 192.0.2.3  0.1.0    1.2 s ago
+    ");
+    assert!(!shown(&[node(1, Up, Healthy)]).contains("recovery"));
 }
 
 #[test]

@@ -89,6 +89,16 @@ impl View {
         ]
     }
 
+    /// What it is called.
+    pub(in crate::ctl) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Whether the key that opens its disk in need is kept by the cluster alone.
+    pub(in crate::ctl) fn is_recovery_key_unsaved(&self) -> bool {
+        self.recovery_key_unsaved
+    }
+
     /// A line for each thing that is known.
     pub(in crate::ctl) fn fields(&self) -> String {
         let recovery = if self.recovery_key_unsaved {
