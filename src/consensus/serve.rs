@@ -10,7 +10,8 @@
 //! A newcomer to any but a young cluster is sent its state and no history. What it
 //! announced of itself when it first heard its leader is part of that state, so etcd
 //! never sees it pass by, gives up after seven seconds, and serves nobody before it
-//! was announced again. Started again, it does so at once.
+//! was announced again. Started again, it does so at once; where its start was slow,
+//! it is left to itself.
 //!
 //! What this module does not do: start etcd (`service`).
 
@@ -35,6 +36,7 @@ use crate::identity::NodeId;
 use crate::logtree::{Backlog, Body, Query};
 use crate::serial::{EventLine, Severity};
 use crate::stage::{Stage, State};
+use crate::storage::file::Dir;
 use crate::supervisor::Context;
 use crate::sys::clock;
 use crate::sys::process::{self, Child, Exit};
@@ -67,6 +69,10 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// An answer that takes longer than an election is none.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// After how long etcd announces itself again. To start it again is quicker than to
+/// wait where its start took less than half of that.
+const ANNOUNCED_AGAIN: Duration = Duration::from_secs(7);
 
 /// A start that takes longer is worth an explanation on the screen.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -106,8 +112,7 @@ pub(super) struct Serving<'a> {
     pace: Pace,
     /// Whether the file `alone` is on the disk.
     marked: bool,
-    /// Whether it was started for the first time, to join a cluster, and has not
-    /// served yet.
+    /// Whether it was started with nothing, to join a cluster, and has not served yet.
     enters: bool,
     growth: watch::Receiver<bool>,
     started: Instant,
@@ -225,15 +230,8 @@ impl<'a> Serving<'a> {
     /// has put it where it finds it again: first beside its log, then into it.
     fn was_sent_a_state(&self) -> Result<bool, Error> {
         let tree = &self.service.config.tree;
-        if !self.enters {
-            return Ok(false);
-        }
-        let Ok(beside) = std::fs::read_dir(tree.data.path().join("member/snap")) else {
-            return Ok(false);
-        };
-        let is_state = |name: &OsStr| Path::new(name).extension().is_some_and(|end| end == "snap");
-        let is_beside = beside.flatten().any(|entry| is_state(&entry.file_name()));
-        Ok(is_beside && wal::holds_entries(&tree.log)?)
+        let is_soon = self.started.elapsed() < ANNOUNCED_AGAIN / 2;
+        Ok(self.enters && is_soon && has_state(&tree.data) && wal::holds_entries(&tree.log)?)
     }
 
     /// Sees to it that other members may be added.
@@ -333,6 +331,13 @@ impl<'a> Serving<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether a member has the state of its cluster beside its log.
+pub(super) fn has_state(data: &Dir) -> bool {
+    let Ok(beside) = std::fs::read_dir(data.path().join("member/snap")) else { return false };
+    let is_state = |name: &OsStr| Path::new(name).extension().is_some_and(|end| end == "snap");
+    beside.flatten().any(|entry| is_state(&entry.file_name()))
 }
 
 /// An etcd that was just started.
