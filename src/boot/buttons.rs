@@ -10,7 +10,8 @@
 //!
 //! A driver registers its input device before it takes the interrupt that feeds it
 //! (Linux' `drivers/acpi/button.c`), and whatever is pressed in between is lost: so
-//! a button is said to be heard when its driver is bound, and no sooner.
+//! a button is said to be heard when its driver is bound, and no sooner. Of one that a
+//! driver adds after that, nothing is said, though it is heard.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,11 +35,15 @@ pub struct Buttons {
 }
 
 impl Buttons {
-    /// Takes those that were there before anybody listened. Returns their names.
+    /// Takes those that are there, where announcements were missed. Returns the names
+    /// of those that were not said to be heard.
     pub fn find(&mut self) -> Vec<String> {
+        // A `bind` may be among what was missed, and is not announced twice.
+        let mut names: Vec<_> = mem::take(&mut self.probing).into_values().flatten().collect();
         let entries = fs::read_dir(CLASS).into_iter().flatten().flatten();
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        names.filter_map(|name| self.open(&name)).collect()
+        let devices = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.extend(devices.filter_map(|device| self.open(&device)));
+        names
     }
 
     /// Takes in what the kernel announced. Returns the names of the buttons that are

@@ -161,10 +161,7 @@ impl Worker {
         for name in BY_NAME {
             self.one(modules, name);
         }
-        // A driver that is put off halfway has shown the button and does not hear it.
-        sys::thread::set_priority(0);
-        self.load(modules, &take(Urgency::Person));
-        sys::thread::set_priority(LATER);
+        self.load_undelayed(modules, &take(Urgency::Person));
         let (screen, mut later) = (take(Urgency::Screen), take(Urgency::Later));
         later.extend(self.until_the_boot_is_over(modules));
         self.load(modules, &screen);
@@ -180,11 +177,19 @@ impl Worker {
             // Nobody sends any more when the trapdoor is open: its keys may need a driver.
             let Ok(alias) = self.heard.recv_timeout(left) else { break };
             match urgency(&alias) {
-                Urgency::Boot | Urgency::Person => self.load(modules, &BTreeSet::from([alias])),
+                Urgency::Boot => self.load(modules, &BTreeSet::from([alias])),
+                Urgency::Person => self.load_undelayed(modules, &BTreeSet::from([alias])),
                 Urgency::Screen | Urgency::Later => drop(later.insert(alias)),
             }
         }
         later
+    }
+
+    /// A driver that is put off halfway has shown the button and does not hear it.
+    fn load_undelayed(&mut self, modules: &mut Modules, aliases: &BTreeSet<String>) {
+        sys::thread::set_priority(0);
+        self.load(modules, aliases);
+        sys::thread::set_priority(LATER);
     }
 
     fn load(&mut self, modules: &mut Modules, aliases: &BTreeSet<String>) {

@@ -19,13 +19,13 @@ const DEFRAGMENT_MIB: u32 = 64;
 /// before it.
 const SNAPSHOT_EVERY: u32 = 1000;
 
-/// Entries that are kept before a snapshot, for members that come back. One that
-/// missed more, and a newcomer to any but a young cluster, is sent the database and
-/// no history: of etcd's own 100 000 entries, a newcomer would connect to every
-/// member that ever was, and until it has acknowledged the first half mebibyte of
-/// them, its leader would send that again at each heartbeat (see
-/// `docs/consensus.md`). Kubernetes writes some ten entries a second.
-const CATCH_UP: u32 = 500;
+/// Entries that are kept before a snapshot, for members that come back: Kubernetes
+/// writes some ten a second, and a machine is back after two minutes. One that missed
+/// more, and a newcomer to any but a young cluster, is sent the database and no
+/// history: of etcd's own 100 000 entries, a newcomer would dial every member that
+/// ever was, and until it has acknowledged the first of them, its leader would send
+/// all that go into one message again at each heartbeat (see `docs/consensus.md`).
+const CATCH_UP: u32 = 2000;
 
 /// How often a leader is heard of, and how long its silence may last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,7 +210,7 @@ mod tests {
         --election-timeout 50
         --quota-backend-bytes 2147483648
         --snapshot-count 1000
-        --experimental-snapshot-catchup-entries 500
+        --experimental-snapshot-catchup-entries 2000
         --auto-compaction-mode periodic
         --auto-compaction-retention 1h
         --experimental-bootstrap-defrag-threshold-megabytes 64
@@ -237,7 +237,7 @@ mod tests {
         --election-timeout 1000
         --quota-backend-bytes 2147483648
         --snapshot-count 1000
-        --experimental-snapshot-catchup-entries 500
+        --experimental-snapshot-catchup-entries 2000
         --auto-compaction-mode periodic
         --auto-compaction-retention 1h
         --experimental-bootstrap-defrag-threshold-megabytes 64

@@ -39,6 +39,10 @@ const CHANGE_MAX: Duration = Duration::from_secs(15);
 /// Between two attempts at a change that etcd is not ready for.
 const CHANGE_RETRY: Duration = Duration::from_millis(100);
 
+/// How long another newcomer is waited for: shorter than the patience of whoever asks,
+/// so that it hears whose turn it is.
+const TURN_MAX: Duration = Duration::from_secs(5);
+
 /// How long a removed member has to hear of it. Once its certificate is revoked
 /// nobody talks to it, and it would wait for a leader for ever.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -68,6 +72,12 @@ pub enum Error {
     /// It would harm the cluster.
     #[error("the member must stay")]
     Refused(#[from] Refusal),
+    /// etcd takes in one at a time.
+    #[error("{node} is on its way into etcd, which takes in one node at a time")]
+    Turn {
+        /// The node whose turn it is.
+        node: String,
+    },
     /// A member does not remove itself: it could not revoke its certificate then.
     #[error("this member cannot remove itself: ask another one")]
     Itself,
@@ -137,7 +147,14 @@ impl Members {
                     etcd.member_add([url], Some(options)).await
                 }
             });
-            members = members_of(added.await?.member_list());
+            members = match added.await {
+                Ok(added) => members_of(added.member_list()),
+                // An attempt that was given up may have come through.
+                Err(error) => {
+                    let members = list(&clients).await?;
+                    members.iter().any(is_it).then_some(members).ok_or(error)?
+                }
+            };
             self.news.notify_one();
             info!(node = %identity.id, "added a learner");
         }
@@ -296,13 +313,18 @@ enum Change {
 async fn room_for(
     is_it: &impl Fn(&Member) -> bool,
     clients: &Clients,
-) -> Result<Vec<Member>, client::Error> {
-    let end = tokio::time::Instant::now() + CHANGE_MAX;
+) -> Result<Vec<Member>, Error> {
+    let end = tokio::time::Instant::now() + TURN_MAX;
     loop {
         let members = list(clients).await?;
-        let full = members.iter().any(|member| member.learner);
-        if !full || members.iter().any(is_it) || tokio::time::Instant::now() >= end {
+        let Some(learner) = members.iter().find(|member| member.learner) else {
             return Ok(members);
+        };
+        if members.iter().any(is_it) {
+            return Ok(members);
+        }
+        if tokio::time::Instant::now() >= end {
+            return Err(Error::Turn { node: learner.called().to_owned() });
         }
         tokio::time::sleep(CHANGE_RETRY).await;
     }
@@ -380,6 +402,6 @@ mod tests {
             learner: true,
         };
         let promoted = promote(&clients, &learner).await;
-        assert!(promoted.is_err_and(|error| error.retriable()));
+        assert!(matches!(promoted, Err(client::Error::Timeout { .. })), "{promoted:?}");
     }
 }

@@ -2,25 +2,15 @@
 //!
 //! ```text
 //! [starting] --leader--> [voter] --growth wanted, pace of a lone one--> Grow
-//!   |  |                    ^  |
-//!   |  +-----> [learner] ---+  +--ended--> Error
-//!   +--sent the state of its cluster--> Announce
+//!      |                    ^  |
+//!      +-----> [learner] ---+  +--ended--> Error
 //! ```
-//!
-//! A newcomer to any but a young cluster is sent its state and no history. What it
-//! announced of itself when it first heard its leader is part of that state, so etcd
-//! never sees it pass by, gives up after seven seconds, and serves nobody before it
-//! was announced again. Started again, it does so at once; where its start was slow,
-//! it is left to itself.
 //!
 //! What this module does not do: start etcd (`service`).
 
-use std::ffi::OsStr;
-use std::path::Path;
 use std::time::Duration;
 
 use polis_proto::v1;
-use rustix::process::Signal;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
@@ -30,13 +20,11 @@ use super::awaited;
 use super::client::{self, Clients};
 use super::damage::{self, Verdict};
 use super::service::{STOP_MAX, Service, blocking};
-use super::wal;
 use super::{Alarm, Error, Member, MemberId, Standing, Status};
 use crate::identity::NodeId;
 use crate::logtree::{Backlog, Body, Query};
 use crate::serial::{EventLine, Severity};
 use crate::stage::{Stage, State};
-use crate::storage::file::Dir;
 use crate::supervisor::Context;
 use crate::sys::clock;
 use crate::sys::process::{self, Child, Exit};
@@ -70,10 +58,6 @@ const LOOK: Duration = Duration::from_secs(1);
 /// An answer that takes longer than an election is none.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// After how long etcd announces itself again. To start it again is quicker than to
-/// wait where its start took less than half of that.
-const ANNOUNCED_AGAIN: Duration = Duration::from_secs(7);
-
 /// A start that takes longer is worth an explanation on the screen.
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -84,8 +68,6 @@ pub(super) enum After {
     Cancelled,
     /// It must be started again such that others may come.
     Grow,
-    /// It must be started again to announce itself.
-    Announce,
 }
 
 enum Event {
@@ -112,8 +94,6 @@ pub(super) struct Serving<'a> {
     pace: Pace,
     /// Whether the file `alone` is on the disk.
     marked: bool,
-    /// Whether it was started with nothing, to join a cluster, and has not served yet.
-    enters: bool,
     growth: watch::Receiver<bool>,
     started: Instant,
     /// Since when in this boot it has heard of no leader.
@@ -137,7 +117,6 @@ impl<'a> Serving<'a> {
         ctx: &'a Context,
         started: Started,
         pace: Pace,
-        enters: bool,
         own: NodeId,
     ) -> Result<Self, Error> {
         let Started { child, begun } = started;
@@ -150,7 +129,6 @@ impl<'a> Serving<'a> {
             clients: Clients::connect(service.config.sockets.client()).await?,
             pace,
             marked: pace == Pace::Alone,
-            enters,
             growth: service.growth.subscribe(),
             started: Instant::now(),
             alone_since: None,
@@ -181,15 +159,6 @@ impl<'a> Serving<'a> {
                     return Err(died(self.service, self.ctx, self.begun, exit).await);
                 }
                 Event::GrowthWanted => {}
-                Event::Seen(Err(_mute)) if self.was_sent_a_state()? => {
-                    info!(
-                        "the cluster has a past: starting etcd again, so that it announces itself"
-                    );
-                    // It has served nobody, and what it was sent is on the disk.
-                    self.child.signal(Signal::KILL);
-                    self.child.wait().await.map_err(Error::Process)?;
-                    return Ok(After::Announce);
-                }
                 Event::Seen(Err(silence)) => self.unseen(&silence),
                 Event::Seen(Ok(seen)) => {
                     let learning = seen.members.iter().any(|member| member.learner);
@@ -224,14 +193,6 @@ impl<'a> Serving<'a> {
 
     async fn stop(&mut self) -> Result<(), Error> {
         self.child.terminate(STOP_MAX).await.map(drop).map_err(Error::Process)
-    }
-
-    /// Whether an etcd that has yet to enter was sent the state of its cluster, and
-    /// has put it where it finds it again: first beside its log, then into it.
-    fn was_sent_a_state(&self) -> Result<bool, Error> {
-        let tree = &self.service.config.tree;
-        let is_soon = self.started.elapsed() < ANNOUNCED_AGAIN / 2;
-        Ok(self.enters && is_soon && has_state(&tree.data) && wal::holds_entries(&tree.log)?)
     }
 
     /// Sees to it that other members may be added.
@@ -301,7 +262,6 @@ impl<'a> Serving<'a> {
         let standing = seen.standing;
         self.alone_since = None;
         self.awaited = None;
-        self.enters = false;
         let alone = standing == Standing::Voter && seen.members.len() == 1;
         let entered = self.service.status.borrow().standing != standing;
         self.service.status.send_if_modified(|status| {
@@ -331,13 +291,6 @@ impl<'a> Serving<'a> {
         }
         Ok(())
     }
-}
-
-/// Whether a member has the state of its cluster beside its log.
-pub(super) fn has_state(data: &Dir) -> bool {
-    let Ok(beside) = std::fs::read_dir(data.path().join("member/snap")) else { return false };
-    let is_state = |name: &OsStr| Path::new(name).extension().is_some_and(|end| end == "snap");
-    beside.flatten().any(|entry| is_state(&entry.file_name()))
 }
 
 /// An etcd that was just started.

@@ -30,7 +30,7 @@ use super::args::{self, Call, Pace, Purpose};
 use super::client::Clients;
 use super::credentials::{self, Credentials, Found};
 use super::members::Members;
-use super::serve::{After, ETCD, LOOK_SOON, Serving, Started, has_state, report};
+use super::serve::{After, ETCD, LOOK_SOON, Serving, Started, report};
 use super::{
     Config, Error, Orders, Standing, Start, Status, bootstrap, maintenance, wal, watchers,
 };
@@ -217,9 +217,8 @@ impl Service {
             let alone = self.config.tree.alone.clone();
             let alone = blocking(move || alone.read()).await?.is_some();
             let pace = if alone { Pace::Alone } else { Pace::Lan };
-            let enters = matches!(purpose, Purpose::Join(_)) && !has_state(&self.config.tree.data);
             let started = self.spawn(ctx, orders, pace, purpose).await?;
-            let serving = Serving::new(self, ctx, started, pace, enters, orders.key.id()).await?;
+            let serving = Serving::new(self, ctx, started, pace, orders.key.id()).await?;
             match serving.run().await? {
                 After::Cancelled => return Ok(()),
                 After::Grow => {
@@ -227,7 +226,6 @@ impl Service {
                     let alone = self.config.tree.alone.clone();
                     blocking(move || alone.remove()).await?;
                 }
-                After::Announce => {}
             }
             purpose = Purpose::Serve;
         }

@@ -5,7 +5,9 @@
 //! that lost its power in between has a log and asks nobody any more: it refuses the
 //! streams of members that it does not know, and the little that reaches it besides
 //! may be too little for ever. But who has no entry has acknowledged none, so it can
-//! begin anew, and ask.
+//! begin anew, and ask. So can one that was sent the state of its cluster and whose
+//! log does not say yet that all of that is decided: etcd does not take it up, and
+//! starts as if it had nothing.
 //!
 //! ```text
 //! [ length, 8 bytes | record | padding ] ... [ 0 ... 0 ]     the file is longer than its records
@@ -42,8 +44,7 @@ struct Record {
     data: Option<Vec<u8>>,
 }
 
-/// Kinds of records: those of which a log without entries consists, and that of a
-/// snapshot.
+/// Kinds of records: those of which a log without entries consists.
 const METADATA: i64 = 1;
 const STATE: i64 = 3;
 const CHECKSUM: i64 = 4;
@@ -55,6 +56,14 @@ struct Snapshot {
     /// The last entry that it stands for; 0 for none.
     #[prost(uint64, tag = "1")]
     index: u64,
+}
+
+/// `raftpb.HardState`, as far as it matters.
+#[derive(Clone, PartialEq, prost::Message)]
+struct State {
+    /// The last entry of which the member knows that it is decided.
+    #[prost(uint64, tag = "3")]
+    commit: u64,
 }
 
 /// Whether the member with this log may ever have got an entry. No log holds none.
@@ -88,35 +97,37 @@ fn files(log: &Dir) -> io::Result<Vec<PathBuf>> {
     Ok(paths.into_iter().filter(|path| path.extension().is_some_and(|end| end == "wal")).collect())
 }
 
-/// Whether a log that begins so comes to its end without any entry.
+/// Whether a log that begins so comes to its end without any entry, and without a
+/// snapshot that etcd would begin with.
 fn is_bare(mut log: &[u8]) -> bool {
+    let (mut snapshot, mut decided) = (0, 0);
     while let Some((length, rest)) = log.split_first_chunk::<LENGTH>() {
         let length = u64::from_le_bytes(*length);
         if length == 0 {
-            return true;
+            return snapshot == 0 || decided < snapshot;
         }
         let [.., top] = length.to_le_bytes();
         let padding = if top & 0x80 == 0 { 0 } else { usize::from(top & 0b111) };
         let Ok(length) = usize::try_from(length & !(0xff << 56)) else { return false };
         let Some((record, rest)) = rest.split_at_checked(length) else { return false };
-        if !Record::decode(record).is_ok_and(|record| is_of_a_bare_log(&record)) {
-            return false;
+        let Ok(record) = Record::decode(record) else { return false };
+        let data = record.data.as_deref().unwrap_or_default();
+        match record.kind {
+            METADATA | CHECKSUM => {}
+            STATE => match State::decode(data) {
+                Ok(state) => decided = state.commit,
+                Err(_damaged) => return false,
+            },
+            SNAPSHOT => match Snapshot::decode(data) {
+                Ok(taken) => snapshot = snapshot.max(taken.index),
+                Err(_damaged) => return false,
+            },
+            _ => return false,
         }
         log = rest.get(padding..).unwrap_or_default();
     }
     // More than the head, or torn.
     false
-}
-
-fn is_of_a_bare_log(record: &Record) -> bool {
-    match record.kind {
-        METADATA | STATE | CHECKSUM => true,
-        SNAPSHOT => {
-            let snapshot = Snapshot::decode(record.data.as_deref().unwrap_or_default());
-            snapshot.is_ok_and(|snapshot| snapshot.index == 0)
-        }
-        _ => false,
-    }
 }
 
 #[cfg(test)]
@@ -154,20 +165,32 @@ mod tests {
         is_bare(&[&new()[..], &records.concat(), &[0; 64]].concat())
     }
 
+    fn state(commit: u64) -> Vec<u8> {
+        frame(STATE, &State { commit }.encode_to_vec())
+    }
+
     #[test]
     fn a_log_is_bare_until_an_entry_or_a_snapshot_is_in_it() {
         assert!(told(&[]));
-        assert!(told(&[frame(STATE, b"term"), frame(STATE, b"another term")]));
-        assert!(!told(&[frame(STATE, b"term"), frame(ENTRY, b"entry")]));
-        assert!(!told(&[snapshot(7)]));
+        assert!(told(&[state(0), state(0)]));
+        assert!(!told(&[state(0), frame(ENTRY, b"entry")]));
+        assert!(!told(&[state(0), snapshot(7), state(7)]));
         assert!(!told(&[frame(6, b"of a later etcd")]));
+    }
+
+    #[test]
+    fn a_snapshot_counts_once_its_last_entry_is_known_to_be_decided() {
+        assert!(told(&[snapshot(7)]));
+        assert!(told(&[state(0), snapshot(7)]));
+        assert!(told(&[snapshot(7), state(6)]));
+        assert!(!told(&[snapshot(7), state(8)]));
     }
 
     #[test]
     fn what_cannot_be_read_counts_as_an_entry() {
         assert!(!is_bare(b""));
         assert!(!is_bare(&new()), "nothing says that it ends there");
-        let log = [&new()[..], &frame(STATE, b"term")].concat();
+        let log = [&new()[..], &state(1)].concat();
         for torn in new().len()..log.len() {
             assert!(!is_bare(&log[..torn]), "{torn}");
         }

@@ -159,6 +159,7 @@ impl Error {
             Self::NoRole => (FailedPrecondition, "no-role"),
             Self::Etcd(_) => (Unavailable, "etcd"),
             Self::Members(error) => match error {
+                MembersError::Turn { .. } => (Unavailable, "turn"),
                 MembersError::Refused(Quorum::Last { .. } | Quorum::Quorum { .. }) => {
                     (FailedPrecondition, "quorum")
                 }
@@ -204,6 +205,7 @@ impl From<Error> for Status {
         // do something about them.
         let text = match &error {
             Error::Members(MembersError::Refused(refusal)) => refusal.to_string(),
+            Error::Members(turn @ MembersError::Turn { .. }) => turn.to_string(),
             error => error.to_string(),
         };
         if error.is_trouble() {

@@ -126,7 +126,7 @@ async fn a_newcomer_that_waits_for_another_one_leaves_the_log_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_newcomer_to_a_cluster_with_a_past_takes_its_state_and_not_its_history() {
     /// More than a log that goes back to the first entry can have.
-    const ENTRIES: u64 = 1200;
+    const ENTRIES: u64 = 3200;
     let [one, two] = [Machine::new(), Machine::new()];
     let first = one.start(Start::Bootstrap);
     let client = first.voter().await.voter().unwrap().user(User::Curator);
@@ -141,7 +141,7 @@ async fn a_newcomer_to_a_cluster_with_a_past_takes_its_state_and_not_its_history
         .unwrap();
 
     let second = add(&first, &two, 2).await;
-    // Made from entries, the first snapshot would be of the thousandth or so.
+    // Made from entries, its first would be of the thousandth or so.
     let snapshots = snapshots(&two);
     assert!(snapshots.first().is_some_and(|&first| first >= ENTRIES), "{snapshots:?}");
     put_and_read(&second, &first, "1").await;
