@@ -29,10 +29,11 @@ async fn add(through: &Node, machine: &Machine, voters: usize) -> Node {
     let again = through.members.add(&machine.key.identity(), &machine.peer).await.unwrap();
     assert_eq!(invitation, again);
     let node = machine.start(Start::Join(Box::new(invitation)));
-    node.voter_of(voters).await;
     through.voter_of(voters).await;
+    let voter = added.elapsed();
+    node.voter_of(voters).await;
     println!(
-        "member {voters}: added after {:?}, a voter {:?} later",
+        "member {voters}: added after {:?}, a voter {voter:?} later, serves {:?} later",
         added - started,
         added.elapsed()
     );
