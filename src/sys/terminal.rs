@@ -6,7 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -31,16 +31,30 @@ const CLOSING_WAIT: u16 = 50;
 const SETTINGS: usize = 72;
 const CLOSING_WAIT_AT: usize = 40;
 
+/// `struct serial_struct`, in words of its alignment.
+type Settings = [u64; SETTINGS / size_of::<u64>()];
+
+/// What the settings of a serial port can be asked for: see `ioctl_tty(2)`.
+#[derive(Clone, Copy)]
+enum SettingsRequest {
+    Get,
+    Set,
+}
+
 #[expect(unsafe_code, reason = "ioctls that rustix does not have")]
-fn serial_ioctl(
-    terminal: RawFd,
-    request: libc::Ioctl,
-    settings: &mut [u64; SETTINGS / size_of::<u64>()],
+fn serial_settings(
+    terminal: BorrowedFd<'_>,
+    request: SettingsRequest,
+    settings: &mut Settings,
 ) -> io::Result<()> {
-    // SAFETY: the descriptor is open while the caller's `File` lives; both requests take
-    // a `struct serial_struct`, which has the size and the alignment of `settings`, and
-    // any bytes are one.
-    let result = unsafe { libc::ioctl(terminal, request, settings.as_mut_ptr()) };
+    let request = match request {
+        SettingsRequest::Get => libc::TIOCGSERIAL,
+        SettingsRequest::Set => libc::TIOCSSERIAL,
+    };
+    // SAFETY: the descriptor is open while it is borrowed; both requests take a `struct
+    // serial_struct`, which has the size and the alignment of `settings`, and any bytes
+    // are one.
+    let result = unsafe { libc::ioctl(terminal.as_raw_fd(), request, settings.as_mut_ptr()) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -139,12 +153,12 @@ impl Terminal {
     /// How long the kernel waits for what a serial port has not sent when the last
     /// descriptor of it is closed, in hundredths of a second.
     fn set_closing_wait(&self, wait: u16) -> io::Result<()> {
-        let mut settings = [0; SETTINGS / size_of::<u64>()];
-        serial_ioctl(self.file.as_raw_fd(), libc::TIOCGSERIAL, &mut settings)?;
+        let mut settings = Settings::default();
+        serial_settings(self.file.as_fd(), SettingsRequest::Get, &mut settings)?;
         let (word, shift) = (CLOSING_WAIT_AT / 8, CLOSING_WAIT_AT % 8 * 8);
         settings[word] &= !(u64::from(u16::MAX) << shift);
         settings[word] |= u64::from(wait) << shift;
-        serial_ioctl(self.file.as_raw_fd(), libc::TIOCSSERIAL, &mut settings)
+        serial_settings(self.file.as_fd(), SettingsRequest::Set, &mut settings)
     }
 
     /// Sets the speed of a serial port, in baud. Takes effect at once.
