@@ -21,6 +21,7 @@
 //! again       from a member that was switched off to one that serves
 //! register    from a ticket to a member of a running cluster
 //! remote      questions to its curators
+//! parting     what a member of etcd leaves behind, and the way back from half of it
 //! disown      the end of a membership
 //! peers       where the other nodes are                   a service
 //! beacon      the same, where nobody can tell             a service

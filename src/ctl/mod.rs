@@ -28,6 +28,8 @@ mod error;
 mod etcd;
 mod hex;
 mod key;
+#[cfg(test)]
+mod mentions_tests;
 mod node;
 mod output;
 mod owner;

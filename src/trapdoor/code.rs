@@ -207,7 +207,7 @@ pub const CLUSTER_UNKNOWN: Code = Code::new(Stage::Cluster, 13);
 /// The disk is whole and locked, and its recovery key opens it: whoever stands at
 /// the guru meditation may type it. A damaged or lost sealed configuration locks
 /// the disk, too, where the disk is encrypted; whoever reports that knows
-/// ([`super::Report::unlockable`]).
+/// (`cluster`).
 pub const LOCKED: &[Code] = &[
     STORAGE_TPM_REFUSES,
     STORAGE_TPM_CLEARED,

@@ -3,8 +3,8 @@
 //! Each file is a theme, each test a story, and each story gets a folder in
 //! `target/e2e` with the logs of every boot. `world` is what they share.
 //!
-//! A story waits for event lines and never sleeps; it knows nothing of the node
-//! but what the contract of the serial line says. `cargo xtask test e2e` builds
+//! A story waits for event lines of the serial port, as its contract has them, or
+//! asks the operator's program again until a deadline. `cargo xtask test e2e` builds
 //! the image and runs them; `docs/testing.md` says how to run one.
 #![cfg(test)]
 

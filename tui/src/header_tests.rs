@@ -29,9 +29,9 @@ fn an_address_can_be_read_whole_on_every_screen() {
 #[test]
 fn the_failure_of_the_boot_before_is_no_warning_for_ever() {
     let mut snapshot = samples::ordinary();
-    snapshot.previous_failure = Some("#0802.0009 etcd ended by signal 9".to_owned());
+    snapshot.previous_failure = Some("#0803.0000 etcd ended with status 2".to_owned());
     let boot = screen(&snapshot, &View::new(80, 24), 80, 24);
-    assert!(!boot.contains("1 warning") && boot.contains("#0802.0009"), "{boot}");
+    assert!(!boot.contains("1 warning") && boot.contains("#0803.0000"), "{boot}");
     snapshot.header.uptime = Duration::from_secs(86_399);
     let boot = screen(&snapshot, &View::new(80, 24), 80, 24);
     assert!(boot.contains("1 warning"), "{boot}");
@@ -91,7 +91,7 @@ fn a_narrow_page_keeps_what_its_rows_are_about() {
 #[test]
 fn what_time_takes_out_of_the_bar_is_no_matter_of_the_clock_alone() {
     let mut before = samples::ordinary();
-    before.previous_failure = Some("#0802.0009 etcd ended by signal 9".to_owned());
+    before.previous_failure = Some("#0803.0000 etcd ended with status 2".to_owned());
     before.header.uptime = Duration::from_secs(86_399);
     let mut after = before.clone();
     after.header.uptime += Duration::from_secs(1);

@@ -176,9 +176,9 @@ impl From<State> for v1::NodeState {
 pub(super) enum Role {
     /// Runs an etcd member and, with it, the control plane.
     ConsensusMember,
-    /// Runs the controllers of Kubernetes.
+    /// Is to run the controllers of Kubernetes: nothing acts on it in this version.
     KubernetesController,
-    /// Runs workload.
+    /// Is to run workload: nothing acts on it in this version.
     KubernetesWorker,
 }
 

@@ -142,7 +142,7 @@ struct Machine {
     /// A DNS server; repeatable.
     #[arg(long = "nameserver", value_name = "ADDRESS")]
     nameservers: Vec<String>,
-    /// A time server; repeatable.
+    /// A time server; repeatable. Kept and shown: this version sets no clock by it.
     #[arg(long = "ntp", value_name = "SERVER")]
     ntp_servers: Vec<String>,
     /// A terminal that carries the console besides tty1, such as hvc0; repeatable.

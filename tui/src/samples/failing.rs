@@ -13,7 +13,7 @@ pub fn failing() -> Snapshot {
     snapshot.header.cluster = Cluster::Split;
     restarted(&mut snapshot, 192);
     snapshot.previous_failure = Some(
-        "#0802.0009 etcd ended by signal 9 three times in a row (image 5d41402abc4b2a76)"
+        "#0803.0000 etcd ended with status 2: its database is damaged: invalid page type (image 5d41402abc4b2a76)"
             .to_owned(),
     );
     snapshot.warnings = vec![
@@ -80,9 +80,7 @@ pub fn failing() -> Snapshot {
             "consensus",
             ServiceState::Healthy,
             4,
-            Some(
-                "etcd ended by signal 9 (killed), after 1.2 s; its last line was: context deadline exceeded",
-            ),
+            Some("etcd was killed by signal 9 (SIGKILL): rejected connection on peer endpoint"),
         ),
         ("curator", ServiceState::Starting, 0, None),
         ("liaison", ServiceState::Restarting, 2, Some("no curator answers")),
@@ -103,7 +101,10 @@ pub fn failing() -> Snapshot {
         metrics.data_used = 7_930 << 20;
     }
     let logs = &mut snapshot.logs;
-    say(logs, &[(61_020, Severity::Error, "root.consensus", "etcd ended by signal 9")]);
+    say(
+        logs,
+        &[(61_020, Severity::Error, "root.consensus", "etcd was killed by signal 9 (SIGKILL)")],
+    );
     // What was said then is driven out by now, and what was wrong is not.
     Arc::make_mut(logs).total += 3412;
     say(

@@ -72,7 +72,7 @@ pub fn booting() -> Snapshot {
     let mut snapshot = empty();
     snapshot.header.uptime = Duration::from_millis(15_880);
     snapshot.previous_failure = Some(
-        "#0802.0009 etcd ended by signal 9 three times in a row (image 5d41402abc4b2a76)"
+        "#0803.0000 etcd ended with status 2: its database is damaged: invalid page type (image 5d41402abc4b2a76)"
             .to_owned(),
     );
     snapshot.stages = vec![
