@@ -1,6 +1,6 @@
 //! The node of Polis as a library: everything that `init` and `node` are made of.
 //!
-//! A directory is one concept. `supervisor`, `event`, `logtree`, `serial`,
+//! A directory is one concept. `supervisor`, `event`, `files`, `logtree`, `serial`,
 //! `stage`, `canvas`, `trapdoor`, `sys`, `identity` and `pki` know no domain; the domains
 //! know those, and each other only through event values and typed handles.
 //! `root` is the only module that knows every service.
@@ -13,6 +13,7 @@ pub mod console;
 pub mod ctl;
 pub mod curator;
 pub mod event;
+pub mod files;
 pub mod identity;
 pub mod liaison;
 pub mod logtree;

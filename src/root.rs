@@ -30,11 +30,13 @@ use crate::node::fault::{self, Fault};
 use crate::node::{heartbeat, logs};
 use crate::roles::{self, memory};
 use crate::rpc::client::{Client, Patience};
-use crate::storage::{self, tree};
 use crate::supervisor::{Context, Policy};
 use crate::sys::efivar;
 use crate::sys::reboot::Reason;
-use crate::{cluster, consensus, console, curator, liaison, management, parameters, recovery, rpc};
+use crate::{
+    cluster, consensus, console, curator, files, liaison, management, parameters, recovery, rpc,
+    storage,
+};
 
 /// What the root service needs.
 #[derive(Clone, Debug)]
@@ -62,7 +64,7 @@ pub struct Root {
 /// None: only a child's death can end it.
 pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallible> {
     let Root { environment, recovery, fault, ready, beats, terminals, end } = root;
-    let tree = tree::Root::live();
+    let tree = files::Root::live();
 
     let known = watch::Sender::new(None);
     let addresses = watch::Sender::<network::Status>::default();

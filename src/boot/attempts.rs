@@ -24,8 +24,8 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use crate::files::remove_debris;
 use crate::serial::EventLine;
-use crate::storage::file::remove_debris;
 
 /// How often in a row the machine reboots by itself.
 pub const REBOOTS_MAX: u32 = 3;

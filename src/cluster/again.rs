@@ -24,12 +24,13 @@ use super::unlock::Keys;
 use super::{Error, KeyStatus, Service, blocking, join, parting};
 use crate::consensus::{self, Start};
 use crate::event::until;
+use crate::files;
 use crate::identity::{self, Identity, NodeKey};
 use crate::parameters::ColdStart;
 use crate::recovery::form;
 use crate::stage::{self, Stage};
+use crate::storage::Kind;
 use crate::storage::key::RecoveryKey;
-use crate::storage::{self, Kind};
 use crate::supervisor::Context;
 
 impl<C: Consensus> Service<C> {
@@ -153,7 +154,7 @@ impl<C: Consensus> Service<C> {
                 info!("removed what was left of a member of etcd that the cluster has taken out");
                 return Ok(false);
             }
-            let storage::tree::Data { etcd, node, .. } = data;
+            let files::Data { etcd, node, .. } = data;
             let has_log = consensus::holds_entries(&etcd.log)?;
             let begun = has_log || etcd.bootstrapping.read()?.is_some();
             Ok(begun || node.voter.read()?.is_some() || node.roles.read()?.is_none())

@@ -34,9 +34,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tracing::{debug, info, warn};
 
 use crate::event::{Closed, until};
+use crate::files::{self, File};
 use crate::identity::{self, Identity, NodeId, NodeKey};
 use crate::network::names::Peers;
-use crate::storage::file::{self, File};
 use crate::supervisor::Context;
 use crate::{consensus, network};
 
@@ -84,7 +84,7 @@ pub enum Error {
     Closed(#[from] Closed),
     /// The disk.
     #[error("cannot read the key of this node")]
-    File(#[from] file::Error),
+    File(#[from] files::Error),
     /// The key is none.
     #[error("the key of this node cannot be used")]
     Key(#[source] identity::Error),
@@ -357,7 +357,7 @@ mod tests {
     #[test]
     fn a_node_that_is_back_where_it_was_in_an_earlier_outage_is_found_again() {
         let disk = tempfile::tempdir().unwrap();
-        let root = crate::storage::Root::at(disk.path());
+        let root = crate::files::Root::at(disk.path());
         let node = key(1).id();
         let [before, after] = [5, 6].map(|last| IpAddr::from([10, 0, 2, last]));
         let leader = watch::Sender::new(None);

@@ -94,7 +94,7 @@ async fn a_power_cut_on_the_way_out_of_etcd_ends_at_home_without_a_member() {
         let machine = Machine::new();
         let node = machine.boot_home().await.node;
         let root = machine.root();
-        let storage::tree::Data { etcd, node: files, .. } = &root.data;
+        let files::Data { etcd, node: files, .. } = &root.data;
         std::fs::create_dir_all(etcd.log.path()).unwrap();
         std::fs::write(etcd.log.path().join("0.wal"), b"votes").unwrap();
         etcd.peer_pki.dir.create().unwrap();

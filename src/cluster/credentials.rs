@@ -13,17 +13,16 @@ use zeroize::Zeroizing;
 
 use super::{State, Status};
 use crate::event::{Closed, until};
+use crate::files::{self, File};
 use crate::pki::Facts;
 use crate::rpc;
-use crate::storage::file::File;
-use crate::storage::tree;
 use crate::supervisor::Context;
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
     /// Where they are.
-    pub files: tree::Credentials,
+    pub files: files::Credentials,
     /// Whether this machine is a member.
     pub cluster: watch::Receiver<Status>,
     /// What everyone serves and calls with.
@@ -38,7 +37,7 @@ pub enum Error {
     Closed(#[from] Closed),
     /// A file cannot be read.
     #[error("cannot read the credentials of this node")]
-    Read(#[from] crate::storage::file::Error),
+    Read(#[from] crate::files::Error),
     /// A file is not there, or not what it should be.
     #[error("the credentials of this node are damaged: {0}")]
     Damaged(&'static str),
@@ -72,7 +71,7 @@ impl Service {
     }
 }
 
-pub(super) fn read(files: &tree::Credentials) -> Result<rpc::Credentials, Error> {
+pub(super) fn read(files: &files::Credentials) -> Result<rpc::Credentials, Error> {
     let key = files.key.read()?.ok_or(Error::Damaged("there is no key"))?;
     let certificate = pem(&files.certificate, "there is no certificate")?;
     let authority = pem(&files.ca, "there is no certificate of the cluster's CA")?;
@@ -94,7 +93,7 @@ fn pem(file: &File, missing: &'static str) -> Result<Vec<u8>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::tree::Root;
+    use crate::files::Root;
 
     #[tokio::test]
     async fn a_member_has_credentials_and_whoever_is_none_has_none() {

@@ -33,12 +33,11 @@ use super::service::Consensus;
 use super::state::Event;
 use super::{Error, Service, Status, blocking};
 use crate::curator::state::is_consensus_member;
+use crate::files::{self, File, Root};
 use crate::identity::NodeId;
 use crate::rpc::client::{Channel, Client, Patience, Repeat, candidates};
 use crate::rpc::is_removal;
 use crate::stage::{Stage, State};
-use crate::storage::file::{self, File};
-use crate::storage::{Root, tree};
 use crate::supervisor::Context;
 use crate::{consensus, parameters};
 
@@ -120,8 +119,8 @@ impl<C: Consensus> Service<C> {
     }
 }
 
-fn wipe(root: &Root) -> Result<(), file::Error> {
-    let tree::Node { credentials, roles, voter, leaving, .. } = &root.data.node;
+fn wipe(root: &Root) -> Result<(), files::Error> {
+    let files::Node { credentials, roles, voter, leaving, .. } = &root.data.node;
     for file in [&credentials.key, &credentials.certificate, &credentials.ca] {
         file.erase()?;
     }
@@ -185,7 +184,7 @@ fn founded_again(own: NodeId) -> String {
 }
 
 async fn ask(
-    files: &tree::Node,
+    files: &files::Node,
     directory: &File,
     told: &v1::ClusterDirectory,
     own: NodeId,

@@ -7,8 +7,9 @@ use super::membership::Step;
 use super::remote::Refused;
 use crate::curator::store;
 use crate::event::Closed;
+use crate::files;
 use crate::stage::Stage;
-use crate::storage::{Kind, file};
+use crate::storage::Kind;
 use crate::trapdoor::{Code, Report, code};
 use crate::{identity, recovery, tpm};
 
@@ -100,7 +101,7 @@ pub enum Error {
     Store(#[from] store::Error),
     /// The ESP or the data partition.
     #[error("cannot keep what this node must remember")]
-    File(#[from] file::Error),
+    File(#[from] files::Error),
     /// A service that this one waits for is gone.
     #[error(transparent)]
     Closed(#[from] Closed),

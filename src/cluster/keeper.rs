@@ -29,8 +29,7 @@ use super::Error;
 use super::keys::{Half, Secrets};
 use super::record::{self, Damage, Magic, Protection};
 use super::vault::{Guarded, Vault, blob_message, blob_value};
-use crate::storage::file::File;
-use crate::storage::tree::Esp;
+use crate::files::{Esp, File};
 use crate::sys::efivar::Variable;
 
 const MAGIC: Magic = Magic(*b"polis cs");
@@ -216,7 +215,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::tests::{FakeChip, half};
-    use crate::storage::Root;
+    use crate::files::Root;
 
     struct World {
         base: tempfile::TempDir,

@@ -27,10 +27,11 @@ use super::service::read_record;
 use super::unlock::Keys;
 use super::{Error, blocking};
 use crate::curator::{DiskKeys, Founding, Store};
+use crate::files::Root;
 use crate::identity::Identity;
 use crate::parameters::ColdStart;
 use crate::pki;
-use crate::storage::{Kind, Root};
+use crate::storage::Kind;
 use crate::sys::clock;
 
 /// A step that was just taken.

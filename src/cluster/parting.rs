@@ -24,10 +24,9 @@ use prost::Message as _;
 use tonic::Status;
 
 use crate::consensus::{self, Peer};
+use crate::files::{self, Data};
 use crate::identity::NodeId;
 use crate::rpc::client::{Client, Repeat};
-use crate::storage::file;
-use crate::storage::tree::Data;
 
 /// How long a member of etcd may be without a leader before a curator is asked whether
 /// it is one still: a cluster that is up takes an election, which is seconds. To ask too
@@ -116,13 +115,13 @@ fn judge(own: NodeId, voter: Option<&[u8]>, told: &v1::ConsensusStatus) -> Membe
 /// # Errors
 ///
 /// The first part that cannot be removed; the next boot goes on.
-pub fn part(data: &Data) -> Result<(), file::Error> {
+pub fn part(data: &Data) -> Result<(), files::Error> {
     data.node.leaving.write(b"")?;
     go_on(data)
 }
 
 /// Goes on with what was cut off, if something was; says whether it was. Blocks.
-pub(super) fn finish(data: &Data) -> Result<bool, file::Error> {
+pub(super) fn finish(data: &Data) -> Result<bool, files::Error> {
     let begun = data.node.leaving.read()?.is_some();
     if begun {
         go_on(data)?;
@@ -130,7 +129,7 @@ pub(super) fn finish(data: &Data) -> Result<bool, file::Error> {
     Ok(begun)
 }
 
-fn go_on(data: &Data) -> Result<(), file::Error> {
+fn go_on(data: &Data) -> Result<(), files::Error> {
     consensus::forget(&data.etcd)?;
     // A founder may have no list yet, and without one it would look for its member.
     if data.node.roles.read()?.is_none() {

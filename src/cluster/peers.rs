@@ -24,11 +24,11 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::event::Closed;
+use crate::files::File;
 use crate::identity::NodeId;
 use crate::liaison::Nodes;
 use crate::network::names::Peers;
 use crate::rpc::client::candidates;
-use crate::storage::file::File;
 use crate::supervisor::Context;
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
@@ -150,7 +150,7 @@ mod tests {
     #[tokio::test]
     async fn the_directory_counts_until_the_leader_tells_something_newer() {
         let disk = tempfile::tempdir().unwrap();
-        let root = crate::storage::Root::at(disk.path());
+        let root = crate::files::Root::at(disk.path());
         root.create().unwrap();
         let [one, two] = [1, 2].map(|seed| NodeId::from_public_key(&[seed; 32]));
         let entry = |id: NodeId, address: &str| v1::cluster_directory::Node {
@@ -194,7 +194,7 @@ mod tests {
     #[tokio::test]
     async fn a_node_that_the_leader_names_no_more_or_not_as_up_has_no_address() {
         let disk = tempfile::tempdir().unwrap();
-        let root = crate::storage::Root::at(disk.path());
+        let root = crate::files::Root::at(disk.path());
         root.create().unwrap();
         let [up, deleted, new] = [1, 2, 3].map(|seed| NodeId::from_public_key(&[seed; 32]));
         let info = |state: v1::NodeState| v1::NodeInfo {

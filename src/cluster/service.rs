@@ -52,14 +52,13 @@ use super::{Error, KeyStatus, Role, Status, blocking};
 use crate::consensus::{self, Orders, Peer, Start, client};
 use crate::curator::Store;
 use crate::event::{Closed, until};
+use crate::files::{self, File, Root};
 use crate::identity::{self, Identity, NodeKey};
 use crate::serial::EventLine;
 use crate::stage::{self, Stage};
-use crate::storage::file::File;
-use crate::storage::{self, Root};
 use crate::supervisor::Context;
 use crate::trapdoor::{Report, code};
-use crate::{network, parameters, pki, recovery};
+use crate::{network, parameters, pki, recovery, storage};
 
 /// Wait between attempts at a store that does not answer: an election long.
 const RETRY: Duration = Duration::from_millis(500);
@@ -377,7 +376,7 @@ pub(super) async fn read_record<T: Send + 'static>(
     blocking(move || match file.read() {
         Ok(None) => Ok(Record::Absent),
         Ok(Some(bytes)) => Ok(parse(&bytes).map_or_else(Record::Damaged, Record::Whole)),
-        Err(storage::file::Error::TooLarge { .. } | storage::file::Error::NotAFile { .. }) => {
+        Err(files::Error::TooLarge { .. } | files::Error::NotAFile { .. }) => {
             Ok(Record::Damaged(Damage::Magic))
         }
         Err(error) => Err(error.into()),

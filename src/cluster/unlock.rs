@@ -38,11 +38,12 @@ use super::keys::{self, Half, Secrets};
 use super::sealed::{Keeping, Sealed, change_from_record, change_to_record};
 use super::vault::{Guarded, Vault};
 use super::{Error, blocking};
+use crate::files::Root;
 use crate::identity::NodeKey;
 use crate::parameters::TpmMode;
 use crate::pki;
+use crate::storage::Kind;
 use crate::storage::key::{Key, RecoveryKey};
-use crate::storage::{Kind, Root};
 
 /// The keys that the data partition was opened with.
 #[derive(Clone, Debug, PartialEq, Eq)]

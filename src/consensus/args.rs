@@ -5,8 +5,8 @@
 use std::net::SocketAddr;
 
 use super::{Member, Peer};
+use crate::files::{Etcd, Sockets};
 use crate::pki;
-use crate::storage::tree::{Etcd, Sockets};
 
 /// Keeps members of clusters apart that would otherwise have the same numbers.
 const CLUSTER_TOKEN: &str = "POLIS";
@@ -154,7 +154,7 @@ pub(super) fn arguments(call: &Call<'_>) -> Vec<String> {
             flag("initial-cluster-token", CLUSTER_TOKEN.to_owned());
         }
     }
-    let path = |file: &crate::storage::file::File| file.path().display().to_string();
+    let path = |file: &crate::files::File| file.path().display().to_string();
     flag("listen-peer-urls", format!("https://{listen}"));
     flag("peer-cert-file", path(&tree.peer_pki.cert));
     flag("peer-key-file", path(&tree.peer_pki.key));
@@ -177,8 +177,8 @@ pub(super) fn arguments(call: &Call<'_>) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::consensus::MemberId;
+    use crate::files::Root;
     use crate::pki::Host;
-    use crate::storage::tree::Root;
 
     fn shown(pace: Pace, purpose: Purpose<'_>) -> String {
         let root = Root::live();

@@ -11,7 +11,7 @@ use prost::Message as _;
 use tracing::warn;
 
 use super::Member;
-use crate::storage::file::File;
+use crate::files::File;
 
 /// Longer than a cluster that is switched on needs to find itself.
 const DOUBT: Duration = Duration::from_secs(60);
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn a_directory_that_cannot_be_read_names_nobody() {
         let disk = tempfile::tempdir().unwrap();
-        let root = crate::storage::Root::at(disk.path());
+        let root = crate::files::Root::at(disk.path());
         root.create().unwrap();
         let file = root.esp.cluster_directory;
         assert_eq!(named_last(&file), v1::ClusterDirectory::default());

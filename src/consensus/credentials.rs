@@ -11,10 +11,9 @@ use std::sync::Arc;
 
 use zeroize::Zeroizing;
 
+use crate::files::{Error, Etcd};
 use crate::identity::{Identity, NodeKey};
 use crate::pki::{self, Certificate, Issuer, Mode, Template};
-use crate::storage::file::Error;
-use crate::storage::tree::Etcd;
 
 use super::Peer;
 
@@ -121,7 +120,7 @@ mod tests {
     #[test]
     fn an_interrupted_bootstrap_is_told_from_damage() {
         let directory = tempfile::tempdir().unwrap();
-        let root = crate::storage::tree::Root::at(directory.path());
+        let root = crate::files::Root::at(directory.path());
         let tree = &root.data.etcd;
         tree.data.create().unwrap();
         assert_eq!(look(tree).unwrap(), Found::Nothing);

@@ -27,9 +27,9 @@ use super::credentials::{authority, peer_certificate};
 use super::serve::members_of;
 use super::{Invitation, Member, MemberId, Peer, Refusal, Status, peers, quorum};
 use crate::event::{Closed, until};
+use crate::files::Sockets;
 use crate::identity::{Identity, NodeId};
 use crate::pki::{self, Namespace, Reason};
-use crate::storage::tree::Sockets;
 use crate::supervisor::Context;
 use crate::sys::clock;
 

@@ -51,10 +51,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::files::{self, Etcd, Sockets};
 use crate::identity::{NodeId, NodeKey};
 use crate::pki::Host;
-use crate::storage;
-use crate::storage::tree::{Etcd, Sockets};
 
 pub use self::members::{Error as MembersError, Members};
 pub use self::quorum::Refusal;
@@ -81,7 +80,7 @@ pub struct Peer {
 impl Config {
     /// The member of a running node.
     #[must_use]
-    pub fn live(root: &storage::tree::Root) -> Self {
+    pub fn live(root: &files::Root) -> Self {
         Self {
             binary: PathBuf::from("/usr/bin/etcd"),
             tree: root.data.etcd.clone(),
@@ -126,9 +125,9 @@ pub struct Config {
     /// The program that makes a member of a snapshot.
     pub restorer: PathBuf,
     /// What a bootstrap begins with, if it is there.
-    pub snapshot: storage::file::File,
+    pub snapshot: files::File,
     /// Where a leader's last word says who the members are.
-    pub directory: storage::file::File,
+    pub directory: files::File,
     /// Bytes of the database at which etcd refuses writes: [`QUOTA`].
     pub quota: u64,
     /// Sees every step of a bootstrap; for tests.
@@ -254,7 +253,7 @@ pub enum Error {
     },
     /// The disk.
     #[error("cannot keep what etcd needs")]
-    Files(#[from] storage::file::Error),
+    Files(#[from] files::Error),
     /// The node's key cannot be written.
     #[error("cannot use the key of the node")]
     Key(#[source] crate::identity::Error),

@@ -35,14 +35,13 @@ use super::{
     Config, Error, Orders, Standing, Start, Status, bootstrap, maintenance, wal, watchers,
 };
 use crate::event::until;
+use crate::files::{self, Etcd};
 use crate::logtree::Parser;
 use crate::pki::Overview;
 use crate::stage::{Stage, State};
-use crate::storage::file;
-use crate::storage::tree::Etcd;
 use crate::supervisor::{Context, Policy};
 use crate::sys::process::Command;
-use crate::sys::{clock, files};
+use crate::sys::{self, clock};
 use crate::trapdoor::{Report, code};
 
 /// A member that hands its leadership over takes six seconds at worst; the
@@ -339,7 +338,7 @@ impl Service {
 
 /// Work that waits for the disk, on a thread that may wait.
 pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, file::Error> + Send + 'static,
+    work: impl FnOnce() -> Result<T, files::Error> + Send + 'static,
 ) -> Result<T, Error> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => Ok(done?),
@@ -352,7 +351,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 /// # Errors
 ///
 /// The first part that cannot be removed; the call may be repeated.
-pub fn forget(tree: &Etcd) -> Result<(), file::Error> {
+pub fn forget(tree: &Etcd) -> Result<(), files::Error> {
     tree.data.clear()?;
     for file in [&tree.peer_pki.key, &tree.peer_pki.cert, &tree.peer_pki.ca] {
         file.erase()?;
@@ -369,7 +368,7 @@ pub fn readahead(binary: &Path) {
     let binary = binary.to_owned();
     // An advice: nobody waits for it, and whoever starts the program finds out
     // what is wrong with it.
-    let _unheeded = tokio::task::spawn_blocking(move || files::readahead(&binary));
+    let _unheeded = tokio::task::spawn_blocking(move || sys::files::readahead(&binary));
 }
 
 /// What a person does about a member that cannot be started ever again.

@@ -26,7 +26,7 @@ use std::path::PathBuf;
 
 use prost::Message as _;
 
-use crate::storage::file::{Dir, Error};
+use crate::files::{Dir, Error};
 
 /// How much of a log is read: without an entry, it holds what a log begins with, and
 /// a new state for each term that was heard of.

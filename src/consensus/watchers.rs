@@ -16,9 +16,9 @@ use super::client::{Client, Kv, Mirror, User};
 use super::credentials::{authority, peer_certificate};
 use super::{Error, Peer, Status};
 use crate::event::until;
+use crate::files::Etcd;
 use crate::identity::{Identity, NodeId};
 use crate::pki::{Crl, Namespace, Overview, Renewal, certificate_pem};
-use crate::storage::tree::Etcd;
 use crate::supervisor::Context;
 use crate::sys::clock;
 
@@ -165,7 +165,7 @@ impl Watchers {
 }
 
 /// Writes a file unless it says that already.
-async fn replace(file: &crate::storage::file::File, content: Vec<u8>) -> Result<bool, Error> {
+async fn replace(file: &crate::files::File, content: Vec<u8>) -> Result<bool, Error> {
     let same = {
         let (file, content) = (file.clone(), content.clone());
         super::service::blocking(move || Ok(file.read()?.as_ref() == Some(&content))).await?

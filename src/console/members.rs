@@ -281,7 +281,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_was_learned_goes_with_the_member_that_learned_it() {
         let (_orders, ordered) = watch::channel(None);
-        let root = crate::storage::tree::Root::live();
+        let root = crate::files::Root::live();
         let consensus =
             crate::consensus::Service::new(crate::consensus::Config::live(&root), ordered);
         let ((_nodes, nodes), (_own, credentials)) = (watch::channel(None), watch::channel(None));

@@ -46,10 +46,9 @@ use crate::identity::{Fingerprint, Identity};
 use crate::node::environment::Environment;
 use crate::parameters::Known;
 use crate::pki::Overview;
-use crate::storage::tree;
 use crate::supervisor::{Context, Policy};
 use crate::sys::reboot::Reason;
-use crate::{cluster, consensus, network, storage, sys};
+use crate::{cluster, consensus, files, network, storage, sys};
 
 /// The machine's own screen.
 const SCREEN: &str = "tty1";
@@ -198,7 +197,7 @@ impl Service {
         let load = load::Service {
             proc: PathBuf::from("/proc"),
             sys: PathBuf::from("/sys"),
-            data: tree::Root::live().data.mount.path().to_owned(),
+            data: files::Root::live().data.mount.path().to_owned(),
             load,
             attention: attention.clone(),
         };

@@ -25,7 +25,7 @@ fn start() -> World {
         name => Some(name.to_owned()),
     };
     let (orders, ordered) = watch::channel(None);
-    let member = consensus::Service::new(consensus::Config::live(&tree::Root::live()), ordered);
+    let member = consensus::Service::new(consensus::Config::live(&files::Root::live()), ordered);
     let (known, told) = watch::channel(None);
     let (network, addresses) = watch::channel(network::Status::default());
     let (mounted, storage) = watch::channel(storage::Status::Starting);

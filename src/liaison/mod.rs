@@ -40,12 +40,12 @@ use polis_proto::v1;
 use tokio::sync::watch as value;
 use tokio::time::Instant;
 
+use crate::files::{self, File};
 use crate::identity::NodeId;
 use crate::network::names::Peers;
 use crate::node::environment::Environment;
 use crate::rpc::client::{CURATOR_PORT, Candidate, Client};
 use crate::rpc::{Credentials, Standing};
-use crate::storage::file::File;
 use crate::supervisor::{Context, Policy};
 use crate::{cluster, consensus, network, parameters, storage};
 
@@ -81,7 +81,7 @@ pub struct Config {
 impl Config {
     /// The member of a running node.
     #[must_use]
-    pub fn live(root: &storage::Root) -> Self {
+    pub fn live(root: &files::Root) -> Self {
         Self {
             directory: root.esp.cluster_directory.clone(),
             roles: root.data.node.roles.clone(),

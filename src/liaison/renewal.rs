@@ -39,7 +39,7 @@ enum Error {
     #[error("the leader gave a certificate that does not fit: {0}")]
     Unfit(&'static str),
     #[error("cannot write the new certificate")]
-    Write(#[source] crate::storage::file::Error),
+    Write(#[source] crate::files::Error),
 }
 
 /// Renews until cancelled.

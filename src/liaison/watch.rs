@@ -22,11 +22,11 @@ use tracing::{debug, error, info, warn};
 
 use super::{Nodes, Service};
 use crate::event::{Closed, until};
+use crate::files::File;
 use crate::identity::NodeId;
 use crate::pki::Crl;
 use crate::rpc::Standing;
 use crate::rpc::client::Repeat;
-use crate::storage::file::File;
 use crate::supervisor::Context;
 
 /// Between two attempts at a stream.

@@ -25,8 +25,8 @@ use tracing::{info, warn};
 
 use super::Status as Network;
 use crate::event::Closed;
+use crate::files::{self, File};
 use crate::identity::{Identity, NodeId};
-use crate::storage::file::{self, File};
 use crate::supervisor::Context;
 
 /// The host name of a machine that does not know yet who it is.
@@ -84,7 +84,7 @@ pub struct Service {
 pub enum Error {
     /// A file cannot be written.
     #[error(transparent)]
-    Write(#[from] file::Error),
+    Write(#[from] files::Error),
     /// The kernel does not take the host name.
     #[error("cannot set the host name")]
     HostName(#[source] rustix::io::Errno),
@@ -182,7 +182,7 @@ fn hosts(identity: Option<&Identity>, address: Option<IpAddr>, peers: &Peers) ->
 mod tests {
     use super::*;
     use crate::event::until;
-    use crate::storage::Root;
+    use crate::files::Root;
 
     #[tokio::test]
     async fn the_files_follow_the_identity_and_the_address() {

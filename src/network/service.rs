@@ -30,9 +30,9 @@ use super::holding::Holding;
 use super::plan::{self, Action, Former, Kind, Observed, Wanted};
 use super::{Interface, Status, apply, clock, dhcp, observe};
 use crate::event;
+use crate::files::File;
 use crate::parameters::{self, Known};
 use crate::stage::{Stage, State};
-use crate::storage::file::File;
 use crate::supervisor::Context;
 use crate::sys;
 

@@ -15,9 +15,9 @@ use tokio::sync::watch;
 
 use super::{Config, Interfaces, Service, Status};
 use crate::event;
+use crate::files::File;
 use crate::parameters::{self, Known, Loaded, Match};
 use crate::stage::{Stage, State};
-use crate::storage::file::File;
 use crate::supervisor::Context;
 
 /// Far above what anything here takes, also on a busy machine.

@@ -31,9 +31,9 @@ use tracing::error;
 
 use crate::consensus;
 use crate::event::{self, Closed};
+use crate::files;
 use crate::recovery;
 use crate::stage::Stage;
-use crate::storage::tree;
 use crate::supervisor::{Context, Policy};
 use crate::sys::{process, readiness};
 use crate::trapdoor::{Report, code};
@@ -196,7 +196,7 @@ fn locked() -> Report {
 
 /// Overwrites the start of etcd's database, where it says what it is.
 fn damage() {
-    let database = tree::Root::live().data.etcd.data.path().join("member/snap/db");
+    let database = files::Root::live().data.etcd.data.path().join("member/snap/db");
     error!(database = %database.display(), "damaging it, as asked for by polis.fault");
     let written = std::fs::File::options()
         .write(true)
@@ -210,7 +210,7 @@ fn damage() {
 /// Removes what a member of etcd keeps, and leaves what says that there was one.
 fn lose() {
     error!("removing the member of etcd, as asked for by polis.fault");
-    if let Err(error) = consensus::forget(&tree::Root::live().data.etcd) {
+    if let Err(error) = consensus::forget(&files::Root::live().data.etcd) {
         error!(error = &error as &dyn std::error::Error, "cannot remove it");
     }
 }

@@ -23,8 +23,8 @@ use tracing::{info, warn};
 use super::error::Error;
 use super::source::{FwCfg, Places};
 use super::{BYTES_MAX, Known, Loaded, Parameters, Source, parse};
+use crate::files::File;
 use crate::stage::{Stage, State};
-use crate::storage::file::File;
 use crate::supervisor::Context;
 
 /// How often a driver that is not done is looked at. sysfs tells nobody when it
@@ -191,7 +191,7 @@ mod tests {
     /// Runs the service in an empty sysfs with `content` on the ESP.
     async fn run(content: Option<&[u8]>, story: impl AsyncFnOnce(watch::Receiver<Known>, Handles)) {
         let base = tempfile::tempdir().unwrap();
-        let root = crate::storage::Root::at(base.path());
+        let root = crate::files::Root::at(base.path());
         root.esp.create().unwrap();
         if let Some(content) = content {
             root.esp.parameters.write(content).unwrap();

@@ -19,11 +19,11 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use super::error::Error;
-use crate::storage::file::{self, File};
+use crate::files::{self, File};
 
 /// The most bytes that parameters may have, in either place. The kernel reads
 /// fw_cfg through sysfs in quadratic time: 64 KiB take 0.15 s, a megabyte 40 s.
-pub const BYTES_MAX: u64 = crate::storage::tree::PARAMETERS_SIZE_MAX;
+pub const BYTES_MAX: u64 = 64 << 10;
 
 /// The name of the fw_cfg item.
 pub(super) const FW_CFG_ITEM: &str = "opt/polis/parameters.pb";
@@ -78,7 +78,7 @@ pub(super) enum FwCfg {
 impl Places {
     /// `sys` is where sysfs is mounted, `esp` the file on the ESP.
     pub(super) fn new(sys: &Path, esp: &File) -> Self {
-        Self { sys: sys.to_owned(), esp: esp.clone() }
+        Self { sys: sys.to_owned(), esp: esp.clone().at_most(BYTES_MAX) }
     }
 
     /// Looks at what the kernel knows of fw_cfg.
@@ -122,8 +122,8 @@ impl Places {
                 raw(&item.join("raw")).map(Some)
             }
             Source::Esp => self.esp.read().map_err(|error| match error {
-                file::Error::TooLarge { .. } => Error::TooLarge,
-                file::Error::Io { source, .. } => Error::Unreadable(source),
+                files::Error::TooLarge { .. } => Error::TooLarge,
+                files::Error::Io { source, .. } => Error::Unreadable(source),
                 other => Error::Unreadable(io::Error::other(other)),
             }),
         }
@@ -151,7 +151,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
         }
-        let esp = crate::storage::Root::at(root.path()).esp.parameters;
+        let esp = crate::files::Root::at(root.path()).esp.parameters;
         let places = Places::new(&root.path().join("sys"), &esp);
         (root, places)
     }

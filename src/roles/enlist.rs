@@ -31,12 +31,11 @@ use crate::cluster::{self, ASK_AGAIN, Membership, Role, TRUST};
 use crate::consensus::{self, Invitation, Member, MemberId, Orders, Peer, Standing, Start};
 use crate::curator::state::is_consensus_member;
 use crate::event::{Closed, until};
+use crate::files::{self, File};
 use crate::identity::{self, NodeId, NodeKey};
 use crate::liaison::Nodes;
 use crate::network;
 use crate::rpc::client::{Client, Repeat};
-use crate::storage::file::{self, File};
-use crate::storage::tree;
 use crate::supervisor::Context;
 
 /// Between two attempts, once the client has lost its patience.
@@ -46,7 +45,7 @@ const RETRY: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub struct Service {
     /// What this node keeps of itself, and its member of etcd.
-    pub data: tree::Data,
+    pub data: files::Data,
     /// The way to the leader.
     pub client: Client,
     /// Every node, as the leader tells: what the cluster wants of this one, too.
@@ -69,7 +68,7 @@ pub enum Error {
     Closed(#[from] Closed),
     /// The disk.
     #[error("cannot keep or read what this node must remember")]
-    File(#[from] file::Error),
+    File(#[from] files::Error),
     /// The key is not one.
     #[error("the key of this node cannot be used")]
     Key(#[source] identity::Error),
@@ -280,8 +279,8 @@ fn invitation(answer: v1::JoinConsensusResponse, key: &NodeKey) -> Invitation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::Root;
     use crate::rpc::client::Patience;
-    use crate::storage::Root;
 
     #[test]
     fn a_role_is_gone_only_where_a_leader_says_so() {

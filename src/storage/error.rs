@@ -4,7 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 use super::health::Fault;
-use super::{apply, file, plan, table};
+use super::{apply, plan, table};
+use crate::files;
 use crate::stage::Stage;
 use crate::trapdoor::{Code, Report, code};
 
@@ -47,7 +48,7 @@ pub enum Error {
     Failing(Fault),
     /// A directory or file of the tree cannot be made.
     #[error(transparent)]
-    File(#[from] file::Error),
+    File(#[from] files::Error),
 }
 
 impl Error {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::mount::MountFlags;
 use tracing::{info, warn};
 
+use super::Kind;
 use super::apply::{Error, Machine};
 use super::key::{Key, Keys, Passphrase};
 use super::luks::{self, OpenError};
@@ -16,7 +17,7 @@ use super::plan::{GROWTH_MIN, LABEL};
 use super::probe::{self, Content};
 use super::table::{self, Partition, Table};
 use super::wipe::{self, Groups};
-use super::{Kind, Root};
+use crate::files::Root;
 use crate::logtree::Sink;
 use crate::sys::block;
 use crate::sys::mount::Mount;

@@ -1,7 +1,7 @@
 //! Gives the node a place for everything it keeps: a disk, mounted, as a typed tree.
 //!
 //! `root` starts [`Service`]; everyone who keeps something waits for
-//! [`Status::Ready`] and uses the [`Root`] in it.
+//! [`Status::Ready`] and uses the [`Root`](files::Root) in it.
 //!
 //! ```text
 //! probe, header  what does a stretch of the disk carry?  bytes -> name
@@ -12,7 +12,6 @@
 //! patience  how long a step may take
 //! service  when                                      event values
 //! tend, health  what is done and noticed while it is mounted
-//! tree, file  the places and the atomic writes
 //! key, luks  what opens an encrypted partition, and how
 //! wipe   blocks of an authenticated device are written before they are used
 //! ```
@@ -25,7 +24,6 @@
 
 pub mod apply;
 pub mod error;
-pub mod file;
 pub mod header;
 pub mod health;
 pub mod key;
@@ -37,7 +35,6 @@ pub mod probe;
 pub mod service;
 pub mod table;
 pub mod tend;
-pub mod tree;
 pub mod wipe;
 
 use std::path::PathBuf;
@@ -50,7 +47,7 @@ pub use self::error::Error;
 pub use self::health::Health;
 pub use self::key::{Make, Wanted};
 pub use self::service::{Config, RunError, Service};
-pub use self::tree::Root;
+use crate::files;
 
 /// How the data partition is protected. Ordered: a greater kind protects more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -89,7 +86,7 @@ impl std::fmt::Display for Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
     /// The tree; every directory exists.
-    pub root: Root,
+    pub root: files::Root,
     /// How the partition is protected.
     pub kind: Kind,
     /// The GUID of the partition.

@@ -11,12 +11,12 @@ use polis::consensus::{
     Config, Members, Orders, PEER_PORT, Peer, Probe, QUOTA, Service, Standing, Start, Status,
 };
 use polis::event::until;
+use polis::files::Root;
 use polis::identity::NodeKey;
 use polis::logtree::{Query, Tree};
 use polis::pki::{Host, Overview};
 use polis::serial::Lines;
 use polis::stage::Board;
-use polis::storage::tree::Root;
 use polis::supervisor::{Context, Policy, Supervisor};
 use tokio::sync::{mpsc, watch};
 

@@ -29,8 +29,8 @@ use tracing::{error, warn};
 use super::flood;
 use crate::consensus::{self, client};
 use crate::event::{self, Closed};
+use crate::files;
 use crate::serial::EventLine;
-use crate::storage::tree;
 use crate::supervisor::Context;
 
 /// What the counted values begin with.
@@ -123,7 +123,7 @@ impl Service {
         let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
         ready?;
         ctx.healthy();
-        let data = tree::Root::live().data.mount.path().to_owned();
+        let data = files::Root::live().data.mount.path().to_owned();
         let work = async {
             match self.exercise {
                 Exercise::Count => self.count(&ctx).await,

@@ -20,9 +20,6 @@ use std::path::{Path, PathBuf};
 
 use super::file::{Dir, Error, File};
 
-/// Above this, reading fw_cfg gets slow; a parameters file is some hundred bytes.
-pub const PARAMETERS_SIZE_MAX: u64 = 64 << 10;
-
 /// More than there is room for on the ESP.
 const SNAPSHOT_SIZE_MAX: u64 = 96 << 20;
 
@@ -100,7 +97,7 @@ impl Esp {
         let polis = base.join("polis");
         let file = |name: &str| File::private(polis.join(name));
         Self {
-            parameters: file("parameters.pb").at_most(PARAMETERS_SIZE_MAX),
+            parameters: file("parameters.pb"),
             sealed_configuration: file("sealed_configuration.pb"),
             cluster_directory: file("cluster_directory.pb"),
             network: file("network.pb"),

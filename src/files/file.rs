@@ -1,6 +1,6 @@
 //! Reads and writes single files so that a power cut never leaves half of one.
 //!
-//! `storage::tree` gives every file of the node a [`File`] and every directory
+//! `files::tree` gives every file of the node a [`File`] and every directory
 //! a [`Dir`]; nobody else makes them, so no other module spells out a path.
 //!
 //! ```text
