@@ -70,7 +70,11 @@ impl pki::Store for Fenced {
         let otherwise = vec![Op::GetLock(self.term.clone())];
         let outcome = self.client.txn(Txn { guards: all, then, otherwise }).await?;
         if outcome.succeeded {
-            self.written.fetch_max(outcome.revision, Ordering::AcqRel);
+            // Else the revision is that of somebody else's write, in another namespace
+            // perhaps, of which a copy of this one is never told.
+            if outcome.wrote {
+                self.written.fetch_max(outcome.revision, Ordering::AcqRel);
+            }
             return Ok(true);
         }
         let lock = outcome.read.first().and_then(Option::as_ref);

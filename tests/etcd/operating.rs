@@ -184,6 +184,8 @@ async fn a_learner_that_never_started_is_taken_out_and_the_next_one_enters() {
     let told = management.get_etcd_status(v1::GetEtcdStatusRequest {}).await.unwrap().into_inner();
     let learner = told.members.iter().find(|member| member.learner).unwrap();
     assert!(learner.peer_urls[0].contains(&address(two).to_string()), "{learner:?}");
+    // The newest thing that was written is its certificate, which is no record.
+    assert_eq!(nodes(&owner).await.len(), 2);
 
     take_consensus(&owner, &two.name()).await.unwrap();
     first.waits("to have no learner", |status| status.members.len() == 1).await;

@@ -68,8 +68,11 @@ impl From<pki::Write> for Op {
 pub struct Outcome {
     /// Whether every guard held.
     pub succeeded: bool,
-    /// The revision after it.
+    /// The revision after it: that of the whole of etcd, not of this namespace alone.
     pub revision: i64,
+    /// Whether it wrote anything: to remove what is not there is no write, and makes no
+    /// revision.
+    pub wrote: bool,
     /// What its reads found.
     pub read: Vec<Option<Kv>>,
 }
@@ -117,13 +120,20 @@ impl Leadership {
 
 impl Outcome {
     pub(super) fn from_etcd(client: &Client, response: &etcd_client::TxnResponse) -> Self {
-        let read = response.op_responses().into_iter().filter_map(|response| match response {
+        let done = response.op_responses();
+        let wrote = done.iter().any(|done| match done {
+            TxnOpResponse::Put(_) => true,
+            TxnOpResponse::Delete(gone) => gone.deleted() > 0,
+            TxnOpResponse::Get(_) | TxnOpResponse::Txn(_) => false,
+        });
+        let read = done.into_iter().filter_map(|done| match done {
             TxnOpResponse::Get(get) => Some(get.kvs().first().map(|kv| client.inner(kv))),
             TxnOpResponse::Put(_) | TxnOpResponse::Delete(_) | TxnOpResponse::Txn(_) => None,
         });
         Self {
             succeeded: response.succeeded(),
             revision: response.header().map_or(0, etcd_client::ResponseHeader::revision),
+            wrote,
             read: read.collect(),
         }
     }
