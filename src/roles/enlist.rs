@@ -163,6 +163,16 @@ impl Service {
                 |status: &consensus::Status| (status.standing != Standing::Stopped).then_some(());
             until(&mut self.consensus, "etcd", started).await?;
         }
+        // From here on it is the member that it is. What it was invited with grows old: were
+        // etcd to start with that again, months later, it would show a certificate that has
+        // ended to peers that do not tell it of the newer one any more.
+        self.orders.send_if_modified(|orders| match orders {
+            Some(orders) if orders.start.joins() => {
+                orders.start = Start::Again;
+                true
+            }
+            _ => false,
+        });
         let vote = until(&mut self.consensus, "etcd", |status| {
             let (cluster, member) = status.cluster.zip(status.member)?;
             Some(cluster::Vote { cluster, member: member.0 })

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use polis::cluster::{self, State};
-use polis::consensus::Status;
+use polis::consensus::{Start, Status};
 use polis::network;
 use polis::roles::enlist;
 use polis_proto::v1;
@@ -54,6 +54,8 @@ async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
     let running = supervise("enlisting", move |ctx| service.clone().run(ctx));
     let voted = || data.node.voter.read().unwrap().is_some_and(|vote| !vote.is_empty());
     eventually("the vote to be written down", voted).await;
+    // What it was invited with grows old: another start goes by what is on its disk.
+    assert_eq!(orders.borrow().as_ref().unwrap().start, Start::Again);
     // It serves by these orders, and by no others.
     orders.mark_unchanged();
 
