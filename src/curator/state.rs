@@ -267,9 +267,11 @@ fn register_again(
     registration: Registration,
 ) -> Result<v1::Node, Refusal> {
     match state {
-        // Nobody has looked at it yet: what it says now is what counts.
+        // It asks again every few seconds until it is approved: what it says of itself now
+        // is what counts, and what an operator has said of it meanwhile stays.
         NodeState::New => {
-            Ok(v1::Node { registered_at: node.registered_at, ..register(registration) })
+            let v1::Node { join_key, status, tpm, .. } = register(registration);
+            Ok(v1::Node { join_key, status, tpm, ..node })
         }
         NodeState::Standby | NodeState::Up if !node.joined => {
             Ok(v1::Node { join_key: registration.join_key.to_vec(), tpm: registration.tpm, ..node })
@@ -467,6 +469,30 @@ mod tests {
             panic!("it changes")
         };
         assert_eq!(back.roles, Some(consensus()));
+    }
+
+    #[test]
+    fn what_an_operator_gives_a_node_that_waits_is_there_when_it_asks_again() {
+        let labels = |key: &str| BTreeMap::from([(key.to_owned(), "b".to_owned())]);
+        let asks = Registration { labels: labels("own"), ..registration(1) };
+        let again = Registration { address: "192.0.2.2".to_owned(), ..asks.clone() };
+        let label = Request::Labels { set: labels("given"), remove: vec!["own".to_owned()] };
+        let requests = [
+            Request::Register(asks),
+            roles(consensus()),
+            label,
+            Request::Leave(v1::Departure::default()),
+            Request::Register(again),
+        ];
+        let mut node = None;
+        for request in requests {
+            let Ok(Step::Put(next)) = step(node, request) else { panic!("it changes") };
+            node = Some(*next);
+        }
+        let node = node.unwrap();
+        assert_eq!((node.roles, node.labels), (Some(consensus()), labels("given")));
+        assert_eq!(node.leaving, Some(v1::Departure::default()));
+        assert_eq!(node.status.unwrap().external_address, "192.0.2.2");
     }
 
     #[test]
