@@ -32,6 +32,7 @@ use crate::stage::{self, Stage};
 use crate::storage::Kind;
 use crate::storage::key::RecoveryKey;
 use crate::supervisor::Context;
+use crate::sys::clock;
 
 impl<C: Consensus> Service<C> {
     /// Comes back as the member that this machine is. Without a sealed
@@ -99,6 +100,12 @@ impl<C: Consensus> Service<C> {
             }
         };
         let Config { root, .. } = &self.config;
+        loop {
+            match membership::renew_ended(&store, &record, node, root, clock::now()).await {
+                Err(error) if waited_out(&error).await => {}
+                renewed => break renewed?,
+            }
+        }
         let shares = self.config.unlocker(self.disk()).shares;
         let keeper = match &keys {
             Some(keys) => loop {

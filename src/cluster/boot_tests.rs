@@ -1,6 +1,8 @@
 //! First boots, later boots, and what is lost in between.
 
 use super::*;
+use crate::curator::Store;
+use crate::sys::clock;
 
 #[tokio::test]
 async fn a_first_boot_ends_at_home_and_leaves_a_sealed_configuration_and_no_journal() {
@@ -151,4 +153,37 @@ async fn another_cluster_s_store_is_not_home() {
     let report = stranger.boot_refused(told()).await;
     assert_eq!(report.code, code::CLUSTER_STORE);
     assert!(stranger.etcd.contents().is_empty());
+}
+
+#[tokio::test]
+async fn a_voter_that_was_off_past_the_end_of_its_certificate_comes_home_with_a_new_one() {
+    let machine = Machine::new();
+    let node = machine.boot_home().await.node.unwrap();
+    let file = machine.root().data.node.credentials.certificate;
+    let on_disk = || pki::certificate_der(&file.read().unwrap().unwrap()).unwrap();
+    let identity = Identity::new(pki::Facts::read(&on_disk()).unwrap().public_key);
+    assert_eq!(identity.id, node);
+    let store = Store::new(machine.etcd.clone());
+    let now = clock::now();
+    let end = async || {
+        store.revoke(&node.to_string(), pki::Reason::Left, now).await.unwrap();
+        let long_ago = now - Duration::from_secs(100 * 24 * 60 * 60);
+        let old = store.ensure_node_certificate(identity, long_ago).await.unwrap();
+        file.write(pki::certificate_pem(&old.der).as_bytes()).unwrap();
+        old.der
+    };
+
+    let old = end().await;
+    machine.boot_home().await;
+    let new = on_disk();
+    assert_ne!(new, old);
+    assert!(pki::Facts::read(&new).unwrap().not_after > now);
+    let kept = store.renew_node_certificate(identity, now).await.unwrap().unwrap();
+    assert_eq!(kept.der, new);
+
+    // What was revoked is not given again.
+    let old = end().await;
+    store.revoke(&node.to_string(), pki::Reason::Left, now).await.unwrap();
+    machine.boot_home().await;
+    assert_eq!(on_disk(), old);
 }

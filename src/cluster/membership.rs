@@ -15,9 +15,10 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use polis_proto::v1;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::decide::Record;
 use super::journal::Journal;
@@ -159,6 +160,34 @@ pub(super) async fn check<S: pki::Store + Clone>(
         return Err(Error::OtherCluster);
     }
     Ok(record)
+}
+
+/// Renews the certificate of this node where it has ended: the machine was off for so
+/// long, and perhaps the whole cluster with it, so that no leader could be asked. Who
+/// votes needs none for that.
+pub(super) async fn renew_ended<S: pki::Store + Clone>(
+    store: &Store<S>,
+    record: &v1::Node,
+    node: Identity,
+    root: &Root,
+    now: SystemTime,
+) -> Result<(), Error> {
+    let file = root.data.node.credentials.certificate.clone();
+    let read = file.clone();
+    let old = blocking(move || Ok(read.read()?.unwrap_or_default())).await?;
+    let facts = pki::certificate_der(&old).and_then(|der| pki::Facts::read(&der));
+    let ended = facts.is_some_and(|facts| facts.not_after <= now);
+    if !ended || record.state() != v1::NodeState::Up {
+        return Ok(());
+    }
+    match store.renew_node_certificate(node, now).await? {
+        Some(issued) => {
+            file.save(pki::certificate_pem(&issued.der).into_bytes()).await?;
+            info!("the certificate of this node had ended, and is renewed");
+        }
+        None => warn!("the certificate of this node was revoked, and is not renewed"),
+    }
+    Ok(())
 }
 
 /// Brings in step what the cluster knows of this node's disk, what the cluster

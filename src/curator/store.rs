@@ -283,7 +283,7 @@ impl<S: pki::Store + Clone> Store<S> {
     }
 
     /// A new certificate for `node` if two thirds of the life of its old one are
-    /// over, else the one that it has.
+    /// over, else the one that it has; none where that was revoked.
     ///
     /// # Errors
     ///
@@ -292,12 +292,8 @@ impl<S: pki::Store + Clone> Store<S> {
         &self,
         node: Identity,
         now: SystemTime,
-    ) -> Result<Issued, Error> {
-        let renewed = self.certificates().renew(&node_wish(node), now).await?;
-        match renewed {
-            Some(renewed) => Ok(renewed),
-            None => self.ensure_node_certificate(node, now).await,
-        }
+    ) -> Result<Option<Issued>, Error> {
+        Ok(self.certificates().current(&node_wish(node), now).await?)
     }
 
     /// Revokes every certificate that the cluster issued to `name`.
@@ -496,5 +492,17 @@ mod tests {
         let again = store.ensure_node_certificate(node, clock::now()).await.unwrap();
         assert_eq!(first.der, again.der);
         assert_eq!(first.issuer_der, authority.der);
+    }
+
+    #[tokio::test]
+    async fn a_node_whose_certificate_was_revoked_gets_none_by_asking_again() {
+        let store = Store::new(Memory::default());
+        let node = Identity::new([7; 32]);
+        let now = clock::now();
+        let first = store.ensure_node_certificate(node, now).await.unwrap();
+        let same = store.renew_node_certificate(node, now).await.unwrap().unwrap();
+        assert_eq!(first.der, same.der);
+        store.revoke(&node.id.to_string(), Reason::Left, now).await.unwrap();
+        assert!(store.renew_node_certificate(node, now).await.unwrap().is_none());
     }
 }

@@ -99,6 +99,26 @@ impl<S: Store> Namespace<S> {
         self.issue(wish, authority, &signer, Some(found), now).await.map(Some)
     }
 
+    /// The certificate that there is, renewed if that is due. None is made where there is
+    /// none: it was revoked, or never given.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if another node renews it at the same moment.
+    pub async fn current(
+        &self,
+        wish: &Certificate,
+        now: SystemTime,
+    ) -> Result<Option<Issued>, Error> {
+        if let Some(renewed) = self.renew(wish, now).await? {
+            return Ok(Some(renewed));
+        }
+        let Issuer::Authority(authority) = &wish.issuer else { return Ok(None) };
+        let Some(found) = self.find(wish, authority).await? else { return Ok(None) };
+        let (signer, _key) = self.ensure_authority(authority, now).await?;
+        Ok(Some(Issued { der: found.der, issuer_der: signer.der, key: found.key }))
+    }
+
     /// Revokes everything that the authority ever issued to `name` and forgets
     /// the certificate kept under that name. Says how many were added to the CRL;
     /// revoking twice adds none.

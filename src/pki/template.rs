@@ -30,8 +30,12 @@ pub(super) const CLOCK_TOLERANCE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Authorities outlive the machines that they were made on.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// Long enough for a node that was off over a season, short enough that a
-/// forgotten one drops out.
+/// As long as their authority: a cluster that was off for longer than this could not
+/// elect anyone who renews it. Who is out is kept out by the list of members and the CRL.
+const PEER_LIFETIME: Duration = AUTHORITY_LIFETIME;
+
+/// Long enough for a worker that was off over a season, short enough that a
+/// forgotten one drops out. A voter renews its own where it has ended.
 const NODE_LIFETIME: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
 /// People come back more often than machines.
@@ -90,7 +94,8 @@ impl Template {
     pub fn lifetime(&self) -> Duration {
         match self {
             Self::EtcdAuthority | Self::ClusterAuthority => AUTHORITY_LIFETIME,
-            Self::EtcdPeer { .. } | Self::Node => NODE_LIFETIME,
+            Self::EtcdPeer { .. } => PEER_LIFETIME,
+            Self::Node => NODE_LIFETIME,
             Self::User { .. } => USER_LIFETIME,
         }
     }

@@ -88,6 +88,14 @@ async fn a_node_is_a_server_and_a_client_and_a_user_only_a_client() {
 }
 
 #[tokio::test]
+async fn peers_take_each_other_s_certificates_for_as_long_as_their_authority_lives() {
+    let pki = Namespace::new(Memory::default(), "");
+    let made = pki.ensure(&peer("a", Mode::Managed), noon()).await.unwrap();
+    let ends = |der: &[u8]| Facts::read(der).unwrap().not_after;
+    assert_eq!(ends(&made.der), ends(&made.issuer_der));
+}
+
+#[tokio::test]
 async fn ensuring_twice_gives_the_same_certificate_and_key() {
     let pki = Namespace::new(Memory::default(), "pki/");
     let first = pki.ensure(&peer("a", Mode::Managed), noon()).await.unwrap();
@@ -140,8 +148,9 @@ async fn a_certificate_of_another_key_is_not_handed_out() {
 async fn revoking_adds_every_certificate_of_the_name_once() {
     let memory = Memory::default();
     let pki = Namespace::new(memory.clone(), "");
-    let old = pki.ensure(&peer("a", Mode::Managed), noon()).await.unwrap();
-    let new = pki.renew(&peer("a", Mode::Managed), noon() + DAY * 80).await.unwrap().unwrap();
+    let node = wish("a", Template::Node, Mode::Managed);
+    let old = pki.ensure(&node, noon()).await.unwrap();
+    let new = pki.renew(&node, noon() + DAY * 80).await.unwrap().unwrap();
     let other = pki.ensure(&peer("b", Mode::Managed), noon()).await.unwrap();
     let later = noon() + DAY * 81;
     let revoke = || pki.revoke(&REVOKER, "a", Reason::Left, later);
@@ -163,13 +172,14 @@ static REVOKER: std::sync::LazyLock<Arc<Certificate>> = std::sync::LazyLock::new
 #[tokio::test]
 async fn a_certificate_is_renewed_after_two_thirds_and_keeps_its_key() {
     let pki = Namespace::new(Memory::default(), "");
-    let old = pki.ensure(&peer("a", Mode::Managed), noon()).await.unwrap();
-    let early = pki.renew(&peer("a", Mode::Managed), noon() + DAY * 59).await.unwrap();
+    let node = wish("a", Template::Node, Mode::Managed);
+    let old = pki.ensure(&node, noon()).await.unwrap();
+    let early = pki.renew(&node, noon() + DAY * 59).await.unwrap();
     assert!(early.is_none());
-    let new = pki.renew(&peer("a", Mode::Managed), noon() + DAY * 60).await.unwrap().unwrap();
+    let new = pki.renew(&node, noon() + DAY * 60).await.unwrap().unwrap();
     assert_eq!(new.key.unwrap().to_bytes(), old.key.unwrap().to_bytes());
     assert_ne!(new.der, old.der);
-    let read = pki.ensure(&peer("a", Mode::Managed), noon()).await.unwrap();
+    let read = pki.ensure(&node, noon()).await.unwrap();
     assert_eq!(read.der, new.der);
 }
 

@@ -182,7 +182,9 @@ impl Curator for Handlers {
                 return Err(Error::Refused(Refusal::NotUp));
             }
             let identity = nodes::identity(id, &node)?;
-            Ok(lead.store().renew_node_certificate(identity, clock::now()).await?)
+            let renewed = lead.store().renew_node_certificate(identity, clock::now()).await?;
+            // Revoked since the record was looked at: it is on its way out.
+            renewed.ok_or(Error::Refused(Refusal::NotUp))
         };
         let issued = Box::pin(issue).await.map_err(|error| lead.refuse(error))?;
         Ok(Response::new(v1::IssueCertificateResponse { certificate: issued.der }))

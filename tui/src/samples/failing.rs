@@ -68,7 +68,7 @@ pub fn failing() -> Snapshot {
         let etcd = &mut pki.authorities[1];
         (etcd.days_left, etcd.ends, etcd.used) = (120, date::day(120), used(3_530, 3_650));
         etcd.crl = None;
-        pki.certificates[4] = certificate(NODES[0], "etcd CA", 78, 90);
+        pki.certificates[4] = certificate(NODES[0], "etcd CA", 3_530, 3_650);
         let mut old = certificate("metrics", "cluster CA", 93, 90);
         old.renews = None;
         let mut revoked = certificate("operator", "cluster CA", 19, 30);

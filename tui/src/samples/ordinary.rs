@@ -223,9 +223,9 @@ fn pki() -> Pki {
             certificate(NODES[1], "cluster CA", AGE - 1, 90),
             certificate(NODES[2], "cluster CA", AGE - 1, 90),
             certificate("owner", "cluster CA", 14, 30),
-            certificate(NODES[0], "etcd CA", AGE, 90),
-            certificate(NODES[1], "etcd CA", AGE - 1, 90),
-            certificate(NODES[2], "etcd CA", AGE - 1, 90),
+            certificate(NODES[0], "etcd CA", AGE, 3_650),
+            certificate(NODES[1], "etcd CA", AGE - 1, 3_650),
+            certificate(NODES[2], "etcd CA", AGE - 1, 3_650),
         ],
     }
 }
