@@ -32,6 +32,7 @@
 mod args;
 mod awaited;
 mod bootstrap;
+mod chatter;
 pub mod client;
 mod credentials;
 mod damage;

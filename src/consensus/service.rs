@@ -32,7 +32,7 @@ use super::credentials::{self, Credentials, Found};
 use super::members::Members;
 use super::serve::{After, ETCD, LOOK_SOON, Serving, Started, report};
 use super::{
-    Config, Error, Orders, Standing, Start, Status, bootstrap, maintenance, wal, watchers,
+    Config, Error, Orders, Standing, Start, Status, bootstrap, chatter, maintenance, wal, watchers,
 };
 use crate::event::until;
 use crate::files::{self, Etcd};
@@ -311,7 +311,7 @@ impl Service {
         let mut command = Command::new(&self.config.binary)
             .args(args::arguments(&call))
             .directory(self.config.sockets.dir.path())
-            .log(ctx.sink(ETCD, Parser::Zap));
+            .log(ctx.sink(ETCD, Parser::Zap).ruled(chatter::quieten));
         for (name, value) in args::environment(purpose) {
             command = command.env(name, value);
         }

@@ -34,7 +34,7 @@ use std::time::Duration;
 
 pub use self::parse::Parser;
 pub use self::reader::{Backlog, Item, Kinds, Query, Reader};
-pub use self::sink::{Sink, text};
+pub use self::sink::{Rule, Sink, text};
 use crate::serial::{self, Lines, Severity};
 
 /// Entries kept of one name: some hours of a talkative service.

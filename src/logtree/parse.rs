@@ -52,17 +52,7 @@ fn zap(line: &str) -> Option<Levelled> {
             _ => levelled.fields.push((key, text(value))),
         }
     }
-    if is_dial_without_a_word(&levelled) {
-        levelled.severity = Severity::Debug;
-    }
     Some(levelled)
-}
-
-/// Each member dials the others every few seconds to see whether they take a connection,
-/// and etcd warns of each that says nothing more: on a whole cluster, of nothing else.
-fn is_dial_without_a_word(levelled: &Levelled) -> bool {
-    levelled.message == "rejected connection on peer endpoint"
-        && levelled.fields.iter().any(|(key, value)| key == "error" && value == "EOF")
 }
 
 /// A JSON value as a person would write it: strings without quotes.
@@ -101,19 +91,6 @@ fn klog(line: &str) -> Option<Levelled> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn a_dial_without_a_word_is_no_warning_and_a_bad_certificate_is() {
-        let severity = |error: &str| {
-            let line = format!(
-                r#"{{"level":"warn","msg":"rejected connection on peer endpoint","error":"{error}"}}"#
-            );
-            let Body::Levelled(levelled) = Parser::Zap.parse(&line) else { panic!("{line}") };
-            levelled.severity
-        };
-        assert_eq!(severity("EOF"), Severity::Debug);
-        assert_eq!(severity("remote error: tls: bad certificate"), Severity::Warning);
-    }
 
     #[test]
     fn a_line_of_etcd_keeps_its_time_source_and_fields() {

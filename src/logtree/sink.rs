@@ -2,7 +2,10 @@
 
 use std::borrow::Cow;
 
-use super::{Body, Origin, Parser, Tree};
+use super::{Body, Levelled, Origin, Parser, Tree};
+
+/// What is known of one program's lines and of no other's: it may weigh one anew.
+pub type Rule = fn(&mut Levelled);
 
 /// Where the lines of one program go. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -10,11 +13,18 @@ pub struct Sink {
     tree: Tree,
     name: String,
     parser: Parser,
+    rule: Option<Rule>,
 }
 
 impl Sink {
     pub(super) fn new(tree: Tree, name: String, parser: Parser) -> Self {
-        Self { tree, name, parser }
+        Self { tree, name, parser, rule: None }
+    }
+
+    /// The same, with a rule of the program for the lines that were understood.
+    #[must_use]
+    pub fn ruled(self, rule: Rule) -> Self {
+        Self { rule: Some(rule), ..self }
     }
 
     /// The dotted name of the writer.
@@ -26,7 +36,10 @@ impl Sink {
     /// Adds one line, without its line feed, and returns what was understood of
     /// it; nothing of an empty one. What the parser does not know becomes raw.
     pub fn line(&self, bytes: &[u8]) -> Option<Body> {
-        let body = text(bytes).map(|text| self.parser.parse(&text))?;
+        let mut body = text(bytes).map(|text| self.parser.parse(&text))?;
+        if let (Some(rule), Body::Levelled(levelled)) = (self.rule, &mut body) {
+            rule(levelled);
+        }
         self.tree.append(&self.name, Origin::Program, body.clone());
         Some(body)
     }
