@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 /// `VT_ACTIVATE`, from `linux/vt.h`.
@@ -33,15 +33,26 @@ pub fn silence_kernel() -> io::Result<()> {
 /// When there is no screen, or its terminal refuses.
 pub fn activate(number: u8) -> io::Result<()> {
     let screen = File::options().read(true).write(true).open("/dev/tty0")?;
-    number_ioctl(screen.as_raw_fd(), ACTIVATE, number)?;
-    number_ioctl(screen.as_raw_fd(), WAIT_ACTIVE, number)
+    turn(screen.as_fd(), Request::Activate, number)?;
+    turn(screen.as_fd(), Request::WaitActive, number)
+}
+
+/// What is asked of the terminals about one of them.
+#[derive(Clone, Copy)]
+enum Request {
+    Activate,
+    WaitActive,
 }
 
 #[expect(unsafe_code, reason = "ioctls that rustix does not have")]
-fn number_ioctl(terminal: RawFd, request: libc::Ioctl, number: u8) -> io::Result<()> {
-    // SAFETY: the descriptor is open while the caller's `File` lives, and both
-    // requests take a number in place of a pointer.
-    let result = unsafe { libc::ioctl(terminal, request, libc::c_ulong::from(number)) };
+fn turn(screen: BorrowedFd<'_>, request: Request, number: u8) -> io::Result<()> {
+    let request = match request {
+        Request::Activate => ACTIVATE,
+        Request::WaitActive => WAIT_ACTIVE,
+    };
+    // SAFETY: the descriptor is open while it is borrowed, and both requests take a
+    // number in place of a pointer.
+    let result = unsafe { libc::ioctl(screen.as_raw_fd(), request, libc::c_ulong::from(number)) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

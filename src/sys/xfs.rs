@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
 /// `FS_IOC_GETFSMAP`: `_IOWR('X', 59, struct fsmap_head)`.
 const GETFSMAP: libc::Ioctl = 0xc0c0_583b;
@@ -129,7 +129,7 @@ pub fn map(root: &File) -> io::Result<Vec<Stretch>> {
 ///
 /// What the kernel says.
 pub fn freeze(root: &File) -> io::Result<()> {
-    turn(root, FREEZE)
+    turn(root.as_fd(), Motion::Freeze)
 }
 
 /// Ends a [`freeze`].
@@ -138,12 +138,24 @@ pub fn freeze(root: &File) -> io::Result<()> {
 ///
 /// What the kernel says.
 pub fn thaw(root: &File) -> io::Result<()> {
-    turn(root, THAW)
+    turn(root.as_fd(), Motion::Thaw)
+}
+
+/// Whether the file system stands still from now on.
+#[derive(Clone, Copy)]
+enum Motion {
+    Freeze,
+    Thaw,
 }
 
 #[expect(unsafe_code, reason = "no safe wrapper of FIFREEZE exists")]
-fn turn(root: &File, request: libc::Ioctl) -> io::Result<()> {
-    // SAFETY: the descriptor is open, and the kernel ignores the argument.
+fn turn(root: BorrowedFd<'_>, motion: Motion) -> io::Result<()> {
+    let request = match motion {
+        Motion::Freeze => FREEZE,
+        Motion::Thaw => THAW,
+    };
+    // SAFETY: the descriptor is open while it is borrowed, and the kernel ignores the
+    // argument of both requests.
     let result = unsafe { libc::ioctl(root.as_raw_fd(), request, 0) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
