@@ -201,89 +201,97 @@ const GOES_ON: &str = "if it has begun, it goes on: `polisctl cluster status` sa
 pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
     match command {
         Command::List { labels, states } => list(&labels, &states, global).await,
-        Command::Describe { node } => {
-            let session = Session::open(global).await?;
-            described(&session.find(&node).await?, global)
-        }
+        Command::Describe { node } => describe(&node, global).await,
         Command::Status(arguments) => look::status(&arguments, global).await,
         Command::Services(arguments) => look::services(&arguments, global).await,
         Command::Approve { node, fingerprint, unchecked } => {
             approve(&node, fingerprint, unchecked, global).await
         }
-        Command::Roles { node, add, remove } => {
-            if add.is_empty() && remove.is_empty() {
-                return Err(Error::usage("name a role: --add ROLE or --remove ROLE"));
-            }
-            if let Some(both) = add.iter().find(|role| remove.contains(role)) {
-                use clap::ValueEnum as _;
-                let both = both.to_possible_value();
-                let name = both.as_ref().map_or("a role", |both| both.get_name());
-                return Err(Error::usage(format!("{name} is to be given and taken away")));
-            }
-            let session = Session::open(global).await?;
-            let node_id = session.find(&node).await?.id;
-            let leaves = remove.contains(&Role::ConsensusMember);
-            let (add, remove) = (Some(roles(&add)), Some(roles(&remove)));
-            let request = v1::UpdateNodeRolesRequest { node_id, add, remove };
-            let what = "change the roles";
-            let node = session.call(what, Repeat::Allowed, |channel| {
-                let request = request.clone();
-                async move { ManagementClient::new(channel).update_node_roles(request).await }
-            });
-            let node = node.await.map_err(|error| match leaves {
-                true => error.help_if_late(GOES_ON),
-                false => error,
-            });
-            described(&node?, global)
-        }
+        Command::Roles { node, add, remove } => change_roles(&node, &add, &remove, global).await,
         Command::Label { node, labels } => label(&node, &labels, global).await,
         Command::Reboot(end) => ends(&end, false, global).await,
         Command::Poweroff(end) => ends(&end, true, global).await,
-        Command::Decommission { node, yes } => {
-            let session = Session::open(global).await?;
-            let node_id = session.find(&node).await?.id;
-            sure(
-                yes,
-                &format!("{node_id} wipes its keys and is never a member again. Go on?"),
-                global,
-            )?;
-            let request = v1::DecommissionNodeRequest { node_id };
-            let answer = session.call("decommission the node", Repeat::Allowed, |channel| {
-                let request = request.clone();
-                async move { ManagementClient::new(channel).decommission_node(request).await }
-            });
-            let answer = answer.await.map_err(|error| error.help_if_late(GOES_ON))?;
-            described(&answer.node.unwrap_or_default(), global)
-        }
-        Command::Delete { node, force, yes } => {
-            let session = Session::open(global).await?;
-            let found = session.find(&node).await?;
-            let node_id = found.id.clone();
-            sure(yes, &format!("The cluster forgets {node_id}. Go on?"), global)?;
-            let request = v1::DeleteNodeRequest { node_id: node_id.clone(), force };
-            let mut again = false;
-            session
-                .call("delete the node", Repeat::Allowed, |channel| {
-                    let (request, again) = (request.clone(), std::mem::replace(&mut again, true));
-                    async move {
-                        let answer = ManagementClient::new(channel).delete_node(request).await;
-                        deleted(answer.map(Response::into_inner), again).map(Response::new)
-                    }
-                })
-                .await
-                .map_err(|error| error.help_if_late(GOES_ON))?;
-            let value = serde_json::json!({
-                "deleted": node_id,
-                "may_ask_again": may_ask_again(&found),
-            });
-            global.out.print(&Document::new(&value, forgotten(&found))?)
-        }
+        Command::Decommission { node, yes } => decommission(&node, yes, global).await,
+        Command::Delete { node, force, yes } => delete(&node, force, yes, global).await,
         Command::Logs(arguments) => logs::run(arguments, global).await,
         Command::RecoveryKey { node, confirm } => recovery_key(&node, confirm, global).await,
         Command::Unlock { node, recovery_key_file, fingerprint, at } => {
             unlock(&node, recovery_key_file, fingerprint.as_ref(), &at, global).await
         }
     }
+}
+
+async fn describe(node: &str, global: &Global) -> Result<(), Error> {
+    let session = Session::open(global).await?;
+    described(&session.find(node).await?, global)
+}
+
+async fn change_roles(
+    node: &str,
+    add: &[Role],
+    remove: &[Role],
+    global: &Global,
+) -> Result<(), Error> {
+    if add.is_empty() && remove.is_empty() {
+        return Err(Error::usage("name a role: --add ROLE or --remove ROLE"));
+    }
+    if let Some(both) = add.iter().find(|role| remove.contains(role)) {
+        use clap::ValueEnum as _;
+        let both = both.to_possible_value();
+        let name = both.as_ref().map_or("a role", |both| both.get_name());
+        return Err(Error::usage(format!("{name} is to be given and taken away")));
+    }
+    let session = Session::open(global).await?;
+    let node_id = session.find(node).await?.id;
+    let leaves = remove.contains(&Role::ConsensusMember);
+    let (add, remove) = (Some(roles(add)), Some(roles(remove)));
+    let request = v1::UpdateNodeRolesRequest { node_id, add, remove };
+    let node = session.call("change the roles", Repeat::Allowed, |channel| {
+        let request = request.clone();
+        async move { ManagementClient::new(channel).update_node_roles(request).await }
+    });
+    let node = node.await.map_err(|error| match leaves {
+        true => error.help_if_late(GOES_ON),
+        false => error,
+    });
+    described(&node?, global)
+}
+
+async fn decommission(node: &str, yes: bool, global: &Global) -> Result<(), Error> {
+    let session = Session::open(global).await?;
+    let node_id = session.find(node).await?.id;
+    sure(yes, &format!("{node_id} wipes its keys and is never a member again. Go on?"), global)?;
+    let request = v1::DecommissionNodeRequest { node_id };
+    let answer = session.call("decommission the node", Repeat::Allowed, |channel| {
+        let request = request.clone();
+        async move { ManagementClient::new(channel).decommission_node(request).await }
+    });
+    let answer = answer.await.map_err(|error| error.help_if_late(GOES_ON))?;
+    described(&answer.node.unwrap_or_default(), global)
+}
+
+async fn delete(node: &str, force: bool, yes: bool, global: &Global) -> Result<(), Error> {
+    let session = Session::open(global).await?;
+    let found = session.find(node).await?;
+    let node_id = found.id.clone();
+    sure(yes, &format!("The cluster forgets {node_id}. Go on?"), global)?;
+    let request = v1::DeleteNodeRequest { node_id: node_id.clone(), force };
+    let mut again = false;
+    session
+        .call("delete the node", Repeat::Allowed, |channel| {
+            let (request, again) = (request.clone(), std::mem::replace(&mut again, true));
+            async move {
+                let answer = ManagementClient::new(channel).delete_node(request).await;
+                deleted(answer.map(Response::into_inner), again).map(Response::new)
+            }
+        })
+        .await
+        .map_err(|error| error.help_if_late(GOES_ON))?;
+    let value = serde_json::json!({
+        "deleted": node_id,
+        "may_ask_again": may_ask_again(&found),
+    });
+    global.out.print(&Document::new(&value, forgotten(&found))?)
 }
 
 /// Whether a machine that is deleted goes on asking: it has a ticket, and was never
