@@ -32,7 +32,7 @@ use super::leader::{self, Leadership};
 use super::refused::Refusals;
 use super::serve::{Departures, DeparturesService, Handlers, Naming, Parts};
 use super::standing;
-use crate::consensus::client::User;
+use crate::consensus::client::{Clients, User};
 use crate::consensus::{self, Members};
 use crate::event::{Closed, until};
 use crate::identity::Identity;
@@ -151,6 +151,23 @@ impl Service {
         let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
         let (identity, clients) = ready?;
         ctx.stage(Stage::Curator, State::Started);
+        self.services(&identity, &clients)?.start(&ctx);
+        let left = until(&mut self.consensus, "the etcd member", |status| {
+            status.is_absent().then_some(())
+        });
+        let left = ctx.until_cancelled(left).await;
+        self.status.send_replace(Status::default());
+        match left {
+            // The supervisor ends everything here, and starts it again: then this
+            // waits until there is a member once more.
+            Some(Ok(())) => Err(Error::Left),
+            Some(Err(closed)) => Err(closed.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// What stands beside the member, and what runs between them.
+    fn services(&self, identity: &Identity, clients: &Clients) -> Result<Services, Error> {
         let client = clients.user(User::Curator);
         let leadership = watch::Sender::<Leadership>::default();
         let heartbeats = Heartbeats::default();
@@ -169,13 +186,6 @@ impl Service {
             changing: Mutex::default(),
             departures,
         });
-        let departures = DeparturesService {
-            handlers: handlers.clone(),
-            queue,
-            leadership: leadership.subscribe(),
-            directory: self.directory.subscribe(),
-            consensus: self.consensus.clone(),
-        };
         let listening = watch::Sender::new(None);
         let server = rpc::Server {
             config: rpc::Config {
@@ -190,33 +200,64 @@ impl Service {
             app: App::Grpc(handlers.routes(health)?),
             listening: listening.clone(),
         };
-        let copy = directory::Service { client: client.clone(), directory: self.directory.clone() };
-        let health = health::Service {
-            leadership: leadership.subscribe(),
-            heartbeats,
-            directory: self.directory.clone(),
-        };
-        let standing = standing::Service {
-            directory: self.directory.subscribe(),
-            standing: self.standing.clone(),
-        };
-        let told = Told {
-            listening: listening.subscribe(),
-            leadership: leadership.subscribe(),
-            status: self.status.clone(),
-            reporter,
-        };
-        let leader = leader::Service {
-            node: identity.id,
-            port: self.config.port,
-            client,
-            network: self.network.clone(),
-            consensus: self.consensus.clone(),
-            directory: self.directory.subscribe(),
-            leadership,
-        };
+        Ok(Services {
+            directory: directory::Service {
+                client: client.clone(),
+                directory: self.directory.clone(),
+            },
+            health: health::Service {
+                leadership: leadership.subscribe(),
+                heartbeats,
+                directory: self.directory.clone(),
+            },
+            standing: standing::Service {
+                directory: self.directory.subscribe(),
+                standing: self.standing.clone(),
+            },
+            told: Told {
+                listening: listening.subscribe(),
+                leadership: leadership.subscribe(),
+                status: self.status.clone(),
+                reporter,
+            },
+            departures: DeparturesService {
+                handlers,
+                queue,
+                leadership: leadership.subscribe(),
+                directory: self.directory.subscribe(),
+                consensus: self.consensus.clone(),
+            },
+            server,
+            leader: leader::Service {
+                node: identity.id,
+                port: self.config.port,
+                client,
+                network: self.network.clone(),
+                consensus: self.consensus.clone(),
+                directory: self.directory.subscribe(),
+                leadership,
+            },
+        })
+    }
+}
+
+/// The children of one run.
+struct Services {
+    directory: directory::Service,
+    health: health::Service,
+    standing: standing::Service,
+    told: Told,
+    departures: DeparturesService,
+    server: rpc::Server,
+    leader: leader::Service,
+}
+
+impl Services {
+    /// Starts them; the leader last, so that it is stopped first.
+    fn start(self, ctx: &Context) {
+        let Self { directory, health, standing, told, departures, server, leader } = self;
         let forever = Policy::forever();
-        ctx.spawn("directory", forever, move |ctx| copy.clone().run(ctx));
+        ctx.spawn("directory", forever, move |ctx| directory.clone().run(ctx));
         ctx.spawn("health", forever, move |ctx| health.clone().run(ctx));
         ctx.spawn("standing", forever, move |ctx| standing.clone().run(ctx));
         let parent = ctx.clone();
@@ -224,18 +265,6 @@ impl Service {
         ctx.spawn("departures", forever, move |ctx| departures.clone().run(ctx));
         ctx.spawn("server", forever, move |ctx| server.clone().run(ctx));
         ctx.spawn("leader", forever, move |ctx| leader.clone().run(ctx));
-        let left = until(&mut self.consensus, "the etcd member", |status| {
-            status.is_absent().then_some(())
-        });
-        let left = ctx.until_cancelled(left).await;
-        self.status.send_replace(Status::default());
-        match left {
-            // The supervisor ends everything here, and starts it again: then this
-            // waits until there is a member once more.
-            Some(Ok(())) => Err(Error::Left),
-            Some(Err(closed)) => Err(closed.into()),
-            None => Ok(()),
-        }
     }
 }
 
