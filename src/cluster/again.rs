@@ -23,6 +23,7 @@ use super::service::{Config, Consensus, Home, KeyFile, read_record, waited_out};
 use super::unlock::Keys;
 use super::{Error, KeyStatus, Service, blocking, join, parting};
 use crate::consensus::{self, Start};
+use crate::curator::Store;
 use crate::event::until;
 use crate::files;
 use crate::identity::{self, Identity, NodeKey};
@@ -57,24 +58,13 @@ impl<C: Consensus> Service<C> {
             (Err(refusal), _) => return Err(refusal.into()),
         };
 
-        let store = KeyFile(self.config.root.data.node.credentials.key.clone());
-        let key = blocking(move || match identity::Store::read(&store) {
-            Ok(Some(der)) => NodeKey::from_pkcs8_der(&der).map_err(Error::Key),
-            Ok(None) => Err(Error::KeyLost),
-            Err(error) => Err(Error::Key(identity::Error::Read(error))),
-        })
-        .await?;
+        let key = self.own_key(&sealed).await?;
         let node = key.identity();
-        let expected = Identity::new(sealed.node_public_key);
-        if node != expected {
-            return Err(Error::OtherNode { expected: expected.id, found: node.id });
-        }
         if !self.was_member_of_etcd().await? {
             info!("this node has no member of etcd");
             return self.without_etcd(node, sealed, keys).await;
         }
         self.give_orders(key, Start::Again);
-
         let doubt = Doubt {
             ctx,
             root: self.config.root.clone(),
@@ -93,6 +83,33 @@ impl<C: Consensus> Service<C> {
                 }
             },
         };
+        self.with_etcd(node, sealed, keys, store).await
+    }
+
+    /// The key of the node that this machine was.
+    async fn own_key(&self, sealed: &Sealed) -> Result<NodeKey, Error> {
+        let store = KeyFile(self.config.root.data.node.credentials.key.clone());
+        let key = blocking(move || match identity::Store::read(&store) {
+            Ok(Some(der)) => NodeKey::from_pkcs8_der(&der).map_err(Error::Key),
+            Ok(None) => Err(Error::KeyLost),
+            Err(error) => Err(Error::Key(identity::Error::Read(error))),
+        })
+        .await?;
+        let (found, expected) = (key.identity(), Identity::new(sealed.node_public_key));
+        if found != expected {
+            return Err(Error::OtherNode { expected: expected.id, found: found.id });
+        }
+        Ok(key)
+    }
+
+    /// Comes back as a member of etcd, whose records say what is to be kept where.
+    async fn with_etcd(
+        &self,
+        node: Identity,
+        sealed: Sealed,
+        keys: Option<Keys>,
+        store: Store<C::Kv>,
+    ) -> Result<Home<C::Kv>, Error> {
         let record = loop {
             match membership::check(&store, &sealed, node).await {
                 Err(error) if waited_out(&error).await => {}

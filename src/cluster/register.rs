@@ -39,7 +39,7 @@ use super::service::{Consensus, Home, KeyFile};
 use super::state::Event;
 use super::unlock::{Keys, Unlocker};
 use super::{Error, KeyStatus, Service, Status, blocking, membership};
-use crate::identity::{Fingerprint, NodeId, NodeKey, Store as _};
+use crate::identity::{Fingerprint, Identity, NodeId, NodeKey, Store as _};
 use crate::parameters::{self, ClusterConfiguration, ColdStart, Register, TpmMode};
 use crate::pki;
 use crate::rpc::client::candidates;
@@ -57,6 +57,14 @@ struct Entered {
     keeping: Keeping,
     keys: Option<Keys>,
     recovery: Option<RecoveryKey>,
+}
+
+/// A machine that asks to be let in: whom, and with what.
+struct Asking<'a> {
+    curators: &'a Remote,
+    registering: &'a Registering,
+    secrets: &'a Secrets,
+    key: &'a NodeKey,
 }
 
 impl<C: Consensus> Service<C> {
@@ -90,19 +98,8 @@ impl<C: Consensus> Service<C> {
         ctx: &Context,
         registering: Registering,
     ) -> Result<Home<C::Kv>, Error> {
-        let mut disk = self.disk();
-        if disk.is_being_made() {
-            // An earlier run asked for it, by the journal that it wrote.
-            disk.mounted().await?;
-        }
-        let unlocker = self.config.unlocker(disk);
-        let (vault, guarded) = (unlocker.vault.clone(), registering.secrets.clone());
-        let secrets = blocking(move || vault.open(&guarded)).await?;
-        let seed = secrets.key.as_ref().ok_or_else(no_key)?;
-        let key = NodeKey::from_seed(seed.bytes());
-        if key.public_key() != registering.node {
-            return Err(no_key());
-        }
+        let (unlocker, secrets) = self.open_secrets(&registering).await?;
+        let key = node_key(&registering, &secrets)?;
         let node = key.identity();
         info!(node = %node.id, "this node has its name");
         self.identity.send_replace(Some(node));
@@ -114,13 +111,43 @@ impl<C: Consensus> Service<C> {
         let register = &registering.register;
         let directory = register.directory();
         let curators = Remote::new(&key, &register.ca_certificate, candidates(&directory))?;
-        let configuration = self.be_approved(ctx, &curators, &registering, &secrets, &key).await?;
+        let asking =
+            Asking { curators: &curators, registering: &registering, secrets: &secrets, key: &key };
+        let configuration = self.be_approved(ctx, &asking).await?;
         self.become_(ctx, Event::Approved);
         ctx.stage(Stage::Cluster, stage::State::Started);
 
         let entered = self
             .prepare_disk(unlocker.clone(), &registering, secrets.clone(), &configuration)
             .await?;
+        self.keep_key(&key).await?;
+        let committed = self.commit(ctx, &asking, &entered).await?;
+        if committed.ca_certificate != register.ca_certificate {
+            return Err(Error::OtherCluster);
+        }
+        ctx.stage(Stage::Cluster, stage::State::Started);
+        self.keep_credentials(&committed, &directory).await?;
+        self.seal(&unlocker, node, committed.ca_certificate, entered).await
+    }
+
+    /// The secrets that the journal keeps, and what opens the disk with them.
+    async fn open_secrets(
+        &mut self,
+        registering: &Registering,
+    ) -> Result<(Unlocker, Secrets), Error> {
+        let mut disk = self.disk();
+        if disk.is_being_made() {
+            // An earlier run asked for it, by the journal that it wrote.
+            disk.mounted().await?;
+        }
+        let unlocker = self.config.unlocker(disk);
+        let (vault, guarded) = (unlocker.vault.clone(), registering.secrets.clone());
+        let secrets = blocking(move || vault.open(&guarded)).await?;
+        Ok((unlocker, secrets))
+    }
+
+    /// Puts the node's key on its disk, unless an earlier attempt did.
+    async fn keep_key(&self, key: &NodeKey) -> Result<(), Error> {
         let store = KeyFile(self.config.root.data.node.credentials.key.clone());
         let der = key.to_pkcs8_der().map_err(Error::Key)?;
         blocking(move || {
@@ -134,19 +161,29 @@ impl<C: Consensus> Service<C> {
             }
         })
         .await?;
-        self.config.probe.passed(Step::Key)?;
+        self.config.probe.passed(Step::Key)
+    }
 
-        let Entered { kind, keeping, keys, recovery } = entered;
+    /// Tells the cluster that this node is ready to be a member. A cluster that has
+    /// forgotten it by now is asked again from the start.
+    async fn commit(
+        &mut self,
+        ctx: &Context,
+        asking: &Asking<'_>,
+        entered: &Entered,
+    ) -> Result<v1::CommitNodeResponse, Error> {
+        let Entered { kind, keys, recovery, .. } = entered;
         let request = v1::CommitNodeRequest {
             cluster_unlock_key: keys
                 .as_ref()
                 .map(|keys| keys.cluster.bytes().to_vec())
                 .unwrap_or_default(),
-            storage_kind: super::sealed::kind_message(kind).into(),
-            recovery_key: recovery.map(|key| key.bytes().to_vec()).unwrap_or_default(),
+            storage_kind: super::sealed::kind_message(*kind).into(),
+            recovery_key: recovery.as_ref().map(|key| key.bytes().to_vec()).unwrap_or_default(),
         };
-        let committed = loop {
-            let committed = curators
+        loop {
+            let committed = asking
+                .curators
                 .insist(ctx, |mut curator| {
                     let request = request.clone();
                     async move { curator.commit_node(request).await }
@@ -155,17 +192,20 @@ impl<C: Consensus> Service<C> {
             match committed {
                 Err(Failure::Refused(refused)) if refused.word == UNKNOWN => {
                     warn!("the cluster has forgotten this node before it entered: asking again");
-                    self.be_approved(ctx, &curators, &registering, &secrets, &key).await?;
+                    self.be_approved(ctx, asking).await?;
                     self.become_(ctx, Event::Approved);
                 }
-                committed => break committed?,
+                committed => return Ok(committed?),
             }
-        };
-        if committed.ca_certificate != register.ca_certificate {
-            return Err(Error::OtherCluster);
         }
-        ctx.stage(Stage::Cluster, stage::State::Started);
+    }
 
+    /// Writes what a member needs at its next boot.
+    async fn keep_credentials(
+        &self,
+        committed: &v1::CommitNodeResponse,
+        directory: &v1::ClusterDirectory,
+    ) -> Result<(), Error> {
         let root = &self.config.root;
         let credentials = &root.data.node.credentials;
         let pem = |der: &[u8]| pki::certificate_pem(der).into_bytes();
@@ -173,11 +213,22 @@ impl<C: Consensus> Service<C> {
         credentials.ca.save(pem(&committed.ca_certificate)).await?;
         root.data.node.roles.save(v1::NodeRoles::default().encode_to_vec()).await?;
         root.esp.cluster_directory.save(directory.encode_to_vec()).await?;
-        self.config.probe.passed(Step::Credentials)?;
+        self.config.probe.passed(Step::Credentials)
+    }
 
+    /// Writes the sealed configuration, and ends the journal: home.
+    async fn seal(
+        &self,
+        unlocker: &Unlocker,
+        node: Identity,
+        ca: Vec<u8>,
+        entered: Entered,
+    ) -> Result<Home<C::Kv>, Error> {
+        let Entered { kind, keeping, keys, .. } = entered;
+        let root = &self.config.root;
         let sealed = Sealed {
             node_public_key: node.public_key,
-            cluster_ca: committed.ca_certificate,
+            cluster_ca: ca,
             storage: kind,
             secrets: keys.as_ref().map(|keys| keys.secrets.clone()),
             keeping,
@@ -203,11 +254,9 @@ impl<C: Consensus> Service<C> {
     async fn be_approved(
         &mut self,
         ctx: &Context,
-        curators: &Remote,
-        registering: &Registering,
-        secrets: &Secrets,
-        key: &NodeKey,
+        asking: &Asking<'_>,
     ) -> Result<ClusterConfiguration, Error> {
+        let Asking { curators, registering, secrets, key } = *asking;
         let words = fingerprint(key).await?;
         let id = key.id();
         info!(node = %id, fingerprint = words, "asking to be let into the cluster");
@@ -338,6 +387,13 @@ async fn bare(
         Ok(Keys { secrets, ..keys })
     })
     .await
+}
+
+/// The key whose public half the journal names.
+fn node_key(registering: &Registering, secrets: &Secrets) -> Result<NodeKey, Error> {
+    let seed = secrets.key.as_ref().ok_or_else(no_key)?;
+    let key = NodeKey::from_seed(seed.bytes());
+    if key.public_key() == registering.node { Ok(key) } else { Err(no_key()) }
 }
 
 fn no_key() -> Error {
