@@ -1,7 +1,8 @@
 //! Builds every service of the node and hands event values over.
 //!
-//! Only this file knows them all. Nothing is ordered here by hand but the stop:
-//! what is started last is stopped first. Each service waits for the event
+//! Only this file knows them all: [`Values`] has what they share, one constructor
+//! a group makes the services of it, and [`run`] starts them. Nothing is ordered here
+//! by hand but the stop: what is started last is stopped first. Each service waits for the event
 //! values that it needs, so whatever can start early does.
 //!
 //! ```text
@@ -20,8 +21,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use polis_proto::v1;
+use polis_tui::Snapshot;
 use tokio::sync::watch;
 
+use crate::identity::Identity;
 use crate::logtree::{kernel, ring};
 use crate::network::{self, names};
 use crate::node::environment::Environment;
@@ -29,7 +33,7 @@ use crate::node::exercise::{self, Exercise};
 use crate::node::fault::{self, Fault};
 use crate::node::{heartbeat, logs};
 use crate::roles::{self, memory};
-use crate::rpc::client::{Client, Patience};
+use crate::rpc::client::{Candidate, Client, Patience};
 use crate::supervisor::{Context, Policy};
 use crate::sys::efivar;
 use crate::sys::reboot::Reason;
@@ -63,225 +67,12 @@ pub struct Root {
 ///
 /// None: only a child's death can end it.
 pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallible> {
-    let Root { environment, recovery, fault, ready, beats, terminals, end } = root;
-    let tree = files::Root::live();
-
-    let known = watch::Sender::new(None);
-    let addresses = watch::Sender::<network::Status>::default();
-    let mounted = watch::Sender::new(storage::Status::Starting);
-    let health = watch::Sender::default();
-    let (wanted, kind) = watch::channel(None);
-    let (orders, ordered) = watch::channel(None);
-    let identity = watch::Sender::new(None);
-    let peers = watch::Sender::default();
-    let standing = watch::Sender::<cluster::Status>::default();
-    let credentials = watch::Sender::new(None);
-    let access = watch::Sender::new(Arc::<rpc::Standing>::default());
-    // A table that cannot be read lets nobody in.
-    let table = Arc::new(rpc::Table::polis().unwrap_or_else(|unreadable| {
-        tracing::error!(error = &unreadable as &dyn std::error::Error, "nothing is served");
-        rpc::Table::default()
-    }));
-
-    let member = consensus::Service::new(consensus::Config::live(&tree), ordered);
-    let kernel = kernel::Service { tree: ctx.logs().clone() };
-    let storage = storage::Service {
-        config: storage::Config {
-            disk: environment.disk.clone(),
-            root: tree.clone(),
-            mount_options: storage::machine::MOUNT_OPTIONS,
-        },
-        wanted: kind,
-        status: mounted.clone(),
-        health: health.clone(),
-    };
-    let logs = logs::Service {
-        image: environment.image.clone(),
-        storage: mounted.subscribe(),
-        status: watch::Sender::<ring::Status>::default(),
-    };
-    let parameters = parameters::Service {
-        config: parameters::Config { sys: PathBuf::from("/sys"), esp: tree.esp.parameters.clone() },
-        known: known.clone(),
-    };
-    let network = network::Service {
-        config: network::Config {
-            interfaces: network::Interfaces::Hardware,
-            sys: PathBuf::from("/sys"),
-            os_release: PathBuf::from("/etc/os-release"),
-            resolv_conf: tree.ephemeral.resolv_conf.clone(),
-        },
-        known: known.subscribe(),
-        status: addresses.clone(),
-    };
-    let names = names::Service {
-        config: names::Config {
-            hosts: tree.ephemeral.hosts.clone(),
-            hostname: tree.ephemeral.hostname.clone(),
-            machine_id: tree.ephemeral.machine_id.clone(),
-            kernel: names::Kernel::Set,
-        },
-        identity: identity.subscribe(),
-        network: addresses.subscribe(),
-        peers: peers.subscribe(),
-        status: watch::Sender::default(),
-    };
-    let own = cluster::credentials::Service {
-        files: tree.data.node.credentials.clone(),
-        cluster: standing.subscribe(),
-        credentials: credentials.clone(),
-    };
-    let curator = curator::Service {
-        config: curator::Config::live(),
-        identity: identity.subscribe(),
-        consensus: member.status(),
-        members: member.members(),
-        network: addresses.subscribe(),
-        credentials: credentials.subscribe(),
-        metrics: Arc::new(rpc::Metrics::new(&table)),
-        table: Arc::clone(&table),
-        standing: access.clone(),
-        directory: watch::Sender::default(),
-        status: watch::Sender::default(),
-    };
-    let candidates = watch::Sender::default();
-    let report = watch::Sender::default();
-    let nodes = watch::Sender::default();
-    let found = watch::Sender::default();
-    let places = cluster::peers::Service {
-        directory: tree.esp.cluster_directory.clone(),
-        nodes: nodes.subscribe(),
-        found: found.subscribe(),
-        peers: peers.clone(),
-    };
-    let liaison = liaison::Service {
-        config: liaison::Config::live(&tree),
-        client: Client::new(candidates.subscribe(), credentials.subscribe(), Patience::default())
-            .wary(access.subscribe()),
-        inputs: liaison::Inputs {
-            environment: environment.clone(),
-            consensus: member.status(),
-            network: addresses.subscribe(),
-            storage: mounted.subscribe(),
-            parameters: known.subscribe(),
-            found: found.subscribe(),
-        },
-        outputs: liaison::Outputs {
-            report: report.clone(),
-            candidates,
-            nodes: nodes.clone(),
-            roles: watch::Sender::default(),
-            standing: access.clone(),
-            credentials: credentials.clone(),
-            cluster: standing.clone(),
-            contact: watch::Sender::default(),
-        },
-    };
-    let beacon = cluster::beacon::Service {
-        key: tree.data.node.credentials.key.clone(),
-        identity: identity.subscribe(),
-        consensus: member.status(),
-        leader: liaison.client.leader_id(),
-        network: addresses.subscribe(),
-        peers: peers.subscribe(),
-        found,
-    };
-    let enlisting = roles::enlist::Service {
-        data: tree.data.clone(),
-        client: liaison.client.clone(),
-        nodes: nodes.subscribe(),
-        network: addresses.subscribe(),
-        consensus: member.status(),
-        orders: orders.clone(),
-        cluster: standing.clone(),
-    };
-    let cluster = cluster::Service {
-        config: cluster::Config {
-            root: tree,
-            probe: cluster::Probe::default(),
-            chip: Arc::new(cluster::vault::Machine { dev: PathBuf::from("/dev") }),
-            efivars: PathBuf::from(efivar::DIRECTORY),
-            recovery: recovery.clone(),
-        },
-        parameters: known.subscribe(),
-        storage: mounted.subscribe(),
-        network: addresses.subscribe(),
-        consensus: member.status(),
-        wanted,
-        identity: identity.clone(),
-        orders,
-        desk: watch::Sender::default(),
-        status: standing.clone(),
-    };
-    let roles = roles::Service {
-        image: environment.image.clone(),
-        cluster: standing.subscribe(),
-        consensus: member.status(),
-        curator: curator.status.subscribe(),
-        leader: liaison.client.leader_id(),
-        network: addresses.subscribe(),
-        ready: ready.clone(),
-    };
-
-    let cluster_nodes = watch::Sender::<console::ClusterNodes>::default();
-    let snapshot = watch::Sender::default();
-    let shown = console::nodes::Service {
-        nodes: nodes.subscribe(),
-        leader: liaison.client.leader_id(),
-        consensus: member.status(),
-        own: standing.subscribe(),
-        shown: cluster_nodes.clone(),
-    };
-    let management = management::Service {
-        config: management::Config::live(),
-        inputs: management::Inputs {
-            environment: environment.clone(),
-            cluster: standing.subscribe(),
-            consensus: member.status(),
-            pki: member.overview(),
-            ready: ready.subscribe(),
-            report: report.subscribe(),
-            ring: logs.status.subscribe(),
-            snapshot: snapshot.subscribe(),
-            credentials: credentials.subscribe(),
-            desk: cluster::Desk::new(cluster.desk.subscribe()),
-            standing: access.subscribe(),
-        },
-        table,
-        servers: vec![("curator", Arc::clone(&curator.metrics))],
-        end: end.clone(),
-        listening: Default::default(),
-    };
-    let console = console::Service {
-        terminals,
-        snapshot,
-        members: console::members::Service {
-            consensus: member.status(),
-            members: member.members(),
-            nodes: nodes.subscribe(),
-            credentials: credentials.subscribe(),
-            port: management::PORT,
-        },
-        end,
-        environment,
-        inputs: console::Inputs {
-            known: known.subscribe(),
-            network: addresses.subscribe(),
-            storage: mounted.subscribe(),
-            health: health.subscribe(),
-            cluster: standing.subscribe(),
-            consensus: member.status(),
-            pki: member.overview(),
-            cluster_nodes: cluster_nodes.subscribe(),
-            identity: identity.subscribe(),
-        },
-    };
-
-    let exercise = Exercise::of_this_boot().map(|exercise| exercise::Service {
-        exercise,
-        ready: ready.subscribe(),
-        consensus: member.status(),
-    });
+    let values = Values::new();
+    let base = Base::new(&values, &root, &ctx);
+    let membership = Membership::new(&values, &root);
+    let control = Control::new(&values, &root);
+    let faces = Faces::new(&values, &root);
+    let Root { recovery, fault, ready, beats, .. } = root;
 
     // Whatever fails for want of something outside may find it later: only a
     // service itself can tell that it never will, and then opens the trapdoor.
@@ -289,30 +80,32 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("heartbeat", forever, move |ctx| {
         heartbeat::Service { beats: beats.clone() }.run(ctx)
     });
-    ctx.spawn("kernel", forever, move |ctx| kernel.clone().run(ctx));
+    ctx.spawn("kernel", forever, move |ctx| base.kernel.clone().run(ctx));
     // Early, so that it stops late, and shows the stop.
     if !console::is_off() {
-        ctx.spawn("console", forever, move |ctx| console.clone().run(ctx));
+        ctx.spawn("console", forever, move |ctx| faces.console.clone().run(ctx));
     }
-    ctx.spawn("storage", forever, move |ctx| storage.clone().run(ctx));
-    ctx.spawn("logs", forever, move |ctx| logs.clone().run(ctx));
-    ctx.spawn("network", forever, move |ctx| network.clone().run(ctx));
-    ctx.spawn("names", forever, move |ctx| names.clone().run(ctx));
-    ctx.spawn("parameters", forever, move |ctx| parameters.clone().run(ctx));
-    ctx.spawn("consensus", forever, move |ctx| member.clone().run(ctx));
-    ctx.spawn("cluster", forever, move |ctx| cluster.clone().run(ctx));
-    ctx.spawn("credentials", forever, move |ctx| own.clone().run(ctx));
-    ctx.spawn("curator", forever, move |ctx| curator.clone().run(ctx));
-    ctx.spawn("roles", forever, move |ctx| roles.clone().run(ctx));
-    ctx.spawn("peers", forever, move |ctx| places.clone().run(ctx));
-    ctx.spawn("beacon", forever, move |ctx| beacon.clone().run(ctx));
-    ctx.spawn("enlist", forever, move |ctx| enlisting.clone().run(ctx));
-    ctx.spawn("liaison", forever, move |ctx| liaison.clone().run(ctx));
-    ctx.spawn("nodes", forever, move |ctx| shown.clone().run(ctx));
-    ctx.spawn("management", forever, move |ctx| management.clone().run(ctx));
+    ctx.spawn("storage", forever, move |ctx| base.storage.clone().run(ctx));
+    ctx.spawn("logs", forever, move |ctx| base.logs.clone().run(ctx));
+    ctx.spawn("network", forever, move |ctx| base.network.clone().run(ctx));
+    ctx.spawn("names", forever, move |ctx| base.names.clone().run(ctx));
+    ctx.spawn("parameters", forever, move |ctx| base.parameters.clone().run(ctx));
+    ctx.spawn("consensus", forever, move |ctx| membership.consensus.clone().run(ctx));
+    ctx.spawn("cluster", forever, move |ctx| membership.cluster.clone().run(ctx));
+    ctx.spawn("credentials", forever, move |ctx| membership.credentials.clone().run(ctx));
+    ctx.spawn("curator", forever, move |ctx| control.curator.clone().run(ctx));
+    ctx.spawn("roles", forever, move |ctx| control.roles.clone().run(ctx));
+    ctx.spawn("peers", forever, move |ctx| membership.peers.clone().run(ctx));
+    ctx.spawn("beacon", forever, move |ctx| membership.beacon.clone().run(ctx));
+    ctx.spawn("enlist", forever, move |ctx| membership.enlist.clone().run(ctx));
+    ctx.spawn("liaison", forever, move |ctx| control.liaison.clone().run(ctx));
+    ctx.spawn("nodes", forever, move |ctx| faces.nodes.clone().run(ctx));
+    ctx.spawn("management", forever, move |ctx| faces.management.clone().run(ctx));
     let memory = memory::Service { ready: ready.subscribe() };
     ctx.spawn("memory", forever, move |ctx| memory.clone().run(ctx));
-    if let Some(exercise) = exercise {
+    if let Some(exercise) = Exercise::of_this_boot() {
+        let (ready, consensus) = (ready.subscribe(), values.member.status());
+        let exercise = exercise::Service { exercise, ready, consensus };
         ctx.spawn("exercise", forever, move |ctx| exercise.clone().run(ctx));
     }
     if let Some(fault) = fault {
@@ -324,4 +117,365 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.healthy();
     ctx.cancelled().await;
     Ok(())
+}
+
+/// Every event value of the node, and the handles that several services share.
+///
+/// Whoever owns a value gets the sender; `docs/event-values.md` says who that is.
+struct Values {
+    tree: files::Root,
+    known: watch::Sender<parameters::Known>,
+    network: watch::Sender<network::Status>,
+    storage: watch::Sender<storage::Status>,
+    health: watch::Sender<storage::Health>,
+    ring: watch::Sender<ring::Status>,
+    wanted: watch::Sender<Option<storage::Wanted>>,
+    orders: watch::Sender<Option<consensus::Orders>>,
+    identity: watch::Sender<Option<Identity>>,
+    peers: watch::Sender<names::Peers>,
+    found: watch::Sender<names::Peers>,
+    cluster: watch::Sender<cluster::Status>,
+    desk: watch::Sender<cluster::desk::Open>,
+    credentials: watch::Sender<Option<rpc::Credentials>>,
+    standing: watch::Sender<Arc<rpc::Standing>>,
+    curator: watch::Sender<curator::Status>,
+    candidates: watch::Sender<Vec<Candidate>>,
+    report: watch::Sender<v1::NodeStatus>,
+    nodes: watch::Sender<Option<Arc<liaison::Nodes>>>,
+    cluster_nodes: watch::Sender<console::ClusterNodes>,
+    snapshot: watch::Sender<Arc<Snapshot>>,
+    /// The keeper of etcd, which hands out its status and clients.
+    member: consensus::Service,
+    /// The way to the leader.
+    client: Client,
+    /// Who may call what.
+    table: Arc<rpc::Table>,
+    /// What the curator counts, which management shows.
+    metrics: Arc<rpc::Metrics>,
+}
+
+impl Values {
+    fn new() -> Self {
+        let tree = files::Root::live();
+        // A table that cannot be read lets nobody in.
+        let table = Arc::new(rpc::Table::polis().unwrap_or_else(|unreadable| {
+            tracing::error!(error = &unreadable as &dyn std::error::Error, "nothing is served");
+            rpc::Table::default()
+        }));
+        let orders = watch::Sender::new(None);
+        let candidates = watch::Sender::default();
+        let credentials = watch::Sender::new(None);
+        let standing = watch::Sender::new(Arc::<rpc::Standing>::default());
+        Self {
+            known: watch::Sender::new(None),
+            network: watch::Sender::default(),
+            storage: watch::Sender::new(storage::Status::Starting),
+            health: watch::Sender::default(),
+            ring: watch::Sender::default(),
+            wanted: watch::Sender::new(None),
+            identity: watch::Sender::new(None),
+            peers: watch::Sender::default(),
+            found: watch::Sender::default(),
+            cluster: watch::Sender::default(),
+            desk: watch::Sender::default(),
+            curator: watch::Sender::default(),
+            report: watch::Sender::default(),
+            nodes: watch::Sender::default(),
+            cluster_nodes: watch::Sender::default(),
+            snapshot: watch::Sender::default(),
+            member: consensus::Service::new(consensus::Config::live(&tree), orders.subscribe()),
+            client: Client::new(
+                candidates.subscribe(),
+                credentials.subscribe(),
+                Patience::default(),
+            )
+            .wary(standing.subscribe()),
+            metrics: Arc::new(rpc::Metrics::new(&table)),
+            tree,
+            orders,
+            candidates,
+            credentials,
+            standing,
+            table,
+        }
+    }
+}
+
+/// What knows no cluster: the machine, its disk, its network, what it was told.
+struct Base {
+    kernel: kernel::Service,
+    storage: storage::Service,
+    logs: logs::Service,
+    parameters: parameters::Service,
+    network: network::Service,
+    names: names::Service,
+}
+
+impl Base {
+    fn new(values: &Values, root: &Root, ctx: &Context) -> Self {
+        let tree = &values.tree;
+        Self {
+            kernel: kernel::Service { tree: ctx.logs().clone() },
+            storage: storage::Service {
+                config: storage::Config {
+                    disk: root.environment.disk.clone(),
+                    root: tree.clone(),
+                    mount_options: storage::machine::MOUNT_OPTIONS,
+                },
+                wanted: values.wanted.subscribe(),
+                status: values.storage.clone(),
+                health: values.health.clone(),
+            },
+            logs: logs::Service {
+                image: root.environment.image.clone(),
+                storage: values.storage.subscribe(),
+                status: values.ring.clone(),
+            },
+            parameters: parameters::Service {
+                config: parameters::Config {
+                    sys: PathBuf::from("/sys"),
+                    esp: tree.esp.parameters.clone(),
+                },
+                known: values.known.clone(),
+            },
+            network: network::Service {
+                config: network::Config {
+                    interfaces: network::Interfaces::Hardware,
+                    sys: PathBuf::from("/sys"),
+                    os_release: PathBuf::from("/etc/os-release"),
+                    resolv_conf: tree.ephemeral.resolv_conf.clone(),
+                },
+                known: values.known.subscribe(),
+                status: values.network.clone(),
+            },
+            names: names::Service {
+                config: names::Config {
+                    hosts: tree.ephemeral.hosts.clone(),
+                    hostname: tree.ephemeral.hostname.clone(),
+                    machine_id: tree.ephemeral.machine_id.clone(),
+                    kernel: names::Kernel::Set,
+                },
+                identity: values.identity.subscribe(),
+                network: values.network.subscribe(),
+                peers: values.peers.subscribe(),
+                status: watch::Sender::default(),
+            },
+        }
+    }
+}
+
+/// What makes the machine a node of its cluster, and of etcd, and finds the others.
+struct Membership {
+    consensus: consensus::Service,
+    cluster: cluster::Service,
+    credentials: cluster::credentials::Service,
+    peers: cluster::peers::Service,
+    beacon: cluster::beacon::Service,
+    enlist: roles::enlist::Service,
+}
+
+impl Membership {
+    fn new(values: &Values, root: &Root) -> Self {
+        let Values { tree, member, .. } = values;
+        Self {
+            consensus: member.clone(),
+            cluster: cluster::Service {
+                config: cluster::Config {
+                    root: tree.clone(),
+                    probe: cluster::Probe::default(),
+                    chip: Arc::new(cluster::vault::Machine { dev: PathBuf::from("/dev") }),
+                    efivars: PathBuf::from(efivar::DIRECTORY),
+                    recovery: root.recovery.clone(),
+                },
+                parameters: values.known.subscribe(),
+                storage: values.storage.subscribe(),
+                network: values.network.subscribe(),
+                consensus: member.status(),
+                wanted: values.wanted.clone(),
+                identity: values.identity.clone(),
+                orders: values.orders.clone(),
+                desk: values.desk.clone(),
+                status: values.cluster.clone(),
+            },
+            credentials: cluster::credentials::Service {
+                files: tree.data.node.credentials.clone(),
+                cluster: values.cluster.subscribe(),
+                credentials: values.credentials.clone(),
+            },
+            peers: cluster::peers::Service {
+                directory: tree.esp.cluster_directory.clone(),
+                nodes: values.nodes.subscribe(),
+                found: values.found.subscribe(),
+                peers: values.peers.clone(),
+            },
+            beacon: cluster::beacon::Service {
+                key: tree.data.node.credentials.key.clone(),
+                identity: values.identity.subscribe(),
+                consensus: member.status(),
+                leader: values.client.leader_id(),
+                network: values.network.subscribe(),
+                peers: values.peers.subscribe(),
+                found: values.found.clone(),
+            },
+            enlist: roles::enlist::Service {
+                data: tree.data.clone(),
+                client: values.client.clone(),
+                nodes: values.nodes.subscribe(),
+                network: values.network.subscribe(),
+                consensus: member.status(),
+                orders: values.orders.clone(),
+                cluster: values.cluster.clone(),
+            },
+        }
+    }
+}
+
+/// What leads the cluster, or follows who does, and when the node is ready.
+struct Control {
+    curator: curator::Service,
+    liaison: liaison::Service,
+    roles: roles::Service,
+}
+
+impl Control {
+    fn new(values: &Values, root: &Root) -> Self {
+        let Values { tree, member, .. } = values;
+        Self {
+            curator: curator::Service {
+                config: curator::Config::live(),
+                identity: values.identity.subscribe(),
+                consensus: member.status(),
+                members: member.members(),
+                network: values.network.subscribe(),
+                credentials: values.credentials.subscribe(),
+                metrics: Arc::clone(&values.metrics),
+                table: Arc::clone(&values.table),
+                standing: values.standing.clone(),
+                directory: watch::Sender::default(),
+                status: values.curator.clone(),
+            },
+            liaison: liaison::Service {
+                config: liaison::Config::live(tree),
+                client: values.client.clone(),
+                inputs: liaison::Inputs {
+                    environment: root.environment.clone(),
+                    consensus: member.status(),
+                    network: values.network.subscribe(),
+                    storage: values.storage.subscribe(),
+                    parameters: values.known.subscribe(),
+                    found: values.found.subscribe(),
+                },
+                outputs: liaison::Outputs {
+                    report: values.report.clone(),
+                    candidates: values.candidates.clone(),
+                    nodes: values.nodes.clone(),
+                    roles: watch::Sender::default(),
+                    standing: values.standing.clone(),
+                    credentials: values.credentials.clone(),
+                    cluster: values.cluster.clone(),
+                    contact: watch::Sender::default(),
+                },
+            },
+            roles: roles::Service {
+                image: root.environment.image.clone(),
+                cluster: values.cluster.subscribe(),
+                consensus: member.status(),
+                curator: values.curator.subscribe(),
+                leader: values.client.leader_id(),
+                network: values.network.subscribe(),
+                ready: root.ready.clone(),
+            },
+        }
+    }
+}
+
+/// What shows the node: on its terminals, and to those who operate it.
+struct Faces {
+    console: console::Service,
+    nodes: console::nodes::Service,
+    management: management::Service,
+}
+
+impl Faces {
+    fn new(values: &Values, root: &Root) -> Self {
+        let member = &values.member;
+        Self {
+            console: console::Service {
+                terminals: root.terminals.clone(),
+                snapshot: values.snapshot.clone(),
+                members: console::members::Service {
+                    consensus: member.status(),
+                    members: member.members(),
+                    nodes: values.nodes.subscribe(),
+                    credentials: values.credentials.subscribe(),
+                    port: management::PORT,
+                },
+                end: root.end.clone(),
+                environment: root.environment.clone(),
+                inputs: console::Inputs {
+                    known: values.known.subscribe(),
+                    network: values.network.subscribe(),
+                    storage: values.storage.subscribe(),
+                    health: values.health.subscribe(),
+                    cluster: values.cluster.subscribe(),
+                    consensus: member.status(),
+                    pki: member.overview(),
+                    cluster_nodes: values.cluster_nodes.subscribe(),
+                    identity: values.identity.subscribe(),
+                },
+            },
+            nodes: console::nodes::Service {
+                nodes: values.nodes.subscribe(),
+                leader: values.client.leader_id(),
+                consensus: member.status(),
+                own: values.cluster.subscribe(),
+                shown: values.cluster_nodes.clone(),
+            },
+            management: management::Service {
+                config: management::Config::live(),
+                inputs: management::Inputs {
+                    environment: root.environment.clone(),
+                    cluster: values.cluster.subscribe(),
+                    consensus: member.status(),
+                    pki: member.overview(),
+                    ready: root.ready.subscribe(),
+                    report: values.report.subscribe(),
+                    ring: values.ring.subscribe(),
+                    snapshot: values.snapshot.subscribe(),
+                    credentials: values.credentials.subscribe(),
+                    desk: cluster::Desk::new(values.desk.subscribe()),
+                    standing: values.standing.subscribe(),
+                },
+                table: Arc::clone(&values.table),
+                servers: vec![("curator", Arc::clone(&values.metrics))],
+                end: root.end.clone(),
+                listening: Default::default(),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    /// The names of the services, in the order in which they are started.
+    fn started() -> Vec<&'static str> {
+        let (code, _tests) = include_str!("root.rs").split_once("#[cfg(test)]").unwrap();
+        let calls = code.split("ctx.spawn(\"").skip(1);
+        calls.filter_map(|call| Some(call.split_once('"')?.0)).collect()
+    }
+
+    #[test]
+    fn the_picture_of_the_tree_has_every_service_in_the_order_of_start() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/supervision.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let (_, picture) = page.split_once("```text\nroot ").unwrap();
+        let (picture, _) = picture.split_once("```").unwrap();
+        let drawn = picture.lines().filter_map(|line| {
+            let branch = line.strip_prefix("├ ").or_else(|| line.strip_prefix("└ "))?;
+            branch.split_whitespace().next()
+        });
+        assert_eq!(drawn.collect::<Vec<_>>(), started());
+    }
 }
