@@ -25,13 +25,14 @@ use polis_proto::v1;
 use polis_tui::Snapshot;
 use tokio::sync::watch;
 
+use crate::environment::Environment;
 use crate::identity::Identity;
 use crate::logtree::{kernel, ring};
 use crate::network::{self, names};
-use crate::node::environment::Environment;
 use crate::node::exercise::{self, Exercise};
 use crate::node::fault::{self, Fault};
 use crate::node::{heartbeat, logs};
+use crate::nodes::Nodes;
 use crate::roles::{self, memory};
 use crate::rpc::client::{Candidate, Client, Patience};
 use crate::supervisor::{Context, Policy};
@@ -141,7 +142,7 @@ struct Values {
     curator: watch::Sender<curator::Status>,
     candidates: watch::Sender<Vec<Candidate>>,
     report: watch::Sender<v1::NodeStatus>,
-    nodes: watch::Sender<Option<Arc<liaison::Nodes>>>,
+    nodes: watch::Sender<Option<Arc<Nodes>>>,
     cluster_nodes: watch::Sender<console::ClusterNodes>,
     snapshot: watch::Sender<Arc<Snapshot>>,
     /// The keeper of etcd, which hands out its status and clients.

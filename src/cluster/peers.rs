@@ -26,8 +26,8 @@ use tracing::warn;
 use crate::event::Closed;
 use crate::files::File;
 use crate::identity::NodeId;
-use crate::liaison::Nodes;
 use crate::network::names::Peers;
+use crate::nodes::Nodes;
 use crate::rpc::client::candidates;
 use crate::supervisor::Context;
 

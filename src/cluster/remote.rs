@@ -22,9 +22,9 @@ use tonic::{Code, Status};
 use tracing::warn;
 
 use super::Error;
-use crate::curator::REASON;
 use crate::identity::{self, NodeKey};
 use crate::rpc::Credentials;
+use crate::rpc::REASON;
 use crate::rpc::client::{
     Candidate, Channel, Client, DialError, Expect, Patience, Repeat, Trust, dial,
 };

@@ -3,7 +3,7 @@
 use polis_tui::snapshot::Node;
 
 use super::*;
-use crate::node::environment::Environment;
+use crate::environment::Environment;
 
 fn values() -> Values {
     let variable = |name: &str| match name {

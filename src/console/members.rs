@@ -33,7 +33,7 @@ use tracing::debug;
 use crate::consensus::{Member, MemberId, Members, Status};
 use crate::event::{Closed, until};
 use crate::identity::NodeId;
-use crate::liaison;
+use crate::nodes::Nodes;
 use crate::rpc::Credentials;
 use crate::rpc::client::{Connection, Expect, Trust, dial};
 use crate::supervisor::Context;
@@ -80,7 +80,7 @@ pub struct Service {
     /// Whom etcd is connected to.
     pub members: Members,
     /// Where the other nodes are.
-    pub nodes: watch::Receiver<Option<Arc<liaison::Nodes>>>,
+    pub nodes: watch::Receiver<Option<Arc<Nodes>>>,
     /// Who this node is to the others.
     pub credentials: watch::Receiver<Option<Credentials>>,
     /// Where the other nodes serve.

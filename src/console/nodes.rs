@@ -15,10 +15,10 @@ use tokio::sync::watch;
 use super::ClusterNodes;
 use crate::cluster::State;
 use crate::consensus;
-use crate::curator::health::LATE;
 use crate::event::Closed;
 use crate::identity::{Fingerprint, NodeId};
 use crate::liaison;
+use crate::nodes::{self, LATE};
 use crate::supervisor::Context;
 use crate::sys::clock;
 
@@ -29,7 +29,7 @@ const WORDS_MAX: usize = 32;
 #[derive(Clone, Debug)]
 pub struct Service {
     /// What was heard.
-    pub nodes: watch::Receiver<Option<Arc<liaison::Nodes>>>,
+    pub nodes: watch::Receiver<Option<Arc<nodes::Nodes>>>,
     /// Who leads.
     pub leader: watch::Receiver<Option<NodeId>>,
     /// The members of etcd.
@@ -109,7 +109,7 @@ fn aged(mut nodes: Nodes, age: Duration, cut_off: Option<Duration>) -> Nodes {
 }
 
 /// Makes the words that are not there yet, and forgets those that nobody needs.
-async fn spell(heard: &liaison::Nodes, words: &mut BTreeMap<NodeId, String>) {
+async fn spell(heard: &nodes::Nodes, words: &mut BTreeMap<NodeId, String>) {
     let asks = |node: &v1::NodeInfo| node.state() == v1::NodeState::New;
     words.retain(|id, _| heard.get(id).is_some_and(asks));
     for (id, node) in heard.iter().filter(|(_, node)| asks(node)).take(WORDS_MAX) {
@@ -125,7 +125,7 @@ async fn spell(heard: &liaison::Nodes, words: &mut BTreeMap<NodeId, String>) {
 }
 
 fn fold(
-    heard: &liaison::Nodes,
+    heard: &nodes::Nodes,
     words: &BTreeMap<NodeId, String>,
     leader: Option<NodeId>,
     own: Option<NodeId>,
@@ -198,7 +198,7 @@ mod tests {
             ..Default::default()
         };
         let mut words = BTreeMap::new();
-        let heard = liaison::Nodes::from([(id, info.clone())]);
+        let heard = nodes::Nodes::from([(id, info.clone())]);
         spell(&heard, &mut words).await;
         let shown = fold(&heard, &words, None, None, &[]);
         assert_eq!(shown.nodes[0].words, Some(Fingerprint::of_key(&key).words()));
@@ -207,7 +207,7 @@ mod tests {
             consensus_member: Some(v1::node_roles::ConsensusMember {}),
             ..Default::default()
         });
-        let heard = liaison::Nodes::from([(id, info)]);
+        let heard = nodes::Nodes::from([(id, info)]);
         spell(&heard, &mut words).await;
         let shown = fold(&heard, &words, Some(id), Some(id), &[]);
         assert!(words.is_empty());
@@ -234,13 +234,13 @@ mod tests {
         let age = |health: v1::NodeHealth, heartbeat_age_ms| {
             let health = health.into();
             let info = v1::NodeInfo { health, heartbeat_age_ms, ..Default::default() };
-            let heard = liaison::Nodes::from([(id, info)]);
+            let heard = nodes::Nodes::from([(id, info)]);
             fold(&heard, &BTreeMap::new(), None, None, &[]).nodes[0].heartbeat
         };
         // What another has followed since is not its age: it is below this one.
         assert_eq!(age(v1::NodeHealth::Healthy, 400), None);
         assert_eq!(
-            fold(&liaison::Nodes::new(), &BTreeMap::new(), None, None, &[]).late_after,
+            fold(&nodes::Nodes::new(), &BTreeMap::new(), None, None, &[]).late_after,
             Some(LATE)
         );
         assert_eq!(age(v1::NodeHealth::Late, 16_000), Some(Duration::from_secs(16)));

@@ -13,8 +13,8 @@ use super::output::{Document, fields, or_dash, table};
 use super::parameters::Admission;
 use super::session::Session;
 use super::{Global, etcd, hex, ownership, parameters, units};
-use crate::curator::state::is_consensus_member;
 use crate::identity::{Fingerprint, NodeId};
+use crate::nodes::is_consensus_member;
 use crate::rpc::client::Repeat;
 
 /// Commands about the cluster.

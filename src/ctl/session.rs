@@ -29,10 +29,10 @@ use super::endpoint::{Endpoint, MANAGEMENT_PORT};
 use super::error::{Error, Explain as _};
 use super::place::{Context, Place};
 use super::{Global, context, key};
-use crate::curator::error::REASON;
 use crate::identity::{Fingerprint, NodeId, Spoken};
 use crate::pki::Facts;
 use crate::rpc::Credentials;
+use crate::rpc::REASON;
 use crate::rpc::client::{
     Candidate, Channel, Client, Connection, DialError, Expect, Patience, Repeat, Trust, dial,
 };

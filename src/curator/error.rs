@@ -11,9 +11,7 @@ use super::state::Refusal;
 use super::store;
 use crate::consensus::{MembersError, Refusal as Quorum, client};
 use crate::pki;
-
-/// The trailer with the word for the cause of a refusal.
-pub const REASON: &str = "polis-reason";
+use crate::rpc::REASON;
 
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]

@@ -25,13 +25,8 @@ use super::directory::Directory;
 use super::leader::Leadership;
 use crate::event::Closed;
 use crate::identity::NodeId;
+use crate::nodes::LATE;
 use crate::supervisor::Context;
-
-/// Between two heartbeats of a node.
-pub const INTERVAL: Duration = Duration::from_secs(5);
-
-/// Two may be lost, or a leader elected in between.
-pub const LATE: Duration = INTERVAL.saturating_mul(3);
 
 /// Between two looks for nodes that are late; small beside [`LATE`].
 const LOOK: Duration = Duration::from_millis(500);

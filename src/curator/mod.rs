@@ -45,7 +45,7 @@ pub mod users;
 
 pub use self::directory::Directory;
 pub use self::disk_keys::DiskKeys;
-pub use self::error::{Error, REASON};
+pub use self::error::Error;
 pub use self::fenced::{Deposed, Fenced};
 pub use self::leader::Leadership;
 pub use self::service::{Config, Error as ServiceError, PORT, Service, Status};

@@ -11,6 +11,7 @@ use super::state::{self, Commitment, Refusal, Registration, Request, Step};
 use super::store::{self, CONFLICTS_MAX, JOIN_KEYS, Outcome, Store, TICKET, node_key};
 use super::tickets;
 use crate::identity::{Fingerprint, Identity, NodeId, Spoken};
+use crate::nodes::is_consensus_member;
 use crate::pki::{self, Guard, Write};
 
 /// A registered machine is named by its key, so 32 bytes are all it may leave.
@@ -212,7 +213,7 @@ pub(super) fn may_enter_etcd(node: &v1::Node) -> Result<(), Error> {
     if node.leaving.is_some() {
         return Err(Refusal::Leaving.into());
     }
-    state::is_consensus_member(node.roles.as_ref()).then_some(()).ok_or(Error::NoRole)
+    is_consensus_member(node.roles.as_ref()).then_some(()).ok_or(Error::NoRole)
 }
 
 /// What `request` makes of a record, with what goes with it.

@@ -316,12 +316,6 @@ fn member(state: NodeState) -> Result<(), Refusal> {
     }
 }
 
-/// Whether a node with these roles is to run a member of etcd, and a curator beside it.
-#[must_use]
-pub fn is_consensus_member(roles: Option<&v1::NodeRoles>) -> bool {
-    roles.is_some_and(|roles| roles.consensus_member.is_some())
-}
-
 /// A role that is both given and taken is taken.
 fn change_roles(roles: v1::NodeRoles, add: v1::NodeRoles, remove: v1::NodeRoles) -> v1::NodeRoles {
     fn one<T>(has: Option<T>, add: Option<T>, remove: Option<&T>) -> Option<T> {

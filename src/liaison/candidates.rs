@@ -16,12 +16,12 @@ use prost::Message as _;
 use tokio::sync::watch;
 use tracing::warn;
 
+use super::Service;
 use super::watch::keep;
-use super::{Nodes, Service};
-use crate::curator::state::is_consensus_member;
 use crate::event::Closed;
 use crate::identity::NodeId;
 use crate::network::names::Peers;
+use crate::nodes::{Nodes, is_consensus_member};
 use crate::rpc::client::{Candidate, candidates};
 use crate::supervisor::Context;
 

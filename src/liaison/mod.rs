@@ -32,7 +32,6 @@ mod split;
 mod tests;
 mod watch;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,10 +39,11 @@ use polis_proto::v1;
 use tokio::sync::watch as value;
 use tokio::time::Instant;
 
+use crate::environment::Environment;
 use crate::files::{self, File};
 use crate::identity::NodeId;
 use crate::network::names::Peers;
-use crate::node::environment::Environment;
+use crate::nodes::{HEARTBEAT, Nodes};
 use crate::rpc::client::{CURATOR_PORT, Candidate, Client};
 use crate::rpc::{Credentials, Standing};
 use crate::supervisor::{Context, Policy};
@@ -52,14 +52,9 @@ use crate::{cluster, consensus, network, parameters, storage};
 pub use self::report::Subject;
 pub use self::watch::names as role_names;
 
-/// Between two heartbeats, unless the leader says otherwise.
-pub const HEARTBEAT: Duration = Duration::from_secs(5);
 /// A node that was not heard for so long is cut off: three heartbeats, and an
 /// election.
 pub const CUT_OFF_AFTER: Duration = Duration::from_secs(20);
-
-/// Every node that this one has heard of.
-pub type Nodes = BTreeMap<NodeId, v1::NodeInfo>;
 
 /// What is fixed for the life of the process.
 #[derive(Clone, Debug)]

@@ -20,10 +20,11 @@ use tokio::time::{Instant, sleep};
 use tonic::Status;
 use tracing::{debug, error, info, warn};
 
-use super::{Nodes, Service};
+use super::Service;
 use crate::event::{Closed, until};
 use crate::files::File;
 use crate::identity::NodeId;
+use crate::nodes::Nodes;
 use crate::pki::Crl;
 use crate::rpc::Standing;
 use crate::rpc::client::Repeat;

@@ -33,8 +33,8 @@ use polis_tui::Snapshot;
 use tokio::sync::watch;
 
 use crate::cluster::Desk;
+use crate::environment::Environment;
 use crate::logtree::ring;
-use crate::node::environment::Environment;
 use crate::pki::Overview;
 use crate::rpc::{self, App, Credentials, Limits, Listen, Metrics, Standing, Table};
 use crate::supervisor::{Context, Policy};

@@ -1,6 +1,6 @@
 //! What the `node` binary is made of: everything around the supervision tree.
 //!
-//! `init` starts `node` with its environment ([`environment`]) and a channel.
+//! `init` starts `node` with its environment ([`crate::environment`]) and a channel.
 //! `node` builds the services ([`crate::root`]), and ends in one of five ways:
 //!
 //! ```text
@@ -18,7 +18,6 @@
 //!   within [`FLUSH_DEADLINE`].
 //! - The end never waits for a thread of the runtime: the runtime is not dropped.
 
-pub mod environment;
 pub mod exercise;
 pub mod fault;
 mod flood;
@@ -35,7 +34,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
-use self::environment::Environment;
+use crate::environment::Environment;
 use crate::logtree::{self, layer};
 use crate::recovery;
 use crate::root::{self, Root};

@@ -29,12 +29,11 @@ use tracing::{debug, info, warn};
 
 use crate::cluster::{self, ASK_AGAIN, Membership, Role, TRUST};
 use crate::consensus::{self, Invitation, Member, MemberId, Orders, Peer, Standing, Start};
-use crate::curator::state::is_consensus_member;
 use crate::event::{Closed, until};
 use crate::files::{self, File};
 use crate::identity::{self, NodeId, NodeKey};
-use crate::liaison::Nodes;
 use crate::network;
+use crate::nodes::{Nodes, is_consensus_member};
 use crate::rpc::client::{Client, Repeat};
 use crate::supervisor::Context;
 

@@ -61,6 +61,9 @@ pub use self::server::{Config, Error, Listen, Server};
 pub use self::standing::{Standing, is_removal};
 pub use self::tls::{Credentials, provider};
 
+/// Metadata of a refusal: the word for its cause.
+pub const REASON: &str = "polis-reason";
+
 /// Metadata of a refusal by a curator that does not lead: such a call did
 /// nothing, so whoever made it may make it again, elsewhere.
 const NOT_LEADER: &str = "polis-not-leader";

@@ -20,8 +20,8 @@ use super::error::{Error, Explain as _};
 use super::output::Document;
 use super::session::{PATIENCE, Session, refused};
 use super::{Global, ask, key, parameters};
-use crate::curator::error::REASON;
 use crate::identity::Spoken;
+use crate::rpc::REASON;
 use crate::rpc::client::Repeat;
 
 pub(super) use self::view::{View, nodes_table};

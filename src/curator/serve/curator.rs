@@ -9,10 +9,10 @@ use tonic::{Request, Response, Status};
 use super::{Handlers, Lead, Stream, seconds, stranger, watching};
 use crate::curator::convert;
 use crate::curator::error::Error;
-use crate::curator::health::INTERVAL;
 use crate::curator::nodes;
 use crate::curator::state::{Commitment, Refusal, Registration, Request as Change};
 use crate::identity::{Identity, NodeId};
+use crate::nodes::HEARTBEAT;
 use crate::rpc::{Caller, Peer};
 use crate::sys::clock;
 
@@ -99,7 +99,7 @@ impl Curator for Handlers {
                 .directory
                 .send_if_modified(|directory| directory.set_health(id, v1::NodeHealth::Healthy));
         }
-        let interval_ms = u32::try_from(INTERVAL.as_millis()).unwrap_or(u32::MAX);
+        let interval_ms = u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX);
         Ok(Response::new(v1::HeartbeatResponse { interval_ms }))
     }
 

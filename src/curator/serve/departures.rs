@@ -40,6 +40,7 @@ use crate::curator::leader::Leadership;
 use crate::curator::state::{self, Refusal, Request};
 use crate::event::Closed;
 use crate::identity::NodeId;
+use crate::nodes::is_consensus_member;
 use crate::pki::Reason;
 use crate::supervisor::Context;
 use crate::sys::clock;
@@ -204,7 +205,7 @@ impl Service {
             let directory = directory.borrow();
             let wanted = |member: &Member| {
                 directory.nodes().any(|(id, known)| {
-                    let role = state::is_consensus_member(known.node.roles.as_ref());
+                    let role = is_consensus_member(known.node.roles.as_ref());
                     role && member.is_of(id, &parts.peer(id, &known.node))
                 })
             };

@@ -13,9 +13,10 @@ use super::{Handlers, Lead, Stream, seconds};
 use crate::curator::convert;
 use crate::curator::directory::Known;
 use crate::curator::error::Error;
-use crate::curator::state::{self, Refusal, Request as Change};
+use crate::curator::state::{Refusal, Request as Change};
 use crate::curator::tickets::Wish;
 use crate::identity::{InvalidFingerprint, NodeId};
+use crate::nodes::is_consensus_member;
 use crate::recovery::form;
 
 /// Names in one filter.
@@ -269,7 +270,7 @@ fn member(
     elsewhere: Option<IpAddr>,
 ) -> Option<v1::cluster_directory::Node> {
     let up = known.node.state() == v1::NodeState::Up;
-    let role = state::is_consensus_member(known.node.roles.as_ref());
+    let role = is_consensus_member(known.node.roles.as_ref());
     let told = known.node.status.as_ref().map(|status| status.external_address.clone());
     let told = told.filter(|address| !address.is_empty());
     let address = told.or_else(|| elsewhere.map(|address| address.to_string()))?;
