@@ -1,9 +1,17 @@
 //! The node of Polis as a library: everything that `init` and `node` are made of.
 //!
-//! A directory is one concept. `supervisor`, `event`, `files`, `logtree`, `serial`,
-//! `stage`, `canvas`, `trapdoor`, `sys`, `identity` and `pki` know no domain; the domains
-//! know those, and each other only through event values and typed handles.
-//! `root` is the only module that knows every service.
+//! A directory is one concept, and each knows only those before it (`layers` has the
+//! whole table, and checks it):
+//!
+//! - The base knows no domain. How the node lives: `event`, `supervisor`, `logtree`,
+//!   `serial`, `stage`, `trapdoor`. The machine: `sys`, `environment`, `files`, `canvas`,
+//!   `tpm`, `recovery`. Who is who, and how one calls: `identity`, `pki`, `rpc`, `nodes`.
+//! - The domains know the base, and each other through event values and typed handles:
+//!   `storage`, `parameters`, `network`, `consensus`, then `curator` (the records in
+//!   etcd), `cluster` (what this machine is), `liaison` and `roles` (what follows of it).
+//! - The faces show all that: `management` and `console`.
+//! - `root` is the only module that knows every service; `node` is the process around it.
+//! - Two other programs share the base: `boot` is `init`, `ctl` is `polisctl`.
 
 pub mod boot;
 pub mod canvas;
@@ -16,6 +24,8 @@ pub mod environment;
 pub mod event;
 pub mod files;
 pub mod identity;
+#[cfg(test)]
+mod layers;
 pub mod liaison;
 pub mod logtree;
 pub mod management;
