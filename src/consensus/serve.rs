@@ -6,6 +6,12 @@
 //!      +-----> [learner] ---+  +--ended--> Error
 //! ```
 //!
+//! Invariants:
+//! - An etcd that does not answer is waited for, and it is said for what. Only its own
+//!   end, the node's, or a wish to grow ends the watch.
+//! - Nobody is told that others may be added while the file `alone` is on the disk.
+//! - An etcd that has ended is judged by its own words, and by those of this run only.
+//!
 //! What this module does not do: start etcd (`service`).
 
 use std::time::Duration;

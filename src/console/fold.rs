@@ -1,4 +1,15 @@
-//! Folds event values into what the console shows. Pure: time comes in as a value.
+//! Folds event values into what the console shows.
+//!
+//! The console folds when a value has changed, and lets `age` add the time that has
+//! passed since; all terminals, and consoles elsewhere, draw the one snapshot.
+//!
+//! Invariants:
+//! - Pure: time comes in as a value, and every age comes out computed. Whoever draws
+//!   has no clock.
+//! - What is not known is nothing, and not zero: a page says that it waits for it.
+//!
+//! What this module does not do: read anything of the machine (`load`, `watched`), or
+//! decide how something looks (`polis_tui`).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -11,6 +11,14 @@
 //! Links come up while the parameters are still unknown, so that the carrier is
 //! there by the time they are. Interfaces that appear later, when `init` has
 //! loaded their drivers, wake the service like every other change.
+//!
+//! Invariants:
+//! - What there is, only the kernel knows: after whatever woke it, a run reads all of
+//!   it again, and plans anew. Of its own it keeps what DHCP has leased.
+//! - What an earlier run left stays until this one has an address.
+//! - A refused action ends nothing: it is logged once, and tried again.
+//!
+//! What this module does not do: decide (`plan`), or speak DHCP (`dhcp`).
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

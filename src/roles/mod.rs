@@ -5,6 +5,11 @@
 //!             others: a leader is known --> [ready]: `POLIS ready`, once a boot
 //! ```
 //!
+//! Invariants:
+//! - The line `ready` is printed once a boot, however often this service is started.
+//! - It comes before the event value: whoever waits for that may end the node.
+//! - A node that was ready stays it: what fails later is told by whom it concerns.
+//!
 //! What this module does not do: start what a role needs. A consensus member is
 //! served by `consensus` from the moment that it has orders: from the cluster
 //! manager, or from [`enlist`] here.

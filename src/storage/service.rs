@@ -16,6 +16,14 @@
 //! cluster, and has the keys of one that is locked. An insecure partition that is
 //! there is mounted without waiting for anybody.
 //!
+//! Invariants:
+//! - `Ready` says that the file system is mounted, and that every directory of the tree
+//!   is on it.
+//! - A key that does not fit changes nothing: another is waited for.
+//! - A run that ends leaves the file system unmounted, or else read-only: it may still
+//!   be in use, and the machine is about to stop.
+//! - What cannot be waited out opens the trapdoor; nothing is tried for ever in silence.
+//!
 //! What this module does not do: decide what to do with the disk (`plan`), or
 //! whether this machine may begin anew (`cluster`).
 

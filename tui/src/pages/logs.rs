@@ -1,4 +1,14 @@
 //! Answers: what was said? Follows the newest entries until a person scrolls up.
+//!
+//! [`content`] is the page; [`block`] is what other pages show of the log, below what
+//! they are about.
+//!
+//! Invariants:
+//! - What the page keeps no longer is told where it was, so that two entries that stand
+//!   together were said together, as far as the filter lets them through.
+//! - Whoever follows has only the lines laid out that are on the screen: a flood of
+//!   entries costs no more than a full page.
+//! - Every text is cleaned before it is measured, searched or drawn: others wrote it.
 
 use std::sync::Arc;
 
