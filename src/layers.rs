@@ -45,7 +45,7 @@ const MODULES: &[(&str, &str)] = &[
     (
         "liaison",
         "cluster consensus environment event files identity network nodes parameters pki rpc \
-         serial storage supervisor sys",
+         storage supervisor sys",
     ),
     (
         "roles",

@@ -45,7 +45,7 @@ impl<C: Consensus> Service<C> {
     ) -> Result<Home<C::Kv>, Error> {
         if let Ok(sealed) = &sealed {
             let node = Identity::new(sealed.node_public_key).id;
-            self.status.send_modify(|status| status.node = Some(node));
+            self.status.named(node);
             if sealed.disowned {
                 return Err(self.disown(ctx).await);
             }
@@ -151,7 +151,7 @@ impl<C: Consensus> Service<C> {
         keys: Option<Keys>,
     ) -> Result<Home<C::Kv>, Error> {
         self.identity.send_replace(Some(node));
-        self.status.send_modify(|status| status.node = Some(node.id));
+        self.status.named(node.id);
         membership::conclude(&self.config.root).await?;
         let keys = match keys {
             Some(keys) => {

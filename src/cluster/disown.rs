@@ -31,7 +31,7 @@ use super::parting::{ASK_AGAIN, Membership, TRUST, membership, part};
 use super::sealed::Sealed;
 use super::service::Consensus;
 use super::state::Event;
-use super::{Error, Service, Status, blocking};
+use super::{Error, Service, blocking};
 use crate::files::{self, File, Root};
 use crate::identity::NodeId;
 use crate::nodes::is_consensus_member;
@@ -75,10 +75,7 @@ pub(super) enum Verdict {
 impl<C: Consensus> Service<C> {
     /// Wipes what made this machine a member. Returns the error to stop with.
     pub(super) async fn disown(&mut self, ctx: &Context) -> Error {
-        let status = self.status.borrow().clone();
-        if let Some(state) = status.state.after(Event::Removed) {
-            self.publish(ctx, Status { state, ..status });
-        }
+        self.status.happened(Event::Removed, ctx.lines(), |_disowning| {});
         warn!("the cluster has removed this node: its keys are wiped");
         let unlocker = self.config.unlocker(self.disk());
         let root = self.config.root.clone();

@@ -111,7 +111,7 @@ impl<C: Consensus> Service<C> {
         };
         tokio::pin!(asked);
         let mut waiting = Waiting::new(&self.desk, credentials.map(|(credentials, _)| credentials));
-        self.status.send_modify(|status| status.waits_for_key = true);
+        self.status.waits_for_key(true);
         let opened = loop {
             let request = tokio::select! {
                 // Cancel-safe: it waits for a request and takes it in one step.
@@ -130,7 +130,7 @@ impl<C: Consensus> Service<C> {
                 break opened;
             }
         };
-        self.status.send_modify(|status| status.waits_for_key = false);
+        self.status.waits_for_key(false);
         ctx.stage(Stage::Cluster, stage::State::Started);
         opened
     }

@@ -26,6 +26,7 @@
 //! peers       where the other nodes are                   a service
 //! beacon      the same, where nobody can tell             a service
 //! state       the word for it                             pure
+//! writer      the one way in which it changes
 //! service     when
 //! credentials what this node serves and calls with, once it is home    a service
 //! ```
@@ -62,6 +63,7 @@ mod service;
 pub mod state;
 mod unlock;
 pub mod vault;
+mod writer;
 
 use std::fmt;
 
@@ -74,6 +76,7 @@ pub use self::membership::{Probe, Step};
 pub use self::parting::{ASK_AGAIN, Membership, TRUST, Vote, membership, part};
 pub use self::service::{Config, Consensus, Service};
 pub use self::state::State;
+pub use self::writer::Writer;
 
 /// What everyone else may know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

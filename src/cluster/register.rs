@@ -38,7 +38,7 @@ use super::sealed::{BegunKeys, Keeping, Sealed};
 use super::service::{Consensus, Home, KeyFile};
 use super::state::Event;
 use super::unlock::{Keys, Unlocker};
-use super::{Error, KeyStatus, Service, Status, blocking, membership};
+use super::{Error, KeyStatus, Service, blocking, membership};
 use crate::identity::{Fingerprint, Identity, NodeId, NodeKey, Store as _};
 use crate::parameters::{self, ClusterConfiguration, ColdStart, Register, TpmMode};
 use crate::pki;
@@ -103,7 +103,7 @@ impl<C: Consensus> Service<C> {
         let node = key.identity();
         info!(node = %node.id, "this node has its name");
         self.identity.send_replace(Some(node));
-        self.status.send_modify(|status| status.node = Some(node.id));
+        self.status.named(node.id);
         // Kept now: what the parameters say today is what a later boot goes on with.
         self.keep(&registering).await?;
         self.address(ctx).await?;
@@ -114,7 +114,7 @@ impl<C: Consensus> Service<C> {
         let asking =
             Asking { curators: &curators, registering: &registering, secrets: &secrets, key: &key };
         let configuration = self.be_approved(ctx, &asking).await?;
-        self.become_(ctx, Event::Approved);
+        self.status.happened(Event::Approved, ctx.lines(), |_trusted| {});
         ctx.stage(Stage::Cluster, stage::State::Started);
 
         let entered = self
@@ -193,7 +193,7 @@ impl<C: Consensus> Service<C> {
                 Err(Failure::Refused(refused)) if refused.word == UNKNOWN => {
                     warn!("the cluster has forgotten this node before it entered: asking again");
                     self.be_approved(ctx, asking).await?;
-                    self.become_(ctx, Event::Approved);
+                    self.status.happened(Event::Approved, ctx.lines(), |_trusted| {});
                 }
                 committed => return Ok(committed?),
             }
@@ -283,7 +283,7 @@ impl<C: Consensus> Service<C> {
                 v1::NodeState::Unspecified | v1::NodeState::New | v1::NodeState::Decommissioned => {
                 }
             }
-            if self.become_(ctx, Event::Contacted) {
+            if self.status.happened(Event::Contacted, ctx.lines(), |_foreign| {}) {
                 info!(node = %id, fingerprint = words, "waiting for an operator's approval");
             }
             ctx.stage(Stage::Cluster, stage::State::Waiting(awaited(&words, id)));
@@ -293,14 +293,6 @@ impl<C: Consensus> Service<C> {
 
     fn address_now(&self) -> String {
         self.network.borrow().primary.map(|address| address.to_string()).unwrap_or_default()
-    }
-
-    /// Publishes the state after `event`; says whether it is another.
-    fn become_(&self, ctx: &Context, event: Event) -> bool {
-        let status = self.status.borrow().clone();
-        let Some(state) = status.state.after(event) else { return false };
-        self.publish(ctx, Status { state, ..status });
-        true
     }
 
     /// Has the data partition made, or opens the one that an earlier attempt made.

@@ -45,16 +45,15 @@ use super::keeper::{Keeper, Shares};
 use super::membership::Probe;
 use super::record::Damage;
 use super::sealed::Sealed;
-use super::state::{Event, State};
+use super::state::State;
 use super::unlock::Unlocker;
 use super::vault::{Chip, Vault};
-use super::{Error, KeyStatus, Role, Status, blocking};
+use super::{Error, KeyStatus, Role, Status, Writer, blocking};
 use crate::consensus::{self, Orders, Peer, Start, client};
 use crate::curator::Store;
 use crate::event::{Closed, until};
 use crate::files::{self, File, Root};
 use crate::identity::{self, Identity, NodeKey};
-use crate::serial::EventLine;
 use crate::stage::{self, Stage};
 use crate::supervisor::Context;
 use crate::trapdoor::{Report, code};
@@ -131,7 +130,7 @@ pub struct Service<C = watch::Receiver<consensus::Status>> {
     /// Where a recovery key can be given while this waits for one.
     pub desk: watch::Sender<desk::Open>,
     /// What everyone else may know.
-    pub status: watch::Sender<Status>,
+    pub status: Writer,
 }
 
 /// A node that is home.
@@ -152,7 +151,7 @@ impl<C: Consensus> Service<C> {
     pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
         ctx.stage(Stage::Cluster, stage::State::Started);
         // A run that follows one that was home starts over, and says so.
-        self.publish(&ctx, Status::default());
+        self.status.begin(ctx.lines());
         let Some(ended) = ctx.until_cancelled(Box::pin(self.live(&ctx))).await else {
             return Ok(());
         };
@@ -224,9 +223,8 @@ impl<C: Consensus> Service<C> {
             }
             Err(error) => return Err(error),
         };
-        let state = self.status.borrow().state.after(Event::Entered).unwrap_or_default();
         let status = Status {
-            state,
+            state: State::Home,
             node: Some(home.node.id),
             ca: Some(Sha256::digest(&home.ca).into()),
             roles: home.store.iter().map(|_store| Role::ConsensusMember).collect(),
@@ -236,7 +234,7 @@ impl<C: Consensus> Service<C> {
         if let Some(keys) = &home.keys {
             warn_of(keys);
         }
-        self.publish(ctx, status);
+        self.status.entered(status, ctx.lines());
         Ok(home)
     }
 
@@ -286,11 +284,7 @@ impl<C: Consensus> Service<C> {
             let Ok(record) = store.complete(home.node).await else { continue };
             if record.recovery_key.is_empty() {
                 info!("the recovery key of this node's disk is saved");
-                self.status.send_modify(|status| {
-                    if let Some(keys) = &mut status.keys {
-                        keys.recovery_key_unsaved = false;
-                    }
-                });
+                self.status.recovery_key_unsaved(false);
             }
         }
     }
@@ -299,7 +293,7 @@ impl<C: Consensus> Service<C> {
         let node = key.identity();
         info!(node = %node.id, "this node has its name");
         self.identity.send_replace(Some(node));
-        self.status.send_modify(|status| status.node = Some(node.id));
+        self.status.named(node.id);
         let peer = Peer::of(node.id);
         self.orders.send_replace(Some(Orders { key, peer, start }));
     }
@@ -326,17 +320,6 @@ impl<C: Consensus> Service<C> {
         known
             .map(|known| parameters::absent(&known))
             .or_else(|| Error::Refused(Refusal::NothingToDo).report())
-    }
-
-    /// Prints the state of `status`, and publishes it.
-    pub(super) fn publish(&self, ctx: &Context, status: Status) {
-        let mut line = EventLine::new("cluster").field("state", status.state);
-        if let Some(node) = status.node {
-            line = line.field("node", node);
-        }
-        // First the line: others print lines of their own as soon as they know.
-        ctx.lines().event(line);
-        self.status.send_replace(status);
     }
 }
 

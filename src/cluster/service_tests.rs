@@ -205,7 +205,7 @@ impl Machine {
             identity: watch::Sender::new(None),
             orders,
             desk: watch::Sender::default(),
-            status: watch::Sender::default(),
+            status: Writer::default(),
         };
         let counter = Desk::new(service.desk.subscribe());
         let mut wanted = service.wanted.subscribe();

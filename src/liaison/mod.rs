@@ -122,7 +122,7 @@ pub struct Outputs {
     /// What this node serves and calls with.
     pub credentials: value::Sender<Option<Credentials>>,
     /// What this machine is to its cluster: here it may become split, and heal.
-    pub cluster: value::Sender<cluster::Status>,
+    pub cluster: cluster::Writer,
     /// When the leader answered last.
     pub contact: value::Sender<Option<Instant>>,
 }

@@ -20,7 +20,6 @@ use super::Service;
 use crate::cluster::state::{Event, State};
 use crate::consensus;
 use crate::event::{Closed, until};
-use crate::serial::EventLine;
 use crate::supervisor::Context;
 
 /// Between two looks.
@@ -89,22 +88,10 @@ impl View {
 
 /// Changes the state of this node, and says so.
 pub(super) fn change(service: &Service, ctx: &Context, (event, why): (Event, &str)) {
-    service.outputs.cluster.send_if_modified(|status| {
-        let Some(state) = status.state.after(event).filter(|state| *state != status.state) else {
-            return false;
-        };
-        status.state = state;
-        let line = EventLine::new("cluster").field("state", state);
-        ctx.lines().event(match status.node {
-            Some(node) => line.field("node", node),
-            None => line,
-        });
-        match state {
-            State::Split => warn!("this node is cut off from its cluster: {why}"),
-            State::Disowning => warn!("THE CLUSTER HAS REMOVED THIS NODE: {why}"),
-            _ => info!("this node is home: {why}"),
-        }
-        true
+    service.outputs.cluster.happened(event, ctx.lines(), |state| match state {
+        State::Split => warn!("this node is cut off from its cluster: {why}"),
+        State::Disowning => warn!("THE CLUSTER HAS REMOVED THIS NODE: {why}"),
+        _ => info!("this node is home: {why}"),
     });
 }
 

@@ -172,13 +172,7 @@ async fn publish(service: &Service, own: NodeId, heard: &Heard) {
     }
     if let Some(node) = heard.nodes.get(&own) {
         // What opens the disk alone is in the cluster until its owner has it.
-        outputs.cluster.send_if_modified(|status| match &mut status.keys {
-            Some(keys) if keys.recovery_key_unsaved != node.recovery_key_unsaved => {
-                keys.recovery_key_unsaved = node.recovery_key_unsaved;
-                true
-            }
-            _ => false,
-        });
+        outputs.cluster.recovery_key_unsaved(node.recovery_key_unsaved);
     }
     outputs.nodes.send_replace(Some(Arc::new(heard.nodes.clone())));
     // Beside a curator, access is decided by the records themselves.

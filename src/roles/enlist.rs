@@ -56,7 +56,7 @@ pub struct Service {
     /// What etcd is to do.
     pub orders: watch::Sender<Option<Orders>>,
     /// What this machine is to its cluster; its roles are kept here.
-    pub cluster: watch::Sender<cluster::Status>,
+    pub cluster: cluster::Writer,
 }
 
 /// Why a run ends.
@@ -128,9 +128,7 @@ impl Service {
     /// Clears up after a member of etcd that the cluster has taken out.
     async fn leave(&mut self) -> Result<(), Error> {
         info!("the cluster takes this node out of etcd");
-        self.cluster.send_modify(|status| {
-            status.roles.retain(|role| *role != Role::ConsensusMember);
-        });
+        self.cluster.serves(Role::ConsensusMember, false);
         self.orders.send_replace(None);
         until(&mut self.consensus, "etcd", |status| status.is_absent().then_some(())).await?;
         let data = self.data.clone();
@@ -178,13 +176,7 @@ impl Service {
         });
         let vote = vote.await?.to_bytes();
         self.data.node.voter.save(vote).await?;
-        self.cluster.send_if_modified(|status| {
-            let news = !status.roles.contains(&Role::ConsensusMember);
-            if news {
-                status.roles.push(Role::ConsensusMember);
-            }
-            news
-        });
+        self.cluster.serves(Role::ConsensusMember, true);
         info!("this node is a voting member of etcd");
         std::future::pending().await
     }
@@ -338,7 +330,7 @@ mod tests {
             network: network.subscribe(),
             consensus: consensus.subscribe(),
             orders: watch::Sender::new(None),
-            cluster: watch::Sender::new(home),
+            cluster: cluster::Writer::new(home),
         };
         let cleared = async {
             while data.node.leaving.read().unwrap().is_some() {

@@ -49,7 +49,7 @@ async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
         network: network.subscribe(),
         consensus: second.status.clone(),
         orders: second.orders.clone(),
-        cluster: watch::Sender::new(status),
+        cluster: cluster::Writer::new(status),
     };
     let running = supervise("enlisting", move |ctx| service.clone().run(ctx));
     let voted = || data.node.voter.read().unwrap().is_some_and(|vote| !vote.is_empty());

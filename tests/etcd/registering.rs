@@ -111,7 +111,7 @@ impl Newcomer {
             identity: watch::Sender::new(None),
             orders: watch::Sender::new(None),
             desk: watch::Sender::default(),
-            status: watch::Sender::default(),
+            status: cluster::Writer::default(),
         };
         let mut wanted = service.wanted.subscribe();
         let mut status = service.status.subscribe();
