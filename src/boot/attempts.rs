@@ -21,10 +21,10 @@
 //! What this module does not do: wait or reboot (`guru`).
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use crate::files::remove_debris;
+use crate::files::{self, atomic};
 use crate::serial::EventLine;
 
 /// How often in a row the machine reboots by itself.
@@ -39,6 +39,8 @@ const REPORT_MAX: u64 = 64 << 10;
 const NUMBER: &str = "number: ";
 /// A summary is one line on a screen.
 const SUMMARY_MAX: usize = 300;
+/// There is no secret in a report. FAT keeps no modes; its mount options decide.
+const MODE: u32 = 0o644;
 
 /// What is counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -199,23 +201,18 @@ impl Store {
     /// When the ESP can't be written.
     pub fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         fs::create_dir_all(&self.directory)?;
-        let temporary = self.directory.join(format!("{name}.new"));
-        remove_debris(&temporary)?;
-        let mut file = File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
         let place = self.directory.join(name);
-        match fs::rename(&temporary, &place) {
+        let temporary = self.directory.join(format!("{name}.new"));
+        let replace =
+            || atomic::replace(&place, &temporary, MODE, bytes).map_err(files::Error::into_io);
+        match replace() {
             // Nothing of ours is one, so it is what is left of a damaged entry.
             Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
                 fs::remove_dir_all(&place)?;
-                fs::rename(&temporary, &place)?;
+                replace()
             }
-            renamed => renamed?,
+            replaced => replaced,
         }
-        // FAT fills the new directory entry when the file is flushed.
-        file.sync_all()?;
-        File::open(&self.directory)?.sync_all()
     }
 }
 

@@ -24,6 +24,8 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{CWD, Mode, OFlags};
 
+use super::atomic;
+
 /// What a file may hold unless its place in the tree says otherwise: far above
 /// any key, certificate or record, far below what would hurt memory.
 pub(crate) const SIZE_MAX: u64 = 1 << 20;
@@ -71,6 +73,14 @@ impl Error {
     /// What the kernel refused, and where.
     pub(crate) fn io(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Self::Io { operation, path: path.to_owned(), source: source.into() }
+    }
+
+    /// The same for those whose own error names operation and file.
+    pub(crate) fn into_io(self) -> io::Error {
+        match self {
+            Self::Io { source, .. } => source,
+            other => io::Error::other(other),
+        }
     }
 }
 
@@ -158,24 +168,8 @@ impl File {
         let mut sibling = std::ffi::OsString::from(".");
         sibling.push(name);
         sibling.push(".new");
-        let sibling = directory.join(sibling);
-
         let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
-        // What an interrupted write left behind. Creating afresh follows no link
-        // and starts with the right mode.
-        remove_debris(&sibling).map_err(|error| Error::io("remove", &sibling, error))?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::open(&sibling, flags, Mode::from_raw_mode(self.mode))
-            .map_err(|e| Error::io("create", &sibling, e))?;
-        let mut file = std::fs::File::from(file);
-        file.write_all(content).map_err(|e| Error::io("write", &sibling, e))?;
-        file.sync_all().map_err(|e| Error::io("flush", &sibling, e))?;
-        rustix::fs::rename(&sibling, &self.path)
-            .map_err(|e| Error::io("put in place", &self.path, e))?;
-        // FAT keeps size and place of a file in its directory entry, makes the
-        // new entry empty, and fills it when the file itself is flushed.
-        file.sync_all().map_err(|e| Error::io("flush", &self.path, e))?;
-        flush_directory(directory)
+        atomic::replace(&self.path, &directory.join(sibling), self.mode, content)
     }
 
     /// [`File::write`] on a thread that may block. Not cancel-safe in the sense
@@ -225,7 +219,7 @@ impl File {
     /// [`Error`] if the kernel refuses.
     pub fn remove(&self) -> Result<(), Error> {
         match rustix::fs::unlink(&self.path) {
-            Ok(()) => flush_directory(self.path.parent().unwrap_or(Path::new("/"))),
+            Ok(()) => atomic::flush_directory(self.path.parent().unwrap_or(Path::new("/"))),
             Err(rustix::io::Errno::NOENT) => Ok(()),
             Err(error) => Err(Error::io("remove", &self.path, error)),
         }
@@ -280,7 +274,7 @@ impl Dir {
             Ok(()) | Err(rustix::io::Errno::PERM) => {}
             Err(error) => return Err(Error::io("set the mode of", &self.path, error)),
         }
-        flush_directory(self.path.parent().unwrap_or(Path::new("/")))
+        atomic::flush_directory(self.path.parent().unwrap_or(Path::new("/")))
     }
 
     /// Makes the directory empty, with everything below it gone for good. Blocks.
@@ -321,26 +315,6 @@ impl Dir {
             Err(error) => Err(Error::io("list", &self.path, error)),
         }
     }
-}
-
-/// Removes what has the name of a temporary file. On FAT that may be a directory:
-/// a torn entry is what its bytes happen to say.
-pub(crate) fn remove_debris(path: &Path) -> io::Result<()> {
-    let removed = match rustix::fs::unlink(path).map_err(io::Error::from) {
-        Err(error) if error.kind() == io::ErrorKind::IsADirectory => std::fs::remove_dir_all(path),
-        removed => removed,
-    };
-    match removed {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
-    }
-}
-
-/// Makes a rename or removal in `directory` survive a power cut.
-fn flush_directory(directory: &Path) -> Result<(), Error> {
-    std::fs::File::open(directory)
-        .and_then(|directory| directory.sync_all())
-        .map_err(|e| Error::io("flush directory", directory, e))
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@
 //! [`Dir`] or the part of [`Root`] that is its own, and never a path.
 //!
 //! ```text
-//! tree   which places there are, on the ESP, the data partition and in memory
-//! file   one place: bounded reads, atomic writes
+//! tree    which places there are, on the ESP, the data partition and in memory
+//! file    one place: bounded reads, whole writes
+//! atomic  how a write is whole or not at all; for `init`, too
 //! ```
 //!
 //! Invariants:
@@ -14,9 +15,9 @@
 //! What this module does not do: mount anything, or know whether it is mounted
 //! (`storage`).
 
+pub(crate) mod atomic;
 mod file;
 mod tree;
 
-pub(crate) use self::file::remove_debris;
 pub use self::file::{Dir, Error, File};
 pub use self::tree::{Credentials, Data, Ephemeral, Esp, Etcd, Node, PeerPki, Root, Sockets};

@@ -123,8 +123,7 @@ impl Places {
             }
             Source::Esp => self.esp.read().map_err(|error| match error {
                 files::Error::TooLarge { .. } => Error::TooLarge,
-                files::Error::Io { source, .. } => Error::Unreadable(source),
-                other => Error::Unreadable(io::Error::other(other)),
+                other => Error::Unreadable(other.into_io()),
             }),
         }
     }
