@@ -49,13 +49,12 @@ const MODULES: &[(&str, &str)] = &[
     ),
     (
         "roles",
-        "cluster consensus curator event files identity network nodes rpc serial stage supervisor \
-         sys",
+        "cluster consensus curator event files identity network nodes rpc serial stage supervisor",
     ),
     // What shows the node.
     (
         "management",
-        "cluster consensus environment event logtree pki roles rpc serial stage supervisor sys",
+        "cluster consensus environment event logtree pki rpc serial stage supervisor sys",
     ),
     (
         "console",
@@ -70,7 +69,7 @@ const MODULES: &[(&str, &str)] = &[
     ),
     (
         "node",
-        "consensus environment event files logtree recovery roles root serial stage storage \
+        "consensus environment event files logtree recovery root serial stage storage \
          supervisor sys trapdoor",
     ),
     // The other programs.

@@ -270,7 +270,7 @@ fn ask(asked: &watch::Sender<BTreeSet<Fingerprint>>, values: &Values) {
 /// in seconds, and a clock from before this code was made tells no time.
 fn started(values: &Values, uptime: Duration, now: SystemTime) -> Option<SystemTime> {
     let over = fold::ready(values).is_some() || uptime >= BOOT;
-    let right = network::clock::correction(now, network::clock::floor("")).is_none();
+    let right = sys::clock::correction(now, sys::clock::floor("")).is_none();
     now.checked_sub(uptime).filter(|_| over && right)
 }
 

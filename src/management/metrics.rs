@@ -10,11 +10,11 @@ use super::Inputs;
 use super::text::{Kind, Page};
 use crate::consensus::Standing;
 use crate::pki::{Facts, Overview};
-use crate::roles::memory;
 use crate::rpc::metrics::{BUCKETS, Metrics};
 use crate::stage::{self, Stages};
 use crate::supervisor::{State, Tree};
 use crate::sys::clock;
+use crate::sys::process;
 use crate::{cluster, consensus, logtree};
 
 /// The states of a service.
@@ -82,7 +82,7 @@ impl Sources {
         let help = "What the logs of all boots take on the disk.";
         page.one("polis_log_disk_bytes", Kind::Gauge, help, ring.bytes);
         drop(ring);
-        if let Some(kibibytes) = memory::resident("self") {
+        if let Some(kibibytes) = process::resident("self") {
             let help = "Memory of the node's process that is resident.";
             page.one("process_resident_memory_bytes", Kind::Gauge, help, kibibytes * 1024);
         }

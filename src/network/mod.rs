@@ -21,7 +21,6 @@
 //! the parameters say: the kernel accepts router advertisements by itself.
 
 mod apply;
-pub mod clock;
 mod dhcp;
 mod holding;
 mod lease;

@@ -36,13 +36,13 @@ use tracing::{info, warn};
 
 use super::holding::Holding;
 use super::plan::{self, Action, Former, Kind, Observed, Wanted};
-use super::{Interface, Status, apply, clock, dhcp, observe};
+use super::{Interface, Status, apply, dhcp, observe};
 use crate::event;
 use crate::files::File;
 use crate::parameters::{self, Known};
 use crate::stage::{Stage, State};
 use crate::supervisor::Context;
-use crate::sys;
+use crate::sys::{arp, clock};
 
 /// How long an address may take before people are told what it waits for. A
 /// DHCP server answers within half a second.
@@ -147,8 +147,8 @@ impl Service {
     fn raise_clock(&self) {
         let os_release = std::fs::read_to_string(&self.config.os_release).unwrap_or_default();
         let floor = clock::floor(&os_release);
-        if let Some(time) = clock::correction(sys::clock::now(), floor) {
-            match sys::clock::set(time) {
+        if let Some(time) = clock::correction(clock::now(), floor) {
+            match clock::set(time) {
                 Ok(()) => warn!("the clock was before this image was built; set to its date"),
                 Err(error) => warn!("the clock is before this image was built: {error}"),
             }
@@ -256,7 +256,7 @@ impl Run {
                 if let (Some(link), std::net::IpAddr::V4(v4)) = (link, cidr.address()) {
                     // Neighbours may remember another machine for this address. That is a
                     // courtesy: they find out by themselves, later.
-                    if let Err(error) = sys::arp::announce(*index, link.mac.0, v4) {
+                    if let Err(error) = arp::announce(*index, link.mac.0, v4) {
                         info!("cannot announce {v4} on {}: {error}", link.name);
                     }
                 }

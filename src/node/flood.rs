@@ -16,9 +16,9 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tracing::info;
 
-use crate::roles::memory;
 use crate::serial::EventLine;
 use crate::supervisor::Context;
+use crate::sys::process;
 
 /// What a start leaves to do is done.
 const SETTLED: Duration = Duration::from_secs(20);
@@ -74,7 +74,7 @@ async fn measured<T>(work: impl Future<Output = T>) -> (Cost, T) {
     let ticks = ticks().unwrap_or_default() - before;
     let seconds = begun.elapsed().as_secs_f64();
     let cpu = ticks / HERTZ / seconds * 100.0;
-    (Cost { seconds, cpu, node: memory::resident("self").unwrap_or_default() }, done)
+    (Cost { seconds, cpu, node: process::resident("self").unwrap_or_default() }, done)
 }
 
 fn told(line: EventLine, cost: &Cost) -> EventLine {

@@ -23,6 +23,7 @@ pub mod fault;
 mod flood;
 pub mod heartbeat;
 pub mod logs;
+pub mod memory;
 mod panics;
 mod serial_port;
 

@@ -15,7 +15,6 @@
 //! manager, or from [`enlist`] here.
 
 pub mod enlist;
-pub mod memory;
 
 use std::net::IpAddr;
 

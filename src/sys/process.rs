@@ -403,6 +403,18 @@ pub fn find(name: &str) -> Vec<Pid> {
         .collect()
 }
 
+/// Resident memory of a process in KiB; nothing where it has just ended. The
+/// process is a number, or `self`.
+#[must_use]
+pub fn resident(process: &str) -> Option<u64> {
+    parse_resident(&std::fs::read_to_string(format!("/proc/{process}/status")).ok()?)
+}
+
+fn parse_resident(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.parse().ok()
+}
+
 async fn read_lines(
     pipe: impl AsyncRead + Unpin,
     sink: Option<Sink>,

@@ -101,3 +101,11 @@ async fn a_line_without_an_end_is_taken_apart() {
     child.wait().await.unwrap();
     assert_eq!(logs.backlog(&Query::all()).len(), 100_000_usize.div_ceil(16 * 1024));
 }
+
+#[test]
+fn the_resident_part_is_read() {
+    let status = "VmPeak:\t   99 kB\nVmRSS:\t    2140 kB\nVmData:\t 7 kB\n";
+    assert_eq!(parse_resident(status), Some(2140));
+    assert_eq!(parse_resident("Name:\tkthreadd\n"), None);
+    assert!(resident("self").is_some_and(|kibibytes| kibibytes > 100));
+}

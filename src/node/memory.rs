@@ -11,7 +11,6 @@
 //! What this module does not do: watch. A process that grows shows in the log
 //! of the kernel when it meets a limit.
 
-use std::fs;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -50,8 +49,8 @@ impl Service {
         let processes =
             [("init", Some("1".to_owned())), ("node", Some("self".to_owned())), ("etcd", etcd)];
         let mut line = EventLine::new("memory");
-        for (name, process) in processes {
-            if let Some(resident) = process.and_then(|process| resident(&process)) {
+        for (name, id) in processes {
+            if let Some(resident) = id.and_then(|id| process::resident(&id)) {
                 line = line.field(name, resident);
             }
         }
@@ -61,27 +60,9 @@ impl Service {
     }
 }
 
-/// Resident memory of a process in KiB; nothing where it has just ended.
-#[must_use]
-pub fn resident(process: &str) -> Option<u64> {
-    parse(&fs::read_to_string(format!("/proc/{process}/status")).ok()?)
-}
-
-fn parse(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.trim().strip_suffix(" kB")?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_resident_part_is_read() {
-        assert_eq!(parse("VmPeak:\t   99 kB\nVmRSS:\t    2140 kB\nVmData:\t 7 kB\n"), Some(2140));
-        assert_eq!(parse("Name:\tkthreadd\n"), None);
-        assert!(resident("self").is_some_and(|kibibytes| kibibytes > 100));
-    }
 
     #[tokio::test(start_paused = true)]
     async fn a_node_tells_its_memory_once_it_has_rested() {
