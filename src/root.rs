@@ -259,7 +259,6 @@ impl Base {
                 identity: values.identity.subscribe(),
                 network: values.network.subscribe(),
                 peers: values.peers.subscribe(),
-                status: watch::Sender::default(),
             },
         }
     }

@@ -46,9 +46,6 @@ pub const ESP: Kind =
 /// Name and type of the first system partition.
 pub const SYSTEM_A: Kind =
     Kind { name: "POLIS-SYSTEM-A", type_guid: uuid!("59c6e635-c906-46a2-aaf4-09696edc0b9a") };
-/// Name and type of the second system partition.
-pub const SYSTEM_B: Kind =
-    Kind { name: "POLIS-SYSTEM-B", type_guid: uuid!("28f182cd-34be-4e64-b668-a7ce52086aca") };
 /// Name and type of the data partition.
 pub const DATA: Kind =
     Kind { name: "POLIS-DATA", type_guid: uuid!("5141e997-d959-497c-b0e8-f6f81294567c") };

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Invariants:
-//! - Once [`Status::resolves`] is set, the node's ID resolves to that address,
-//!   and it follows the address when that changes.
+//! - Once both are known, the node's ID resolves to the primary address, and it
+//!   follows the address when that changes.
 //! - The files exist from the first moment on, so the links never dangle.
 
 use std::collections::BTreeMap;
@@ -34,13 +34,6 @@ const NAMELESS: &str = "polis";
 
 /// The other nodes, and where they are.
 pub type Peers = BTreeMap<NodeId, IpAddr>;
-
-/// What the world may know; an event value.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Status {
-    /// The name of the node and the address that it has for this machine's programs.
-    pub resolves: Option<(NodeId, IpAddr)>,
-}
 
 /// Where the names go.
 #[derive(Clone, Debug)]
@@ -75,8 +68,6 @@ pub struct Service {
     pub network: watch::Receiver<Network>,
     /// The other nodes.
     pub peers: watch::Receiver<Peers>,
-    /// What the world may know.
-    pub status: watch::Sender<Status>,
 }
 
 /// Why a run ended.
@@ -116,7 +107,6 @@ impl Service {
                 self.config.hosts.save(hosts.into_bytes()).await?;
                 written = Some(now);
                 let resolves = identity.map(|identity| identity.id).zip(address);
-                self.status.send_replace(Status { resolves });
                 if let Some((id, address)) = resolves.filter(|_| !same) {
                     info!("{id} is {address}");
                     if self.config.kernel == Kernel::Set {
@@ -181,7 +171,6 @@ fn hosts(identity: Option<&Identity>, address: Option<IpAddr>, peers: &Peers) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::until;
     use crate::files::Root;
 
     #[tokio::test]
@@ -192,27 +181,23 @@ mod tests {
         let (identity, known) = watch::channel(None);
         let (network, addressed) = watch::channel(Network::default());
         let (_others, peers) = watch::channel(Peers::default());
-        let status = watch::Sender::new(Status::default());
-        let mut named = status.subscribe();
         let config = Config {
             hosts: files.hosts.clone(),
             hostname: files.hostname.clone(),
             machine_id: files.machine_id.clone(),
             kernel: Kernel::Leave,
         };
-        let service = Service { config, identity: known, network: addressed, peers, status };
+        let service = Service { config, identity: known, network: addressed, peers };
         let read = |file: &File| String::from_utf8(file.read().unwrap().unwrap()).unwrap();
         let story = async {
             let id = Identity::new([0xab; 32]);
             identity.send_replace(Some(id));
             for address in [[10, 0, 2, 15], [10, 0, 2, 16]].map(IpAddr::from) {
                 network.send_modify(|status| status.primary = Some(address));
-                until(&mut named, "names", |status| {
-                    (status.resolves == Some((id.id, address))).then_some(())
-                })
-                .await
-                .unwrap();
-                assert!(read(&files.hosts).ends_with(&format!("\n{address} {}\n", id.id)));
+                let line = format!("\n{address} {}\n", id.id);
+                while !files.hosts.read().unwrap().is_some_and(|it| it.ends_with(line.as_bytes())) {
+                    tokio::task::yield_now().await;
+                }
             }
             assert_eq!(read(&files.hostname), format!("{}\n", id.id));
             assert_eq!(read(&files.machine_id), format!("{}\n", id.machine_id()));

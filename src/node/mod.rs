@@ -48,11 +48,11 @@ use crate::sys::reboot::Reason;
 use crate::trapdoor::{Report, code};
 
 /// Status after the trapdoor: the report is on the channel.
-pub const STATUS_TRAPDOOR: u8 = 70;
+const STATUS_TRAPDOOR: u8 = 70;
 /// Status when `node` itself cannot go on; standard error says why.
-pub const STATUS_BROKEN: u8 = 71;
+const STATUS_BROKEN: u8 = 71;
 /// Status when `node` was started by anything but `init`.
-pub const STATUS_USAGE: u8 = 2;
+const STATUS_USAGE: u8 = 2;
 
 /// Files that may be open: the connections of three servers, with room to spare.
 const OPEN_FILES: u64 = 16 << 10;

@@ -23,7 +23,7 @@ const CHECKSUM: usize = 3;
 const WHOLE: usize = SIZE + CHECKSUM;
 
 /// Characters without dashes.
-pub const CHARACTERS: usize = WHOLE * 8 / BITS;
+const CHARACTERS: usize = WHOLE * 8 / BITS;
 const GROUP: usize = 4;
 const BITS: usize = 5;
 

@@ -133,12 +133,6 @@ impl Given {
         Self { typed: None, sys: sys.to_owned() }
     }
 
-    /// Whether a person typed a key for this start of `node`.
-    #[must_use]
-    pub fn is_typed(&self) -> bool {
-        self.typed.is_some()
-    }
-
     /// The key, if one was given, and where it came from. fw_cfg is known once
     /// the node parameters are. Blocks for a moment on fw_cfg.
     ///
@@ -195,7 +189,6 @@ mod tests {
     fn a_machine_that_was_given_nothing_has_nothing() {
         let sys = tempfile::tempdir().unwrap();
         let given = Given::inherit(None, sys.path()).unwrap();
-        assert!(!given.is_typed());
         assert_eq!(given.text().unwrap(), None);
     }
 

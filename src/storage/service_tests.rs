@@ -6,6 +6,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::mount::UnmountFlags;
+
 use super::super::table::tests::{MIB, image_at};
 use super::super::table::{self, Partition};
 use super::*;
@@ -96,7 +98,9 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        let _unmounted = mount::detach(self.root().data.mount.path());
+        // Whoever still uses it does so no longer than the test.
+        let mounted = self.root().data.mount;
+        let _unmounted = rustix::mount::unmount(mounted.path(), UnmountFlags::DETACH);
         #[expect(clippy::disallowed_methods, reason = "nothing can be awaited here")]
         let mut detach = std::process::Command::new("/usr/sbin/losetup");
         let _detached = detach.arg("--detach").arg(&self.device).status();

@@ -12,7 +12,7 @@
 //!
 //! Invariants:
 //! - The delay is never zero: a service that dies at once cannot spin.
-//! - The delay is never above [`DELAY_MAX`]: nothing waits for an operator.
+//! - The delay is never above `DELAY_MAX`: nothing waits for an operator.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use std::time::Duration;
 /// The delay after the first death.
 const DELAY_MIN: Duration = Duration::from_millis(500);
 /// No delay is longer.
-pub const DELAY_MAX: Duration = Duration::from_secs(60);
+const DELAY_MAX: Duration = Duration::from_secs(60);
 /// How much longer each delay is than the one before.
 const GROWTH: f64 = 1.5;
 /// Delays vary by this share in either direction, so that what died together

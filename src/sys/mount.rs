@@ -100,15 +100,6 @@ pub fn unmount(target: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(target, UnmountFlags::NOFOLLOW)?)
 }
 
-/// Takes `target` out of the tree at once; the kernel ends it when its last user has gone.
-///
-/// # Errors
-///
-/// What the kernel says.
-pub fn detach(target: &Path) -> io::Result<()> {
-    Ok(rustix::mount::unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
-}
-
 /// Makes the mounted file system read-only, writing out what is not yet on the disk.
 ///
 /// # Errors

@@ -10,7 +10,7 @@ use std::time::Duration;
 const SET_TIMEOUT: libc::Ioctl = 0xc004_5706;
 
 /// The watchdog resets a machine whose `init` has been silent for so long.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running watchdog. Dropping it without [`Watchdog::disarm`] leaves it running.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Opens the device, which starts the watchdog, and asks for [`TIMEOUT`].
+    /// Opens the device, which starts the watchdog, and asks for `TIMEOUT`.
     ///
     /// # Errors
     ///

@@ -208,7 +208,7 @@ pub const CLUSTER_UNKNOWN: Code = Code::new(Stage::Cluster, 13);
 /// the guru meditation may type it. A damaged or lost sealed configuration locks
 /// the disk, too, where the disk is encrypted; whoever reports that knows
 /// (`cluster`).
-pub const LOCKED: &[Code] = &[
+const LOCKED: &[Code] = &[
     STORAGE_TPM_REFUSES,
     STORAGE_TPM_CLEARED,
     STORAGE_TPM_ABSENT,

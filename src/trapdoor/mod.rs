@@ -54,12 +54,6 @@ impl Report {
         Self { code, stage, causes, tried: Vec::new(), next: next.into(), unlock }
     }
 
-    /// The same report of a failure that the recovery key would help with.
-    #[must_use]
-    pub fn unlockable(self) -> Self {
-        Self { unlock: true, ..self }
-    }
-
     /// The cause in one line: the chain, joined.
     #[must_use]
     pub fn cause(&self) -> String {
@@ -111,7 +105,7 @@ mod tests {
             next: "put them there".to_owned(),
             unlock: false,
         };
-        for report in [report.clone().unlockable(), report] {
+        for report in [Report { unlock: true, ..report.clone() }, report] {
             let line = EventLine::parse(&report.to_line().to_string());
             assert_eq!(line.as_ref().and_then(Report::from_line), Some(report));
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use polis::consensus::Start;
-use polis::consensus::client::{Change, Client, Guard, Kv, Mirror, Op, Txn, User};
+use polis::consensus::client::{Change, Client, Guard, Kv, Op, Txn, User};
 use polis::event::until;
 use tokio::sync::watch;
 
@@ -143,7 +143,6 @@ async fn a_key_is_unknown_then_absent_then_there_then_gone() {
     let (_machine, node, client) = cluster_of_one().await;
     let value = watch::Sender::new(None);
     let mut seen = value.subscribe();
-    let whole = watch::Sender::new(None::<Mirror>);
     let story = async {
         assert_eq!(until(&mut seen, "value", Clone::clone).await.unwrap(), None);
         client.put("k", "1", None).await.unwrap();
@@ -153,15 +152,9 @@ async fn a_key_is_unknown_then_absent_then_there_then_gone() {
         client.put("k2", "1", None).await.unwrap();
         client.delete("k").await.unwrap();
         until(&mut seen, "value", |value| (*value == Some(None)).then_some(())).await.unwrap();
-        // The other pipe has its own pace.
-        let has_k2 = |whole: &Option<Mirror>| {
-            whole.as_ref().is_some_and(|whole| whole.entries.contains_key("k2")).then_some(())
-        };
-        until(&mut whole.subscribe(), "whole", has_k2).await.unwrap();
     };
     assert_eq!(*value.borrow(), None);
     tokio::select! {
-        never = client.follow_prefix("k", &whole) => match never {},
         never = client.follow_key("k", &value) => match never {},
         () = story => {}
     }

@@ -105,20 +105,6 @@ impl Client {
         self.follow_range(key, self.outer(key), None, told).await
     }
 
-    /// Publishes everything below `prefix` as an event value, for as long as it
-    /// is polled: `None` until etcd was asked.
-    pub async fn follow_prefix(
-        &self,
-        prefix: &str,
-        value: &watch::Sender<Option<Mirror>>,
-    ) -> Infallible {
-        let told = |mirror: &Mirror, _changes: &[Change]| {
-            let now = Some(mirror.clone());
-            value.send_if_modified(|value| std::mem::replace(value, now.clone()) != now);
-        };
-        self.follow(prefix, told).await
-    }
-
     async fn follow_range(
         &self,
         name: &str,
