@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::contexts::{self, Context};
 use super::error::Error;
 use super::output::{Document, fields, or_dash, table};
-use super::place::{self, Context};
 use super::{Global, units};
 use crate::identity::Fingerprint;
 use crate::pki::Facts;
@@ -19,19 +19,19 @@ pub(super) enum Command {
     /// Put a context in use.
     Use {
         /// Its name.
-        #[arg(value_parser = place::name)]
+        #[arg(value_parser = contexts::name)]
         name: String,
     },
     /// Print a context [default: the one in use].
     Show {
         /// Its name.
-        #[arg(value_parser = place::name)]
+        #[arg(value_parser = contexts::name)]
         name: Option<String>,
     },
     /// Make a context, or change what is named: endpoints, detours, the key.
     Set {
         /// Its name.
-        #[arg(value_parser = place::name)]
+        #[arg(value_parser = contexts::name)]
         name: String,
         /// The private key of its user.
         #[arg(long, value_name = "FILE")]
@@ -51,7 +51,7 @@ pub(super) enum Command {
     /// Forget a context; its key stays.
     Remove {
         /// Its name.
-        #[arg(value_parser = place::name)]
+        #[arg(value_parser = contexts::name)]
         name: String,
     },
 }
@@ -69,14 +69,14 @@ struct View {
 
 /// Runs the command.
 pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
-    let place = &global.place;
-    let current = place.current()?;
+    let contexts = &global.contexts;
+    let current = contexts.current()?;
     match command {
         Command::List => {
             let mut views = Vec::new();
-            for name in place.names()? {
+            for name in contexts.names()? {
                 // One that is damaged must not hide the others.
-                match place.load(&name) {
+                match contexts.load(&name) {
                     Ok(context) => views.push(view(&context, current.as_deref())),
                     Err(error) => global.out.remark(error.render().trim_end()),
                 }
@@ -86,7 +86,7 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             global.out.print(&Document::new(&views, text)?)
         }
         Command::Show { name } => {
-            let named = place.context(name.as_deref().or(global.context.as_deref()))?;
+            let named = contexts.context(name.as_deref().or(global.context.as_deref()))?;
             let context = named.ok_or_else(no_context)?;
             let view = view(&context, current.as_deref());
             let lines = [
@@ -100,13 +100,13 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             global.out.print(&Document::new(&view, fields(&lines))?)
         }
         Command::Use { name } => {
-            place.load(&name)?;
-            place.set_current(&name)?;
+            contexts.load(&name)?;
+            contexts.set_current(&name)?;
             let value = serde_json::json!({ "current": name });
             global.out.print(&Document::new(&value, format!("using {name}"))?)
         }
         Command::Set { name, key, via } => {
-            let mut context = place.find_context(&name)?.unwrap_or_else(|| Context::new(&name));
+            let mut context = contexts.find_context(&name)?.unwrap_or_else(|| Context::new(&name));
             let settings = &mut context.settings;
             if !global.endpoints.is_empty() {
                 settings.endpoints = global.endpoints.iter().map(ToString::to_string).collect();
@@ -115,16 +115,16 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
                 settings.key = std::path::absolute(key)?;
             }
             settings.via.extend(super::parameters::pairs("--via", &via)?);
-            place.save(&context)?;
+            contexts.save(&context)?;
             if current.is_none() {
-                place.set_current(&name)?;
+                contexts.set_current(&name)?;
             }
             let value = serde_json::json!({ "name": name });
             global.out.print(&Document::new(&value, format!("{name} is saved"))?)
         }
         Command::Import { file, key } => super::user::import(&file, &key, global),
         Command::Remove { name } => {
-            place.remove(&name)?;
+            contexts.remove(&name)?;
             let value = serde_json::json!({ "removed": name });
             global.out.print(&Document::new(&value, format!("{name} is forgotten"))?)
         }

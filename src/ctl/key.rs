@@ -90,7 +90,7 @@ pub(super) fn create(
         .to_public_key_pem(LineEnding::LF)
         .map_err(|error| anyhow!("cannot encode the public key: {error}"))?;
     if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        super::place::private_folder(folder)?;
+        super::contexts::private_folder(folder)?;
     }
     write_new(file, &pem)?;
     let public_file = file.with_extension("pub");

@@ -23,6 +23,7 @@ mod ask;
 mod cluster;
 mod console;
 mod context;
+mod contexts;
 mod endpoint;
 mod error;
 mod etcd;
@@ -35,7 +36,6 @@ mod output;
 mod owner;
 mod ownership;
 mod parameters;
-mod place;
 mod session;
 #[cfg(test)]
 mod testing;
@@ -51,11 +51,11 @@ use std::time::Duration;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
+use self::contexts::Contexts;
 use self::endpoint::Endpoint;
 use self::error::{Error, Exit, Explain as _};
 use self::key::Passphrase;
 use self::output::{Format, Out, Streams};
-use self::place::Place;
 
 /// Operates Polis clusters.
 #[derive(Debug, Parser)]
@@ -72,7 +72,7 @@ struct Cli {
 #[derive(Debug, clap::Args)]
 struct Options {
     /// The cluster and user to act as [default: the one that is in use].
-    #[arg(long, global = true, value_name = "NAME", value_parser = place::name)]
+    #[arg(long, global = true, value_name = "NAME", value_parser = contexts::name)]
     context: Option<String>,
     /// Where a curator is; repeatable [default: those of the context].
     #[arg(long = "endpoint", global = true, value_name = "HOST[:PORT]")]
@@ -131,7 +131,7 @@ struct Global {
     endpoints: Vec<Endpoint>,
     timeout: Option<Duration>,
     passphrase: Passphrase,
-    place: Place,
+    contexts: Contexts,
     out: Out,
 }
 
@@ -184,9 +184,9 @@ fn start(
         clap_complete::generate(shell, &mut Cli::command(), "polisctl", &mut script);
         return out.raw(&script);
     }
-    let place = Place::find(config, variable)?;
+    let contexts = Contexts::find(config, variable)?;
     let passphrase = Passphrase { file: passphrase_file };
-    let global = Global { context, endpoints, timeout, passphrase, place, out };
+    let global = Global { context, endpoints, timeout, passphrase, contexts, out };
     // One thread: a command does one thing at a time.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

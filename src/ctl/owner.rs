@@ -33,7 +33,7 @@ pub(super) enum Command {
 pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
     let (file, public_file, public) = match command {
         Command::Create { out, passphrase } => {
-            let file = out.unwrap_or_else(|| global.place.owner_key());
+            let file = out.unwrap_or_else(|| global.contexts.owner_key());
             let wanted = passphrase || global.passphrase.file.is_some();
             let (public_file, public) = key::create(&file, wanted.then_some(&global.passphrase))?;
             global.out.remark(
@@ -43,7 +43,7 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             (file, Some(public_file), public)
         }
         Command::Show { file } => {
-            let file = file.unwrap_or_else(|| global.place.owner_key());
+            let file = file.unwrap_or_else(|| global.contexts.owner_key());
             let public = key::read_public(&file, &global.passphrase)?;
             (file, None, public)
         }

@@ -23,9 +23,9 @@ use polis_proto::v1::curator_local_client::CuratorLocalClient;
 use polis_proto::v1::management_client::ManagementClient;
 use serde::Serialize;
 
+use super::contexts::{Context, read_certificate};
 use super::error::{Error, Explain as _};
 use super::output::{Document, fields};
-use super::place::{Context, read_certificate};
 use super::session::{PATIENCE, candidates, credentials, patience, refused};
 use super::{Global, ask, key, units};
 use crate::identity::{Fingerprint, Spoken};
@@ -66,16 +66,16 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         .transpose()
         .help(|| "read it again from the machine's screen, page PKI".to_owned())?;
     let known = match &global.context {
-        Some(name) => global.place.find_context(name)?,
+        Some(name) => global.contexts.find_context(name)?,
         // Endpoints may be of a new cluster: only a name says that the old one is meant.
-        None if global.endpoints.is_empty() => global.place.context(None)?,
+        None if global.endpoints.is_empty() => global.contexts.context(None)?,
         None => None,
     };
     let context = known.unwrap_or_else(|| Context::new(global.context.as_deref().unwrap_or("new")));
     let key_file = match arguments.owner_key {
         Some(file) => std::path::absolute(file)?,
         None if !context.settings.key.as_os_str().is_empty() => context.settings.key.clone(),
-        None => std::path::absolute(global.place.owner_key())?,
+        None => std::path::absolute(global.contexts.owner_key())?,
     };
     let candidates = candidates(global, &context)
         .help(|| "name where a curator is: --endpoint HOST[:PORT]".to_owned())?;
@@ -241,8 +241,8 @@ fn named(
 ) -> Result<Context, Error> {
     if global.context.is_none() && context.ca.is_none() {
         // A name of its own for a cluster that has none yet.
-        let domain = super::place::name(&certified.domain).unwrap_or("polis".to_owned());
-        if let Some(other) = global.place.find_context(&domain)? {
+        let domain = super::contexts::name(&certified.domain).unwrap_or("polis".to_owned());
+        if let Some(other) = global.contexts.find_context(&domain)? {
             if other.ca.as_ref().is_some_and(|other| *other != ca) {
                 return Err(another_cluster(&domain));
             }
@@ -264,8 +264,8 @@ fn named(
         .unwrap_or_default();
     context.ca = Some(ca);
     context.certificate = Some(certified.certificate);
-    global.place.save(&context)?;
-    global.place.set_current(&context.name)?;
+    global.contexts.save(&context)?;
+    global.contexts.set_current(&context.name)?;
     Ok(context)
 }
 

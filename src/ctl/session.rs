@@ -25,9 +25,9 @@ use polis_proto::v1::management_client::ManagementClient;
 use tokio::time::{Instant, sleep};
 use tonic::{Code, Response, Status};
 
+use super::contexts::{Context, Contexts};
 use super::endpoint::{Endpoint, MANAGEMENT_PORT};
 use super::error::{Error, Explain as _};
-use super::place::{Context, Place};
 use super::{Global, context, key};
 use crate::identity::{Fingerprint, NodeId, Spoken};
 use crate::pki::Facts;
@@ -53,7 +53,7 @@ pub(super) struct Session {
     pub(super) client: Client,
     /// How long a node that is not there is waited for, where a person has said so.
     wait: Option<Duration>,
-    place: Place,
+    contexts: Contexts,
 }
 
 /// Credentials of a key, with a certificate of any kind for it.
@@ -140,7 +140,7 @@ impl Session {
 
     /// Everything that can be done without a word to anybody.
     pub(super) fn prepare(global: &Global, wait: Duration) -> Result<Self, Error> {
-        let named = global.place.context(global.context.as_deref())?;
+        let named = global.contexts.context(global.context.as_deref())?;
         let context = named.ok_or_else(context::no_context)?;
         let name = &context.name;
         let takes = || format!("`polisctl --context {name} cluster take-ownership` gets one");
@@ -174,8 +174,8 @@ impl Session {
         let credentials = credentials(&key, certificate, Some(ca));
         let candidates = candidates(global, &context)?;
         let client = Client::fixed(candidates, credentials.clone(), patience(global, wait));
-        let place = global.place.clone();
-        Ok(Self { context, credentials, client, wait: global.timeout, place })
+        let contexts = global.contexts.clone();
+        Ok(Self { context, credentials, client, wait: global.timeout, contexts })
     }
 
     /// Gets a certificate that ends later, if it is time.
@@ -191,7 +191,7 @@ impl Session {
             .await
             .and_then(|answer| {
                 self.context.certificate = Some(answer.certificate.clone());
-                global.place.save(&self.context)?;
+                global.contexts.save(&self.context)?;
                 Ok(answer.certificate)
             });
         match renewed {
@@ -259,12 +259,12 @@ impl Session {
             directory.nodes.iter().map(|node| (node.id.clone(), node.addresses.clone())).collect();
         // As it is now: somebody may have changed it since this command began. A folder
         // that cannot be written costs later commands something, and this one nothing.
-        let _forgotten = self.place.load(&self.context.name).and_then(|mut context| {
+        let _forgotten = self.contexts.load(&self.context.name).and_then(|mut context| {
             if context.settings.nodes == nodes {
                 return Ok(());
             }
             context.settings.nodes = nodes;
-            self.place.save(&context)
+            self.contexts.save(&context)
         });
     }
 

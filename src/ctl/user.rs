@@ -12,9 +12,9 @@ use polis_proto::v1;
 use polis_proto::v1::aaa_client::AaaClient;
 use serde::{Deserialize, Serialize};
 
+use super::contexts::{self, Context};
 use super::error::{Error, Explain as _};
 use super::output::{Document, fields, table};
-use super::place::{self, Context};
 use super::session::Session;
 use super::{Global, cluster, hex, key, units};
 use crate::pki::{self, Facts};
@@ -162,7 +162,7 @@ async fn create(
         ca: pki::certificate_pem(&answer.ca_certificate),
         certificate: pki::certificate_pem(&answer.certificate),
     };
-    place::write(out, &serde_json::to_vec_pretty(&invitation)?)?;
+    contexts::write(out, &serde_json::to_vec_pretty(&invitation)?)?;
     let ends = Facts::read(&answer.certificate).map(|facts| units::date(facts.not_after));
     let value = serde_json::json!({ "user": name, "file": out, "certificate_ends": ends });
     let lines = [
@@ -175,11 +175,11 @@ async fn create(
 
 /// Makes a context of what an owner has written.
 pub(super) fn import(file: &Path, key_file: &Path, global: &Global) -> Result<(), Error> {
-    let bytes = place::read_file(file)?;
+    let bytes = contexts::read_file(file)?;
     let invitation: Invitation = serde_json::from_slice(&bytes)
         .doing(|| format!("{} is not what `user create` writes", file.display()))?;
-    let ca = place::certificate(file, invitation.ca.as_bytes())?;
-    let certificate = place::certificate(file, invitation.certificate.as_bytes())?;
+    let ca = contexts::certificate(file, invitation.ca.as_bytes())?;
+    let certificate = contexts::certificate(file, invitation.certificate.as_bytes())?;
     let key_file = std::path::absolute(key_file)?;
     let public = key::read_public(&key_file, &global.passphrase)?;
     if Facts::read(&certificate).is_none_or(|facts| facts.public_key != public) {
@@ -188,9 +188,9 @@ pub(super) fn import(file: &Path, key_file: &Path, global: &Global) -> Result<()
     }
     let name = match &global.context {
         Some(name) => name.clone(),
-        None => place::name(&invitation.cluster_domain).map_err(Error::new)?,
+        None => contexts::name(&invitation.cluster_domain).map_err(Error::new)?,
     };
-    let known = global.place.find_context(&name)?;
+    let known = global.contexts.find_context(&name)?;
     if known.as_ref().and_then(|known| known.ca.as_ref()).is_some_and(|known| *known != ca) {
         return Err(Error::new(format!("context {name} belongs to a cluster with another CA"))
             .or_help("give the new cluster a context of its own: --context NAME"));
@@ -200,8 +200,8 @@ pub(super) fn import(file: &Path, key_file: &Path, global: &Global) -> Result<()
     context.settings.user = invitation.user;
     context.settings.key = key_file;
     (context.ca, context.certificate) = (Some(ca), Some(certificate));
-    global.place.save(&context)?;
-    global.place.set_current(&name)?;
+    global.contexts.save(&context)?;
+    global.contexts.set_current(&name)?;
     let value = serde_json::json!({ "context": name, "user": context.settings.user });
     global.out.print(&Document::new(&value, format!("{name} is in use"))?)
 }

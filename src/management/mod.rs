@@ -17,8 +17,8 @@
 //! What this module does not do: decide who may call (`rpc`), or operate more
 //! than one node (`curator`).
 
+mod certificate;
 mod console;
-mod face;
 mod logs;
 mod metrics;
 mod serve;
@@ -146,7 +146,7 @@ impl Service {
             servers,
         };
         let meanwhile = watch::Sender::new(None);
-        let face = face::Service {
+        let certificate = certificate::Service {
             home: inputs.credentials.clone(),
             desk: inputs.desk.watch(),
             shown: meanwhile.clone(),
@@ -165,7 +165,7 @@ impl Service {
         let page = App::Page(Arc::new(move || sources.page()));
         let page = server("metrics", config.metrics.clone(), pages, page, page_listens);
         let forever = Policy::forever();
-        ctx.spawn("face", forever, move |ctx| face.clone().run(ctx));
+        ctx.spawn("face", forever, move |ctx| certificate.clone().run(ctx));
         ctx.spawn("metrics", forever, move |ctx| page.clone().run(ctx));
         ctx.spawn("grpc", forever, move |ctx| grpc.clone().run(ctx));
         ctx.healthy();

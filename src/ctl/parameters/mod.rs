@@ -19,7 +19,7 @@ use prost::Message as _;
 pub(super) use self::show::labels;
 use super::error::{Error, Explain as _};
 use super::output::Document;
-use super::{Global, hex, key, place};
+use super::{Global, contexts, hex, key};
 use crate::parameters;
 
 /// Commands about node parameters.
@@ -215,7 +215,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
 
 /// The public half of the key that `owner create` made.
 fn owner_key(global: &Global) -> Result<[u8; 32], Error> {
-    let private = global.place.owner_key();
+    let private = global.contexts.owner_key();
     let public = private.with_extension("pub");
     let file = if public.exists() { public } else { private };
     key::read_public(&file, &global.passphrase).help(|| {
@@ -251,10 +251,10 @@ pub(super) struct Admission {
 /// What the command line says, and the cluster for the rest.
 async fn admission(arguments: &Register, global: &Global) -> Result<Admission, Error> {
     let ticket = arguments.ticket.as_deref().map(ticket).transpose()?;
-    let mut ca = arguments.ca.as_deref().map(place::read_certificate).transpose()?;
+    let mut ca = arguments.ca.as_deref().map(contexts::read_certificate).transpose()?;
     let nodes = nodes(&arguments.nodes)?;
     if ca.is_none() {
-        let context = global.place.context(global.context.as_deref())?;
+        let context = global.contexts.context(global.context.as_deref())?;
         ca = context.and_then(|context| context.ca);
     }
     if let (Some(ticket), Some(ca), false) = (&ticket, &ca, nodes.is_empty()) {
@@ -382,7 +382,7 @@ fn written(message: &v1::NodeParameters, out: &Path, global: &Global) -> Result<
         return global.out.raw(&bytes);
     }
     // A ticket lets machines in: nobody else may read it.
-    place::write(out, &bytes)?;
+    contexts::write(out, &bytes)?;
     let description = show::document(&parameters)?;
     let mut document = serde_json::json!({ "file": out, "bytes": bytes.len() });
     document["parameters"] = description.value().clone();

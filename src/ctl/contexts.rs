@@ -32,9 +32,9 @@ const FILE_MAX: u64 = 256 * 1024;
 /// As long as the domain of a cluster may be, which is what a context is called after.
 const NAME_MAX: usize = 80;
 
-/// The folder of `polisctl`.
+/// The folder of `polisctl`, with all contexts in it.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct Contexts {
     folder: PathBuf,
 }
 
@@ -87,7 +87,7 @@ pub(super) fn name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-impl Place {
+impl Contexts {
     /// The folder that was named, or the one that the environment names.
     pub(super) fn find(
         named: Option<PathBuf>,
@@ -286,10 +286,10 @@ pub(super) fn write(file: &Path, bytes: &[u8]) -> Result<(), Error> {
 mod tests {
     use super::*;
 
-    fn place() -> (tempfile::TempDir, Place) {
+    fn contexts() -> (tempfile::TempDir, Contexts) {
         let folder = tempfile::tempdir().unwrap();
-        let place = Place { folder: folder.path().join("polis") };
-        (folder, place)
+        let contexts = Contexts { folder: folder.path().join("polis") };
+        (folder, contexts)
     }
 
     fn context(name: &str) -> Context {
@@ -307,7 +307,7 @@ mod tests {
         let found = |pairs: &[(&str, &str)]| {
             let find =
                 |name: &str| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.to_owned());
-            Place::find(None, find).map(|place| place.folder)
+            Contexts::find(None, find).map(|contexts| contexts.folder)
         };
         assert_eq!(found(&[("HOME", "/h")]).unwrap(), Path::new("/h/.config/polis"));
         let both = [("HOME", "/h"), ("XDG_CONFIG_HOME", "/x")];
@@ -320,24 +320,24 @@ mod tests {
 
     #[test]
     fn a_context_reads_back_and_can_be_put_in_use() {
-        let (_folder, place) = place();
-        assert_eq!(place.context(None).unwrap(), None);
+        let (_folder, contexts) = contexts();
+        assert_eq!(contexts.context(None).unwrap(), None);
         let first = context("first");
-        place.save(&first).unwrap();
-        place.save(&context("second")).unwrap();
-        place.set_current("first").unwrap();
-        assert_eq!(place.context(None).unwrap(), Some(first.clone()));
-        assert_eq!(place.context(Some("second")).unwrap().unwrap().name, "second");
-        assert_eq!(place.names().unwrap().len(), 2);
-        place.remove("first").unwrap();
-        assert_eq!(place.context(None).unwrap(), None);
+        contexts.save(&first).unwrap();
+        contexts.save(&context("second")).unwrap();
+        contexts.set_current("first").unwrap();
+        assert_eq!(contexts.context(None).unwrap(), Some(first.clone()));
+        assert_eq!(contexts.context(Some("second")).unwrap().unwrap().name, "second");
+        assert_eq!(contexts.names().unwrap().len(), 2);
+        contexts.remove("first").unwrap();
+        assert_eq!(contexts.context(None).unwrap(), None);
     }
 
     #[test]
     fn a_context_that_is_not_there_names_those_that_are() {
-        let (_folder, place) = place();
-        place.save(&context("home")).unwrap();
-        let error = place.load("hone").unwrap_err().render();
+        let (_folder, contexts) = contexts();
+        contexts.save(&context("home")).unwrap();
+        let error = contexts.load("hone").unwrap_err().render();
         assert_eq!(error, "error: there is no context \"hone\"\nhelp: there are: home\n");
     }
 
@@ -357,11 +357,11 @@ mod tests {
 
         #[test]
         fn noise_is_no_context(bytes in proptest::collection::vec(0x20_u8..0x7f, 0..200)) {
-            let (_folder, place) = place();
-            place.save(&context("home")).unwrap();
-            fs::write(place.folder_of("home").join("context.json"), &bytes).unwrap();
+            let (_folder, contexts) = contexts();
+            contexts.save(&context("home")).unwrap();
+            fs::write(contexts.folder_of("home").join("context.json"), &bytes).unwrap();
             // Whatever reads as one has nothing but what a context may have.
-            if let Ok(read) = place.load("home") {
+            if let Ok(read) = contexts.load("home") {
                 let plain = serde_json::from_slice::<BTreeMap<String, serde_json::Value>>(&bytes);
                 assert!(plain.is_ok(), "{read:?}");
             }
@@ -378,11 +378,11 @@ mod tests {
 
     #[test]
     fn a_field_that_nobody_knows_is_refused() {
-        let (_folder, place) = place();
-        place.save(&context("home")).unwrap();
-        let file = place.folder_of("home").join("context.json");
+        let (_folder, contexts) = contexts();
+        contexts.save(&context("home")).unwrap();
+        let file = contexts.folder_of("home").join("context.json");
         fs::write(&file, r#"{"endpoint": []}"#).unwrap();
-        let error = place.load("home").unwrap_err().render();
+        let error = contexts.load("home").unwrap_err().render();
         assert!(error.contains("unknown field `endpoint`"), "{error}");
     }
 }
