@@ -21,7 +21,7 @@ use super::partition::check_kind;
 use super::sealed::Sealed;
 use super::service::{Config, Consensus, Home, KeyFile, read_record, waited_out};
 use super::unlock::Keys;
-use super::{Error, KeyStatus, Service, blocking, join, parting};
+use super::{Error, KeyStatus, Service, join, parting};
 use crate::consensus::{self, Start};
 use crate::curator::Store;
 use crate::event::until;
@@ -32,7 +32,7 @@ use crate::recovery::form;
 use crate::stage::{self, Stage};
 use crate::storage::Kind;
 use crate::storage::key::RecoveryKey;
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 use crate::sys::clock;
 
 impl<C: Consensus> Service<C> {

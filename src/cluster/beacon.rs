@@ -37,7 +37,7 @@ use crate::event::{Closed, until};
 use crate::files::{self, File};
 use crate::identity::{self, Identity, NodeId, NodeKey};
 use crate::network::names::Peers;
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 use crate::{consensus, network};
 
 /// Where nodes listen for each other, UDP.
@@ -91,9 +91,6 @@ pub enum Error {
     /// Nobody can be heard.
     #[error("cannot listen on UDP port {PORT}")]
     Socket(#[source] std::io::Error),
-    /// A thread ended with a panic.
-    #[error("the thread that reads the key was lost")]
-    Lost,
 }
 
 /// What a message is for.
@@ -181,8 +178,7 @@ impl Service {
         // Whoever has just been let in has its name before its disk.
         let key = loop {
             let file = self.key.clone();
-            let der = tokio::task::spawn_blocking(move || file.read()).await;
-            if let Some(der) = der.map_err(|_panicked| Error::Lost)?? {
+            if let Some(der) = blocking(move || file.read()).await? {
                 break NodeKey::from_pkcs8_der(&zeroize::Zeroizing::new(der))
                     .map_err(Error::Key)?;
             }

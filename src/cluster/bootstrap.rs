@@ -24,13 +24,13 @@ use super::membership::{self, Step};
 use super::partition::{check_kind, kind_for, new_keys, uncover};
 use super::sealed::{Begun, Keeping, configuration_message, kind_message};
 use super::service::{Config, Consensus, Home, KeyFile, read_record, waited_out};
-use super::{Error, KeyStatus, Service, blocking};
+use super::{Error, KeyStatus, Service};
 use crate::consensus::Start;
 use crate::curator::Founding;
 use crate::identity;
 use crate::parameters::{Bootstrap, Cluster, ColdStart};
 use crate::storage::{Kind, Make};
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 
 impl<C: Consensus> Service<C> {
     /// Takes the first step of a new cluster: whatever the data partition will be
@@ -110,7 +110,7 @@ impl<C: Consensus> Service<C> {
 
         let store = self.store().await?;
         let snapshot = self.config.root.esp.etcd_snapshot.path().to_owned();
-        let restored = blocking(move || Ok(snapshot.is_file())).await?;
+        let restored = blocking(move || snapshot.is_file()).await;
         let disk = keys.as_ref().zip(recovery);
         let founding = Founding {
             node,

@@ -16,7 +16,7 @@ use crate::event::{Closed, until};
 use crate::files::{self, File};
 use crate::pki::Facts;
 use crate::rpc;
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
@@ -57,8 +57,7 @@ impl Service {
             let Some(home) = ctx.until_cancelled(home).await else { return Ok(()) };
             home?;
             let files = self.files.clone();
-            let read = tokio::task::spawn_blocking(move || read(&files)).await;
-            let read = read.unwrap_or(Err(Error::Damaged("they could not be read")))?;
+            let read = blocking(move || read(&files)).await?;
             self.credentials.send_replace(Some(read));
             ctx.healthy();
             let away = until(&mut self.cluster, "the cluster", |status| {

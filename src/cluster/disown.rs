@@ -31,14 +31,14 @@ use super::parting::{ASK_AGAIN, Membership, TRUST, membership, part};
 use super::sealed::Sealed;
 use super::service::Consensus;
 use super::state::Event;
-use super::{Error, Service, blocking};
+use super::{Error, Service};
 use crate::files::{self, File, Root};
 use crate::identity::NodeId;
 use crate::nodes::is_consensus_member;
 use crate::rpc::client::{Channel, Client, Patience, Repeat, candidates};
 use crate::rpc::is_removal;
 use crate::stage::{Stage, State};
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 use crate::{consensus, parameters};
 
 /// For one question.
@@ -98,7 +98,7 @@ impl<C: Consensus> Service<C> {
         sleep(KILLED).await;
         if self.storage.borrow().ready().is_some() {
             let root = self.config.root.clone();
-            if let Err(error) = blocking(move || Ok(wipe(&root)?)).await {
+            if let Err(error) = blocking(move || wipe(&root).map_err(Error::from)).await {
                 return error;
             }
         }
@@ -112,7 +112,7 @@ impl<C: Consensus> Service<C> {
         self.orders.send_replace(None);
         sleep(KILLED).await;
         let data = self.config.root.data.clone();
-        blocking(move || Ok(part(&data)?)).await
+        Ok(blocking(move || part(&data)).await?)
     }
 }
 
@@ -187,7 +187,7 @@ async fn ask(
     own: NodeId,
 ) -> Result<Option<Word>, String> {
     let (files, directory) = (files.clone(), directory.clone());
-    let read = tokio::task::spawn_blocking(move || {
+    let read = blocking(move || {
         let known = directory.read().map_err(|error| error.to_string())?.unwrap_or_default();
         let known = v1::ClusterDirectory::decode(known.as_slice());
         let known = known.map_err(|error| error.to_string())?;
@@ -196,7 +196,7 @@ async fn ask(
         let voter = files.voter.read().map_err(|error| error.to_string())?;
         Ok::<_, String>((candidates(&known), credentials, voter))
     });
-    let (known, credentials, voter) = read.await.map_err(|lost| lost.to_string())??;
+    let (known, credentials, voter) = read.await?;
     let known = known.into_iter().chain(candidates(told));
     let others: Vec<_> = known.filter(|one| one.node != Some(own)).collect();
     if others.is_empty() {

@@ -30,14 +30,14 @@ use super::sealed::Sealed;
 use super::service::Consensus;
 use super::unlock::{Keys, Unlocker};
 use super::vault::{Guarded, Vault};
-use super::{Error, Service, blocking};
+use super::{Error, Service};
 use crate::event::until;
 use crate::identity::{Fingerprint, Identity};
 use crate::parameters::ColdStart;
 use crate::rpc::client::{Channel, candidates};
 use crate::stage::{self, Stage};
 use crate::storage::key::RecoveryKey;
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 use crate::sys::clock;
 use crate::{pki, rpc};
 
@@ -54,7 +54,7 @@ impl<C: Consensus> Service<C> {
         let file = self.config.root.esp.cluster_directory.clone();
         let vault = unlocker.vault.clone();
         let own = Identity::new(sealed.node_public_key).id;
-        let (known, key) = blocking(move || {
+        let (known, key) = blocking(move || -> Result<_, Error> {
             let directory = file.read()?.unwrap_or_default();
             let directory = v1::ClusterDirectory::decode(directory.as_slice());
             let directory = directory.unwrap_or_else(|error| {

@@ -20,19 +20,20 @@ use std::time::SystemTime;
 use polis_proto::v1;
 use tracing::{info, warn};
 
+use super::Error;
 use super::decide::Record;
 use super::journal::Journal;
 use super::keeper::{Keeper, Shares, Slot};
 use super::sealed::{Keeping, Sealed, cold_start_value, tpm_value};
 use super::service::read_record;
 use super::unlock::Keys;
-use super::{Error, blocking};
 use crate::curator::{DiskKeys, Founding, Store};
 use crate::files::Root;
 use crate::identity::Identity;
 use crate::parameters::ColdStart;
 use crate::pki;
 use crate::storage::Kind;
+use crate::supervisor::blocking;
 use crate::sys::clock;
 
 /// A step that was just taken.
@@ -174,7 +175,7 @@ pub(super) async fn renew_ended<S: pki::Store + Clone>(
 ) -> Result<(), Error> {
     let file = root.data.node.credentials.certificate.clone();
     let read = file.clone();
-    let old = blocking(move || Ok(read.read()?.unwrap_or_default())).await?;
+    let old = blocking(move || read.read()).await?.unwrap_or_default();
     let facts = pki::certificate_der(&old).and_then(|der| pki::Facts::read(&der));
     let ended = facts.is_some_and(|facts| facts.not_after <= now);
     if !ended || record.state() != v1::NodeState::Up {

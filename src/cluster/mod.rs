@@ -132,16 +132,6 @@ impl fmt::Display for Role {
     }
 }
 
-/// Runs `work` where it may block.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
-) -> Result<T, Error> {
-    // What it logs belongs to this service.
-    let span = tracing::Span::current();
-    let work = move || span.in_scope(work);
-    tokio::task::spawn_blocking(work).await.unwrap_or(Err(Error::Lost))
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;

@@ -29,7 +29,7 @@ use crate::identity::NodeId;
 use crate::network::names::Peers;
 use crate::nodes::Nodes;
 use crate::rpc::client::candidates;
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
@@ -52,14 +52,13 @@ impl Service {
     /// [`Closed`] when the owner of the input ended.
     pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         let file = self.directory.clone();
-        let read = tokio::task::spawn_blocking(move || file.read()).await;
-        match read {
-            Ok(Ok(Some(bytes))) => match v1::ClusterDirectory::decode(bytes.as_slice()) {
+        match blocking(move || file.read()).await {
+            Ok(Some(bytes)) => match v1::ClusterDirectory::decode(bytes.as_slice()) {
                 Ok(directory) => self.add(kept(&directory)),
                 Err(error) => warn!(%error, "the cluster's directory on the ESP is damaged"),
             },
-            Ok(Ok(None)) | Err(_) => {}
-            Ok(Err(error)) => {
+            Ok(None) => {}
+            Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 warn!(error, "cannot read the cluster's directory");
             }

@@ -38,7 +38,7 @@ use super::sealed::{BegunKeys, Keeping, Sealed};
 use super::service::{Consensus, Home, KeyFile};
 use super::state::Event;
 use super::unlock::{Keys, Unlocker};
-use super::{Error, KeyStatus, Service, blocking, membership};
+use super::{Error, KeyStatus, Service, membership};
 use crate::identity::{Fingerprint, Identity, NodeId, NodeKey, Store as _};
 use crate::parameters::{self, ClusterConfiguration, ColdStart, Register, TpmMode};
 use crate::pki;
@@ -46,7 +46,7 @@ use crate::rpc::client::candidates;
 use crate::stage::{self, Stage};
 use crate::storage::key::RecoveryKey;
 use crate::storage::{Kind, Make};
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 
 /// Between two looks at whether somebody has approved this node.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
@@ -74,7 +74,7 @@ impl<C: Consensus> Service<C> {
         register: Register,
     ) -> Result<Registering, Error> {
         let unlocker = self.config.unlocker(self.disk());
-        let registering = blocking(move || {
+        let registering = blocking(move || -> Result<_, Error> {
             let key = Half::random()?;
             let node = NodeKey::from_seed(key.bytes()).public_key();
             let secrets = Secrets { key: Some(key), ..Secrets::random()? };
@@ -346,7 +346,8 @@ impl<C: Consensus> Service<C> {
                 Ok((make, begun.secrets.clone(), Some((begun, cluster))))
             }
         });
-        let (make, hidden, new) = made.await?;
+        let made: Result<_, Error> = made.await;
+        let (make, hidden, new) = made?;
         let (recovery_nonce, recovery) = match &new {
             Some((begun, _)) => (begun.recovery_nonce.clone(), begun.recovery.clone()),
             None => Default::default(),
@@ -396,7 +397,7 @@ fn no_key() -> Error {
 /// What an operator compares. Slow on purpose.
 async fn fingerprint(key: &NodeKey) -> Result<String, Error> {
     let public = key.public_key();
-    blocking(move || Ok(Fingerprint::of_key(&public).words())).await
+    Ok(blocking(move || Fingerprint::of_key(&public).words()).await)
 }
 
 /// What a node waits for that nobody has approved yet. Tools take the words from

@@ -48,14 +48,14 @@ use super::sealed::Sealed;
 use super::state::State;
 use super::unlock::Unlocker;
 use super::vault::{Chip, Vault};
-use super::{Error, KeyStatus, Role, Status, Writer, blocking};
+use super::{Error, KeyStatus, Role, Status, Writer};
 use crate::consensus::{self, Orders, Peer, Start, client};
 use crate::curator::Store;
 use crate::event::{Closed, until};
 use crate::files::{self, File, Root};
 use crate::identity::{self, Identity, NodeKey};
 use crate::stage::{self, Stage};
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 use crate::trapdoor::{Report, code};
 use crate::{network, parameters, pki, recovery, storage};
 

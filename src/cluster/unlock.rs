@@ -32,18 +32,19 @@ use uuid::Uuid;
 
 use tracing::{info, warn};
 
+use super::Error;
 use super::disk::Disk;
 use super::keeper::{Keeper, Shares, Slot};
 use super::keys::{self, Half, Secrets};
 use super::sealed::{Keeping, Sealed, change_from_record, change_to_record};
 use super::vault::{Guarded, Vault};
-use super::{Error, blocking};
 use crate::files::Root;
 use crate::identity::NodeKey;
 use crate::parameters::TpmMode;
 use crate::pki;
 use crate::storage::Kind;
 use crate::storage::key::{Key, RecoveryKey};
+use crate::supervisor::blocking;
 
 /// The keys that the data partition was opened with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,7 +162,7 @@ impl Unlocker {
         let (vault, shares) = (self.vault.clone(), self.shares.clone());
         let change = self.root.esp.key_change.clone();
         let join_key = secrets.join_key().verifying_key().to_bytes();
-        let prepared = blocking(move || {
+        let prepared = blocking(move || -> Result<_, Error> {
             let hidden = match vault.hide(keeping.tpm, &secrets) {
                 Err(Error::Tpm(error)) if keeping.tpm == TpmMode::Required => {
                     let error = &error as &dyn std::error::Error;
@@ -228,7 +229,7 @@ impl Unlocker {
 
     async fn change(&self) -> Result<Option<Guarded<Secrets>>, Error> {
         let change = self.root.esp.key_change.clone();
-        let record = blocking(move || Ok(change.read()?)).await?;
+        let record = blocking(move || change.read()).await?;
         Ok(record.and_then(|record| match change_from_record(&record) {
             Ok(secrets) => Some(secrets),
             Err(damage) => {

@@ -25,10 +25,10 @@ use super::args::{Pace, Purpose};
 use super::client::User;
 use super::credentials::{Credentials, authority, peer_certificate};
 use super::serve::{Started, died};
-use super::service::{Service, blocking};
+use super::service::Service;
 use super::{Error, Orders, Step, credentials, restore};
 use crate::pki::Namespace;
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 use crate::sys::clock;
 
 /// Far more than etcd needs on the slowest machine: past it, something is wrong

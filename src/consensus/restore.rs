@@ -15,10 +15,10 @@
 
 use tracing::warn;
 
-use super::service::{Service, blocking};
+use super::service::Service;
 use super::{Error, Orders};
 use crate::logtree::Parser;
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 use crate::sys::process::Command;
 
 use super::args;
@@ -36,7 +36,7 @@ pub(super) async fn restore(
     let config = &service.config;
     let snapshot = config.snapshot.path().to_owned();
     let there = snapshot.clone();
-    if !blocking(move || Ok(there.is_file())).await? {
+    if !blocking(move || there.is_file()).await {
         return Ok(());
     }
     let name = orders.key.id().to_string();

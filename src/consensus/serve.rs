@@ -25,13 +25,13 @@ use super::args::Pace;
 use super::awaited;
 use super::client::{self, Clients};
 use super::damage::{self, Verdict};
-use super::service::{STOP_MAX, Service, blocking};
+use super::service::{STOP_MAX, Service};
 use super::{Alarm, Error, Member, MemberId, Standing, Status};
 use crate::identity::NodeId;
 use crate::logtree::{Backlog, Body, Query};
 use crate::serial::{EventLine, Severity};
 use crate::stage::{Stage, State};
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 use crate::sys::clock;
 use crate::sys::process::{self, Child, Exit};
 
@@ -127,7 +127,7 @@ impl<'a> Serving<'a> {
     ) -> Result<Self, Error> {
         let Started { child, begun } = started;
         let directory = service.config.directory.clone();
-        let last = blocking(move || Ok(awaited::named_last(&directory))).await?;
+        let last = blocking(move || awaited::named_last(&directory)).await;
         Ok(Self {
             service,
             ctx,

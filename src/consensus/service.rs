@@ -39,7 +39,7 @@ use crate::files::{self, Etcd};
 use crate::logtree::Parser;
 use crate::pki::Overview;
 use crate::stage::{Stage, State};
-use crate::supervisor::{Context, Policy};
+use crate::supervisor::{Context, Policy, blocking};
 use crate::sys::process::Command;
 use crate::sys::{self, clock};
 use crate::trapdoor::{Report, code};
@@ -333,16 +333,6 @@ impl Service {
             }
             tokio::time::sleep(LOOK_SOON).await;
         }
-    }
-}
-
-/// Work that waits for the disk, on a thread that may wait.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, files::Error> + Send + 'static,
-) -> Result<T, Error> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => Ok(done?),
-        Err(lost) => std::panic::resume_unwind(lost.into_panic()),
     }
 }
 

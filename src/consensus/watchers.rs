@@ -19,7 +19,7 @@ use crate::event::until;
 use crate::files::Etcd;
 use crate::identity::{Identity, NodeId};
 use crate::pki::{Crl, Namespace, Overview, Renewal, certificate_pem};
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 use crate::sys::clock;
 
 /// Between two looks at the age of the certificate, which is counted in days.
@@ -168,7 +168,7 @@ impl Watchers {
 async fn replace(file: &crate::files::File, content: Vec<u8>) -> Result<bool, Error> {
     let same = {
         let (file, content) = (file.clone(), content.clone());
-        super::service::blocking(move || Ok(file.read()?.as_ref() == Some(&content))).await?
+        blocking(move || file.read().map(|old| old.as_ref() == Some(&content))).await?
     };
     if !same {
         file.save(content).await?;

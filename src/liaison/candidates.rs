@@ -23,7 +23,7 @@ use crate::identity::NodeId;
 use crate::network::names::Peers;
 use crate::nodes::{Nodes, is_consensus_member};
 use crate::rpc::client::{Candidate, candidates};
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 
 /// Keeps the candidates and the file until cancelled.
 pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
@@ -83,14 +83,12 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
 
 async fn read(service: &Service) -> v1::ClusterDirectory {
     let file = service.config.directory.clone();
-    let read = tokio::task::spawn_blocking(move || file.read()).await;
-    match read {
-        Ok(Ok(bytes)) => bytes.map(|bytes| decode(&bytes)).unwrap_or_default(),
-        Ok(Err(error)) => {
+    match blocking(move || file.read()).await {
+        Ok(bytes) => bytes.map(|bytes| decode(&bytes)).unwrap_or_default(),
+        Err(error) => {
             warn!(error = &error as &dyn std::error::Error, "cannot read the cluster's directory");
             v1::ClusterDirectory::default()
         }
-        Err(_panicked) => v1::ClusterDirectory::default(),
     }
 }
 

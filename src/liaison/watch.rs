@@ -28,7 +28,7 @@ use crate::nodes::Nodes;
 use crate::pki::Crl;
 use crate::rpc::Standing;
 use crate::rpc::client::Repeat;
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 
 /// Between two attempts at a stream.
 const RETRY: Duration = Duration::from_secs(1);
@@ -59,11 +59,10 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
 /// Takes up the roles of the last boot, until there is a newer word.
 async fn remember(service: &Service) {
     let file = service.config.roles.clone();
-    let read = tokio::task::spawn_blocking(move || file.read()).await;
-    let roles = match read {
-        Ok(Ok(Some(bytes))) => v1::NodeRoles::decode(bytes.as_slice()).ok(),
-        Ok(Ok(None)) | Err(_) => None,
-        Ok(Err(error)) => {
+    let roles = match blocking(move || file.read()).await {
+        Ok(Some(bytes)) => v1::NodeRoles::decode(bytes.as_slice()).ok(),
+        Ok(None) => None,
+        Err(error) => {
             warn!(error = &error as &dyn std::error::Error, "cannot read the roles of this node");
             None
         }

@@ -35,7 +35,7 @@ use crate::identity::{self, NodeId, NodeKey};
 use crate::network;
 use crate::nodes::{Nodes, is_consensus_member};
 use crate::rpc::client::{Client, Repeat};
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 
 /// Between two attempts, once the client has lost its patience.
 const RETRY: Duration = Duration::from_secs(2);
@@ -71,9 +71,6 @@ pub enum Error {
     /// The key is not one.
     #[error("the key of this node cannot be used")]
     Key(#[source] identity::Error),
-    /// A thread ended with a panic.
-    #[error("the thread that works on the files was lost")]
-    Lost,
     /// The key has gone.
     #[error("the key of this node has gone from the data partition")]
     KeyLost,
@@ -104,8 +101,7 @@ impl Service {
         // A run that died on the way out, or a disk that failed: whoever enters beside
         // what is left would lose its vote at the next boot, which goes on with it.
         let left = self.data.node.leaving.clone();
-        let left = tokio::task::spawn_blocking(move || left.read()).await;
-        if left.map_err(|_lost| Error::Lost)??.is_some() {
+        if blocking(move || left.read()).await?.is_some() {
             self.leave().await?;
         }
         if self.orders.borrow().is_none() {
@@ -132,8 +128,7 @@ impl Service {
         self.orders.send_replace(None);
         until(&mut self.consensus, "etcd", |status| status.is_absent().then_some(())).await?;
         let data = self.data.clone();
-        let cleared = tokio::task::spawn_blocking(move || cluster::part(&data));
-        cleared.await.map_err(|_lost| Error::Lost)??;
+        blocking(move || cluster::part(&data)).await?;
         info!("nothing of the member of etcd is left");
         Ok(())
     }
@@ -185,8 +180,7 @@ impl Service {
     async fn order(&mut self) -> Result<(), Error> {
         let address = until(&mut self.network, "the network", |status| status.primary).await?;
         let file = self.data.node.credentials.key.clone();
-        let der = tokio::task::spawn_blocking(move || file.read()).await;
-        let der = der.map_err(|_lost| Error::Lost)??.ok_or(Error::KeyLost)?;
+        let der = blocking(move || file.read()).await?.ok_or(Error::KeyLost)?;
         let key = NodeKey::from_pkcs8_der(&zeroize::Zeroizing::new(der)).map_err(Error::Key)?;
         let start = self.invited(&key, address).await;
         let peer = Peer::of(key.id());
@@ -237,8 +231,7 @@ async fn out(
             }
         }
         let file = voter.clone();
-        let voted = tokio::task::spawn_blocking(move || file.read());
-        let voted = voted.await.map_err(|_lost| Error::Lost)??;
+        let voted = blocking(move || file.read()).await?;
         match cluster::membership(client, own, voted.as_deref()).await {
             Ok(Membership::Out) => {
                 warn!("this node has the role, and its member of etcd was taken out");

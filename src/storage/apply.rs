@@ -21,6 +21,7 @@ use tracing::{info, warn};
 
 use super::plan::{BEING_MADE, Plan};
 use super::table::{self, Partition, Table};
+use crate::supervisor;
 use crate::sys::{mount, process};
 
 /// Why the data partition is not mounted.
@@ -92,6 +93,12 @@ pub enum Error {
     /// The thread that did the work ended with a panic.
     #[error("the thread that works on the disk was lost")]
     Lost,
+}
+
+impl From<supervisor::Lost> for Error {
+    fn from(supervisor::Lost: supervisor::Lost) -> Self {
+        Self::Lost
+    }
 }
 
 /// What can be done with the disk of a machine. Every step may be repeated.

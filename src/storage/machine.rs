@@ -19,6 +19,7 @@ use super::table::{self, Partition, Table};
 use super::wipe::{self, Groups};
 use crate::files::Root;
 use crate::logtree::Sink;
+use crate::supervisor::blocking;
 use crate::sys::block;
 use crate::sys::mount::Mount;
 use crate::sys::process::Command;
@@ -349,10 +350,4 @@ fn is_mounted(device: &Path, target: &Path) -> bool {
         return false;
     };
     device.rdev() == target.dev()
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
-) -> Result<T, Error> {
-    tokio::task::spawn_blocking(work).await.unwrap_or(Err(Error::Lost))
 }

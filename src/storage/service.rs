@@ -52,7 +52,7 @@ use crate::event::{self, Closed};
 use crate::files::Root;
 use crate::logtree::Parser;
 use crate::stage::{Stage, State};
-use crate::supervisor::Context;
+use crate::supervisor::{Context, blocking};
 use crate::sys::mount;
 
 /// What is fixed for the life of the process.
@@ -170,8 +170,7 @@ impl Service {
         let root = self.config.root.clone();
         blocking(move || {
             root.esp.create()?;
-            root.ephemeral.create()?;
-            Ok(())
+            root.ephemeral.create()
         })
         .await?;
 
@@ -220,7 +219,7 @@ impl Service {
             other => other?,
         };
         let root = self.config.root.clone();
-        blocking(move || Ok(root.data.create()?)).await?;
+        blocking(move || root.data.create()).await?;
         Ok((live, partition))
     }
 
@@ -388,12 +387,6 @@ fn look(disk: PathBuf) -> Result<(Table, Plan), Error> {
 /// An identity for a new partition.
 fn new_id() -> Uuid {
     uuid::Builder::from_random_bytes(rand::random()).into_uuid()
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
-) -> Result<T, Error> {
-    tokio::task::spawn_blocking(work).await.unwrap_or(Err(Error::Apply(apply::Error::Lost)))
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use super::apply::Error;
 use super::machine::Live;
 use super::table::Partition;
 use super::{Kind, wipe};
+use crate::supervisor::attempt;
 
 /// What the boot has to do comes first.
 const START: Duration = Duration::from_secs(20);
@@ -51,11 +52,11 @@ async fn release(live: &Live) -> Result<(), Error> {
         let hidden = live.root.data.unwritten.path().to_owned();
         let device = live.root.data.mount.path().to_owned();
         let begun = Instant::now();
-        let left = blocking(move || {
+        let left = attempt(move || {
             let failed = |source| Error::Wipe { device: device.clone(), source };
             wipe::release(&hidden).map_err(failed)
         });
-        let Some(left) = left.await? else {
+        let Some(left) = left.await?? else {
             if told {
                 info!("all free space of the data partition was written, and can be used");
             }
@@ -81,11 +82,11 @@ async fn grow(live: &Live, partition: &Partition) -> Result<(), Error> {
         loop {
             let begun = Instant::now();
             let target = device.clone();
-            let step = blocking(move || {
+            let step = attempt(move || {
                 let failed = |source| Error::Wipe { device: target.clone(), source };
                 wipe::extend(&target, end).map_err(failed)
             });
-            let Some(next) = step.await? else { break };
+            let Some(next) = step.await?? else { break };
             end = next;
             rest(live, begun.elapsed()).await;
         }
@@ -102,11 +103,5 @@ async fn rest(live: &Live, worked: Duration) {
 
 async fn urgent(live: &Live) -> bool {
     let mount = live.root.data.mount.path().to_owned();
-    tokio::task::spawn_blocking(move || wipe::is_urgent(&mount)).await.unwrap_or(false)
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
-) -> Result<T, Error> {
-    tokio::task::spawn_blocking(work).await.unwrap_or(Err(Error::Lost))
+    attempt(move || wipe::is_urgent(&mount)).await.unwrap_or(false)
 }

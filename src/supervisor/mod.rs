@@ -28,6 +28,7 @@
 //! What this module does not do: order start-up (services wait for the event
 //! values they need) or judge health (a service says so).
 
+mod blocking;
 mod context;
 mod keeper;
 pub mod restart;
@@ -42,6 +43,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub use self::blocking::{Lost, attempt, blocking};
 pub use self::context::{Child, Context, Group};
 pub use self::restart::Policy;
 pub use self::testing::Handles;

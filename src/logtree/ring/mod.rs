@@ -42,6 +42,7 @@ pub use self::service::{Config, RunError, Service};
 use self::record::Head;
 use self::segment::Segment;
 use super::Query;
+use crate::supervisor::{Lost, attempt};
 
 /// Bytes of one segment: what one deletion frees, and what a reader holds.
 pub const SEGMENT_MAX: u64 = 1 << 20;
@@ -116,6 +117,12 @@ pub enum Error {
     Lost,
 }
 
+impl From<Lost> for Error {
+    fn from(Lost: Lost) -> Self {
+        Self::Lost
+    }
+}
+
 /// The reading end. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ring {
@@ -136,7 +143,7 @@ impl Ring {
     /// [`Error`] if the disk does not say.
     pub async fn boots(&self) -> Result<Vec<Boot>, Error> {
         let ring = self.clone();
-        blocking(move || {
+        attempt(move || {
             let segments = segment::list(&ring.dir)?;
             let numbers = numbers(&segments, ring.boot);
             let boots = numbers.iter().zip(0..).map(|(number, ago)| {
@@ -157,9 +164,8 @@ impl Ring {
     /// [`Error`] if it is not there, or the disk does not say.
     pub async fn read(&self, boot: i32, query: Query) -> Result<Past, Error> {
         let ring = self.clone();
-        let segments = blocking(move || segment::list(&ring.dir))
-            .await?
-            .map_err(|source| self.disk(source))?;
+        let segments =
+            attempt(move || segment::list(&ring.dir)).await?.map_err(|source| self.disk(source))?;
         let numbers = numbers(&segments, self.boot);
         // A boot after this one is nobody's.
         let index = boot.checked_neg().and_then(|ago| usize::try_from(ago).ok());
@@ -198,10 +204,4 @@ fn describe(segments: &[&Segment], ago: u32) -> Boot {
         last: last.unwrap_or_default(),
         bytes: segments.iter().map(|it| it.bytes).sum(),
     }
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Error> {
-    tokio::task::spawn_blocking(work).await.map_err(|_panicked| Error::Lost)
 }

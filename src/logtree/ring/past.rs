@@ -9,10 +9,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::Error;
 use super::record::{Head, Record};
 use super::segment::Segment;
-use super::{Error, blocking};
 use crate::logtree::{Backlog, Entry, Item, Query};
+use crate::supervisor::attempt;
 
 /// The entries of one boot that a query asks for.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ impl Past {
     pub(super) async fn open(segments: Vec<Segment>, query: Query) -> Result<Self, Error> {
         let query = Arc::new(query);
         let asked = Arc::clone(&query);
-        let begun = blocking(move || begin(segments, &asked)).await?;
+        let begun = attempt(move || begin(segments, &asked)).await?;
         let (segments, skip, started) = begun;
         Ok(Self { query, segments, skip, ready: VecDeque::new(), started })
     }
@@ -57,7 +58,7 @@ impl Past {
             let Some(segment) = self.segments.front().cloned() else { return Ok(None) };
             let query = Arc::clone(&self.query);
             let dir = segment.path.clone();
-            let read = blocking(move || items(&segment, &query)).await;
+            let read = attempt(move || items(&segment, &query)).await;
             self.segments.pop_front();
             let mut items = read?.map_err(|source| Error::Disk { dir, source })?;
             while self.skip > 0
