@@ -13,6 +13,7 @@ type Edges = BTreeMap<String, BTreeSet<String>>;
 const MODULES: &[(&str, &str)] = &[
     // The base, which knows no domain.
     ("event", ""),
+    ("hex", ""),
     ("sys", "logtree"),
     ("serial", "sys"),
     ("stage", "serial sys"),
@@ -22,10 +23,10 @@ const MODULES: &[(&str, &str)] = &[
     ("recovery", "sys"),
     ("files", ""),
     ("tpm", ""),
-    ("logtree", "serial supervisor sys"),
+    ("logtree", "hex serial supervisor sys"),
     ("supervisor", "event logtree serial stage sys trapdoor"),
-    ("identity", ""),
-    ("pki", ""),
+    ("identity", "hex"),
+    ("pki", "hex"),
     ("rpc", "event identity pki supervisor sys"),
     ("nodes", "identity"),
     // The domains.
@@ -35,7 +36,8 @@ const MODULES: &[(&str, &str)] = &[
     ("consensus", "event files identity logtree pki serial stage supervisor sys trapdoor"),
     (
         "curator",
-        "consensus event identity network nodes parameters pki recovery rpc stage supervisor sys",
+        "consensus event hex identity network nodes parameters pki recovery rpc stage supervisor \
+         sys",
     ),
     (
         "cluster",
@@ -49,7 +51,8 @@ const MODULES: &[(&str, &str)] = &[
     ),
     (
         "roles",
-        "cluster consensus curator event files identity network nodes rpc serial stage supervisor",
+        "cluster consensus curator event files hex identity network nodes rpc serial stage \
+         supervisor",
     ),
     // What shows the node.
     (
@@ -58,8 +61,8 @@ const MODULES: &[(&str, &str)] = &[
     ),
     (
         "console",
-        "canvas cluster consensus environment event files identity liaison logtree network nodes \
-         parameters pki rpc serial stage storage supervisor sys",
+        "canvas cluster consensus environment event files hex identity liaison logtree network \
+         nodes parameters pki rpc serial stage storage supervisor sys",
     ),
     // The process, and the tree in it.
     (
@@ -74,7 +77,7 @@ const MODULES: &[(&str, &str)] = &[
     ),
     // The other programs.
     ("boot", "canvas files recovery serial stage sys trapdoor"),
-    ("ctl", "canvas identity nodes parameters pki recovery rpc sys"),
+    ("ctl", "canvas hex identity nodes parameters pki recovery rpc sys"),
 ];
 
 /// Modules that know each other. A child process writes into the log tree, which reads

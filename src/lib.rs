@@ -6,6 +6,7 @@
 //! - The base knows no domain. How the node lives: `event`, `supervisor`, `logtree`,
 //!   `serial`, `stage`, `trapdoor`. The machine: `sys`, `environment`, `files`, `canvas`,
 //!   `tpm`, `recovery`. Who is who, and how one calls: `identity`, `pki`, `rpc`, `nodes`.
+//!   How it is written: `hex`.
 //! - The domains know the base, and each other through event values and typed handles:
 //!   `storage`, `parameters`, `network`, `consensus`, then `curator` (the records in
 //!   etcd), `cluster` (what this machine is), `liaison` and `roles` (what follows of it).
@@ -23,6 +24,7 @@ pub mod curator;
 pub mod environment;
 pub mod event;
 pub mod files;
+pub mod hex;
 pub mod identity;
 #[cfg(test)]
 mod layers;

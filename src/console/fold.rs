@@ -33,7 +33,7 @@ use crate::parameters::Cidr;
 use crate::pki::{AuthorityView, CertificateView, Overview, Renewal};
 use crate::stage::{self, Stages};
 use crate::supervisor::{self, Tree};
-use crate::{cluster, consensus, network, storage};
+use crate::{cluster, consensus, hex, network, storage};
 
 /// The only kind of wall clock shown: machines of one cluster stand anywhere.
 pub(super) const CLOCK: &[BorrowedFormatItem<'_>] =
@@ -367,13 +367,8 @@ fn span(from: SystemTime, to: SystemTime) -> i64 {
 }
 
 /// The 32 bytes of a fingerprint; what is not one shows as zeros.
-fn bytes(hex: &str) -> [u8; 32] {
-    let mut bytes = [0; 32];
-    for (byte, digits) in bytes.iter_mut().zip(hex.as_bytes().chunks(2)) {
-        let digits = std::str::from_utf8(digits).unwrap_or_default();
-        *byte = u8::from_str_radix(digits, 16).unwrap_or(0);
-    }
-    bytes
+fn bytes(digits: &str) -> [u8; 32] {
+    hex::decode_name(digits).unwrap_or_default()
 }
 
 fn services(tree: &Tree, uptime: Duration) -> Vec<Service> {

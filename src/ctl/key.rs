@@ -26,6 +26,7 @@ use rand::rngs::SysRng;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::error::{Error, Explain as _};
+use crate::hex;
 
 /// Far more than a key in PEM has.
 const FILE_MAX: u64 = 64 * 1024;
@@ -184,7 +185,7 @@ pub(super) fn read_public(file: &Path, passphrase: &Passphrase) -> Result<[u8; 3
 }
 
 fn hex_key(text: &str) -> Option<[u8; 32]> {
-    super::hex::decode(text)?.try_into().ok()
+    hex::decode(text)?.try_into().ok()
 }
 
 fn read_text(file: &Path) -> Result<Zeroizing<String>, Error> {

@@ -27,7 +27,6 @@ mod contexts;
 mod endpoint;
 mod error;
 mod etcd;
-mod hex;
 mod key;
 #[cfg(test)]
 mod mentions_tests;

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use super::error::Error;
 use super::output::{Document, fields};
-use super::{Global, hex, key};
+use super::{Global, key};
+use crate::hex;
 use crate::identity::Fingerprint;
 
 /// Commands about the owner's key.

@@ -16,7 +16,8 @@ use super::contexts::{self, Context};
 use super::error::{Error, Explain as _};
 use super::output::{Document, fields, table};
 use super::session::Session;
-use super::{Global, cluster, hex, key, units};
+use super::{Global, cluster, key, units};
+use crate::hex;
 use crate::pki::{self, Facts};
 use crate::rpc::client::Repeat;
 

@@ -10,6 +10,7 @@ use super::error::Error;
 use super::state::{self, Commitment, Refusal, Registration, Request, Step};
 use super::store::{self, CONFLICTS_MAX, JOIN_KEYS, Outcome, Store, TICKET, node_key};
 use super::tickets;
+use crate::hex;
 use crate::identity::{Fingerprint, Identity, NodeId, Spoken};
 use crate::nodes::is_consensus_member;
 use crate::pki::{self, Guard, Write};
@@ -241,12 +242,7 @@ pub(super) fn identity(id: NodeId, node: &v1::Node) -> Result<Identity, Error> {
 
 /// Where the record of a join key is.
 pub(super) fn join_key_at(key: &[u8]) -> String {
-    use std::fmt::Write as _;
-    key.iter().fold(JOIN_KEYS.to_owned(), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _written = write!(text, "{byte:02x}");
-        text
-    })
+    format!("{JOIN_KEYS}{}", hex::encode(key))
 }
 
 /// Compares in a time that does not tell where the two differ.

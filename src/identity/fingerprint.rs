@@ -31,7 +31,7 @@ use std::str::FromStr;
 use bip39::Language;
 use sha2::{Digest as _, Sha256};
 
-use super::hex;
+use crate::hex;
 
 /// Iterations of PBKDF2 behind the words.
 const ROUNDS: NonZeroU32 = NonZeroU32::new(1 << 16).expect("it is not zero");
@@ -97,7 +97,7 @@ impl Fingerprint {
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex(&self.0))
+        f.write_str(&hex::encode(&self.0))
     }
 }
 
@@ -143,7 +143,7 @@ impl FromStr for Spoken {
         let between = |c: char| c.is_whitespace() || "-.,:".contains(c);
         let parts: Vec<&str> = text.split(between).filter(|part| !part.is_empty()).collect();
         let joined = parts.concat();
-        if let Some(bytes) = digits(&joined) {
+        if let Some(bytes) = hex::decode_name(&joined) {
             return Ok(Self::Digits(Fingerprint(bytes)));
         }
         if parts.len() != WORDS {
@@ -155,19 +155,6 @@ impl FromStr for Spoken {
             None => Ok(Self::Words(parts.join("-"))),
         }
     }
-}
-
-/// The bytes of 64 lower-case hexadecimal digits.
-fn digits(text: &str) -> Option<[u8; 32]> {
-    let text = text.as_bytes();
-    if text.len() != 64 {
-        return None;
-    }
-    let mut bytes = [0; 32];
-    for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
-        *byte = super::digit(pair[0])? << 4 | super::digit(pair[1])?;
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]

@@ -19,13 +19,14 @@
 mod fingerprint;
 mod key;
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::str::FromStr;
 
 use sha2::{Digest as _, Sha256};
 
 pub use self::fingerprint::{Fingerprint, InvalidFingerprint, Spoken};
 pub use self::key::{Error, NodeKey, Store, ensure};
+use crate::hex;
 
 /// What every node ID starts with.
 const PREFIX: &str = "polis-";
@@ -54,7 +55,7 @@ impl NodeId {
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(PREFIX)?;
-        f.write_str(&hex(&self.0))
+        f.write_str(&hex::encode(&self.0))
     }
 }
 
@@ -73,35 +74,9 @@ impl FromStr for NodeId {
     type Err = InvalidNodeId;
 
     fn from_str(text: &str) -> Result<Self, InvalidNodeId> {
-        let digits = text.strip_prefix(PREFIX).ok_or(InvalidNodeId)?.as_bytes();
-        if digits.len() != 2 * ID_BYTES {
-            return Err(InvalidNodeId);
-        }
-        let mut id = [0; ID_BYTES];
-        for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte =
-                digit(pair[0]).ok_or(InvalidNodeId)? << 4 | digit(pair[1]).ok_or(InvalidNodeId)?;
-        }
-        Ok(Self(id))
+        let digits = text.strip_prefix(PREFIX).ok_or(InvalidNodeId)?;
+        hex::decode_name(digits).map(Self).ok_or(InvalidNodeId)
     }
-}
-
-/// The value of a lower-case digit; upper case would give one node two names.
-fn digit(c: u8) -> Option<u8> {
-    match c {
-        b'0'..=b'9' => Some(c - b'0'),
-        b'a'..=b'f' => Some(c - b'a' + 10),
-        _ => None,
-    }
-}
-
-/// Lower-case hexadecimal digits of `bytes`.
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _written = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// The public half of who this node is; an event value.
@@ -125,7 +100,7 @@ impl Identity {
     pub fn machine_id(&self) -> String {
         let hash =
             Sha256::new().chain_update(MACHINE_ID_DOMAIN).chain_update(self.public_key).finalize();
-        hex(&hash[..16])
+        hex::encode(&hash[..16])
     }
 }
 

@@ -17,10 +17,10 @@ use rand::TryRng as _;
 use rand::rngs::SysRng;
 use zeroize::Zeroizing;
 
-use super::parse::hex;
 use super::store::{Guard, Store, Write};
 use super::template::{Signer, pkcs8, random_serial};
 use super::{Certificate, Crl, Error, Facts, Issued, Issuer, Mode, Reason, Revoked, crl};
+use crate::hex;
 
 pub(super) const AUTHORITIES: &str = "authorities/";
 pub(super) const CERTIFICATES: &str = "certificates/";
@@ -286,7 +286,7 @@ impl<S: Store> Namespace<S> {
         };
         let serial = random_serial();
         let der = signer.sign(&wish.name, &wish.template, &public, &serial, now)?;
-        let issued_at = self.authority_key(authority, &format!("issued/{}", hex(&serial)));
+        let issued_at = self.authority_key(authority, &format!("issued/{}", hex::encode(&serial)));
         guards.push(Guard::Absent(issued_at.clone()));
         writes.push(Write::Put(issued_at, der.clone()));
         match (&wish.mode, &old) {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use super::namespace::{AUTHORITIES, CERTIFICATES};
-use super::parse::hex;
 use super::{Crl, Facts, Reason};
+use crate::hex;
 
 /// Everything in the namespaces of a cluster, without a secret; an event value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -108,7 +108,7 @@ impl Overview {
             let issued_at = format!("{AUTHORITIES}{name}/issued/");
             let crl = value("crl").and_then(|der| Crl::read(der));
             let revoked = crl.iter().flat_map(|crl| &crl.revoked).map(|entry| {
-                let serial = hex(&entry.serial);
+                let serial = hex::encode(&entry.serial);
                 let issued = entries.get(&format!("{issued_at}{serial}"));
                 RevokedView {
                     subject: issued.and_then(|der| Facts::read(der)).map(|facts| facts.subject),
@@ -120,7 +120,7 @@ impl Overview {
             self.authorities.push(AuthorityView {
                 namespace: namespace.to_owned(),
                 name: name.to_owned(),
-                fingerprint: hex(&facts.fingerprint),
+                fingerprint: hex::encode(&facts.fingerprint),
                 not_before: facts.not_before,
                 not_after: facts.not_after,
                 issued: entries.keys().filter(|key| key.starts_with(&issued_at)).count(),
@@ -145,8 +145,8 @@ impl Overview {
                 namespace: namespace.to_owned(),
                 issuer: issuer.to_owned(),
                 name: name.to_owned(),
-                serial: hex(&facts.serial),
-                fingerprint: hex(&facts.fingerprint),
+                serial: hex::encode(&facts.serial),
+                fingerprint: hex::encode(&facts.fingerprint),
                 not_before: facts.not_before,
                 renew_at: facts.renew_at(),
                 not_after: facts.not_after,

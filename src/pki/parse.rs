@@ -86,13 +86,3 @@ pub(super) fn system_time(time: ASN1Time) -> SystemTime {
     let seconds = u64::try_from(time.timestamp()).unwrap_or(0);
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
-
-/// Lower-case hexadecimal digits of `bytes`.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _written = write!(text, "{byte:02x}");
-        text
-    })
-}

@@ -26,7 +26,7 @@ use crate::identity::NodeId;
 use crate::serial::EventLine;
 use crate::stage::{Stage, State};
 use crate::supervisor::Context;
-use crate::{cluster, consensus, curator, network};
+use crate::{cluster, consensus, curator, hex, network};
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
@@ -114,7 +114,7 @@ impl Service {
             false => in_touch,
         };
         let (node, address) = cluster.node.zip(address).filter(|_| home && serves)?;
-        let ca = cluster.ca?.iter().map(|byte| format!("{byte:02x}")).collect();
+        let ca = hex::encode(&cluster.ca?);
         Some(Ready { node, ca, roles: words(&cluster.roles), address })
     }
 }

@@ -19,8 +19,8 @@ use prost::Message as _;
 pub(super) use self::show::labels;
 use super::error::{Error, Explain as _};
 use super::output::Document;
-use super::{Global, contexts, hex, key};
-use crate::parameters;
+use super::{Global, contexts, key};
+use crate::{hex, parameters};
 
 /// Commands about node parameters.
 #[derive(Debug, clap::Subcommand)]

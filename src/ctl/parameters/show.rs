@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::ctl::error::Error;
-use crate::ctl::hex;
 use crate::ctl::output::{Document, fields, or_dash};
+use crate::hex;
 use crate::identity::Fingerprint;
 use crate::parameters::{
     Cluster, ClusterConfiguration, ColdStart, Interface, Network, Parameters, StoragePolicy,

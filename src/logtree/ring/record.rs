@@ -19,6 +19,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use crate::hex;
 use crate::logtree::{Body, Entry, Levelled, Origin};
 use crate::serial::Severity;
 
@@ -164,12 +165,7 @@ impl Record {
 }
 
 fn checksum(json: &[u8]) -> String {
-    let sum = Sha256::digest(json);
-    sum.iter().take(DIGITS / 2).fold(String::with_capacity(DIGITS), |mut text, byte| {
-        // Writing into a string cannot fail.
-        let _infallible = write!(text, "{byte:02x}");
-        text
-    })
+    hex::encode(&Sha256::digest(json)[..DIGITS / 2])
 }
 
 #[cfg(test)]
