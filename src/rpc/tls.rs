@@ -32,6 +32,24 @@ pub fn provider() -> Arc<CryptoProvider> {
     Arc::clone(PROVIDER.get_or_init(|| Arc::new(rustls::crypto::ring::default_provider())))
 }
 
+/// How a key of ours signs.
+pub(super) const SCHEMES: [SignatureScheme; 1] = [SignatureScheme::ED25519];
+
+/// The answer of either end to an older TLS, which no configuration of ours offers.
+pub(super) fn refuse_tls12() -> rustls::Error {
+    rustls::Error::General("TLS 1.2 is not spoken here".to_owned())
+}
+
+/// Whether the other end holds the key of its certificate.
+pub(super) fn verify_tls13(
+    message: &[u8],
+    certificate: &CertificateDer<'_>,
+    signature: &DigitallySignedStruct,
+) -> Result<HandshakeSignatureValid, rustls::Error> {
+    let algorithms = provider().signature_verification_algorithms;
+    rustls::crypto::verify_tls13_signature(message, certificate, signature, &algorithms)
+}
+
 /// Who a server, or a client, is and whom it trusts.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
@@ -157,7 +175,7 @@ impl ClientCertVerifier for Verifier {
         _certificate: &CertificateDer<'_>,
         _signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("TLS 1.2 is not spoken here".to_owned()))
+        Err(refuse_tls12())
     }
 
     fn verify_tls13_signature(
@@ -166,11 +184,10 @@ impl ClientCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = provider().signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &algorithms)
+        verify_tls13(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
+        SCHEMES.to_vec()
     }
 }

@@ -32,7 +32,7 @@ use tonic::transport::Endpoint;
 use super::channel::{self, Channel};
 use crate::identity::NodeId;
 use crate::pki::Facts;
-use crate::rpc::tls::{Credentials, provider};
+use crate::rpc::tls::{Credentials, SCHEMES, provider, refuse_tls12, verify_tls13};
 
 /// Longest that one address may take to answer.
 const CONNECT: Duration = Duration::from_secs(4);
@@ -330,7 +330,7 @@ impl ServerCertVerifier for Verifier {
         _certificate: &CertificateDer<'_>,
         _signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("TLS 1.2 is not spoken here".to_owned()))
+        Err(refuse_tls12())
     }
 
     fn verify_tls13_signature(
@@ -339,11 +339,10 @@ impl ServerCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = provider().signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &algorithms)
+        verify_tls13(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
+        SCHEMES.to_vec()
     }
 }
