@@ -9,6 +9,7 @@
 use std::time::Duration;
 
 use super::gpt::Guid;
+use crate::sys::command_line::value;
 
 /// How long a guru meditation waits before it reboots, unless told otherwise.
 pub const COUNTDOWN: Duration = Duration::from_secs(60);
@@ -145,12 +146,8 @@ pub fn countdown(line: &str) -> Duration {
 
 /// A number of seconds; what is out of bounds counts for nothing.
 fn seconds(line: &str, word: &str, allowed: std::ops::RangeInclusive<u64>) -> Option<Duration> {
-    let seconds = find(line, word)?.parse().ok()?;
+    let seconds = value(line, word)?.parse().ok()?;
     allowed.contains(&seconds).then(|| Duration::from_secs(seconds))
-}
-
-fn find<'a>(line: &'a str, word: &str) -> Option<&'a str> {
-    line.split_ascii_whitespace().find_map(|part| part.strip_prefix(word)?.strip_prefix('='))
 }
 
 fn optional<T>(
@@ -159,7 +156,7 @@ fn optional<T>(
     allowed: &'static str,
     read: impl FnOnce(&str) -> Option<T>,
 ) -> Result<Option<T>, Error> {
-    let Some(value) = find(line, word) else { return Ok(None) };
+    let Some(value) = value(line, word) else { return Ok(None) };
     match read(value) {
         Some(read) => Ok(Some(read)),
         None => Err(Error::Invalid { word, value: value.to_owned(), allowed }),

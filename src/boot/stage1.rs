@@ -31,7 +31,7 @@ use crate::sys::mount::{self, Mount};
 use crate::sys::poll::{self, Interest};
 use crate::sys::signal::Signals;
 use crate::sys::uevent::Listener;
-use crate::sys::{clock, reboot, vt};
+use crate::sys::{self, clock, reboot, vt};
 
 use super::attempts::Store;
 use super::coldplug;
@@ -106,7 +106,7 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     let early = prepare(machine)?;
     machine.kernel_done();
     machine.started(Stage::Initramfs);
-    let line = fs::read_to_string("/proc/cmdline").map_err(Error::ReadCommandLine)?;
+    let line = sys::command_line::read().map_err(Error::ReadCommandLine)?;
     machine.countdown = command_line::countdown(&line);
     let command_line = CommandLine::parse(&line).map_err(Error::CommandLine)?;
     command_line.slot.name().clone_into(&mut machine.identity.slot);

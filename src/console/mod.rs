@@ -47,6 +47,7 @@ use crate::identity::{Fingerprint, Identity};
 use crate::parameters::Known;
 use crate::pki::Overview;
 use crate::supervisor::{Context, Policy};
+use crate::sys::command_line;
 use crate::sys::reboot::Reason;
 use crate::{cluster, consensus, files, network, storage, sys};
 
@@ -245,8 +246,8 @@ impl Service {
 /// kernel command line, for the measurement of what a console costs.
 #[must_use]
 pub fn is_off() -> bool {
-    let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
-    line.split_ascii_whitespace().any(|word| word == "polis.console=off")
+    let line = command_line::read().unwrap_or_default();
+    command_line::value(&line, "polis.console") == Some("off")
 }
 
 /// Asks for the words of what is shown. A boot has better to do, unless somebody

@@ -35,7 +35,7 @@ use crate::files;
 use crate::recovery;
 use crate::stage::Stage;
 use crate::supervisor::{Context, Policy};
-use crate::sys::{process, readiness};
+use crate::sys::{command_line, process, readiness};
 use crate::trapdoor::{Report, code};
 
 /// What breaks.
@@ -77,8 +77,8 @@ impl Fault {
     /// What the command line of this boot asks for, if anything.
     #[must_use]
     pub fn of_this_boot() -> Option<Self> {
-        let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
-        let name = asked_for(&line)?;
+        let line = command_line::read().unwrap_or_default();
+        let name = command_line::value(&line, "polis.fault")?;
         let fault = Self::from_name(name);
         match fault {
             Some(_) => error!("polis.fault={name}: this node breaks on purpose"),
@@ -96,10 +96,6 @@ impl Fault {
     pub fn policy(self) -> Policy {
         Policy::at_most(2, Duration::from_secs(60))
     }
-}
-
-fn asked_for(command_line: &str) -> Option<&str> {
-    command_line.split_ascii_whitespace().find_map(|word| word.strip_prefix("polis.fault="))
 }
 
 /// The service that breaks, or breaks something.
@@ -237,12 +233,6 @@ fn kill(victim: Pid) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_door_is_one_word_of_the_command_line() {
-        assert_eq!(asked_for("quiet polis.fault=main-panic panic=30"), Some("main-panic"));
-        assert_eq!(asked_for("quiet xpolis.fault=main-panic"), None);
-    }
 
     #[test]
     fn every_name_leads_to_its_fault() {

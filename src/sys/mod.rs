@@ -5,6 +5,7 @@
 pub mod arp;
 pub mod block;
 pub mod clock;
+pub mod command_line;
 pub mod control;
 pub mod dm;
 pub mod efivar;
