@@ -14,6 +14,7 @@ const MODULES: &[(&str, &str)] = &[
     // The base, which knows no domain.
     ("event", ""),
     ("hex", ""),
+    ("endpoint", ""),
     ("sys", "logtree"),
     ("serial", "sys"),
     ("stage", "serial sys"),
@@ -27,17 +28,17 @@ const MODULES: &[(&str, &str)] = &[
     ("supervisor", "event logtree serial stage sys trapdoor"),
     ("identity", "hex"),
     ("pki", "hex"),
-    ("rpc", "event identity pki supervisor sys"),
+    ("rpc", "endpoint event identity pki supervisor sys"),
     ("nodes", "identity"),
     // The domains.
     ("storage", "event files logtree serial stage supervisor sys trapdoor"),
-    ("parameters", "files identity stage supervisor trapdoor"),
+    ("parameters", "endpoint files identity stage supervisor trapdoor"),
     ("network", "event files identity parameters stage supervisor sys"),
     ("consensus", "event files identity logtree pki serial stage supervisor sys trapdoor"),
     (
         "curator",
-        "consensus event hex identity network nodes parameters pki recovery rpc stage supervisor \
-         sys",
+        "consensus endpoint event hex identity network nodes parameters pki recovery rpc stage \
+         supervisor sys",
     ),
     (
         "cluster",
@@ -46,8 +47,8 @@ const MODULES: &[(&str, &str)] = &[
     ),
     (
         "liaison",
-        "cluster consensus environment event files identity network nodes parameters pki rpc \
-         storage supervisor sys",
+        "cluster consensus endpoint environment event files identity network nodes parameters pki \
+         rpc storage supervisor sys",
     ),
     (
         "roles",
@@ -57,7 +58,7 @@ const MODULES: &[(&str, &str)] = &[
     // What shows the node.
     (
         "management",
-        "cluster consensus environment event logtree pki rpc serial stage supervisor sys",
+        "cluster consensus endpoint environment event logtree pki rpc serial stage supervisor sys",
     ),
     (
         "console",
@@ -67,8 +68,8 @@ const MODULES: &[(&str, &str)] = &[
     // The process, and the tree in it.
     (
         "root",
-        "cluster consensus console curator environment files identity liaison logtree management \
-         network node nodes parameters recovery roles rpc storage supervisor sys",
+        "cluster consensus console curator endpoint environment files identity liaison logtree \
+         management network node nodes parameters recovery roles rpc storage supervisor sys",
     ),
     (
         "node",
@@ -77,7 +78,7 @@ const MODULES: &[(&str, &str)] = &[
     ),
     // The other programs.
     ("boot", "canvas files recovery serial stage sys trapdoor"),
-    ("ctl", "canvas hex identity nodes parameters pki recovery rpc sys"),
+    ("ctl", "canvas endpoint hex identity nodes parameters pki recovery rpc sys"),
 ];
 
 /// Modules that know each other. A child process writes into the log tree, which reads

@@ -6,7 +6,7 @@
 //! - The base knows no domain. How the node lives: `event`, `supervisor`, `logtree`,
 //!   `serial`, `stage`, `trapdoor`. The machine: `sys`, `environment`, `files`, `canvas`,
 //!   `tpm`, `recovery`. Who is who, and how one calls: `identity`, `pki`, `rpc`, `nodes`.
-//!   How it is written: `hex`.
+//!   How it is written: `hex`, `endpoint`.
 //! - The domains know the base, and each other through event values and typed handles:
 //!   `storage`, `parameters`, `network`, `consensus`, then `curator` (the records in
 //!   etcd), `cluster` (what this machine is), `liaison` and `roles` (what follows of it).
@@ -21,6 +21,7 @@ pub mod consensus;
 pub mod console;
 pub mod ctl;
 pub mod curator;
+pub mod endpoint;
 pub mod environment;
 pub mod event;
 pub mod files;

@@ -25,6 +25,7 @@ use polis_proto::v1;
 use polis_tui::Snapshot;
 use tokio::sync::watch;
 
+use crate::endpoint::MANAGEMENT_PORT;
 use crate::environment::Environment;
 use crate::identity::Identity;
 use crate::logtree::{kernel, ring};
@@ -408,7 +409,7 @@ impl Faces {
                     members: member.members(),
                     nodes: values.nodes.subscribe(),
                     credentials: values.credentials.subscribe(),
-                    port: management::PORT,
+                    port: MANAGEMENT_PORT,
                 },
                 end: root.end.clone(),
                 environment: root.environment.clone(),

@@ -24,7 +24,6 @@ mod cluster;
 mod console;
 mod context;
 mod contexts;
-mod endpoint;
 mod error;
 mod etcd;
 mod key;
@@ -51,10 +50,10 @@ use std::time::Duration;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use self::contexts::Contexts;
-use self::endpoint::Endpoint;
 use self::error::{Error, Exit, Explain as _};
 use self::key::Passphrase;
 use self::output::{Format, Out, Streams};
+use crate::endpoint::Endpoint;
 
 /// Operates Polis clusters.
 #[derive(Debug, Parser)]

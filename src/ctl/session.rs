@@ -26,9 +26,9 @@ use tokio::time::{Instant, sleep};
 use tonic::{Code, Response, Status};
 
 use super::contexts::{Context, Contexts};
-use super::endpoint::{Endpoint, MANAGEMENT_PORT};
 use super::error::{Error, Explain as _};
 use super::{Global, context, key};
+use crate::endpoint::{Endpoint, MANAGEMENT_PORT};
 use crate::identity::{Fingerprint, NodeId, Spoken};
 use crate::pki::Facts;
 use crate::rpc::Credentials;

@@ -48,5 +48,5 @@ pub use self::disk_keys::DiskKeys;
 pub use self::error::Error;
 pub use self::fenced::{Deposed, Fenced};
 pub use self::leader::Leadership;
-pub use self::service::{Config, Error as ServiceError, PORT, Service, Status};
+pub use self::service::{Config, Error as ServiceError, Service, Status};
 pub use self::store::{Founding, Store};

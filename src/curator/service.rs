@@ -34,15 +34,13 @@ use super::serve::{Departures, DeparturesService, Handlers, Naming, Parts};
 use super::standing;
 use crate::consensus::client::{Clients, User};
 use crate::consensus::{self, Members};
+use crate::endpoint::CURATOR_PORT;
 use crate::event::{Closed, until};
 use crate::identity::Identity;
 use crate::network;
 use crate::rpc::{self, App, Credentials, Limits, Listen, Metrics, Standing, Table};
 use crate::stage::{Stage, State};
 use crate::supervisor::{Context, Policy};
-
-/// Where curators listen.
-pub const PORT: u16 = 7835;
 
 /// The services that only the leader answers.
 const OF_THE_LEADER: [&str; 3] = ["polis.v1.Aaa", "polis.v1.Curator", "polis.v1.Management"];
@@ -68,8 +66,8 @@ impl Config {
     #[must_use]
     pub fn live() -> Self {
         Self {
-            listen: Listen::Everywhere(PORT),
-            port: PORT,
+            listen: Listen::Everywhere(CURATOR_PORT),
+            port: CURATOR_PORT,
             limits: Limits::default(),
             naming: |id, _address| consensus::Peer::of(id),
         }

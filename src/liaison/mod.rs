@@ -39,12 +39,13 @@ use polis_proto::v1;
 use tokio::sync::watch as value;
 use tokio::time::Instant;
 
+use crate::endpoint::CURATOR_PORT;
 use crate::environment::Environment;
 use crate::files::{self, File};
 use crate::identity::NodeId;
 use crate::network::names::Peers;
 use crate::nodes::{HEARTBEAT, Nodes};
-use crate::rpc::client::{CURATOR_PORT, Candidate, Client};
+use crate::rpc::client::{Candidate, Client};
 use crate::rpc::{Credentials, Standing};
 use crate::supervisor::{Context, Policy};
 use crate::{cluster, consensus, network, parameters, storage};

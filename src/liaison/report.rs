@@ -9,8 +9,9 @@ use tracing::{debug, warn};
 
 use super::Service;
 use crate::cluster::{Keeper, KeyStatus};
+use crate::endpoint::CURATOR_PORT;
 use crate::event::{Closed, until};
-use crate::rpc::client::{CURATOR_PORT, Repeat};
+use crate::rpc::client::Repeat;
 use crate::supervisor::Context;
 use crate::sys::clock;
 use crate::{cluster, consensus, network, storage};

@@ -33,6 +33,7 @@ use polis_tui::Snapshot;
 use tokio::sync::watch;
 
 use crate::cluster::Desk;
+use crate::endpoint::{MANAGEMENT_PORT, METRICS_PORT};
 use crate::environment::Environment;
 use crate::logtree::ring;
 use crate::pki::Overview;
@@ -40,11 +41,6 @@ use crate::rpc::{self, App, Credentials, Limits, Listen, Metrics, Standing, Tabl
 use crate::supervisor::{Context, Policy};
 use crate::sys::reboot::Reason;
 use crate::{cluster, consensus};
-
-/// Where nodes serve those who operate them.
-pub const PORT: u16 = 7839;
-/// Where nodes serve their numbers.
-pub const METRICS_PORT: u16 = 7840;
 
 /// What is fixed for the life of the process.
 #[derive(Clone, Debug)]
@@ -63,7 +59,11 @@ impl Config {
     pub fn live() -> Self {
         // A node has few operators, and a curator many nodes.
         let limits = Limits { known: 256, ..Limits::default() };
-        Self { listen: Listen::Everywhere(PORT), metrics: Listen::Everywhere(METRICS_PORT), limits }
+        Self {
+            listen: Listen::Everywhere(MANAGEMENT_PORT),
+            metrics: Listen::Everywhere(METRICS_PORT),
+            limits,
+        }
     }
 }
 

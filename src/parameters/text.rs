@@ -6,6 +6,8 @@
 
 use std::net::IpAddr;
 
+use crate::endpoint::{CURATOR_PORT, Endpoint};
+
 /// A value that is not allowed, before it is known where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
@@ -82,26 +84,10 @@ pub(super) fn host(text: &str) -> Result<(), Refusal> {
     Err(Refusal::of(text, "an IP address or a DNS name"))
 }
 
-/// `host`, `host:port`, `ip`, `ip:port` or `[ip]:port`.
+/// An [`Endpoint`] whose host is an address or a name that DNS can have.
 pub(super) fn endpoint(text: &str) -> Result<(), Refusal> {
-    let port = |port: &str| {
-        port.len() <= 5
-            && port.bytes().all(|c| c.is_ascii_digit())
-            && port.parse::<u16>().is_ok_and(|port| port != 0)
-    };
-    let good = match text.rsplit_once(':') {
-        _ if host(text).is_ok() => true,
-        None => false,
-        Some((before, after)) => {
-            let bracketed = before.strip_prefix('[').and_then(|ip| ip.strip_suffix(']'));
-            let host = match bracketed {
-                Some(ip) => ip.parse::<std::net::Ipv6Addr>().is_ok(),
-                None => !before.contains(':') && host(before).is_ok(),
-            };
-            host && port(after)
-        }
-    };
-    if good {
+    let read = Endpoint::parse(text, CURATOR_PORT);
+    if read.is_ok_and(|endpoint| host(&endpoint.host).is_ok()) {
         return Ok(());
     }
     Err(Refusal::of(text, "a host name or IP address, and a port after a colon if it is another"))
@@ -196,7 +182,16 @@ mod tests {
     fn an_endpoint_has_a_host_and_maybe_a_port() {
         holds(
             endpoint,
-            &["a", "A.b", "a:1", "10.0.0.1", "10.0.0.1:65535", "fd00::1", "[fd00::1]:7835"],
+            &[
+                "a",
+                "A.b",
+                "a:1",
+                "10.0.0.1",
+                "10.0.0.1:65535",
+                "fd00::1",
+                "[fd00::1]",
+                "[fd00::1]:7835",
+            ],
             &[
                 "",
                 ":1",
@@ -208,8 +203,8 @@ mod tests {
                 "10.0.0",
                 "10.0.0.256:1",
                 "[10.0.0.1]:1",
-                "[fd00::1]",
                 "[fd00::1]:",
+                "a_b",
                 "a b",
                 "a/b",
                 "user@a",

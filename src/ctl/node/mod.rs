@@ -15,11 +15,11 @@ use polis_proto::v1::node_management_client::NodeManagementClient;
 use tonic::{Response, Status};
 use zeroize::Zeroizing;
 
-use super::endpoint::{Endpoint, MANAGEMENT_PORT};
 use super::error::{Error, Explain as _};
 use super::output::Document;
 use super::session::{PATIENCE, Session, refused};
 use super::{Global, ask, key, parameters};
+use crate::endpoint::{self, Endpoint, MANAGEMENT_PORT};
 use crate::identity::Spoken;
 use crate::rpc::REASON;
 use crate::rpc::client::Repeat;
@@ -143,7 +143,7 @@ pub(super) struct At {
     pub(super) at: Option<Endpoint>,
 }
 
-fn management(text: &str) -> Result<Endpoint, super::endpoint::Invalid> {
+fn management(text: &str) -> Result<Endpoint, endpoint::Invalid> {
     Endpoint::parse(text, MANAGEMENT_PORT)
 }
 

@@ -43,11 +43,9 @@ pub use self::dial::{Connection, Error as DialError, Expect, Trust, dial};
 use super::is_not_leader;
 use super::standing::{Fallen, Standing, is_removal};
 use super::tls::Credentials;
+use crate::endpoint::{CURATOR_PORT, Endpoint};
 use crate::event::until;
 use crate::identity::NodeId;
-
-/// Where curators listen.
-pub const CURATOR_PORT: u16 = 7835;
 
 /// A candidate is asked so much after the one before it: a live one has
 /// answered by then.
@@ -85,26 +83,14 @@ pub fn candidates(directory: &v1::ClusterDirectory) -> Vec<Candidate> {
     nodes
         .flat_map(|(id, node): (NodeId, _)| {
             node.addresses.iter().map(move |address| {
-                let (host, port) = endpoint(address);
+                // What cannot be read is tried all the same: so it is named where
+                // nobody answers.
+                let unread = |_invalid| Endpoint { host: address.clone(), port: CURATOR_PORT };
+                let Endpoint { host, port } = address.parse().unwrap_or_else(unread);
                 Candidate { node: Some(id), host, port }
             })
         })
         .collect()
-}
-
-/// Host and port of `host`, `host:port`, `ip`, `ip:port` or `[ip]:port`.
-fn endpoint(address: &str) -> (String, u16) {
-    if let Ok(socket) = address.parse::<std::net::SocketAddr>() {
-        return (socket.ip().to_string(), socket.port());
-    }
-    let bare = address.trim_start_matches('[').trim_end_matches(']');
-    if bare.parse::<std::net::IpAddr>().is_ok() {
-        return (bare.to_owned(), CURATOR_PORT);
-    }
-    match address.rsplit_once(':').map(|(host, port)| (host, port.parse())) {
-        Some((host, Ok(port))) => (host.to_owned(), port),
-        _ => (address.to_owned(), CURATOR_PORT),
-    }
 }
 
 /// Whether a call may be made twice.

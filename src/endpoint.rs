@@ -1,36 +1,51 @@
-//! Where something listens: a host and a port.
+//! Says where something of the cluster listens: a host and a port.
+//!
+//! One reading for parameters, for directories and for what an operator types, so
+//! that whoever writes an address once may write it everywhere. A reader that is
+//! stricter about names, as `parameters` is, looks at the host afterwards.
+//!
+//! Invariants:
+//! - What is read, printed and read again is the same.
+//! - An address of IPv6 without brackets has no port: its last group is no port.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// The port of curators.
-pub(super) const CURATOR_PORT: u16 = 7835;
-/// The port on which every node is managed.
-pub(super) const MANAGEMENT_PORT: u16 = 7839;
+/// Where curators listen.
+pub const CURATOR_PORT: u16 = 7835;
+/// Where every node listens to those who operate it.
+pub const MANAGEMENT_PORT: u16 = 7839;
+/// Where every node shows its numbers.
+pub const METRICS_PORT: u16 = 7840;
 
 /// A host name or address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Endpoint {
+pub struct Endpoint {
     /// A DNS name or an IP address, without brackets.
-    pub(super) host: String,
+    pub host: String,
     /// The port.
-    pub(super) port: u16,
+    pub port: u16,
 }
 
 /// The text says no host, or no port that there can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("allowed is HOST or HOST:PORT, with an IPv6 address and a port as [ADDRESS]:PORT")]
-pub(super) struct Invalid;
+pub struct Invalid;
 
 impl Endpoint {
     /// The same host at another port.
-    pub(super) fn at_port(&self, port: u16) -> Self {
+    #[must_use]
+    pub fn at_port(&self, port: u16) -> Self {
         Self { host: self.host.clone(), port }
     }
 
-    /// Reads `HOST[:PORT]`.
-    pub(super) fn parse(text: &str, port_default: u16) -> Result<Self, Invalid> {
+    /// Reads `host`, `host:port`, `ip`, `ip:port`, `[ip]` or `[ip]:port`.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`].
+    pub fn parse(text: &str, port_default: u16) -> Result<Self, Invalid> {
         let bare_address = text.parse::<IpAddr>().is_ok();
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
@@ -116,7 +131,10 @@ mod tests {
             "a:+1",
             "a:1:2",
             "[a]:1",
+            "[10.0.0.1]:1",
             "[fd00::1",
+            "[fd00::1]:",
+            "[fd00::1]1",
             "a b",
             "https://a",
         ] {
@@ -125,6 +143,24 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn every_host_reads_with_a_port_and_without(
+            name in "[a-z][a-z0-9-]{0,8}(\\.[a-z0-9]{1,5}){0,2}",
+            four in any::<std::net::Ipv4Addr>(),
+            six in any::<std::net::Ipv6Addr>(),
+            port in 1_u16..,
+        ) {
+            for host in [name, four.to_string(), six.to_string()] {
+                let endpoint = Endpoint { host: host.clone(), port };
+                prop_assert_eq!(endpoint.to_string().parse(), Ok(endpoint));
+                let usual = Endpoint { host: host.clone(), port: CURATOR_PORT };
+                prop_assert_eq!(host.parse(), Ok(usual.clone()));
+                if host.contains(':') {
+                    prop_assert_eq!(format!("[{host}]").parse(), Ok(usual));
+                }
+            }
+        }
+
         #[test]
         fn what_is_read_reads_back(text in "[a-z0-9.:\\[\\]]{0,20}") {
             if let Ok(endpoint) = text.parse::<Endpoint>() {
