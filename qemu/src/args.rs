@@ -9,6 +9,9 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use time::OffsetDateTime;
 
 use crate::segment::Plug;
 
@@ -214,6 +217,8 @@ pub struct Config {
     pub reset: Reset,
     /// The folder of the machine's TPM, if it has one.
     pub tpm: Option<PathBuf>,
+    /// What its clock says when it starts; `None` for what the host's does.
+    pub clock: Option<SystemTime>,
 }
 
 impl Config {
@@ -237,6 +242,7 @@ impl Config {
             unread_port: false,
             reset: Reset::Restart,
             tpm: None,
+            clock: None,
         }
     }
 }
@@ -337,8 +343,18 @@ fn machine(args: &mut Args, config: &Config) {
     );
     args.flag("-smp", config.cpus.to_string());
     args.flag("-m", config.memory.to_string());
+    if let Some(clock) = config.clock {
+        let clock = OffsetDateTime::from(clock);
+        args.flag("-rtc", format!("base={}T{}", clock.date(), hms(clock.time())));
+    }
     // The second source of early randomness: the firmware seeds the kernel from it.
     args.flag("-device", "virtio-rng-pci");
+}
+
+/// As QEMU takes it: whole seconds, two digits each.
+fn hms(time: time::Time) -> String {
+    let (hour, minute, second) = time.as_hms();
+    format!("{hour:02}:{minute:02}:{second:02}")
 }
 
 /// Keeps the kernel from patching, while it boots, the code that every processor

@@ -1,5 +1,7 @@
 //! Each machine's whole command line, as a person would read it.
 
+use std::time::Duration;
+
 use super::*;
 
 fn sockets() -> Sockets {
@@ -51,6 +53,14 @@ fn two_translated_processors_are_kept_from_patching_the_clock() {
         assert!(!told(Accelerator::Tcg, 1));
         assert!(!told(Accelerator::Kvm, 2));
     }
+}
+
+#[test]
+fn a_clock_is_told_to_the_second() {
+    let clock = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_793_496_907));
+    let config = Config { clock, ..Config::new(direct(), Accelerator::Tcg) };
+    assert!(show(&config).contains("-rtc base=2026-11-01T01:35:07\n"), "{}", show(&config));
+    assert!(!show(&Config::new(direct(), Accelerator::Tcg)).contains("-rtc"));
 }
 
 fn with_disk(firmware: Firmware, bus: Bus) -> Config {

@@ -1,5 +1,7 @@
 //! Machines on one segment become one cluster, come back as one, open each other's
-//! disks, and let one of them go.
+//! disks, let one of them go, and come back after a season.
+
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
 use polis_proto::v1::cluster_configuration::{ColdStart, StorageSecurityPolicy};
@@ -83,6 +85,23 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
     let machine = cluster.machine(2)?;
     machine.wait_for("cluster", BOOT, |event| event.is("state", "disowning"))?;
     world::guru(machine, "0711")?;
+
+    // Off for so long that the certificates of both have ended.
+    let later = SystemTime::now() + Duration::from_secs(100 * 24 * 60 * 60);
+    for number in 0..2 {
+        cluster.cut_power(number);
+        cluster.nodes[number].config.clock = Some(later);
+    }
+    for number in 0..2 {
+        cluster.boot(number)?;
+    }
+    for number in 0..2 {
+        let machine = cluster.machine(number)?;
+        machine.wait("a new certificate", BOOT, |line| {
+            line.text.contains("the certificate of this node had ended").then_some(())
+        })?;
+        machine.wait_for("ready", BOOT, |_| true)?;
+    }
     Ok(())
 }
 
