@@ -90,7 +90,9 @@ fn a_minimal_bootstrap_has_the_defaults() {
 #[test]
 fn a_minimal_registration_is_accepted() {
     let parameters = read(&with(WireCluster::ClusterRegister(registering()))).unwrap();
-    assert!(!format!("{parameters:?}").contains("116, 105"), "the ticket is not printed");
+    let printed = format!("{parameters:?}");
+    // All of it: any two bytes may be in the certificate, which is another each time.
+    assert!(!printed.contains("116, 105, 99, 107, 101, 116"), "the ticket is not printed");
     let Cluster::Register(register) = parameters.cluster else { panic!("not a registration") };
     assert_eq!(register.ticket.0.as_slice(), b"ticket");
 }
