@@ -92,8 +92,9 @@ pub async fn membership(
 /// What a leader that tells `told` says of the member of this node.
 fn judge(own: NodeId, voter: Option<&[u8]>, told: &v1::ConsensusStatus) -> Membership {
     let out = |out| if out { Membership::Out } else { Membership::Member };
-    // No list is no word.
-    if told.members.is_empty() {
+    // No list is no word; nor is one of a leader whose own etcd does not answer just then,
+    // which tells of cluster 0.
+    if told.members.is_empty() || told.cluster_id == 0 {
         return Membership::Member;
     }
     let Some(voter) = voter else {
@@ -165,6 +166,8 @@ mod tests {
         for voter in [None, Some(&vote[..]), Some(&b""[..])] {
             assert_eq!(judge(voter, &told(7, &[])), Membership::Member, "no list is no word");
             assert_eq!(judge(voter, &told(7, &[(70, own), (71, other)])), Membership::Member);
+            let nobody = judge(voter, &told(0, &[(71, other)]));
+            assert_eq!(nobody, Membership::Member, "no cluster is no word");
         }
         assert_eq!(judge(Some(&vote), &told(7, &[(71, other)])), Membership::Out);
         // The role was taken and given: another member has its name.
