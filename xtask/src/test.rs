@@ -569,6 +569,14 @@ mod tests {
     }
 
     #[test]
+    fn every_cluster_story_has_the_weight_of_a_cluster() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../.config/nextest.toml");
+        let names = CLUSTERS.map(|module| module.trim_end_matches("::")).join("|");
+        let filter = format!("filter = \"test(/^({names})::/)\"");
+        assert!(fs::read_to_string(path).unwrap().lines().any(|line| line == filter), "{filter}");
+    }
+
+    #[test]
     fn a_failing_command_is_told_with_its_count() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo 'test result: FAILED. 1 passed; 2 failed;'; exit 101"]);
