@@ -62,8 +62,8 @@ const MODULES: &[(&str, &str)] = &[
     ),
     (
         "console",
-        "canvas cluster consensus environment event files hex identity liaison logtree network \
-         nodes parameters pki rpc serial stage storage supervisor sys",
+        "canvas cluster consensus environment event files hex identity logtree network nodes \
+         parameters pki rpc serial stage storage supervisor sys",
     ),
     // The process, and the tree in it.
     (

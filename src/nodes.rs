@@ -5,9 +5,11 @@
 //! other for it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use polis_proto::v1;
+use polis_proto::v1::node_roles::{ConsensusMember, KubernetesController, KubernetesWorker};
 
 use crate::identity::NodeId;
 
@@ -24,4 +26,96 @@ pub const LATE: Duration = HEARTBEAT.saturating_mul(3);
 #[must_use]
 pub fn is_consensus_member(roles: Option<&v1::NodeRoles>) -> bool {
     roles.is_some_and(|roles| roles.consensus_member.is_some())
+}
+
+/// What a node does for its cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Runs an etcd member and, with it, the control plane.
+    ConsensusMember,
+    /// Runs the controllers of Kubernetes.
+    KubernetesController,
+    /// Runs workload.
+    KubernetesWorker,
+}
+
+impl Role {
+    /// All roles, in the order in which they are shown.
+    pub const ALL: [Self; 3] =
+        [Self::ConsensusMember, Self::KubernetesController, Self::KubernetesWorker];
+
+    /// What people call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ConsensusMember => "consensus member",
+            Self::KubernetesController => "Kubernetes controller",
+            Self::KubernetesWorker => "Kubernetes worker",
+        }
+    }
+
+    /// The one word for it: what `polisctl` takes and prints, and event lines say.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::ConsensusMember => "consensus-member",
+            Self::KubernetesController => "kubernetes-controller",
+            Self::KubernetesWorker => "kubernetes-worker",
+        }
+    }
+
+    /// The roles that a record gives.
+    pub fn given(record: &v1::NodeRoles) -> impl Iterator<Item = Self> {
+        let v1::NodeRoles { consensus_member, kubernetes_controller, kubernetes_worker } = record;
+        [
+            consensus_member.is_some().then_some(Self::ConsensusMember),
+            kubernetes_controller.is_some().then_some(Self::KubernetesController),
+            kubernetes_worker.is_some().then_some(Self::KubernetesWorker),
+        ]
+        .into_iter()
+        .flatten()
+    }
+
+    /// The record that gives `roles`.
+    #[must_use]
+    pub fn record(roles: &[Self]) -> v1::NodeRoles {
+        let mut record = v1::NodeRoles::default();
+        for role in roles {
+            match role {
+                Self::ConsensusMember => record.consensus_member = Some(ConsensusMember {}),
+                Self::KubernetesController => {
+                    record.kubernetes_controller = Some(KubernetesController {});
+                }
+                Self::KubernetesWorker => record.kubernetes_worker = Some(KubernetesWorker {}),
+            }
+        }
+        record
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_record_gives_reads_back() {
+        for role in Role::ALL {
+            assert_eq!(Role::given(&Role::record(&[role])).collect::<Vec<_>>(), [role]);
+        }
+        assert_eq!(Role::given(&Role::record(&Role::ALL)).collect::<Vec<_>>(), Role::ALL);
+        assert_eq!(Role::given(&v1::NodeRoles::default()).count(), 0);
+    }
+
+    #[test]
+    fn a_word_is_the_name_in_one_piece() {
+        for role in Role::ALL {
+            assert_eq!(role.word(), role.name().to_lowercase().replace(' ', "-"));
+        }
+    }
 }

@@ -65,9 +65,8 @@ mod unlock;
 pub mod vault;
 mod writer;
 
-use std::fmt;
-
 use crate::identity::NodeId;
+use crate::nodes::Role;
 
 pub use self::desk::Desk;
 pub use self::error::Error;
@@ -114,21 +113,6 @@ impl Status {
     #[must_use]
     pub fn is_member(&self) -> bool {
         matches!(self.state, State::Home | State::Split)
-    }
-}
-
-/// What a node does for its cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Runs an etcd member and, with it, the control plane.
-    ConsensusMember,
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::ConsensusMember => "consensus member",
-        })
     }
 }
 

@@ -12,8 +12,9 @@
 use tokio::sync::watch;
 
 use super::state::Event;
-use super::{Role, State, Status};
+use super::{State, Status};
 use crate::identity::NodeId;
+use crate::nodes::Role;
 use crate::serial::{EventLine, Lines};
 
 /// Writes [`Status`]. Cheap to clone: all clones write the same one.

@@ -17,8 +17,7 @@ use crate::cluster::State;
 use crate::consensus;
 use crate::event::Closed;
 use crate::identity::{Fingerprint, NodeId};
-use crate::liaison;
-use crate::nodes::{self, LATE};
+use crate::nodes::{self, LATE, Role};
 use crate::supervisor::Context;
 use crate::sys::clock;
 
@@ -179,8 +178,7 @@ fn fold(
 }
 
 fn roles(roles: Option<&v1::NodeRoles>) -> Vec<String> {
-    let names = roles.map(liaison::role_names).unwrap_or_default();
-    names.into_iter().map(str::to_owned).collect()
+    roles.into_iter().flat_map(Role::given).map(|role| role.name().to_owned()).collect()
 }
 
 #[cfg(test)]

@@ -51,7 +51,6 @@ use crate::supervisor::{Context, Policy};
 use crate::{cluster, consensus, network, parameters, storage};
 
 pub use self::report::Subject;
-pub use self::watch::names as role_names;
 
 /// A node that was not heard for so long is cut off: three heartbeats, and an
 /// election.

@@ -24,7 +24,7 @@ use super::Service;
 use crate::event::{Closed, until};
 use crate::files::File;
 use crate::identity::NodeId;
-use crate::nodes::Nodes;
+use crate::nodes::{Nodes, Role};
 use crate::pki::Crl;
 use crate::rpc::Standing;
 use crate::rpc::client::Repeat;
@@ -94,17 +94,6 @@ async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
     Ok(())
 }
 
-/// What people call the roles that are given.
-#[must_use]
-pub fn names(roles: &v1::NodeRoles) -> Vec<&'static str> {
-    let all = [
-        ("consensus member", roles.consensus_member.is_some()),
-        ("Kubernetes controller", roles.kubernetes_controller.is_some()),
-        ("Kubernetes worker", roles.kubernetes_worker.is_some()),
-    ];
-    all.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect()
-}
-
 /// What one stream has told.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
@@ -165,7 +154,8 @@ async fn publish(service: &Service, own: NodeId, heard: &Heard) {
             changed
         });
         if news {
-            info!(roles = names(&roles).join(", "), "this node's roles");
+            let names: Vec<_> = Role::given(&roles).map(Role::name).collect();
+            info!(roles = names.join(", "), "this node's roles");
             keep(&service.config.roles, roles.encode_to_vec(), "the roles").await;
         }
     }

@@ -27,13 +27,13 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-use crate::cluster::{self, ASK_AGAIN, Membership, Role, TRUST};
+use crate::cluster::{self, ASK_AGAIN, Membership, TRUST};
 use crate::consensus::{self, Invitation, Member, MemberId, Orders, Peer, Standing, Start};
 use crate::event::{Closed, until};
 use crate::files::{self, File};
 use crate::identity::{self, NodeId, NodeKey};
 use crate::network;
-use crate::nodes::{Nodes, is_consensus_member};
+use crate::nodes::{Nodes, Role, is_consensus_member};
 use crate::rpc::client::{Client, Repeat};
 use crate::supervisor::{Context, blocking};
 

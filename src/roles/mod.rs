@@ -23,6 +23,7 @@ use tracing::info;
 
 use crate::event::Closed;
 use crate::identity::NodeId;
+use crate::nodes::Role;
 use crate::serial::EventLine;
 use crate::stage::{Stage, State};
 use crate::supervisor::Context;
@@ -108,7 +109,7 @@ impl Service {
         let cluster = self.cluster.borrow_and_update();
         let home = cluster.state == cluster::State::Home;
         let in_touch = self.leader.borrow_and_update().is_some();
-        let serves = match cluster.roles.contains(&cluster::Role::ConsensusMember) {
+        let serves = match cluster.roles.contains(&Role::ConsensusMember) {
             true => votes && serves,
             // Without a role, all there is to do is to be told one.
             false => in_touch,
@@ -120,11 +121,11 @@ impl Service {
 }
 
 /// The roles as one value of an event line.
-fn words(roles: &[cluster::Role]) -> String {
+fn words(roles: &[Role]) -> String {
     if roles.is_empty() {
         return "none".to_owned();
     }
-    let words: Vec<_> = roles.iter().map(|role| role.to_string().replace(' ', "-")).collect();
+    let words: Vec<_> = roles.iter().map(|role| role.word()).collect();
     words.join(",")
 }
 
@@ -134,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_role_is_one_word() {
-        assert_eq!(words(&[cluster::Role::ConsensusMember]), "consensus-member");
+        assert_eq!(words(&[Role::ConsensusMember]), "consensus-member");
         assert_eq!(words(&[]), "none");
     }
 

@@ -9,6 +9,8 @@ mod view;
 
 use std::path::PathBuf;
 
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_proto::v1::node_management_client::NodeManagementClient;
@@ -21,6 +23,7 @@ use super::session::{PATIENCE, Session, refused};
 use super::{Global, ask, key, parameters};
 use crate::endpoint::{self, Endpoint, MANAGEMENT_PORT};
 use crate::identity::Spoken;
+use crate::nodes::Role;
 use crate::rpc::REASON;
 use crate::rpc::client::Repeat;
 
@@ -171,25 +174,17 @@ impl From<State> for v1::NodeState {
     }
 }
 
-/// A role of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Role {
-    /// Runs an etcd member and, with it, the control plane.
-    ConsensusMember,
-    /// Is to run the controllers of Kubernetes: nothing acts on it in this version.
-    KubernetesController,
-    /// Is to run workload: nothing acts on it in this version.
-    KubernetesWorker,
-}
+impl ValueEnum for Role {
+    fn value_variants<'a>() -> &'a [Self] {
+        &Self::ALL
+    }
 
-fn roles(wanted: &[Role]) -> v1::NodeRoles {
-    use v1::node_roles::{ConsensusMember, KubernetesController, KubernetesWorker};
-    v1::NodeRoles {
-        consensus_member: wanted.contains(&Role::ConsensusMember).then_some(ConsensusMember {}),
-        kubernetes_controller: wanted
-            .contains(&Role::KubernetesController)
-            .then_some(KubernetesController {}),
-        kubernetes_worker: wanted.contains(&Role::KubernetesWorker).then_some(KubernetesWorker {}),
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.word()).help(match self {
+            Self::ConsensusMember => "Runs an etcd member and, with it, the control plane",
+            Self::KubernetesController => "Runs the controllers of Kubernetes",
+            Self::KubernetesWorker => "Runs workload",
+        }))
     }
 }
 
@@ -236,15 +231,13 @@ async fn change_roles(
         return Err(Error::usage("name a role: --add ROLE or --remove ROLE"));
     }
     if let Some(both) = add.iter().find(|role| remove.contains(role)) {
-        use clap::ValueEnum as _;
-        let both = both.to_possible_value();
-        let name = both.as_ref().map_or("a role", |both| both.get_name());
-        return Err(Error::usage(format!("{name} is to be given and taken away")));
+        let word = both.word();
+        return Err(Error::usage(format!("{word} is to be given and taken away")));
     }
     let session = Session::open(global).await?;
     let node_id = session.find(node).await?.id;
     let leaves = remove.contains(&Role::ConsensusMember);
-    let (add, remove) = (Some(roles(add)), Some(roles(remove)));
+    let (add, remove) = (Some(Role::record(add)), Some(Role::record(remove)));
     let request = v1::UpdateNodeRolesRequest { node_id, add, remove };
     let node = session.call("change the roles", Repeat::Allowed, |channel| {
         let request = request.clone();

@@ -10,6 +10,7 @@ use crate::ctl::cluster::word;
 use crate::ctl::output::{fields, or_dash, table};
 use crate::ctl::{parameters, units};
 use crate::identity::Fingerprint;
+use crate::nodes::Role;
 
 /// A node, as programs read it.
 #[derive(Debug, Serialize)]
@@ -139,11 +140,5 @@ pub(in crate::ctl) fn nodes_table(nodes: &[View]) -> String {
 }
 
 fn roles(roles: Option<&v1::NodeRoles>) -> Vec<&'static str> {
-    let Some(roles) = roles else { return Vec::new() };
-    let present = [
-        (roles.consensus_member.is_some(), "consensus-member"),
-        (roles.kubernetes_controller.is_some(), "kubernetes-controller"),
-        (roles.kubernetes_worker.is_some(), "kubernetes-worker"),
-    ];
-    present.into_iter().filter(|role| role.0).map(|role| role.1).collect()
+    roles.into_iter().flat_map(Role::given).map(Role::word).collect()
 }
