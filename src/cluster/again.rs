@@ -14,13 +14,13 @@
 use tracing::{info, warn};
 
 use super::decide::{Record, Refusal};
-use super::disk::Found;
 use super::disown::{Doubt, Told, Verdict};
 use super::membership;
 use super::partition::check_kind;
 use super::sealed::Sealed;
 use super::service::{Config, Consensus, Home, KeyFile, read_record, waited_out};
 use super::unlock::Keys;
+use super::unlock::disk::Found;
 use super::{Error, KeyStatus, Service, join, parting};
 use crate::consensus::{self, Start};
 use crate::curator::Store;

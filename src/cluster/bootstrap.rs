@@ -16,14 +16,14 @@
 use tracing::warn;
 
 use super::decide::{Record, Refusal};
-use super::disk::Found;
 use super::journal::Journal;
-use super::keeper::Slot;
-use super::keys::Secrets;
 use super::membership::{self, Step};
 use super::partition::{check_kind, kind_for, new_keys, uncover};
 use super::sealed::{Begun, Keeping, configuration_message, kind_message};
 use super::service::{Config, Consensus, Home, KeyFile, read_record, waited_out};
+use super::unlock::disk::Found;
+use super::unlock::keeper::Slot;
+use super::unlock::keys::Secrets;
 use super::{Error, KeyStatus, Service};
 use crate::consensus::Start;
 use crate::curator::Founding;

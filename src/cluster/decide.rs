@@ -151,10 +151,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cluster::keys::Secrets;
     use crate::cluster::sealed::Keeping;
     use crate::cluster::tests::{begun, bootstrap, half, register};
-    use crate::cluster::vault::Guarded;
+    use crate::cluster::unlock::keys::Secrets;
+    use crate::cluster::unlock::vault::Guarded;
     use crate::storage::Kind;
 
     fn sealed() -> Sealed {

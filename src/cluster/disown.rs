@@ -26,11 +26,11 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use super::credentials;
-use super::keeper::Slot;
 use super::parting::{ASK_AGAIN, Membership, TRUST, membership, part};
 use super::sealed::Sealed;
 use super::service::Consensus;
 use super::state::Event;
+use super::unlock::keeper::Slot;
 use super::{Error, Service};
 use crate::files::{self, File, Root};
 use crate::identity::NodeId;

@@ -2,9 +2,9 @@
 //! step for each cause.
 
 use super::decide::Refusal;
-use super::keeper::Keeper;
 use super::membership::Step;
 use super::remote::Refused;
+use super::unlock::keeper::Keeper;
 use crate::curator::store;
 use crate::event::Closed;
 use crate::files;

@@ -5,7 +5,7 @@
 //! no keeper of this machine has the cluster's half
 //!    |-- directory names others --> JoinNode, by the join key --> half --> slot 0
 //!    |                                  |--> refused: this node was removed
-//!    +-- desk: a recovery key ----------------------------------------> slot 1
+//!    +-- unlock request: a recovery key ------------------------------> slot 1
 //! ```
 //!
 //! Both ways are open at once, and whichever comes first ends the wait.
@@ -22,14 +22,14 @@ use prost::Message as _;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::desk::{self, Waiting};
-use super::keeper::Slot;
-use super::keys::Half;
 use super::remote::{Remote, Strangers, join_key};
 use super::sealed::Sealed;
 use super::service::Consensus;
+use super::unlock::keeper::Slot;
+use super::unlock::keys::Half;
+use super::unlock::request::{self, Waiting};
+use super::unlock::vault::{Guarded, Vault};
 use super::unlock::{Keys, Unlocker};
-use super::vault::{Guarded, Vault};
 use super::{Error, Service};
 use crate::event::until;
 use crate::identity::{Fingerprint, Identity};
@@ -110,7 +110,8 @@ impl<C: Consensus> Service<C> {
             }
         };
         tokio::pin!(asked);
-        let mut waiting = Waiting::new(&self.desk, credentials.map(|(credentials, _)| credentials));
+        let mut waiting =
+            Waiting::new(&self.unlock_requests, credentials.map(|(credentials, _)| credentials));
         self.status.waits_for_key(true);
         let opened = loop {
             let request = tokio::select! {
@@ -141,20 +142,20 @@ async fn answer(
     unlocker: &mut Unlocker,
     sealed: Option<&Sealed>,
     partition: Uuid,
-    request: desk::Request,
+    request: request::Request,
 ) -> Option<Result<Option<Keys>, Error>> {
-    let desk::Request { key, answer } = request;
+    let request::Request { key, answer } = request;
     let key: RecoveryKey = key;
     match unlocker.recover(key, sealed, partition).await {
         Err(Error::RecoveryKeyWrong { reason }) => {
             warn!(reason, "a recovery key was given that does not open the disk");
             // Whoever asked may have gone.
-            let _gone = answer.send(Err(desk::Refused::Wrong(reason)));
+            let _gone = answer.send(Err(request::Refused::Wrong(reason)));
             None
         }
         opened => {
             let told = opened.as_ref().map(drop);
-            let told = told.map_err(|error| desk::Refused::Wrong(error.to_string()));
+            let told = told.map_err(|error| request::Refused::Wrong(error.to_string()));
             let _gone = answer.send(told);
             Some(opened)
         }

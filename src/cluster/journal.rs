@@ -10,13 +10,13 @@ use polis_proto::v1;
 use prost::Message as _;
 use zeroize::Zeroizing;
 
-use super::keys::Secrets;
 use super::record::{self, Damage, Magic};
 use super::sealed::{
     Begun, Keeping, check_protection, cold_start_message, cold_start_value, content, decode,
     kind_message, kind_value, protection, tpm_message, tpm_value,
 };
-use super::vault::{Guarded, from_fields, to_fields};
+use super::unlock::keys::Secrets;
+use super::unlock::vault::{Guarded, from_fields, to_fields};
 use crate::parameters::{self, Cluster, Register};
 use crate::storage::Kind;
 

@@ -7,13 +7,8 @@
 //! decide      records, data, parameters -> what to do     pure
 //! sealed      the records on the ESP                      bytes <-> values
 //! record      the frame around them                       pure
-//! keys        the halves of the disk's key                pure
-//! vault       secrets, plain or sealed to the TPM
-//! keeper      the share for a machine that is alone
-//! disk        what is asked of storage, and what comes of it
 //! unlock      from the halves, or the recovery key, to an open disk
 //! join        the same, with the help of others
-//! desk        where a recovery key is given over the network
 //! membership  what makes a founder a member, step by step
 //! journal     what was begun and not finished             bytes <-> values
 //! partition   which data partition, and the keys of a new one
@@ -43,14 +38,10 @@ pub mod beacon;
 mod bootstrap;
 pub mod credentials;
 pub mod decide;
-pub mod desk;
-mod disk;
 mod disown;
 mod error;
 mod join;
 pub mod journal;
-pub mod keeper;
-pub mod keys;
 mod membership;
 mod parting;
 mod partition;
@@ -61,20 +52,18 @@ mod remote;
 pub mod sealed;
 mod service;
 pub mod state;
-mod unlock;
-pub mod vault;
+pub mod unlock;
 mod writer;
 
 use crate::identity::NodeId;
 use crate::nodes::Role;
 
-pub use self::desk::Desk;
 pub use self::error::Error;
-pub use self::keeper::Keeper;
 pub use self::membership::{Probe, Step};
 pub use self::parting::{ASK_AGAIN, Membership, TRUST, Vote, membership, part};
 pub use self::service::{Config, Consensus, Service};
 pub use self::state::State;
+pub use self::unlock::Keeper;
 pub use self::writer::Writer;
 
 /// What everyone else may know.
@@ -91,7 +80,7 @@ pub struct Status {
     /// How the keys of its disk are kept, once it is home; none where the disk is
     /// not encrypted.
     pub keys: Option<KeyStatus>,
-    /// It waits for the key of its disk: [`Desk::unlock`] takes it.
+    /// It waits for the key of its disk: [`unlock::Requests::unlock`] takes it.
     pub waits_for_key: bool,
 }
 
@@ -123,8 +112,8 @@ mod tests {
 
     use zeroize::Zeroizing;
 
-    use super::keys::Half;
-    use super::vault::Chip;
+    use super::unlock::keys::Half;
+    use super::unlock::vault::Chip;
     use crate::identity::NodeKey;
     use crate::parameters::{
         Bootstrap, ClusterConfiguration, DirectoryNode, Register, StoragePolicy, Ticket,

@@ -2,11 +2,11 @@
 
 use super::Error;
 use super::decide::Refusal;
-use super::disk::Found;
-use super::keeper::Slot;
-use super::keys::{self, Half, Secrets};
 use super::record::Damage;
 use super::sealed::BegunKeys;
+use super::unlock::disk::Found;
+use super::unlock::keeper::Slot;
+use super::unlock::keys::{self, Half, Secrets};
 use super::unlock::{Keys, Unlocker};
 use crate::parameters::{StoragePolicy, TpmMode};
 use crate::storage::key::RecoveryKey;

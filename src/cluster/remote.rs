@@ -226,7 +226,7 @@ impl From<Failure> for Error {
 }
 
 /// The key by which a member asks for its half.
-pub(super) fn join_key(secrets: &super::keys::Secrets) -> NodeKey {
+pub(super) fn join_key(secrets: &super::unlock::keys::Secrets) -> NodeKey {
     identity::NodeKey::from_seed(secrets.join.bytes())
 }
 

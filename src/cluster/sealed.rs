@@ -19,9 +19,9 @@ use sha2::{Digest as _, Sha256};
 
 use zeroize::Zeroizing;
 
-use super::keys::Secrets;
 use super::record::{self, Damage, Magic, Protection};
-use super::vault::{Guarded, from_fields, to_fields};
+use super::unlock::keys::Secrets;
+use super::unlock::vault::{Guarded, from_fields, to_fields};
 use crate::parameters::{self, Bootstrap, Cluster, ColdStart, StoragePolicy, TpmMode};
 use crate::storage::Kind;
 

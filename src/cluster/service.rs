@@ -37,17 +37,17 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::decide::{Data, Decision, Record, Refusal, decide, needs_parameters};
-use super::desk;
-use super::disk::{Disk, Found};
 use super::disown::Told;
 use super::journal::Journal;
-use super::keeper::{Keeper, Shares};
 use super::membership::Probe;
 use super::record::Damage;
 use super::sealed::Sealed;
 use super::state::State;
 use super::unlock::Unlocker;
-use super::vault::{Chip, Vault};
+use super::unlock::disk::{Disk, Found};
+use super::unlock::keeper::{Keeper, Shares};
+use super::unlock::request;
+use super::unlock::vault::{Chip, Vault};
 use super::{Error, KeyStatus, Status, Writer};
 use crate::consensus::{self, Orders, Peer, Start, client};
 use crate::curator::Store;
@@ -129,7 +129,7 @@ pub struct Service<C = watch::Receiver<consensus::Status>> {
     /// What the member of etcd is to do.
     pub orders: watch::Sender<Option<Orders>>,
     /// Where a recovery key can be given while this waits for one.
-    pub desk: watch::Sender<desk::Open>,
+    pub unlock_requests: watch::Sender<request::Open>,
     /// What everyone else may know.
     pub status: Writer,
 }

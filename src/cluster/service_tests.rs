@@ -12,12 +12,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::cluster::keeper::Slot;
-use crate::cluster::keys::{Half, Secrets};
 use crate::cluster::membership::Step;
 use crate::cluster::tests::{Chips, FakeChip, bootstrap};
-use crate::cluster::vault::Guarded;
-use crate::cluster::{Desk, desk};
+use crate::cluster::unlock::keeper::Slot;
+use crate::cluster::unlock::keys::{Half, Secrets};
+use crate::cluster::unlock::request::{self, Requests};
+use crate::cluster::unlock::vault::Guarded;
 use crate::parameters::{Cluster, ColdStart, Loaded, Parameters, Source, StoragePolicy, TpmMode};
 use crate::pki::memory::Memory;
 use crate::recovery::form;
@@ -204,10 +204,10 @@ impl Machine {
             wanted: watch::Sender::new(None),
             identity: watch::Sender::new(None),
             orders,
-            desk: watch::Sender::default(),
+            unlock_requests: watch::Sender::default(),
             status: Writer::default(),
         };
-        let counter = Desk::new(service.desk.subscribe());
+        let counter = Requests::new(service.unlock_requests.subscribe());
         let mut wanted = service.wanted.subscribe();
         let mut status = service.status.subscribe();
         let disk = async {
@@ -285,10 +285,10 @@ impl Machine {
     }
 
     /// Somebody who comes when the machine waits.
-    async fn person(&self, desk: &Desk) {
+    async fn person(&self, requests: &Requests) {
         let wrong = form::write(&[1; form::SIZE]);
-        assert!(matches!(desk.unlock(&wrong).await, Err(desk::Refused::Wrong(_))));
-        assert_eq!(desk.unlock(&self.saved_recovery_key()).await, Ok(()));
+        assert!(matches!(requests.unlock(&wrong).await, Err(request::Refused::Wrong(_))));
+        assert_eq!(requests.unlock(&self.saved_recovery_key()).await, Ok(()));
     }
 
     async fn boot_home(&self) -> Status {

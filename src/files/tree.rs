@@ -84,7 +84,7 @@ pub struct Esp {
     /// `consensus::restore`.
     pub etcd_snapshot: File,
     /// The share of the disk's key that brings this machine home alone; see
-    /// `cluster::keeper`.
+    /// `cluster::unlock::keeper`.
     pub cold_start: File,
     /// The share that a change of keys puts in force.
     pub cold_start_next: File,

@@ -8,7 +8,7 @@
 
 use tokio::sync::watch;
 
-use crate::cluster::desk::Open;
+use crate::cluster::unlock::request::Open;
 use crate::event::Closed;
 use crate::rpc::Credentials;
 use crate::supervisor::Context;
@@ -19,7 +19,7 @@ pub(super) struct Service {
     /// The cluster's certificate, once this node is home.
     pub(super) home: watch::Receiver<Option<Credentials>>,
     /// Whether it waits for a key, and what it has meanwhile.
-    pub(super) desk: watch::Receiver<Open>,
+    pub(super) waiting: watch::Receiver<Open>,
     /// What it shows.
     pub(super) shown: watch::Sender<Option<Credentials>>,
 }
@@ -30,7 +30,7 @@ impl Service {
         ctx.healthy();
         loop {
             let home = self.home.borrow_and_update().clone();
-            let waiting = self.desk.borrow_and_update().credentials().cloned();
+            let waiting = self.waiting.borrow_and_update().credentials().cloned();
             self.shown.send_if_modified(|shown| {
                 let best = home.or(waiting);
                 // What was shown goes on until there is better: a port that
@@ -47,7 +47,7 @@ impl Service {
                     changed = self.home.changed() => {
                         changed.map_err(|_closed| Closed("the credentials"))
                     }
-                    changed = self.desk.changed() => changed.map_err(|_closed| Closed("the desk")),
+                    changed = self.waiting.changed() => changed.map_err(|_closed| Closed("the desk")),
                 }
             };
             match ctx.until_cancelled(changed).await {

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use polis_tui::Snapshot;
 use tokio::sync::watch;
 
-use crate::cluster::Desk;
+use crate::cluster::unlock::Requests;
 use crate::endpoint::{MANAGEMENT_PORT, METRICS_PORT};
 use crate::environment::Environment;
 use crate::logtree::ring;
@@ -89,7 +89,7 @@ pub struct Inputs {
     /// With what it serves; nothing before it is home.
     pub credentials: watch::Receiver<Option<Credentials>>,
     /// Where a recovery key can be given while the disk is locked.
-    pub desk: Desk,
+    pub unlock_requests: Requests,
     /// Who has access.
     pub standing: watch::Receiver<Arc<Standing>>,
 }
@@ -148,7 +148,7 @@ impl Service {
         let meanwhile = watch::Sender::new(None);
         let certificate = certificate::Service {
             home: inputs.credentials.clone(),
-            desk: inputs.desk.watch(),
+            waiting: inputs.unlock_requests.watch(),
             shown: meanwhile.clone(),
         };
         let server = |name, listen, metrics, app, listening| rpc::Server {

@@ -12,7 +12,7 @@ use tracing::warn;
 use zeroize::Zeroizing;
 
 use super::{Inputs, console, logs};
-use crate::cluster::desk::Refused;
+use crate::cluster::unlock::request::Refused;
 use crate::consensus;
 use crate::logtree;
 use crate::rpc::Peer;
@@ -162,10 +162,10 @@ impl NodeManagement for Handlers {
         if key.len() > KEY_TEXT_MAX {
             return Err(Status::invalid_argument("recovery_key is far too long for one"));
         }
-        if !self.inputs.desk.is_open() {
+        if !self.inputs.unlock_requests.is_open() {
             return Err(Status::failed_precondition(Refused::NotWaiting.to_string()));
         }
-        let opened = self.inputs.desk.unlock(&key).await;
+        let opened = self.inputs.unlock_requests.unlock(&key).await;
         let outcome = if opened.is_ok() { "opened the disk" } else { "did not open the disk" };
         warn!(%actor, "a recovery key was given over the network; it {outcome}");
         opened.map(|()| Response::new(v1::UnlockResponse {})).map_err(|refused| {

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use tonic::Code;
 
 use super::*;
-use crate::cluster::desk::{Open, Waiting};
+use crate::cluster::unlock::request::{Open, Requests, Waiting};
 use crate::recovery::form;
 use crate::rpc::Role;
 use crate::rpc::client::{Channel, Expect, Trust, dial};
@@ -35,7 +35,7 @@ struct Owned {
     _credentials: watch::Sender<Option<Credentials>>,
     _standing: watch::Sender<Arc<Standing>>,
     _snapshot: watch::Sender<Arc<Snapshot>>,
-    _desk: watch::Sender<Open>,
+    _unlock_requests: watch::Sender<Open>,
 }
 
 impl Running {
@@ -48,7 +48,7 @@ impl Running {
     async fn start_with(
         authority: Authority,
         credentials: Option<Credentials>,
-        desk: watch::Sender<Open>,
+        unlock_requests: watch::Sender<Open>,
     ) -> Self {
         let node = node_id(1);
         let status = cluster::Status {
@@ -83,7 +83,7 @@ impl Running {
             ring: watch::Sender::default().subscribe(),
             snapshot: snapshots,
             credentials: own,
-            desk: cluster::Desk::new(desk.subscribe()),
+            unlock_requests: Requests::new(unlock_requests.subscribe()),
             standing: standings,
         };
         let bound = || Listen::Bound(Arc::new(TcpListener::bind("127.0.0.1:0").unwrap()));
@@ -113,7 +113,7 @@ impl Running {
             _credentials: credentials,
             _standing: standing,
             _snapshot: snapshot,
-            _desk: desk,
+            _unlock_requests: unlock_requests,
         };
         Self { addresses, end: ends, authority, handles, ctx, task, _owned: owned }
     }
@@ -255,10 +255,10 @@ async fn a_node_that_has_its_disk_waits_for_no_key() {
 async fn a_node_that_waits_for_its_key_takes_it_from_an_owner_and_from_nobody_else() {
     let authority = Authority::new().await;
     let join = self_signed(9, Some(authority.der.clone()));
-    let desk = watch::Sender::default();
-    let open = desk.clone();
+    let waits = watch::Sender::default();
+    let open = waits.clone();
     let mut waiting = Waiting::new(&open, Some(join.clone()));
-    let running = Running::start_with(authority, None, desk).await;
+    let running = Running::start_with(authority, None, waits).await;
     let text = form::write(&[7; form::SIZE]);
     let unlock = async |role: Role| {
         let user = running.authority.user(role.as_str(), role, 5).await;

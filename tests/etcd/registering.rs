@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use polis::cluster::{self, Probe, State, vault};
+use polis::cluster::unlock::vault;
+use polis::cluster::{self, Probe, State};
 use polis::consensus;
 use polis::event::until;
 use polis::files::Root;
@@ -110,7 +111,7 @@ impl Newcomer {
             wanted: watch::Sender::new(None),
             identity: watch::Sender::new(None),
             orders: watch::Sender::new(None),
-            desk: watch::Sender::default(),
+            unlock_requests: watch::Sender::default(),
             status: cluster::Writer::default(),
         };
         let mut wanted = service.wanted.subscribe();

@@ -2,7 +2,7 @@
 //! network, while the node waits for it.
 //!
 //! ```text
-//! Desk::unlock --Request--> the run that waits --Wanted::Open--> storage
+//! Requests::unlock --Request--> the run that waits --Wanted::Open--> storage
 //!      ^                            |
 //!      +---------- answer ----------+
 //! ```
@@ -62,10 +62,10 @@ impl fmt::Debug for Open {
 
 /// Where a recovery key can be given.
 #[derive(Clone, Debug)]
-pub struct Desk(watch::Receiver<Open>);
+pub struct Requests(watch::Receiver<Open>);
 
-impl Desk {
-    /// The desk of the service that publishes on the other end of `open`.
+impl Requests {
+    /// Requests to the service that publishes on the other end of `open`.
     #[must_use]
     pub fn new(open: watch::Receiver<Open>) -> Self {
         Self(open)
@@ -98,7 +98,7 @@ impl Desk {
     }
 }
 
-/// Opens the desk for as long as the value lives.
+/// Takes requests for as long as the value lives.
 pub(crate) struct Waiting<'a> {
     open: &'a watch::Sender<Open>,
     requests: mpsc::Receiver<Request>,
@@ -111,7 +111,7 @@ impl<'a> Waiting<'a> {
         Self { open, requests }
     }
 
-    /// The next key. Cancel-safe. Never ends: the desk holds a sender itself.
+    /// The next key. Cancel-safe. Never ends: what is published holds a sender.
     pub(crate) async fn next(&mut self) -> Request {
         match self.requests.recv().await {
             Some(request) => request,
@@ -133,19 +133,19 @@ mod tests {
     #[tokio::test]
     async fn a_key_is_taken_only_while_the_node_waits_for_one() {
         let open = watch::Sender::<Open>::default();
-        let desk = Desk::new(open.subscribe());
+        let requests = Requests::new(open.subscribe());
         let text = form::write(&[7; form::SIZE]);
-        assert_eq!(desk.unlock(&text).await, Err(Refused::NotWaiting));
+        assert_eq!(requests.unlock(&text).await, Err(Refused::NotWaiting));
         let mut waiting = Waiting::new(&open, None);
-        assert!(desk.is_open());
-        assert_eq!(desk.unlock("abc").await, Err(Refused::Malformed(form::Error::Length(3))));
-        let (answered, ()) = tokio::join!(desk.unlock(&text), async {
+        assert!(requests.is_open());
+        assert_eq!(requests.unlock("abc").await, Err(Refused::Malformed(form::Error::Length(3))));
+        let (answered, ()) = tokio::join!(requests.unlock(&text), async {
             let request = waiting.next().await;
             assert_eq!(*request.key.bytes(), [7; form::SIZE]);
             request.answer.send(Ok(())).unwrap();
         });
         assert_eq!(answered, Ok(()));
         drop(waiting);
-        assert!(!desk.is_open());
+        assert!(!requests.is_open());
     }
 }

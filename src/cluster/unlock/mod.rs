@@ -19,6 +19,14 @@
 //!     -> sealed configuration -> share in `Current` -> key change and `Next` removed
 //! ```
 //!
+//! ```text
+//! keys     the halves of the disk's key                          pure
+//! vault    secrets, plain or sealed to the TPM
+//! keeper   the share for a machine that is alone
+//! disk     what is asked of storage, and what comes of it
+//! request  where a recovery key is given over the network
+//! ```
+//!
 //! Invariants:
 //! - Nothing that could still open the disk is removed before the disk was opened
 //!   by what replaces it.
@@ -28,16 +36,22 @@
 //!
 //! What this module does not do: ask a curator for the cluster's half (`join`).
 
+pub(super) mod disk;
+pub mod keeper;
+pub mod keys;
+pub mod request;
+pub mod vault;
+
 use uuid::Uuid;
 
 use tracing::{info, warn};
 
+use self::disk::Disk;
+use self::keeper::{Shares, Slot};
+use self::keys::{Half, Secrets};
+use self::vault::{Guarded, Vault};
 use super::Error;
-use super::disk::Disk;
-use super::keeper::{Keeper, Shares, Slot};
-use super::keys::{self, Half, Secrets};
 use super::sealed::{Keeping, Sealed, change_from_record, change_to_record};
-use super::vault::{Guarded, Vault};
 use crate::files::Root;
 use crate::identity::NodeKey;
 use crate::parameters::TpmMode;
@@ -45,6 +59,9 @@ use crate::pki;
 use crate::storage::Kind;
 use crate::storage::key::{Key, RecoveryKey};
 use crate::supervisor::blocking;
+
+pub use self::keeper::Keeper;
+pub use self::request::Requests;
 
 /// The keys that the data partition was opened with.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -25,10 +25,10 @@ use prost::Message as _;
 use tracing::{info, warn};
 use zeroize::Zeroizing;
 
-use super::Error;
 use super::keys::{Half, Secrets};
-use super::record::{self, Damage, Magic, Protection};
 use super::vault::{Guarded, Vault, blob_message, blob_value};
+use crate::cluster::Error;
+use crate::cluster::record::{self, Damage, Magic, Protection};
 use crate::files::{Esp, File};
 use crate::sys::efivar::Variable;
 
@@ -59,7 +59,7 @@ impl Keeper {
 
 /// Which share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Slot {
+pub(in crate::cluster) enum Slot {
     /// The one in force.
     Current,
     /// The one that a change of keys puts in force.
@@ -68,13 +68,13 @@ pub(super) enum Slot {
 
 /// The places of this machine. Calls block.
 #[derive(Clone, Debug)]
-pub(super) struct Shares {
+pub(in crate::cluster) struct Shares {
     vault: Vault,
     places: [(File, Variable); 2],
 }
 
 impl Shares {
-    pub(super) fn new(vault: Vault, esp: &Esp, efivars: &Path) -> Self {
+    pub(in crate::cluster) fn new(vault: Vault, esp: &Esp, efivars: &Path) -> Self {
         let variable = |name| Variable::new(efivars, name);
         Self {
             vault,
@@ -86,7 +86,7 @@ impl Shares {
     }
 
     /// Keeps `share`, beside secrets that are hidden like `like`.
-    pub(super) fn keep(
+    pub(in crate::cluster) fn keep(
         &self,
         slot: Slot,
         like: &Guarded<Secrets>,
@@ -123,7 +123,7 @@ impl Shares {
     }
 
     /// The share, if there is one.
-    pub(super) fn fetch(&self, slot: Slot) -> Result<Option<(Half, Keeper)>, Error> {
+    pub(in crate::cluster) fn fetch(&self, slot: Slot) -> Result<Option<(Half, Keeper)>, Error> {
         let (file, variable) = self.place(slot);
         if let Some(record) = file.read()? {
             let record = Zeroizing::new(record);
@@ -155,7 +155,7 @@ impl Shares {
     }
 
     /// Removes the share, so that nothing of it is left on the ESP.
-    pub(super) fn forget(&self, slot: Slot) -> Result<(), Error> {
+    pub(in crate::cluster) fn forget(&self, slot: Slot) -> Result<(), Error> {
         let (file, variable) = self.place(slot);
         file.erase()?;
         forget(variable);

@@ -25,9 +25,9 @@ use prost::Message as _;
 use tracing::warn;
 use zeroize::Zeroizing;
 
-use super::Error;
 use super::keys::{Half, Secrets};
-use super::record::Damage;
+use crate::cluster::Error;
+use crate::cluster::record::Damage;
 use crate::parameters::TpmMode;
 use crate::tpm::{self, Blob, Device};
 
@@ -128,17 +128,21 @@ fn patiently<T>(call: impl Fn() -> Result<T, tpm::Error>) -> Result<T, tpm::Erro
 
 /// Seals and opens the two kinds of secrets. Its calls block.
 #[derive(Clone, Debug)]
-pub(super) struct Vault {
+pub(in crate::cluster) struct Vault {
     chip: std::sync::Arc<dyn Chip>,
 }
 
 impl Vault {
-    pub(super) fn new(chip: std::sync::Arc<dyn Chip>) -> Self {
+    pub(in crate::cluster) fn new(chip: std::sync::Arc<dyn Chip>) -> Self {
         Self { chip }
     }
 
     /// Hides the secrets of this node as `mode` demands.
-    pub(super) fn hide(&self, mode: TpmMode, secrets: &Secrets) -> Result<Guarded<Secrets>, Error> {
+    pub(in crate::cluster) fn hide(
+        &self,
+        mode: TpmMode,
+        secrets: &Secrets,
+    ) -> Result<Guarded<Secrets>, Error> {
         let message = Zeroizing::new(secrets_message(secrets).encode_to_vec());
         match self.seal(mode, SECRETS, &message)? {
             Some(blob) => Ok(Guarded::Tpm(blob)),
@@ -147,7 +151,7 @@ impl Vault {
     }
 
     /// Hides a share beside secrets that are hidden like `like`.
-    pub(super) fn hide_share(
+    pub(in crate::cluster) fn hide_share(
         &self,
         like: &Guarded<Secrets>,
         share: &Half,
@@ -159,7 +163,7 @@ impl Vault {
         }
     }
 
-    pub(super) fn open(&self, secrets: &Guarded<Secrets>) -> Result<Secrets, Error> {
+    pub(in crate::cluster) fn open(&self, secrets: &Guarded<Secrets>) -> Result<Secrets, Error> {
         match secrets {
             Guarded::Plain(secrets) => Ok(secrets.clone()),
             Guarded::Tpm(blob) => {
@@ -171,7 +175,7 @@ impl Vault {
         }
     }
 
-    pub(super) fn open_share(&self, share: &Guarded<Half>) -> Result<Half, Error> {
+    pub(in crate::cluster) fn open_share(&self, share: &Guarded<Half>) -> Result<Half, Error> {
         match share {
             Guarded::Plain(share) => Ok(share.clone()),
             Guarded::Tpm(blob) => {
@@ -200,7 +204,7 @@ impl Vault {
     }
 }
 
-pub(super) fn secrets_message(secrets: &Secrets) -> v1::SealedSecrets {
+pub(in crate::cluster) fn secrets_message(secrets: &Secrets) -> v1::SealedSecrets {
     v1::SealedSecrets {
         node_unlock_key: secrets.node.bytes().to_vec(),
         join_private_key: secrets.join.bytes().to_vec(),
@@ -223,7 +227,7 @@ fn secrets_value(message: &v1::SealedSecrets) -> Result<Secrets, Damage> {
 }
 
 /// The two fields that guarded secrets take in a message.
-pub(super) fn to_fields(
+pub(in crate::cluster) fn to_fields(
     guarded: Option<&Guarded<Secrets>>,
 ) -> (Option<v1::SealedSecrets>, Option<v1::TpmSealed>) {
     match guarded {
@@ -234,7 +238,7 @@ pub(super) fn to_fields(
 }
 
 /// What [`to_fields`] made.
-pub(super) fn from_fields(
+pub(in crate::cluster) fn from_fields(
     plain: Option<&v1::SealedSecrets>,
     sealed: Option<v1::TpmSealed>,
 ) -> Result<Option<Guarded<Secrets>>, Damage> {
@@ -246,12 +250,12 @@ pub(super) fn from_fields(
     }
 }
 
-pub(super) fn blob_message(blob: &Blob) -> v1::TpmSealed {
+pub(in crate::cluster) fn blob_message(blob: &Blob) -> v1::TpmSealed {
     let Blob { public, private, root, pcrs, nonce, ciphertext } = blob.clone();
     v1::TpmSealed { public, private, pcrs, nonce, ciphertext, root }
 }
 
-pub(super) fn blob_value(message: v1::TpmSealed) -> Blob {
+pub(in crate::cluster) fn blob_value(message: v1::TpmSealed) -> Blob {
     let v1::TpmSealed { public, private, pcrs, nonce, ciphertext, root } = message;
     Blob { public, private, root, pcrs, nonce, ciphertext }
 }

@@ -20,7 +20,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
-use super::Error;
+use crate::cluster::Error;
 use crate::storage::key::{Passphrase, RecoveryKey, SIZE};
 
 /// Half of the key of a disk, or a seed of the same size.
@@ -29,7 +29,7 @@ pub struct Half(Zeroizing<[u8; SIZE]>);
 
 impl Half {
     /// A new one.
-    pub(super) fn random() -> Result<Self, Error> {
+    pub(in crate::cluster) fn random() -> Result<Self, Error> {
         random().map(Self)
     }
 
@@ -66,7 +66,7 @@ pub struct Secrets {
 }
 
 impl Secrets {
-    pub(super) fn random() -> Result<Self, Error> {
+    pub(in crate::cluster) fn random() -> Result<Self, Error> {
         Ok(Self { node: Half::random()?, join: Half::random()?, key: None })
     }
 
@@ -78,7 +78,7 @@ impl Secrets {
 }
 
 /// What opens slot 0 of the data partition with this GUID.
-pub(super) fn passphrase(
+pub(in crate::cluster) fn passphrase(
     node: &Half,
     cluster: &Half,
     partition: Uuid,
@@ -88,7 +88,10 @@ pub(super) fn passphrase(
 
 /// What hides the recovery key in the journal of a bootstrap: who has both halves
 /// opens the disk anyway.
-pub(super) fn journal_key(node: &Half, cluster: &Half) -> Result<Zeroizing<[u8; SIZE]>, Error> {
+pub(in crate::cluster) fn journal_key(
+    node: &Half,
+    cluster: &Half,
+) -> Result<Zeroizing<[u8; SIZE]>, Error> {
     expand(node, cluster, "polis journal")
 }
 
@@ -112,12 +115,12 @@ fn expand(node: &Half, cluster: &Half, purpose: &str) -> Result<Zeroizing<[u8; S
 }
 
 /// A recovery key that nobody has seen yet.
-pub(super) fn recovery_key() -> Result<RecoveryKey, Error> {
+pub(in crate::cluster) fn recovery_key() -> Result<RecoveryKey, Error> {
     random().map(RecoveryKey::new)
 }
 
 /// A number that is used once.
-pub(super) fn nonce() -> Result<[u8; 12], Error> {
+pub(in crate::cluster) fn nonce() -> Result<[u8; 12], Error> {
     let mut nonce = [0; 12];
     SystemRandom::new().fill(&mut nonce).map_err(|_unspecified| Error::Random)?;
     Ok(nonce)

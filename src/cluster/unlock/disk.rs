@@ -12,14 +12,14 @@ use crate::storage::{Kind, Make, Status, Wanted};
 
 /// The cluster manager's end of storage.
 #[derive(Clone, Debug)]
-pub(super) struct Disk {
-    pub(super) status: watch::Receiver<Status>,
-    pub(super) wanted: watch::Sender<Option<Wanted>>,
+pub(in crate::cluster) struct Disk {
+    pub(in crate::cluster) status: watch::Receiver<Status>,
+    pub(in crate::cluster) wanted: watch::Sender<Option<Wanted>>,
 }
 
 /// What there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(in crate::cluster) enum Found {
     /// No data partition; a new one would have this GUID.
     Absent(Uuid),
     /// One that needs a key.
@@ -30,7 +30,7 @@ pub(super) enum Found {
 
 impl Disk {
     /// Waits until storage has looked.
-    pub(super) async fn look(&mut self) -> Result<Found, Closed> {
+    pub(in crate::cluster) async fn look(&mut self) -> Result<Found, Closed> {
         until(&mut self.status, "storage", |status| match status {
             Status::Starting => None,
             Status::Absent { partition } => Some(Found::Absent(*partition)),
@@ -43,18 +43,18 @@ impl Disk {
     }
 
     /// Has the partition made, and waits until it is mounted.
-    pub(super) async fn make(&mut self, make: Make) -> Result<Kind, Closed> {
+    pub(in crate::cluster) async fn make(&mut self, make: Make) -> Result<Kind, Closed> {
         self.wanted.send_replace(Some(Wanted::Make(make)));
         self.mounted().await
     }
 
     /// Whether storage was asked to make the partition, and is not done.
-    pub(super) fn is_being_made(&self) -> bool {
+    pub(in crate::cluster) fn is_being_made(&self) -> bool {
         matches!(&*self.wanted.borrow(), Some(Wanted::Make(_)))
     }
 
     /// Waits until the partition is mounted.
-    pub(super) async fn mounted(&mut self) -> Result<Kind, Closed> {
+    pub(in crate::cluster) async fn mounted(&mut self) -> Result<Kind, Closed> {
         let kind = until(&mut self.status, "storage", |status| status.ready().map(|r| r.kind));
         let kind = kind.await?;
         self.wanted.send_replace(None);
@@ -62,7 +62,7 @@ impl Disk {
     }
 
     /// Tries a key; says why it was refused, if it was.
-    pub(super) async fn open(
+    pub(in crate::cluster) async fn open(
         &mut self,
         key: Key,
         rekey: Option<Passphrase>,
