@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::Service;
-use super::watch::keep;
+use super::hearing::keep;
 use crate::event::Closed;
 use crate::identity::NodeId;
 use crate::network::names::Peers;

@@ -9,7 +9,7 @@
 //! report     what this node says about itself, on change --+
 //! heartbeat  every five seconds ---------------------------+--> contact --+
 //! renewal    the certificate, after two thirds ------------+              v
-//! watch      every node, newest value first ---------------+         split: cut off?
+//! hearing    every node, newest value first ---------------+         split: cut off?
 //!              |--> nodes  --> candidates, directory file
 //!              |--> roles  --> disk, `roles`
 //!              +--> standing, where no curator runs
@@ -24,19 +24,17 @@
 //! role asks for (`roles`).
 
 mod candidates;
+mod hearing;
 mod heartbeat;
 mod renewal;
 mod report;
 mod split;
-#[cfg(test)]
-mod tests;
-mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use polis_proto::v1;
-use tokio::sync::watch as value;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::endpoint::CURATOR_PORT;
@@ -94,37 +92,37 @@ pub struct Inputs {
     /// What `init` told.
     pub environment: Environment,
     /// The etcd member.
-    pub consensus: value::Receiver<consensus::Status>,
+    pub consensus: watch::Receiver<consensus::Status>,
     /// The address.
-    pub network: value::Receiver<network::Status>,
+    pub network: watch::Receiver<network::Status>,
     /// The data partition.
-    pub storage: value::Receiver<storage::Status>,
+    pub storage: watch::Receiver<storage::Status>,
     /// What this machine was told.
-    pub parameters: value::Receiver<parameters::Known>,
+    pub parameters: watch::Receiver<parameters::Known>,
     /// Nodes that are not where the directory says.
-    pub found: value::Receiver<Peers>,
+    pub found: watch::Receiver<Peers>,
 }
 
 /// What is told to the rest of the node.
 #[derive(Clone, Debug)]
 pub struct Outputs {
     /// What this node says about itself.
-    pub report: value::Sender<v1::NodeStatus>,
+    pub report: watch::Sender<v1::NodeStatus>,
     /// Whom to ask for the leader.
-    pub candidates: value::Sender<Vec<Candidate>>,
+    pub candidates: watch::Sender<Vec<Candidate>>,
     /// Every node; `None` until the first word.
-    pub nodes: value::Sender<Option<Arc<Nodes>>>,
+    pub nodes: watch::Sender<Option<Arc<Nodes>>>,
     /// The roles that the cluster gives to this node; `None` while nothing was
     /// ever heard.
-    pub roles: value::Sender<Option<v1::NodeRoles>>,
+    pub roles: watch::Sender<Option<v1::NodeRoles>>,
     /// Who has access; written where no curator runs.
-    pub standing: value::Sender<Arc<Standing>>,
+    pub standing: watch::Sender<Arc<Standing>>,
     /// What this node serves and calls with.
-    pub credentials: value::Sender<Option<Credentials>>,
+    pub credentials: watch::Sender<Option<Credentials>>,
     /// What this machine is to its cluster: here it may become split, and heal.
     pub cluster: cluster::Writer,
     /// When the leader answered last.
-    pub contact: value::Sender<Option<Instant>>,
+    pub contact: watch::Sender<Option<Instant>>,
 }
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
@@ -149,14 +147,21 @@ impl Service {
     pub async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
         let forever = Policy::forever();
         macro_rules! start {
-            ($($module:ident)*) => {$(
+            ($($name:literal $module:ident)*) => {$(
                 let service = self.clone();
-                ctx.spawn(stringify!($module), forever, move |ctx| {
+                ctx.spawn($name, forever, move |ctx| {
                     $module::run(service.clone(), ctx)
                 });
             )*};
         }
-        start!(report candidates watch heartbeat renewal split);
+        start! {
+            "report" report
+            "candidates" candidates
+            "watch" hearing
+            "heartbeat" heartbeat
+            "renewal" renewal
+            "split" split
+        }
         let client = self.client.clone();
         ctx.spawn("leader", forever, move |ctx| {
             let client = client.clone();
