@@ -1,9 +1,10 @@
 //! Machines on one segment become one cluster, come back as one, open each other's
 //! disks, let one of them go, and come back after a season.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use polis::sys::clock;
 use polis_proto::v1::cluster_configuration::{ColdStart, StorageSecurityPolicy};
 use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration};
 use polis_qemu::Config;
@@ -87,7 +88,7 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
     world::guru(machine, "0711")?;
 
     // Off for so long that the certificates of both have ended.
-    let later = SystemTime::now() + Duration::from_secs(100 * 24 * 60 * 60);
+    let later = clock::now() + Duration::from_secs(100 * 24 * 60 * 60);
     for number in 0..2 {
         cluster.cut_power(number);
         cluster.nodes[number].config.clock = Some(later);
