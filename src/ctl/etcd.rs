@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
+use polis_tui::bytes;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
+use super::Global;
 use super::error::Error;
 use super::output::{Document, fields, or_dash, table};
 use super::session::{Session, refused};
 use super::unfinished::Unfinished;
-use super::{Global, units};
 use crate::rpc::client::Repeat;
 
 /// Commands about etcd.
@@ -168,7 +169,7 @@ impl Status {
             ("leader", or_dash(leader)),
             ("term", self.term.to_string()),
             ("revision", self.revision.to_string()),
-            ("quota", units::bytes(self.quota_bytes)),
+            ("quota", bytes(self.quota_bytes)),
             ("alarms", or_dash(&self.alarms.join(", "))),
         ])
     }
@@ -178,14 +179,14 @@ impl Status {
             // Of a member that has told nothing, all of it is zero.
             let told =
                 |text: String| if member.told_age_ms.is_some() { text } else { "-".to_owned() };
-            let used = units::bytes(member.db_used_bytes);
+            let used = bytes(member.db_used_bytes);
             vec![
                 or_dash(&member.node_id),
                 if member.leader { "leader" } else { member.role }.to_owned(),
                 if member.answers { "yes" } else { "no" }.to_owned(),
                 told(member.index.to_string()),
                 told(member.applied_index.to_string()),
-                told(format!("{}, {used} used", units::bytes(member.db_bytes))),
+                told(format!("{}, {used} used", bytes(member.db_bytes))),
                 member.peer_urls.join(","),
             ]
         };
@@ -207,21 +208,18 @@ async fn snapshot(session: &Session, out: &Path, global: &Global) -> Result<(), 
     while let Some(chunk) = stream.message().await.map_err(received)? {
         file.write(&chunk.data)?;
         sum.add(&chunk.data);
-        progress.says(&format!("{} of etcd", units::bytes(sum.size)));
+        progress.says(&format!("{} of etcd", bytes(sum.size)));
     }
     drop(progress);
     let size = sum.size;
     if !sum.whole() {
-        let error = Error::new(format!("{} arrived, and not the whole", units::bytes(size)));
+        let error = Error::new(format!("{} arrived, and not the whole", bytes(size)));
         return Err(error.context("cannot save etcd").or_help("nothing was kept; ask again"));
     }
     file.finish()?;
     let value = serde_json::json!({ "file": out, "bytes": size });
-    let text = format!(
-        "{} in {}: it holds every secret of the cluster",
-        units::bytes(size),
-        out.display()
-    );
+    let text =
+        format!("{} in {}: it holds every secret of the cluster", bytes(size), out.display());
     global.out.print(&Document::new(&value, text)?)
 }
 

@@ -44,6 +44,7 @@ pub use ratatui;
 pub use self::keys::Key;
 pub use self::page::Page;
 pub use self::snapshot::Snapshot;
+pub use self::text::bytes;
 pub use self::view::{READ, View};
 
 /// What a key asks of whoever owns the terminal.

@@ -131,8 +131,9 @@ fn two_units(total: u128, factor: u128, large: &str, small: &str) -> String {
     }
 }
 
-/// A size with one decimal: `20.0 MiB`.
-pub(crate) fn bytes(size: u64) -> String {
+/// A size with one decimal, as every screen and `polisctl` show it: `20.0 MiB`.
+#[must_use]
+pub fn bytes(size: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if size < 1024 {
         return format!("{size} B");
@@ -225,7 +226,7 @@ mod tests {
 
     #[test]
     fn sizes_and_counts_are_short() {
-        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!([0, 1023, 1536].map(bytes), ["0 B", "1023 B", "1.5 KiB"]);
         assert_eq!(bytes(20 << 20), "20.0 MiB");
         assert_eq!(bytes(2_300_000_000), "2.1 GiB");
         assert_eq!(bytes(u64::MAX), "16383.9 PiB");
