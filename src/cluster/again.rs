@@ -211,7 +211,7 @@ impl<C: Consensus> Service<C> {
                 Err(failure) => failure,
             },
         };
-        if matches!(failure, Error::Closed(_) | Error::Lost) {
+        if matches!(failure, Error::Closed(_)) {
             return Err(failure);
         }
         warn!(error = &failure as &dyn std::error::Error, "the disk does not open by itself");

@@ -50,7 +50,7 @@ impl<C: Consensus> Service<C> {
                 }
             };
         }
-        let Found::Absent(partition) = disk.look().await? else { return Err(Error::Lost) };
+        let Found::Absent(partition) = disk.look().await? else { return Err(Error::Changed) };
         let (make, begun) = if kind == Kind::Insecure {
             (Make::Insecure, Begun { bootstrap: bootstrap.clone(), kind, keys: None })
         } else {
@@ -78,7 +78,7 @@ impl<C: Consensus> Service<C> {
         let mut disk = self.disk();
         let mut unlocker = self.config.unlocker(disk.clone());
         let (kind, keys) = match (disk.look().await?, &begun.keys) {
-            (Found::Absent(_), _) => return Err(Error::Lost),
+            (Found::Absent(_), _) => return Err(Error::Changed),
             (Found::Mounted(kind), None) => (kind, None),
             (Found::Locked(kind, _), None) => {
                 return Err(Error::KindDiffers { expected: begun.kind, found: kind });

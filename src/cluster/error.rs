@@ -105,9 +105,9 @@ pub enum Error {
     /// A service that this one waits for is gone.
     #[error(transparent)]
     Closed(#[from] Closed),
-    /// A thread ended with a panic.
-    #[error("the thread that works on the files was lost")]
-    Lost,
+    /// The disk was found in another state than an earlier look at it did.
+    #[error("the data partition is not in the state in which this run found it before")]
+    Changed,
     /// A test ended the run.
     #[error("interrupted after the step {0:?}")]
     Interrupted(Step),
@@ -184,7 +184,7 @@ impl Error {
             Self::Store(_)
             | Self::Unreachable(_)
             | Self::Closed(_)
-            | Self::Lost
+            | Self::Changed
             | Self::Random
             | Self::Interrupted(_) => {
                 return None;

@@ -90,6 +90,12 @@ pub enum Error {
         /// What `xfs_growfs` said.
         source: process::Error,
     },
+    /// What was just made does not open with the key that it was made with.
+    #[error("{device} does not open with the key that it was just made with")]
+    OwnKey {
+        /// The partition.
+        device: PathBuf,
+    },
     /// The thread that did the work ended with a panic.
     #[error("the thread that works on the disk was lost")]
     Lost,

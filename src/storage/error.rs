@@ -81,7 +81,9 @@ impl Error {
                     code::STORAGE_DISK
                 }
                 apply::Error::Format { .. } | apply::Error::Wipe { .. } => code::STORAGE_FORMAT,
-                apply::Error::Protect { .. } | apply::Error::Open { .. } => code::STORAGE_CIPHER,
+                apply::Error::Protect { .. }
+                | apply::Error::Open { .. }
+                | apply::Error::OwnKey { .. } => code::STORAGE_CIPHER,
                 apply::Error::Late { .. } => code::STORAGE_LATE,
                 apply::Error::Mount(_) | apply::Error::Grow { .. } => code::STORAGE_MOUNT,
             },

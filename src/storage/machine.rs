@@ -296,7 +296,7 @@ impl Machine for Live {
         let key = Key::Passphrase(keys.passphrase.clone());
         luks::open(&device, &key, &self.log).await.map_err(|error| match error {
             OpenError::Failed(source) => Error::Open { device, source },
-            OpenError::Unfit { .. } => Error::Lost,
+            OpenError::Unfit { .. } => Error::OwnKey { device },
         })
     }
 
