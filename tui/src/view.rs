@@ -23,7 +23,8 @@ use ratatui::layout::Rect;
 use ratatui::text::Line;
 
 use crate::page::Page;
-use crate::pages::logs::{Filter, Of};
+use crate::pages::filter::Filter;
+use crate::pages::logs::Of;
 use crate::pages::services::{Step, Tree};
 use crate::pages::{self, Content};
 use crate::power::Menu;

@@ -16,8 +16,9 @@ use ratatui::style::Style;
 use ratatui::text::Line;
 
 use super::Content;
+use super::filter::{Filter, find};
 use crate::snapshot::{LogEntry, Logs, Severity};
-use crate::text::{clean, cut, name, plural, width as cells, wrap};
+use crate::text::{clean, cut, plural, width as cells, wrap};
 use crate::theme::{ATTENTION, BAD, BUSY, DIM, FOUND, Mark, PLAIN};
 use crate::widgets::Row;
 use crate::widgets::block::{blank, titled};
@@ -25,94 +26,6 @@ use crate::widgets::headline::headline;
 
 /// Where the text of an entry goes on in its second line: below the name.
 const INDENT: usize = 12;
-
-/// Which entries are shown.
-#[derive(Clone, Debug)]
-pub(crate) struct Filter {
-    /// The least severity.
-    pub(crate) severity: Severity,
-    /// A dotted name: of the writer, or of a parent of it. Empty for all.
-    pub(crate) below: String,
-    /// Whether `below` is all of such a name; or else any part may begin with it.
-    pub(crate) whole: bool,
-    /// What the entry must hold, whatever its case. Empty for all.
-    pub(crate) text: String,
-}
-
-impl Default for Filter {
-    fn default() -> Self {
-        Self { severity: Severity::Info, below: String::new(), whole: false, text: String::new() }
-    }
-}
-
-impl Filter {
-    fn lets_through(&self, entry: &LogEntry) -> bool {
-        entry.severity >= self.severity && self.is_above(&entry.name) && self.is_said_by(entry)
-    }
-
-    /// Takes what a person types for a name; a dot ends it, as one ends a part.
-    pub(crate) fn below(&mut self, typed: &str) {
-        self.whole &= self.below == typed;
-        typed.clone_into(&mut self.below);
-    }
-
-    fn is_above(&self, writer: &str) -> bool {
-        // Asked of every entry, each time that the page is laid out.
-        if self.below.is_empty() {
-            return true;
-        }
-        if self.whole {
-            let rest = writer.strip_prefix(self.below.as_str());
-            return rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-        }
-        // With a dot at the end, so that whoever types one means a whole part.
-        let parts = format!("{writer}.");
-        let starts = parts.match_indices('.').map(|(at, _)| at + 1);
-        std::iter::once(0).chain(starts).any(|start| parts[start..].starts_with(&self.below))
-    }
-
-    fn is_said_by(&self, entry: &LogEntry) -> bool {
-        self.text.is_empty() || holds(&entry.text, &self.text) || holds(&entry.name, &self.text)
-    }
-
-    /// What is shown, as the end of a sentence.
-    fn words(&self) -> String {
-        let mut words = match self.severity {
-            Severity::Debug => "everything",
-            Severity::Info => "information and worse",
-            Severity::Warning => "warnings and worse",
-            Severity::Error | Severity::Fatal => "errors and worse",
-        }
-        .to_owned();
-        if !self.below.is_empty() {
-            words.push_str(&format!(" of {}", name(&self.below)));
-        }
-        if !self.text.is_empty() {
-            words.push_str(&format!(" with \"{}\"", name(&self.text)));
-        }
-        words
-    }
-}
-
-/// Whether `text` holds `part`, in any case.
-fn holds(text: &str, part: &str) -> bool {
-    find(&clean(text), part).is_some()
-}
-
-/// Where `part` begins in the cleaned `text`, in characters.
-fn find(text: &str, part: &str) -> Option<usize> {
-    let [text, part] = [text, part].map(|it| it.chars().map(small).collect::<Vec<_>>());
-    text.windows(part.len().max(1)).position(|window| window == part)
-}
-
-/// A letter in lower case: one each, as all that the console draws.
-fn small(c: char) -> char {
-    let mut small = c.to_lowercase();
-    match (small.next(), small.next()) {
-        (Some(small), None) => small,
-        _ => c,
-    }
-}
 
 /// With `rows`, only so many of the last lines: those that are on the screen of
 /// somebody who follows.
@@ -404,39 +317,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_subtree_is_not_whoever_is_called_alike() {
-        let of =
-            |below: &str, whole| Filter { below: below.to_owned(), whole, ..Filter::default() };
-        for filter in [of("root.net", true), of("root.net.", false), of("net.", false)] {
-            assert!(filter.is_above("root.net") && filter.is_above("root.net.dhcp"));
-            assert!(!filter.is_above("root.network") && !filter.is_above("root"), "{filter:?}");
-        }
-        assert!(Filter::default().is_above("anything"));
-    }
-
-    #[test]
-    fn each_letter_of_a_name_that_is_typed_narrows_and_none_hides_what_is_meant() {
-        for typed in ["root.network", "network", "network.dhcp"] {
-            let mut filter = Filter::default();
-            for end in 0..=typed.len() {
-                filter.below(&typed[..end]);
-                assert!(filter.is_above("root.network.dhcp"), "{:?}", filter.below);
-                assert_eq!(
-                    filter.is_above("root.names"),
-                    "root.n".starts_with(&filter.below) || "n".starts_with(&filter.below),
-                    "{:?}",
-                    filter.below
-                );
-            }
-        }
-        let mut filter = Filter { below: "root.net".to_owned(), whole: true, ..Filter::default() };
-        filter.below("root.net");
-        assert!(!filter.is_above("root.network"), "nothing was typed");
-        filter.below("root.netw");
-        assert!(filter.is_above("root.network"));
-    }
-
-    #[test]
     fn what_was_found_stands_out_where_a_line_ends_in_it_too() {
         let entry = LogEntry {
             name: "root.etcd".to_owned(),
@@ -456,14 +336,6 @@ mod tests {
             let spans = lines.iter().flat_map(|line| &line.spans);
             assert_eq!(spans.filter(|span| span.style == FOUND).count(), times, "{text:?}");
         }
-    }
-
-    #[test]
-    fn a_search_finds_in_any_case_and_counts_characters() {
-        assert_eq!(find("é DHCP", "dhcp"), Some(2));
-        assert_eq!(find("Zürich", "ZÜR"), Some(0));
-        assert_eq!(find("dhc", "dhcp"), None);
-        assert!(holds("a\tb", "A B"), "what is searched is what is seen");
     }
 
     #[test]

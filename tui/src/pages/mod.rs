@@ -3,6 +3,7 @@
 pub(crate) mod boot;
 pub(crate) mod cluster;
 pub(crate) mod etcd;
+pub(crate) mod filter;
 mod load;
 pub(crate) mod logs;
 pub(crate) mod network;
