@@ -33,9 +33,9 @@ pub fn is_consensus_member(roles: Option<&v1::NodeRoles>) -> bool {
 pub enum Role {
     /// Runs an etcd member and, with it, the control plane.
     ConsensusMember,
-    /// Runs the controllers of Kubernetes.
+    /// Is to run the controllers of Kubernetes.
     KubernetesController,
-    /// Runs workload.
+    /// Is to run workload.
     KubernetesWorker,
 }
 

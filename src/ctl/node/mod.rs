@@ -182,8 +182,10 @@ impl ValueEnum for Role {
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(PossibleValue::new(self.word()).help(match self {
             Self::ConsensusMember => "Runs an etcd member and, with it, the control plane",
-            Self::KubernetesController => "Runs the controllers of Kubernetes",
-            Self::KubernetesWorker => "Runs workload",
+            Self::KubernetesController => {
+                "Is to run the controllers of Kubernetes: nothing acts on it in this version"
+            }
+            Self::KubernetesWorker => "Is to run workload: nothing acts on it in this version",
         }))
     }
 }
