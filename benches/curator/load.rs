@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use futures::StreamExt as _;
-use polis::rpc::client::{Connection, Expect, Trust, dial};
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
+use polis_wire::rpc::client::{Connection, Expect, Trust, dial};
 use serde::Serialize;
 use tokio::time::{Instant, interval_at, sleep, sleep_until};
 
 use super::{Caller, Callers, callers_at};
 
 /// Between two heartbeats of a node, as the curator asks for.
-const HEARTBEAT: Duration = polis::nodes::HEARTBEAT;
+const HEARTBEAT: Duration = polis_wire::nodes::HEARTBEAT;
 
 /// Between two changes that the watchers hear of.
 const CHANGE: Duration = Duration::from_millis(200);

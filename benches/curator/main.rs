@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use polis::rpc::Credentials;
+use polis_wire::rpc::Credentials;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
@@ -56,7 +56,7 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |text: &String| text.parse::<usize>().context("not a number");
     // As many sockets as there are callers.
-    polis::sys::files::allow(8 << 10).context("cannot have enough files open")?;
+    polis_base::sys::files::allow(8 << 10).context("cannot have enough files open")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

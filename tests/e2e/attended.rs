@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use polis::recovery::form;
+use polis_base::recovery::form;
 use polis_proto::v1::cluster_configuration::{ColdStart, StorageSecurityPolicy};
 use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration};
 use polis_qemu::{Config, Machine};

@@ -78,7 +78,7 @@ fn names(guru: &polis_qemu::Event, block: u64) -> Result<()> {
 /// Where a file of the system begins in its partition: the first byte of the
 /// first extent, as the tools of its file system see it.
 fn first_byte(world: &World, path: &str) -> Result<u64> {
-    let payload = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/payload/root");
+    let payload = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/payload/root");
     let mut dump = program::payload(&payload, "usr/bin/dump.erofs");
     dump.arg("-e").arg(format!("--path={path}"));
     let text = program::run(dump.arg(world.manifest.path(&world.manifest.system)))?;

@@ -1,16 +1,15 @@
 //! Clusters of several machines, and what stories ask of each.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ed25519_dalek::SigningKey;
-use polis::pki;
 use polis_qemu::args::Disk;
 use polis_qemu::disk::copy;
 use polis_qemu::history::{History, Summary};
 use polis_qemu::{Config, Fleet, Machine, Operator};
+use polis_wire::pki;
 
 use crate::owner::SECRET;
 use crate::world::{SOON, World};
@@ -44,8 +43,7 @@ pub(crate) fn joined_by(
     let key = world.path("owner.key");
     std::fs::write(&key, pki::key_pem(&SigningKey::from_bytes(&SECRET)).as_bytes())?;
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;
-    let program = Path::new(env!("CARGO_BIN_EXE_polisctl"));
-    let operator = Operator::new(program, &world.path("operator"), "story");
+    let operator = Operator::new(&polis_tests::polisctl(), &world.path("operator"), "story");
     let fleet = Fleet::new(&world.path(""), configs, operator, &key)?;
     Ok(fleet.telling(|milestone| {
         let seconds = milestone.at.as_secs_f64();

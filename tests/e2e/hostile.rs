@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::future::join_all;
-use polis::rpc::client::{Channel, Expect, Trust, dial};
-use polis::rpc::{Credentials, provider};
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_qemu::Config;
+use polis_wire::rpc::client::{Channel, Expect, Trust, dial};
+use polis_wire::rpc::{Credentials, provider};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;

@@ -8,9 +8,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use ed25519_dalek::SigningKey;
-use polis::pki;
-use polis::rpc::Credentials;
 use polis_qemu::args::Forward;
+use polis_wire::pki;
+use polis_wire::rpc::Credentials;
 
 /// The private half of [`crate::world::OWNER`].
 pub(crate) const SECRET: [u8; 32] = [
@@ -89,7 +89,8 @@ impl Owner {
 
     /// What a shell runs for `polisctl` with these arguments.
     pub(crate) fn command_line(&self, args: &[&str]) -> String {
-        let program = env!("CARGO_BIN_EXE_polisctl");
+        let program = polis_tests::polisctl();
+        let program = program.display();
         let config = self.config.display();
         format!("'{program}' --config '{config}' --context story {}", args.join(" "))
     }
@@ -100,7 +101,7 @@ impl Owner {
         reason = "the rule is for the node; this runs on the host"
     )]
     pub(crate) fn run(&self, args: &[impl AsRef<std::ffi::OsStr>]) -> Result<String> {
-        let output = Command::new(env!("CARGO_BIN_EXE_polisctl"))
+        let output = Command::new(polis_tests::polisctl())
             .arg("--config")
             .arg(&self.config)
             .args(["--context", "story", "--timeout", "2m"])

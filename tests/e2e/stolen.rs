@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use polis::identity::{NodeId, NodeKey};
-use polis::pki::ETCD_PEER_NAME;
-use polis::rpc::Credentials;
-use polis::rpc::client::{Expect, Trust, dial};
 use polis_proto::v1;
 use polis_proto::v1::curator_local_client::CuratorLocalClient;
 use polis_proto::v1::node_management_client::NodeManagementClient;
+use polis_wire::identity::{NodeId, NodeKey};
+use polis_wire::pki::ETCD_PEER_NAME;
+use polis_wire::rpc::Credentials;
+use polis_wire::rpc::client::{Expect, Trust, dial};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, pem::PemObject as _};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

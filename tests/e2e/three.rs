@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use polis::sys::clock;
+use polis_base::sys::clock;
 use polis_proto::v1::cluster_configuration::{ColdStart, StorageSecurityPolicy};
 use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration};
 use polis_qemu::Config;

@@ -148,7 +148,7 @@ pub(crate) fn skip(story: &str, reason: &str) -> Result<()> {
 }
 
 fn folder(story: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/e2e").join(story)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/e2e").join(story)
 }
 
 /// Parameters that found a cluster and ask for nothing else.

@@ -6,13 +6,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use polis::consensus::Start;
-use polis::consensus::client::User;
-use polis::curator::Store;
-use polis::identity::{Identity, NodeKey};
-use polis::rpc::Credentials;
-use polis::rpc::client::{Expect, Trust, dial};
+use polis_node::consensus::Start;
+use polis_node::consensus::client::User;
+use polis_node::curator::Store;
 use polis_proto::v1::UserRole;
+use polis_wire::identity::{Identity, NodeKey};
+use polis_wire::rpc::Credentials;
+use polis_wire::rpc::client::{Expect, Trust, dial};
 use prost_reflect::DescriptorPool;
 use tonic::{Code, Request, Status};
 
@@ -136,7 +136,7 @@ async fn each_caller_is_let_in_where_the_table_says_so_and_nowhere_else() {
     let (cluster, own) = Cluster::found(&machine, &node).await;
     let curator = Curator::start(&machine, &node, own.clone());
     leader(&[&curator], Duration::from_secs(5)).await;
-    let now = polis::sys::clock::now();
+    let now = polis_base::sys::clock::now();
     let month = Duration::from_secs(31 * 24 * 60 * 60);
     let signed = |key: &NodeKey, der: Vec<u8>| credentials(key, der, cluster.authority.clone());
     let user = async |store: &Store<_>, name: &str, role, at| {

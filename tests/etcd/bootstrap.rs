@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::Mutex;
 
-use polis::consensus::{Error, Probe, Service, Standing, Start, Step};
-use polis::supervisor::Context;
-use polis::trapdoor::code;
+use polis_base::trapdoor::code;
+use polis_node::consensus::{Error, Probe, Service, Standing, Start, Step};
+use polis_runtime::supervisor::Context;
 use tokio::sync::watch;
 
 use crate::harness::Machine;
@@ -54,10 +54,11 @@ async fn a_bootstrap_that_is_cut_off_after_every_step_ends_like_one_that_is_not(
     let mut node = machine.start(Start::Bootstrap);
     let status = node.voter().await;
     assert_eq!(status.members.len(), 1);
-    let authorities = |overview: &polis::pki::Overview| {
+    let authorities = |overview: &polis_wire::pki::Overview| {
         (!overview.authorities.is_empty()).then(|| overview.clone())
     };
-    let overview = polis::event::until(&mut node.overview, "overview", authorities).await.unwrap();
+    let overview =
+        polis_runtime::event::until(&mut node.overview, "overview", authorities).await.unwrap();
     assert_eq!((overview.authorities.len(), overview.certificates.len()), (1, 1));
     assert_eq!(overview.authorities[0].issued, 1);
     node.stop().await;
@@ -68,7 +69,7 @@ async fn a_killed_etcd_is_started_again_and_nothing_is_lost() {
     let machine = Machine::new();
     let mut node = machine.start(Start::Bootstrap);
     let before = node.voter().await;
-    let client = before.voter().unwrap().user(polis::consensus::client::User::Curator);
+    let client = before.voter().unwrap().user(polis_node::consensus::client::User::Curator);
     client.put("kept", "yes", None).await.unwrap();
     let started = std::time::Instant::now();
     node.kill();

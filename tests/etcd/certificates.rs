@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use polis::consensus::Start;
-use polis::consensus::client::{Client, User};
-use polis::event::until;
-use polis::identity::NodeKey;
-use polis::pki::{
+use polis_node::consensus::Start;
+use polis_node::consensus::client::{Client, User};
+use polis_runtime::event::until;
+use polis_wire::identity::NodeKey;
+use polis_wire::pki::{
     Certificate, Crl, Error, Facts, Host, Issuer, Mode, Namespace, Overview, Reason, Template,
 };
 
@@ -37,7 +37,7 @@ fn peer() -> Template {
 }
 
 fn now() -> SystemTime {
-    polis::sys::clock::now()
+    polis_base::sys::clock::now()
 }
 
 async fn cluster_of_one() -> (Machine, Node, Client) {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use polis::consensus::Start;
-use polis::consensus::client::{Change, Client, Guard, Kv, Op, Txn, User};
-use polis::event::until;
+use polis_node::consensus::Start;
+use polis_node::consensus::client::{Change, Client, Guard, Kv, Op, Txn, User};
+use polis_runtime::event::until;
 use tokio::sync::watch;
 
 use crate::harness::{Machine, Node};
@@ -185,7 +185,7 @@ async fn only_the_leader_writes() {
     assert_eq!(client.leader("leader").await.unwrap(), None);
     let first = client.campaign("leader", "one", &one).await.unwrap();
     assert_eq!(client.leader("leader").await.unwrap().as_deref(), Some(&b"one"[..]));
-    let write = |leader: &polis::consensus::client::Leadership| Txn {
+    let write = |leader: &polis_node::consensus::client::Leadership| Txn {
         guards: vec![Guard::Leads(leader.clone())],
         then: vec![Op::Put("state".to_owned(), b"x".to_vec())],
         ..Txn::default()

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt as _, TryStreamExt as _};
-use polis::consensus::client::User;
-use polis::consensus::{MembersError, Refusal, Standing, Start, holds_entries};
-use polis::pki::{Crl, Overview};
+use polis_node::consensus::client::User;
+use polis_node::consensus::{MembersError, Refusal, Standing, Start, holds_entries};
 use polis_proto::v1;
+use polis_wire::pki::{Crl, Overview};
 use prost::Message as _;
 
 use crate::harness::{Machine, Node, eventually};
@@ -288,7 +288,7 @@ async fn three_members_grow_restart_and_shrink() {
     .await;
     put_and_read(&second, &first, "3").await;
     let mut overview = second.overview.clone();
-    let shown = polis::event::until(&mut overview, "overview", |overview: &Overview| {
+    let shown = polis_runtime::event::until(&mut overview, "overview", |overview: &Overview| {
         overview.authorities.iter().find(|it| it.revoked.len() == 1).cloned()
     });
     assert_eq!(shown.await.unwrap().revoked[0].subject, Some(three.name()));

@@ -4,11 +4,11 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use polis::consensus::Start;
-use polis::identity::Fingerprint;
-use polis::rpc::client::{Expect, Trust, dial};
+use polis_node::consensus::Start;
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
+use polis_wire::identity::Fingerprint;
+use polis_wire::rpc::client::{Expect, Trust, dial};
 use serde_json::Value;
 use tonic::Code;
 
@@ -41,7 +41,7 @@ impl Person {
     /// Runs `polisctl`. A `@name` among the arguments is a file in the folder.
     async fn run(&self, arguments: &[&str]) -> Ended {
         #[expect(clippy::disallowed_methods, reason = "a test on a host reaps its own children")]
-        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_polisctl"));
+        let mut command = tokio::process::Command::new(polis_tests::polisctl());
         command.env_clear().env("XDG_CONFIG_HOME", self.folder.path());
         for argument in arguments {
             match argument.strip_prefix('@') {
@@ -283,7 +283,7 @@ async fn a_certificate_is_renewed_when_two_thirds_of_its_life_are_over() {
     let key: [u8; 32] = key.try_into().unwrap();
     // Users' certificates live 30 days.
     let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
-    let now = polis::sys::clock::now();
+    let now = polis_base::sys::clock::now();
     let role = v1::UserRole::Operator;
     let file = person.path("polis/contexts/ann/certificate.pem");
     let invite = async |name: &str, certificate: &[u8]| {
@@ -291,8 +291,8 @@ async fn a_certificate_is_renewed_when_two_thirds_of_its_life_are_over() {
             "cluster_domain": "cluster.internal",
             "user": name,
             "endpoints": [person.endpoint],
-            "ca": polis::pki::certificate_pem(&cluster.authority),
-            "certificate": polis::pki::certificate_pem(certificate),
+            "ca": polis_wire::pki::certificate_pem(&cluster.authority),
+            "certificate": polis_wire::pki::certificate_pem(certificate),
         });
         std::fs::write(person.path("ann.json"), invitation.to_string()).unwrap();
         let import = ["--context", "ann", "context", "import", "@ann.json", "--key", "@ann.key"];

@@ -2,15 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use polis::consensus::Start;
-use polis::consensus::client::User;
-use polis::curator::leader::LEASE;
-use polis::curator::state::Request;
-use polis::identity::NodeKey;
-use polis::rpc::client::{Client, Repeat};
+use polis_node::consensus::Start;
+use polis_node::consensus::client::User;
+use polis_node::curator::leader::LEASE;
+use polis_node::curator::state::Request;
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
+use polis_wire::identity::NodeKey;
+use polis_wire::rpc::client::{Client, Repeat};
 use rustix::process::{Signal, kill_process};
 use tonic::{Code, Status};
 
@@ -156,8 +156,9 @@ async fn a_leader_that_is_cut_off_is_followed_by_another_and_nothing_is_lost_or_
         let of: Vec<_> = curators.iter().collect();
         let node = admit(&cluster, &of, &owner, machine).await;
         node.voter_of(voters).await;
-        let issued =
-            cluster.store.ensure_node_certificate(machine.key.identity(), polis::sys::clock::now());
+        let issued = cluster
+            .store
+            .ensure_node_certificate(machine.key.identity(), polis_base::sys::clock::now());
         let issued = issued.await.unwrap().der;
         let own = credentials(&machine.key, issued, cluster.authority.clone());
         curators.push(Curator::start(machine, &node, own));
@@ -170,7 +171,7 @@ async fn a_leader_that_is_cut_off_is_followed_by_another_and_nothing_is_lost_or_
     // Everyone points at the same leader.
     for curator in &curators {
         let mut status = curator.status.clone();
-        let knows = polis::event::until(&mut status, "status", |status| {
+        let knows = polis_runtime::event::until(&mut status, "status", |status| {
             status.leadership.leader.as_ref().map(|leader| leader.node)
         });
         assert_eq!(knows.await.unwrap(), curators[0].id);

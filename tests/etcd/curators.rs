@@ -5,16 +5,16 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use polis::consensus::client::{Client, User};
-use polis::consensus::{Invitation, Member, MemberId, PEER_PORT, Peer, Start};
-use polis::curator::{self, Founding, Store};
-use polis::identity::{NodeId, NodeKey};
-use polis::network;
-use polis::pki::Host;
-use polis::rpc::client::{Candidate, Patience};
-use polis::rpc::{self, Credentials, Limits, Listen, Metrics, Standing, Table};
-use polis::supervisor::Supervisor;
+use polis_node::consensus::client::{Client, User};
+use polis_node::consensus::{Invitation, Member, MemberId, PEER_PORT, Peer, Start};
+use polis_node::curator::{self, Founding, Store};
+use polis_node::network;
 use polis_proto::v1;
+use polis_runtime::supervisor::Supervisor;
+use polis_wire::identity::{NodeId, NodeKey};
+use polis_wire::pki::Host;
+use polis_wire::rpc::client::{Candidate, Patience};
+use polis_wire::rpc::{self, Credentials, Limits, Listen, Metrics, Standing, Table};
 use tokio::sync::watch;
 
 use crate::harness::{Machine, Node, supervise};
@@ -45,7 +45,7 @@ pub(crate) struct Curator {
     pub(crate) supervisor: Supervisor,
     pub(crate) status: watch::Receiver<curator::Status>,
     _network: watch::Sender<network::Status>,
-    _identity: watch::Sender<Option<polis::identity::Identity>>,
+    _identity: watch::Sender<Option<polis_wire::identity::Identity>>,
     _credentials: watch::Sender<Option<Credentials>>,
 }
 
@@ -115,7 +115,7 @@ pub(crate) async fn leader(curators: &[&Curator], within: Duration) -> usize {
     let waits = curators.iter().enumerate().map(|(at, curator)| {
         let mut status = curator.status.clone();
         Box::pin(async move {
-            let leads = polis::event::until(&mut status, "status", |status| {
+            let leads = polis_runtime::event::until(&mut status, "status", |status| {
                 status.leadership.term.is_some().then_some(())
             });
             leads.await.unwrap();
@@ -153,7 +153,7 @@ impl Cluster {
             restored: false,
         };
         store.found(&founding).await.unwrap();
-        let now = polis::sys::clock::now();
+        let now = polis_base::sys::clock::now();
         let authority = store.ensure_authority(now).await.unwrap().der;
         let issued = store.ensure_node_certificate(founding.node, now).await.unwrap();
         let own = credentials(&machine.key, issued.der, authority.clone());

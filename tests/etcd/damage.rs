@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use polis::consensus::Start;
-use polis::consensus::client::User;
-use polis::trapdoor::code;
+use polis_base::trapdoor::code;
+use polis_node::consensus::Start;
+use polis_node::consensus::client::User;
 
 use crate::harness::Machine;
 

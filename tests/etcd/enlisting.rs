@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use polis::cluster::{self, State};
-use polis::consensus::{Start, Status};
-use polis::network;
-use polis::roles::enlist;
+use polis_node::cluster::{self, State};
+use polis_node::consensus::{Start, Status};
+use polis_node::network;
+use polis_node::roles::enlist;
 use polis_proto::v1;
 use tokio::sync::watch;
 
@@ -22,7 +22,7 @@ async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
     second.voter_of(2).await;
 
     let id = two.key.id();
-    let now = polis::sys::clock::now();
+    let now = polis_base::sys::clock::now();
     let issued = cluster.store.ensure_node_certificate(two.key.identity(), now).await.unwrap();
     let own = credentials(&two.key, issued.der, cluster.authority.clone());
     let data = two.root().data;

@@ -1,7 +1,7 @@
 //! A database that reaches its quota.
 
-use polis::consensus::client::{Error, User};
-use polis::consensus::{Alarm, Start};
+use polis_node::consensus::client::{Error, User};
+use polis_node::consensus::{Alarm, Start};
 
 use crate::harness::Machine;
 

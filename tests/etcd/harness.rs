@@ -7,17 +7,17 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use polis::consensus::{
+use polis_base::files::Root;
+use polis_node::consensus::{
     Config, Members, Orders, PEER_PORT, Peer, Probe, QUOTA, Service, Standing, Start, Status,
 };
-use polis::event::until;
-use polis::files::Root;
-use polis::identity::NodeKey;
-use polis::logtree::{Query, Tree};
-use polis::pki::{Host, Overview};
-use polis::serial::Lines;
-use polis::stage::Board;
-use polis::supervisor::{Context, Policy, Supervisor};
+use polis_runtime::board::Board;
+use polis_runtime::event::until;
+use polis_runtime::lines::Lines;
+use polis_runtime::logtree::{Query, Tree};
+use polis_runtime::supervisor::{Context, Policy, Supervisor};
+use polis_wire::identity::NodeKey;
+use polis_wire::pki::{Host, Overview};
 use tokio::sync::{mpsc, watch};
 
 /// Longer than anything here may take on a busy machine.

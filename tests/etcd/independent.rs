@@ -17,7 +17,7 @@ const PACKAGES: [&str; 3] = ["grpclib==0.4.9", "protobuf==7.36.2", "h2==4.4.1"];
 const FETCH: Duration = Duration::from_secs(150);
 
 fn target() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("target")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target")
 }
 
 /// Says, where the runner lists it, that a story cannot be told on this host.
@@ -77,7 +77,7 @@ async fn a_client_that_knows_nothing_lists_the_services_and_reads_what_the_clust
     let file = |name: &str| context.join(name).display().to_string();
     let (host, port) = (curator.address.ip().to_string(), curator.address.port().to_string());
     let key = person.path("polis/owner.key").display().to_string();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/etcd/independent.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("etcd/independent.py");
     let script = script.display().to_string();
     let (ca, certificate, name) = (file("ca.pem"), file("certificate.pem"), machine.name());
     let said = run(&python, &[&script, &host, &port, &name, &ca, &certificate, &key]).await;

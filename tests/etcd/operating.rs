@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use polis::consensus::Standing;
-use polis::curator::state::Request as Change;
-use polis::pki::{Crl, Facts};
-use polis::rpc::client::{Channel, Client, Expect, Repeat, Trust, dial};
+use polis_node::consensus::Standing;
+use polis_node::curator::state::Request as Change;
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
+use polis_wire::pki::{Crl, Facts};
+use polis_wire::rpc::client::{Channel, Client, Expect, Repeat, Trust, dial};
 use sha2::{Digest as _, Sha256};
 use tonic::{Code, Status};
 
@@ -61,7 +61,7 @@ async fn join(
     let node = admit(cluster, of, owner, machine).await;
     node.voter_of(of.len() + 1).await;
     let identity = machine.key.identity();
-    let now = polis::sys::clock::now();
+    let now = polis_base::sys::clock::now();
     let issued = cluster.store.ensure_node_certificate(identity, now).await.unwrap();
     let own = credentials(&machine.key, issued.der, cluster.authority.clone());
     let curator = Curator::start(machine, &node, own);
@@ -208,7 +208,7 @@ async fn a_way_out_that_was_begun_is_gone_to_its_end_whoever_asked_for_it() {
     let Founder { node: first, cluster, curator, owner, .. } = Founder::start(one).await;
     // What a leader added that was none any more, for a node without the role.
     first.members.add(&three.key.identity(), &three.peer).await.unwrap();
-    let alone = |status: &polis::consensus::Status| status.members.len() == 1;
+    let alone = |status: &polis_node::consensus::Status| status.members.len() == 1;
     first.waits("to have no learner that nobody asked for", alone).await;
 
     let (second, second_curator) = join(&cluster, &[&curator], &owner, two).await;

@@ -5,19 +5,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use polis::cluster::unlock::vault;
-use polis::cluster::{self, Probe, State};
-use polis::consensus;
-use polis::event::until;
-use polis::files::Root;
-use polis::identity::NodeId;
-use polis::parameters::{Cluster as Told, DirectoryNode, Loaded, Network, Parameters};
-use polis::parameters::{Register, Source, Ticket};
-use polis::storage::{self, Kind, Ready, Wanted};
-use polis::trapdoor::{Report, code};
-use polis::{network, recovery};
+use polis_base::files::Root;
+use polis_base::recovery;
+use polis_base::trapdoor::{Report, code};
+use polis_node::cluster::unlock::vault;
+use polis_node::cluster::{self, Probe, State};
+use polis_node::consensus;
+use polis_node::network;
+use polis_node::storage::{self, Kind, Ready, Wanted};
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
+use polis_runtime::event::until;
+use polis_wire::identity::NodeId;
+use polis_wire::parameters::{Cluster as Told, DirectoryNode, Loaded, Network, Parameters};
+use polis_wire::parameters::{Register, Source, Ticket};
 use tokio::sync::watch;
 
 use crate::curators::{Cluster, Founder};
@@ -144,7 +145,7 @@ impl Newcomer {
         let watching = async {
             loop {
                 let waits = stages.borrow().values().any(|entry| {
-                    matches!(&entry.state, polis::stage::State::Waiting(what) if what.contains("a curator of the cluster"))
+                    matches!(&entry.state, polis_base::stage::State::Waiting(what) if what.contains("a curator of the cluster"))
                 });
                 let now = status.borrow_and_update().clone();
                 if now.state == State::Home {
@@ -191,7 +192,7 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     let machine = Machine::new();
     let Founder { node, cluster, curator, owner, .. } = Founder::start(&machine).await;
     let ticket = owner
-        .call(polis::rpc::client::Repeat::Allowed, |channel| async move {
+        .call(polis_wire::rpc::client::Repeat::Allowed, |channel| async move {
             let request = v1::GetRegisterTicketRequest::default();
             Ok(ManagementClient::new(channel).get_register_ticket(request).await?.into_inner())
         })
@@ -212,14 +213,14 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     let wrong = Register { ticket: Ticket(b"wrong".to_vec().into()), ..register.clone() };
     let report = newcomer.refused(&wrong).await;
     assert_eq!(report.code, code::CLUSTER_TICKET, "{report:?}");
-    let info = owner.call(polis::rpc::client::Repeat::Allowed, |channel| async move {
+    let info = owner.call(polis_wire::rpc::client::Repeat::Allowed, |channel| async move {
         let request = v1::GetClusterInfoRequest::default();
         Ok(ManagementClient::new(channel).get_cluster_info(request).await?.into_inner())
     });
     let turned_away = &info.await.unwrap().refused_registrations[0];
     assert_eq!((turned_away.reason.as_str(), turned_away.count), ("ticket-wrong", 1));
     assert_eq!(turned_away.address, "127.0.0.1");
-    let other = polis::identity::NodeKey::generate().unwrap();
+    let other = polis_wire::identity::NodeKey::generate().unwrap();
     let stranger = Register { ca_certificate: other.proof().unwrap(), ..register.clone() };
     let report = Newcomer::new().refused(&stranger).await;
     assert_eq!(report.code, code::CLUSTER_STRANGER, "{report:?}");
@@ -240,7 +241,7 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
 
     let approve = v1::ApproveNodeRequest { node_id: id.to_string(), ..Default::default() };
     owner
-        .call(polis::rpc::client::Repeat::Allowed, |channel| {
+        .call(polis_wire::rpc::client::Repeat::Allowed, |channel| {
             let approve = approve.clone();
             async move { ManagementClient::new(channel).approve_node(approve).await }
         })
@@ -268,7 +269,7 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     };
     let approve = || async {
         let approve = v1::ApproveNodeRequest { node_id: id.to_string(), ..Default::default() };
-        let approve = owner.call(polis::rpc::client::Repeat::Allowed, |channel| {
+        let approve = owner.call(polis_wire::rpc::client::Repeat::Allowed, |channel| {
             let approve = approve.clone();
             async move { ManagementClient::new(channel).approve_node(approve).await }
         });
@@ -278,7 +279,7 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     let operator = owner.clone();
     let delete = v1::DeleteNodeRequest { node_id: id.to_string(), force: false };
     let delete = async move {
-        let delete = operator.call(polis::rpc::client::Repeat::Allowed, |channel| {
+        let delete = operator.call(polis_wire::rpc::client::Repeat::Allowed, |channel| {
             let delete = delete.clone();
             async move { ManagementClient::new(channel).delete_node(delete).await }
         });
@@ -302,7 +303,7 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
 
     // A ticket that was replaced is told from a wrong one.
     owner
-        .call(polis::rpc::client::Repeat::Allowed, |channel| async move {
+        .call(polis_wire::rpc::client::Repeat::Allowed, |channel| async move {
             let request = v1::GetRegisterTicketRequest { rotate: true, ..Default::default() };
             ManagementClient::new(channel).get_register_ticket(request).await
         })

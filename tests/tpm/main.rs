@@ -7,7 +7,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use polis::tpm::{Error, Transport, seal, unseal};
+use polis_node::tpm::{Error, Transport, seal, unseal};
 use polis_qemu::tpm::Tpm;
 
 /// A TPM that is on, and what went over its bus.
@@ -89,7 +89,7 @@ fn who_listens_to_the_bus_learns_neither_the_key_nor_the_secret() {
     // The key in the TPM opens the ciphertext: no 32 bytes of the bus are it.
     let keys = bus.seen.windows(32).map(|key| <[u8; 32]>::try_from(key).unwrap());
     for key in keys {
-        assert!(polis::tpm::decrypt(&key, &blob.nonce, b"test", &blob.ciphertext).is_err());
+        assert!(polis_node::tpm::decrypt(&key, &blob.nonce, b"test", &blob.ciphertext).is_err());
     }
 }
 
@@ -114,7 +114,7 @@ fn a_register_that_changed_is_told_from_a_tpm_that_was_cleared() {
     assert!(matches!(refused, Error::Cleared), "{refused:?}");
     // Also where somebody wrote this TPM's name into the blob.
     let root = seal(&mut bus, &[7, 12], b"test", SECRET).unwrap().root;
-    let refused = unseal(&mut bus, b"test", &polis::tpm::Blob { root, ..blob }).unwrap_err();
+    let refused = unseal(&mut bus, b"test", &polis_node::tpm::Blob { root, ..blob }).unwrap_err();
     assert!(matches!(refused, Error::Cleared), "{refused:?}");
 }
 

@@ -207,14 +207,25 @@ fn build_programs(programs: &[&str]) -> Result<()> {
         .join(",");
     let status = cargo(&workspace)
         .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })
-        .args(["--profile", "appliance", "--package", "polis"])
-        .args(programs.iter().flat_map(|program| ["--bin", program]))
+        .args(["--profile", "appliance"])
+        .args(programs.iter().flat_map(|program| ["--package", package(program), "--bin", program]))
         .arg("--config")
         .arg(format!("target.x86_64-unknown-linux-gnu.rustflags=[{flags}]"))
         .status()
         .context("cannot start cargo")?;
     anyhow::ensure!(status.success(), "cargo build ended with {status}");
     Ok(())
+}
+
+/// The package of a program. Cargo is given packages by name: for the whole workspace it
+/// would switch on the features of all of it.
+fn package(program: &str) -> &'static str {
+    match program {
+        "init" => "polis-init",
+        "node" => "polis-node",
+        "polisctl" => "polisctl",
+        _ => "polis-benches",
+    }
 }
 
 fn config(mirror: Option<String>) -> Result<Config> {

@@ -289,7 +289,7 @@ impl Runner {
         match self {
             Self::Nextest => {
                 let mut command = cargo();
-                command.args(["nextest", "run", "--package", "polis", "--no-tests=pass"]);
+                command.args(["nextest", "run", "--package", "polis-tests", "--no-tests=pass"]);
                 command.args(["--test", name, "--profile", name]).args(filter);
                 command
             }
@@ -324,7 +324,7 @@ impl Runner {
 /// Cargo's own runner of a binary in `tests/`.
 fn libtest(name: &str, threads: usize) -> Command {
     let mut command = cargo();
-    command.args(["test", "--package", "polis", "--test", name, "--"]);
+    command.args(["test", "--package", "polis-tests", "--test", name, "--"]);
     command.arg(format!("--test-threads={threads}"));
     command
 }

@@ -15,7 +15,7 @@ use crate::image::workspace;
 
 /// Where a line is changed: a program of the image, so that every step behind
 /// it has something to do.
-const CHANGED: &str = "src/bin/node.rs";
+const CHANGED: &str = "src/node/src/main.rs";
 
 /// Bytes that a node needs without Kubernetes.
 const SIZE_GOAL: f64 = 200e6;

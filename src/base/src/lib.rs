@@ -1,0 +1,17 @@
+//! The ground that `init`, `node` and `polisctl` share.
+//!
+//! It knows no domain and links no async runtime, so that `init` cannot reach one.
+//!
+//! - How a boot is described: `stage`, `serial`, `trapdoor`, `environment`.
+//! - The machine: `sys`, `files`, `canvas`, `recovery`.
+//! - How bytes are written: `hex`.
+
+pub mod canvas;
+pub mod environment;
+pub mod files;
+pub mod hex;
+pub mod recovery;
+pub mod serial;
+pub mod stage;
+pub mod sys;
+pub mod trapdoor;

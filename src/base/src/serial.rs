@@ -1,0 +1,227 @@
+//! Formats the lines of the serial port: log lines for people, event lines for programs.
+//!
+//! `init` and `node` both write them, `init` reads them back from the control
+//! channel, and tests outside the project rely on every name here.
+//!
+//! ```text
+//! [    9.412] I root.cluster.consensus: etcd is serving
+//! POLIS etcd state=voter members=1 term=2 t=9.413
+//! ```
+//!
+//! Invariants:
+//! - An event line is one line: control characters in a value are escaped, so
+//!   nothing that came from outside can forge a second line.
+//! - Every event line ends with `t`, the seconds since the kernel started.
+//!
+//! What this module does not do: write. `init` owns the port, and `node` queues
+//! its lines for `init`.
+
+use std::fmt::{self, Write as _};
+use std::time::Duration;
+
+/// How an event line starts.
+const PREFIX: &str = "POLIS ";
+
+/// One event line: a word, then keys with values in the order they were added.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventLine {
+    word: String,
+    fields: Vec<(String, String)>,
+}
+
+impl EventLine {
+    /// Starts a line; `word` is one of the contract's, for example `stage`.
+    #[must_use]
+    pub fn new(word: &str) -> Self {
+        Self { word: word.to_owned(), fields: Vec::new() }
+    }
+
+    /// Adds `key=value`; the value is quoted where it must be.
+    #[must_use]
+    pub fn field(mut self, key: &str, value: impl fmt::Display) -> Self {
+        self.fields.push((key.to_owned(), value.to_string()));
+        self
+    }
+
+    /// Adds `t`, seconds since the kernel started, with three decimals.
+    #[must_use]
+    pub fn at(self, uptime: Duration) -> Self {
+        self.field("t", format_args!("{:.3}", uptime.as_secs_f64()))
+    }
+
+    /// The word after `POLIS`.
+    #[must_use]
+    pub fn word(&self) -> &str {
+        &self.word
+    }
+
+    /// The value of `key`, if the line has it.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.fields.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
+    }
+
+    /// All values of `key`, in order: a key may stand more than once on the control channel.
+    pub fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
+        self.fields.iter().filter(move |(name, _)| name == key).map(|(_, value)| value.as_str())
+    }
+
+    /// Reads a line back. `None` if it is not a well-formed event line.
+    #[must_use]
+    pub fn parse(line: &str) -> Option<Self> {
+        let rest = line.strip_prefix(PREFIX)?;
+        let (word, mut rest) = rest.split_once(' ').unwrap_or((rest, ""));
+        if word.is_empty() {
+            return None;
+        }
+        let mut parsed = Self::new(word);
+        while !rest.is_empty() {
+            let (key, after) = rest.split_once('=')?;
+            if key.is_empty() || key.contains([' ', '"']) {
+                return None;
+            }
+            let (value, after) = match after.strip_prefix('"') {
+                Some(quoted) => unquote(quoted)?,
+                None => {
+                    let end = after.find(' ').unwrap_or(after.len());
+                    (after[..end].to_owned(), &after[end..])
+                }
+            };
+            parsed.fields.push((key.to_owned(), value));
+            rest = match after.strip_prefix(' ') {
+                Some(more) => more,
+                None if after.is_empty() => after,
+                None => return None,
+            };
+        }
+        Some(parsed)
+    }
+}
+
+/// Reads up to the closing quote; returns the value and what follows the quote.
+fn unquote(text: &str) -> Option<(String, &str)> {
+    let mut value = String::new();
+    let mut chars = text.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '"' => return Some((value, &text[at + 1..])),
+            '\\' => match chars.next()?.1 {
+                'n' => value.push('\n'),
+                'u' => {
+                    let code: String = chars.by_ref().take(4).map(|(_, digit)| digit).collect();
+                    value.push(char::from_u32(u32::from_str_radix(&code, 16).ok()?)?);
+                }
+                other => value.push(other),
+            },
+            other => value.push(other),
+        }
+    }
+    None
+}
+
+impl fmt::Display for EventLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{}", self.word)?;
+        for (key, value) in &self.fields {
+            write!(f, " {key}=")?;
+            let plain = !value.is_empty()
+                && !value.contains(|c: char| c == ' ' || c == '"' || c == '\\' || c.is_control());
+            if plain {
+                f.write_str(value)?;
+                continue;
+            }
+            f.write_char('"')?;
+            for c in value.chars() {
+                match c {
+                    '"' | '\\' => write!(f, "\\{c}")?,
+                    '\n' => f.write_str("\\n")?,
+                    // Control characters are all below U+10000: four digits hold them.
+                    c if c.is_control() => write!(f, "\\u{:04x}", u32::from(c))?,
+                    c => f.write_char(c)?,
+                }
+            }
+            f.write_char('"')?;
+        }
+        Ok(())
+    }
+}
+
+/// How much an entry matters. One letter on the serial line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// For whoever looks for a bug.
+    Debug,
+    /// The ordinary course of things.
+    Info,
+    /// Went on without it.
+    Warning,
+    /// Someone should look.
+    Error,
+    /// The writer ended because of it.
+    Fatal,
+}
+
+impl Severity {
+    /// `D`, `I`, `W`, `E` or `F`.
+    #[must_use]
+    pub fn letter(self) -> char {
+        match self {
+            Self::Debug => 'D',
+            Self::Info => 'I',
+            Self::Warning => 'W',
+            Self::Error => 'E',
+            Self::Fatal => 'F',
+        }
+    }
+}
+
+/// One log line, without a line feed; control characters become spaces.
+#[must_use]
+pub fn log_line(uptime: Duration, severity: Severity, name: &str, text: &str) -> String {
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    format!("[{:>9.3}] {} {name}: {text}", uptime.as_secs_f64(), severity.letter())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_line_reads_as_the_contract_says() {
+        let line = EventLine::new("stage")
+            .field("name", "network")
+            .field("state", "waiting")
+            .field("for", "a \"lease\" on eth0")
+            .at(Duration::from_millis(9_412));
+        assert_eq!(
+            line.to_string(),
+            r#"POLIS stage name=network state=waiting for="a \"lease\" on eth0" t=9.412"#
+        );
+    }
+
+    #[test]
+    fn a_log_line_has_the_contract_s_columns() {
+        let line = log_line(Duration::from_millis(9_412), Severity::Info, "root.a", "b\nPOLIS c");
+        assert_eq!(line, "[    9.412] I root.a: b POLIS c");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_one_line_and_reads_back(
+            fields in prop::collection::vec(("[a-z]{1,8}", any::<String>()), 0..6)
+        ) {
+            let line = fields
+                .iter()
+                .fold(EventLine::new("guru"), |line, (key, value)| line.field(key, value));
+            let text = line.to_string();
+            prop_assert!(!text.contains(['\n', '\r']));
+            prop_assert_eq!(EventLine::parse(&text), Some(line));
+        }
+
+        #[test]
+        fn noise_never_panics(text in any::<String>()) {
+            let _parsed = EventLine::parse(&format!("POLIS {text}"));
+        }
+    }
+}

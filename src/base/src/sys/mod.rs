@@ -1,0 +1,27 @@
+//! The home of `unsafe` code and raw system calls.
+//!
+//! What needs an async runtime for it is in `sys` of the runtime crate.
+//! Each file wraps one part of the kernel's interface in safe functions.
+
+pub mod arp;
+pub mod block;
+pub mod clock;
+pub mod command_line;
+pub mod dm;
+pub mod efivar;
+pub mod files;
+pub mod inherit;
+pub mod input;
+pub mod kmsg;
+pub mod module;
+pub mod mount;
+pub mod poll;
+pub mod reboot;
+pub mod signal;
+pub mod spawn;
+pub mod terminal;
+pub mod thread;
+pub mod uevent;
+pub mod vt;
+pub mod watchdog;
+pub mod xfs;

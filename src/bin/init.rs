@@ -1,7 +1,0 @@
-//! PID 1: starts the machine, outlives `node`, and has the last word.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    polis::boot::main(std::env::args())
-}

@@ -1,7 +1,0 @@
-//! The node: every service of a machine under one supervision tree.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    polis::node::main()
-}

@@ -1,7 +1,0 @@
-//! The operator's command line.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    polis::ctl::main()
-}

@@ -1,0 +1,280 @@
+//! Loads the drivers of all devices, beside everything else that happens.
+//!
+//! One thread, since drivers are handed to the kernel in an order that matters
+//! to a boot: the network first, what the data partition needs next, the rest
+//! when `node` is ready. A machine with one processor would otherwise share it
+//! between the boot and the probing of ports that nothing is plugged into.
+//!
+//! ```text
+//! /sys/bus/*/devices/*/modalias --+     [what the boot needs] ------> kernel
+//!                                 +-->            | ready, or PATIENCE
+//! announcements (main loop) ------+     [the rest, as it appears] --> kernel
+//! ```
+//!
+//! What this module does not do: wait for a device. Whoever needs one waits.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, PipeWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::modules::Modules;
+use polis_base::sys;
+
+/// Modaliases that wait for the thread. A hub full of devices has dozens.
+const QUEUE_MAX: usize = 256;
+
+/// What every node needs before any device asks for it: the data partition's
+/// file system, and what carries the power button to `init`.
+const BY_NAME: &[&str] = &["xfs", "evdev"];
+
+/// How long the rest waits for the boot: a machine whose only way to the network
+/// is behind a bus of the rest must not wait long for it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The priority of a thread whose work gives way to all other.
+const LATER: i32 = 10;
+
+/// How soon a device is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Urgency {
+    /// Nothing goes on without: parameters and network.
+    Boot,
+    /// A person may press it at any moment, and the kernel forgets what nobody hears.
+    Person,
+    /// What a person looks at: its driver wipes the screen once.
+    Screen,
+    /// The rest.
+    Later,
+}
+
+fn urgency(alias: &str) -> Urgency {
+    // fw_cfg; network devices of virtio, of PCI (class 02) and of hypervisors.
+    let starts = ["virtio:d00000001v", "acpi:QEMU0002:", "vmbus:"];
+    let network = alias.starts_with("pci:") && alias.contains("bc02sc");
+    let power_buttons = ["acpi:LNXPWRBN:", "acpi:PNP0C0C:"];
+    let screen = alias.starts_with("virtio:d00000010v")
+        || (alias.starts_with("pci:") && alias.contains("bc03sc"));
+    if network || starts.iter().any(|start| alias.starts_with(start)) {
+        Urgency::Boot
+    } else if power_buttons.iter().any(|start| alias.starts_with(start)) {
+        Urgency::Person
+    } else if screen {
+        Urgency::Screen
+    } else {
+        Urgency::Later
+    }
+}
+
+/// Where the main loop puts what it hears.
+#[derive(Clone, Debug)]
+pub struct Coldplug {
+    queue: SyncSender<String>,
+    again: Arc<AtomicBool>,
+    over: Arc<AtomicBool>,
+}
+
+impl Coldplug {
+    /// Starts the thread. It writes what it has to say to `said`, a line each.
+    ///
+    /// # Errors
+    ///
+    /// When no thread can be started.
+    pub fn start(said: PipeWriter) -> io::Result<Self> {
+        let (queue, heard) = mpsc::sync_channel(QUEUE_MAX);
+        let again = Arc::new(AtomicBool::new(false));
+        let over = Arc::new(AtomicBool::new(false));
+        let mut worker = Worker { heard, again: Arc::clone(&again), over: Arc::clone(&over), said };
+        thread::Builder::new().name("modules".to_owned()).spawn(move || worker.run())?;
+        Ok(Self { queue, again, over })
+    }
+
+    /// A device with this modalias has appeared. Never blocks.
+    pub fn put(&self, alias: String) {
+        if let Err(TrySendError::Full(_)) = self.queue.try_send(alias) {
+            // The queue wakes the thread, which then looks at everything.
+            self.look_again();
+        }
+    }
+
+    /// Something was lost on the way: look at all devices.
+    pub fn look_again(&self) {
+        self.again.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// The boot is over: the rest need not wait any more.
+    pub fn boot_is_over(&self) {
+        self.over.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // An empty modalias fits nothing. A full queue wakes by itself.
+        self.queue.try_send(String::new()).ok();
+    }
+}
+
+struct Worker {
+    heard: Receiver<String>,
+    again: Arc<AtomicBool>,
+    over: Arc<AtomicBool>,
+    said: PipeWriter,
+}
+
+impl Worker {
+    fn run(&mut self) {
+        match Modules::of_running_kernel() {
+            Ok(mut modules) => self.first(&mut modules),
+            Err(error) => self.say(&format!("the system has no modules for this kernel: {error}")),
+        }
+        // The tables of the first pass are half a megabyte, and rarely needed again.
+        while let Ok(alias) = self.heard.recv() {
+            let mut aliases = BTreeSet::from([alias]);
+            while let Ok(alias) = self.heard.try_recv() {
+                aliases.insert(alias);
+            }
+            if self.again.swap(false, Ordering::AcqRel) {
+                aliases.extend(present());
+            }
+            if let Ok(mut modules) = Modules::of_running_kernel() {
+                self.load(&mut modules, &aliases);
+            }
+        }
+    }
+
+    fn first(&mut self, modules: &mut Modules) {
+        // The kernel links nothing before XFS, and `node` has the processor meanwhile.
+        sys::thread::set_priority(LATER);
+        let mut present = present();
+        let mut take = |wanted| {
+            let (taken, left) = present.iter().cloned().partition(|alias| urgency(alias) == wanted);
+            present = left;
+            taken
+        };
+        self.load(modules, &take(Urgency::Boot));
+        for name in BY_NAME {
+            self.one(modules, name);
+        }
+        self.load_undelayed(modules, &take(Urgency::Person));
+        let (screen, mut later) = (take(Urgency::Screen), take(Urgency::Later));
+        later.extend(self.until_the_boot_is_over(modules));
+        self.load(modules, &screen);
+        self.load(modules, &later);
+    }
+
+    /// Loads what is urgent as it appears, and returns what can wait.
+    fn until_the_boot_is_over(&mut self, modules: &mut Modules) -> BTreeSet<String> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut later = BTreeSet::new();
+        while !self.over.load(Ordering::Acquire) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Nobody sends any more when the trapdoor is open: its keys may need a driver.
+            let Ok(alias) = self.heard.recv_timeout(left) else { break };
+            match urgency(&alias) {
+                Urgency::Boot => self.load(modules, &BTreeSet::from([alias])),
+                Urgency::Person => self.load_undelayed(modules, &BTreeSet::from([alias])),
+                Urgency::Screen | Urgency::Later => drop(later.insert(alias)),
+            }
+        }
+        later
+    }
+
+    /// A driver that is put off halfway has shown the button and does not hear it.
+    fn load_undelayed(&mut self, modules: &mut Modules, aliases: &BTreeSet<String>) {
+        sys::thread::set_priority(0);
+        self.load(modules, aliases);
+        sys::thread::set_priority(LATER);
+    }
+
+    fn load(&mut self, modules: &mut Modules, aliases: &BTreeSet<String>) {
+        let aliases = aliases.iter().map(String::as_str).collect();
+        let found = match modules.find(&aliases) {
+            Ok(found) => found,
+            Err(error) => {
+                return self.say(&format!("cannot read which modules there are: {error}"));
+            }
+        };
+        let mut seen = BTreeSet::new();
+        for name in found.into_values().flatten() {
+            if seen.insert(name.clone()) {
+                self.one(modules, &name);
+            }
+        }
+    }
+
+    fn one(&mut self, modules: &mut Modules, name: &str) {
+        match modules.load(name) {
+            Ok(()) => {}
+            Err(error) if error.is_absence() => {}
+            Err(error) => {
+                let source = std::error::Error::source(&error).map(ToString::to_string);
+                self.say(&format!("{error}: {}", source.unwrap_or_default()));
+            }
+        }
+    }
+
+    fn say(&mut self, text: &str) {
+        // The reader is gone only when the machine ends.
+        self.said.write_all(format!("{text}\n").as_bytes()).ok();
+    }
+}
+
+/// The modaliases of all devices that are there.
+#[must_use]
+pub fn present() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut take = |path: &Path| {
+        if let Ok(text) = fs::read_to_string(path) {
+            found.insert(text.trim_end().to_owned());
+        }
+    };
+    for bus in entries("/sys/bus") {
+        for device in entries(bus.join("devices")) {
+            take(&device.join("modalias"));
+        }
+    }
+    for input in entries("/sys/class/input") {
+        take(&input.join("modalias"));
+    }
+    take(Path::new("/sys/devices/system/cpu/modalias"));
+    found.remove("");
+    found
+}
+
+fn entries(directory: impl AsRef<Path>) -> Vec<std::path::PathBuf> {
+    fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_power_button_is_heard_before_the_rest_is_there() {
+        assert_eq!(urgency("acpi:LNXPWRBN:"), Urgency::Person);
+        assert_eq!(urgency("acpi:PNP0C0C:"), Urgency::Person);
+        assert_eq!(
+            urgency("pci:v00001234d00001111sv00001AF4sd00001100bc03sc00i00"),
+            Urgency::Screen
+        );
+        assert!(Urgency::Boot < Urgency::Person && Urgency::Person < Urgency::Later);
+    }
+
+    #[test]
+    fn the_network_comes_before_the_rest() {
+        let soon = [
+            "virtio:d00000001v00001AF4",
+            "pci:v00008086d000010D3sv00008086sd00000000bc02sc00i00",
+            "acpi:QEMU0002:",
+        ];
+        assert!(soon.iter().all(|alias| urgency(alias) == Urgency::Boot));
+        let later = ["virtio:d00000002v00001AF4", "cpu:type:x86,ven0000fam0006"];
+        assert!(later.iter().all(|alias| urgency(alias) == Urgency::Later));
+    }
+}

@@ -1,0 +1,136 @@
+//! Loads modules beside stage 1: what the boot needs soon, and not for the root.
+//!
+//! The way to the system takes one module after another. On a machine with a
+//! second processor a thread uses the time for the largest module of a boot, the
+//! data partition's file system, and for what the ESP and the parameters need.
+//!
+//! ```text
+//! stage 1:  drivers --> disk --> verity's modules --> ESP --> root --+--> stage 2
+//! thread:   [ESP's file system] [fw_cfg] [xfs: checked | linked] ----+
+//!                                                  the modules' memory is given back
+//! ```
+//!
+//! The kernel checks signatures of several modules at once and links one at a
+//! time. XFS, whose thousands of functions take longest to link, comes last: while
+//! its signature is checked, stage 1 gets what it needs.
+//!
+//! No boot is over before XFS is linked, and everything else finds another moment:
+//! the thread goes before all others, or it would share its processor with the
+//! start of every service.
+//!
+//! Invariants:
+//! - Nobody depends on the thread: whoever needs a module asks for it too, waits
+//!   for it where it is on its way, and is the one who says why it can't be had.
+//!
+//! What this module does not do: drivers of devices (`stage1`, `coldplug`).
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+
+use super::modules::Modules;
+use polis_base::sys;
+
+/// The highest priority that is no real-time one.
+const FIRST: i32 = -20;
+
+/// What the thread is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// Load this module.
+    Load(&'static str),
+    /// Nobody else loads from the initramfs any more.
+    GiveBack,
+}
+
+/// The thread, as stage 1 knows it. Dropped, it leaves the modules where they
+/// are: a stage that failed may still need the driver of a keyboard.
+#[derive(Debug)]
+pub struct Early {
+    orders: Sender<Order>,
+}
+
+impl Early {
+    /// Starts the thread, which loads modules from `directory`.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such directory, or no thread can be started.
+    pub fn start(directory: &Path) -> io::Result<Self> {
+        let directory = File::open(directory)?;
+        let (orders, ordered) = mpsc::channel();
+        thread::Builder::new()
+            .name("early-modules".to_owned())
+            .spawn(move || run(&directory, &ordered))?;
+        Ok(Self { orders })
+    }
+
+    /// Loads `module` after those that were ordered before.
+    pub fn load(&self, module: &'static str) {
+        self.order(Order::Load(module));
+    }
+
+    /// Gives the initramfs's memory back when everything is loaded.
+    pub fn give_back(self) {
+        self.order(Order::GiveBack);
+    }
+
+    fn order(&self, order: Order) {
+        // The thread ends by a panic only, and then everything takes its turn.
+        self.orders.send(order).ok();
+    }
+}
+
+fn run(directory: &File, ordered: &Receiver<Order>) {
+    sys::thread::set_priority(FIRST);
+    // The root changes meanwhile, and no path leads to the initramfs any more.
+    let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+    let mut modules = Modules::open(&path);
+    while let Ok(order) = ordered.recv() {
+        match (order, &mut modules) {
+            // What is missing or refused is said by whoever can't do without.
+            (Order::Load(name), Ok(modules)) => drop(modules.load(name)),
+            (Order::Load(_), Err(_none)) => {}
+            (Order::GiveBack, _) => return remove(&path),
+        }
+    }
+}
+
+/// Gives the memory of the files back: they are nowhere else than in memory.
+fn remove(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        fs::remove_file(entry.path()).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the modules are still there after these orders.
+    fn are_kept(orders: &[Order]) -> bool {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("modules.dep");
+        fs::write(&file, "").unwrap();
+        let opened = File::open(directory.path()).unwrap();
+        let (sender, ordered) = mpsc::channel();
+        orders.iter().for_each(|order| sender.send(*order).unwrap());
+        drop(sender);
+        run(&opened, &ordered);
+        file.exists()
+    }
+
+    #[test]
+    fn the_modules_go_when_stage_1_is_over_and_stay_when_it_failed() {
+        assert!(!are_kept(&[Order::Load("none_such"), Order::GiveBack]));
+        assert!(are_kept(&[Order::Load("none_such")]));
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_an_error() {
+        assert!(Early::start(Path::new("/nowhere")).is_err());
+    }
+}

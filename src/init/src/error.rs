@@ -1,0 +1,197 @@
+//! Names what can stop a machine before `node` runs, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use polis_base::stage::Stage;
+use polis_base::sys::mount;
+use polis_base::trapdoor::{Code, Report, code};
+
+use super::command_line;
+
+/// Why stage 1 or the start of stage 2 ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file systems of the kernel.
+    #[error("cannot prepare the initramfs")]
+    Prepare(#[source] mount::Error),
+    /// What the kernel was told can't be read.
+    #[error("cannot read the kernel command line")]
+    ReadCommandLine(#[source] io::Error),
+    /// What the kernel was told is wrong.
+    #[error("this kernel was not started with what Polis needs")]
+    CommandLine(#[source] command_line::Error),
+    /// Nothing looks like a disk.
+    #[error("no disk has appeared within {} s", .waited.as_secs())]
+    NoDisk {
+        /// How long stage 1 waited.
+        waited: Duration,
+    },
+    /// There are disks, but not the one that the machine was started from.
+    #[error("no disk has the EFI system partition {esp} that this machine was started from, within {} s; disks: {disks}", .waited.as_secs())]
+    NoEsp {
+        /// The partition.
+        esp: String,
+        /// What there is.
+        disks: String,
+        /// How long stage 1 waited.
+        waited: Duration,
+    },
+    /// Neither firmware nor command line says where the machine was started from.
+    #[error("neither the firmware nor the kernel command line names the EFI system partition")]
+    EspUnknown,
+    /// The disk is there, the system is not.
+    #[error("disk {disk} has no partition {partition}")]
+    NoSystem {
+        /// The disk.
+        disk: String,
+        /// The partition.
+        partition: &'static str,
+    },
+    /// The device mapper refused.
+    #[error("cannot set up the verification of {partition} ({device})")]
+    Verity {
+        /// The partition.
+        partition: &'static str,
+        /// Its device.
+        device: PathBuf,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// A block is not what it was when the image was made.
+    #[error(
+        "{partition} ({device}) is damaged: {kind} block {block} is not what the image was made with"
+    )]
+    Corrupt {
+        /// The partition.
+        partition: &'static str,
+        /// Its device.
+        device: PathBuf,
+        /// `data` or `metadata`.
+        kind: String,
+        /// Blocks of 4096 bytes from the start of the partition.
+        block: u64,
+    },
+    /// The system can't be mounted, though it is whole as far as it was read.
+    #[error("cannot mount the system from {partition} ({device})")]
+    MountSystem {
+        /// The partition.
+        partition: &'static str,
+        /// Its device.
+        device: PathBuf,
+        /// What the kernel says.
+        source: mount::Error,
+    },
+    /// The system does not become the root.
+    #[error("cannot switch to the system: {step}")]
+    Switch {
+        /// What was done.
+        step: &'static str,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// A file system that `node` can't do without.
+    #[error("cannot build the tree of file systems")]
+    Tree(#[source] mount::Error),
+    /// `node` can't be started.
+    #[error("cannot start {program}")]
+    StartNode {
+        /// Its file.
+        program: &'static str,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// Something that `init` itself needs.
+    #[error("cannot {what}")]
+    Own {
+        /// What it needs it for.
+        what: &'static str,
+        /// What the kernel says.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    fn code(&self) -> Code {
+        match self {
+            Self::Prepare(_) => code::INITRAMFS_PREPARATION,
+            Self::ReadCommandLine(_) | Self::CommandLine(_) => code::COMMAND_LINE_INVALID,
+            Self::NoDisk { .. } => code::DISK_ABSENT,
+            Self::NoEsp { .. } | Self::EspUnknown => code::ESP_ABSENT,
+            Self::NoSystem { .. } => code::SYSTEM_ABSENT,
+            Self::Verity { source, .. } => code::VERITY_REFUSED.with_detail(detail(source)),
+            Self::Corrupt { .. } => code::SYSTEM_DAMAGED,
+            Self::MountSystem { .. } => code::SYSTEM_UNMOUNTABLE,
+            Self::Switch { source, .. } => code::SWITCH_FAILED.with_detail(detail(source)),
+            Self::Tree(_) => code::TREE_INCOMPLETE,
+            Self::StartNode { source, .. } => code::NODE_NOT_STARTED.with_detail(detail(source)),
+            Self::Own { source, .. } => code::INIT_IMPAIRED.with_detail(detail(source)),
+        }
+    }
+
+    fn stage(&self) -> Stage {
+        match self {
+            Self::Tree(_) | Self::StartNode { .. } | Self::Own { .. } => Stage::System,
+            _ => Stage::Initramfs,
+        }
+    }
+
+    /// What the person in front of the machine should do.
+    #[must_use]
+    pub fn next(&self) -> &'static str {
+        match self {
+            Self::Prepare(_) | Self::Switch { .. } | Self::Own { .. } => {
+                "Reboot. If it comes back, the image must be written to the disk again, which begins the machine anew."
+            }
+            Self::ReadCommandLine(_) | Self::CommandLine(_) => {
+                "Start the machine from EFI/BOOT/BOOTX64.EFI of the image, or with the command line of its manifest."
+            }
+            Self::NoDisk { .. } => {
+                "Check that a disk is connected and that its controller is switched on in the firmware; if so, this kernel has no driver for it."
+            }
+            Self::NoEsp { .. } | Self::EspUnknown => {
+                "Check that the disk that the machine was started from is still connected, or write the image to it, which begins the machine anew."
+            }
+            Self::NoSystem { .. } => {
+                "Restore the partition table. The image, written to the disk again, begins the machine anew."
+            }
+            Self::Verity { .. } | Self::MountSystem { .. } => {
+                "Write the system partition of the same image again. All of the image would begin the machine anew."
+            }
+            Self::Corrupt { .. } => {
+                "Check the disk, which may be failing, and write the system partition of the same image again. All of the image would begin the machine anew."
+            }
+            Self::Tree(_) | Self::StartNode { .. } => {
+                "Reboot. If it comes back, write the system partition of the same image again; all of the image would begin the machine anew."
+            }
+        }
+    }
+
+    /// The error as a report for the trapdoor.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        Report::from_error(self.code(), self.stage(), self, self.next())
+    }
+}
+
+/// The error number, where there is one.
+pub(super) fn detail(error: &io::Error) -> u16 {
+    error.raw_os_error().and_then(|number| u16::try_from(number).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_told_to_write_over_the_esp_for_the_sake_of_the_system() {
+        let damaged = Error::Corrupt {
+            partition: "POLIS-SYSTEM-A",
+            device: PathBuf::from("/dev/vda2"),
+            kind: "data".to_owned(),
+            block: 7,
+        };
+        assert!(damaged.next().contains("write the system partition of the same image again"));
+    }
+}

@@ -1,0 +1,544 @@
+//! Shows a failure on every terminal until someone or the countdown ends it.
+//!
+//! ```text
+//!  report --> serial line --> ESP --> end of every process --> screens
+//!                                                                 |
+//!  [counting down] --H--> [held]            R, P, button ---------+--> end
+//!        |                                                        |
+//!        +--- the time is up, and the count of it is on the ESP --+
+//! ```
+//!
+//! Where the recovery key of the disk would help, `U` asks for it, on the terminal
+//! where it was pressed, and stops the countdown; with a key the vigil is over and
+//! `node` is started again.
+//!
+//! Invariants:
+//! - The first thing that happens is the event line: whatever fails after it,
+//!   someone knows.
+//! - A recovery key that is typed is neither kept nor logged. Screens show it, the
+//!   serial port shows a star for each character: what is sent there is recorded.
+//! - Without a count on the ESP the machine holds.
+//! - The watchdog is petted: a machine that holds is not reset.
+//!
+//! What this module does not do: decide how often (`attempts`) or draw
+//! (`polis_tui::guru`).
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use polis_tui::Command;
+use polis_tui::guru::{self, Guru, View};
+use polis_tui::keys::{Key, Parser};
+use rustix::process::Signal;
+use zeroize::Zeroizing;
+
+use polis_base::recovery;
+use polis_base::serial::{EventLine, Severity};
+use polis_base::stage::Stage;
+use polis_base::sys::poll::{self, Interest};
+use polis_base::sys::reboot::Reason;
+use polis_base::sys::{clock, vt};
+use polis_base::trapdoor::{Report, UNLOCK};
+
+use super::attempts::{Ledger, REBOOTS_MAX, number_line};
+use super::machine::{Identity, Machine, reap};
+use super::port;
+use super::screen::{LOOK, SILENCE, Screen};
+
+/// The border blinks twice a second.
+const PHASE: Duration = Duration::from_millis(500);
+
+/// What happens if nobody does anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Vigil {
+    /// The machine reboots then.
+    Until(Duration),
+    /// Nothing, because someone asked for it.
+    Held,
+    /// Nothing, because it happened too often.
+    Exhausted,
+    /// Nothing, because it can't be counted how often.
+    Uncounted,
+}
+
+impl Vigil {
+    fn countdown(self, now: Duration) -> guru::Countdown {
+        match self {
+            Self::Until(end) => {
+                // Rounded up: the last thing that is shown is a 1.
+                let left = end.saturating_sub(now) + Duration::from_millis(999);
+                let seconds = u32::try_from(left.as_secs()).unwrap_or(u32::MAX);
+                guru::Countdown::Reboot { seconds }
+            }
+            Self::Held => guru::Countdown::Held,
+            Self::Exhausted => guru::Countdown::Exhausted,
+            Self::Uncounted => guru::Countdown::Uncounted,
+        }
+    }
+
+    fn is_over(self, now: Duration) -> bool {
+        matches!(self, Self::Until(end) if now >= end)
+    }
+
+    /// What a person's command makes of it: a new vigil, or the end.
+    fn command(self, command: Command) -> Result<Self, Reason> {
+        match (self, command) {
+            (_, Command::Reboot) => Err(Reason::Reboot),
+            (_, Command::PowerOff) => Err(Reason::PowerOff),
+            (Self::Until(_), Command::Hold) => Ok(Self::Held),
+            (vigil, Command::Hold | Command::Redraw | Command::Unlock | Command::Leave) => {
+                Ok(vigil)
+            }
+        }
+    }
+}
+
+/// What is to happen after the vigil.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// The machine is to end.
+    End(Reason),
+    /// `node` is to try again with this recovery key.
+    Unlock(recovery::Text),
+}
+
+/// Whether the kernel explains it: adds what its log says to the causes.
+fn explain(machine: &mut Machine, report: &mut Report) {
+    machine.investigate();
+    let Some((system, kind, block)) = machine.damage() else { return };
+    let text = format!(
+        "the kernel found {} ({}) damaged: {kind} block {block}",
+        system.partition,
+        system.device.display()
+    );
+    let known = format!("block {block}");
+    if !report.causes.iter().any(|cause| cause.contains(&known)) {
+        report.causes.push(text);
+    }
+}
+
+/// Shows `report` until somebody or the time wants something else, and returns what.
+pub fn meditate(machine: &mut Machine, mut report: Report) -> Wish {
+    report.tried.append(&mut machine.tried);
+    explain(machine, &mut report);
+    // What led here, without what is said about it now.
+    let log: Vec<String> = machine.port.kept().map(str::to_owned).collect();
+    // In case a screen is drawn there, the line starts on a line of its own.
+    machine.port.mute(false);
+    machine.port.line("");
+    announce(machine, &report);
+    let ledger = remember(machine, &report, &log);
+    let attempt = ledger.as_ref().map_or(1, |ledger| ledger.reboots.saturating_add(1));
+    let mut vigil = match ledger.as_ref().map(Ledger::rebooting) {
+        Some(Some(_counted)) => Vigil::Until(clock::uptime() + machine.countdown),
+        Some(None) => Vigil::Exhausted,
+        None => Vigil::Uncounted,
+    };
+    say_what_comes(machine, vigil, attempt);
+    if report.unlock {
+        let text = "the disk is locked; U asks for its recovery key";
+        machine.port.log(Severity::Info, text);
+    }
+    machine.end_processes();
+    // Without a screen there is nothing to turn to.
+    vt::activate(1).ok();
+    let mut screens = Screens::default();
+    let mut shown = shown(machine, &report, attempt, log);
+    let mut line = Line::new(machine);
+    loop {
+        let now = clock::uptime();
+        if vigil.is_over(now) {
+            match count(machine, ledger.as_ref()) {
+                Ok(()) => return Wish::End(Reason::Reboot),
+                Err(error) => {
+                    let text = format!("holding, since the reboot can't be counted: {error}");
+                    machine.port.log(Severity::Error, &text);
+                    vigil = Vigil::Uncounted;
+                }
+            }
+        }
+        shown.countdown = vigil.countdown(now);
+        let phase = (now.as_millis() / PHASE.as_millis()).is_multiple_of(2);
+        screens.draw(machine, &shown, phase, now);
+        wait(machine, &screens.open, until_next(now));
+        machine.pet();
+        machine.hear();
+        machine.port.flush();
+        reap();
+        if let Some(reason) = wished(machine) {
+            return Wish::End(reason);
+        }
+        let (commands, typed) = heard(machine, &mut screens.open, &mut line, &shown);
+        if let Some(key) = typed {
+            return Wish::Unlock(key);
+        }
+        for command in commands {
+            let before = vigil;
+            match vigil.command(command) {
+                Ok(next) => vigil = next,
+                Err(reason) => return Wish::End(reason),
+            }
+            if vigil != before {
+                machine.port.log(Severity::Info, "holding, as asked; R reboots, P powers off");
+            }
+        }
+    }
+}
+
+fn announce(machine: &mut Machine, report: &Report) {
+    // `node` has said so of its own stages.
+    if matches!(report.stage, Stage::Kernel | Stage::Initramfs | Stage::System) {
+        machine.failed(report.stage);
+    }
+    let line = EventLine::new("guru")
+        .field("code", report.code)
+        .field("stage", report.stage)
+        .field("cause", report.cause())
+        .field("next", &report.next);
+    let line = if report.unlock { line.field(UNLOCK, "yes") } else { line };
+    machine.port.insist(line);
+    for line in body(report).lines() {
+        machine.port.log(Severity::Fatal, line);
+    }
+}
+
+/// Puts the report on the ESP. Returns the ledger if it is there, too.
+fn remember(machine: &mut Machine, report: &Report, log: &[String]) -> Option<Ledger> {
+    let Some(store) = machine.attempts.clone() else {
+        let text = "the ESP is not mounted: this failure is not kept, and attempts are not counted";
+        machine.port.log(Severity::Warning, text);
+        return None;
+    };
+    let uptime = clock::uptime();
+    let kept = store.load().and_then(|ledger| {
+        let text = text(report, &machine.identity, ledger.sequence, uptime, log);
+        let summary = format!("{} {}", report.code, report.cause());
+        let (ledger, name) = ledger.failed(&summary);
+        store.write(&name, text.as_bytes())?;
+        store.save(&ledger)?;
+        Ok(ledger)
+    });
+    match kept {
+        Ok(ledger) => Some(ledger),
+        Err(error) => {
+            let text = format!("cannot keep this failure on the ESP: {error}");
+            machine.port.log(Severity::Error, &text);
+            None
+        }
+    }
+}
+
+/// Counts the reboot that comes now.
+fn count(machine: &Machine, ledger: Option<&Ledger>) -> std::io::Result<()> {
+    let lost = || std::io::Error::other("there is no count");
+    let ledger = ledger.and_then(Ledger::rebooting).ok_or_else(lost)?;
+    machine.attempts.as_ref().ok_or_else(lost)?.save(&ledger)
+}
+
+fn say_what_comes(machine: &mut Machine, vigil: Vigil, attempt: u32) {
+    let boots = REBOOTS_MAX + 1;
+    let text = match vigil {
+        Vigil::Until(_) => format!(
+            "boot {attempt} of {boots} that failed in a row; rebooting in {} s; \
+             H holds, R reboots, P powers off, L shows the log",
+            machine.countdown.as_secs()
+        ),
+        Vigil::Held | Vigil::Exhausted => format!(
+            "boot {attempt} of {boots} that failed in a row; holding; R reboots, P powers off, \
+             L shows the log"
+        ),
+        Vigil::Uncounted => "holding, since failed boots can't be counted; R reboots, \
+             P powers off, L shows the log"
+            .to_owned(),
+    };
+    machine.port.log(Severity::Info, &text);
+}
+
+/// The report as lines for people.
+fn body(report: &Report) -> String {
+    let mut text = String::new();
+    let list = [("cause", &report.causes), ("tried", &report.tried)];
+    writeln!(text, "GURU MEDITATION {} in stage {}", report.code, report.stage).ok();
+    for (name, lines) in list {
+        for line in lines {
+            writeln!(text, "{name}: {line}").ok();
+        }
+    }
+    writeln!(text, "next: {}", report.next).ok();
+    text
+}
+
+/// The file on the ESP.
+fn text(
+    report: &Report,
+    identity: &Identity,
+    sequence: u64,
+    uptime: Duration,
+    log: &[String],
+) -> String {
+    let Identity { version, image, slot } = identity;
+    let seconds = uptime.as_secs_f64();
+    let mut text = body(report);
+    writeln!(text, "{}", number_line(sequence)).ok();
+    writeln!(text, "version: {version}\nimage: {image}\nslot: {slot}").ok();
+    writeln!(text, "uptime: {seconds:.3}\n\nlog:").ok();
+    for line in log {
+        writeln!(text, "{line}").ok();
+    }
+    text
+}
+
+fn shown(machine: &Machine, report: &Report, attempt: u32, log: Vec<String>) -> Guru {
+    Guru {
+        code: report.code.to_string(),
+        stage: report.stage.to_string(),
+        causes: report.causes.clone(),
+        tried: report.tried.clone(),
+        next: report.next.clone(),
+        log,
+        version: machine.identity.version.clone(),
+        image: machine.identity.image.clone(),
+        attempt,
+        attempts_max: REBOOTS_MAX + 1,
+        countdown: guru::Countdown::Held,
+        unlock: report.unlock,
+    }
+}
+
+/// The terminals with the picture on them.
+#[derive(Default)]
+struct Screens {
+    open: Vec<Screen>,
+    /// Those of which it was said that they are not there.
+    said: BTreeSet<String>,
+    /// When it is looked for those that are missing.
+    look: Duration,
+}
+
+impl Screens {
+    fn draw(&mut self, machine: &mut Machine, shown: &Guru, phase: bool, now: Duration) {
+        if now >= self.look {
+            self.look = now + LOOK;
+            for (name, error) in Screen::open_missing(&machine.terminals, &mut self.open, now) {
+                let text = format!("no screen on {name}: {error}");
+                if self.said.insert(name) {
+                    machine.port.log(Severity::Warning, &text);
+                }
+            }
+        }
+        // A terminal that is gone shows nothing; the others do, and it may be back.
+        self.open.retain_mut(|screen| screen.draw(shown, phase, now).is_ok());
+    }
+}
+
+/// Until the border or the countdown changes.
+fn until_next(now: Duration) -> Duration {
+    let phase = PHASE.as_nanos();
+    Duration::from_nanos(u64::try_from(phase - now.as_nanos() % phase).unwrap_or(1))
+}
+
+fn wait(machine: &Machine, screens: &[Screen], time: Duration) {
+    let mut waited = Vec::new();
+    for screen in screens {
+        waited.push((screen.as_fd(), Interest::Read));
+        if screen.is_behind() {
+            waited.push((screen.as_fd(), Interest::Write));
+        }
+    }
+    waited.extend(machine.port.keys().map(|keys| (keys, Interest::Read)));
+    waited.extend(machine.port.waiting().map(|port| (port, Interest::Write)));
+    waited.extend(machine.signals.iter().map(|signals| (signals.as_fd(), Interest::Read)));
+    waited.extend(machine.buttons.iter().map(|button| (button.as_fd(), Interest::Read)));
+    waited.extend(machine.uevents.iter().map(|uevents| (uevents.as_fd(), Interest::Read)));
+    poll::wait(&waited, Some(time)).ok();
+}
+
+/// What the button, Ctrl-Alt-Del or a signal asks for.
+fn wished(machine: &mut Machine) -> Option<Reason> {
+    if machine.buttons.pressed() {
+        return Some(Reason::PowerOff);
+    }
+    machine.received().into_iter().find_map(reason_of)
+}
+
+/// What a signal to process 1 asks for.
+#[must_use]
+pub fn reason_of(signal: i32) -> Option<Reason> {
+    let reboot = [Signal::INT, Signal::TERM];
+    let power_off = [Signal::USR2, Signal::POWER];
+    if reboot.iter().any(|one| one.as_raw() == signal) {
+        Some(Reason::Reboot)
+    } else {
+        power_off.iter().any(|one| one.as_raw() == signal).then_some(Reason::PowerOff)
+    }
+}
+
+/// Takes in what was typed anywhere: commands, and a recovery key if one is whole.
+fn heard(
+    machine: &mut Machine,
+    screens: &mut Vec<Screen>,
+    line: &mut Line,
+    shown: &Guru,
+) -> (Vec<Command>, Option<recovery::Text>) {
+    let (mut commands, mut typed) = (Vec::new(), None);
+    let now = clock::uptime();
+    screens.retain_mut(|screen| {
+        let Ok(asked) = screen.commands(shown, now) else { return false };
+        if asked.contains(&Command::Unlock) {
+            typed = screen.take_typed();
+        }
+        // A screen that shows something else than it should is drawn anew.
+        if asked.contains(&Command::Redraw) {
+            screen.clear();
+        }
+        commands.extend(asked);
+        true
+    });
+    let asked = line.commands(machine, shown);
+    if asked.contains(&Command::Unlock) {
+        typed = line.view.take_typed();
+    }
+    commands.extend(asked);
+    // The prompt takes only what a text may have.
+    (commands, typed.and_then(|typed| recovery::Text::new(typed.as_bytes()).ok()))
+}
+
+/// Whoever sits at the other end of the serial port: no screen, but keys.
+struct Line {
+    view: View,
+    parser: Parser,
+    heard: Duration,
+    /// Where a screen is drawn on the port, its keys are the screen's.
+    listens: bool,
+}
+
+impl Line {
+    fn new(machine: &Machine) -> Self {
+        let drawn_on = machine.terminals.iter().any(|name| port::PATH.ends_with(name));
+        Self {
+            view: View::default(),
+            parser: Parser::default(),
+            heard: Duration::ZERO,
+            listens: !drawn_on,
+        }
+    }
+
+    fn commands(&mut self, machine: &mut Machine, shown: &Guru) -> Vec<Command> {
+        if !self.listens {
+            return Vec::new();
+        }
+        let typed = Zeroizing::new(machine.port.typed());
+        let now = clock::uptime();
+        let mut keys = self.parser.feed(&typed);
+        if !typed.is_empty() {
+            self.heard = now;
+        } else if now >= self.heard + SILENCE {
+            keys.extend(self.parser.idle());
+        }
+        keys.into_iter().filter_map(|key| self.key(machine, key, shown)).collect()
+    }
+
+    fn key(&mut self, machine: &mut Machine, key: Key, shown: &Guru) -> Option<Command> {
+        let before = self.view.asks();
+        if let (None, Key::Char('l' | 'L')) = (before, key) {
+            for line in &shown.log {
+                machine.port.line(&format!("  {line}"));
+            }
+            return None;
+        }
+        let command = self.view.key(key, shown);
+        match (before, self.view.asks()) {
+            (None, Some(_)) => machine.port.log(
+                Severity::Info,
+                "type the recovery key; Enter opens the disk, Esc goes back; a star stands for \
+                 each character",
+            ),
+            // The log goes on below.
+            (Some(_), None) => machine.port.echo("\n"),
+            (Some(_), Some(_)) if command.is_some() => machine.port.echo("\n"),
+            (Some(had), Some(has)) if has > had => machine.port.echo(&"*".repeat(has - had)),
+            (Some(had), Some(has)) => machine.port.echo(&"\x08 \x08".repeat(had - has)),
+            (None, None) => {}
+        }
+        command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polis_base::trapdoor::code;
+
+    #[test]
+    fn the_countdown_ends_at_its_time_and_shows_one_before() {
+        let end = Duration::from_secs(70);
+        let vigil = Vigil::Until(end);
+        let before = end - Duration::from_millis(1);
+        assert_eq!(vigil.countdown(before), guru::Countdown::Reboot { seconds: 1 });
+        assert_eq!(
+            vigil.countdown(Duration::from_secs(10)),
+            guru::Countdown::Reboot { seconds: 60 }
+        );
+        assert!(!vigil.is_over(before));
+        assert!(vigil.is_over(end));
+    }
+
+    #[test]
+    fn a_held_machine_waits_for_ever_and_still_takes_a_command() {
+        let held = Vigil::Until(Duration::ZERO).command(Command::Hold).unwrap();
+        assert_eq!(held, Vigil::Held);
+        assert!(!held.is_over(Duration::MAX));
+        assert_eq!(held.command(Command::Reboot), Err(Reason::Reboot));
+        let exhausted = Vigil::Exhausted.command(Command::Hold).unwrap();
+        assert_eq!(exhausted, Vigil::Exhausted);
+        assert_eq!(exhausted.command(Command::PowerOff), Err(Reason::PowerOff));
+    }
+
+    #[test]
+    fn a_machine_that_cannot_count_says_so_and_not_that_somebody_asked() {
+        let now = Duration::from_secs(10);
+        assert_eq!(Vigil::Uncounted.countdown(now), guru::Countdown::Uncounted);
+        assert_eq!(Vigil::Held.countdown(now), guru::Countdown::Held);
+        assert_eq!(Vigil::Exhausted.countdown(now), guru::Countdown::Exhausted);
+    }
+
+    #[test]
+    fn the_file_says_what_happened_and_to_what() {
+        let report = Report {
+            code: code::NODE_KILLED.with_detail(9),
+            stage: Stage::System,
+            causes: vec!["node was killed".to_owned(), "by signal 9".to_owned()],
+            tried: vec!["storage".to_owned()],
+            next: "Reboot.".to_owned(),
+            unlock: false,
+        };
+        let identity =
+            Identity { version: "0.1.0".to_owned(), image: "abc".to_owned(), slot: "A".to_owned() };
+        let log = ["last line".to_owned()];
+        let text = text(&report, &identity, 12, Duration::from_millis(9412), &log);
+        insta::assert_snapshot!(text, @r"
+        GURU MEDITATION #0302.0009 in stage system
+        cause: node was killed
+        cause: by signal 9
+        tried: storage
+        next: Reboot.
+        number: 12
+        version: 0.1.0
+        image: abc
+        slot: A
+        uptime: 9.412
+
+        log:
+        last line
+        ");
+    }
+
+    #[test]
+    fn signals_that_ask_for_an_end_are_told_apart() {
+        assert_eq!(reason_of(Signal::INT.as_raw()), Some(Reason::Reboot));
+        assert_eq!(reason_of(Signal::POWER.as_raw()), Some(Reason::PowerOff));
+        assert_eq!(reason_of(Signal::CHILD.as_raw()), None);
+    }
+}

@@ -1,0 +1,172 @@
+//! What `init` is made of: process 1, from the initramfs to the last line.
+//!
+//! ```text
+//! stage1 --> stage2 --> node runs --+--> off
+//!   |          |         ^          |
+//!   |          |         +-- key ---|--+
+//!   +----------+---- report --------+--> guru --> off
+//! ```
+//!
+//! `init` is synchronous and single-threaded but for the loading of modules. It
+//! is one process from the initramfs on: its program stays in memory, so it is
+//! still there when the disk is not.
+//!
+//! Invariants:
+//! - Only [`off`] ends the machine, and only `init` calls it.
+//! - Every failure, even a panic of `init` itself, is said on the serial line.
+//!
+//! What this module does not do: anything that `node` can.
+
+pub mod alias;
+pub mod attempts;
+pub mod buttons;
+pub mod coldplug;
+pub mod command_line;
+pub mod disk;
+pub mod early;
+pub mod error;
+pub mod evidence;
+pub mod gpt;
+pub mod guru;
+pub mod heartbeat;
+pub mod life;
+pub mod machine;
+pub mod modprobe;
+pub mod modules;
+pub mod mounts;
+pub mod node;
+pub mod off;
+pub mod port;
+pub mod relay;
+pub mod screen;
+pub mod stage1;
+pub mod stage2;
+pub mod threads;
+
+use std::io::Write as _;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use polis_base::serial::{Severity, log_line};
+use polis_base::stage::Stage;
+use polis_base::sys::{clock, poll};
+use polis_base::trapdoor::{Report, code};
+
+use self::guru::Wish;
+use self::machine::Machine;
+use self::stage2::End;
+
+/// What the last panic said, for the report.
+static PANIC: Mutex<Option<String>> = Mutex::new(None);
+
+/// The program `init`: process 1, or `modprobe` when the kernel asks for a module.
+#[must_use]
+pub fn main(mut arguments: impl Iterator<Item = String>) -> ExitCode {
+    let name = arguments.next().unwrap_or_default();
+    if Path::new(&name).file_name().is_some_and(|name| name == "modprobe") {
+        return match modprobe::run(arguments) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(lines) => complain(&lines),
+        };
+    }
+    if !rustix::process::getpid().is_init() {
+        return complain(&["this program is process 1 of a machine, and nothing else".to_owned()]);
+    }
+    panic::set_hook(Box::new(|info| note_panic(&info.to_string())));
+    live()
+}
+
+fn complain(lines: &[String]) -> ExitCode {
+    for line in lines {
+        // Nobody reads what can't be written.
+        writeln!(std::io::stderr(), "error: {line}").ok();
+    }
+    ExitCode::FAILURE
+}
+
+/// The life of process 1.
+fn live() -> ! {
+    let mut machine = Machine::default();
+    let end = guarded(&mut machine, |machine| {
+        let ended = if Path::new(stage1::MARK).exists() {
+            stage1::run(machine).and_then(|start| stage2::run(machine, start))
+        } else {
+            Err(error::Error::Own {
+                what: "start outside of the initramfs",
+                source: std::io::ErrorKind::Unsupported.into(),
+            })
+        };
+        ended.unwrap_or_else(|error| End::Guru(error.report()))
+    });
+    let mut end = end.unwrap_or_else(|text| End::Guru(panicked(text)));
+    let reason = loop {
+        let report = match end {
+            End::Off(reason) => break reason,
+            End::Guru(report) => report,
+        };
+        let key = match guarded(&mut machine, |machine| guru::meditate(machine, report)) {
+            Ok(Wish::End(reason)) => break reason,
+            Ok(Wish::Unlock(key)) => key,
+            Err(text) => hold(&mut machine, &text),
+        };
+        let again = guarded(&mut machine, |machine| stage2::again(machine, &key));
+        end = match again {
+            Ok(ended) => ended.unwrap_or_else(|error| End::Guru(error.report())),
+            Err(text) => End::Guru(panicked(text)),
+        };
+    };
+    let ended = guarded(&mut machine, |machine| off::end(machine, reason));
+    hold(&mut machine, &ended.err().unwrap_or_default())
+}
+
+/// Runs `work`; what a panic said is its error.
+fn guarded<T>(machine: &mut Machine, work: impl FnOnce(&mut Machine) -> T) -> Result<T, String> {
+    // Whatever state the panic left behind is only read for the report.
+    panic::catch_unwind(AssertUnwindSafe(|| work(machine))).map_err(|_payload| {
+        PANIC.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
+    })
+}
+
+/// Says what panicked at once, on whatever there is.
+fn note_panic(text: &str) {
+    let line = log_line(clock::uptime(), Severity::Fatal, "init", text);
+    for path in [port::PATH, "/dev/kmsg"] {
+        if let Ok(mut file) = std::fs::File::options().write(true).open(path) {
+            file.write_all(format!("{line}\n").as_bytes()).ok();
+        }
+    }
+    *PANIC.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.to_owned());
+}
+
+fn panicked(text: String) -> Report {
+    Report {
+        code: code::INIT_PANICKED,
+        stage: Stage::System,
+        causes: vec!["init, the first process, has a bug".to_owned(), text],
+        tried: Vec::new(),
+        next: "Reboot. If it comes back, report it with the file from polis/guru/ of the EFI \
+               system partition."
+            .to_owned(),
+        unlock: false,
+    }
+}
+
+/// Holds the machine when even the guru meditation failed. Ctrl-Alt-Del resets it.
+fn hold(machine: &mut Machine, text: &str) -> ! {
+    let line = polis_base::serial::EventLine::new("guru")
+        .field("code", code::INIT_PANICKED)
+        .field("stage", Stage::System)
+        .field("cause", text)
+        .field("next", "Reset the machine.");
+    machine.port.insist(line);
+    rustix::system::reboot(rustix::system::RebootCommand::CadOn).ok();
+    loop {
+        machine.pet();
+        machine::reap();
+        machine.port.flush();
+        poll::sleep(Duration::from_secs(1));
+    }
+}

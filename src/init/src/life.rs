@@ -1,0 +1,231 @@
+//! Decides what `init` does about what happens to `node`.
+//!
+//! Pure: the main loop in `stage2` turns descriptors into events and carries
+//! the effects out.
+//!
+//! ```text
+//!             ask (button, Ctrl-Alt-Del, signal)
+//! [Running] ------------------------------------> [Stopping until deadline]
+//!    |  |                                             | off, node's end, deadline
+//!    |  +-- off ----------------------------------> [Over: off]
+//!    +----- guru, node's end, its silence --------> [Over: guru]
+//! ```
+//!
+//! Invariants:
+//! - `node` never ends without a consequence.
+//! - Once someone asked for the end, the machine ends: no failure on the way
+//!   opens the trapdoor any more.
+
+use std::time::Duration;
+
+use polis_base::sys::reboot::Reason;
+use polis_base::sys::spawn::Ended;
+use polis_base::trapdoor::Report;
+
+/// How long `node` may take to stop everything in order.
+pub const STOP_DEADLINE: Duration = Duration::from_secs(30);
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// `node` says that this boot is good.
+    Ready,
+    /// `node` has stopped everything and asks for the machine's end.
+    Off(Reason),
+    /// `node` can't go on.
+    Guru(Report),
+    /// `node` is gone.
+    NodeEnded(Ended),
+    /// `node` has given no sign of life for so long.
+    Hung(Duration),
+    /// A person or a signal asks for the machine's end.
+    Asked(Reason),
+    /// Time has passed.
+    Tick,
+}
+
+/// What the machine is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// `node` runs.
+    Running,
+    /// `node` was asked to stop.
+    Stopping {
+        /// Why.
+        reason: Reason,
+        /// Seconds since the kernel started at which it has had its time.
+        deadline: Duration,
+    },
+    /// Nothing more happens here.
+    Over(Outcome),
+}
+
+/// How it ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// In order.
+    Off(Reason),
+    /// By a report.
+    Guru(Report),
+    /// `node` ended without a word.
+    Death(Ended),
+    /// `node` hangs.
+    Hung(Duration),
+}
+
+/// What must be done now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Forget the failed attempts.
+    Forgive,
+    /// Ask `node` to stop.
+    AskToStop(Reason),
+    /// Say something in the log.
+    Warn(String),
+}
+
+impl State {
+    /// What the machine does after `event`, which happened at `now`.
+    #[must_use]
+    pub fn step(self, event: Event, now: Duration) -> (Self, Vec<Effect>) {
+        match (self, event) {
+            (Self::Running, Event::Ready) => (Self::Running, vec![Effect::Forgive]),
+            (Self::Running, Event::Off(reason)) => over(Outcome::Off(reason)),
+            (Self::Running, Event::Guru(report)) => over(Outcome::Guru(report)),
+            (Self::Running, Event::NodeEnded(ended)) => over(Outcome::Death(ended)),
+            (Self::Running, Event::Hung(silent)) => over(Outcome::Hung(silent)),
+            (Self::Running, Event::Asked(reason)) => {
+                let deadline = now + STOP_DEADLINE;
+                (Self::Stopping { reason, deadline }, vec![Effect::AskToStop(reason)])
+            }
+            (Self::Running, Event::Tick) => (Self::Running, Vec::new()),
+            (Self::Stopping { reason, .. }, Event::Off(_) | Event::NodeEnded(_)) => {
+                over(Outcome::Off(reason))
+            }
+            (Self::Stopping { reason, .. }, Event::Guru(report)) => {
+                let text = format!("node failed while it stopped: {}", report.cause());
+                (Self::Over(Outcome::Off(reason)), vec![Effect::Warn(text)])
+            }
+            (Self::Stopping { reason, deadline }, Event::Tick) if now >= deadline => {
+                let text = format!("node has not stopped within {} s", STOP_DEADLINE.as_secs());
+                (Self::Over(Outcome::Off(reason)), vec![Effect::Warn(text)])
+            }
+            // The first wish counts: a second press of the button is impatience.
+            // Nobody beats any more while everything stops: its own deadline holds.
+            (
+                stopping @ Self::Stopping { .. },
+                Event::Tick | Event::Asked(_) | Event::Ready | Event::Hung(_),
+            ) => (stopping, Vec::new()),
+            (done @ Self::Over(_), _) => (done, Vec::new()),
+        }
+    }
+
+    /// When time alone changes something.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        match self {
+            Self::Stopping { deadline, .. } => Some(*deadline),
+            Self::Running | Self::Over(_) => None,
+        }
+    }
+}
+
+fn over(outcome: Outcome) -> (State, Vec<Effect>) {
+    (State::Over(outcome), Vec::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use polis_base::stage::Stage;
+    use polis_base::trapdoor::code;
+
+    const NOW: Duration = Duration::from_secs(100);
+
+    fn report() -> Report {
+        Report {
+            code: code::PARAMETERS_ABSENT,
+            stage: Stage::Parameters,
+            causes: vec!["none".to_owned()],
+            tried: Vec::new(),
+            next: "put them there".to_owned(),
+            unlock: false,
+        }
+    }
+
+    #[test]
+    fn node_s_death_opens_the_trapdoor_whatever_its_status() {
+        for ended in [Ended::Status(0), Ended::Status(101), Ended::Signal(9)] {
+            let (state, _) = State::Running.step(Event::NodeEnded(ended), NOW);
+            assert_eq!(state, State::Over(Outcome::Death(ended)));
+        }
+    }
+
+    #[test]
+    fn a_stop_ends_with_node_s_word_or_its_end_or_its_deadline() {
+        let (stopping, effects) = State::Running.step(Event::Asked(Reason::PowerOff), NOW);
+        assert_eq!(effects, [Effect::AskToStop(Reason::PowerOff)]);
+        let off = State::Over(Outcome::Off(Reason::PowerOff));
+        let after = |event, now| stopping.clone().step(event, now).0;
+        assert_eq!(after(Event::Off(Reason::PowerOff), NOW), off);
+        assert_eq!(after(Event::NodeEnded(Ended::Status(0)), NOW), off);
+        assert_eq!(after(Event::Guru(report()), NOW), off);
+        assert_eq!(after(Event::Tick, NOW + STOP_DEADLINE), off);
+        let before = NOW + STOP_DEADLINE - Duration::from_millis(1);
+        assert_eq!(after(Event::Tick, before), stopping);
+        assert_eq!(after(Event::Asked(Reason::Reboot), NOW), stopping);
+    }
+
+    #[test]
+    fn a_hung_node_opens_the_trapdoor_unless_it_was_asked_to_stop() {
+        let hung = Event::Hung(Duration::from_secs(60));
+        let (state, _) = State::Running.step(hung.clone(), NOW);
+        assert_eq!(state, State::Over(Outcome::Hung(Duration::from_secs(60))));
+        let (stopping, _) = State::Running.step(Event::Asked(Reason::Reboot), NOW);
+        assert_eq!(stopping.clone().step(hung, NOW).0, stopping);
+    }
+
+    #[test]
+    fn a_good_boot_is_forgiven() {
+        let (state, effects) = State::Running.step(Event::Ready, NOW);
+        assert_eq!((state, effects), (State::Running, vec![Effect::Forgive]));
+    }
+
+    fn any_event() -> impl Strategy<Value = Event> {
+        prop_oneof![
+            Just(Event::Ready),
+            Just(Event::Off(Reason::Reboot)),
+            Just(Event::Guru(report())),
+            any::<i32>().prop_map(|status| Event::NodeEnded(Ended::Status(status))),
+            Just(Event::Asked(Reason::PowerOff)),
+            Just(Event::Tick),
+            Just(Event::Hung(NOW)),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_over_stays_over_and_node_s_end_is_always_the_end(
+            events in prop::collection::vec(any_event(), 0..20)
+        ) {
+            let mut state = State::Running;
+            for event in events {
+                let was_over = matches!(state, State::Over(_)).then(|| state.clone());
+                let asked = matches!(state, State::Stopping { .. });
+                let ended = matches!(event, Event::NodeEnded(_));
+                state = state.step(event, NOW).0;
+                if let Some(before) = was_over {
+                    prop_assert_eq!(&state, &before);
+                }
+                if asked {
+                    prop_assert!(!matches!(&state, State::Over(
+                        Outcome::Guru(_) | Outcome::Death(_) | Outcome::Hung(_)
+                    )));
+                }
+                prop_assert!(!ended || matches!(state, State::Over(_)));
+            }
+        }
+    }
+}

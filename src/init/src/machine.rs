@@ -1,0 +1,370 @@
+//! Holds what `init` keeps from its first moment to its last.
+//!
+//! Both stages, the guru meditation and the end of the machine work on the same
+//! [`Machine`], so that whatever happens there is a serial port to say it on.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+
+use polis_base::serial::{EventLine, Severity};
+use polis_base::stage::{self, Stage, State};
+use polis_base::sys::reboot::Reason;
+use polis_base::sys::signal::Signals;
+use polis_base::sys::spawn::{self, Ended, Reaped};
+use polis_base::sys::uevent::{self, Heard, Listener};
+use polis_base::sys::watchdog::Watchdog;
+use polis_base::sys::{clock, kmsg, poll, signal};
+use polis_base::trapdoor::{Report, code};
+
+use super::attempts::Store;
+use super::buttons::Buttons;
+use super::command_line::COUNTDOWN;
+use super::evidence::Evidence;
+use super::port::Port;
+use super::stage1::Start;
+
+/// The watchdog hears from us six times before it would act.
+const PET_INTERVAL: Duration = Duration::from_secs(10);
+/// How long processes may take to end once they are told to.
+const TERM_TIME: Duration = Duration::from_secs(5);
+/// How long the kernel may take to end those that were killed.
+const KILL_TIME: Duration = Duration::from_secs(5);
+/// How often is looked whether they have; `SIGCHLD` wakes earlier.
+const REAP_INTERVAL: Duration = Duration::from_millis(100);
+/// Evidence beyond this repeats itself.
+const EVIDENCE_MAX: usize = 16;
+
+/// What the machine was started from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// The version of the system.
+    pub version: String,
+    /// The image, as `POLIS boot` names it.
+    pub image: String,
+    /// `A` or `B`.
+    pub slot: String,
+}
+
+/// The partition that the system runs from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct System {
+    /// Its name.
+    pub partition: &'static str,
+    /// Its device.
+    pub device: PathBuf,
+    /// `major:minor`, as the kernel's log names it.
+    pub numbers: String,
+}
+
+/// When each of `init`'s stages started and ended.
+pub type Times = BTreeMap<Stage, (Duration, Option<Duration>)>;
+
+/// Everything that lasts.
+#[derive(Debug)]
+pub struct Machine {
+    /// The serial port.
+    pub port: Port,
+    /// What was started.
+    pub identity: Identity,
+    /// Where the system is, once it is known.
+    pub system: Option<System>,
+    /// What the system was found on, once stage 1 is over.
+    pub start: Option<Start>,
+    /// Why the boot before this one failed, if it did.
+    pub previous: Option<String>,
+    /// Where attempts are counted, once the ESP is mounted.
+    pub attempts: Option<Store>,
+    /// Terminals that show the guru meditation, below `/dev`.
+    pub terminals: Vec<String>,
+    /// What stage 1 tried, while it has not succeeded.
+    pub tried: Vec<String>,
+    /// How long a guru meditation waits before it reboots.
+    pub countdown: Duration,
+    /// When the stages were.
+    pub times: Times,
+    /// The kernel's announcements.
+    pub uevents: Option<Listener>,
+    /// The kernel's log, once it can be read.
+    pub kernel: Option<kmsg::Reader>,
+    /// What the kernel's log said that explains a death.
+    pub evidence: Vec<Evidence>,
+    /// Signals to this process.
+    pub signals: Option<Signals>,
+    /// Power buttons.
+    pub buttons: Buttons,
+    watchdog: Option<Watchdog>,
+    petted: Duration,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self {
+            port: Port::default(),
+            identity: Identity {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                image: "unknown".to_owned(),
+                slot: "unknown".to_owned(),
+            },
+            system: None,
+            start: None,
+            previous: None,
+            attempts: None,
+            terminals: vec!["tty1".to_owned()],
+            tried: Vec::new(),
+            countdown: COUNTDOWN,
+            times: Times::new(),
+            uevents: None,
+            kernel: None,
+            evidence: Vec::new(),
+            signals: None,
+            buttons: Buttons::default(),
+            watchdog: None,
+            petted: Duration::ZERO,
+        }
+    }
+}
+
+impl Machine {
+    /// Says that a stage starts.
+    pub fn started(&mut self, stage: Stage) {
+        let now = clock::uptime();
+        self.times.insert(stage, (now, None));
+        self.port.line(&stage::line(stage, &State::Started, now).to_string());
+    }
+
+    /// Says that the kernel's stage is over; it began with the clock.
+    pub fn kernel_done(&mut self) {
+        let now = clock::uptime();
+        self.times.insert(Stage::Kernel, (Duration::ZERO, Some(now)));
+        self.port.line(&stage::line(Stage::Kernel, &State::Started, Duration::ZERO).to_string());
+        self.port.line(&stage::line(Stage::Kernel, &State::Done, now).to_string());
+    }
+
+    /// Says that a stage is over.
+    pub fn done(&mut self, stage: Stage) {
+        let now = clock::uptime();
+        if let Some((_started, ended)) = self.times.get_mut(&stage) {
+            *ended = Some(now);
+        }
+        self.port.line(&stage::line(stage, &State::Done, now).to_string());
+    }
+
+    /// Says that a stage waits.
+    pub fn waiting(&mut self, stage: Stage, what: String) {
+        let line = stage::line(stage, &State::Waiting(what), clock::uptime());
+        self.port.line(&line.to_string());
+    }
+
+    /// Says that a stage ended badly.
+    pub fn failed(&mut self, stage: Stage) {
+        let line = stage::line(stage, &State::Failed, clock::uptime());
+        self.port.line(&line.to_string());
+    }
+
+    /// Writes the closing line. Nothing is written after it.
+    pub fn off(&mut self, reason: Reason) {
+        self.port.insist(EventLine::new("off").field("reason", reason.name()));
+        self.port.drain();
+    }
+
+    /// Reads the kernel's log up to its end and keeps what explains a death.
+    /// Returns whether the running system was found damaged.
+    pub fn investigate(&mut self) -> bool {
+        if self.kernel.is_none() {
+            self.kernel = kmsg::Reader::open(kmsg::From::Start).ok();
+        }
+        let Some(kernel) = &mut self.kernel else { return false };
+        let mut damaged = false;
+        while let Ok(Some(record)) = kernel.next_record() {
+            let Some(evidence) = Evidence::find(&record) else { continue };
+            damaged |= matches!(&evidence, Evidence::Corrupt { device, .. }
+                if self.system.as_ref().is_some_and(|system| system.numbers == *device));
+            if self.evidence.len() < EVIDENCE_MAX && !self.evidence.contains(&evidence) {
+                self.evidence.push(evidence);
+            }
+        }
+        damaged
+    }
+
+    /// The first damaged block of the system, if there is one.
+    #[must_use]
+    pub fn damage(&self) -> Option<(&System, &str, u64)> {
+        let system = self.system.as_ref()?;
+        self.evidence.iter().find_map(|evidence| match evidence {
+            Evidence::Corrupt { device, kind, block } if *device == system.numbers => {
+                Some((system, kind.as_str(), *block))
+            }
+            Evidence::Corrupt { .. } | Evidence::OutOfMemory { .. } => None,
+        })
+    }
+
+    /// The report of a damaged system, if it is damaged.
+    #[must_use]
+    pub fn damage_report(&self) -> Option<Report> {
+        let (system, kind, block) = self.damage()?;
+        let cause = format!(
+            "{} ({}) is damaged: {kind} block {block} is not what the image was made with",
+            system.partition,
+            system.device.display()
+        );
+        let next = "Check the disk, which may be failing, and write the system partition of the \
+                    same image again. All of the image would begin the machine anew.";
+        Some(Report {
+            code: code::SYSTEM_DAMAGED_RUNNING,
+            stage: Stage::System,
+            causes: vec![cause],
+            tried: Vec::new(),
+            next: next.to_owned(),
+            unlock: false,
+        })
+    }
+
+    /// Takes the devices that are there already: the watchdog and power buttons.
+    pub fn find_devices(&mut self) {
+        self.find_watchdog();
+        let heard = self.buttons.find();
+        self.say_heard(&heard);
+    }
+
+    fn say_heard(&mut self, buttons: &[String]) {
+        for name in buttons {
+            // Its driver comes late, and whoever presses before is not heard.
+            let text = format!("listening to the power key of {name:?}");
+            self.port.log(Severity::Info, &text);
+        }
+    }
+
+    fn find_watchdog(&mut self) {
+        if self.watchdog.is_some() {
+            return;
+        }
+        let Ok(watchdog) = Watchdog::open(Path::new("/dev/watchdog")) else { return };
+        self.watchdog = Some(watchdog);
+        self.petted = clock::uptime();
+        self.port.log(Severity::Info, "the watchdog is running");
+    }
+
+    /// Hears what the kernel announced. Returns the modaliases of new devices,
+    /// and whether announcements were lost.
+    pub fn hear(&mut self) -> (Vec<String>, bool) {
+        let (mut aliases, mut lost) = (Vec::new(), false);
+        while let Some(uevents) = &self.uevents {
+            match uevents.next_event() {
+                Ok(Heard::Event(event)) => {
+                    self.notice(&event);
+                    if event.action == "add" {
+                        aliases.extend(event.get("MODALIAS").map(str::to_owned));
+                    }
+                }
+                Ok(Heard::Lost) => lost = true,
+                Ok(Heard::Nothing) => break,
+                Err(error) => {
+                    let text = format!("no more announcements of devices: {error}");
+                    self.port.log(Severity::Error, &text);
+                    self.uevents = None;
+                }
+            }
+        }
+        if lost {
+            self.find_devices();
+        }
+        (aliases, lost)
+    }
+
+    fn notice(&mut self, event: &uevent::Event) {
+        let heard = self.buttons.notice(event);
+        self.say_heard(&heard);
+        let Some(name) = event.get("DEVNAME") else { return };
+        let subsystem = event.get("SUBSYSTEM").unwrap_or_default();
+        let is_watchdog = matches!(subsystem, "misc" | "watchdog") && name.starts_with("watchdog");
+        if event.action == "add" && is_watchdog {
+            self.find_watchdog();
+        }
+    }
+
+    /// Pets the watchdog if it is time.
+    pub fn pet(&mut self) {
+        let now = clock::uptime();
+        let Some(watchdog) = &mut self.watchdog else { return };
+        if now < self.petted + PET_INTERVAL {
+            return;
+        }
+        self.petted = now;
+        if let Err(error) = watchdog.pet() {
+            let text = format!("the watchdog does not listen: {error}");
+            self.port.log(Severity::Error, &text);
+        }
+    }
+
+    /// When the watchdog must be petted next.
+    #[must_use]
+    pub fn pet_at(&self) -> Option<Duration> {
+        self.watchdog.as_ref().map(|_watchdog| self.petted + PET_INTERVAL)
+    }
+
+    /// Prepares the watchdog for the end: off stays off, but a reboot that hangs
+    /// ends in its reset.
+    pub fn leave_watchdog(&mut self, reason: Reason) {
+        match (reason, self.watchdog.take()) {
+            (Reason::PowerOff, Some(watchdog)) => watchdog.disarm(),
+            (Reason::Reboot, Some(mut watchdog)) => drop(watchdog.pet()),
+            (_, None) => {}
+        }
+    }
+
+    /// The signals that have arrived, by number.
+    pub fn received(&mut self) -> Vec<i32> {
+        let mut received = Vec::new();
+        while let Some(Ok(Some(number))) = self.signals.as_ref().map(Signals::next_signal) {
+            received.push(number);
+        }
+        received
+    }
+
+    /// Ends every other process: first with the wish, then by force.
+    pub fn end_processes(&mut self) {
+        for (signal, time) in [(Signal::TERM, TERM_TIME), (Signal::KILL, KILL_TIME)] {
+            // Where nobody is left to be told, the dead may still have to be reaped.
+            signal::send_to_all(signal).ok();
+            if self.reap_until(clock::uptime() + time) {
+                return;
+            }
+        }
+        self.port.log(Severity::Warning, "some processes can't be ended, even by force");
+    }
+
+    /// Reaps until no child is left or the time is up; whether none is left.
+    fn reap_until(&mut self, until: Duration) -> bool {
+        loop {
+            if reap().1 {
+                return true;
+            }
+            let Some(left) = until.checked_sub(clock::uptime()) else { return false };
+            self.received();
+            self.pet();
+            let wait = left.min(REAP_INTERVAL);
+            match &self.signals {
+                Some(signals) => {
+                    poll::wait(&[(signals.as_fd(), poll::Interest::Read)], Some(wait)).ok();
+                }
+                None => poll::sleep(wait),
+            }
+        }
+    }
+}
+
+/// Reaps every child that has ended; says whether none is left.
+pub fn reap() -> (Vec<(Pid, Ended)>, bool) {
+    let mut ended = Vec::new();
+    loop {
+        match spawn::reap() {
+            Reaped::Ended(process, how) => ended.push((process, how)),
+            Reaped::NoneEnded => return (ended, false),
+            Reaped::NoChildren => return (ended, true),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Says what is mounted where, and mounts it.
+//!
+//! What this module does not do: mount the system itself (`stage1`) or the data
+//! partition (`storage`).
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use rustix::mount::MountFlags;
+
+use polis_base::sys::mount::{self, Mount};
+
+/// What the kernel shows of itself; both stages need it before anything else.
+#[must_use]
+pub fn first() -> Vec<Mount> {
+    let safe = MountFlags::NOSUID | MountFlags::NOEXEC;
+    vec![
+        Mount::new("dev", "/dev", "devtmpfs").flags(MountFlags::NOSUID).options("mode=0755"),
+        Mount::new("proc", "/proc", "proc").flags(safe | MountFlags::NODEV),
+        Mount::new("sysfs", "/sys", "sysfs").flags(safe | MountFlags::NODEV),
+    ]
+}
+
+/// Whether a machine can go on without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// `node` can't run without.
+    Must,
+    /// Not every kernel or firmware has it.
+    May,
+}
+
+/// The rest of the tree, in order.
+#[must_use]
+pub fn rest() -> Vec<(Mount, Need)> {
+    let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let memory = MountFlags::NOSUID | MountFlags::NODEV;
+    let tmpfs = |target: &str, flags, options: &str| {
+        (Mount::new("tmpfs", target, "tmpfs").flags(flags).options(options), Need::Must)
+    };
+    let kernel = |target: &str, kind| (Mount::new(kind, target, kind).flags(quiet), Need::May);
+    vec![
+        (
+            Mount::new("devpts", "/dev/pts", "devpts")
+                .flags(MountFlags::NOSUID | MountFlags::NOEXEC)
+                .options("gid=5,mode=0620,ptmxmode=0666"),
+            Need::Must,
+        ),
+        tmpfs("/dev/shm", memory, "mode=1777"),
+        tmpfs("/run", memory, "mode=0755,size=25%"),
+        tmpfs("/tmp", memory, "mode=1777,size=25%"),
+        tmpfs("/ephemeral", memory, "mode=0755,size=25%"),
+        (
+            Mount::new("cgroup2", "/sys/fs/cgroup", "cgroup2")
+                .flags(quiet)
+                .options("nsdelegate,memory_recursiveprot"),
+            Need::Must,
+        ),
+        kernel("/sys/fs/pstore", "pstore"),
+        kernel("/sys/fs/bpf", "bpf"),
+        kernel("/sys/kernel/security", "securityfs"),
+    ]
+}
+
+/// The variables of the firmware.
+#[must_use]
+pub fn firmware() -> Mount {
+    let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    Mount::new("efivarfs", "/sys/firmware/efi/efivars", "efivarfs").flags(quiet)
+}
+
+/// The ESP. A file system with errors turns read-only, so that a damaged one is
+/// not damaged further. The code page is the one that kernels load by themselves;
+/// with the same for long names, one module serves both. All our names are ASCII.
+#[must_use]
+pub fn esp(device: &Path) -> Mount {
+    let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;
+    Mount::new(device.display().to_string(), "/esp", "vfat")
+        .flags(quiet)
+        .options("umask=0077,codepage=437,iocharset=cp437,shortname=mixed,errors=remount-ro")
+}
+
+/// Mounts all of [`first`]; where something is mounted already, that stays.
+///
+/// # Errors
+///
+/// The first one that the kernel refuses.
+pub fn apply_first() -> Result<(), mount::Error> {
+    for mount in first() {
+        if fs::create_dir_all(&mount.target).is_ok() && is_mounted(&mount) {
+            continue;
+        }
+        mount.apply()?;
+    }
+    Ok(())
+}
+
+fn is_mounted(mount: &Mount) -> bool {
+    let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    table.lines().any(|line| line.split(' ').nth(1).is_some_and(|at| Path::new(at) == mount.target))
+}
+
+/// Mounts one of [`rest`], making its directory where the kernel allows that.
+///
+/// # Errors
+///
+/// When the kernel refuses.
+pub fn apply(mount: &Mount) -> Result<(), mount::Error> {
+    // On a file system that can't be written the directory is there, or the
+    // mount says that it is not.
+    fs::create_dir_all(&mount.target).ok();
+    mount.apply()
+}
+
+/// Kinds of file systems that lie on a disk.
+const ON_DISK: &[&str] = &["xfs", "ext4", "vfat", "btrfs"];
+
+/// Where file systems that lie on a disk are mounted, the last one first, by
+/// the text of `/proc/self/mounts`.
+#[must_use]
+pub fn on_disk(table: &str) -> Vec<String> {
+    let mut targets: Vec<String> = table
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split(' ');
+            let (_device, target, kind) = (words.next()?, words.next()?, words.next()?);
+            ON_DISK.contains(&kind).then(|| unescape(target))
+        })
+        .collect();
+    targets.reverse();
+    targets
+}
+
+/// The kernel writes blanks in names as `\040` and so on.
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let octal = tail
+            .get(..3)
+            .filter(|_| *first == b'\\')
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        (bytes, rest) = match octal {
+            Some(byte) => ([bytes, vec![byte]].concat(), &tail[3..]),
+            None => ([bytes, vec![*first]].concat(), tail),
+        };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Puts every disk in order before the machine ends. Returns what went wrong.
+pub fn settle() -> Vec<(String, io::Error)> {
+    rustix::fs::sync();
+    let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let failed = on_disk(&table).into_iter().filter_map(|target| {
+        let path = Path::new(&target);
+        // Busy: a process that no signal can end. Read-only is as good.
+        let error = mount::unmount(path).err()?;
+        mount::read_only(path).is_err().then_some((target, error))
+    });
+    let failed = failed.collect();
+    rustix::fs::sync();
+    failed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn disks_are_put_in_order_from_the_last_mount_to_the_first() {
+        let table = "/dev/dm-0 / erofs ro 0 0\n\
+            tmpfs /ephemeral tmpfs rw 0 0\n\
+            /dev/vda1 /esp vfat rw 0 0\n\
+            /dev/vda3 /data xfs rw 0 0\n\
+            /dev/vda3 /data/a\\040b xfs rw 0 0\n";
+        assert_eq!(on_disk(table), ["/data/a b", "/data", "/esp"]);
+    }
+
+    #[test]
+    fn no_file_system_lets_a_file_become_root() {
+        let all = first().into_iter().chain(rest().into_iter().map(|(mount, _)| mount));
+        for mount in all.chain([firmware(), esp(Path::new("/dev/vda1"))]) {
+            assert!(mount.flags.contains(MountFlags::NOSUID), "{mount:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn noise_never_panics(text in any::<String>()) {
+            let _targets = on_disk(&text);
+            let _name = unescape(&format!("\\{text}"));
+        }
+    }
+}

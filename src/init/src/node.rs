@@ -1,0 +1,300 @@
+//! Knows what `init` knows of `node`: its pipes, its messages, its last words.
+//!
+//! What this module does not do: judge (`life`) or act (`stage2`).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use rustix::process::Pid;
+
+use polis_base::serial::EventLine;
+use polis_base::stage::Stage;
+use polis_base::sys::spawn::{Ended, Started};
+use polis_base::trapdoor::{Report, code};
+
+use super::evidence::Evidence;
+use super::relay::Partial;
+
+/// The longest message on the control channel.
+const MESSAGE_MAX: usize = 16 << 10;
+/// How much is read from a pipe at once; it is full at 64 KiB.
+const READ_MAX: usize = 16 << 10;
+/// What `node` wrote last to its standard error: a panic takes three lines.
+const LAST_WORDS: usize = 4;
+
+/// What came over the control channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Nothing now.
+    None,
+    /// This.
+    Line(EventLine),
+    /// Something that is not a message.
+    Nonsense,
+}
+
+/// `node`, while it runs.
+#[derive(Debug)]
+pub struct Node {
+    process: Pid,
+    stdout: Option<OwnedFd>,
+    stderr: Option<OwnedFd>,
+    control: Option<OwnedFd>,
+    lines: Partial,
+    errors: Partial,
+    last_words: VecDeque<String>,
+    /// Stages that it has started, by name, and their state.
+    stages: BTreeMap<String, String>,
+}
+
+impl Node {
+    /// What was just started.
+    #[must_use]
+    pub fn new(started: Started) -> Self {
+        Self {
+            process: started.process,
+            stdout: Some(started.stdout),
+            stderr: Some(started.stderr),
+            control: Some(started.control),
+            lines: Partial::default(),
+            errors: Partial::default(),
+            last_words: VecDeque::new(),
+            stages: BTreeMap::new(),
+        }
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn process(&self) -> Pid {
+        self.process
+    }
+
+    /// What to wait for.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [&self.stdout, &self.stderr, &self.control].into_iter().flatten().map(AsFd::as_fd)
+    }
+
+    /// Lines that it wrote for the serial port; `None` when there is nothing to
+    /// read now. Never blocks.
+    pub fn lines(&mut self) -> Option<Vec<String>> {
+        let bytes = read_some(&mut self.stdout)?;
+        let lines = self.lines.take(&bytes);
+        for line in &lines {
+            note(&mut self.stages, line);
+        }
+        Some(lines)
+    }
+
+    /// Lines that it wrote to its standard error; `None` as for [`Node::lines`].
+    pub fn errors(&mut self) -> Option<Vec<String>> {
+        let bytes = read_some(&mut self.stderr)?;
+        let lines = self.errors.take(&bytes);
+        lines.iter().for_each(|line| self.remember(line));
+        Some(lines)
+    }
+
+    /// What it left unfinished on both, when it has ended.
+    pub fn rest(&mut self) -> (Option<String>, Option<String>) {
+        let error = self.errors.end();
+        error.iter().for_each(|line| self.remember(line));
+        (self.lines.end(), error)
+    }
+
+    fn remember(&mut self, line: &str) {
+        if self.last_words.len() == LAST_WORDS {
+            self.last_words.pop_front();
+        }
+        self.last_words.push_back(line.to_owned());
+    }
+
+    /// The next message that it sent. Never blocks.
+    pub fn message(&mut self) -> Message {
+        let Some(control) = &self.control else { return Message::None };
+        let mut buffer = vec![0; MESSAGE_MAX];
+        // With TRUNC the length is that of the whole message, though it was cut.
+        match rustix::net::recv(control, &mut buffer, RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
+            Ok((_, length)) if length > 0 => {
+                let bytes = buffer.get(..length);
+                let line = bytes.and_then(|bytes| std::str::from_utf8(bytes).ok());
+                line.and_then(EventLine::parse).map_or(Message::Nonsense, Message::Line)
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Message::None,
+            // It has closed its end.
+            Ok(_) | Err(_) => {
+                self.control = None;
+                Message::None
+            }
+        }
+    }
+
+    /// Sends it a message; whether that was possible. Never blocks.
+    pub fn tell(&self, message: &EventLine) -> bool {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        self.control.as_ref().is_some_and(|control| {
+            rustix::net::send(control, message.to_string().as_bytes(), flags).is_ok()
+        })
+    }
+
+    /// The stages that are neither done nor failed.
+    fn at_work(&self) -> Vec<&str> {
+        let open = ["started", "waiting"];
+        let open = self.stages.iter().filter(|(_, state)| open.contains(&state.as_str()));
+        open.map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// The report of its silence; `threads` says what each of its threads is at.
+    #[must_use]
+    pub fn hung(&self, silent: Duration, threads: String) -> Report {
+        let seconds = silent.as_secs();
+        let mut causes = vec![format!("node runs, and gave no sign of life for {seconds} s")];
+        causes.push(threads);
+        causes.extend(self.last_words.iter().map(|line| format!("it said: {line}")));
+        let at_work = self.at_work().join(", ");
+        let tried = (!at_work.is_empty()).then(|| format!("it was at work on {at_work}"));
+        let next = "Check the disk, which may not answer any more, then reboot. If it comes back, \
+                    report it with the file from polis/guru/ of the EFI system partition.";
+        Report {
+            code: code::NODE_HUNG,
+            stage: Stage::System,
+            causes,
+            tried: tried.into_iter().collect(),
+            next: next.to_owned(),
+            unlock: false,
+        }
+    }
+
+    /// The report of its death.
+    #[must_use]
+    pub fn death(&self, ended: Ended, evidence: &[Evidence]) -> Report {
+        let out_of_memory = evidence.iter().any(|evidence| evidence.killed(self.process));
+        let (code, text) = match ended {
+            Ended::Signal(_) if out_of_memory => (
+                code::NODE_OUT_OF_MEMORY,
+                "the kernel was out of memory and killed node".to_owned(),
+            ),
+            Ended::Signal(signal) => (
+                code::NODE_KILLED.with_detail(u16::try_from(signal).unwrap_or(0)),
+                format!("node was killed by signal {signal}"),
+            ),
+            Ended::Status(status) => (
+                code::NODE_EXITED.with_detail(u16::try_from(status).unwrap_or(0)),
+                format!("node ended with status {status}, and nobody had asked it to"),
+            ),
+        };
+        let mut causes = vec![text];
+        causes.extend(self.last_words.iter().map(|line| format!("it said: {line}")));
+        let at_work = self.at_work().join(", ");
+        let tried = (!at_work.is_empty()).then(|| format!("it was at work on {at_work}"));
+        let next = if code == code::NODE_OUT_OF_MEMORY {
+            "Give the machine more memory, then reboot."
+        } else {
+            "Reboot. If it comes back, report it with the file from polis/guru/ of the EFI \
+             system partition."
+        };
+        Report {
+            code,
+            stage: Stage::System,
+            causes,
+            tried: tried.into_iter().collect(),
+            next: next.to_owned(),
+            unlock: false,
+        }
+    }
+}
+
+/// Remembers which stage a line of the board is about. Names that are no
+/// stage's are not kept, so there are never many.
+fn note(stages: &mut BTreeMap<String, String>, line: &str) {
+    if !line.starts_with("POLIS stage ") {
+        return;
+    }
+    let Some(line) = EventLine::parse(line) else { return };
+    if let (Some(name), Some(state)) = (line.get("name"), line.get("state"))
+        && Stage::from_name(name).is_some()
+    {
+        stages.insert(name.to_owned(), state.to_owned());
+    }
+}
+
+/// What a pipe has now; `None` if that is nothing. Forgets a pipe that has ended.
+fn read_some(pipe: &mut Option<OwnedFd>) -> Option<Vec<u8>> {
+    let mut buffer = vec![0; READ_MAX];
+    match rustix::io::read(pipe.as_ref()?, &mut buffer) {
+        Ok(length) if length > 0 => {
+            buffer.truncate(length);
+            Some(buffer)
+        }
+        Err(Errno::AGAIN | Errno::INTR) => None,
+        Ok(_) | Err(_) => {
+            *pipe = None;
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    /// A `node` whose pipes the test holds the other ends of.
+    fn node() -> (Node, [OwnedFd; 3]) {
+        let pair =
+            |kind| socketpair(AddressFamily::UNIX, kind, SocketFlags::NONBLOCK, None).unwrap();
+        let (stdout, out) = pair(SocketType::STREAM);
+        let (stderr, err) = pair(SocketType::STREAM);
+        let (control, theirs) = pair(SocketType::SEQPACKET);
+        let process = Pid::from_raw(4242).unwrap();
+        (Node::new(Started { process, stdout, stderr, control }), [out, err, theirs])
+    }
+
+    #[test]
+    fn what_node_was_at_and_said_is_known_when_it_dies() {
+        let (mut node, [out, err, _theirs]) = node();
+        let lines = "POLIS stage name=network state=started t=1.000\n\
+            POLIS stage name=storage state=started t=1.000\n\
+            POLIS stage name=storage state=done t=2.000\n\
+            POLIS stage name=nonsense state=started t=2.000\n";
+        rustix::io::write(&out, lines.as_bytes()).unwrap();
+        rustix::io::write(&err, b"panicked\nat noon").unwrap();
+        assert_eq!(node.lines().unwrap().len(), 4);
+        assert_eq!(node.lines(), None);
+        assert_eq!(node.errors().unwrap(), ["panicked"]);
+        assert_eq!(node.rest(), (None, Some("at noon".to_owned())));
+        let report = node.death(Ended::Signal(9), &[]);
+        assert_eq!(report.code.to_string(), "#0302.0009");
+        assert_eq!(report.tried, ["it was at work on network"]);
+        assert_eq!(report.causes[1..], ["it said: panicked", "it said: at noon"]);
+    }
+
+    #[test]
+    fn a_death_for_want_of_memory_is_told_from_a_murder() {
+        let (node, _theirs) = node();
+        let evidence = [Evidence::OutOfMemory { process: 4242, name: "node".to_owned() }];
+        assert_eq!(node.death(Ended::Signal(9), &evidence).code, code::NODE_OUT_OF_MEMORY);
+        let other = [Evidence::OutOfMemory { process: 1, name: "etcd".to_owned() }];
+        assert_eq!(node.death(Ended::Signal(9), &other).code.anchor(), "0302");
+    }
+
+    #[test]
+    fn messages_pass_both_ways_and_nonsense_is_told_from_silence() {
+        let (mut node, [_out, _err, theirs]) = node();
+        assert_eq!(node.message(), Message::None);
+        rustix::net::send(&theirs, b"POLIS ready", SendFlags::empty()).unwrap();
+        rustix::net::send(&theirs, &[b'x'; MESSAGE_MAX + 1], SendFlags::empty()).unwrap();
+        assert_eq!(node.message(), Message::Line(EventLine::new("ready")));
+        assert_eq!(node.message(), Message::Nonsense);
+        let stop = EventLine::new("stop").field("reason", "reboot");
+        assert!(node.tell(&stop));
+        let mut buffer = [0; 64];
+        let (_, length) = rustix::net::recv(&theirs, &mut buffer, RecvFlags::empty()).unwrap();
+        assert_eq!(&buffer[..length], b"POLIS stop reason=reboot");
+        drop(theirs);
+        assert_eq!(node.message(), Message::None);
+        assert!(!node.tell(&stop));
+    }
+}

@@ -1,0 +1,28 @@
+//! Ends the machine in order: processes, disks, the closing line, the power.
+
+use std::time::Duration;
+
+use polis_base::serial::Severity;
+use polis_base::sys::poll;
+use polis_base::sys::reboot::{self, Reason};
+
+use super::machine::Machine;
+use super::mounts;
+
+/// Ends the machine. Returns only if the kernel refuses even that.
+pub fn end(machine: &mut Machine, reason: Reason) -> ! {
+    machine.end_processes();
+    for (target, error) in mounts::settle() {
+        let text = format!("cannot unmount {target}: {error}");
+        machine.port.log(Severity::Warning, &text);
+    }
+    machine.leave_watchdog(reason);
+    machine.off(reason);
+    let error = reboot::end(reason);
+    machine.port.log(Severity::Fatal, &format!("the kernel does not end the machine: {error}"));
+    machine.port.drain();
+    // Everything is on the disks; a person may pull the plug.
+    loop {
+        poll::sleep(Duration::MAX);
+    }
+}

@@ -1,0 +1,264 @@
+//! Passes lines on to a port that may be slow, and remembers the last ones.
+//!
+//! ```text
+//! node's pipes --take--> [lines] --pending--> serial port
+//!                           |
+//!                           +--last 200--> guru meditation
+//! ```
+//!
+//! Invariants:
+//! - `node` never waits for the port: what does not fit is dropped and counted,
+//!   and a line says how many as soon as there is room.
+//! - A line is passed on whole or not at all.
+//! - Event lines are dropped last: a part of the buffer is theirs alone.
+//! - What [`Relay::insist`] takes is never dropped: the few lines without which
+//!   nobody knows why the machine ended.
+//!
+//! What this module does not do: read or write (`port`, `stage2`).
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use polis_base::serial::{Severity, log_line};
+
+/// What waits for the port: six seconds' worth at 115,200 baud.
+const PENDING_MAX: usize = 64 << 10;
+/// The part of it that log lines may not use.
+const EVENTS_ONLY: usize = 8 << 10;
+/// How many lines a guru meditation can show.
+const KEPT: usize = 200;
+/// A longer line is cut: the longest screen shows less.
+const LINE_MAX: usize = 2048;
+/// What is kept of a line for the screen; 200 of them stay below 64 KiB.
+const KEPT_LINE_MAX: usize = 300;
+
+/// Lines on their way to the port.
+#[derive(Debug, Default)]
+pub struct Relay {
+    pending: VecDeque<u8>,
+    dropped: u64,
+    kept: VecDeque<String>,
+    muted: bool,
+}
+
+/// The start of a line whose end has not come yet. One for each pipe.
+#[derive(Debug, Default)]
+pub struct Partial {
+    bytes: Vec<u8>,
+}
+
+impl Partial {
+    /// Adds what a pipe gave; returns the lines that are whole now. Control
+    /// characters other than tabs become spaces: a line can't hide another.
+    pub fn take(&mut self, mut bytes: &[u8]) -> Vec<String> {
+        let mut lines = Vec::new();
+        while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
+            self.extend(&bytes[..end]);
+            lines.push(self.cut());
+            bytes = &bytes[end + 1..];
+        }
+        self.extend(bytes);
+        lines
+    }
+
+    /// The last line, if the pipe ended in the middle of it.
+    pub fn end(&mut self) -> Option<String> {
+        (!self.bytes.is_empty()).then(|| self.cut())
+    }
+
+    fn extend(&mut self, bytes: &[u8]) {
+        let room = LINE_MAX.saturating_sub(self.bytes.len());
+        self.bytes.extend(&bytes[..bytes.len().min(room)]);
+    }
+
+    fn cut(&mut self) -> String {
+        let bytes = std::mem::take(&mut self.bytes);
+        let text = String::from_utf8_lossy(&bytes);
+        text.trim_end_matches('\r')
+            .chars()
+            .map(|c| if c.is_control() && c != '\t' { ' ' } else { c })
+            .collect()
+    }
+}
+
+impl Relay {
+    /// Takes one line, without a line feed.
+    pub fn put(&mut self, now: Duration, line: &str) {
+        self.keep(line);
+        if self.muted {
+            return;
+        }
+        let event = line.starts_with("POLIS ");
+        let bound = if event { PENDING_MAX } else { PENDING_MAX - EVENTS_ONLY };
+        if self.dropped > 0 && self.pending.len() <= PENDING_MAX / 2 {
+            self.confess(now);
+        }
+        if self.pending.len() + line.len() + 1 > bound {
+            self.dropped += 1;
+            return;
+        }
+        self.push(line);
+    }
+
+    /// Takes one line that must get out, however slow the port is: `init` has a
+    /// handful of those in the life of a machine, so the buffer stays bounded.
+    pub fn insist(&mut self, now: Duration, line: &str) {
+        self.keep(line);
+        if self.muted {
+            return;
+        }
+        if self.dropped > 0 {
+            self.confess(now);
+        }
+        self.push(line);
+    }
+
+    /// Takes text that is no line, and is shown or not, but never remembered.
+    pub fn echo(&mut self, text: &str) {
+        if !self.muted && self.pending.len() + text.len() <= PENDING_MAX {
+            self.pending.extend(text.as_bytes());
+        }
+    }
+
+    /// What the port should be given next; empty when there is nothing.
+    #[must_use]
+    pub fn pending(&self) -> &[u8] {
+        self.pending.as_slices().0
+    }
+
+    /// The port has taken so many bytes.
+    pub fn written(&mut self, now: Duration, count: usize) {
+        self.pending.drain(..count.min(self.pending.len()));
+        if self.dropped > 0 && self.pending.is_empty() {
+            self.confess(now);
+        }
+    }
+
+    /// The last lines, the oldest first.
+    pub fn kept(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.kept.iter().map(String::as_str)
+    }
+
+    /// From now on nothing more goes to the port (a screen is drawn there), or
+    /// everything does again.
+    pub fn mute(&mut self, muted: bool) {
+        self.muted = muted;
+    }
+
+    fn confess(&mut self, now: Duration) {
+        let text = format!("the serial port is slow: {} lines are missing here", self.dropped);
+        self.dropped = 0;
+        self.push(&log_line(now, Severity::Warning, "init", &text));
+    }
+
+    fn push(&mut self, line: &str) {
+        self.pending.extend(line.as_bytes());
+        self.pending.push_back(b'\n');
+    }
+
+    fn keep(&mut self, line: &str) {
+        if self.kept.len() == KEPT {
+            self.kept.pop_front();
+        }
+        self.kept.push_back(line.chars().take(KEPT_LINE_MAX).collect());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NOW: Duration = Duration::from_secs(1);
+
+    /// Everything that the port would get, read at once.
+    fn drain(relay: &mut Relay) -> String {
+        let mut bytes = Vec::new();
+        while !relay.pending().is_empty() {
+            let chunk = relay.pending().to_vec();
+            relay.written(NOW, chunk.len());
+            bytes.extend(chunk);
+        }
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn lines_are_passed_on_as_they_came() {
+        let (mut partial, mut relay) = (Partial::default(), Relay::default());
+        for line in partial.take(b"one\ntw").into_iter().chain(partial.take(b"o\r\nthree")) {
+            relay.put(NOW, &line);
+        }
+        assert_eq!(drain(&mut relay), "one\ntwo\n");
+        assert_eq!(partial.end().as_deref(), Some("three"));
+        assert_eq!(partial.end(), None);
+    }
+
+    #[test]
+    fn a_slow_port_loses_log_lines_first_and_is_told_how_many() {
+        let mut relay = Relay::default();
+        let line = "x".repeat(99);
+        let fit = (PENDING_MAX - EVENTS_ONLY) / 100;
+        for _ in 0..fit + 7 {
+            relay.put(NOW, &line);
+        }
+        relay.put(NOW, "POLIS ready t=1.000");
+        let text = drain(&mut relay);
+        assert_eq!(text.lines().filter(|written| *written == line).count(), fit);
+        assert!(text.contains("POLIS ready"));
+        assert!(text.ends_with("the serial port is slow: 7 lines are missing here\n"), "{text}");
+    }
+
+    #[test]
+    fn a_line_that_must_get_out_does_so_from_a_full_buffer() {
+        let mut relay = Relay::default();
+        let line = format!("POLIS noise text={}", "x".repeat(200));
+        for _ in 0..PENDING_MAX / 100 {
+            relay.put(NOW, &line);
+        }
+        let full = relay.pending.len();
+        relay.put(NOW, &line);
+        assert_eq!(relay.pending.len(), full, "the buffer is full");
+        relay.insist(NOW, "POLIS guru code=#0601.0000 t=1.000");
+        let text = drain(&mut relay);
+        assert!(text.ends_with("lines are missing here\nPOLIS guru code=#0601.0000 t=1.000\n"));
+    }
+
+    #[test]
+    fn a_port_with_a_screen_on_it_gets_no_lines() {
+        let mut relay = Relay::default();
+        relay.mute(true);
+        relay.put(NOW, "hidden");
+        relay.mute(false);
+        relay.put(NOW, "shown");
+        assert_eq!(drain(&mut relay), "shown\n");
+        assert_eq!(relay.kept().collect::<Vec<_>>(), ["hidden", "shown"]);
+    }
+
+    #[test]
+    fn only_the_last_lines_are_kept() {
+        let mut relay = Relay::default();
+        for number in 0..KEPT + 5 {
+            relay.put(NOW, &number.to_string());
+        }
+        assert_eq!(relay.kept().count(), KEPT);
+        assert_eq!(relay.kept().next(), Some("5"));
+    }
+
+    proptest! {
+        #[test]
+        fn noise_stays_bounded_and_makes_no_line_of_its_own(
+            chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8)
+        ) {
+            let (mut partial, mut relay) = (Partial::default(), Relay::default());
+            // Often enough to fill the buffer.
+            for chunk in std::iter::repeat_n(&chunks, 100).flatten() {
+                for line in partial.take(chunk) {
+                    prop_assert!(!line.contains(['\n', '\r', '\x1b']));
+                    relay.put(NOW, &line);
+                }
+                prop_assert!(relay.pending.len() <= PENDING_MAX);
+                prop_assert!(partial.bytes.len() <= LINE_MAX);
+            }
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! Finds, verifies and enters the system, from the initramfs.
+//!
+//! ```text
+//! /dev /proc /sys --> command line --> drivers, until the disk is there
+//!      --> dm-verity on the system partition --> mounted --> the root
+//! ```
+//!
+//! The process that enters the system is the one that was started: its program
+//! stays in memory, where no damaged block can reach it, and no second start
+//! costs time.
+//!
+//! Invariants:
+//! - Nothing is mounted from the system partition but through dm-verity.
+//! - It waits for announcements of the kernel, not for time to pass, and every
+//!   wait has a deadline with a name.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::mount::MountFlags;
+use rustix::process::Signal;
+
+use polis_base::serial::Severity;
+use polis_base::stage::Stage;
+use polis_base::sys::dm::{DeviceMapper, Table};
+use polis_base::sys::mount::{self, Mount};
+use polis_base::sys::poll::{self, Interest};
+use polis_base::sys::signal::Signals;
+use polis_base::sys::uevent::Listener;
+use polis_base::sys::{self, clock, reboot, vt};
+
+use super::attempts::Store;
+use super::coldplug;
+use super::command_line::{self, CommandLine};
+use super::disk::{self, Device, Disk, Found};
+use super::early::Early;
+use super::error::Error;
+use super::gpt::Guid;
+use super::machine::{Machine, System};
+use super::modules::Modules;
+use super::mounts;
+
+/// By this file `init` knows that it runs in the initramfs.
+pub const MARK: &str = "/stage1";
+
+/// Where the initramfs has its modules.
+const MODULES: &str = "/modules";
+/// Where the system is mounted before it becomes the root.
+const SYSTEM: &str = "/system";
+/// The name of the verified device.
+const VERIFIED: &str = "polis-system";
+
+/// How long the disk may take: a USB disk behind hubs takes ten seconds, a
+/// large storage controller twenty.
+const DISK_DEADLINE: Duration = Duration::from_secs(30);
+/// When it is said what the machine waits for.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the partition that the firmware names is preferred to the one that
+/// the image was made with: a copy of the ESP may have been started from elsewhere.
+const FIRMWARE_FIRST: Duration = Duration::from_secs(10);
+
+/// The variable in which the boot stub says where it was started from.
+const LOADER_VARIABLE: &str =
+    "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
+
+/// What the ESP's file system consists of.
+const ESP_MODULES: [&str; 2] = ["nls_cp437", "vfat"];
+/// What the system is verified and read with.
+const SYSTEM_MODULES: [&str; 2] = ["dm_verity", "erofs"];
+/// The data partition's file system.
+const DATA_MODULE: &str = "xfs";
+/// The driver of QEMU's fw_cfg, and its device.
+const FW_CFG_MODULE: &str = "qemu_fw_cfg";
+const FW_CFG: &str = "/sys/bus/acpi/devices/QEMU0002:00";
+
+/// Data and hash blocks, as every image is made with.
+const BLOCK: u64 = 4096;
+/// What the device mapper counts in.
+const SECTOR: u64 = 512;
+
+/// Signals that mean something to process 1.
+const SIGNALS: [Signal; 6] =
+    [Signal::CHILD, Signal::INT, Signal::TERM, Signal::USR2, Signal::POWER, Signal::HUP];
+
+/// What stage 2 needs to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// The disk that the machine was started from.
+    pub disk: PathBuf,
+    /// The ESP's device.
+    pub esp: PathBuf,
+    /// What the kernel was told.
+    pub command_line: CommandLine,
+}
+
+/// Enters the system. What is needed to say that it failed is in `machine`.
+///
+/// # Errors
+///
+/// The first step that did not succeed.
+pub fn run(machine: &mut Machine) -> Result<Start, Error> {
+    let early = prepare(machine)?;
+    machine.kernel_done();
+    machine.started(Stage::Initramfs);
+    let line = sys::command_line::read().map_err(Error::ReadCommandLine)?;
+    machine.countdown = command_line::countdown(&line);
+    let command_line = CommandLine::parse(&line).map_err(Error::CommandLine)?;
+    command_line.slot.name().clone_into(&mut machine.identity.slot);
+
+    let mut drivers = Drivers::open(machine);
+    let (found, esp) = find(machine, &mut drivers, &command_line)?;
+    let disk = Path::new("/dev").join(&found.disk);
+    // Beside the thread, which has the ESP's by now.
+    for name in SYSTEM_MODULES {
+        drivers.load(machine, name);
+    }
+    mount_esp(machine, &mut drivers, &esp.path);
+    // The parameters may be there: `node` shall not have to wait for the driver.
+    if Path::new(FW_CFG).exists() {
+        drivers.load(machine, FW_CFG_MODULE);
+    }
+    let system = system(&found, &command_line)?;
+    let partition = command_line.slot.partition();
+    machine.system =
+        Some(System { partition, device: system.path.clone(), numbers: system.numbers.clone() });
+    enter(machine, &system, &command_line, early)?;
+    machine.done(Stage::Initramfs);
+    Ok(Start { disk, esp: esp.path, command_line })
+}
+
+/// Everything that a failure needs to be said, and the thread that loads modules.
+fn prepare(machine: &mut Machine) -> Result<Option<Early>, Error> {
+    let mounted = mounts::apply_first();
+    machine.port.open();
+    // Where this is not allowed, kernel messages share the port: a nuisance.
+    vt::silence_kernel().ok();
+    mounted.map_err(Error::Prepare)?;
+    let own = |what| move |source| Error::Own { what, source };
+    machine.signals = Some(Signals::receive(&SIGNALS).map_err(own("receive signals"))?);
+    // As soon as signals can't be lost to another thread: nothing takes longer.
+    let early = order_modules();
+    // From here on Ctrl-Alt-Del is a wish and not a reset.
+    reboot::catch_ctrl_alt_del().map_err(own("take over Ctrl-Alt-Del"))?;
+    machine.uevents = Some(Listener::open().map_err(own("hear announcements of devices"))?);
+    Ok(early)
+}
+
+/// Starts to load what the boot needs soon. Where there is no such thread,
+/// everything takes its turn.
+fn order_modules() -> Option<Early> {
+    let early = Early::start(Path::new(MODULES)).ok()?;
+    ESP_MODULES.into_iter().for_each(|module| early.load(module));
+    if Path::new(FW_CFG).exists() {
+        early.load(FW_CFG_MODULE);
+    }
+    early.load(DATA_MODULE);
+    Some(early)
+}
+
+/// How likely a device leads to the disk: what is tried first spares the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Way {
+    /// Takes no time to look at.
+    Quick,
+    /// Searches its cables.
+    Slow,
+    /// Waits for devices to answer, and brings the keyboard.
+    Usb,
+}
+
+fn way(alias: &str) -> Way {
+    // NVMe is PCI class 01, subclass 08.
+    let nvme = alias.starts_with("pci:") && alias.contains("bc01sc08");
+    let usb = alias.starts_with("pci:") && alias.contains("bc0Csc03");
+    let quick = ["virtio:", "scsi:"].iter().any(|bus| alias.starts_with(bus));
+    if quick || nvme {
+        Way::Quick
+    } else if usb || ["usb:", "hid:", "input:"].iter().any(|bus| alias.starts_with(bus)) {
+        Way::Usb
+    } else {
+        Way::Slow
+    }
+}
+
+/// The modules of the initramfs, and which of their devices were served.
+struct Drivers {
+    modules: Option<Modules>,
+    loaded: BTreeSet<String>,
+    served: BTreeSet<String>,
+    waiting: BTreeSet<String>,
+}
+
+impl Drivers {
+    fn open(machine: &mut Machine) -> Self {
+        let modules = Modules::open(Path::new(MODULES));
+        if let Err(error) = &modules {
+            // A kernel with everything built in needs none.
+            let text = format!("the initramfs has no modules: {error}");
+            machine.port.log(Severity::Warning, &text);
+        }
+        let waiting = coldplug::present();
+        let (loaded, served) = (BTreeSet::new(), BTreeSet::new());
+        Self { modules: modules.ok(), loaded, served, waiting }
+    }
+
+    /// New devices were announced.
+    fn add(&mut self, aliases: impl IntoIterator<Item = String>) {
+        let new = aliases.into_iter().filter(|alias| !self.served.contains(alias));
+        self.waiting.extend(new.collect::<Vec<_>>());
+    }
+
+    /// Serves the devices on the most likely way that is left. `false` when none is.
+    fn serve_some(&mut self, machine: &mut Machine) -> bool {
+        let Some(best) = self.waiting.iter().map(|alias| way(alias)).min() else { return false };
+        let (now, later): (BTreeSet<_>, BTreeSet<_>) =
+            std::mem::take(&mut self.waiting).into_iter().partition(|alias| way(alias) == best);
+        self.waiting = later;
+        let aliases = now.iter().map(String::as_str).collect();
+        let found = self.modules.as_ref().map(|modules| modules.find(&aliases));
+        match found {
+            Some(Ok(found)) => {
+                let names: BTreeSet<String> = found.into_values().flatten().collect();
+                names.iter().for_each(|name| self.load(machine, name));
+            }
+            Some(Err(error)) => {
+                let text = format!("cannot read which modules there are: {error}");
+                machine.port.log(Severity::Error, &text);
+            }
+            None => {}
+        }
+        self.served.extend(now);
+        true
+    }
+
+    /// The drivers that found their hardware.
+    fn list(&self) -> String {
+        if self.loaded.is_empty() {
+            return "none".to_owned();
+        }
+        self.loaded.iter().map(String::as_str).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Loads a module if the initramfs has it: else it is part of the kernel, or
+    /// what needs it will say so.
+    fn load(&mut self, machine: &mut Machine, name: &str) {
+        let Some(modules) = self.modules.as_mut().filter(|modules| modules.has(name)) else {
+            return;
+        };
+        match modules.load(name) {
+            Ok(()) => drop(self.loaded.insert(name.to_owned())),
+            Err(error) if error.is_absence() => {}
+            Err(error) => {
+                let source = std::error::Error::source(&error).map(ToString::to_string);
+                let text = format!("{error}: {}", source.unwrap_or_default());
+                machine.port.log(Severity::Warning, &text);
+            }
+        }
+    }
+}
+
+/// The partition that the firmware names.
+fn of_firmware(machine: &mut Machine, drivers: &mut Drivers) -> Option<Guid> {
+    if !Path::new("/sys/firmware/efi").exists() {
+        return None;
+    }
+    drivers.load(machine, "efivarfs");
+    if let Err(error) = mounts::firmware().apply() {
+        let source = std::error::Error::source(&error).map(ToString::to_string);
+        let text = format!("{error}: {}", source.unwrap_or_default());
+        machine.port.log(Severity::Warning, &text);
+    }
+    disk::guid_of_variable(&fs::read(LOADER_VARIABLE).ok()?)
+}
+
+/// Loads drivers until the disk is there.
+fn find(
+    machine: &mut Machine,
+    drivers: &mut Drivers,
+    command_line: &CommandLine,
+) -> Result<(Found, Device), Error> {
+    let start = clock::uptime();
+    let firmware = of_firmware(machine, drivers);
+    let wanted = firmware.or(command_line.esp).ok_or(Error::EspUnknown)?;
+    let mut said = false;
+    loop {
+        let waited = clock::uptime().saturating_sub(start);
+        let disks = disk::scan();
+        let fallback = command_line.esp.filter(|_| waited >= FIRMWARE_FIRST);
+        let found = [Some(wanted), fallback].into_iter().flatten().find_map(|esp| {
+            let found = disk::choose(&disks, esp, command_line.slot)?;
+            // The kernel announces partitions after the disk.
+            let device = disk::device(&found.disk, found.esp)?;
+            Some((found, device))
+        });
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        if drivers.serve_some(machine) {
+            let (aliases, lost) = machine.hear();
+            drivers.add(aliases);
+            if lost {
+                drivers.add(coldplug::present());
+            }
+            continue;
+        }
+        if waited >= DISK_DEADLINE {
+            machine.tried.push(format!("waited for the disk with partition {wanted}"));
+            machine.tried.push(format!("drivers that were loaded: {}", drivers.list()));
+            machine.tried.push(format!("block devices: {}", block_devices()));
+            return Err(absent(wanted, &disks, waited));
+        }
+        if waited >= PATIENCE && !said {
+            said = true;
+            let text = format!("the disk with partition {wanted}; there are: {}", list(&disks));
+            machine.waiting(Stage::Initramfs, text);
+        }
+        // Whichever comes first: a device, or the next thing that time changes.
+        let next = [PATIENCE, FIRMWARE_FIRST, DISK_DEADLINE].into_iter().find(|at| *at > waited);
+        let time = next.map_or(Duration::ZERO, |at| at.saturating_sub(waited));
+        let uevents = machine.uevents.iter().map(|uevents| (uevents.as_fd(), Interest::Read));
+        poll::wait(&uevents.collect::<Vec<_>>(), Some(time)).ok();
+        let (aliases, lost) = machine.hear();
+        drivers.add(aliases);
+        if lost {
+            drivers.add(coldplug::present());
+        }
+    }
+}
+
+/// Every block device, even those that can't be a disk: a person may see why.
+fn block_devices() -> String {
+    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    if names.is_empty() { "none".to_owned() } else { names.join(" ") }
+}
+
+fn absent(wanted: Guid, disks: &[Disk], waited: Duration) -> Error {
+    if disks.is_empty() {
+        Error::NoDisk { waited }
+    } else {
+        Error::NoEsp { esp: wanted.to_string(), disks: list(disks), waited }
+    }
+}
+
+fn list(disks: &[Disk]) -> String {
+    if disks.is_empty() {
+        return "none".to_owned();
+    }
+    disks.iter().map(Disk::describe).collect::<Vec<_>>().join(", ")
+}
+
+/// The ESP as early as possible: a failure is kept and counted there.
+fn mount_esp(machine: &mut Machine, drivers: &mut Drivers, device: &Path) {
+    for name in ESP_MODULES {
+        drivers.load(machine, name);
+    }
+    fs::create_dir_all("/esp").ok();
+    // Where the initramfs has no vfat, stage 2 mounts it.
+    if mounts::esp(device).apply().is_ok() {
+        machine.attempts = Some(Store::on(Path::new("/esp")));
+    }
+}
+
+/// The system partition's device.
+fn system(found: &Found, command_line: &CommandLine) -> Result<Device, Error> {
+    let absent =
+        || Error::NoSystem { disk: found.disk.clone(), partition: command_line.slot.partition() };
+    let number = found.system.ok_or_else(absent)?;
+    disk::device(&found.disk, number).ok_or_else(absent)
+}
+
+/// The table of dm-verity: data, then its hash tree, on the same device.
+fn table(device: &Path, verity: &command_line::Verity) -> Table {
+    let device = device.display();
+    let command_line::Verity { root_hash, salt, blocks } = verity;
+    Table {
+        length: blocks * (BLOCK / SECTOR),
+        kind: "verity",
+        parameters: format!(
+            "1 {device} {device} {BLOCK} {BLOCK} {blocks} {blocks} sha256 {root_hash} {salt}"
+        ),
+    }
+}
+
+fn enter(
+    machine: &mut Machine,
+    system: &Device,
+    command_line: &CommandLine,
+    early: Option<Early>,
+) -> Result<(), Error> {
+    let partition = command_line.slot.partition();
+    let refused = |source| Error::Verity { partition, device: system.path.clone(), source };
+    let mapper = DeviceMapper::open().map_err(refused)?;
+    let table = table(&system.path, &command_line.verity);
+    let verified = mapper.create_read_only(VERIFIED, &table).map_err(refused)?;
+    fs::create_dir_all(SYSTEM).ok();
+    let flags = MountFlags::RDONLY | MountFlags::NODEV;
+    let mount = Mount::new(verified.display().to_string(), SYSTEM, "erofs").flags(flags);
+    if let Err(source) = mount.apply() {
+        return Err(blame(machine, partition, system, source));
+    }
+    switch().map_err(|(step, source)| Error::Switch { step, source })?;
+    if let Some(early) = early {
+        early.give_back();
+    }
+    Ok(())
+}
+
+/// Why the system can't be mounted: the kernel's log knows about damaged blocks.
+fn blame(
+    machine: &mut Machine,
+    partition: &'static str,
+    system: &Device,
+    source: mount::Error,
+) -> Error {
+    machine.investigate();
+    let device = system.path.clone();
+    match machine.damage() {
+        Some((_system, kind, block)) => {
+            Error::Corrupt { partition, device, kind: kind.to_owned(), block }
+        }
+        None => Error::MountSystem { partition, device, source },
+    }
+}
+
+/// Makes the system the root, and gives the initramfs's memory back.
+fn switch() -> Result<(), (&'static str, io::Error)> {
+    let system = Path::new(SYSTEM);
+    for name in ["dev", "proc", "sys", "esp"] {
+        let (from, to) = (Path::new("/").join(name), system.join(name));
+        match mount::move_to(&from, &to) {
+            Ok(()) => {}
+            // The ESP is not mounted yet where the initramfs has no vfat.
+            Err(error) if name == "esp" && error.kind() == io::ErrorKind::InvalidInput => {}
+            Err(error) => return Err(("move a mount into the system", error)),
+        }
+    }
+    // Our own program stays as long as we run it, the modules as long as one is loaded.
+    for path in [MARK, "/init"] {
+        fs::remove_file(path).ok();
+    }
+    mount::switch_root(system).map_err(|error| ("change the root", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_says_where_the_hash_tree_starts() {
+        let verity = command_line::Verity {
+            root_hash: "ab".repeat(32),
+            salt: "706f".to_owned(),
+            blocks: 512,
+        };
+        let table = table(Path::new("/dev/vda2"), &verity);
+        assert_eq!(table.length, 4096);
+        let hash = "ab".repeat(32);
+        let expected = format!("1 /dev/vda2 /dev/vda2 4096 4096 512 512 sha256 {hash} 706f");
+        assert_eq!(table.parameters, expected);
+    }
+
+    #[test]
+    fn quick_ways_to_a_disk_are_tried_before_slow_ones() {
+        let nvme = "pci:v00001B36d00000010sv00001AF4sd00001100bc01sc08i02";
+        let ahci = "pci:v00008086d00002922sv00001AF4sd00001100bc01sc06i01";
+        let xhci = "pci:v00001B36d0000000Dsv00001AF4sd00001100bc0Csc03i30";
+        assert_eq!(way(nvme), way("virtio:d00000002v00001AF4"));
+        assert!(way(nvme) < way(ahci));
+        assert!(way(ahci) < way(xhci));
+    }
+
+    #[test]
+    fn what_is_missing_is_told_with_what_is_there() {
+        let esp = Guid::parse("6f1e4d07-5a3c-4c3b-9d3b-0123456789ab").unwrap();
+        let waited = Duration::from_secs(30);
+        let error = absent(esp, &[], waited);
+        assert_eq!(error.to_string(), "no disk has appeared within 30 s");
+        let disks = [Disk { name: "sda".to_owned(), table: Err("no partition table".to_owned()) }];
+        let text = absent(esp, &disks, waited).to_string();
+        assert!(text.contains("6f1e4d07") && text.contains("sda (no partition table)"), "{text}");
+    }
+}

@@ -1,0 +1,518 @@
+//! Runs the machine: builds the tree of mounts, starts `node`, and stays.
+//!
+//! ```text
+//! mounts --> ESP --> node --> [main loop] --> how it ended
+//!                      |          ^
+//!                      |          |  node's lines, its messages, its end
+//!                      |          |  signals, buttons, devices, the kernel's log
+//!                      +----------+
+//! ```
+//!
+//! The main loop waits in one place for all of it, turns each into an event of
+//! [`life`](super::life) and carries the effects out. Drivers load in a thread
+//! of their own (`coldplug`).
+//!
+//! Invariants:
+//! - The loop never blocks but in its one wait.
+//! - What `node` says last is read before its death is judged.
+
+use std::fs;
+use std::io::{self, PipeReader, Read};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use polis_base::recovery;
+use polis_base::serial::{EventLine, Severity};
+use polis_base::stage::Stage;
+use polis_base::sys::poll::{self, Interest};
+use polis_base::sys::reboot::Reason;
+use polis_base::sys::spawn::{self, Ended};
+use polis_base::sys::{clock, files, vt};
+use polis_base::trapdoor::Report;
+
+use super::attempts::Store;
+use super::coldplug::Coldplug;
+use super::command_line::NODE_DEADLINE;
+use super::error::Error;
+use super::guru::reason_of;
+use super::heartbeat::Heartbeat;
+use super::life::{Effect, Event, Outcome, State};
+use super::machine::{Machine, Times, reap};
+use super::mounts::{self, Need};
+use super::node::{Message, Node};
+use super::relay::Partial;
+use super::stage1::Start;
+use super::threads;
+
+/// The program with all services.
+const NODE: &str = "/usr/bin/node";
+
+/// How much of what the drivers' thread says is read at once.
+const READ_MAX: usize = 4 << 10;
+/// How often a pipe is read before the others have their turn.
+const READS_MAX: usize = 4;
+/// How often they are read when `node` has ended: a pipe holds 64 KiB, which is
+/// four reads, and the channel some hundred messages.
+const RESTS_MAX: usize = 256;
+/// More terminals than a machine has places for.
+const TERMINALS_MAX: usize = 8;
+
+/// How the machine is to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// In order.
+    Off(Reason),
+    /// With a guru meditation.
+    Guru(Report),
+}
+
+/// Runs the machine until it is to end.
+///
+/// # Errors
+///
+/// When it can't even start.
+pub fn run(machine: &mut Machine, start: Start) -> Result<End, Error> {
+    identify(machine);
+    let identity = machine.identity.clone();
+    let line = EventLine::new("boot")
+        .field("version", &identity.version)
+        .field("image", &identity.image)
+        .field("slot", &identity.slot);
+    machine.port.event(line);
+    machine.started(Stage::System);
+    // An advice: whoever starts it finds out what is wrong with it.
+    files::readahead(Path::new(NODE)).ok();
+    mount_tree(machine)?;
+    // A name that says that the machine has none yet.
+    rustix::system::sethostname(b"polis").ok();
+    greet();
+    machine.previous = mount_esp(machine, &start.esp);
+    machine.done(Stage::System);
+    machine.start = Some(start);
+    machine.find_devices();
+    node(machine, None)
+}
+
+/// Starts `node` once more, on the machine that the first one left behind, with
+/// the recovery key of the disk. Every mount is still there: the tree is `init`'s,
+/// and a data partition that is mounted already is as good as one that is not.
+///
+/// # Errors
+///
+/// When `node` can't be started.
+pub fn again(machine: &mut Machine, key: &recovery::Text) -> Result<End, Error> {
+    machine.port.log(Severity::Info, "starting node again, with the recovery key that was typed");
+    greet();
+    node(machine, Some(key))
+}
+
+/// Starts `node` and stays.
+fn node(machine: &mut Machine, key: Option<&recovery::Text>) -> Result<End, Error> {
+    let mut variables = variables(machine);
+    if key.is_some() {
+        variables.push(("POLIS_RECOVERY_FD".to_owned(), spawn::SECRET_FD.to_string()));
+    }
+    let node = spawn::start(Path::new(NODE), variables, key.map(|key| key.expose().as_bytes()))
+        .map_err(|source| Error::StartNode { program: NODE, source })?;
+    let (said, coldplug) = coldplug(machine);
+    let start = machine.start.as_ref();
+    let node_deadline = start.map_or(NODE_DEADLINE, |start| start.command_line.node_deadline);
+    let main = Main {
+        machine,
+        node: Node::new(node),
+        state: State::Running,
+        coldplug,
+        said,
+        partial: Partial::default(),
+        heartbeat: Heartbeat::new(node_deadline, clock::uptime()),
+    };
+    Ok(main.run())
+}
+
+/// Reads what system this is.
+fn identify(machine: &mut Machine) {
+    let text = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    for (key, place) in [
+        ("VERSION_ID", &mut machine.identity.version),
+        ("IMAGE_VERSION", &mut machine.identity.image),
+    ] {
+        if let Some(value) = os_release(&text, key) {
+            value.clone_into(place);
+        }
+    }
+}
+
+/// The value of `key` in the text of an `os-release` file.
+fn os_release<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
+    Some(value.trim().trim_matches('"')).filter(|value| !value.is_empty())
+}
+
+fn mount_tree(machine: &mut Machine) -> Result<(), Error> {
+    for (mount, need) in mounts::rest() {
+        match (mounts::apply(&mount), need) {
+            (Ok(()), _) => {}
+            (Err(error), Need::Must) => return Err(Error::Tree(error)),
+            (Err(error), Need::May) => {
+                let text = format!("{error}: {}", source_of(&error));
+                machine.port.log(Severity::Debug, &text);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A word for whoever looks at the screen before `node` draws on it.
+fn greet() {
+    // Without a screen there is nobody to greet.
+    vt::activate(1).ok();
+    let version = env!("CARGO_PKG_VERSION");
+    let text = format!("\x1b[2J\x1b[H\n  Polis {version} is starting\n");
+    if let Ok(mut terminal) = polis_base::sys::terminal::Terminal::open(Path::new("/dev/tty1")) {
+        io::Write::write_all(&mut terminal, text.as_bytes()).ok();
+    }
+}
+
+/// Mounts the ESP unless stage 1 has; returns why the last boot failed, if it did.
+fn mount_esp(machine: &mut Machine, device: &Path) -> Option<String> {
+    if machine.attempts.is_none() {
+        match mounts::esp(device).apply() {
+            Ok(()) => machine.attempts = Some(Store::on(Path::new("/esp"))),
+            Err(error) => {
+                let text = format!("{error}: {}; going on without it", source_of(&error));
+                machine.port.log(Severity::Error, &text);
+            }
+        }
+    }
+    match machine.attempts.as_ref()?.load() {
+        Ok(ledger) => ledger.last,
+        Err(error) => {
+            let text = format!("cannot read how many boots have failed: {error}");
+            machine.port.log(Severity::Warning, &text);
+            None
+        }
+    }
+}
+
+fn source_of(error: &dyn std::error::Error) -> String {
+    error.source().map(ToString::to_string).unwrap_or_default()
+}
+
+/// What `node` is told.
+fn variables(machine: &Machine) -> Vec<(String, String)> {
+    let mut variables = vec![
+        ("PATH", "/usr/sbin:/usr/bin".to_owned()),
+        ("POLIS_SLOT", machine.identity.slot.clone()),
+        ("POLIS_VERSION", machine.identity.version.clone()),
+        ("POLIS_IMAGE", machine.identity.image.clone()),
+        ("POLIS_STAGES", stages(&machine.times)),
+        ("POLIS_CONTROL_FD", spawn::CONTROL_FD.to_string()),
+    ];
+    if let Some(start) = &machine.start {
+        variables.push(("POLIS_DISK", start.disk.display().to_string()));
+        // Without it the ESP is not mounted, and must not be written to.
+        if machine.attempts.is_some() {
+            variables.push(("POLIS_ESP", start.esp.display().to_string()));
+        }
+    }
+    if let Some(previous) = &machine.previous {
+        variables.push(("POLIS_PREVIOUS_GURU", previous.clone()));
+    }
+    variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The stages that are over, as `name=start-end,...` in seconds.
+fn stages(times: &Times) -> String {
+    let over = times.iter().filter_map(|(stage, (started, ended))| {
+        Some(format!("{stage}={:.3}-{:.3}", started.as_secs_f64(), (*ended)?.as_secs_f64()))
+    });
+    over.collect::<Vec<_>>().join(",")
+}
+
+/// Starts to load drivers; what the thread says comes out of the pipe.
+fn coldplug(machine: &mut Machine) -> (Option<PipeReader>, Option<Coldplug>) {
+    let started = io::pipe().and_then(|(said, writer)| {
+        rustix::io::ioctl_fionbio(&said, true)?;
+        Ok((said, Coldplug::start(writer)?))
+    });
+    match started {
+        Ok((said, coldplug)) => (Some(said), Some(coldplug)),
+        Err(error) => {
+            let text = format!("cannot load drivers: {error}");
+            machine.port.log(Severity::Error, &text);
+            (None, None)
+        }
+    }
+}
+
+/// What the loop works on.
+struct Main<'a> {
+    machine: &'a mut Machine,
+    node: Node,
+    state: State,
+    coldplug: Option<Coldplug>,
+    said: Option<PipeReader>,
+    partial: Partial,
+    heartbeat: Heartbeat,
+}
+
+impl Main<'_> {
+    fn run(mut self) -> End {
+        loop {
+            if self.machine.investigate()
+                && let Some(report) = self.machine.damage_report()
+            {
+                return End::Guru(report);
+            }
+            self.machine.pet();
+            let ended = self.reap();
+            self.read_node();
+            self.step(Event::Tick);
+            if let Some(silent) = self.heartbeat.look(clock::uptime()) {
+                self.step(Event::Hung(silent));
+            }
+            // Its messages are read by now: a report comes before the death.
+            if let Some(ended) = ended {
+                self.finish_node();
+                self.step(Event::NodeEnded(ended));
+            }
+            if let State::Over(outcome) = &self.state {
+                let outcome = outcome.clone();
+                return self.end(outcome);
+            }
+            self.wait();
+            self.listen();
+            self.machine.port.flush();
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let state = std::mem::replace(&mut self.state, State::Running);
+        let (state, effects) = state.step(event, clock::uptime());
+        self.state = state;
+        for effect in effects {
+            match effect {
+                Effect::Forgive => self.forgive(),
+                Effect::AskToStop(reason) => self.ask_to_stop(reason),
+                Effect::Warn(text) => self.machine.port.log(Severity::Warning, &text),
+            }
+        }
+    }
+
+    /// This boot is good.
+    fn forgive(&mut self) {
+        let Some(store) = &self.machine.attempts else { return };
+        let forgiven = store.load().and_then(|ledger| {
+            let ready = ledger.ready();
+            // The ESP is written only when there is something to forgive.
+            if ready == ledger { Ok(()) } else { store.save(&ready) }
+        });
+        // A ledger that can't be read is replaced: this boot shows that the machine is well.
+        if let Err(error) = forgiven.or_else(|_error| store.save(&store.rebuilt().ready())) {
+            let text = format!("cannot forget the boots that failed: {error}");
+            self.machine.port.log(Severity::Warning, &text);
+        }
+    }
+
+    fn ask_to_stop(&mut self, reason: Reason) {
+        let text = format!("stopping: {}", reason.name());
+        self.machine.port.log(Severity::Info, &text);
+        if !self.node.tell(&EventLine::new("stop").field("reason", reason.name())) {
+            self.machine.port.log(Severity::Warning, "node can't be asked to stop");
+        }
+    }
+
+    /// Waits for anything to happen.
+    fn wait(&self) {
+        let mut waited = Vec::new();
+        waited.extend(self.node.descriptors().map(|pipe| (pipe, Interest::Read)));
+        waited.extend(self.said.iter().map(|said| (said.as_fd(), Interest::Read)));
+        let machine = &self.machine;
+        waited.extend(machine.signals.iter().map(|signals| (signals.as_fd(), Interest::Read)));
+        waited.extend(machine.uevents.iter().map(|uevents| (uevents.as_fd(), Interest::Read)));
+        waited.extend(machine.kernel.iter().map(|kernel| (kernel.as_fd(), Interest::Read)));
+        waited.extend(machine.buttons.iter().map(|button| (button.as_fd(), Interest::Read)));
+        waited.extend(machine.port.waiting().map(|port| (port, Interest::Write)));
+        let next = [self.state.deadline(), machine.pet_at(), self.heartbeat.next()];
+        let next = next.into_iter().flatten().min();
+        let time = next.map(|at| at.saturating_sub(clock::uptime()));
+        if poll::wait(&waited, time).is_err() {
+            // Out of memory: the next turn may be luckier, and must not spin.
+            poll::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Takes in what is not `node`'s.
+    fn listen(&mut self) {
+        let (aliases, lost) = self.machine.hear();
+        if let Some(coldplug) = &self.coldplug {
+            aliases.into_iter().for_each(|alias| coldplug.put(alias));
+            if lost {
+                coldplug.look_again();
+            }
+        }
+        self.read_drivers();
+        if self.machine.buttons.pressed() {
+            self.step(Event::Asked(Reason::PowerOff));
+        }
+        for signal in self.machine.received() {
+            if let Some(reason) = reason_of(signal) {
+                self.step(Event::Asked(reason));
+            }
+        }
+    }
+
+    fn read_drivers(&mut self) {
+        let Some(said) = &mut self.said else { return };
+        let mut buffer = [0; READ_MAX];
+        match said.read(&mut buffer) {
+            Ok(length) if length > 0 => {
+                for line in self.partial.take(&buffer[..length]) {
+                    self.machine.port.log_as(Severity::Warning, "init.modules", &line);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(_) | Err(_) => self.said = None,
+        }
+    }
+
+    /// Reaps every child; returns how `node` ended if it has.
+    fn reap(&mut self) -> Option<Ended> {
+        let (ended, _none_left) = reap();
+        let own = ended.into_iter().find(|(process, _)| *process == self.node.process());
+        own.map(|(_, ended)| ended)
+    }
+
+    /// Reads what `node` says, a bounded part of it.
+    fn read_node(&mut self) {
+        for _ in 0..READS_MAX {
+            let more = self.read_lines() | self.read_errors() | self.read_message();
+            if !more {
+                return;
+            }
+        }
+    }
+
+    fn read_lines(&mut self) -> bool {
+        let Some(lines) = self.node.lines() else { return false };
+        lines.iter().for_each(|line| self.machine.port.line(line));
+        true
+    }
+
+    fn read_errors(&mut self) -> bool {
+        let Some(lines) = self.node.errors() else { return false };
+        lines.iter().for_each(|line| self.machine.port.log_as(Severity::Error, "root", line));
+        true
+    }
+
+    fn read_message(&mut self) -> bool {
+        match self.node.message() {
+            Message::None => return false,
+            Message::Line(message) => self.message(&message),
+            Message::Nonsense => self.refuse("it is no event line, or longer than 16 KiB"),
+        }
+        true
+    }
+
+    fn message(&mut self, message: &EventLine) {
+        match message.word() {
+            "beat" => self.heartbeat.heard(clock::uptime()),
+            "ready" => {
+                if let Some(coldplug) = &self.coldplug {
+                    coldplug.boot_is_over();
+                }
+                self.step(Event::Ready);
+            }
+            "off" => match message.get("reason").and_then(Reason::from_name) {
+                Some(reason) => self.step(Event::Off(reason)),
+                None => self.refuse("off needs reason=reboot or reason=poweroff"),
+            },
+            "guru" => match Report::from_line(message) {
+                Some(report) => self.step(Event::Guru(report)),
+                None => self.refuse("a guru needs code, stage and next"),
+            },
+            "terminals" => self.terminals(message),
+            _ => self.refuse("the word is not known"),
+        }
+    }
+
+    /// `terminals tty=hvc0 tty=ttyS1`: where `node` draws besides tty1.
+    fn terminals(&mut self, message: &EventLine) {
+        let mut terminals = vec!["tty1".to_owned()];
+        for name in message.all("tty").take(TERMINALS_MAX) {
+            // A name below /dev and nothing else.
+            let plain = name.len() <= 32 && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+            if !plain || name.is_empty() {
+                self.refuse("a tty is a name below /dev, of letters and digits");
+            } else if !terminals.iter().any(|known| known == name) {
+                terminals.push(name.to_owned());
+            }
+        }
+        self.machine.port.mute(terminals.iter().any(|name| name == "ttyS0"));
+        self.machine.terminals = terminals;
+    }
+
+    fn refuse(&mut self, why: &str) {
+        let text = format!("a message of node is not understood: {why}");
+        self.machine.port.log(Severity::Error, &text);
+    }
+
+    /// Reads the rest of what `node` said: it says no more. Whoever has inherited
+    /// its pipes may, so this has an end of its own.
+    fn finish_node(&mut self) {
+        for _ in 0..RESTS_MAX {
+            if !(self.read_message() | self.read_lines() | self.read_errors()) {
+                break;
+            }
+        }
+        let (line, error) = self.node.rest();
+        line.iter().for_each(|line| self.machine.port.line(line));
+        error.iter().for_each(|line| self.machine.port.log_as(Severity::Error, "root", line));
+    }
+
+    fn end(self, outcome: Outcome) -> End {
+        match outcome {
+            Outcome::Off(reason) => End::Off(reason),
+            Outcome::Guru(report) => End::Guru(report),
+            Outcome::Hung(silent) => {
+                self.machine.investigate();
+                // Before anything is done about them.
+                let threads = threads::of(Path::new("/proc"), self.node.process());
+                let damage = self.machine.damage_report();
+                End::Guru(damage.unwrap_or_else(|| self.node.hung(silent, threads)))
+            }
+            Outcome::Death(ended) => {
+                self.machine.investigate();
+                let damage = self.machine.damage_report();
+                End::Guru(damage.unwrap_or_else(|| self.node.death(ended, &self.machine.evidence)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_says_its_version_with_and_without_quotes() {
+        let text = "ID=polis\nNAME=\"Polis\"\nVERSION_ID=\"0.1.0\"\nIMAGE_VERSION=abcd\nX=\n";
+        assert_eq!(os_release(text, "VERSION_ID"), Some("0.1.0"));
+        assert_eq!(os_release(text, "IMAGE_VERSION"), Some("abcd"));
+        assert_eq!(os_release(text, "X"), None);
+        assert_eq!(os_release(text, "VERSION"), None);
+    }
+
+    #[test]
+    fn only_stages_that_are_over_are_handed_on() {
+        let second = Duration::from_secs(1);
+        let times = Times::from([
+            (Stage::Kernel, (Duration::ZERO, Some(second))),
+            (Stage::Initramfs, (second, Some(second * 2))),
+            (Stage::System, (second * 2, None)),
+        ]);
+        assert_eq!(stages(&times), "kernel=0.000-1.000,initramfs=1.000-2.000");
+    }
+}

@@ -1,0 +1,430 @@
+//! Finds the other nodes where all addresses changed while all machines were off.
+//!
+//! A node knows the others by the addresses of the last boot. Where a DHCP server
+//! has forgotten its leases meanwhile, nobody is where it was, and there is no
+//! leader who could tell. So a node that is cut off asks on its own segment:
+//!
+//! ```text
+//! cut off for a while: broadcast "I am N, at A: who is there?" --> everyone who knows N
+//!        found <-- believed only where this node is cut off <-- "I am M, at B", to A alone
+//! ```
+//!
+//! A message carries the public key of its sender, from which the name of the
+//! node follows, and is signed with it; the address in it must be the one that it
+//! came from. Who sends an old message again sends a node to an address that
+//! another node had: whoever is there must still show the certificate of the node.
+//! Every node has one, so where somebody was found says nothing of who leads.
+//!
+//! Invariants:
+//! - A node that hears a leader believes nothing that is said here, and forgets what
+//!   it found before: in the next outage, everyone may be anywhere again.
+//! - Only nodes that were known before are heard, and answered.
+//! - Strangers make this node verify a bounded number of signatures a second.
+//!
+//! What this module does not do: find nodes beyond the own segment, or by IPv6;
+//! or help a node whose disk waits for a key, since its own key is on that disk.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use ed25519_dalek::{Signature, VerifyingKey};
+use tokio::net::UdpSocket;
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tracing::{debug, info, warn};
+
+use crate::network::names::Peers;
+use crate::{consensus, network};
+use polis_base::files::{self, File};
+use polis_runtime::event::{Closed, until};
+use polis_runtime::supervisor::{Context, blocking};
+use polis_wire::identity::{self, Identity, NodeId, NodeKey};
+
+/// Where nodes listen for each other, UDP.
+pub const PORT: u16 = 7836;
+
+/// Between two looks at whether this node is cut off, and two questions. It is cut
+/// off after two looks: a quick start finds its leader before.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// What a message begins with.
+const MAGIC: &[u8; 15] = b"polis beacon 1\0";
+
+/// Magic, kind, public key, address; then the signature of all that.
+const SIGNED: usize = MAGIC.len() + 1 + 32 + 4;
+const LENGTH: usize = SIGNED + 64;
+
+/// Signatures that are verified a second: each node asks once in two.
+const VERIFIED_MAX: u32 = 50;
+
+/// Inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// The key of this node.
+    pub key: File,
+    /// Who this node is; the key is on its disk then, or soon after.
+    pub identity: watch::Receiver<Option<Identity>>,
+    /// Its member of etcd, if it has one.
+    pub consensus: watch::Receiver<consensus::Status>,
+    /// Who leads, as this node has heard.
+    pub leader: watch::Receiver<Option<NodeId>>,
+    /// The address.
+    pub network: watch::Receiver<network::Status>,
+    /// Who is known.
+    pub peers: watch::Receiver<Peers>,
+    /// Who was found since this node is cut off, and where.
+    pub found: watch::Sender<Peers>,
+}
+
+/// Why a run ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An input ended.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// The disk.
+    #[error("cannot read the key of this node")]
+    File(#[from] files::Error),
+    /// The key is none.
+    #[error("the key of this node cannot be used")]
+    Key(#[source] identity::Error),
+    /// Nobody can be heard.
+    #[error("cannot listen on UDP port {PORT}")]
+    Socket(#[source] std::io::Error),
+}
+
+/// What a message is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Asks = 1,
+    Answers = 2,
+}
+
+/// A message, and the proof of who sent it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Beacon {
+    kind: Kind,
+    key: [u8; 32],
+    address: Ipv4Addr,
+}
+
+impl Beacon {
+    fn signed(&self, key: &NodeKey) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.push(self.kind as u8);
+        bytes.extend(self.key);
+        bytes.extend(self.address.octets());
+        let signature = key.sign(&bytes);
+        bytes.extend(signature);
+        bytes
+    }
+
+    fn node(&self) -> NodeId {
+        NodeId::from_public_key(&self.key)
+    }
+
+    /// What is said, whoever says it.
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let (kind, rest) = bytes.strip_prefix(MAGIC)?.split_first()?;
+        let kind = match kind {
+            1 => Kind::Asks,
+            2 => Kind::Answers,
+            _ => return None,
+        };
+        let (key, rest) = rest.split_first_chunk::<32>()?;
+        let (address, signature) = rest.split_first_chunk::<4>()?;
+        (signature.len() == 64).then_some(Self { kind, key: *key, address: (*address).into() })
+    }
+
+    /// Whether the holder of the key in it has said it.
+    fn is_genuine(&self, bytes: &[u8]) -> bool {
+        let Some((signed, signature)) = bytes.split_at_checked(SIGNED) else { return false };
+        let key = VerifyingKey::from_bytes(&self.key);
+        let verified =
+            key.and_then(|key| key.verify_strict(signed, &Signature::from_slice(signature)?));
+        verified.is_ok()
+    }
+}
+
+/// How many signatures may be verified yet.
+#[derive(Debug)]
+struct Budget {
+    since: Instant,
+    left: u32,
+}
+
+impl Budget {
+    fn take(&mut self, now: Instant) -> bool {
+        if now.duration_since(self.since) >= Duration::from_secs(1) {
+            *self = Self { since: now, left: VERIFIED_MAX };
+        }
+        let taken = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        taken
+    }
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
+        ctx.healthy();
+        let named = until(&mut self.identity, "the identity", Option::clone);
+        let Some(named) = ctx.until_cancelled(named).await else { return Ok(()) };
+        named?;
+        // Whoever has just been let in has its name before its disk.
+        let key = loop {
+            let file = self.key.clone();
+            if let Some(der) = blocking(move || file.read()).await? {
+                break NodeKey::from_pkcs8_der(&zeroize::Zeroizing::new(der))
+                    .map_err(Error::Key)?;
+            }
+            if ctx.until_cancelled(sleep(LOOK)).await.is_none() {
+                return Ok(());
+            }
+        };
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)).await;
+        let socket = socket.map_err(Error::Socket)?;
+        socket.set_broadcast(true).map_err(Error::Socket)?;
+
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut budget = Budget { since: Instant::now(), left: VERIFIED_MAX };
+        let mut before = false;
+        // One more than fits: whatever fills it is too long.
+        let mut buffer = [0; LENGTH + 1];
+        loop {
+            tokio::select! {
+                // Cancel-safe: only waits.
+                () = ctx.cancelled() => return Ok(()),
+                // Cancel-safe per its documentation.
+                _tick = looks.tick() => {
+                    let cut_off = self.is_cut_off();
+                    if cut_off && before {
+                        self.ask(&socket, &key).await;
+                    }
+                    before = cut_off;
+                    self.forget();
+                }
+                // Cancel-safe per its documentation.
+                received = socket.recv_from(&mut buffer) => match received {
+                    Ok((length, from)) => {
+                        let budget = &mut || budget.take(Instant::now());
+                        self.hear(&socket, &key, &buffer[..length], from, budget).await;
+                    }
+                    // An answer that nobody took.
+                    Err(error) => debug!(%error, "nothing was heard"),
+                },
+            }
+        }
+    }
+
+    /// Whether nobody says where the others are.
+    fn is_cut_off(&self) -> bool {
+        let consensus = self.consensus.borrow();
+        match consensus.is_absent() {
+            true => self.leader.borrow().is_none(),
+            false => consensus.leader.is_none(),
+        }
+    }
+
+    /// Forgets who was found, once somebody says where everyone is.
+    fn forget(&self) {
+        if !self.is_cut_off() {
+            self.found.send_if_modified(|found| !std::mem::take(found).is_empty());
+        }
+    }
+
+    async fn ask(&self, socket: &UdpSocket, key: &NodeKey) {
+        let Some((address, everyone)) = place(&self.network.borrow()) else { return };
+        let beacon = Beacon { kind: Kind::Asks, key: key.public_key(), address };
+        match socket.send_to(&beacon.signed(key), (everyone, PORT)).await {
+            Ok(_sent) => debug!(%everyone, "asked where the other nodes are"),
+            Err(error) => debug!(%error, %everyone, "cannot ask where the other nodes are"),
+        }
+    }
+
+    async fn hear(
+        &self,
+        socket: &UdpSocket,
+        key: &NodeKey,
+        bytes: &[u8],
+        from: SocketAddr,
+        may_verify: &mut impl FnMut() -> bool,
+    ) {
+        let heard = judge(bytes, from.ip(), &self.peers.borrow(), key.id(), may_verify);
+        let Some(beacon) = heard else { return };
+        let (node, at) = (beacon.node(), IpAddr::V4(beacon.address));
+        let own = place(&self.network.borrow());
+        if let (Kind::Asks, Some((address, _))) = (beacon.kind, own) {
+            let answer = Beacon { kind: Kind::Answers, key: key.public_key(), address };
+            if let Err(error) = socket.send_to(&answer.signed(key), from).await {
+                warn!(%error, %node, "cannot answer a node that looks for its cluster");
+            }
+        }
+        self.find(node, at);
+    }
+
+    /// Believes where a node is, if nobody else says it.
+    fn find(&self, node: NodeId, at: IpAddr) {
+        if !self.is_cut_off() {
+            return;
+        }
+        let new = self.found.send_if_modified(|found| found.insert(node, at) != Some(at));
+        if new && self.peers.borrow().get(&node) != Some(&at) {
+            info!(%node, %at, "found a node at another address");
+        }
+    }
+}
+
+/// What another node said, if one that is known did.
+fn judge(
+    bytes: &[u8],
+    from: IpAddr,
+    peers: &Peers,
+    own: NodeId,
+    may_verify: &mut impl FnMut() -> bool,
+) -> Option<Beacon> {
+    let beacon = Beacon::read(bytes)?;
+    let node = beacon.node();
+    let known = node != own && peers.contains_key(&node) && from == beacon.address;
+    (known && may_verify() && beacon.is_genuine(bytes)).then_some(beacon)
+}
+
+/// Where this node is, and the address of everyone on its segment.
+fn place(network: &network::Status) -> Option<(Ipv4Addr, Ipv4Addr)> {
+    let Some(IpAddr::V4(primary)) = network.primary else { return None };
+    let mut all = network.interfaces.iter().flat_map(|interface| &interface.addresses);
+    let own = all.find(|cidr| cidr.address() == primary)?;
+    let hosts = u32::MAX.checked_shr(own.prefix().into()).unwrap_or(0);
+    Some((primary, Ipv4Addr::from_bits(primary.to_bits() | hosts)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::parameters::Cidr;
+
+    const HERE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 17);
+
+    fn key(seed: u8) -> NodeKey {
+        NodeKey::from_seed(&[seed; 32])
+    }
+
+    fn asks(key: &NodeKey) -> Vec<u8> {
+        Beacon { kind: Kind::Asks, key: key.public_key(), address: HERE }.signed(key)
+    }
+
+    /// What a node with the key 9, which knows that of key 1, makes of it.
+    fn heard(bytes: &[u8], from: Ipv4Addr) -> Option<Beacon> {
+        let peers = [1, 9].map(|seed| (key(seed).id(), IpAddr::from([10, 0, 2, 99])));
+        judge(bytes, from.into(), &peers.into(), key(9).id(), &mut || true)
+    }
+
+    #[test]
+    fn a_known_node_is_heard_from_where_it_says_that_it_is() {
+        let beacon = heard(&asks(&key(1)), HERE).unwrap();
+        assert_eq!((beacon.kind, beacon.node(), beacon.address), (Kind::Asks, key(1).id(), HERE));
+        assert_eq!(heard(&asks(&key(1)), Ipv4Addr::new(10, 0, 2, 18)), None, "sent on");
+        assert_eq!(heard(&asks(&key(2)), HERE), None, "a stranger");
+        assert_eq!(heard(&asks(&key(9)), HERE), None, "itself");
+    }
+
+    #[test]
+    fn nobody_speaks_for_another() {
+        let forged = Beacon { kind: Kind::Asks, key: key(1).public_key(), address: HERE };
+        assert_eq!(heard(&forged.signed(&key(2)), HERE), None);
+        let genuine = asks(&key(1));
+        for at in 0..genuine.len() {
+            let mut changed = genuine.clone();
+            changed[at] ^= 1;
+            let claimed = Beacon::read(&changed).map_or(HERE, |beacon| beacon.address);
+            assert_eq!(heard(&changed, claimed), None, "byte {at}");
+        }
+        assert_eq!(heard(&genuine[..LENGTH - 1], HERE), None);
+        assert_eq!(heard(&[&genuine[..], &[0]].concat(), HERE), None);
+    }
+
+    #[test]
+    fn a_node_that_is_back_where_it_was_in_an_earlier_outage_is_found_again() {
+        let disk = tempfile::tempdir().unwrap();
+        let root = polis_base::files::Root::at(disk.path());
+        let node = key(1).id();
+        let [before, after] = [5, 6].map(|last| IpAddr::from([10, 0, 2, last]));
+        let leader = watch::Sender::new(None);
+        let peers = watch::Sender::new(Peers::from([(node, after)]));
+        let service = Service {
+            key: root.data.node.credentials.key,
+            identity: watch::Sender::new(None).subscribe(),
+            consensus: watch::Sender::new(consensus::Status::default()).subscribe(),
+            leader: leader.subscribe(),
+            network: watch::Sender::new(network::Status::default()).subscribe(),
+            peers: peers.subscribe(),
+            found: watch::Sender::default(),
+        };
+        let mut found = service.found.subscribe();
+        service.find(node, before);
+        assert_eq!(*found.borrow_and_update(), Peers::from([(node, before)]));
+        // The leader tells of another address meanwhile.
+        leader.send_replace(Some(node));
+        service.forget();
+        assert_eq!(*found.borrow_and_update(), Peers::new());
+        service.find(node, before);
+        assert_eq!(*found.borrow(), Peers::new(), "a leader is heard");
+        leader.send_replace(None);
+        service.forget();
+        service.find(node, before);
+        assert!(found.has_changed().unwrap());
+        assert_eq!(*found.borrow_and_update(), Peers::from([(node, before)]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_costs_a_bounded_number_of_signatures() {
+        let mut budget = Budget { since: Instant::now(), left: VERIFIED_MAX };
+        let mut taken = |tries: u32| (0..tries).filter(|_| budget.take(Instant::now())).count();
+        assert_eq!(taken(10 * VERIFIED_MAX), 50);
+        assert_eq!(taken(1), 0);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(taken(10 * VERIFIED_MAX), 50);
+    }
+
+    #[test]
+    fn everyone_is_the_last_address_of_the_segment() {
+        let on = |text: &str| {
+            let (address, prefix) = text.split_once('/').unwrap();
+            let cidr = Cidr::new(address.parse().unwrap(), prefix.parse().unwrap()).unwrap();
+            let interface = network::Interface {
+                name: "e".to_owned(),
+                mac: crate::parameters::Mac([2, 0, 0, 0, 0, 1]),
+                carrier: true,
+                driver: None,
+                addresses: vec![cidr],
+                asking: false,
+                leased: None,
+            };
+            let primary = Some(cidr.address());
+            place(&network::Status { primary, interfaces: vec![interface], ..Default::default() })
+        };
+        let everyone = |text| on(text).map(|(_, everyone)| everyone.to_string());
+        assert_eq!(everyone("10.0.2.17/24").as_deref(), Some("10.0.2.255"));
+        assert_eq!(everyone("172.16.9.9/12").as_deref(), Some("172.31.255.255"));
+        assert_eq!(everyone("10.0.0.1/32").as_deref(), Some("10.0.0.1"));
+        assert_eq!(everyone("fd00::1/64"), None);
+        assert_eq!(place(&network::Status::default()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn noise_says_nothing(noise in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _beacon = Beacon::read(&noise);
+            let framed = [&MAGIC[..], &noise].concat();
+            let from = Beacon::read(&framed).map_or(HERE, |beacon| beacon.address);
+            prop_assert_eq!(heard(&framed, from), None);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Founds a cluster of this one machine.
+//!
+//! ```text
+//! keys of the disk -> journal -> data partition -> node key on it -> orders for etcd
+//!    -> an address -> node, owner, configuration in etcd -> sealed configuration
+//!    -> journal removed  [home]
+//! ```
+//!
+//! Every step may be taken again: what it makes is kept before the next begins.
+//!
+//! Invariants:
+//! - The journal is on the ESP before anything is made that it speaks of.
+//!
+//! What this module does not do: know what makes a member (`membership`).
+
+use tracing::warn;
+
+use super::decide::{Record, Refusal};
+use super::journal::Journal;
+use super::membership::{self, Step};
+use super::partition::{check_kind, kind_for, new_keys, uncover};
+use super::sealed::{Begun, Keeping, configuration_message, kind_message};
+use super::service::{Config, Consensus, Home, KeyFile, read_record, waited_out};
+use super::unlock::disk::Found;
+use super::unlock::keeper::Slot;
+use super::unlock::keys::Secrets;
+use super::{Error, KeyStatus, Service};
+use crate::consensus::Start;
+use crate::curator::Founding;
+use crate::parameters::{Bootstrap, Cluster, ColdStart};
+use crate::storage::{Kind, Make};
+use polis_runtime::save::Save as _;
+use polis_runtime::supervisor::{Context, blocking};
+use polis_wire::identity;
+
+impl<C: Consensus> Service<C> {
+    /// Takes the first step of a new cluster: whatever the data partition will be
+    /// opened with is kept before it is made.
+    pub(super) async fn begin(&mut self, bootstrap: &Bootstrap) -> Result<Begun, Error> {
+        let kind = kind_for(bootstrap.configuration.storage);
+        let mut disk = self.disk();
+        if disk.is_being_made() {
+            // An earlier run asked for it: by the journal that it wrote.
+            disk.mounted().await?;
+            let journal = &self.config.root.esp.cluster_journal;
+            return match read_record(journal, Journal::from_record).await? {
+                Record::Whole(Journal::Bootstrap(begun)) => Ok(begun),
+                Record::Damaged(damage) => Err(Refusal::JournalDamaged(damage).into()),
+                Record::Absent | Record::Whole(Journal::Register(_)) => {
+                    Err(Refusal::SealedLost.into())
+                }
+            };
+        }
+        let Found::Absent(partition) = disk.look().await? else { return Err(Error::Changed) };
+        let (make, begun) = if kind == Kind::Insecure {
+            (Make::Insecure, Begun { bootstrap: bootstrap.clone(), kind, keys: None })
+        } else {
+            let unlocker = self.config.unlocker(disk.clone());
+            let tpm = bootstrap.configuration.tpm;
+            let (make, keys, _cluster) =
+                blocking(move || new_keys(&unlocker, tpm, Secrets::random()?, kind, partition))
+                    .await?;
+            (make, Begun { bootstrap: bootstrap.clone(), kind, keys: Some(keys) })
+        };
+        let journal = &self.config.root.esp.cluster_journal;
+        journal.save(begun.to_record()).await?;
+        self.config.probe.passed(Step::Begun)?;
+        disk.make(make).await?;
+        Ok(begun)
+    }
+
+    /// Goes on from wherever an earlier attempt got.
+    pub(super) async fn bootstrap(
+        &mut self,
+        ctx: &Context,
+        begun: &Begun,
+    ) -> Result<Home<C::Kv>, Error> {
+        let bootstrap = &begun.bootstrap;
+        let mut disk = self.disk();
+        let mut unlocker = self.config.unlocker(disk.clone());
+        let (kind, keys) = match (disk.look().await?, &begun.keys) {
+            (Found::Absent(_), _) => return Err(Error::Changed),
+            (Found::Mounted(kind), None) => (kind, None),
+            (Found::Locked(kind, _), None) => {
+                return Err(Error::KindDiffers { expected: begun.kind, found: kind });
+            }
+            (found, Some(begun_keys)) => {
+                let kind = check_kind(begun.kind, found)?;
+                let opened = match found {
+                    Found::Locked(_, partition) => {
+                        unlocker.with(&begun_keys.secrets, Slot::Current, partition).await?
+                    }
+                    Found::Absent(_) | Found::Mounted(_) => {
+                        unlocker.read(&begun_keys.secrets, Slot::Current).await?
+                    }
+                };
+                (kind, Some(opened))
+            }
+        };
+        let recovery = match (&begun.keys, &keys) {
+            (Some(begun), Some((secrets, opened))) => Some(uncover(begun, secrets, opened)?),
+            _ => None,
+        };
+        let keys = keys.map(|(_secrets, keys)| keys);
+
+        let store = KeyFile(self.config.root.data.node.credentials.key.clone());
+        let key = blocking(move || identity::ensure(&store).map_err(Error::Key)).await?;
+        self.config.probe.passed(Step::Key)?;
+        let node = key.identity();
+        self.give_orders(key, Start::Bootstrap);
+
+        let store = self.store().await?;
+        let snapshot = self.config.root.esp.etcd_snapshot.path().to_owned();
+        let restored = blocking(move || snapshot.is_file()).await;
+        let disk = keys.as_ref().zip(recovery);
+        let founding = Founding {
+            node,
+            labels: bootstrap.labels.clone(),
+            owner_public_key: bootstrap.owner_public_key,
+            configuration: configuration_message(&bootstrap.configuration),
+            disk: disk
+                .map(|(keys, recovery)| (membership::record(keys), recovery.bytes().to_vec())),
+            storage_kind: kind_message(kind),
+            restored,
+        };
+        self.address(ctx).await?;
+        let keeping = Keeping::of(&bootstrap.configuration);
+        let Config { root, probe, .. } = &self.config;
+        let own =
+            membership::Own { root, shares: &unlocker.shares, kind, keys: keys.as_ref(), keeping };
+        let sealed = loop {
+            match membership::ensure(&store, &founding, own, probe).await {
+                Err(error) if waited_out(&error).await => {}
+                made => break made?,
+            }
+        };
+        let keys = keys.map(|keys| KeyStatus {
+            sealed: keys.secrets.is_sealed(),
+            keeper: keys.keeper.filter(|_| keeping.cold_start == ColdStart::Automatic),
+            recovery_key_unsaved: true,
+        });
+        Ok(Home { node, ca: sealed.cluster_ca, keys, store: Some(store) })
+    }
+
+    pub(super) fn warn_if_told_otherwise(&self, begun: &Bootstrap) {
+        let known = self.parameters.borrow().clone();
+        let told = known.as_ref().and_then(|known| known.parameters());
+        if told.is_some_and(|told| told.cluster != Cluster::Bootstrap(begun.clone())) {
+            warn!(
+                "the node parameters have changed since the bootstrap was begun; it goes on as it was begun"
+            );
+        }
+    }
+}

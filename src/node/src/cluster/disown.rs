@@ -1,0 +1,295 @@
+//! Ends the membership of a node that its cluster has removed.
+//!
+//! ```text
+//! a refusal names the node as removed (liaison) --+
+//! the own etcd does not come up, and a curator ---+--> [disowning]
+//!   says that the node was removed                        |
+//!                                                         v
+//!      sealed configuration: disowned, no secrets -> shares forgotten -> etcd ends
+//!        -> keys, certificates, etcd's data removed -> trapdoor, now and at every boot
+//! ```
+//!
+//! Every step may be taken again. The first one is what lasts: without the node's
+//! half nothing but the recovery key opens the disk, and the next boot knows why.
+//!
+//! Invariants:
+//! - Nothing is wiped because of an outage, or of a record that is not there: only
+//!   where a curator that proved to be of this cluster says that it is for ever.
+
+use std::time::Duration;
+
+use polis_proto::v1;
+use polis_proto::v1::curator_client::CuratorClient;
+use prost::Message as _;
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tracing::{debug, info, warn};
+
+use super::credentials;
+use super::parting::{ASK_AGAIN, Membership, TRUST, membership, part};
+use super::sealed::Sealed;
+use super::service::Consensus;
+use super::state::Event;
+use super::unlock::keeper::Slot;
+use super::{Error, Service};
+use crate::{consensus, parameters};
+use polis_base::files::{self, File, Root};
+use polis_base::stage::{Stage, State};
+use polis_runtime::supervisor::{Context, blocking};
+use polis_wire::identity::NodeId;
+use polis_wire::nodes::is_consensus_member;
+use polis_wire::rpc::client::{Channel, Client, Patience, Repeat, candidates};
+use polis_wire::rpc::is_removal;
+
+/// For one question.
+const PATIENCE: Patience =
+    Patience { attempt: Duration::from_secs(5), total: Duration::from_secs(10) };
+/// A process that is killed ends within that.
+const KILLED: Duration = Duration::from_secs(1);
+
+/// What was told to this machine.
+#[derive(Clone, Debug)]
+pub(super) struct Told {
+    pub(super) parameters: watch::Receiver<parameters::Known>,
+    /// SHA-256 of the CA of its cluster.
+    pub(super) ca: [u8; 32],
+}
+
+impl Told {
+    /// Where its cluster is reached.
+    pub(super) fn directory(&self) -> v1::ClusterDirectory {
+        let known = self.parameters.borrow();
+        known.as_ref().and_then(|known| known.directory(&self.ca)).unwrap_or_default()
+    }
+}
+
+/// What the cluster says of a node whose etcd does not come up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It was taken out for good.
+    Removed,
+    /// It is a member of the cluster, and of etcd no more.
+    NoMember,
+}
+
+impl<C: Consensus> Service<C> {
+    /// Wipes what made this machine a member. Returns the error to stop with.
+    pub(super) async fn disown(&mut self, ctx: &Context) -> Error {
+        self.status.happened(Event::Removed, ctx.lines(), |_disowning| {});
+        warn!("the cluster has removed this node: its keys are wiped");
+        let unlocker = self.config.unlocker(self.disk());
+        let root = self.config.root.clone();
+        let sealed = blocking(move || {
+            if let Some(Ok(sealed)) =
+                root.esp.sealed_configuration.read()?.map(|record| Sealed::from_record(&record))
+            {
+                let sealed = Sealed { disowned: true, secrets: None, ..sealed };
+                root.esp.sealed_configuration.write(&sealed.to_record())?;
+            }
+            unlocker.shares.forget(Slot::Current)?;
+            unlocker.shares.forget(Slot::Next)?;
+            Ok(root.esp.key_change.erase()?)
+        })
+        .await;
+        if let Err(error) = sealed {
+            return error;
+        }
+        self.orders.send_replace(None);
+        sleep(KILLED).await;
+        if self.storage.borrow().ready().is_some() {
+            let root = self.config.root.clone();
+            if let Err(error) = blocking(move || wipe(&root).map_err(Error::from)).await {
+                return error;
+            }
+        }
+        Error::Disowned
+    }
+
+    /// Takes what is left of a member of etcd from this node, which the cluster has
+    /// taken out. If it has the role again, it enters as another one.
+    pub(super) async fn leave_etcd(&mut self) -> Result<(), Error> {
+        info!("the cluster has taken this node out of etcd while it was off");
+        self.orders.send_replace(None);
+        sleep(KILLED).await;
+        let data = self.config.root.data.clone();
+        Ok(blocking(move || part(&data)).await?)
+    }
+}
+
+fn wipe(root: &Root) -> Result<(), files::Error> {
+    let files::Node { credentials, roles, voter, leaving, .. } = &root.data.node;
+    for file in [&credentials.key, &credentials.certificate, &credentials.ca] {
+        file.erase()?;
+    }
+    roles.remove()?;
+    consensus::forget(&root.data.etcd)?;
+    voter.remove()?;
+    leaving.remove()
+}
+
+/// What a curator answers.
+enum Word {
+    Final(Verdict),
+    /// The cluster has another etcd than the one that this node is a member of: it was
+    /// founded again from a snapshot. What that lacks may be on this disk alone, so this
+    /// ends nothing: a person says what is to become of it.
+    FoundedAgain,
+}
+
+/// A member whose own etcd does not come up.
+pub(super) struct Doubt<'a> {
+    pub(super) ctx: &'a Context,
+    pub(super) root: Root,
+    pub(super) told: Told,
+    pub(super) own: NodeId,
+}
+
+impl Doubt<'_> {
+    /// Asks the curators of others what has become of this node, once its own etcd has
+    /// had its time; for ever, until they say something that ends the wait for it.
+    pub(super) async fn end(&self) -> Verdict {
+        sleep(TRUST).await;
+        let mut said = false;
+        loop {
+            let files = &self.root.data.node;
+            let told = self.told.directory();
+            match ask(files, &self.root.esp.cluster_directory, &told, self.own).await {
+                Ok(Some(Word::FoundedAgain)) => {
+                    let what = founded_again(self.own);
+                    if !std::mem::replace(&mut said, true) {
+                        warn!("waiting for {what}");
+                    }
+                    self.ctx.stage(Stage::Cluster, State::Waiting(what));
+                }
+                Ok(Some(Word::Final(verdict))) => return verdict,
+                Ok(None) => {}
+                Err(why) => debug!(why, "no curator says what has become of this node"),
+            }
+            sleep(ASK_AGAIN).await;
+        }
+    }
+}
+
+/// What a member of an etcd waits for that is no more.
+fn founded_again(own: NodeId) -> String {
+    format!(
+        "the word of an operator: the cluster was founded again from a snapshot, and this node's \
+         member of etcd is of the time before, so what is newer than the snapshot may be on this \
+         disk alone; `polisctl node roles {own} --remove consensus-member` gives that up and \
+         brings the node home, and the same with --add makes it a voter again"
+    )
+}
+
+async fn ask(
+    files: &files::Node,
+    directory: &File,
+    told: &v1::ClusterDirectory,
+    own: NodeId,
+) -> Result<Option<Word>, String> {
+    let (files, directory) = (files.clone(), directory.clone());
+    let read = blocking(move || {
+        let known = directory.read().map_err(|error| error.to_string())?.unwrap_or_default();
+        let known = v1::ClusterDirectory::decode(known.as_slice());
+        let known = known.map_err(|error| error.to_string())?;
+        let credentials =
+            credentials::read(&files.credentials).map_err(|error| error.to_string())?;
+        let voter = files.voter.read().map_err(|error| error.to_string())?;
+        Ok::<_, String>((candidates(&known), credentials, voter))
+    });
+    let (known, credentials, voter) = read.await?;
+    let known = known.into_iter().chain(candidates(told));
+    let others: Vec<_> = known.filter(|one| one.node != Some(own)).collect();
+    if others.is_empty() {
+        return Ok(None);
+    }
+    let client = Client::fixed(others, credentials, PATIENCE);
+    let call = |channel: Channel| async move {
+        let request = v1::WatchRequest { node_id: own.to_string() };
+        let mut told = CuratorClient::new(channel).watch(request).await?.into_inner();
+        while let Some(event) = told.message().await? {
+            let node = event.nodes.into_iter().find(|node| node.id == own.to_string());
+            if node.is_some() || event.current {
+                return Ok(node);
+            }
+        }
+        Ok(None)
+    };
+    let node = match client.call(Repeat::Allowed, call).await {
+        Ok(Some(node)) => node,
+        Ok(None) => return Ok(None),
+        Err(status) if is_removal(&status) => return Ok(Some(Word::Final(Verdict::Removed))),
+        Err(status) => return Err(status.to_string()),
+    };
+    let verdict = judge(&node);
+    if verdict.is_some() || node.state() != v1::NodeState::Up {
+        return Ok(verdict.map(Word::Final));
+    }
+    let word = membership(&client, own, voter.as_deref()).await;
+    Ok(match word.map_err(|status| status.to_string())? {
+        Membership::Member => None,
+        Membership::Out => Some(Word::Final(Verdict::NoMember)),
+        Membership::Elsewhere => Some(Word::FoundedAgain),
+    })
+}
+
+/// What the record of a node says of it; a member of etcd with the role may be out of
+/// etcd all the same.
+fn judge(node: &v1::NodeInfo) -> Option<Verdict> {
+    let role = is_consensus_member(node.roles.as_ref());
+    match node.state() {
+        v1::NodeState::Decommissioned => Some(Verdict::Removed),
+        v1::NodeState::Up if !role => Some(Verdict::NoMember),
+        v1::NodeState::Up
+        | v1::NodeState::Unspecified
+        | v1::NodeState::New
+        | v1::NodeState::Standby => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use sha2::{Digest as _, Sha256};
+
+    use super::*;
+
+    #[test]
+    fn only_parameters_with_the_own_ca_say_where_the_cluster_is() {
+        let register = crate::cluster::tests::register();
+        let (ca, wanted) = (Sha256::digest(&register.ca_certificate).into(), register.directory());
+        let told = watch::Sender::new(None);
+        let own = Told { parameters: told.subscribe(), ca };
+        assert!(own.directory().nodes.is_empty(), "nothing was read yet");
+        let cluster = parameters::Cluster::Register(register);
+        let parameters = parameters::Parameters {
+            cluster,
+            network: parameters::Network::default(),
+            console_tui: Vec::new(),
+        };
+        let found = Some((parameters, parameters::Source::Esp));
+        let loaded = parameters::Loaded { found, warning: None, tried: Vec::new() };
+        told.send_replace(Some(Arc::new(loaded)));
+        assert_eq!(own.directory(), wanted);
+        let stranger = Told { ca: [0; 32], ..own };
+        assert!(stranger.directory().nodes.is_empty(), "another cluster's parameters");
+    }
+
+    #[test]
+    fn only_what_a_record_says_ends_a_member() {
+        let member = v1::NodeRoles {
+            consensus_member: Some(v1::node_roles::ConsensusMember {}),
+            ..Default::default()
+        };
+        let node = |state: v1::NodeState, roles| v1::NodeInfo {
+            state: state.into(),
+            roles,
+            ..Default::default()
+        };
+        assert_eq!(judge(&node(v1::NodeState::Up, Some(member))), None);
+        assert_eq!(judge(&node(v1::NodeState::Up, None)), Some(Verdict::NoMember));
+        assert_eq!(judge(&node(v1::NodeState::Decommissioned, None)), Some(Verdict::Removed));
+        assert_eq!(judge(&node(v1::NodeState::New, None)), None);
+        assert_eq!(judge(&v1::NodeInfo::default()), None);
+    }
+}

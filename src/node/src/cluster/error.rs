@@ -1,0 +1,309 @@
+//! Says why this machine does not become a member, with a code and the next
+//! step for each cause.
+
+use super::decide::Refusal;
+use super::membership::Step;
+use super::remote::Refused;
+use super::unlock::keeper::Keeper;
+use crate::curator::store;
+use crate::storage::Kind;
+use crate::tpm;
+use polis_base::files;
+use polis_base::recovery;
+use polis_base::stage::Stage;
+use polis_base::trapdoor::{Code, Report, code};
+use polis_runtime::event::Closed;
+use polis_wire::identity;
+
+/// Why a run of the cluster manager ended, or the machine stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is nothing sensible to do.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The kernel gave no random bytes.
+    #[error("cannot make a key: no random bytes")]
+    Random,
+    /// The TPM does not seal, or does not give back what it sealed.
+    #[error("the TPM does not keep the node's half of the disk's key")]
+    Tpm(#[source] tpm::Error),
+    /// Nobody keeps the cluster's half of the key.
+    #[error("the cluster's half of the disk's key is nowhere: no keeper of this machine has it")]
+    NoShare,
+    /// A keeper said that it keeps a share, and does not.
+    #[error("the share of the disk's key does not read back from the {}", .0.name())]
+    ShareNotKept(Keeper),
+    /// Both halves are there, and do not open the disk.
+    #[error("both halves of the disk's key are there, and do not open it: {reason}")]
+    KeyWrong {
+        /// What storage says.
+        reason: String,
+    },
+    /// A recovery key was given and cannot be read.
+    #[error("a recovery key was given, and cannot be read")]
+    RecoveryUnreadable(#[source] recovery::Error),
+    /// A recovery key was given and is none.
+    #[error("a recovery key was given, and is mistyped")]
+    RecoveryMalformed(#[source] recovery::form::Error),
+    /// A recovery key was given and is another disk's.
+    #[error("the recovery key that was given does not open the disk: {reason}")]
+    RecoveryKeyWrong {
+        /// What storage says.
+        reason: String,
+    },
+    /// Somebody put another data partition in the place of this node's.
+    #[error("the data partition is {found}, and that of this node is {expected}")]
+    KindDiffers {
+        /// What the sealed configuration says.
+        expected: Kind,
+        /// What the disk says.
+        found: Kind,
+    },
+    /// The certificate of the cluster's CA is not on the data partition.
+    #[error("the certificate of the cluster's CA has gone from the data partition")]
+    CaLost,
+    /// The node's key cannot be made, read or written.
+    #[error("cannot use the key of this node")]
+    Key(#[source] identity::Error),
+    /// The node has no key any more.
+    #[error("the key of this node has gone from the data partition")]
+    KeyLost,
+    /// The key on the data partition is another node's.
+    #[error("the sealed configuration belongs to {expected}, and the data partition to {found}")]
+    OtherNode {
+        /// Whom the sealed configuration names.
+        expected: identity::NodeId,
+        /// Whose key is on the data partition.
+        found: identity::NodeId,
+    },
+    /// A curator refuses this node.
+    #[error("the cluster refuses this node: {}", .0.text)]
+    Curator(Refused),
+    /// The cluster has removed this node.
+    #[error("the cluster has removed this node: it was decommissioned or deleted")]
+    Disowned,
+    /// Whoever answers at the addresses of the directory belongs to another cluster.
+    #[error("whoever answers at {who} has no certificate of the CA that this node was given")]
+    Stranger {
+        /// Where.
+        who: String,
+    },
+    /// No curator answers.
+    #[error("no curator of the cluster answers: {0}")]
+    Unreachable(String),
+    /// The configuration that the cluster sends makes no sense here.
+    #[error("the configuration of the cluster is not understood: {0}")]
+    Configuration(String),
+    /// The store is another cluster's.
+    #[error("the cluster's store has another CA than the sealed configuration names")]
+    OtherCluster,
+    /// The cluster's store does not have what it should.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    /// The ESP or the data partition.
+    #[error("cannot keep what this node must remember")]
+    File(#[from] files::Error),
+    /// A service that this one waits for is gone.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// The disk was found in another state than an earlier look at it did.
+    #[error("the data partition is not in the state in which this run found it before")]
+    Changed,
+    /// A test ended the run.
+    #[error("interrupted after the step {0:?}")]
+    Interrupted(Step),
+}
+
+impl Error {
+    /// The failure for the trapdoor; `None` where starting again may help.
+    #[must_use]
+    pub fn report(&self) -> Option<Report> {
+        let (code, stage, next) = match self {
+            Self::Refused(refusal) => refused(refusal),
+            Self::Tpm(error) => tpm_step(error),
+            Self::NoShare => (
+                code::STORAGE_SHARE_ABSENT,
+                Stage::Storage,
+                "press U and type the recovery key of this machine; where the firmware kept the \
+                 key, put its settings back and reboot",
+            ),
+            Self::KeyWrong { .. } => (
+                code::STORAGE_KEY_WRONG,
+                Stage::Storage,
+                "put the disk and the EFI system partition back that belong together, or press U \
+                 and type the recovery key of this machine; nothing was changed",
+            ),
+            Self::RecoveryUnreadable(_)
+            | Self::RecoveryMalformed(_)
+            | Self::RecoveryKeyWrong { .. } => (
+                code::STORAGE_RECOVERY_KEY_WRONG,
+                Stage::Storage,
+                "press U and type the recovery key again, and make sure that it is this machine's; \
+                 nothing was changed",
+            ),
+            Self::KindDiffers { .. } => (
+                code::STORAGE_KIND_DIFFERS,
+                Stage::Storage,
+                "put the disk back that belongs to this machine; nothing on this one was used",
+            ),
+            Self::Key(_) | Self::KeyLost | Self::CaLost | Self::OtherNode { .. } => (
+                code::CLUSTER_NODE_KEY,
+                Stage::Cluster,
+                "put the disk back that belongs to this machine; if its data is lost, delete the \
+                 data partition and polis/sealed_configuration.pb to begin anew",
+            ),
+            Self::Curator(refused) => refused_by_curator(refused),
+            Self::Disowned => (code::CLUSTER_REMOVED, Stage::Cluster, REMOVED_NEXT),
+            Self::Stranger { .. } => (
+                code::CLUSTER_STRANGER,
+                Stage::Cluster,
+                "give this machine the CA of the cluster that the directory leads to (`polisctl parameters \
+                 register`), then reboot; no ticket was shown to anybody",
+            ),
+            Self::Configuration(_) => (
+                code::CLUSTER_REFUSED,
+                Stage::Cluster,
+                "install the version of Polis that the cluster runs, then reboot",
+            ),
+            Self::OtherCluster => (code::CLUSTER_STORE, Stage::Cluster, STORE_NEXT),
+            Self::Store(store::Error::StoragePolicy { .. }) => (
+                code::CLUSTER_REFUSED,
+                Stage::Cluster,
+                "make parameters with the storage policy of the snapshot's cluster (`polisctl \
+                 parameters bootstrap --storage`), delete the data partition, then reboot; the \
+                 snapshot is still on the EFI system partition",
+            ),
+            Self::Store(error) if !error.retriable() => {
+                (code::CLUSTER_STORE, Stage::Cluster, STORE_NEXT)
+            }
+            Self::File(_) | Self::ShareNotKept(_) => (
+                code::CLUSTER_FILE,
+                Stage::Cluster,
+                "check the disk, and that the EFI system partition is not full or write-protected, \
+                 then reboot",
+            ),
+            Self::Store(_)
+            | Self::Unreachable(_)
+            | Self::Closed(_)
+            | Self::Changed
+            | Self::Random
+            | Self::Interrupted(_) => {
+                return None;
+            }
+        };
+        Some(Report::from_error(code, stage, self, next))
+    }
+}
+
+/// The word of a curator for a node without a record.
+pub(super) const UNKNOWN: &str = "unknown";
+
+/// What to do about what a curator decided, by the word for its cause.
+fn refused_by_curator(refused: &Refused) -> (Code, Stage, &'static str) {
+    let (code, next) = match refused.word.as_str() {
+        "ticket-wrong" | "ticket-rotated" | "ticket-ended" => (
+            code::CLUSTER_TICKET,
+            "make new parameters for this machine with the ticket that is valid now (`polisctl parameters \
+                 register`), then reboot",
+        ),
+        "known" | "join-key-taken" | "joined" => (
+            code::CLUSTER_KNOWN,
+            "put the disk back that belongs to this node; if it is lost, remove the node from the \
+             cluster (`polisctl node delete`), then reboot",
+        ),
+        "decommissioned" => (code::CLUSTER_REMOVED, REMOVED_NEXT),
+        // The records may be older than the disk: only an operator knows.
+        UNKNOWN | "not-up" => (
+            code::CLUSTER_UNKNOWN,
+            "ask an operator whether this node was deleted; if it was not, press U and type the \
+             recovery key of this machine; only a node that was deleted is to be wiped and given \
+             new parameters",
+        ),
+        _ => (code::CLUSTER_REFUSED, "do what the cause says, then reboot"),
+    };
+    (code, Stage::Cluster, next)
+}
+
+/// What to do about a TPM.
+fn tpm_step(error: &tpm::Error) -> (Code, Stage, &'static str) {
+    let (code, next) = match error {
+        tpm::Error::Changed(_) => (
+            code::STORAGE_TPM_REFUSES,
+            "undo the change of the firmware's settings or of the kernel's command line and \
+             reboot, or press U and type the recovery key of this machine",
+        ),
+        tpm::Error::Cleared | tpm::Error::Mismatch => (
+            code::STORAGE_TPM_CLEARED,
+            "put the disk back into its machine, or press U and type the recovery key of this \
+             machine",
+        ),
+        tpm::Error::Absent => (
+            code::STORAGE_TPM_ABSENT,
+            "switch the TPM on in the firmware's settings and reboot, or press U and type the \
+             recovery key of this machine",
+        ),
+        _ => (
+            code::STORAGE_TPM_FAILS,
+            "switch the machine off and on again; if the TPM still fails, press U and type the \
+             recovery key of this machine",
+        ),
+    };
+    (code, Stage::Storage, next)
+}
+
+const REMOVED_NEXT: &str = "this node was taken out of its cluster and does not come back; to \
+                            use the machine again, wipe its disk and give it new parameters";
+
+const STORE_NEXT: &str = "restore etcd from a snapshot, or delete the data partition and \
+                          polis/sealed_configuration.pb to begin anew";
+
+fn refused(refusal: &Refusal) -> (Code, Stage, &'static str) {
+    let (code, next) = match refusal {
+        Refusal::SealedDamaged(_) => (
+            code::CLUSTER_SEALED_DAMAGED,
+            "restore polis/sealed_configuration.pb on the EFI system partition from a backup, or, \
+             where the disk is encrypted, press U and type the recovery key of this machine; \
+             nothing was changed",
+        ),
+        Refusal::SealedLost => (
+            code::CLUSTER_SEALED_LOST,
+            "restore polis/sealed_configuration.pb on the EFI system partition from a backup, or, \
+             where the disk is encrypted, press U and type the recovery key of this machine, or \
+             delete the data partition to begin anew; nothing was changed",
+        ),
+        Refusal::DataLost => (
+            code::CLUSTER_DATA_LOST,
+            "put the disk back that belongs to this machine, or delete \
+             polis/sealed_configuration.pb to begin anew",
+        ),
+        Refusal::JournalDamaged(_) => (
+            code::CLUSTER_JOURNAL_DAMAGED,
+            "delete the data partition, which never was in use, to begin anew",
+        ),
+        // `parameters::absent` says it better where it is known what was looked at.
+        Refusal::NothingToDo => {
+            (code::PARAMETERS_ABSENT, "put node parameters on the ESP, then reboot")
+        }
+    };
+    (code, Stage::Cluster, next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_was_removed_for_good_is_told_to_wipe_its_disk() {
+        let report = |word: &str| {
+            let refused = Refused { word: word.to_owned(), text: "no".to_owned() };
+            Error::Curator(refused).report().unwrap()
+        };
+        assert_eq!(report("decommissioned").code, code::CLUSTER_REMOVED);
+        for word in ["unknown", "not-up"] {
+            let report = report(word);
+            assert_eq!(report.code, code::CLUSTER_UNKNOWN);
+            assert!(report.code.is_locked(), "its recovery key opens the disk");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Disks that are encrypted: what opens them, and what is lost of that.
+
+use super::*;
+
+/// The same bootstrap, encrypted.
+fn encrypted(tpm: TpmMode, cold_start: ColdStart) -> Option<Cluster> {
+    let mut wish = bootstrap();
+    wish.configuration.storage = StoragePolicy::Unspecified;
+    wish.configuration.tpm = tpm;
+    wish.configuration.cold_start = cold_start;
+    Some(Cluster::Bootstrap(wish))
+}
+
+fn automatic() -> Option<Cluster> {
+    encrypted(TpmMode::BestEffort, ColdStart::Automatic)
+}
+
+impl Machine {
+    /// A member whose disk is authenticated, and its recovery key.
+    async fn member(self, told: Option<Cluster>) -> (Self, String) {
+        let ended = self.boot(told, usize::MAX).await;
+        assert!(matches!(ended, End::Home(_)), "{ended:?}");
+        let saved = self.saved_recovery_key();
+        (self, saved)
+    }
+
+    /// Boots with a recovery key until it is home, then without one, as the same node.
+    async fn recovers(mut self, saved: String) -> Self {
+        let node = self.etcd.contents().keys().find(|key| key.starts_with("nodes/")).cloned();
+        self.recovery = Some(saved);
+        let status = self.boot_home().await;
+        assert_eq!(node, status.node.map(|node| format!("nodes/{node}")));
+        self.recovery = None;
+        assert_eq!(self.boot_home().await.node, status.node);
+        self
+    }
+}
+
+#[tokio::test]
+async fn an_authenticated_disk_comes_home_alone_whoever_keeps_the_share() {
+    for (machine, keeper) in [
+        (Machine::with_tpm(), Keeper::Tpm),
+        (Machine { firmware: true, ..Machine::new() }, Keeper::Firmware),
+        (Machine::new(), Keeper::Disk),
+    ] {
+        let (machine, _saved) = machine.member(automatic()).await;
+        assert_eq!(machine.partition.lock().unwrap().as_ref().unwrap().kind, Kind::Authenticated);
+        let status = machine.boot_home().await;
+        let keys = status.keys.unwrap();
+        assert_eq!((keys.keeper, keys.sealed), (Some(keeper), keeper == Keeper::Tpm));
+        assert!(keys.recovery_key_unsaved);
+    }
+}
+
+#[tokio::test]
+async fn a_power_cut_after_any_step_of_an_encrypted_bootstrap_loses_no_key() {
+    for tpm in [Chips::One(1, 1), Chips::None] {
+        for cold_start in [ColdStart::Automatic, ColdStart::Attended] {
+            for steps in 1..=Step::ALL.len() {
+                let told = encrypted(TpmMode::BestEffort, cold_start);
+                let machine = Machine::new();
+                machine.set(tpm);
+                let cut = machine.boot(told.clone(), steps).await;
+                assert!(matches!(cut, End::Cut), "{steps} steps: {cut:?}");
+                let ended = machine.boot(told, usize::MAX).await;
+                assert!(matches!(ended, End::Home(_)), "{steps} steps: {ended:?}");
+                // Its owner's key is that of the disk, and nothing of a journal is left.
+                let key = form::read(&machine.saved_recovery_key()).unwrap();
+                let slot = machine.partition.lock().unwrap().clone().unwrap().slots[1].clone();
+                assert_eq!(slot, *RecoveryKey::new(key).text(), "{steps} steps");
+                assert_eq!(machine.root().esp.cluster_journal.read().unwrap(), None);
+                let share = machine.root().esp.cold_start.read().unwrap();
+                assert_eq!(share.is_some(), cold_start == ColdStart::Automatic);
+                machine.boot_home().await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn each_way_to_lose_a_key_has_a_code_touches_nothing_and_is_mended_by_the_recovery_key() {
+    type Harm = fn(&Machine);
+    let harms: [(Harm, polis_base::trapdoor::Code); 6] = [
+        (|m| m.root().esp.sealed_configuration.remove().unwrap(), code::CLUSTER_SEALED_LOST),
+        (
+            |m| m.root().esp.sealed_configuration.write(b"polis sc, or so").unwrap(),
+            code::CLUSTER_SEALED_DAMAGED,
+        ),
+        (
+            |m| {
+                let (shares, like) = (m.shares(), m.secrets());
+                shares.keep(Slot::Current, &like, &Half::random().unwrap()).map(drop).unwrap();
+            },
+            code::STORAGE_KEY_WRONG,
+        ),
+        (|m| m.set(Chips::One(2, 1)), code::STORAGE_TPM_CLEARED),
+        (|m| m.set(Chips::None), code::STORAGE_TPM_ABSENT),
+        (|m| m.set(Chips::One(1, 2)), code::STORAGE_TPM_REFUSES),
+    ];
+    for (harm, expected) in harms {
+        let (machine, saved) = Machine::with_tpm().member(automatic()).await;
+        harm(&machine);
+        let before = machine.partition.lock().unwrap().clone();
+        let report = machine.boot_refused(automatic()).await;
+        assert_eq!(report.code, expected);
+        assert!(report.unlock, "{expected}");
+        assert_eq!(*machine.partition.lock().unwrap(), before, "{expected}: the disk was touched");
+
+        let machine =
+            Machine { recovery: Some(form::write(&[1; form::SIZE]).to_string()), ..machine };
+        let report = machine.boot_refused(None).await;
+        assert_eq!(report.code, code::STORAGE_RECOVERY_KEY_WRONG);
+        assert!(report.unlock);
+        assert_eq!(*machine.partition.lock().unwrap(), before, "{expected}: the disk was touched");
+
+        let machine = machine.recovers(saved).await;
+        let after = machine.partition.lock().unwrap().clone().unwrap();
+        assert_ne!(after.slots[0], before.unwrap().slots[0], "{expected}: new halves");
+        let root = machine.root();
+        assert_eq!(root.esp.key_change.read().unwrap(), None);
+        assert_eq!(root.esp.cold_start_next.read().unwrap(), None);
+        let (half, _) = machine.shares().fetch(Slot::Current).unwrap().unwrap();
+        assert_eq!(machine.cluster_unlock_key(), half.bytes(), "etcd knows the new half");
+    }
+}
+
+#[tokio::test]
+async fn a_machine_that_is_attended_waits_for_the_recovery_key_and_keeps_no_share() {
+    let told = encrypted(TpmMode::BestEffort, ColdStart::Attended);
+    let (machine, _saved) = Machine::new().member(told).await;
+    for _boot in 0..2 {
+        let status = machine.boot_home().await;
+        assert_eq!(status.keys.unwrap().keeper, None);
+        assert_eq!(machine.root().esp.cold_start.read().unwrap(), None);
+    }
+}
+
+#[tokio::test]
+async fn a_share_that_is_lost_is_said_where_nobody_was_to_be_asked() {
+    let (machine, saved) = Machine::new().member(automatic()).await;
+    machine.root().esp.cold_start.remove().unwrap();
+    assert_eq!(machine.boot_refused(None).await.code, code::STORAGE_SHARE_ABSENT);
+    machine.recovers(saved).await;
+}
+
+#[tokio::test]
+async fn a_cluster_that_demands_a_tpm_gets_one_or_nothing() {
+    let required = encrypted(TpmMode::Required, ColdStart::Automatic);
+    let machine = Machine::new();
+    let report = machine.boot_refused(required.clone()).await;
+    assert_eq!(report.code, code::STORAGE_TPM_ABSENT);
+    assert!(!report.unlock, "there is no disk to unlock");
+    assert!(!machine.has_data());
+    assert_eq!(machine.root().esp.cluster_journal.read().unwrap(), None);
+
+    // A member whose TPM is gone opens by its recovery key, each time.
+    let (mut machine, saved) = Machine::with_tpm().member(required).await;
+    machine.set(Chips::None);
+    let before = machine.partition.lock().unwrap().clone();
+    machine.recovery = Some(saved);
+    machine.boot_home().await;
+    assert_eq!(*machine.partition.lock().unwrap(), before, "nothing is sealed to nothing");
+    machine.recovery = None;
+    assert_eq!(machine.boot_refused(None).await.code, code::STORAGE_TPM_ABSENT);
+    machine.set(Chips::One(1, 1));
+    machine.boot_home().await;
+}
+
+#[tokio::test]
+async fn a_tpm_that_must_not_be_used_is_not() {
+    let disabled = encrypted(TpmMode::Disabled, ColdStart::Automatic);
+    let (machine, _saved) = Machine::with_tpm().member(disabled).await;
+    machine.set(Chips::None);
+    assert_eq!(machine.boot_home().await.keys.unwrap().keeper, Some(Keeper::Disk));
+}
+
+#[tokio::test]
+async fn a_weaker_partition_in_the_place_of_the_node_s_is_not_used() {
+    let (machine, _saved) = Machine::new().member(automatic()).await;
+    machine.partition.lock().unwrap().as_mut().unwrap().kind = Kind::Insecure;
+    let report = machine.boot_refused(None).await;
+    assert_eq!(report.code, code::STORAGE_KIND_DIFFERS);
+}
+
+#[tokio::test]
+async fn a_change_of_keys_that_was_cut_opens_with_the_old_or_the_new_ones() {
+    let (machine, saved) = Machine::new().member(automatic()).await;
+    let old = machine.root().esp.sealed_configuration.read().unwrap().unwrap();
+    let share = machine.root().esp.cold_start.read().unwrap().unwrap();
+    let machine = {
+        machine.root().esp.sealed_configuration.remove().unwrap();
+        machine.recovers(saved).await
+    };
+    let esp = machine.root().esp;
+    let (new, new_share) = (
+        esp.sealed_configuration.read().unwrap().unwrap(),
+        esp.cold_start.read().unwrap().unwrap(),
+    );
+    let secrets = Sealed::from_record(&new).unwrap().secrets.unwrap();
+    let change = crate::cluster::sealed::change_to_record(&secrets);
+    // Cut after the slot was changed, and then between each two steps after that.
+    for (sealed, share) in
+        [(Some(&old), &share), (Some(&new), &share), (Some(&new), &new_share), (None, &share)]
+    {
+        match sealed {
+            Some(sealed) => esp.sealed_configuration.write(sealed).unwrap(),
+            None => esp.sealed_configuration.remove().unwrap(),
+        }
+        esp.cold_start.write(share).unwrap();
+        esp.cold_start_next.write(&new_share).unwrap();
+        esp.key_change.write(&change).unwrap();
+        machine.boot_home().await;
+        assert_eq!(esp.key_change.read().unwrap(), None);
+        assert_eq!(esp.cold_start_next.read().unwrap(), None);
+        machine.boot_home().await;
+    }
+    // And cut before it: a change that never came into force goes.
+    let (secrets, half) = (Secrets::random().unwrap(), Half::random().unwrap());
+    let secrets = Guarded::Plain(secrets);
+    machine.shares().keep(Slot::Next, &secrets, &half).unwrap();
+    esp.key_change.write(&crate::cluster::sealed::change_to_record(&secrets)).unwrap();
+    machine.boot_home().await;
+    assert_eq!(esp.key_change.read().unwrap(), None);
+}

@@ -1,0 +1,428 @@
+//! Leads a machine that was given a ticket into a running cluster.
+//!
+//! ```text
+//! journal: node key, join key, NUK
+//!    -> RegisterNode  -- [foreign] -- again and again, until an operator has approved it
+//!    -> journal: kind of disk, recovery key     share of the CUK     [trusted]
+//!    -> data partition -> node key on it -> CommitNode
+//!    -> credentials, roles, directory -> sealed configuration -> journal removed  [home]
+//! ```
+//!
+//! Every step may be taken again: the curator gives the same answer to the same
+//! keys, and the keys are in the journal.
+//!
+//! Invariants:
+//! - Whatever the cluster is told was kept before: no power cut makes this machine
+//!   ask as a second node, or lose the key of a disk that holds something.
+//! - A refusal ends the attempt; an outage never does. Who was deleted before it
+//!   entered is no member that lost something: it asks again.
+
+use std::time::Duration;
+
+use polis_proto::v1;
+use prost::Message as _;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::decide::Refusal;
+use super::error::UNKNOWN;
+use super::journal::{Planned, Registering};
+use super::membership::Step;
+use super::partition::{check_kind, kind_for, new_keys, uncover};
+use super::record::Damage;
+use super::remote::{self, Failure, Remote};
+use super::sealed::{BegunKeys, Keeping, Sealed};
+use super::service::{Consensus, Home, KeyFile};
+use super::state::Event;
+use super::unlock::disk::Found;
+use super::unlock::keeper::Slot;
+use super::unlock::keys::{Half, Secrets};
+use super::unlock::{Keys, Unlocker};
+use super::{Error, KeyStatus, Service, membership};
+use crate::parameters::{self, ClusterConfiguration, ColdStart, Register, TpmMode};
+use crate::storage::key::RecoveryKey;
+use crate::storage::{Kind, Make};
+use polis_base::stage::{self, Stage};
+use polis_runtime::save::Save as _;
+use polis_runtime::supervisor::{Context, blocking};
+use polis_wire::identity::{Fingerprint, Identity, NodeId, NodeKey, Store as _};
+use polis_wire::pki;
+use polis_wire::rpc::client::candidates;
+
+/// Between two looks at whether somebody has approved this node.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// A node that was approved, with its data partition open.
+struct Entered {
+    kind: Kind,
+    keeping: Keeping,
+    keys: Option<Keys>,
+    recovery: Option<RecoveryKey>,
+}
+
+/// A machine that asks to be let in: whom, and with what.
+struct Asking<'a> {
+    curators: &'a Remote,
+    registering: &'a Registering,
+    secrets: &'a Secrets,
+    key: &'a NodeKey,
+}
+
+impl<C: Consensus> Service<C> {
+    /// Makes the keys of a node that asks for the first time.
+    pub(super) async fn begin_registering(
+        &mut self,
+        register: Register,
+    ) -> Result<Registering, Error> {
+        let unlocker = self.config.unlocker(self.disk());
+        let registering = blocking(move || -> Result<_, Error> {
+            let key = Half::random()?;
+            let node = NodeKey::from_seed(key.bytes()).public_key();
+            let secrets = Secrets { key: Some(key), ..Secrets::random()? };
+            // What the cluster wants of the TPM is not known yet.
+            let secrets = unlocker.vault.hide(TpmMode::BestEffort, &secrets)?;
+            Ok(Registering { register, node, secrets, disk: None })
+        })
+        .await?;
+        self.keep(&registering).await?;
+        self.config.probe.passed(Step::Begun)?;
+        Ok(registering)
+    }
+
+    async fn keep(&self, registering: &Registering) -> Result<(), Error> {
+        Ok(self.config.root.esp.cluster_journal.save(registering.to_record()).await?)
+    }
+
+    /// Goes on from wherever an earlier attempt got.
+    pub(super) async fn register(
+        &mut self,
+        ctx: &Context,
+        registering: Registering,
+    ) -> Result<Home<C::Kv>, Error> {
+        let (unlocker, secrets) = self.open_secrets(&registering).await?;
+        let key = node_key(&registering, &secrets)?;
+        let node = key.identity();
+        info!(node = %node.id, "this node has its name");
+        self.identity.send_replace(Some(node));
+        self.status.named(node.id);
+        // Kept now: what the parameters say today is what a later boot goes on with.
+        self.keep(&registering).await?;
+        self.address(ctx).await?;
+
+        let register = &registering.register;
+        let directory = register.directory();
+        let curators = Remote::new(&key, &register.ca_certificate, candidates(&directory))?;
+        let asking =
+            Asking { curators: &curators, registering: &registering, secrets: &secrets, key: &key };
+        let configuration = self.be_approved(ctx, &asking).await?;
+        self.status.happened(Event::Approved, ctx.lines(), |_trusted| {});
+        ctx.stage(Stage::Cluster, stage::State::Started);
+
+        let entered = self
+            .prepare_disk(unlocker.clone(), &registering, secrets.clone(), &configuration)
+            .await?;
+        self.keep_key(&key).await?;
+        let committed = self.commit(ctx, &asking, &entered).await?;
+        if committed.ca_certificate != register.ca_certificate {
+            return Err(Error::OtherCluster);
+        }
+        ctx.stage(Stage::Cluster, stage::State::Started);
+        self.keep_credentials(&committed, &directory).await?;
+        self.seal(&unlocker, node, committed.ca_certificate, entered).await
+    }
+
+    /// The secrets that the journal keeps, and what opens the disk with them.
+    async fn open_secrets(
+        &mut self,
+        registering: &Registering,
+    ) -> Result<(Unlocker, Secrets), Error> {
+        let mut disk = self.disk();
+        if disk.is_being_made() {
+            // An earlier run asked for it, by the journal that it wrote.
+            disk.mounted().await?;
+        }
+        let unlocker = self.config.unlocker(disk);
+        let (vault, guarded) = (unlocker.vault.clone(), registering.secrets.clone());
+        let secrets = blocking(move || vault.open(&guarded)).await?;
+        Ok((unlocker, secrets))
+    }
+
+    /// Puts the node's key on its disk, unless an earlier attempt did.
+    async fn keep_key(&self, key: &NodeKey) -> Result<(), Error> {
+        let store = KeyFile(self.config.root.data.node.credentials.key.clone());
+        let der = key.to_pkcs8_der().map_err(Error::Key)?;
+        blocking(move || {
+            let kept = store
+                .read()
+                .map_err(|error| Error::Key(polis_wire::identity::Error::Read(error)))?;
+            match kept == Some(der.clone()) {
+                true => Ok(()),
+                false => store
+                    .write(&der)
+                    .map_err(|error| Error::Key(polis_wire::identity::Error::Write(error))),
+            }
+        })
+        .await?;
+        self.config.probe.passed(Step::Key)
+    }
+
+    /// Tells the cluster that this node is ready to be a member. A cluster that has
+    /// forgotten it by now is asked again from the start.
+    async fn commit(
+        &mut self,
+        ctx: &Context,
+        asking: &Asking<'_>,
+        entered: &Entered,
+    ) -> Result<v1::CommitNodeResponse, Error> {
+        let Entered { kind, keys, recovery, .. } = entered;
+        let request = v1::CommitNodeRequest {
+            cluster_unlock_key: keys
+                .as_ref()
+                .map(|keys| keys.cluster.bytes().to_vec())
+                .unwrap_or_default(),
+            storage_kind: super::sealed::kind_message(*kind).into(),
+            recovery_key: recovery.as_ref().map(|key| key.bytes().to_vec()).unwrap_or_default(),
+        };
+        loop {
+            let committed = asking
+                .curators
+                .insist(ctx, |mut curator| {
+                    let request = request.clone();
+                    async move { curator.commit_node(request).await }
+                })
+                .await;
+            match committed {
+                Err(Failure::Refused(refused)) if refused.word == UNKNOWN => {
+                    warn!("the cluster has forgotten this node before it entered: asking again");
+                    self.be_approved(ctx, asking).await?;
+                    self.status.happened(Event::Approved, ctx.lines(), |_trusted| {});
+                }
+                committed => return Ok(committed?),
+            }
+        }
+    }
+
+    /// Writes what a member needs at its next boot.
+    async fn keep_credentials(
+        &self,
+        committed: &v1::CommitNodeResponse,
+        directory: &v1::ClusterDirectory,
+    ) -> Result<(), Error> {
+        let root = &self.config.root;
+        let credentials = &root.data.node.credentials;
+        let pem = |der: &[u8]| pki::certificate_pem(der).into_bytes();
+        credentials.certificate.save(pem(&committed.certificate)).await?;
+        credentials.ca.save(pem(&committed.ca_certificate)).await?;
+        root.data.node.roles.save(v1::NodeRoles::default().encode_to_vec()).await?;
+        root.esp.cluster_directory.save(directory.encode_to_vec()).await?;
+        self.config.probe.passed(Step::Credentials)
+    }
+
+    /// Writes the sealed configuration, and ends the journal: home.
+    async fn seal(
+        &self,
+        unlocker: &Unlocker,
+        node: Identity,
+        ca: Vec<u8>,
+        entered: Entered,
+    ) -> Result<Home<C::Kv>, Error> {
+        let Entered { kind, keeping, keys, .. } = entered;
+        let root = &self.config.root;
+        let sealed = Sealed {
+            node_public_key: node.public_key,
+            cluster_ca: ca,
+            storage: kind,
+            secrets: keys.as_ref().map(|keys| keys.secrets.clone()),
+            keeping,
+            disowned: false,
+        };
+        root.esp.sealed_configuration.save(sealed.to_record()).await?;
+        self.config.probe.passed(Step::Sealed)?;
+        if keeping.cold_start == ColdStart::Attended && keys.is_some() {
+            let shares = unlocker.shares.clone();
+            blocking(move || shares.forget(Slot::Current)).await?;
+        }
+        membership::conclude(root).await?;
+        self.config.probe.passed(Step::Finished)?;
+        let keys = keys.map(|keys| KeyStatus {
+            sealed: keys.secrets.is_sealed(),
+            keeper: keys.keeper.filter(|_| keeping.cold_start == ColdStart::Automatic),
+            recovery_key_unsaved: true,
+        });
+        Ok(Home { node, ca: sealed.cluster_ca, keys, store: None })
+    }
+
+    /// Asks to be let in until somebody has approved it.
+    async fn be_approved(
+        &mut self,
+        ctx: &Context,
+        asking: &Asking<'_>,
+    ) -> Result<ClusterConfiguration, Error> {
+        let Asking { curators, registering, secrets, key } = *asking;
+        let words = fingerprint(key).await?;
+        let id = key.id();
+        info!(node = %id, fingerprint = words, "asking to be let into the cluster");
+        let request = v1::RegisterNodeRequest {
+            register_ticket: registering.register.ticket.0.to_vec(),
+            join_key: remote::join_key(secrets).public_key().to_vec(),
+            tpm: registering.secrets.is_sealed(),
+            labels: registering.register.labels.clone(),
+            external_address: self.address_now(),
+        };
+        loop {
+            let answer = curators
+                .insist(ctx, |mut curator| {
+                    let request = request.clone();
+                    async move { curator.register_node(request).await }
+                })
+                .await?;
+            match answer.state() {
+                v1::NodeState::Standby | v1::NodeState::Up => {
+                    let message = answer.configuration.unwrap_or_default();
+                    return parameters::configuration(message, "configuration")
+                        .map_err(|error| Error::Configuration(error.to_string()));
+                }
+                v1::NodeState::Unspecified | v1::NodeState::New | v1::NodeState::Decommissioned => {
+                }
+            }
+            if self.status.happened(Event::Contacted, ctx.lines(), |_foreign| {}) {
+                info!(node = %id, fingerprint = words, "waiting for an operator's approval");
+            }
+            ctx.stage(Stage::Cluster, stage::State::Waiting(awaited(&words, id)));
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    fn address_now(&self) -> String {
+        self.network.borrow().primary.map(|address| address.to_string()).unwrap_or_default()
+    }
+
+    /// Has the data partition made, or opens the one that an earlier attempt made.
+    async fn prepare_disk(
+        &mut self,
+        mut unlocker: Unlocker,
+        registering: &Registering,
+        secrets: Secrets,
+        configuration: &ClusterConfiguration,
+    ) -> Result<Entered, Error> {
+        let found = unlocker.disk.look().await?;
+        let Found::Absent(partition) = found else {
+            let planned = registering.disk.as_ref().ok_or_else(|| {
+                let what = "it has no plan for the data partition that is there";
+                Error::Refused(Refusal::JournalDamaged(Damage::Content(what.to_owned())))
+            })?;
+            let kind = check_kind(planned.kind, found)?;
+            let keeping = planned.keeping;
+            if kind == Kind::Insecure {
+                return Ok(Entered { kind, keeping, keys: None, recovery: None });
+            }
+            let (opened, keys) = match found {
+                Found::Locked(_, partition) => {
+                    unlocker.with(&registering.secrets, Slot::Current, partition).await?
+                }
+                Found::Absent(_) | Found::Mounted(_) => {
+                    unlocker.read(&registering.secrets, Slot::Current).await?
+                }
+            };
+            let begun = BegunKeys {
+                secrets: registering.secrets.clone(),
+                recovery_nonce: planned.recovery_nonce.clone(),
+                recovery: planned.recovery.clone(),
+            };
+            let recovery = Some(uncover(&begun, &opened, &keys)?);
+            let keys = Some(bare(&unlocker, keeping, opened, keys).await?);
+            return Ok(Entered { kind, keeping, keys, recovery });
+        };
+
+        let kind = kind_for(configuration.storage);
+        let keeping = Keeping::of(configuration);
+        let (maker, own) = (unlocker.clone(), secrets.clone());
+        // What the node keeps is hidden as the cluster demands from here on.
+        let made = blocking(move || match kind {
+            Kind::Insecure => {
+                let hidden = maker.vault.hide(keeping.tpm, &own)?;
+                Ok((Make::Insecure, hidden, None))
+            }
+            kind => {
+                let (make, begun, cluster) = new_keys(&maker, keeping.tpm, own, kind, partition)?;
+                Ok((make, begun.secrets.clone(), Some((begun, cluster))))
+            }
+        });
+        let made: Result<_, Error> = made.await;
+        let (make, hidden, new) = made?;
+        let (recovery_nonce, recovery) = match &new {
+            Some((begun, _)) => (begun.recovery_nonce.clone(), begun.recovery.clone()),
+            None => Default::default(),
+        };
+        let planned = Planned { kind, keeping, recovery_nonce, recovery };
+        let registering =
+            Registering { secrets: hidden, disk: Some(planned), ..registering.clone() };
+        self.keep(&registering).await?;
+        unlocker.disk.make(make).await?;
+        let Some((begun, _cluster)) = new else {
+            return Ok(Entered { kind, keeping, keys: None, recovery: None });
+        };
+        let (opened, keys) = unlocker.read(&registering.secrets, Slot::Current).await?;
+        let recovery = Some(uncover(&begun, &opened, &keys)?);
+        let keys = Some(bare(&unlocker, keeping, opened, keys).await?);
+        Ok(Entered { kind, keeping, keys, recovery })
+    }
+}
+
+/// The same keys, hidden without that of the node: its disk has it now.
+async fn bare(
+    unlocker: &Unlocker,
+    keeping: Keeping,
+    opened: Secrets,
+    keys: Keys,
+) -> Result<Keys, Error> {
+    let vault = unlocker.vault.clone();
+    blocking(move || {
+        let secrets = vault.hide(keeping.tpm, &Secrets { key: None, ..opened })?;
+        Ok(Keys { secrets, ..keys })
+    })
+    .await
+}
+
+/// The key whose public half the journal names.
+fn node_key(registering: &Registering, secrets: &Secrets) -> Result<NodeKey, Error> {
+    let seed = secrets.key.as_ref().ok_or_else(no_key)?;
+    let key = NodeKey::from_seed(seed.bytes());
+    if key.public_key() == registering.node { Ok(key) } else { Err(no_key()) }
+}
+
+fn no_key() -> Error {
+    let what = "it has no key of the node".to_owned();
+    Error::Refused(Refusal::JournalDamaged(Damage::Content(what)))
+}
+
+/// What an operator compares. Slow on purpose.
+async fn fingerprint(key: &NodeKey) -> Result<String, Error> {
+    let public = key.public_key();
+    Ok(blocking(move || Fingerprint::of_key(&public).words()).await)
+}
+
+/// What a node waits for that nobody has approved yet. Tools take the words from
+/// between `fingerprint is ` and the semicolon.
+fn awaited(words: &str, id: NodeId) -> String {
+    format!(
+        "an operator who approves this node: its fingerprint is {words}; compare it with that of \
+         `polisctl node approve {id}`"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_qemu::Event;
+    use polis_qemu::fleet::{Asks, asks};
+
+    use super::*;
+
+    #[test]
+    fn whoever_reads_the_serial_line_finds_the_fingerprint_in_what_is_waited_for() {
+        let awaited = awaited("able-acid-aged-also", NodeId::from_public_key(&[1; 32]));
+        let line = format!("POLIS stage name=cluster state=waiting for=\"{awaited}\" t=9.0");
+        let event = Event::parse(&line, Duration::ZERO).unwrap();
+        assert_eq!(asks(&event), Some(Asks::Approval("able-acid-aged-also".to_owned())));
+    }
+}

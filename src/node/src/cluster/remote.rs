@@ -1,0 +1,276 @@
+//! Asks the curators of a cluster on behalf of a machine that is not home.
+//!
+//! ```text
+//! key, CA, directory --> one call --> answer
+//!                                |--> refused:  somebody decided, so asking again is no use
+//!                                |--> stranger: whoever answers is of another cluster: a
+//!                                |              newcomer was told wrong, a member waits
+//!                                +--> outage:   nobody decided; asked again, for ever
+//! ```
+//!
+//! Invariants:
+//! - Nobody is believed, or told a ticket, whose certificate the given CA did not sign.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use polis_proto::v1::curator_client::CuratorClient;
+use rustls::CertificateError;
+use tokio::time::sleep;
+
+use tonic::{Code, Status};
+use tracing::warn;
+
+use super::Error;
+use polis_base::stage::{self, Stage};
+use polis_runtime::supervisor::Context;
+use polis_wire::identity::{self, NodeKey};
+use polis_wire::rpc::Credentials;
+use polis_wire::rpc::REASON;
+use polis_wire::rpc::client::{
+    Candidate, Channel, Client, DialError, Expect, Patience, Repeat, Trust, dial,
+};
+
+/// For one question, finding the leader included.
+const PATIENCE: Patience =
+    Patience { attempt: Duration::from_secs(10), total: Duration::from_secs(15) };
+/// Between two questions after an outage.
+const RETRY_MIN: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(15);
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// A curator decided.
+    Refused(Refused),
+    /// Whoever answers has no certificate of the CA.
+    Stranger(String),
+    /// Nobody decided.
+    Outage(String),
+}
+
+impl Failure {
+    /// What is waited for, where this is no end.
+    fn outage(self, strangers: Strangers) -> Result<String, Self> {
+        match (self, strangers) {
+            (Self::Outage(why), _) => Ok(why),
+            (Self::Stranger(who), Strangers::Wait) => {
+                Ok(format!("whoever answers at {who} is not of this cluster"))
+            }
+            (end, _) => Err(end),
+        }
+    }
+}
+
+/// What becomes of a machine to which only strangers answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Strangers {
+    /// It was told of the wrong cluster, and stops.
+    End,
+    /// It is a member: its cluster may come back to where it was.
+    Wait,
+}
+
+/// What a curator decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The word for the cause.
+    pub word: String,
+    /// The curator's own text.
+    pub text: String,
+}
+
+/// The curators of one cluster.
+#[derive(Clone, Debug)]
+pub(super) struct Remote {
+    client: Client,
+    candidates: Vec<Candidate>,
+    authority: Vec<u8>,
+}
+
+impl Remote {
+    /// Calls as the holder of `key`, and believes whom `authority` has signed.
+    pub(super) fn new(
+        key: &NodeKey,
+        authority: &[u8],
+        candidates: Vec<Candidate>,
+    ) -> Result<Self, Error> {
+        let certificate = key.proof().map_err(Error::Key)?;
+        let der = key.to_pkcs8_der().map_err(Error::Key)?;
+        let authority = authority.to_vec();
+        let credentials =
+            Credentials { certificate, key: Arc::new(der), authority: Some(authority.clone()) };
+        let client = Client::fixed(candidates.clone(), credentials, PATIENCE);
+        Ok(Self { client, candidates, authority })
+    }
+
+    /// Asks once.
+    pub(super) async fn ask<T, F, R>(&self, mut call: F) -> Result<T, Failure>
+    where
+        F: FnMut(CuratorClient<Channel>) -> R,
+        R: Future<Output = Result<tonic::Response<T>, Status>>,
+    {
+        let answer = self.client.call(Repeat::Allowed, |channel| {
+            let answer = call(CuratorClient::new(channel));
+            async move { Ok(answer.await?.into_inner()) }
+        });
+        let status = match answer.await {
+            Ok(answer) => return Ok(answer),
+            Err(status) => status,
+        };
+        match judge(&status) {
+            Failure::Outage(text) => Err(self.who_answers(text).await),
+            failure => Err(failure),
+        }
+    }
+
+    /// Asks until somebody decides, and says meanwhile what this waits for.
+    pub(super) async fn insist<T, F, R>(&self, ctx: &Context, call: F) -> Result<T, Failure>
+    where
+        F: FnMut(CuratorClient<Channel>) -> R,
+        R: Future<Output = Result<tonic::Response<T>, Status>>,
+    {
+        let words = |why: &str| format!("a curator of the cluster: {why}");
+        self.insist_for(ctx, Strangers::End, words, call).await
+    }
+
+    /// The same, in other words for what this waits for.
+    pub(super) async fn insist_for<T, F, R>(
+        &self,
+        ctx: &Context,
+        strangers: Strangers,
+        words: impl Fn(&str) -> String,
+        mut call: F,
+    ) -> Result<T, Failure>
+    where
+        F: FnMut(CuratorClient<Channel>) -> R,
+        R: Future<Output = Result<tonic::Response<T>, Status>>,
+    {
+        let mut wait = RETRY_MIN;
+        loop {
+            let why = match self.ask(&mut call).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure.outage(strangers)?,
+            };
+            warn!(why, "no curator answers; asking again");
+            ctx.stage(Stage::Cluster, stage::State::Waiting(words(&why)));
+            sleep(wait).await;
+            wait = (wait * 2).min(RETRY_MAX);
+        }
+    }
+
+    /// Tells strangers from an outage: strangers are all that answer, and nobody
+    /// else may come back.
+    async fn who_answers(&self, outage: String) -> Failure {
+        let trust = Trust::Authority(self.authority.clone());
+        let mut strangers = Vec::new();
+        for candidate in &self.candidates {
+            let expect = candidate.node.map_or(Expect::AnyNode, Expect::Node);
+            match dial(&candidate.host, candidate.port, expect, &trust, None).await {
+                Err(error) if is_stranger(&error) => strangers.push(candidate.to_string()),
+                _ => return Failure::Outage(outage),
+            }
+        }
+        match strangers.is_empty() {
+            true => Failure::Outage(outage),
+            false => Failure::Stranger(strangers.join(", ")),
+        }
+    }
+}
+
+/// Whether the other end showed a certificate of another CA.
+fn is_stranger(error: &DialError) -> bool {
+    let DialError::Handshake { source, .. } = error else { return false };
+    let tls = source.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>());
+    matches!(
+        tls,
+        Some(rustls::Error::InvalidCertificate(
+            CertificateError::UnknownIssuer | CertificateError::BadSignature
+        ))
+    )
+}
+
+fn judge(status: &Status) -> Failure {
+    let text = status.message().to_owned();
+    let word = status.metadata().get(REASON).and_then(|word| word.to_str().ok());
+    match (status.code(), word) {
+        // A curator that decides says why; all else is a connection that broke, a
+        // leader that changed, or a store that does not answer.
+        (
+            Code::PermissionDenied
+            | Code::FailedPrecondition
+            | Code::InvalidArgument
+            | Code::NotFound
+            | Code::AlreadyExists,
+            Some(word),
+        ) => Failure::Refused(Refused { word: word.to_owned(), text }),
+        (
+            Code::PermissionDenied
+            | Code::Unauthenticated
+            | Code::Unimplemented
+            | Code::InvalidArgument,
+            None,
+        ) => Failure::Refused(Refused { word: String::new(), text }),
+        _ => Failure::Outage(text),
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Refused(refused) => Self::Curator(refused),
+            Failure::Stranger(who) => Self::Stranger { who },
+            Failure::Outage(why) => Self::Unreachable(why),
+        }
+    }
+}
+
+/// The key by which a member asks for its half.
+pub(super) fn join_key(secrets: &super::unlock::keys::Secrets) -> NodeKey {
+    identity::NodeKey::from_seed(secrets.join.bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::metadata::MetadataValue;
+
+    use super::*;
+
+    fn refusal(code: Code, word: Option<&'static str>) -> Failure {
+        let mut status = Status::new(code, "text");
+        if let Some(word) = word {
+            status.metadata_mut().insert(REASON, MetadataValue::from_static(word));
+        }
+        judge(&status)
+    }
+
+    #[test]
+    fn what_a_curator_decided_is_told_from_what_nobody_decided() {
+        let refused = |word: &str| {
+            Failure::Refused(Refused { word: word.to_owned(), text: "text".to_owned() })
+        };
+        let outage = Failure::Outage("text".to_owned());
+        assert_eq!(refusal(Code::PermissionDenied, Some("ticket-wrong")), refused("ticket-wrong"));
+        assert_eq!(refusal(Code::FailedPrecondition, Some("known")), refused("known"));
+        assert_eq!(refusal(Code::Unauthenticated, None), refused(""));
+        assert_eq!(refusal(Code::Unavailable, Some("store")), outage);
+        assert_eq!(refusal(Code::Unavailable, None), outage);
+        assert_eq!(refusal(Code::DeadlineExceeded, None), outage);
+        assert_eq!(refusal(Code::Internal, Some("damaged")), outage);
+        assert_eq!(refusal(Code::Unknown, None), outage);
+    }
+
+    #[test]
+    fn a_member_waits_where_only_strangers_answer_and_a_newcomer_does_not() {
+        let stranger = || Failure::Stranger("10.0.0.7:7835".to_owned());
+        let why = stranger().outage(Strangers::Wait).unwrap();
+        assert!(why.contains("10.0.0.7:7835"), "{why}");
+        assert_eq!(stranger().outage(Strangers::End), Err(stranger()));
+        let refused = || refusal(Code::NotFound, Some("unknown"));
+        assert_eq!(refused().outage(Strangers::Wait), Err(refused()));
+        for strangers in [Strangers::Wait, Strangers::End] {
+            let outage = Failure::Outage("gone".to_owned());
+            assert_eq!(outage.outage(strangers), Ok("gone".to_owned()));
+        }
+    }
+}

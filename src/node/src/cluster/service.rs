@@ -1,0 +1,390 @@
+//! Leads this machine home, once a boot.
+//!
+//! ```text
+//! records on the ESP --+
+//! is there data? ------+--> decide --bootstrap--> journal --> want a data partition
+//! parameters, maybe ---+       |                                     |
+//!                              +--start again----------+     node key: made
+//!                                                      v             v
+//!                                             node key: read   orders: bootstrap
+//!                                             orders: again          |
+//!                                                      |             v
+//!                                       check <- etcd serves -> make it a member
+//!                                                      |             |
+//!                                                      +--> home <---+
+//! ```
+//!
+//! An encrypted data partition is opened before the node's key is read: `unlock`.
+//!
+//! Nothing waits longer than it must: the data partition is made while the
+//! network looks for an address, and etcd needs none to start.
+//!
+//! Invariants:
+//! - The journal is on the ESP before anything is made that it speaks of.
+//! - A run that ends anywhere is followed by one that ends at home, as the same node.
+//!
+//! What this module does not do: decide (`decide`), or go any of the ways
+//! (`bootstrap`, `again`, `register`).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use polis_proto::v1;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::decide::{Data, Decision, Record, Refusal, decide, needs_parameters};
+use super::disown::Told;
+use super::journal::Journal;
+use super::membership::Probe;
+use super::record::Damage;
+use super::sealed::Sealed;
+use super::state::State;
+use super::unlock::Unlocker;
+use super::unlock::disk::{Disk, Found};
+use super::unlock::keeper::{Keeper, Shares};
+use super::unlock::request;
+use super::unlock::vault::{Chip, Vault};
+use super::{Error, KeyStatus, Status, Writer};
+use crate::consensus::{self, Orders, Peer, Start, client};
+use crate::curator::Store;
+use crate::{network, parameters, storage};
+use polis_base::files::{self, File, Root};
+use polis_base::recovery;
+use polis_base::stage::{self, Stage};
+use polis_base::trapdoor::{Report, code};
+use polis_runtime::event::{Closed, until};
+use polis_runtime::supervisor::{Context, blocking};
+use polis_wire::identity::{self, Identity, NodeKey};
+use polis_wire::nodes::Role;
+use polis_wire::pki;
+
+/// Wait between attempts at a store that does not answer: an election long.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Wait between two looks at whether the recovery key is saved.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// How a run gets at the curator's part of etcd.
+pub trait Consensus: Clone + Send + Sync + 'static {
+    /// The curator's part.
+    type Kv: pki::Store + Clone + 'static;
+
+    /// Waits until this machine's member serves. Cancel-safe.
+    fn curator(&mut self) -> impl Future<Output = Result<Self::Kv, Closed>> + Send;
+}
+
+impl Consensus for watch::Receiver<consensus::Status> {
+    type Kv = client::Client;
+
+    async fn curator(&mut self) -> Result<client::Client, Closed> {
+        until(self, "etcd", |status| {
+            status.voter().map(|clients| clients.user(client::User::Curator))
+        })
+        .await
+    }
+}
+
+/// What is fixed for the life of the process.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The tree.
+    pub root: Root,
+    /// Sees every step of a bootstrap; for tests.
+    pub probe: Probe,
+    /// The machine's TPM.
+    pub chip: Arc<dyn Chip>,
+    /// Where the kernel shows the variables of the firmware.
+    pub efivars: PathBuf,
+    /// The recovery key, if somebody gave it to this machine.
+    pub recovery: recovery::Given,
+}
+
+impl Config {
+    pub(super) fn unlocker(&self, disk: Disk) -> Unlocker {
+        let vault = Vault::new(Arc::clone(&self.chip));
+        let shares = Shares::new(vault.clone(), &self.root.esp, &self.efivars);
+        Unlocker { root: self.root.clone(), vault, shares, disk }
+    }
+}
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service<C = watch::Receiver<consensus::Status>> {
+    /// What is fixed.
+    pub config: Config,
+    /// What this machine was told.
+    pub parameters: watch::Receiver<parameters::Known>,
+    /// Whether there is a data partition.
+    pub storage: watch::Receiver<storage::Status>,
+    /// The address.
+    pub network: watch::Receiver<network::Status>,
+    /// etcd.
+    pub consensus: C,
+    /// The data partition to make, if there is none.
+    pub wanted: watch::Sender<Option<storage::Wanted>>,
+    /// Who this node is, once that is known.
+    pub identity: watch::Sender<Option<Identity>>,
+    /// What the member of etcd is to do.
+    pub orders: watch::Sender<Option<Orders>>,
+    /// Where a recovery key can be given while this waits for one.
+    pub unlock_requests: watch::Sender<request::Open>,
+    /// What everyone else may know.
+    pub status: Writer,
+}
+
+/// A node that is home.
+pub(super) struct Home<Kv> {
+    pub(super) node: Identity,
+    pub(super) ca: Vec<u8>,
+    pub(super) keys: Option<KeyStatus>,
+    /// The cluster's store, where this node has a member of etcd.
+    pub(super) store: Option<Store<Kv>>,
+}
+
+impl<C: Consensus> Service<C> {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`], where another run may do better.
+    pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
+        ctx.stage(Stage::Cluster, stage::State::Started);
+        // A run that follows one that was home starts over, and says so.
+        self.status.begin(ctx.lines());
+        let Some(ended) = ctx.until_cancelled(Box::pin(self.live(&ctx))).await else {
+            return Ok(());
+        };
+        let report = match &ended {
+            Error::Refused(Refusal::NothingToDo) => self.nothing_to_do(),
+            error => error.report(),
+        };
+        let Some(report) = report else { return Err(ended) };
+        let report = self.with_unlock(report);
+        match ctx.until_cancelled(ctx.trapdoor(report)).await {
+            Some(never) => match never {},
+            None => Ok(()),
+        }
+    }
+
+    /// Leads home, and stays there until the cluster removes this node, or
+    /// something fails.
+    async fn live(&mut self, ctx: &Context) -> Error {
+        let home = match self.lead_home(ctx).await {
+            Ok(home) => home,
+            Err(error) => return error,
+        };
+        ctx.stage(Stage::Cluster, stage::State::Done);
+        ctx.healthy();
+        let mut own = self.status.subscribe();
+        let removed = until(&mut own, "the cluster", |status| {
+            (status.state == State::Disowning).then_some(())
+        });
+        let follow = async {
+            self.follow_recovery_key(&home).await;
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            // Cancel-safe, both: they wait, and publish in one step.
+            _removed = removed => {}
+            () = follow => {}
+        }
+        self.disown(ctx).await
+    }
+
+    async fn lead_home(&mut self, ctx: &Context) -> Result<Home<C::Kv>, Error> {
+        let home = match self.decide().await {
+            Ok(Decision::StartAgain(sealed)) => {
+                info!("this machine is a member");
+                self.start_again(ctx, Ok(*sealed)).await?
+            }
+            Ok(Decision::Bootstrap(bootstrap)) => {
+                info!("this machine founds a cluster");
+                let begun = self.begin(&bootstrap).await?;
+                self.bootstrap(ctx, &begun).await?
+            }
+            Ok(Decision::GoOn(begun)) => {
+                info!("this machine goes on founding a cluster");
+                self.warn_if_told_otherwise(&begun.bootstrap);
+                self.bootstrap(ctx, &begun).await?
+            }
+            Ok(Decision::Register(register)) => {
+                info!("this machine asks to be let into a cluster");
+                let begun = self.begin_registering(register).await?;
+                self.register(ctx, begun).await?
+            }
+            Ok(Decision::GoOnRegistering(begun)) => {
+                info!("this machine goes on asking to be let into a cluster");
+                self.register(ctx, *begun).await?
+            }
+            // Where the disk is encrypted, its recovery key makes up for it.
+            Err(Error::Refused(refusal @ (Refusal::SealedLost | Refusal::SealedDamaged(_)))) => {
+                self.start_again(ctx, Err(refusal)).await?
+            }
+            Err(error) => return Err(error),
+        };
+        let status = Status {
+            state: State::Home,
+            node: Some(home.node.id),
+            ca: Some(Sha256::digest(&home.ca).into()),
+            roles: home.store.iter().map(|_store| Role::ConsensusMember).collect(),
+            keys: home.keys.clone(),
+            waits_for_key: false,
+        };
+        if let Some(keys) = &home.keys {
+            warn_of(keys);
+        }
+        self.status.entered(status, ctx.lines());
+        Ok(home)
+    }
+
+    async fn decide(&mut self) -> Result<Decision, Error> {
+        let esp = &self.config.root.esp;
+        let sealed = read_record(&esp.sealed_configuration, Sealed::from_record).await?;
+        let journal = read_record(&esp.cluster_journal, Journal::from_record).await?;
+        let data = match self.disk().look().await? {
+            Found::Absent(_) => Data::Absent,
+            Found::Locked(..) | Found::Mounted(_) => Data::Present,
+        };
+        let known = match needs_parameters(&sealed, data) {
+            true => Some(until(&mut self.parameters, "the parameters", Clone::clone).await?),
+            false => None,
+        };
+        let told = known.as_ref().and_then(|known| known.parameters());
+        let told = told.map(|parameters| &parameters.cluster);
+        Ok(decide(&sealed, &journal, data, told)?)
+    }
+
+    /// Where the parameters of this machine say that its cluster is reached.
+    pub(super) fn told(&self, sealed: &Sealed) -> v1::ClusterDirectory {
+        Told { parameters: self.parameters.clone(), ca: sealed.ca() }.directory()
+    }
+
+    pub(super) fn disk(&self) -> Disk {
+        Disk { status: self.storage.clone(), wanted: self.wanted.clone() }
+    }
+
+    /// Offers the recovery key's way where it leads somewhere.
+    fn with_unlock(&self, report: Report) -> Report {
+        let locked = matches!(
+            &*self.storage.borrow(),
+            storage::Status::Locked { .. } | storage::Status::Refused { .. }
+        );
+        let lost = [code::CLUSTER_SEALED_LOST, code::CLUSTER_SEALED_DAMAGED];
+        let unlock = locked && (report.unlock || lost.contains(&report.code));
+        Report { unlock, ..report }
+    }
+
+    /// Publishes that the recovery key is saved, once its owner says so. That comes
+    /// once in the life of a node: asking now and then is enough.
+    async fn follow_recovery_key(&self, home: &Home<C::Kv>) {
+        while self.status.borrow().keys.as_ref().is_some_and(|keys| keys.recovery_key_unsaved) {
+            sleep(LOOK_AGAIN).await;
+            let Some(store) = &home.store else { return };
+            let Ok(record) = store.complete(home.node).await else { continue };
+            if record.recovery_key.is_empty() {
+                info!("the recovery key of this node's disk is saved");
+                self.status.recovery_key_unsaved(false);
+            }
+        }
+    }
+
+    pub(super) fn give_orders(&self, key: NodeKey, start: Start) {
+        let node = key.identity();
+        info!(node = %node.id, "this node has its name");
+        self.identity.send_replace(Some(node));
+        self.status.named(node.id);
+        let peer = Peer::of(node.id);
+        self.orders.send_replace(Some(Orders { key, peer, start }));
+    }
+
+    pub(super) async fn store(&mut self) -> Result<Store<C::Kv>, Error> {
+        let kv = self.consensus.curator().await?;
+        Ok(Store::new(kv))
+    }
+
+    /// A founded cluster is one that others can reach.
+    pub(super) async fn address(&mut self, ctx: &Context) -> Result<(), Error> {
+        if self.network.borrow_and_update().primary.is_none() {
+            let what = "an address for this node; connect a network with DHCP, or put a static \
+                        one in the node parameters";
+            ctx.stage(Stage::Cluster, stage::State::Waiting(what.to_owned()));
+            until(&mut self.network, "the network", |status| status.primary).await?;
+            ctx.stage(Stage::Cluster, stage::State::Started);
+        }
+        Ok(())
+    }
+
+    fn nothing_to_do(&self) -> Option<Report> {
+        let known = self.parameters.borrow().clone();
+        known
+            .map(|known| parameters::absent(&known))
+            .or_else(|| Error::Refused(Refusal::NothingToDo).report())
+    }
+}
+
+/// Says in the log what the console shows, too.
+fn warn_of(keys: &KeyStatus) {
+    if keys.keeper == Some(Keeper::Disk) {
+        warn!(
+            "THE KEY OF THE DATA PARTITION LIES ON THE SAME DISK: this machine has neither a TPM \
+             nor firmware that keeps it, so whoever has the disk can read it; set cold_start to \
+             ATTENDED to keep it nowhere"
+        );
+    }
+    if keys.recovery_key_unsaved {
+        warn!(
+            "THE RECOVERY KEY OF THIS NODE'S DISK IS NOT SAVED YET: without it, a lost TPM or EFI \
+             system partition is the loss of all data; run `polisctl node recovery-key`"
+        );
+    }
+}
+
+/// Whether `error` was that the store did not answer; if so, waits before the
+/// next attempt.
+pub(super) async fn waited_out(error: &Error) -> bool {
+    let Error::Store(error) = error else { return false };
+    if error.retriable() {
+        warn!(error = error as &dyn std::error::Error, "the cluster's store does not answer yet");
+        sleep(RETRY).await;
+    }
+    error.retriable()
+}
+
+pub(super) async fn read_record<T: Send + 'static>(
+    file: &File,
+    parse: impl Fn(&[u8]) -> Result<T, Damage> + Send + 'static,
+) -> Result<Record<T>, Error> {
+    let file = file.clone();
+    blocking(move || match file.read() {
+        Ok(None) => Ok(Record::Absent),
+        Ok(Some(bytes)) => Ok(parse(&bytes).map_or_else(Record::Damaged, Record::Whole)),
+        Err(files::Error::TooLarge { .. } | files::Error::NotAFile { .. }) => {
+            Ok(Record::Damaged(Damage::Magic))
+        }
+        Err(error) => Err(error.into()),
+    })
+    .await
+}
+
+/// The place of the node's key.
+#[derive(Debug)]
+pub(super) struct KeyFile(pub(super) File);
+
+impl identity::Store for KeyFile {
+    fn read(&self) -> std::io::Result<Option<zeroize::Zeroizing<Vec<u8>>>> {
+        let read = self.0.read().map_err(std::io::Error::other)?;
+        Ok(read.map(zeroize::Zeroizing::new))
+    }
+
+    fn write(&self, key: &[u8]) -> std::io::Result<()> {
+        self.0.write(key).map_err(std::io::Error::other)
+    }
+}
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;

@@ -1,0 +1,280 @@
+//! Opens the encrypted data partition of a member.
+//!
+//! ```text
+//! sealed configuration --vault--> node's half ----+
+//! keeper -----------------------> cluster's half -+--> slot 0 --> open
+//!     | none                                          | refused, or a half is missing
+//!     v                                               v
+//! automatic and alone: say so                  was a key change under way? --> its halves
+//! else wait: for a curator of another                 | no, or refused
+//!   member, or for a recovery key                     v
+//!                               recovery key, if one was given --> slot 1 --> open, new halves
+//! ```
+//!
+//! A recovery key opens, and the halves are made anew, for those that there were
+//! may be lost or known to somebody:
+//!
+//! ```text
+//! share in `Next` -> key change on the ESP -> storage: slot 1 opens, slot 0 changes
+//!     -> sealed configuration -> share in `Current` -> key change and `Next` removed
+//! ```
+//!
+//! ```text
+//! keys     the halves of the disk's key                          pure
+//! vault    secrets, plain or sealed to the TPM
+//! keeper   the share for a machine that is alone
+//! disk     what is asked of storage, and what comes of it
+//! request  where a recovery key is given over the network
+//! ```
+//!
+//! Invariants:
+//! - Nothing that could still open the disk is removed before the disk was opened
+//!   by what replaces it.
+//! - A power cut between any two steps leaves halves that open slot 0, or the
+//!   recovery key does it again.
+//! - Whatever cannot be opened is left as it is.
+//!
+//! What this module does not do: ask a curator for the cluster's half (`join`).
+
+pub(super) mod disk;
+pub mod keeper;
+pub mod keys;
+pub mod request;
+pub mod vault;
+
+use uuid::Uuid;
+
+use tracing::{info, warn};
+
+use self::disk::Disk;
+use self::keeper::{Shares, Slot};
+use self::keys::{Half, Secrets};
+use self::vault::{Guarded, Vault};
+use super::Error;
+use super::sealed::{Keeping, Sealed, change_from_record, change_to_record};
+use crate::parameters::TpmMode;
+use crate::storage::Kind;
+use crate::storage::key::{Key, RecoveryKey};
+use polis_base::files::Root;
+use polis_runtime::supervisor::blocking;
+use polis_wire::identity::NodeKey;
+use polis_wire::pki;
+
+pub use self::keeper::Keeper;
+pub use self::request::Requests;
+
+/// The keys that the data partition was opened with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Keys {
+    pub(super) secrets: Guarded<Secrets>,
+    /// The public half of the node's join key.
+    pub(super) join_key: [u8; 32],
+    pub(super) cluster: Half,
+    /// Who keeps a share; nobody if it came from elsewhere.
+    pub(super) keeper: Option<Keeper>,
+}
+
+/// What the keys of a disk need.
+#[derive(Clone, Debug)]
+pub(super) struct Unlocker {
+    pub(super) root: Root,
+    pub(super) vault: Vault,
+    pub(super) shares: Shares,
+    pub(super) disk: Disk,
+}
+
+impl Unlocker {
+    /// Opens the partition without anybody's help. `sealed` is the sealed
+    /// configuration, if it is whole.
+    pub(super) async fn by_itself(
+        &mut self,
+        sealed: Option<&Sealed>,
+        partition: Uuid,
+    ) -> Result<Keys, Error> {
+        let own = sealed.and_then(|sealed| sealed.secrets.clone());
+        let changed = self.change().await?;
+        let change = changed.is_some();
+        let candidates = [(own, Slot::Current), (changed, Slot::Next)];
+        let mut failure = None;
+        for (secrets, slot) in candidates {
+            let Some(secrets) = secrets else { continue };
+            match self.with(&secrets, slot, partition).await {
+                Ok((_secrets, keys)) => {
+                    return match (slot, change) {
+                        (Slot::Next, _) => {
+                            info!("the disk opens with the keys of a change that was under way");
+                            self.promote(sealed, keys).await
+                        }
+                        (Slot::Current, true) => self.abandon().await.map(|()| keys),
+                        (Slot::Current, false) => Ok(keys),
+                    };
+                }
+                Err(error) => drop(failure.get_or_insert(error)),
+            }
+        }
+        Err(failure.unwrap_or(Error::NoShare))
+    }
+
+    /// Opens the partition with these secrets and the share in `slot`.
+    pub(super) async fn with(
+        &mut self,
+        secrets: &Guarded<Secrets>,
+        slot: Slot,
+        partition: Uuid,
+    ) -> Result<(Secrets, Keys), Error> {
+        let (opened, keys) = self.read(secrets, slot).await?;
+        let passphrase = keys::passphrase(&opened.node, &keys.cluster, partition)?;
+        match self.disk.open(Key::Passphrase(passphrase), None).await? {
+            Ok(_kind) => Ok((opened, keys)),
+            Err(reason) => Err(Error::KeyWrong { reason }),
+        }
+    }
+
+    /// Opens the partition with the cluster's half that a curator gave.
+    pub(super) async fn with_half(
+        &mut self,
+        secrets: &Guarded<Secrets>,
+        cluster: Half,
+        partition: Uuid,
+    ) -> Result<Keys, Error> {
+        let (vault, guarded) = (self.vault.clone(), secrets.clone());
+        let opened = blocking(move || vault.open(&guarded)).await?;
+        let passphrase = keys::passphrase(&opened.node, &cluster, partition)?;
+        match self.disk.open(Key::Passphrase(passphrase), None).await? {
+            Ok(_kind) => {
+                let join_key = opened.join_key().verifying_key().to_bytes();
+                Ok(Keys { secrets: secrets.clone(), join_key, cluster, keeper: None })
+            }
+            Err(reason) => Err(Error::KeyWrong { reason }),
+        }
+    }
+
+    /// Fetches both halves.
+    pub(super) async fn read(
+        &self,
+        secrets: &Guarded<Secrets>,
+        slot: Slot,
+    ) -> Result<(Secrets, Keys), Error> {
+        let (vault, shares, secrets) = (self.vault.clone(), self.shares.clone(), secrets.clone());
+        blocking(move || {
+            let opened = vault.open(&secrets)?;
+            let (cluster, keeper) = shares.fetch(slot)?.ok_or(Error::NoShare)?;
+            let join_key = opened.join_key().verifying_key().to_bytes();
+            Ok((opened, Keys { secrets, join_key, cluster, keeper: Some(keeper) }))
+        })
+        .await
+    }
+
+    /// Opens the partition with its recovery key, and gives it new halves; no keys
+    /// come back where the cluster demands a TPM and there is none to seal to.
+    pub(super) async fn recover(
+        &mut self,
+        key: RecoveryKey,
+        sealed: Option<&Sealed>,
+        partition: Uuid,
+    ) -> Result<Option<Keys>, Error> {
+        let keeping = sealed.map_or_else(Keeping::default, |sealed| sealed.keeping);
+        let (secrets, cluster) = (Secrets::random()?, Half::random()?);
+        let passphrase = keys::passphrase(&secrets.node, &cluster, partition)?;
+        let (vault, shares) = (self.vault.clone(), self.shares.clone());
+        let change = self.root.esp.key_change.clone();
+        let join_key = secrets.join_key().verifying_key().to_bytes();
+        let prepared = blocking(move || -> Result<_, Error> {
+            let hidden = match vault.hide(keeping.tpm, &secrets) {
+                Err(Error::Tpm(error)) if keeping.tpm == TpmMode::Required => {
+                    let error = &error as &dyn std::error::Error;
+                    warn!(
+                        error,
+                        "THE DISK IS OPENED FOR THIS BOOT ONLY: the cluster demands a TPM, and \
+                         nothing can be sealed"
+                    );
+                    return Ok(None);
+                }
+                hidden => hidden?,
+            };
+            let keeper = shares.keep(Slot::Next, &hidden, &cluster)?;
+            change.write(&change_to_record(&hidden))?;
+            Ok(Some(Keys { secrets: hidden, join_key, cluster, keeper: Some(keeper) }))
+        })
+        .await?;
+        let rekey = prepared.as_ref().map(|_keys| passphrase);
+        match self.disk.open(Key::Recovery(key), rekey).await? {
+            Ok(_kind) => {
+                info!("the recovery key has opened the disk");
+                match prepared {
+                    Some(keys) => self.promote(sealed, keys).await.map(Some),
+                    None => Ok(None),
+                }
+            }
+            Err(reason) => {
+                if prepared.is_some() {
+                    self.abandon().await?;
+                }
+                Err(Error::RecoveryKeyWrong { reason })
+            }
+        }
+    }
+
+    /// Puts the keys of a change in force. The disk is open.
+    async fn promote(&mut self, sealed: Option<&Sealed>, keys: Keys) -> Result<Keys, Error> {
+        let (root, sealed, shares) = (self.root.clone(), sealed.cloned(), self.shares.clone());
+        let kind = self.disk.status.borrow().ready().map_or(Kind::Insecure, |ready| ready.kind);
+        blocking(move || {
+            let sealed = match sealed {
+                Some(sealed) => sealed,
+                None => from_data(&root, kind)?,
+            };
+            let sealed = Sealed { secrets: Some(keys.secrets.clone()), storage: kind, ..sealed };
+            root.esp.sealed_configuration.write(&sealed.to_record())?;
+            let keeper = shares.keep(Slot::Current, &keys.secrets, &keys.cluster)?;
+            root.esp.key_change.erase()?;
+            shares.forget(Slot::Next)?;
+            Ok(Keys { keeper: Some(keeper), ..keys })
+        })
+        .await
+    }
+
+    /// Removes a change that never came into force.
+    async fn abandon(&self) -> Result<(), Error> {
+        let (change, shares) = (self.root.esp.key_change.clone(), self.shares.clone());
+        blocking(move || {
+            change.erase()?;
+            shares.forget(Slot::Next)
+        })
+        .await
+    }
+
+    async fn change(&self) -> Result<Option<Guarded<Secrets>>, Error> {
+        let change = self.root.esp.key_change.clone();
+        let record = blocking(move || change.read()).await?;
+        Ok(record.and_then(|record| match change_from_record(&record) {
+            Ok(secrets) => Some(secrets),
+            Err(damage) => {
+                warn!("a change of the disk's key was being written: {damage}");
+                None
+            }
+        }))
+    }
+
+    /// Whether an earlier boot began to change the keys.
+    pub(super) async fn is_changing(&self) -> Result<bool, Error> {
+        Ok(self.change().await?.is_some())
+    }
+}
+
+/// The public part of a sealed configuration that is lost, from the open disk.
+fn from_data(root: &Root, kind: Kind) -> Result<Sealed, Error> {
+    let credentials = &root.data.node.credentials;
+    let der = zeroize::Zeroizing::new(credentials.key.read()?.ok_or(Error::KeyLost)?);
+    let key = NodeKey::from_pkcs8_der(&der).map_err(Error::Key)?;
+    let pem = credentials.ca.read()?.unwrap_or_default();
+    let cluster_ca = pki::certificate_der(&pem).ok_or(Error::CaLost)?;
+    Ok(Sealed {
+        node_public_key: key.identity().public_key,
+        cluster_ca,
+        storage: kind,
+        secrets: None,
+        keeping: Keeping::default(),
+        disowned: false,
+    })
+}

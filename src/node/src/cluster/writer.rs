@@ -1,0 +1,161 @@
+//! The one way in which the status of this machine changes.
+//!
+//! Four services know something of it: the cluster manager what leads home, `liaison`
+//! whether the cluster is heard and what it says of the recovery key, and `roles` whether
+//! the member of etcd votes. None of them has the sender: each change is a method here.
+//!
+//! Invariants:
+//! - The state changes only as [`State::after`] allows, but for a run that starts over.
+//! - A change is one step and touches what its caller knows of: none overwrites another's.
+//! - Who watches hears of another state after the serial line and the log do.
+
+use tokio::sync::watch;
+
+use super::state::Event;
+use super::{State, Status};
+use polis_base::serial::EventLine;
+use polis_runtime::lines::Lines;
+use polis_wire::identity::NodeId;
+use polis_wire::nodes::Role;
+
+/// Writes [`Status`]. Cheap to clone: all clones write the same one.
+#[derive(Clone, Debug, Default)]
+pub struct Writer(watch::Sender<Status>);
+
+impl Writer {
+    /// A machine that is what `status` says.
+    #[must_use]
+    pub fn new(status: Status) -> Self {
+        Self(watch::Sender::new(status))
+    }
+
+    /// Hears of every change from now on.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Status> {
+        self.0.subscribe()
+    }
+
+    /// What the machine is now. No change happens while this is held.
+    #[must_use]
+    pub fn borrow(&self) -> watch::Ref<'_, Status> {
+        self.0.borrow()
+    }
+
+    /// Changes the state, if `event` leads to another; `say` logs it before anybody
+    /// can act on it. Says whether it did.
+    pub fn happened(&self, event: Event, lines: &Lines, say: impl FnOnce(State)) -> bool {
+        self.0.send_if_modified(|status| {
+            let Some(state) = status.state.after(event).filter(|state| *state != status.state)
+            else {
+                return false;
+            };
+            status.state = state;
+            print(lines, status);
+            say(state);
+            true
+        })
+    }
+
+    /// Whether the machine serves `role` from now on.
+    pub fn serves(&self, role: Role, serves: bool) {
+        self.0.send_if_modified(|status| {
+            let news = status.roles.contains(&role) != serves;
+            if news && serves {
+                status.roles.push(role);
+            } else if news {
+                status.roles.retain(|other| *other != role);
+            }
+            news
+        });
+    }
+
+    /// Whether the recovery key of its disk still has to be saved by the owner.
+    pub fn recovery_key_unsaved(&self, unsaved: bool) {
+        self.0.send_if_modified(|status| match &mut status.keys {
+            Some(keys) if keys.recovery_key_unsaved != unsaved => {
+                keys.recovery_key_unsaved = unsaved;
+                true
+            }
+            _ => false,
+        });
+    }
+
+    /// Begins anew, for a run of the cluster manager: nothing is known.
+    pub(super) fn begin(&self, lines: &Lines) {
+        let status = Status::default();
+        print(lines, &status);
+        self.0.send_replace(status);
+    }
+
+    /// The machine has its name.
+    pub(super) fn named(&self, node: NodeId) {
+        self.0.send_modify(|status| status.node = Some(node));
+    }
+
+    /// Whether the machine waits for the key of its disk.
+    pub(super) fn waits_for_key(&self, waits: bool) {
+        self.0.send_modify(|status| status.waits_for_key = waits);
+    }
+
+    /// The machine is a member, as `home` says; the state comes of itself.
+    pub(super) fn entered(&self, home: Status, lines: &Lines) {
+        self.0.send_modify(|status| {
+            let state = status.state.after(Event::Entered).unwrap_or_default();
+            *status = Status { state, ..home };
+            print(lines, status);
+        });
+    }
+}
+
+/// First the line: others print lines of their own as soon as they know.
+fn print(lines: &Lines, status: &Status) {
+    let line = EventLine::new("cluster").field("state", status.state);
+    lines.event(match status.node {
+        Some(node) => line.field("node", node),
+        None => line,
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::KeyStatus;
+
+    #[test]
+    fn only_an_event_that_leads_elsewhere_changes_the_state_and_is_said() {
+        let writer = Writer::default();
+        let watcher = writer.subscribe();
+        let (lines, _written) = Lines::channel();
+        let never = |state| panic!("{state} is said");
+        assert!(!writer.happened(Event::CutOff, &lines, never), "it is no member");
+        assert!(!watcher.has_changed().unwrap());
+        let mut said = None;
+        assert!(writer.happened(Event::Entered, &lines, |state| said = Some(state)));
+        assert_eq!(said, Some(State::Home));
+        assert!(!writer.happened(Event::Reconnected, &lines, never), "it is home already");
+        assert!(writer.happened(Event::Removed, &lines, |_state| {}));
+        assert!(!writer.happened(Event::Entered, &lines, never));
+        assert_eq!(writer.borrow().state, State::Disowning);
+    }
+
+    #[test]
+    fn each_change_keeps_what_others_have_said() {
+        let (lines, _written) = Lines::channel();
+        let writer = Writer::default();
+        let keys = KeyStatus { sealed: true, keeper: None, recovery_key_unsaved: true };
+        writer.named(NodeId::from_public_key(&[1; 32]));
+        writer.waits_for_key(true);
+        let home = Status { node: writer.borrow().node, keys: Some(keys), ..Status::default() };
+        writer.entered(home, &lines);
+        writer.serves(Role::ConsensusMember, true);
+        writer.serves(Role::ConsensusMember, true);
+        assert!(writer.happened(Event::CutOff, &lines, |_state| {}));
+        writer.recovery_key_unsaved(false);
+        let status = writer.borrow().clone();
+        assert_eq!((status.state, status.waits_for_key), (State::Split, false));
+        assert_eq!(status.roles, [Role::ConsensusMember]);
+        assert!(status.node.is_some() && !status.keys.unwrap().recovery_key_unsaved);
+        writer.serves(Role::ConsensusMember, false);
+        assert!(writer.borrow().roles.is_empty());
+    }
+}

@@ -1,0 +1,162 @@
+//! Says whom a member waits for that hears of no leader.
+//!
+//! Only a leader says who the members are. Before the first one, that is what was
+//! said last: the directory on the ESP, where the curators are, one beside each
+//! member of etcd.
+
+use std::time::Duration;
+
+use polis_proto::v1;
+use prost::Message as _;
+use tracing::warn;
+
+use super::Member;
+use polis_base::files::File;
+
+/// Longer than a cluster that is switched on needs to find itself.
+const DOUBT: Duration = Duration::from_secs(60);
+
+/// Whom the leader named last, in whatever boot. Blocks. What cannot be read is as
+/// nobody: the member waits all the same.
+pub(super) fn named_last(directory: &File) -> v1::ClusterDirectory {
+    let read = match directory.read() {
+        Ok(read) => read.unwrap_or_default(),
+        Err(error) => {
+            let error = &error as &dyn std::error::Error;
+            warn!(error, "cannot read who the other members are");
+            Vec::new()
+        }
+    };
+    v1::ClusterDirectory::decode(read.as_slice()).unwrap_or_default()
+}
+
+/// What the member of the node `own` waits for, since this time of this boot and for
+/// so long by now. `known` are the members, if its etcd had a leader since it was
+/// started; else those of `last` count.
+pub(super) fn leader(
+    own: &str,
+    known: &[Member],
+    last: &v1::ClusterDirectory,
+    since: Duration,
+    silent: Duration,
+) -> String {
+    let place = |name: &str| {
+        let known = last.nodes.iter().find(|node| node.id == name);
+        known.and_then(|node| node.addresses.first())
+    };
+    let mut voters: Vec<&str> =
+        known.iter().filter(|member| !member.learner).map(Member::called).collect();
+    if known.is_empty() {
+        voters = last.nodes.iter().map(|node| node.id.as_str()).collect();
+    }
+    let others: Vec<&str> = voters.iter().filter(|name| **name != own).copied().collect();
+    let since = since.as_secs();
+    let mut what = if others.is_empty() {
+        format!(
+            "a leader of etcd, since second {since} of this boot; more than half of the voters \
+             must be on, and reachable on port 7834 at the addresses at which this node knew them \
+             last"
+        )
+    } else {
+        // This node votes, or is about to.
+        let count = others.len() + 1;
+        let quorum = count / 2 + 1;
+        let named: Vec<_> = others
+            .iter()
+            .map(|name| match place(name) {
+                Some(address) => format!("{name} (last address {address})"),
+                None => (*name).to_owned(),
+            })
+            .collect();
+        let needed = match (quorum - 1, others.len()) {
+            (1, 1) => String::new(),
+            (needed, all) if needed == all => "all of ".to_owned(),
+            (needed, _) => format!("{needed} of "),
+        };
+        format!(
+            "a quorum of etcd, since second {since} of this boot: {quorum} of {count} voters must \
+             be on and reach each other on port 7834; this one is on, and needs {needed}{}; \
+             switch on what is off, else see to the network between",
+            named.join(", ")
+        )
+    };
+    if silent >= DOUBT {
+        what.push_str(
+            "; or this member was taken out meanwhile: `polisctl etcd members` says whether it is \
+             there, and the node asks a curator, if it can reach one",
+        );
+    }
+    what
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::MemberId;
+    use super::*;
+
+    fn directory(nodes: &[(&str, &[&str])]) -> v1::ClusterDirectory {
+        let node = |&(id, addresses): &(&str, &[&str])| v1::cluster_directory::Node {
+            id: id.to_owned(),
+            addresses: addresses.iter().map(|&address| address.to_owned()).collect(),
+        };
+        v1::ClusterDirectory { nodes: nodes.iter().map(node).collect() }
+    }
+
+    fn member(id: u64, learner: bool) -> Member {
+        Member { id: MemberId(id), name: format!("n{id}"), peer_url: String::new(), learner }
+    }
+
+    const SINCE: Duration = Duration::from_secs(9);
+    const SOON: Duration = Duration::from_secs(5);
+
+    #[test]
+    fn a_boot_without_a_quorum_names_the_voters_of_the_last_word_and_where_they_were() {
+        let last = directory(&[("n1", &["10.0.0.1"]), ("n2", &["10.0.0.2"]), ("n3", &[])]);
+        let said = leader("n1", &[], &last, SINCE, SOON);
+        let whom = "2 of 3 voters must be on and reach each other on port 7834; this one is on, \
+                    and needs 1 of n2 (last address 10.0.0.2), n3; switch on";
+        assert!(said.contains(whom) && said.contains("since second 9 of this boot"), "{said}");
+        assert!(!said.contains("taken out"), "{said}");
+
+        let two = directory(&[("n1", &["10.0.0.1"]), ("n2", &["10.0.0.2"])]);
+        let said = leader("n1", &[], &two, SINCE, SOON);
+        assert!(said.contains("2 of 2 voters") && said.contains("needs n2 (last"), "{said}");
+
+        let five = directory(&[("n1", &[]), ("n2", &[]), ("n3", &[]), ("n4", &[]), ("n5", &[])]);
+        let said = leader("n5", &[], &five, SINCE, SOON);
+        assert!(said.contains("3 of 5 voters") && said.contains("needs 2 of n1, n2"), "{said}");
+    }
+
+    #[test]
+    fn who_had_a_leader_names_the_voters_that_it_told_of_and_no_learner() {
+        let last = directory(&[("n2", &["10.0.0.2"]), ("n9", &["10.0.0.9"])]);
+        let known = [member(1, false), member(2, false), member(3, true)];
+        let said = leader("n1", &known, &last, SINCE, SOON);
+        assert!(said.contains("2 of 2 voters") && said.contains("n2 (last address"), "{said}");
+        assert!(!said.contains("n3") && !said.contains("n9"), "{said}");
+    }
+
+    #[test]
+    fn who_knows_of_nobody_says_so_and_after_a_minute_what_else_may_be() {
+        let nobody = v1::ClusterDirectory::default();
+        let said = leader("n1", &[], &nobody, SINCE, DOUBT);
+        assert!(said.contains("more than half of the voters"), "{said}");
+        assert!(said.contains("polisctl etcd members"), "{said}");
+        let alone = directory(&[("n1", &["10.0.0.1"])]);
+        assert!(leader("n1", &[], &alone, SINCE, SOON).contains("a leader of etcd"));
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_read_names_nobody() {
+        let disk = tempfile::tempdir().unwrap();
+        let root = polis_base::files::Root::at(disk.path());
+        root.create().unwrap();
+        let file = root.esp.cluster_directory;
+        assert_eq!(named_last(&file), v1::ClusterDirectory::default());
+        file.write(b"no directory").unwrap();
+        assert_eq!(named_last(&file), v1::ClusterDirectory::default());
+        let whole = directory(&[("n1", &["10.0.0.1"])]);
+        file.write(&whole.encode_to_vec()).unwrap();
+        assert_eq!(named_last(&file), whole);
+    }
+}

@@ -1,0 +1,43 @@
+//! Tells which warnings of etcd are none, for the sink of its lines.
+//!
+//! The general reader of the format knows no program; what etcd alone means by a line
+//! stands here, and in `damage` where it speaks of its files.
+
+use polis_base::serial::Severity;
+use polis_runtime::logtree::Levelled;
+
+/// Weighs one line of etcd anew: a dial without a word is no warning.
+pub(super) fn quieten(levelled: &mut Levelled) {
+    if is_dial_without_a_word(levelled) {
+        levelled.severity = Severity::Debug;
+    }
+}
+
+/// Each member dials the others every few seconds to see whether they take a connection,
+/// and etcd warns of each that says nothing more: on a whole cluster, of nothing else.
+fn is_dial_without_a_word(levelled: &Levelled) -> bool {
+    levelled.message == "rejected connection on peer endpoint"
+        && levelled.fields.iter().any(|(key, value)| key == "error" && value == "EOF")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polis_runtime::logtree::{Body, Parser, Tree};
+
+    #[test]
+    fn a_dial_without_a_word_is_no_warning_and_a_bad_certificate_is() {
+        let sink = Tree::new(None).sink("etcd", Parser::Zap).ruled(quieten);
+        let severity = |error: &str| {
+            let line = format!(
+                r#"{{"level":"warn","msg":"rejected connection on peer endpoint","error":"{error}"}}"#
+            );
+            let Some(Body::Levelled(levelled)) = sink.line(line.as_bytes()) else {
+                panic!("{line}")
+            };
+            levelled.severity
+        };
+        assert_eq!(severity("EOF"), Severity::Debug);
+        assert_eq!(severity("remote error: tls: bad certificate"), Severity::Warning);
+    }
+}

@@ -1,0 +1,135 @@
+//! Knows what a member must have on its disk before etcd may listen, and writes it.
+//!
+//! ```text
+//! /data/etcd/bootstrapping      there until a new cluster is complete on the disk
+//! /data/etcd/alone              there while this member is the only one
+//! /data/etcd/peer_pki/*.pem     whom to trust, and what to show
+//! /data/etcd/peer.crl           whom not to trust any more
+//! ```
+
+use std::sync::Arc;
+
+use zeroize::Zeroizing;
+
+use polis_base::files::{Error, Etcd};
+use polis_wire::identity::{Identity, NodeKey};
+use polis_wire::pki::{self, Certificate, Issuer, Mode, Template};
+
+use super::Peer;
+use polis_runtime::save::Save as _;
+
+/// The name of the authority that signs etcd peers.
+const AUTHORITY: &str = "etcd-peers";
+
+/// The authority of the etcd peers of this cluster.
+pub(super) fn authority() -> Arc<Certificate> {
+    Arc::new(Certificate {
+        issuer: Issuer::Itself,
+        name: AUTHORITY.to_owned(),
+        template: Template::EtcdAuthority,
+        mode: Mode::Managed,
+    })
+}
+
+/// The certificate of a member: for the key that the node has anyway.
+pub(super) fn peer_certificate(identity: &Identity, peer: &Peer) -> Certificate {
+    Certificate {
+        issuer: Issuer::Authority(authority()),
+        name: identity.id.to_string(),
+        template: Template::EtcdPeer { host: peer.host.clone() },
+        mode: Mode::External(identity.public_key),
+    }
+}
+
+/// What a start finds on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Nothing: this machine was never a member.
+    Nothing,
+    /// A bootstrap that was interrupted. Nobody has seen its cluster yet, so it
+    /// may be thrown away.
+    Unfinished,
+    /// Everything that a member needs.
+    Complete,
+    /// Something, but not everything: this is damage.
+    Damaged {
+        /// The first thing that is missing.
+        missing: &'static str,
+    },
+}
+
+/// Looks at the disk. Blocks.
+pub(super) fn look(tree: &Etcd) -> Result<Found, Error> {
+    if tree.bootstrapping.read()?.is_some() {
+        return Ok(Found::Unfinished);
+    }
+    let parts = [
+        ("data", !tree.data.is_empty()?),
+        ("certificate of the authority", tree.peer_pki.ca.read()?.is_some()),
+        ("certificate", tree.peer_pki.cert.read()?.is_some()),
+        ("key", tree.peer_pki.key.read()?.map(Zeroizing::new).is_some()),
+        ("CRL", tree.peer_crl.read()?.is_some()),
+    ];
+    Ok(judge(&parts))
+}
+
+fn judge(parts: &[(&'static str, bool)]) -> Found {
+    if parts.iter().all(|(_, there)| !there) {
+        return Found::Nothing;
+    }
+    let missing = parts.iter().find(|(_, there)| !there);
+    missing.map_or(Found::Complete, |(name, _)| Found::Damaged { missing: name })
+}
+
+/// What a member shows and whom it trusts, in DER.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Credentials {
+    pub(super) ca: Vec<u8>,
+    pub(super) certificate: Vec<u8>,
+    pub(super) crl: Vec<u8>,
+}
+
+/// Writes all of it; each file is replaced whole. Safe to repeat.
+pub(super) async fn write(
+    tree: &Etcd,
+    credentials: &Credentials,
+    key: &NodeKey,
+) -> Result<(), super::Error> {
+    let key = key.to_pkcs8_pem().map_err(super::Error::Key)?;
+    tree.peer_pki.dir.create()?;
+    tree.peer_pki.ca.save(pki::certificate_pem(&credentials.ca).into_bytes()).await?;
+    // It is wiped once it is written.
+    tree.peer_pki.key.save(key).await?;
+    tree.peer_pki.cert.save(pki::certificate_pem(&credentials.certificate).into_bytes()).await?;
+    tree.peer_crl.save(pki::crl_pem(&credentials.crl).into_bytes()).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_empty_complete_or_damaged() {
+        let parts = |there: [bool; 3]| judge(&[("a", there[0]), ("b", there[1]), ("c", there[2])]);
+        assert_eq!(parts([false; 3]), Found::Nothing);
+        assert_eq!(parts([true; 3]), Found::Complete);
+        assert_eq!(parts([true, false, false]), Found::Damaged { missing: "b" });
+        assert_eq!(parts([false, true, true]), Found::Damaged { missing: "a" });
+    }
+
+    #[test]
+    fn an_interrupted_bootstrap_is_told_from_damage() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = polis_base::files::Root::at(directory.path());
+        let tree = &root.data.etcd;
+        tree.data.create().unwrap();
+        assert_eq!(look(tree).unwrap(), Found::Nothing);
+        tree.bootstrapping.write(b"").unwrap();
+        std::fs::create_dir(tree.data.path().join("member")).unwrap();
+        assert_eq!(look(tree).unwrap(), Found::Unfinished);
+        tree.bootstrapping.remove().unwrap();
+        let damaged = Found::Damaged { missing: "certificate of the authority" };
+        assert_eq!(look(tree).unwrap(), damaged);
+    }
+}

@@ -1,0 +1,168 @@
+//! Tells from what etcd says at its end whether its database is damaged.
+//!
+//! etcd checks what it reads and ends at once where that cannot be. The next
+//! start finds the same bytes, so a restart for ever would be a loop in silence.
+//! Only what etcd itself blames on its files counts: an address in use, a full
+//! disk or a wrong certificate may be right the next time.
+//!
+//! One thing it cannot tell: the database is mapped into its memory, and a page
+//! that cannot be had is a fault, whether the file is too short or the disk does
+//! not answer. The disk may come back, so the file is read to find out.
+//!
+//! What this module does not do: mend anything, or decide what is done about it
+//! (`service`).
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+
+use polis_base::serial::Severity;
+use polis_runtime::logtree::{Body, Levelled};
+
+/// What etcd, its log (the WAL) and its storage (bbolt) say about damage, as parts
+/// of the message or of the field `error`.
+const PHRASES: [&str; 16] = [
+    // The database: no valid header, or a page that is not what it should be.
+    "invalid database",
+    "version mismatch",
+    "assertion failed: Page expected to be",
+    "freepages: failed to get all reachable pages",
+    "invalid page type",
+    "already freed",
+    "freelist page",
+    // The log of entries that are not in the database yet.
+    "crc mismatch",
+    "max entry size limit exceeded",
+    "failed to read WAL, cannot be repaired",
+    "wal: unexpected",
+    "cannot use none as id",
+    // A part is missing, or belongs to another time.
+    "failed to find database snapshot file",
+    "snap: no available snapshot",
+    "is out of range [lastIndex",
+    // The others have something else.
+    "found data inconsistency with peers",
+];
+
+/// What a Go program says that touched a page which is not there.
+const FAULTS: [&str; 2] = ["unexpected fault address", "fatal error: fault"];
+
+/// How much is read at once.
+const CHUNK: usize = 1 << 20;
+
+/// What the lines of one etcd say about its files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Nothing.
+    Sound,
+    /// They are damaged, and this is how etcd says it.
+    Damaged(String),
+    /// A page of the database could not be had.
+    Fault,
+}
+
+/// Looks for the first line in which etcd blames its files.
+pub(super) fn judge<'a>(lines: impl Iterator<Item = &'a Body> + Clone) -> Verdict {
+    if let Some(words) = lines.clone().find_map(damage) {
+        return Verdict::Damaged(words);
+    }
+    let faulted = |body: &Body| match body {
+        Body::Raw(line) => FAULTS.iter().any(|fault| line.starts_with(fault)),
+        Body::Levelled(_) => false,
+    };
+    let mut lines = lines;
+    if lines.any(faulted) { Verdict::Fault } else { Verdict::Sound }
+}
+
+fn damage(body: &Body) -> Option<String> {
+    match body {
+        // Not every line of a stack: it names functions, which are no complaints.
+        Body::Raw(line) => {
+            let said = line.strip_prefix("panic: ")?;
+            blames(said).then(|| said.to_owned())
+        }
+        Body::Levelled(entry) if entry.severity == Severity::Fatal => fatal(entry),
+        Body::Levelled(_) => None,
+    }
+}
+
+fn fatal(entry: &Levelled) -> Option<String> {
+    let error = entry.fields.iter().find(|(name, _)| name == "error");
+    let said = match error {
+        Some((_, error)) => format!("{}: {error}", entry.message),
+        None => entry.message.clone(),
+    };
+    blames(&said).then_some(said)
+}
+
+fn blames(said: &str) -> bool {
+    PHRASES.iter().any(|phrase| said.contains(phrase))
+}
+
+/// Whether every byte of the file can be read. Blocks.
+pub(super) fn is_readable(file: &Path) -> bool {
+    let read = || {
+        let mut file = File::open(file)?;
+        let mut buffer = vec![0; CHUNK];
+        while file.read(&mut buffer)? > 0 {}
+        Ok::<_, io::Error>(())
+    };
+    read().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use polis_runtime::logtree::Parser;
+
+    fn judged(lines: &[&str]) -> Verdict {
+        let lines: Vec<_> = lines.iter().map(|line| Parser::Zap.parse(line)).collect();
+        judge(lines.iter())
+    }
+
+    #[test]
+    fn what_etcd_says_of_damaged_files_is_understood() {
+        let wal = r#"{"level":"fatal","caller":"etcdmain/etcd.go:204","msg":"discovery failed","error":"walpb: crc mismatch","stacktrace":"go.etcd.io"}"#;
+        let db = r#"{"level":"panic","caller":"backend/backend.go:201","msg":"failed to open database","path":"/data","error":"invalid database"}"#;
+        let page = "panic: assertion failed: Page expected to be: 36, but self identifies as 17";
+        let said = |said: &str| Verdict::Damaged(said.to_owned());
+        assert_eq!(judged(&[wal]), said("discovery failed: walpb: crc mismatch"));
+        assert_eq!(judged(&[db]), said("failed to open database: invalid database"));
+        assert_eq!(judged(&["", page, "goroutine 1 [running]:"]), said(&page[7..]));
+        assert_eq!(
+            judged(&["unexpected fault address 0x7f", "fatal error: fault"]),
+            Verdict::Fault
+        );
+    }
+
+    #[test]
+    fn other_deaths_are_no_damage() {
+        let warned =
+            r#"{"level":"warn","msg":"failed to find [SNAPSHOT-INDEX].snap.db","error":"snap"}"#;
+        let busy = r#"{"level":"fatal","msg":"discovery failed","error":"listen tcp: address already in use"}"#;
+        let full = r#"{"level":"fatal","msg":"failed to save Raft hard state and entries","error":"no space left on device"}"#;
+        for line in [warned, busy, full, "panic: nil map", "  freepages crc mismatch.go:12"] {
+            assert_eq!(judged(&[line]), Verdict::Sound, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_short_file_can_be_read_and_a_directory_cannot() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("db");
+        std::fs::write(&file, [7; 100]).unwrap();
+        assert!(is_readable(&file));
+        assert!(!is_readable(directory.path()));
+        assert!(!is_readable(&directory.path().join("absent")));
+    }
+
+    proptest! {
+        #[test]
+        fn noise_never_panics(lines in prop::collection::vec(any::<String>(), 0..5)) {
+            let lines: Vec<_> = lines.iter().map(|line| Parser::Zap.parse(line)).collect();
+            let _verdict = judge(lines.iter());
+        }
+    }
+}

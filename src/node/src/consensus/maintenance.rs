@@ -1,0 +1,83 @@
+//! Gives a full database room again.
+//!
+//! etcd compacts by itself, once an hour, and rewrites its database at start.
+//! When the database reaches its quota all the same, every member refuses
+//! writes until someone compacts, rewrites it and takes the alarm back: this
+//! service does so, on each member for itself.
+//!
+//! What this module does not do: take snapshots. They come with the commands
+//! that restore them.
+
+use std::time::Duration;
+
+use etcd_client::{AlarmAction, AlarmType, CompactionOptions};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::client::{Clients, Error};
+use super::{Alarm, MemberId, Status};
+use polis_runtime::event::{Closed, until};
+use polis_runtime::supervisor::Context;
+
+/// Wait before another attempt: rewriting a database of gigabytes takes a while.
+const RETRY: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Debug)]
+pub(super) struct Maintenance {
+    pub(super) status: watch::Receiver<Status>,
+}
+
+impl Maintenance {
+    pub(super) async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        ctx.healthy();
+        loop {
+            let full = until(&mut self.status, "the etcd member", |status| {
+                let full = status.alarms.contains(&Alarm::NoSpace);
+                status.voter().filter(|_| full).cloned().zip(status.member)
+            });
+            let Some(full) = ctx.until_cancelled(full).await else { return Ok(()) };
+            let (clients, member) = full?;
+            warn!("the database of etcd is full: making room");
+            let Some(made) = ctx.until_cancelled(make_room(&clients, member)).await else {
+                return Ok(());
+            };
+            match made {
+                Ok(bytes) => info!(bytes, "the database of etcd has room again"),
+                Err(error) => {
+                    warn!(error = &error as &dyn std::error::Error, "cannot make room in etcd yet");
+                }
+            }
+            if ctx.until_cancelled(tokio::time::sleep(RETRY)).await.is_none() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Forgets all old revisions (a watch that is behind lists again), rewrites the database and takes the alarm back; says
+/// how large the database is then. If it is still full, etcd raises the alarm
+/// at the next write.
+async fn make_room(clients: &Clients, member: MemberId) -> Result<i64, Error> {
+    let mut kv = clients.raw().kv_client();
+    let mut etcd = clients.raw().maintenance_client();
+    let newest = kv.get("ready", None).await.map_err(|error| Error::new("read", error))?;
+    let newest = newest.header().map_or(0, etcd_client::ResponseHeader::revision);
+    // Physical: answers when the space is really free.
+    let options = CompactionOptions::new().with_physical();
+    match kv.compact(newest, Some(options)).await {
+        Ok(_) => {}
+        Err(error) => {
+            let error = Error::new("compact", error);
+            if !error.says("has been compacted") {
+                return Err(error);
+            }
+        }
+    }
+    etcd.defragment().await.map_err(|error| Error::new("rewrite the database", error))?;
+    let mut options = etcd_client::AlarmOptions::new();
+    options.with_member(member.0);
+    let cleared = etcd.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options)).await;
+    cleared.map_err(|error| Error::new("take the alarm back", error))?;
+    let status = etcd.status().await.map_err(|error| Error::new("ask for the status", error))?;
+    Ok(status.db_size())
+}

@@ -1,0 +1,407 @@
+//! Adds, promotes and removes members of etcd.
+//!
+//! ```text
+//! add:    room for more -> certificate -> learner -> (it starts) -> voter
+//! evict:  quorum without it? -> remove from etcd -> revoke its certificate
+//! ```
+//!
+//! Invariants:
+//! - Every call may be repeated; a step that is done already is passed over.
+//! - A member is removed before its certificate is revoked: a CRL alone does not
+//!   cut off a peer that the others dial.
+//! - No voter goes unless those that answer without it are a majority.
+//! - A learner that never started is a member like any other: it can be taken out.
+//!
+//! What this module does not do: decide who may be a member (`curator`).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::{MemberAddOptions, MemberListResponse};
+use tokio::sync::{Notify, watch};
+use tracing::{info, warn};
+
+use super::client::{self, Clients, User, call};
+use super::credentials::{authority, peer_certificate};
+use super::serve::members_of;
+use super::{Invitation, Member, MemberId, Peer, Refusal, Status, peers, quorum};
+use polis_base::files::Sockets;
+use polis_base::sys::clock;
+use polis_runtime::event::{Closed, until};
+use polis_runtime::supervisor::Context;
+use polis_wire::identity::{Identity, NodeId};
+use polis_wire::pki::{self, Namespace, Reason};
+
+/// etcd takes no second change before everyone was heard for five seconds.
+const CHANGE_MAX: Duration = Duration::from_secs(15);
+
+/// Between two attempts at a change that etcd is not ready for.
+const CHANGE_RETRY: Duration = Duration::from_millis(100);
+
+/// How long another newcomer is waited for: shorter than the patience of whoever asks,
+/// so that it hears whose turn it is.
+const TURN_MAX: Duration = Duration::from_secs(5);
+
+/// How long a removed member has to hear of it. Once its certificate is revoked
+/// nobody talks to it, and it would wait for a leader for ever.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// A restart at another pace takes less than a second.
+const ROOM_MAX: Duration = Duration::from_secs(30);
+
+/// Between two attempts to promote a learner that just came.
+const PROMOTE: Duration = Duration::from_millis(50);
+
+/// Between two attempts, for one that does not catch up: it may be off for good.
+const PROMOTE_MAX: Duration = Duration::from_secs(1);
+
+/// By how much an attempt may be later than the learner could have been promoted:
+/// this part of the time that it took.
+const PROMOTE_LATE: u32 = 8;
+
+/// Why the membership was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The member's service is gone.
+    #[error("the etcd member of this node is gone")]
+    Gone(#[from] Closed),
+    /// Only a voter can change anything.
+    #[error("the etcd member of this node is no voter, or could not make room in time")]
+    NoVoter,
+    /// It would harm the cluster.
+    #[error("the member must stay")]
+    Refused(#[from] Refusal),
+    /// etcd takes in one at a time.
+    #[error("{node} is on its way into etcd, which takes in one node at a time")]
+    Turn {
+        /// The node whose turn it is.
+        node: String,
+    },
+    /// A member does not remove itself: it could not revoke its certificate then.
+    #[error("this member cannot remove itself: ask another one")]
+    Itself,
+    /// The other members could not be asked who answers.
+    #[error("cannot find out which members answer")]
+    Peers(#[source] std::io::Error),
+    /// A certificate could not be made or revoked.
+    #[error("cannot change the certificates of the etcd peers")]
+    Pki(#[from] pki::Error),
+    /// etcd refused.
+    #[error("cannot change the members of etcd")]
+    Etcd(#[from] client::Error),
+}
+
+/// The way to change the membership. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Members {
+    status: watch::Receiver<Status>,
+    growth: watch::Sender<bool>,
+    news: Arc<Notify>,
+    sockets: Sockets,
+}
+
+impl Members {
+    pub(super) fn new(
+        status: watch::Receiver<Status>,
+        growth: watch::Sender<bool>,
+        news: Arc<Notify>,
+        sockets: Sockets,
+    ) -> Self {
+        Self { status, growth, news, sockets }
+    }
+
+    /// Makes `identity` a member, as a learner at first, unless it is one
+    /// already; returns what it needs to start. The first time, this member's
+    /// etcd starts again to make room.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]; the call may be repeated.
+    pub async fn add(&self, identity: &Identity, peer: &Peer) -> Result<Invitation, Error> {
+        let mut status = self.status.clone();
+        self.growth.send_if_modified(|wanted| !std::mem::replace(wanted, true));
+        let room = until(&mut status, "the etcd member", |status| {
+            status.voter().filter(|_| status.ready_to_grow).cloned()
+        });
+        let clients = tokio::time::timeout(ROOM_MAX, room).await;
+        let clients = clients.map_err(|_elapsed| Error::NoVoter)??;
+
+        let namespace = Namespace::new(clients.user(User::EtcdPki), "");
+        let wish = peer_certificate(identity, peer);
+        let issued = namespace.ensure(&wish, clock::now()).await?;
+        let crl = namespace
+            .crl(&authority())
+            .await?
+            .ok_or_else(|| pki::Error::Damaged { what: "CRL", name: authority().name.clone() })?;
+
+        let url = peer.url();
+        let is_it = |member: &Member| member.peer_url == url;
+        let mut members = room_for(&is_it, &clients).await?;
+        if !members.iter().any(is_it) {
+            let added = change("add a member", || {
+                let mut etcd = clients.raw().cluster_client();
+                let url = url.clone();
+                async move {
+                    let options = MemberAddOptions::new().with_is_learner();
+                    etcd.member_add([url], Some(options)).await
+                }
+            });
+            members = match added.await {
+                Ok(added) => members_of(added.member_list()),
+                // An attempt that was given up may have come through.
+                Err(error) => {
+                    let members = list(&clients).await?;
+                    members.iter().any(is_it).then_some(members).ok_or(error)?
+                }
+            };
+            self.news.notify_one();
+            info!(node = %identity.id, "added a learner");
+        }
+        Ok(Invitation { ca: issued.issuer_der, certificate: issued.der, crl: crl.der, members })
+    }
+
+    /// The members that answer, this one among them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Peers`].
+    pub async fn answering(&self) -> Result<BTreeSet<MemberId>, Error> {
+        let connected = peers::answering(&self.sockets.http()).await.map_err(Error::Peers)?;
+        let status = self.status.borrow().clone();
+        let members = status.members.into_iter();
+        let connected: Vec<_> = members.filter(|member| connected.contains(&member.id)).collect();
+        let mut answering = peers::reachable(&connected).await;
+        answering.extend(status.member);
+        Ok(answering)
+    }
+
+    /// Every member, as a majority has it now.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoVoter`] and [`Error::Etcd`].
+    pub async fn list(&self) -> Result<Vec<Member>, Error> {
+        let status = self.status.borrow().clone();
+        Ok(list(status.voter().ok_or(Error::NoVoter)?).await?)
+    }
+
+    /// The member of `id`, if it has one and the others can go on without it. One
+    /// that never started has no name yet: `peer` tells which it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the others cannot go on without it.
+    pub async fn may_leave(&self, id: NodeId, peer: &Peer) -> Result<Option<Member>, Error> {
+        let status = self.status.borrow().clone();
+        let clients = status.voter().ok_or(Error::NoVoter)?;
+        let members = list(clients).await?;
+        let Some(leaving) = members.iter().find(|member| member.is_of(id, peer)) else {
+            return Ok(None);
+        };
+        quorum::may_leave(leaving, &members, &self.answering().await?)?;
+        Ok(Some(leaving.clone()))
+    }
+
+    /// Removes the member of `id` for good, which [`Self::may_leave`] found, and
+    /// revokes its certificates.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]; the call may be repeated.
+    pub async fn evict(&self, id: NodeId, member: Option<&Member>) -> Result<(), Error> {
+        if let Some(member) = member {
+            self.remove(member).await?;
+            tokio::time::sleep(FAREWELL).await;
+        }
+        self.revoke(id).await
+    }
+
+    /// Removes a member: one that [`Self::may_leave`] found, or a learner.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]; the call may be repeated.
+    pub async fn remove(&self, member: &Member) -> Result<(), Error> {
+        let status = self.status.borrow().clone();
+        let clients = status.voter().ok_or(Error::NoVoter)?;
+        if Some(member.id) == status.member {
+            return Err(Error::Itself);
+        }
+        let removed = change("remove a member", || {
+            let mut etcd = clients.raw().cluster_client();
+            async move { etcd.member_remove(member.id.0).await }
+        });
+        match removed.await {
+            // The answer to an earlier attempt was lost.
+            Err(error) if error.says("member not found") => {}
+            removed => drop(removed?),
+        }
+        self.news.notify_one();
+        info!(node = member.called(), "removed a member");
+        Ok(())
+    }
+
+    /// Revokes the certificates of a node's member.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]; the call may be repeated.
+    pub async fn revoke(&self, id: NodeId) -> Result<(), Error> {
+        let status = self.status.borrow().clone();
+        let clients = status.voter().ok_or(Error::NoVoter)?;
+        let namespace = Namespace::new(clients.user(User::EtcdPki), "");
+        namespace.revoke_surely(&authority(), &id.to_string(), Reason::Left, clock::now()).await?;
+        Ok(())
+    }
+
+    /// Promotes learners that have caught up, while this member leads, and keeps
+    /// this member's peer URL right. A service.
+    pub(super) async fn promote(mut self, ctx: Context) -> Result<(), Error> {
+        let url = self.status.borrow().peer_url.clone();
+        let mut since = None;
+        loop {
+            let waiting = until(&mut self.status, "the etcd member", |status| {
+                let clients = status.voter()?.clone();
+                ctx.healthy();
+                let own = status.members.iter().find(|member| Some(member.id) == status.member)?;
+                let learner = status.members.iter().find(|member| member.learner);
+                match learner.filter(|_| status.leader == status.member) {
+                    Some(learner) => Some((clients, Change::Promote(learner.clone()))),
+                    None if own.peer_url != url => Some((clients, Change::Move(own.clone()))),
+                    None => None,
+                }
+            });
+            let Some(found) = ctx.until_cancelled(waiting).await else { return Ok(()) };
+            let (clients, change) = found?;
+            let (member, changed) = match &change {
+                Change::Promote(learner) => (learner.id, promote(&clients, learner).await),
+                Change::Move(own) => (own.id, follow(&clients, own, &url).await),
+            };
+            match changed {
+                Ok(true) => self.news.notify_one(),
+                Ok(false) => {}
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    warn!(error, "cannot change a member yet");
+                }
+            }
+            let begun = match since {
+                Some((same, begun)) if same == member => begun,
+                _ => tokio::time::Instant::now(),
+            };
+            since = Some((member, begun));
+            let pause = (begun.elapsed() / PROMOTE_LATE).clamp(PROMOTE, PROMOTE_MAX);
+            if ctx.until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+enum Change {
+    Promote(Member),
+    Move(Member),
+}
+
+/// The members, once there is room for another learner among them, or `is_it` there.
+///
+/// etcd takes one learner, and finds out that there is one when it comes to the entry
+/// of its log for another. As long as such an entry is on its way, it drops every
+/// other change without a word, the promotion that would make room among them: so
+/// nothing is asked for that it is going to refuse.
+async fn room_for(
+    is_it: &impl Fn(&Member) -> bool,
+    clients: &Clients,
+) -> Result<Vec<Member>, Error> {
+    let end = tokio::time::Instant::now() + TURN_MAX;
+    loop {
+        let members = list(clients).await?;
+        let Some(learner) = members.iter().find(|member| member.learner) else {
+            return Ok(members);
+        };
+        if members.iter().any(is_it) {
+            return Ok(members);
+        }
+        if tokio::time::Instant::now() >= end {
+            return Err(Error::Turn { node: learner.called().to_owned() });
+        }
+        tokio::time::sleep(CHANGE_RETRY).await;
+    }
+}
+
+/// Whether the list of members is another one now. A learner that has not caught
+/// up is no error: it is asked for again.
+async fn promote(clients: &Clients, learner: &Member) -> Result<bool, client::Error> {
+    let mut etcd = clients.raw().cluster_client();
+    // A change that etcd drops is never answered.
+    match call("promote a learner", etcd.member_promote(learner.id.0)).await {
+        Ok(_) => {
+            info!(node = learner.called(), "promoted a learner");
+            Ok(true)
+        }
+        Err(error) if error.says("in sync with leader") => Ok(false),
+        // Someone was faster: the next look at the members shows it.
+        Err(error) if error.says("can only promote a learner member") => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Tells the others where this member is.
+async fn follow(clients: &Clients, own: &Member, url: &str) -> Result<bool, client::Error> {
+    let mut etcd = clients.raw().cluster_client();
+    call("update the peer URL", etcd.member_update(own.id.0, [url.to_owned()])).await?;
+    info!(from = own.peer_url, to = url, "updated the peer URL");
+    Ok(true)
+}
+
+async fn list(clients: &Clients) -> Result<Vec<Member>, client::Error> {
+    let listed: MemberListResponse = change("list the members", || {
+        let mut etcd = clients.raw().cluster_client();
+        async move { etcd.member_list().await }
+    })
+    .await?;
+    Ok(members_of(listed.members()))
+}
+
+/// Makes a call again while etcd is not ready for it: just after another change,
+/// or just after an election.
+async fn change<T, F>(what: &'static str, attempt: impl Fn() -> F) -> Result<T, client::Error>
+where
+    F: Future<Output = Result<T, etcd_client::Error>>,
+{
+    let end = tokio::time::Instant::now() + CHANGE_MAX;
+    loop {
+        let error = match call(what, attempt()).await {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        let passing = error.retriable() || error.says("unhealthy cluster");
+        if !passing || tokio::time::Instant::now() >= end {
+            return Err(error);
+        }
+        tokio::time::sleep(CHANGE_RETRY).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What etcd does with a change that it drops.
+    #[tokio::test(start_paused = true)]
+    async fn a_promotion_that_is_never_answered_is_given_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("etcd.sock");
+        let _silent = tokio::net::UnixListener::bind(&socket).unwrap();
+        let clients = Clients::connect(&socket).await.unwrap();
+        let learner = Member {
+            id: MemberId(1),
+            name: "polis-a".to_owned(),
+            peer_url: "https://polis-a:7834".to_owned(),
+            learner: true,
+        };
+        let promoted = promote(&clients, &learner).await;
+        assert!(matches!(promoted, Err(client::Error::Timeout { .. })), "{promoted:?}");
+    }
+}

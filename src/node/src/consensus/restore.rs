@@ -1,0 +1,54 @@
+//! Puts what a snapshot holds where a new cluster would begin empty.
+//!
+//! ```text
+//! ESP: etcd_snapshot.db --etcdutl--> /data/etcd/data: one member, this node
+//! ```
+//!
+//! The member and the cluster ID are new, so nobody who is left of the old
+//! cluster can take this etcd for its own; keys, authorities and records are
+//! those of the snapshot. Revisions go on far above any that the old cluster can
+//! have reached after the snapshot, and everything older counts as compacted: a
+//! watcher that comes back reads afresh.
+//!
+//! What this module does not do: remove the snapshot (`cluster::membership`,
+//! once this node is a member), or add this node to the records.
+
+use tracing::warn;
+
+use super::service::Service;
+use super::{Error, Orders};
+use polis_runtime::logtree::Parser;
+use polis_runtime::supervisor::{Context, blocking};
+use polis_runtime::sys::process::Command;
+
+use super::args;
+
+/// What etcd's own tool suggests: years of writes.
+const REVISIONS: u64 = 1_000_000_000;
+
+/// Fills the member's directory from the snapshot, if there is one. The
+/// directory must be empty.
+pub(super) async fn restore(
+    service: &Service,
+    ctx: &Context,
+    orders: &Orders,
+) -> Result<(), Error> {
+    let config = &service.config;
+    let snapshot = config.snapshot.path().to_owned();
+    let there = snapshot.clone();
+    if !blocking(move || there.is_file()).await {
+        return Ok(());
+    }
+    let name = orders.key.id().to_string();
+    warn!(snapshot = %snapshot.display(), "this cluster begins with what a snapshot holds");
+    let data = config.tree.data.path();
+    let command = Command::new(&config.restorer)
+        .args(["snapshot", "restore"])
+        .arg(&snapshot)
+        .args(["--data-dir".as_ref(), data.as_os_str()])
+        .args(["--name", &name])
+        .args(args::only_member(&name, &orders.peer))
+        .args(["--bump-revision", &REVISIONS.to_string(), "--mark-compacted"])
+        .log(ctx.sink("etcdutl", Parser::Zap));
+    command.run().await.map(drop).map_err(Error::Snapshot)
+}

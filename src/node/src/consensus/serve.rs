@@ -1,0 +1,502 @@
+//! Watches a running etcd: says how it is, and why it ended.
+//!
+//! ```text
+//! [starting] --leader--> [voter] --growth wanted, pace of a lone one--> Grow
+//!      |                    ^  |
+//!      +-----> [learner] ---+  +--ended--> Error
+//! ```
+//!
+//! Invariants:
+//! - An etcd that does not answer is waited for, and it is said for what. Only its own
+//!   end, the node's, or a wish to grow ends the watch.
+//! - Nobody is told that others may be added while the file `alone` is on the disk.
+//! - An etcd that has ended is judged by its own words, and by those of this run only.
+//!
+//! What this module does not do: start etcd (`service`).
+
+use std::time::Duration;
+
+use polis_proto::v1;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+use tracing::{info, warn};
+
+use super::args::Pace;
+use super::awaited;
+use super::client::{self, Clients};
+use super::damage::{self, Verdict};
+use super::service::{STOP_MAX, Service};
+use super::{Alarm, Error, Member, MemberId, Standing, Status};
+use polis_base::serial::{EventLine, Severity};
+use polis_base::stage::{Stage, State};
+use polis_base::sys::clock;
+use polis_runtime::logtree::{Backlog, Body, Query};
+use polis_runtime::save::Save as _;
+use polis_runtime::supervisor::{Context, blocking};
+use polis_runtime::sys::process::{self, Child, Exit};
+use polis_wire::identity::NodeId;
+
+/// The name under which etcd's own log stands, below this service's.
+pub(super) const ETCD: &str = "etcd";
+
+/// Lines of an etcd that are looked at when it has ended: the stacks of some
+/// hundred goroutines.
+const WORDS_MAX: usize = 4096;
+
+/// What an etcd says that has read its log and hears of no leader: a voter, each time
+/// that it stands for election; and whoever is none by that log, since it lost its power
+/// right after its vote, each time that it cannot tell the others its name.
+const LEADERLESS: [&str; 2] =
+    ["is starting a new election at term", "failed to publish local member to cluster"];
+
+/// Lines among which it says so: it does every few seconds, and complains of each peer
+/// that it does not reach as often.
+const RECENT: usize = 200;
+
+/// Between two looks at a member that is not there yet: short against its start.
+pub(super) const LOOK_SOON: Duration = Duration::from_millis(10);
+
+/// Between two looks at a member that learns, so that the console shows it move.
+const LOOK_LEARNING: Duration = Duration::from_millis(100);
+
+/// Between two looks at a voter: what a person can follow.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// An answer that takes longer than an election is none.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// A start that takes longer is worth an explanation on the screen.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Why etcd was stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum After {
+    /// The node stops.
+    Cancelled,
+    /// It must be started again such that others may come.
+    Grow,
+}
+
+enum Event {
+    Cancelled,
+    Exited(Result<Exit, process::Error>),
+    GrowthWanted,
+    Seen(Result<Status, Silence>),
+}
+
+/// Why nothing was seen of the member.
+enum Silence {
+    /// It does not answer.
+    Mute,
+    /// It answers that nobody leads.
+    Leaderless,
+}
+
+/// One etcd process and what is known of it.
+pub(super) struct Serving<'a> {
+    service: &'a Service,
+    ctx: &'a Context,
+    child: Child,
+    clients: Clients,
+    pace: Pace,
+    /// Whether the file `alone` is on the disk.
+    marked: bool,
+    growth: watch::Receiver<bool>,
+    started: Instant,
+    /// Since when in this boot it has heard of no leader.
+    alone_since: Option<Duration>,
+    /// Who the members were by the last word of a leader in an earlier run.
+    last: v1::ClusterDirectory,
+    /// The name of this node.
+    own: String,
+    /// What it was said to wait for.
+    awaited: Option<String>,
+    /// Whether its log shows that it waits for a leader, and when that was looked for.
+    leaderless: bool,
+    looked_at: Option<Instant>,
+    begun: Duration,
+    reported: Option<EventLine>,
+}
+
+impl<'a> Serving<'a> {
+    pub(super) async fn new(
+        service: &'a Service,
+        ctx: &'a Context,
+        started: Started,
+        pace: Pace,
+        own: NodeId,
+    ) -> Result<Self, Error> {
+        let Started { child, begun } = started;
+        let directory = service.config.directory.clone();
+        let last = blocking(move || awaited::named_last(&directory)).await;
+        Ok(Self {
+            service,
+            ctx,
+            child,
+            clients: Clients::connect(service.config.sockets.client()).await?,
+            pace,
+            marked: pace == Pace::Alone,
+            growth: service.growth.subscribe(),
+            started: Instant::now(),
+            alone_since: None,
+            last,
+            own: own.to_string(),
+            awaited: None,
+            leaderless: false,
+            looked_at: None,
+            begun,
+            reported: None,
+        })
+    }
+
+    /// Watches until etcd ends, or must.
+    pub(super) async fn run(mut self) -> Result<After, Error> {
+        let mut pause = LOOK_SOON;
+        loop {
+            if *self.growth.borrow_and_update() && self.make_room().await? == Room::Restart {
+                return Ok(After::Grow);
+            }
+            match self.next_event(pause).await {
+                Event::Cancelled => {
+                    self.stop().await?;
+                    return Ok(After::Cancelled);
+                }
+                Event::Exited(exit) => {
+                    let exit = exit.map_err(Error::Process)?;
+                    return Err(died(self.service, self.ctx, self.begun, exit).await);
+                }
+                Event::GrowthWanted => {}
+                Event::Seen(Err(silence)) => self.unseen(&silence),
+                Event::Seen(Ok(seen)) => {
+                    let learning = seen.members.iter().any(|member| member.learner);
+                    pause = match seen.standing {
+                        Standing::Voter if !learning => LOOK,
+                        Standing::Voter | Standing::Learner { .. } => LOOK_LEARNING,
+                        Standing::Starting | Standing::Stopped => LOOK_SOON,
+                    };
+                    self.seen(seen).await?;
+                }
+            }
+        }
+    }
+
+    async fn next_event(&mut self, pause: Duration) -> Event {
+        let look = async {
+            // Whichever comes first; news that came before are kept.
+            let _slept = timeout(pause, self.service.news.notified()).await;
+            look(self.service, &self.clients).await
+        };
+        tokio::select! {
+            // Cancel-safe: only waits.
+            () = self.ctx.cancelled() => Event::Cancelled,
+            // Cancel-safe per its documentation.
+            exit = self.child.wait() => Event::Exited(exit),
+            // Cancel-safe per the documentation of `changed`.
+            Ok(()) = self.growth.changed() => Event::GrowthWanted,
+            // Cancel-safe: only reads.
+            seen = look => Event::Seen(seen),
+        }
+    }
+
+    async fn stop(&mut self) -> Result<(), Error> {
+        self.child.terminate(STOP_MAX).await.map(drop).map_err(Error::Process)
+    }
+
+    /// Sees to it that other members may be added.
+    async fn make_room(&mut self) -> Result<Room, Error> {
+        if self.pace == Pace::Alone {
+            self.service.status.send_modify(|status| status.clients = None);
+            self.stop().await?;
+            return Ok(Room::Restart);
+        }
+        if self.marked {
+            let alone = self.service.config.tree.alone.clone();
+            blocking(move || alone.remove()).await?;
+            self.marked = false;
+        }
+        self.service
+            .status
+            .send_if_modified(|status| !std::mem::replace(&mut status.ready_to_grow, true));
+        Ok(Room::Ready)
+    }
+
+    /// Whether an etcd that answers nobody has read what is on its disk: it serves
+    /// nobody before somebody leads.
+    fn is_leaderless(&mut self) -> bool {
+        if self.looked_at.is_some_and(|last| last.elapsed() < LOOK) {
+            return self.leaderless;
+        }
+        self.looked_at = Some(Instant::now());
+        let said = self.ctx.logs().backlog(&Query {
+            name: format!("{}.{ETCD}", self.ctx.name()),
+            children: false,
+            backlog: Backlog::Last(RECENT),
+            ..Query::all()
+        });
+        let says_so = |body: &Body| match body {
+            Body::Levelled(it) => LEADERLESS.iter().any(|words| it.message.contains(words)),
+            Body::Raw(_) => false,
+        };
+        let begun = self.begun;
+        self.leaderless |= said.iter().any(|entry| entry.at >= begun && says_so(&entry.body));
+        self.leaderless
+    }
+
+    fn unseen(&mut self, silence: &Silence) {
+        let now = clock::uptime();
+        let since = *self.alone_since.get_or_insert(now);
+        if self.started.elapsed() < PATIENCE {
+            return;
+        }
+        let what = match silence {
+            Silence::Mute if !self.is_leaderless() => {
+                "etcd to answer; its log says what it is doing".to_owned()
+            }
+            Silence::Mute | Silence::Leaderless => {
+                let known = self.service.status.borrow().members.clone();
+                awaited::leader(&self.own, &known, &self.last, since, now.saturating_sub(since))
+            }
+        };
+        if self.awaited.as_ref() != Some(&what) {
+            warn!("waiting for {what}");
+            self.awaited = Some(what.clone());
+            self.ctx.stage(Stage::Consensus, State::Waiting(what));
+        }
+        self.service.status.send_if_modified(|status| status.leader.take().is_some());
+    }
+
+    async fn seen(&mut self, seen: Status) -> Result<(), Error> {
+        let standing = seen.standing;
+        self.alone_since = None;
+        self.awaited = None;
+        let alone = standing == Standing::Voter && seen.members.len() == 1;
+        let entered = self.service.status.borrow().standing != standing;
+        self.service.status.send_if_modified(|status| {
+            let changed = *status != seen;
+            status.clone_from(&seen);
+            changed
+        });
+        self.reported = report(self.service, self.ctx, self.reported.take());
+        match standing {
+            Standing::Voter => {
+                if entered {
+                    let member = seen.member.map(|id| id.to_string()).unwrap_or_default();
+                    info!(member, "etcd is serving, voter");
+                }
+                self.ctx.stage(Stage::Consensus, State::Done);
+                self.ctx.healthy();
+            }
+            Standing::Learner { behind } => {
+                let what = format!("the leader to promote this learner, {behind} entries behind");
+                self.ctx.stage(Stage::Consensus, State::Waiting(what));
+            }
+            Standing::Starting | Standing::Stopped => {}
+        }
+        if alone && !self.marked && !*self.growth.borrow() {
+            self.service.config.tree.alone.save(Vec::new()).await?;
+            self.marked = true;
+        }
+        Ok(())
+    }
+}
+
+/// An etcd that was just started.
+pub(super) struct Started {
+    pub(super) child: Child,
+    /// When: what it says comes after that.
+    pub(super) begun: Duration,
+}
+
+/// Why the etcd ended by itself that began at `begun`. Only the etcd of a removed
+/// member ends well, and it does so again at each start; one that is asked to end
+/// dies of the signal.
+pub(super) async fn died(service: &Service, ctx: &Context, begun: Duration, exit: Exit) -> Error {
+    if exit.is_success() {
+        return Error::Removed;
+    }
+    // All of it: a Go program that panics says why first, and then how it came there.
+    let said = ctx.logs().backlog(&Query {
+        name: format!("{}.{ETCD}", ctx.name()),
+        children: false,
+        backlog: Backlog::Last(WORDS_MAX),
+        ..Query::all()
+    });
+    let said = said.iter().filter(|entry| entry.at >= begun).map(|entry| &entry.body);
+    let words = match damage::judge(said.clone()) {
+        Verdict::Damaged(words) => Some(words),
+        Verdict::Fault => {
+            let file = service.config.tree.data.path().join("member/snap/db");
+            let read = tokio::task::spawn_blocking(move || damage::is_readable(&file)).await;
+            // Where the disk does not answer, it may again.
+            matches!(read, Ok(true)).then(|| "it is shorter than it says".to_owned())
+        }
+        Verdict::Sound => None,
+    };
+    match words {
+        Some(said) => Error::Corrupt { exit, said },
+        None => Error::Died { exit, said: last_words(said) },
+    }
+}
+
+/// What a person wants to hear of the last lines: the newest complaint. A Go
+/// panic is not written as JSON, and its first line says what it is.
+fn last_words<'a>(said: impl DoubleEndedIterator<Item = &'a Body> + Clone) -> String {
+    let is_panic = |body: &&Body| matches!(body, Body::Raw(line) if line.starts_with("panic:"));
+    let complains = |body: &&Body| match body {
+        Body::Levelled(entry) => entry.severity >= Severity::Warning,
+        Body::Raw(_) => true,
+    };
+    let words = said.clone().find(is_panic).or_else(|| said.rev().find(complains));
+    words.map(|words| format!(": {words}")).unwrap_or_default()
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Ready,
+    Restart,
+}
+
+/// Prints the event line, unless it says the same as `last`.
+pub(super) fn report(
+    service: &Service,
+    ctx: &Context,
+    last: Option<EventLine>,
+) -> Option<EventLine> {
+    let status = service.status.borrow().clone();
+    let mut line = EventLine::new("etcd")
+        .field("state", status.standing.name())
+        .field("members", status.members.len())
+        .field("term", status.term);
+    if let Some(member) = status.member {
+        line = line.field("member", member);
+    }
+    if last.as_ref() != Some(&line) {
+        ctx.lines().event(line.clone());
+    }
+    Some(line)
+}
+
+/// Asks the member how it is; what it does not say now stays as it was.
+async fn look(service: &Service, clients: &Clients) -> Result<Status, Silence> {
+    // A look at a name is cheaper than a refused connection.
+    if !service.config.sockets.client().exists() {
+        return Err(Silence::Mute);
+    }
+    let before = service.status.borrow().clone();
+    let etcd = clients.raw();
+    let answer = timeout(ANSWER_MAX, etcd.maintenance_client().status())
+        .await
+        .map_err(|_elapsed| Silence::Mute)?;
+    let answer = answer.map_err(|error| {
+        let error = client::Error::new("ask for the status", error);
+        if error.says("no leader") { Silence::Leaderless } else { Silence::Mute }
+    })?;
+
+    let leader = Some(MemberId(answer.leader())).filter(|id| id.0 != 0);
+    let members = match (answer.is_learner(), leader) {
+        // A learner is not told who the others are.
+        (true, _) | (false, None) => None,
+        (false, Some(_)) => {
+            let listed = timeout(ANSWER_MAX, etcd.cluster_client().member_list()).await;
+            listed.ok().and_then(Result::ok)
+        }
+    };
+    let members = members.map_or(before.members, |list| members_of(list.members()));
+    let index = answer.raft_index();
+    let applied = answer.raft_applied_index();
+    let standing = if answer.is_learner() {
+        Standing::Learner { behind: index.saturating_sub(applied) }
+    } else if leader.is_some() && !members.is_empty() {
+        Standing::Voter
+    } else {
+        before.standing
+    };
+    let header = answer.header();
+    Ok(Status {
+        standing,
+        member: header.map(|header| MemberId(header.member_id())),
+        cluster: header.map(etcd_client::ResponseHeader::cluster_id),
+        peer_url: before.peer_url,
+        version: answer.version().to_owned(),
+        leader,
+        term: answer.raft_term(),
+        index,
+        applied,
+        revision: header.map_or(0, |header| u64::try_from(header.revision()).unwrap_or(0)),
+        db_size: u64::try_from(answer.db_size()).unwrap_or(0),
+        db_used: u64::try_from(answer.raft_used_db_size()).unwrap_or(0),
+        db_quota: before.db_quota,
+        alarms: alarms(answer.errors()),
+        members,
+        clients: Some(clients.clone()),
+        ready_to_grow: before.ready_to_grow,
+        removed: before.removed && leader.is_none(),
+    })
+}
+
+/// etcd's list in our words, in order of the numbers.
+pub(super) fn members_of(list: &[etcd_client::Member]) -> Vec<Member> {
+    let mut members: Vec<_> = list
+        .iter()
+        .map(|member| Member {
+            id: MemberId(member.id()),
+            name: member.name().to_owned(),
+            // More than one URL is never set.
+            peer_url: member.peer_urls().first().cloned().unwrap_or_default(),
+            learner: member.is_learner(),
+        })
+        .collect();
+    members.sort_by_key(|member| member.id);
+    members
+}
+
+/// etcd lists its alarms among the errors of its status.
+fn alarms(errors: &[String]) -> Vec<Alarm> {
+    let mut alarms: Vec<_> = errors
+        .iter()
+        .filter_map(|error| {
+            if error.contains("alarm:NOSPACE") {
+                Some(Alarm::NoSpace)
+            } else if error.contains("alarm:CORRUPT") {
+                warn!(error, "the data of a member is not that of the others");
+                Some(Alarm::Corrupt)
+            } else {
+                None
+            }
+        })
+        .collect();
+    alarms.sort();
+    alarms.dedup();
+    alarms
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polis_runtime::logtree::Parser;
+
+    #[test]
+    fn the_last_words_are_the_newest_complaint() {
+        let words = |lines: &[&str]| {
+            let lines: Vec<_> = lines.iter().map(|line| Parser::Zap.parse(line)).collect();
+            last_words(lines.iter())
+        };
+        let info = r#"{"level":"info","msg":"closing"}"#;
+        let warn = r#"{"level":"warn","msg":"slow"}"#;
+        let fatal = r#"{"level":"fatal","msg":"discovery failed","error":"bind: in use"}"#;
+        assert_eq!(words(&[info]), "");
+        assert_eq!(words(&[warn, fatal, info]), ": discovery failed error=\"bind: in use\"");
+        assert_eq!(
+            words(&[fatal, "panic: nil map", "", "goroutine 1 [running]:"]),
+            ": panic: nil map"
+        );
+    }
+
+    #[test]
+    fn alarms_are_read_from_the_errors_of_a_status() {
+        let errors =
+            ["memberID:1 alarm:NOSPACE ", "etcdserver: no leader", "memberID:2 alarm:NOSPACE "]
+                .map(str::to_owned);
+        assert_eq!(alarms(&errors), [Alarm::NoSpace]);
+    }
+}

@@ -1,0 +1,379 @@
+//! Prepares the disk, starts etcd, and starts it again at another pace.
+//!
+//! ```text
+//! orders -> (bootstrap, or write an invitation) -> start -> serve
+//!   ^                                                ^         |
+//!   |                                                +- Grow --+
+//!   +---------------- orders taken back: etcd ends, no member --+
+//! ```
+//!
+//! Invariants:
+//! - While the file `alone` is on the disk, this member is the only one. It is
+//!   written when the list of members says so (`serve`), and removed, with etcd
+//!   restarted at the pace of many, before any member is added. Both happen in
+//!   this one task, so neither overtakes the other. Without the file the pace is
+//!   that of many: the worst that a lost file does is a slower start.
+//!
+//! What this module does not do: watch the member (`serve`), change the
+//! membership (`members`), or care for certificates (`watchers`).
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tracing::info;
+
+use super::args::{self, Call, Pace, Purpose};
+use super::client::Clients;
+use super::credentials::{self, Credentials, Found};
+use super::members::Members;
+use super::serve::{After, ETCD, LOOK_SOON, Serving, Started, report};
+use super::{
+    Config, Error, Orders, Standing, Start, Status, bootstrap, chatter, maintenance, wal, watchers,
+};
+use polis_base::files::{self, Etcd};
+use polis_base::stage::{Stage, State};
+use polis_base::sys::{self, clock};
+use polis_base::trapdoor::{Report, code};
+use polis_runtime::event::until;
+use polis_runtime::logtree::Parser;
+use polis_runtime::supervisor::{Context, Policy, blocking};
+use polis_runtime::sys::process::Command;
+use polis_wire::pki::Overview;
+
+/// A member that hands its leadership over takes six seconds at worst; the
+/// supervisor waits for ten.
+pub(super) const STOP_MAX: Duration = Duration::from_secs(8);
+
+/// How often in a row etcd may blame its own files: memory errs, too, and reads
+/// the next time what is there.
+const BLAMED_MAX: u32 = 3;
+
+/// An etcd that ran for so long found its files sound.
+const SOUND: Duration = Duration::from_secs(600);
+
+/// What a member waits for that the others have removed.
+const REMOVED: &str = "a leader of the cluster that says whether this node is to have a member \
+                       of etcd: the other members have removed the one that it has";
+
+/// How long an etcd that said that it was removed is not started again: it would
+/// say the same, unless it was wrong.
+const OUT_MAX: Duration = Duration::from_secs(60);
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    pub(super) config: Config,
+    orders: watch::Receiver<Option<Orders>>,
+    pub(super) status: watch::Sender<Status>,
+    overview: watch::Sender<Overview>,
+    pub(super) growth: watch::Sender<bool>,
+    /// How often in a row etcd has blamed its files: the one thing that outlives a run.
+    blamed: Arc<AtomicU32>,
+    /// Says that a look at the member will show something new.
+    pub(super) news: Arc<Notify>,
+}
+
+impl Service {
+    /// A service that waits for orders.
+    #[must_use]
+    pub fn new(config: Config, orders: watch::Receiver<Option<Orders>>) -> Self {
+        Self {
+            config,
+            orders,
+            status: watch::Sender::default(),
+            overview: watch::Sender::default(),
+            growth: watch::Sender::new(false),
+            blamed: Arc::default(),
+            news: Arc::default(),
+        }
+    }
+
+    /// The member as an event value.
+    #[must_use]
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    /// The certificates of the cluster as an event value.
+    #[must_use]
+    pub fn overview(&self) -> watch::Receiver<Overview> {
+        self.overview.subscribe()
+    }
+
+    /// The way to add and remove members.
+    #[must_use]
+    pub fn members(&self) -> Members {
+        let news = Arc::clone(&self.news);
+        Members::new(self.status(), self.growth.clone(), news, self.config.sockets.clone())
+    }
+
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// Whenever etcd is not running any more, or could not be started.
+    pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
+        readahead(&self.config.binary);
+        if self.orders.borrow().is_none() {
+            // Of a member that left, nothing is shown any more.
+            self.status.send_if_modified(|status| {
+                let left = !status.is_absent();
+                *status = Status::default();
+                left
+            });
+        }
+        let waiting = until(&mut self.orders, "the orders", Clone::clone);
+        let Some(orders) = ctx.until_cancelled(waiting).await else { return Ok(()) };
+        let (orders, mut given) = (orders?, self.orders.clone());
+        if self.status.borrow().removed {
+            ctx.stage(Stage::Consensus, State::Waiting(REMOVED.to_owned()));
+            let withdrawn = tokio::time::timeout(OUT_MAX, given.wait_for(Option::is_none));
+            let withdrawn = async { withdrawn.await.is_ok() };
+            match ctx.until_cancelled(withdrawn).await {
+                None => return Ok(()),
+                Some(true) => {
+                    ctx.stage(Stage::Consensus, State::Done);
+                    return Err(Error::Left);
+                }
+                Some(false) => {}
+            }
+        }
+        let begun = Instant::now();
+        let ended = tokio::select! {
+            // Its end by the other branch is that of a process that is killed, and
+            // whoever takes orders back does not want its data any more.
+            ended = self.member(&ctx, &orders) => ended,
+            Ok(_withdrawn) = given.wait_for(Option::is_none) => Err(Error::Left),
+        };
+        self.status.send_modify(|status| {
+            status.standing = Standing::Stopped;
+            status.leader = None;
+            status.clients = None;
+            status.ready_to_grow = false;
+            status.removed |= matches!(ended, Err(Error::Removed));
+        });
+        report(&self, &ctx, None);
+        if matches!(ended, Err(Error::Left)) {
+            // Nobody waits for it any more.
+            ctx.stage(Stage::Consensus, State::Done);
+        }
+        let blamed = self.blamed(&ended, begun.elapsed());
+        if let Err(
+            error @ (Error::NoMember
+            | Error::Damaged { .. }
+            | Error::Corrupt { .. }
+            | Error::Snapshot(_)),
+        ) = &ended
+            && (blamed >= BLAMED_MAX || !matches!(error, Error::Corrupt { .. }))
+        {
+            // No restart brings lost files back.
+            match ctx.until_cancelled(ctx.trapdoor(hopeless(error))).await {
+                Some(never) => match never {},
+                None => return Ok(()),
+            }
+        }
+        ended
+    }
+
+    /// How often in a row etcd has blamed its files by now.
+    fn blamed(&self, ended: &Result<(), Error>, ran: Duration) -> u32 {
+        if ran >= SOUND {
+            self.blamed.store(0, Ordering::Relaxed);
+        }
+        if matches!(ended, Err(Error::Corrupt { .. })) {
+            self.blamed.fetch_add(1, Ordering::Relaxed);
+        }
+        self.blamed.load(Ordering::Relaxed)
+    }
+
+    async fn member(&self, ctx: &Context, orders: &Orders) -> Result<(), Error> {
+        ctx.stage(Stage::Consensus, State::Started);
+        let peer_url = orders.peer.url();
+        self.status.send_modify(|status| {
+            // A new membership has nothing to do with the old one.
+            let removed = status.removed && !orders.start.joins();
+            *status =
+                Status { peer_url, db_quota: self.config.quota, removed, ..Status::default() };
+        });
+        report(self, ctx, None);
+
+        self.config.sockets.dir.create()?;
+        let Some(prepared) = ctx.until_cancelled(self.prepare(ctx, orders)).await else {
+            return Ok(());
+        };
+        prepared?;
+        self.start_watchers(ctx, orders);
+
+        let mut purpose = match &orders.start {
+            Start::Join(invitation) => Purpose::Join(&invitation.members),
+            Start::Bootstrap | Start::Again => Purpose::Serve,
+        };
+        loop {
+            let alone = self.config.tree.alone.clone();
+            let alone = blocking(move || alone.read()).await?.is_some();
+            let pace = if alone { Pace::Alone } else { Pace::Lan };
+            let started = self.spawn(ctx, orders, pace, purpose).await?;
+            let serving = Serving::new(self, ctx, started, pace, orders.key.id()).await?;
+            match serving.run().await? {
+                After::Cancelled => return Ok(()),
+                After::Grow => {
+                    info!("making room for a second member");
+                    let alone = self.config.tree.alone.clone();
+                    blocking(move || alone.remove()).await?;
+                }
+            }
+            purpose = Purpose::Serve;
+        }
+    }
+
+    /// Makes the disk such that etcd can be started for good.
+    async fn prepare(&self, ctx: &Context, orders: &Orders) -> Result<(), Error> {
+        let tree = self.config.tree.clone();
+        let found = blocking(move || credentials::look(&tree)).await?;
+        match (&orders.start, found) {
+            (Start::Bootstrap, Found::Nothing | Found::Unfinished) => {
+                // Its future is large, and needed once in a lifetime.
+                Box::pin(bootstrap::bootstrap(self, ctx, orders)).await
+            }
+            (Start::Bootstrap | Start::Again, Found::Complete) => Ok(()),
+            (Start::Bootstrap | Start::Again, Found::Damaged { missing }) => {
+                Err(Error::Damaged { missing })
+            }
+            (Start::Again, Found::Nothing | Found::Unfinished) => Err(Error::NoMember),
+            (Start::Join(invitation), found) => {
+                let tree = self.config.tree.clone();
+                blocking(move || {
+                    if found == Found::Unfinished || !wal::holds_entries(&tree.log)? {
+                        tree.data.clear()?;
+                        tree.bootstrapping.remove()?;
+                    }
+                    tree.alone.remove()?;
+                    tree.data.create()
+                })
+                .await?;
+                let credentials = Credentials {
+                    ca: invitation.ca.clone(),
+                    certificate: invitation.certificate.clone(),
+                    crl: invitation.crl.clone(),
+                };
+                credentials::write(&self.config.tree, &credentials, &orders.key).await
+            }
+        }
+    }
+
+    fn start_watchers(&self, ctx: &Context, orders: &Orders) {
+        let watchers = watchers::Watchers {
+            tree: self.config.tree.clone(),
+            identity: orders.key.identity(),
+            peer: orders.peer.clone(),
+            status: self.status.subscribe(),
+            overview: self.overview.clone(),
+        };
+        let crl = watchers.clone();
+        ctx.spawn("crl", Policy::forever(), move |ctx| crl.clone().crl(ctx));
+        let certificate = watchers.clone();
+        ctx.spawn("certificate", Policy::forever(), move |ctx| {
+            certificate.clone().certificate(ctx)
+        });
+        ctx.spawn("overview", Policy::forever(), move |ctx| watchers.clone().overview(ctx));
+        let promoter = self.members();
+        ctx.spawn("promoter", Policy::forever(), move |ctx| promoter.clone().promote(ctx));
+        let maintenance = maintenance::Maintenance { status: self.status.subscribe() };
+        ctx.spawn("maintenance", Policy::forever(), move |ctx| maintenance.clone().run(ctx));
+    }
+
+    /// Starts etcd. Nobody listens on its socket before it does.
+    pub(super) async fn spawn(
+        &self,
+        ctx: &Context,
+        orders: &Orders,
+        pace: Pace,
+        purpose: Purpose<'_>,
+    ) -> Result<Started, Error> {
+        let socket = self.config.sockets.client();
+        // A socket that a killed etcd left behind looks like one that serves.
+        let _absent = std::fs::remove_file(socket);
+        let name = orders.key.id().to_string();
+        let call = Call {
+            name: &name,
+            tree: &self.config.tree,
+            sockets: &self.config.sockets,
+            peer: &orders.peer,
+            listen: self.config.listen,
+            quota: self.config.quota,
+            pace,
+            purpose,
+        };
+        let mut command = Command::new(&self.config.binary)
+            .args(args::arguments(&call))
+            .directory(self.config.sockets.dir.path())
+            .log(ctx.sink(ETCD, Parser::Zap).ruled(chatter::quieten));
+        for (name, value) in args::environment(purpose) {
+            command = command.env(name, value);
+        }
+        let begun = clock::uptime();
+        Ok(Started { child: command.spawn().await.map_err(Error::Process)?, begun })
+    }
+
+    /// Waits until the member answers and has a leader.
+    pub(super) async fn ready(&self) -> Result<Clients, Error> {
+        let socket = self.config.sockets.client();
+        let clients = Clients::connect(socket).await?;
+        loop {
+            // A look at a name is cheaper than a refused connection.
+            if socket.exists() {
+                let read = clients.raw().kv_client().get("ready", None).await;
+                if read.is_ok() {
+                    return Ok(clients);
+                }
+            }
+            tokio::time::sleep(LOOK_SOON).await;
+        }
+    }
+}
+
+/// Removes everything of a member that has left. Blocks.
+///
+/// # Errors
+///
+/// The first part that cannot be removed; the call may be repeated.
+pub fn forget(tree: &Etcd) -> Result<(), files::Error> {
+    tree.data.clear()?;
+    for file in [&tree.peer_pki.key, &tree.peer_pki.cert, &tree.peer_pki.ca] {
+        file.erase()?;
+    }
+    for file in [&tree.peer_crl, &tree.alone, &tree.bootstrapping] {
+        file.remove()?;
+    }
+    tree.snapshots.clear()
+}
+
+/// Asks the kernel to have the program in memory by the time it is started, from
+/// within a runtime. Call it as early as you like; again costs little.
+pub fn readahead(binary: &Path) {
+    let binary = binary.to_owned();
+    // An advice: nobody waits for it, and whoever starts the program finds out
+    // what is wrong with it.
+    let _unheeded = tokio::task::spawn_blocking(move || sys::files::readahead(&binary));
+}
+
+/// What a person does about a member that cannot be started ever again.
+fn hopeless(error: &Error) -> Report {
+    if matches!(error, Error::Snapshot(_)) {
+        let next = "put a whole snapshot in its place, as `polisctl etcd snapshot` writes it, or \
+                    remove polis/etcd_snapshot.db from the ESP and found an empty cluster";
+        return Report::from_error(code::CONSENSUS_SNAPSHOT, Stage::Consensus, error, next);
+    }
+    let code = match error {
+        Error::NoMember => code::CONSENSUS_MEMBER_ABSENT,
+        Error::Corrupt { .. } => code::CONSENSUS_DATABASE_DAMAGED,
+        _ => code::CONSENSUS_MEMBER_DAMAGED,
+    };
+    let next = "remove this node from the cluster (`polisctl node delete NODE --force`), wipe its \
+                disk and let it register again; if it was the only one, restore a snapshot of etcd";
+    Report::from_error(code, Stage::Consensus, error, next)
+}

@@ -1,0 +1,223 @@
+//! Says what everyone else may know of this node's etcd member.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use polis_proto::v1;
+
+use super::client::Clients;
+use super::{PEER_PORT, Peer};
+use polis_wire::identity::NodeId;
+
+/// etcd's number for a member, fixed for the member's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(pub u64);
+
+/// As etcd prints it: hexadecimal.
+impl fmt::Display for MemberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+/// What this member is to the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// Not serving yet.
+    #[default]
+    Starting,
+    /// Copying what the voters have; does not count for a majority.
+    Learner {
+        /// How many entries of the log are still to come.
+        behind: u64,
+    },
+    /// A full member.
+    Voter,
+    /// Ended; the supervisor starts it again.
+    Stopped,
+}
+
+impl Standing {
+    /// The word on the serial line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Learner { .. } => "learner",
+            Self::Voter => "voter",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// One member of the cluster, this one or another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// etcd's number for it.
+    pub id: MemberId,
+    /// The node ID; empty until the member has started for the first time.
+    pub name: String,
+    /// Where its peers reach it.
+    pub peer_url: String,
+    /// Whether it only learns.
+    pub learner: bool,
+}
+
+impl Member {
+    /// Whether it is the member of `id`, which is reached at `peer`. One that has
+    /// not started yet has no name: it is known by its place alone.
+    #[must_use]
+    pub fn is_of(&self, id: NodeId, peer: &Peer) -> bool {
+        self.name == id.to_string() || self.peer_url == peer.url()
+    }
+
+    /// The node whose member it is. Its name says so, once it has started; before
+    /// that, its peer URL does: see [`Peer::of`].
+    #[must_use]
+    pub fn node(&self) -> Option<NodeId> {
+        let place =
+            || self.peer_url.strip_prefix("https://")?.strip_suffix(&format!(":{PEER_PORT}"));
+        let named = if self.name.is_empty() { place()? } else { self.name.as_str() };
+        named.parse().ok()
+    }
+
+    /// What a person is told that it is called.
+    #[must_use]
+    pub fn called(&self) -> &str {
+        if self.name.is_empty() { &self.peer_url } else { &self.name }
+    }
+}
+
+/// Something that etcd asks for help with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Alarm {
+    /// The database reached its quota: writes are refused.
+    NoSpace,
+    /// The data of a member differs from the others'.
+    Corrupt,
+}
+
+impl fmt::Display for Alarm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoSpace => "NOSPACE",
+            Self::Corrupt => "CORRUPT",
+        })
+    }
+}
+
+/// This node's member as an event value. The console prints it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// What it is to the others.
+    pub standing: Standing,
+    /// Its number; unknown until it first served.
+    pub member: Option<MemberId>,
+    /// The number of its cluster.
+    pub cluster: Option<u64>,
+    /// Where its peers reach it.
+    pub peer_url: String,
+    /// etcd's version.
+    pub version: String,
+    /// Who leads, if anyone does.
+    pub leader: Option<MemberId>,
+    /// How often a leader was elected.
+    pub term: u64,
+    /// The newest entry of the log that is known here.
+    pub index: u64,
+    /// The newest entry that is in the database.
+    pub applied: u64,
+    /// How many changes the data has seen.
+    pub revision: u64,
+    /// Bytes of the database file.
+    pub db_size: u64,
+    /// Bytes of it that are in use; the rest is freed by defragmentation.
+    pub db_used: u64,
+    /// Bytes at which writes are refused.
+    pub db_quota: u64,
+    /// What is wrong, if anything.
+    pub alarms: Vec<Alarm>,
+    /// Every member, in order of their numbers.
+    pub members: Vec<Member>,
+    /// The way to the member while it serves.
+    pub clients: Option<Clients>,
+    /// Whether other members may be added; see [`super::Members::add`].
+    pub ready_to_grow: bool,
+    /// Whether etcd ended because the others removed this member, and has heard of
+    /// no leader since.
+    pub removed: bool,
+}
+
+impl Status {
+    /// Whether this node has, and is to have, no member.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        self.peer_url.is_empty()
+    }
+
+    /// How many members vote.
+    #[must_use]
+    pub fn voters(&self) -> usize {
+        self.members.iter().filter(|member| !member.learner).count()
+    }
+
+    /// How many voters may fail before writes stop, if all of them are well.
+    #[must_use]
+    pub fn tolerates(&self) -> usize {
+        self.voters().saturating_sub(1) / 2
+    }
+
+    /// How many more voters may fail before writes stop, where these members answer.
+    #[must_use]
+    pub fn spare(&self, answering: &BTreeSet<MemberId>) -> usize {
+        let voters = self.members.iter().filter(|member| !member.learner);
+        let answer = voters.filter(|member| answering.contains(&member.id)).count();
+        answer.saturating_sub(self.voters() / 2 + 1)
+    }
+
+    /// What this member tells of itself, once it serves.
+    #[must_use]
+    pub fn figures(&self) -> Option<v1::ConsensusFigures> {
+        let serves = match self.standing {
+            Standing::Learner { .. } | Standing::Voter => self.member.is_some(),
+            Standing::Starting | Standing::Stopped => false,
+        };
+        serves.then(|| v1::ConsensusFigures {
+            leader: self.leader.map_or(0, |leader| leader.0),
+            index: self.index,
+            applied_index: self.applied,
+            db_bytes: self.db_size,
+            db_used_bytes: self.db_used,
+        })
+    }
+
+    /// The way to etcd, once this member is a voter: a learner answers hardly
+    /// any request.
+    #[must_use]
+    pub fn voter(&self) -> Option<&Clients> {
+        self.clients.as_ref().filter(|_| self.standing == Standing::Voter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_that_never_started_is_known_by_its_place() {
+        let [own, other] = [1, 2].map(|key| NodeId::from_public_key(&[key; 32]));
+        let member = |name: &str, peer_url: String| Member {
+            id: MemberId(1),
+            name: name.to_owned(),
+            peer_url,
+            learner: true,
+        };
+        let silent = member("", Peer::of(own).url());
+        assert!(silent.is_of(own, &Peer::of(own)) && !silent.is_of(other, &Peer::of(other)));
+        assert_eq!(silent.node(), Some(own));
+        let moved = member(&own.to_string(), "https://10.0.0.1:7834".to_owned());
+        assert!(moved.is_of(own, &Peer::of(own)));
+        assert_eq!(moved.node(), Some(own));
+        assert_eq!(member("", "https://10.0.0.1:7834".to_owned()).node(), None);
+    }
+}

@@ -1,0 +1,181 @@
+//! Keeps the files that etcd reads in step with the certificates kept in etcd.
+//!
+//! Three services below `consensus`, each waiting until this member is a voter:
+//! a learner can read nothing. etcd reads certificate, key and CRL again at
+//! every handshake, so replacing a file is all it takes.
+//!
+//! What this module does not do: revoke (`members`).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::client::{Client, Kv, Mirror, User};
+use super::credentials::{authority, peer_certificate};
+use super::{Error, Peer, Status};
+use polis_base::files::Etcd;
+use polis_base::sys::clock;
+use polis_runtime::event::until;
+use polis_runtime::save::Save as _;
+use polis_runtime::supervisor::{Context, blocking};
+use polis_wire::identity::{Identity, NodeId};
+use polis_wire::pki::{Crl, Namespace, Overview, Renewal, certificate_pem};
+
+/// Between two looks at the age of the certificate, which is counted in days.
+const LOOK: Duration = Duration::from_secs(60 * 60);
+
+/// Wait after a renewal that did not work: another member may have been faster.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Where the certificates of the cluster are: whose namespace, which folder.
+const SHOWN: [(User, &str); 2] = [(User::EtcdPki, ""), (User::Curator, "pki/")];
+
+/// What the three services share.
+#[derive(Clone, Debug)]
+pub(super) struct Watchers {
+    pub(super) tree: Etcd,
+    pub(super) identity: Identity,
+    pub(super) peer: Peer,
+    pub(super) status: watch::Receiver<Status>,
+    pub(super) overview: watch::Sender<Overview>,
+}
+
+impl Watchers {
+    /// Waits until this member is a voter. `None` once the run must end.
+    async fn client(&mut self, ctx: &Context, user: User) -> Result<Option<Client>, Error> {
+        let voter = until(&mut self.status, "the etcd member", |status| {
+            status.voter().map(|clients| clients.user(user))
+        });
+        let client = ctx.until_cancelled(voter).await.transpose()?;
+        if client.is_some() {
+            ctx.healthy();
+        }
+        Ok(client)
+    }
+
+    /// Keeps the CRL on the disk as it is in etcd.
+    pub(super) async fn crl(mut self, ctx: Context) -> Result<(), Error> {
+        let Some(client) = self.client(&ctx, User::EtcdPki).await? else { return Ok(()) };
+        let key = Namespace::new(client.clone(), "").crl_key(&authority());
+        let value = watch::Sender::new(None);
+        let mut newest = value.subscribe();
+        let write = async {
+            loop {
+                let stored = until(&mut newest, "the CRL", |value: &Option<Option<Kv>>| {
+                    value.clone().flatten()
+                })
+                .await?;
+                self.write_crl(&stored.value).await?;
+                newest
+                    .changed()
+                    .await
+                    .map_err(|_closed| polis_runtime::event::Closed("the CRL"))?;
+            }
+        };
+        tokio::select! {
+            // Cancel-safe: only waits.
+            () = ctx.cancelled() => Ok(()),
+            // Cancel-safe: follows again from a listing.
+            never = client.follow_key(&key, &value) => match never {},
+            // Cancel-safe: a write goes on by itself and is never torn.
+            ended = write => ended,
+        }
+    }
+
+    async fn write_crl(&self, der: &[u8]) -> Result<(), Error> {
+        let Some(crl) = Crl::read(der) else {
+            // The file on the disk is the last one that could be read.
+            warn!("the CRL in etcd cannot be read and is not used");
+            return Ok(());
+        };
+        if replace(&self.tree.peer_crl, crl.pem().into_bytes()).await? {
+            info!(number = crl.number, revoked = crl.revoked.len(), "took over the CRL");
+        }
+        Ok(())
+    }
+
+    /// Renews this member's certificate, and keeps the file as it is in etcd.
+    pub(super) async fn certificate(mut self, ctx: Context) -> Result<(), Error> {
+        let Some(client) = self.client(&ctx, User::EtcdPki).await? else { return Ok(()) };
+        let namespace = Namespace::new(client, "");
+        loop {
+            // Boxed: a certificate in the making is large, and made once an hour at most.
+            let renewed = Box::pin(self.renew(&namespace));
+            let Some(looked) = ctx.until_cancelled(renewed).await else {
+                return Ok(());
+            };
+            let wait = match looked {
+                Ok(()) => LOOK,
+                Err(Error::Pki(error)) if error.retriable() => {
+                    let error = &error as &dyn std::error::Error;
+                    warn!(error, "cannot look after the member's certificate, trying again");
+                    RETRY
+                }
+                Err(error) => return Err(error),
+            };
+            if ctx.until_cancelled(tokio::time::sleep(wait)).await.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn renew(&self, namespace: &Namespace<Client>) -> Result<(), Error> {
+        let wish = peer_certificate(&self.identity, &self.peer);
+        let issued = match namespace.renew(&wish, clock::now()).await? {
+            Some(renewed) => {
+                info!("renewed the member's certificate");
+                renewed
+            }
+            None => namespace.ensure(&wish, clock::now()).await?,
+        };
+        replace(&self.tree.peer_pki.cert, certificate_pem(&issued.der).into_bytes()).await?;
+        Ok(())
+    }
+
+    /// Publishes what certificates there are.
+    pub(super) async fn overview(mut self, ctx: Context) -> Result<(), Error> {
+        let [first, second] = SHOWN;
+        let Some(one) = self.client(&ctx, first.0).await? else { return Ok(()) };
+        let Some(two) = self.client(&ctx, second.0).await? else { return Ok(()) };
+        let folders = std::sync::Mutex::new([BTreeMap::new(), BTreeMap::new()]);
+        let show = |which: usize, folder: &str, mirror: &Mirror| {
+            let entries = mirror.entries.values();
+            let entries = entries
+                .filter_map(|kv| Some((kv.key.strip_prefix(folder)?.to_owned(), kv.value.clone())));
+            let mut folders = folders.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            folders[which] = entries.collect();
+            let mut overview = Overview::default();
+            // Each member renews its own certificate, see `certificate`.
+            overview.add(one.namespace(), &folders[0], |_| Renewal::ByUser);
+            // Nodes renew their own; a person takes hold of another.
+            overview.add(two.namespace(), &folders[1], |name| match name.parse::<NodeId>() {
+                Ok(_node) => Renewal::ByUser,
+                Err(_person) => Renewal::None,
+            });
+            self.overview
+                .send_if_modified(|shown| std::mem::replace(shown, overview.clone()) != overview);
+        };
+        tokio::select! {
+            // Cancel-safe: only waits.
+            () = ctx.cancelled() => Ok(()),
+            // Cancel-safe: follows again from a listing.
+            never = one.follow(first.1, |mirror, _| show(0, first.1, mirror)) => match never {},
+            // Cancel-safe: follows again from a listing.
+            never = two.follow(second.1, |mirror, _| show(1, second.1, mirror)) => match never {},
+        }
+    }
+}
+
+/// Writes a file unless it says that already.
+async fn replace(file: &polis_base::files::File, content: Vec<u8>) -> Result<bool, Error> {
+    let same = {
+        let (file, content) = (file.clone(), content.clone());
+        blocking(move || file.read().map(|old| old.as_ref() == Some(&content))).await?
+    };
+    if !same {
+        file.save(content).await?;
+    }
+    Ok(!same)
+}

@@ -1,0 +1,81 @@
+//! Has a snapshot grow older, where nothing but time has passed.
+//!
+//! A snapshot is made once a second, and on most days of a machine nothing happens
+//! between two of them: ages then go on in a copy of the last, and nothing is
+//! sorted, printed or put into words again.
+//!
+//! Invariants:
+//! - What comes out is what [`fold`](super::fold::fold) makes of the same values.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use polis_tui::snapshot::{Logs, Network, Nodes, Pki, Snapshot, Stage, StageState};
+
+use super::fold::{CLOCK, days, printed, used};
+use super::watched::Values;
+use polis_wire::pki::Overview;
+
+/// `last`, which was made of the same `values`, at `uptime`, when the wall clock
+/// says `now`.
+pub(super) fn later(
+    last: &Snapshot,
+    values: &Values,
+    logs: &Arc<Logs>,
+    uptime: Duration,
+    now: SystemTime,
+) -> Snapshot {
+    let passed = uptime.saturating_sub(last.header.uptime);
+    let mut snapshot = last.clone();
+    snapshot.header.uptime = uptime;
+    snapshot.header.clock = printed(now, CLOCK);
+    snapshot.stages.iter_mut().for_each(|it| stage(it, passed));
+    network(&mut snapshot.network, passed);
+    snapshot.nodes.iter_mut().for_each(|it| nodes(it, passed));
+    snapshot.pki.iter_mut().for_each(|it| pki(it, &values.pki, now));
+    for service in &mut snapshot.services {
+        grow(&mut service.since, passed);
+    }
+    snapshot.logs = Arc::clone(logs);
+    snapshot
+}
+
+fn grow(age: &mut Duration, passed: Duration) {
+    *age = age.saturating_add(passed);
+}
+
+fn stage(stage: &mut Stage, passed: Duration) {
+    match &mut stage.state {
+        StageState::Started => {}
+        StageState::Waiting { since, .. } => grow(since, passed),
+        StageState::Pending | StageState::Done | StageState::Failed => return,
+    }
+    grow(&mut stage.elapsed, passed);
+}
+
+fn network(network: &mut Network, passed: Duration) {
+    let addresses = network.interfaces.iter_mut().flat_map(|it| &mut it.addresses);
+    for lease in addresses.filter_map(|address| address.lease.as_mut()) {
+        *lease = lease.saturating_sub(passed);
+    }
+}
+
+fn nodes(nodes: &mut Nodes, passed: Duration) {
+    let heartbeats = nodes.nodes.iter_mut().filter_map(|node| node.heartbeat.as_mut());
+    heartbeats.chain(&mut nodes.stale).for_each(|age| grow(age, passed));
+}
+
+/// Certificates end by the wall clock, which may be set meanwhile.
+fn pki(pki: &mut Pki, overview: &Overview, now: SystemTime) {
+    for (shown, view) in pki.authorities.iter_mut().zip(&overview.authorities) {
+        shown.days_left = days(now, view.not_after);
+        shown.used = used(view.not_before, now, view.not_after);
+        if let (Some(crl), Some(issued)) = (&mut shown.crl, view.crl_issued) {
+            crl.age = now.duration_since(issued).unwrap_or_default();
+        }
+    }
+    for (shown, view) in pki.certificates.iter_mut().zip(&overview.certificates) {
+        shown.days_left = days(now, view.not_after);
+        shown.used = used(view.not_before, now, view.not_after);
+    }
+}

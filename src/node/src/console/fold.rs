@@ -1,0 +1,405 @@
+//! Folds event values into what the console shows.
+//!
+//! The console folds when a value has changed, and lets `age` add the time that has
+//! passed since; all terminals, and consoles elsewhere, draw the one snapshot.
+//!
+//! Invariants:
+//! - Pure: time comes in as a value, and every age comes out computed. Whoever draws
+//!   has no clock.
+//! - What is not known is nothing, and not zero: a page says that it waits for it.
+//!
+//! What this module does not do: read anything of the machine (`load`, `watched`), or
+//! decide how something looks (`polis_tui`).
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use polis_tui::snapshot::{
+    Address, Authority, Certificate, Cluster, Crl, Etcd, Header, Interface, Logs, Member, Network,
+    Nodes, Pki, Service, ServiceState, Snapshot, Stage, StageState, Standing, Warning,
+};
+use time::OffsetDateTime;
+use time::format_description::BorrowedFormatItem;
+use time::macros::format_description;
+
+use super::ClusterNodes;
+use super::members::Learned;
+use super::watched::Values;
+use super::words::Words;
+use crate::parameters::Cidr;
+use crate::{cluster, consensus, network, storage};
+use polis_base::hex;
+use polis_base::stage::{self, Stages};
+use polis_runtime::supervisor::{self, Tree};
+use polis_wire::identity::Fingerprint;
+use polis_wire::pki::{AuthorityView, CertificateView, Overview, Renewal};
+
+/// The only kind of wall clock shown: machines of one cluster stand anywhere.
+pub(super) const CLOCK: &[BorrowedFormatItem<'_>] =
+    format_description!("[year]-[month]-[day] [hour]:[minute]:[second] UTC");
+pub(super) const DAY: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
+
+const INSECURE: &str = "The data partition is not encrypted: whoever has the disk can read it.";
+const SHARE_ON_DISK: &str =
+    "Whoever pulls the disk can read it: a share of its key is kept beside it.";
+const SHARE_ON_DISK_HELP: &str = "use a machine with a TPM, or the cold start ATTENDED";
+const RECOVERY_KEY: &str =
+    "The recovery key of this machine's disk is in the cluster and nowhere else.";
+
+const SECONDS_A_DAY: i64 = 86_400;
+
+/// What the console shows at `uptime`, when the wall clock says `now`.
+pub(super) fn fold(
+    values: &Values,
+    logs: &Arc<Logs>,
+    uptime: Duration,
+    now: SystemTime,
+) -> Snapshot {
+    Snapshot {
+        header: header(values, uptime, now),
+        ready: ready(values),
+        previous_failure: values.environment.previous_guru.clone(),
+        warnings: warnings(values),
+        stages: stages(&values.stages, uptime),
+        network: network(values, uptime),
+        nodes: nodes(&values.cluster_nodes, uptime),
+        etcd: etcd(&values.consensus, &values.members),
+        pki: pki(&values.pki, &values.words, now),
+        services: services(&values.services, uptime),
+        metrics: values.load.as_ref().map(|load| load.metrics.clone()),
+        logs: Arc::clone(logs),
+    }
+}
+
+/// When the node was ready, in time since the kernel started.
+pub(super) fn ready(values: &Values) -> Option<Duration> {
+    let roles = values.stages.get(&stage::Stage::Roles);
+    roles.filter(|entry| entry.state == stage::State::Done).map(|entry| entry.changed)
+}
+
+fn header(values: &Values, uptime: Duration, now: SystemTime) -> Header {
+    Header {
+        node: values.cluster.node.map(|id| id.to_string()),
+        words: values.own.and_then(|own| values.words.get(&own).cloned()),
+        version: values.environment.version.clone(),
+        slot: values.environment.slot.clone(),
+        cluster: match values.cluster.state {
+            cluster::State::Unknown => Cluster::Unknown,
+            cluster::State::Foreign => Cluster::Foreign,
+            cluster::State::Trusted => Cluster::Trusted,
+            cluster::State::Home => Cluster::Home,
+            cluster::State::Disowning => Cluster::Disowning,
+            cluster::State::Split => Cluster::Split,
+        },
+        address: values.network.primary.map(|address| address.to_string()),
+        uptime,
+        clock: printed(now, CLOCK),
+    }
+}
+
+pub(super) fn printed(time: SystemTime, format: &[BorrowedFormatItem<'_>]) -> String {
+    // Fails only for years that no clock of a machine can hold.
+    OffsetDateTime::from(time).format(format).unwrap_or_default()
+}
+
+fn warnings(values: &Values) -> Vec<Warning> {
+    let plain = |text: &str| Warning { text: text.to_owned(), help: None };
+    let mut warnings: Vec<_> = values.health.warnings().iter().map(|text| plain(text)).collect();
+    let ready = values.storage.ready();
+    if ready.is_some_and(|ready| ready.kind == storage::Kind::Insecure) {
+        warnings.push(plain(INSECURE));
+    }
+    if let Some(keys) = &values.cluster.keys {
+        if keys.keeper == Some(cluster::Keeper::Disk) {
+            warnings.push(Warning {
+                text: SHARE_ON_DISK.to_owned(),
+                help: Some(SHARE_ON_DISK_HELP.to_owned()),
+            });
+        }
+        if keys.recovery_key_unsaved {
+            let node = values.cluster.node.map(|id| id.to_string()).unwrap_or_default();
+            warnings.push(Warning {
+                text: RECOVERY_KEY.to_owned(),
+                help: Some(format!("polisctl node recovery-key {node}")),
+            });
+        }
+    }
+    let told = values.known.as_ref().and_then(|known| known.warning.clone());
+    warnings.extend(told.as_deref().map(plain));
+    warnings
+}
+
+fn stages(stages: &Stages, uptime: Duration) -> Vec<Stage> {
+    let shown = |stage: stage::Stage| {
+        let Some(entry) = stages.get(&stage) else {
+            return Stage {
+                name: stage.name().to_owned(),
+                state: StageState::Pending,
+                started: Duration::ZERO,
+                elapsed: Duration::ZERO,
+            };
+        };
+        let (state, end) = match &entry.state {
+            stage::State::Started => (StageState::Started, uptime),
+            stage::State::Waiting(what) => {
+                let since = uptime.saturating_sub(entry.changed);
+                (StageState::Waiting { what: what.clone(), since }, uptime)
+            }
+            stage::State::Done => (StageState::Done, entry.changed),
+            stage::State::Failed => (StageState::Failed, entry.changed),
+        };
+        Stage {
+            name: stage.name().to_owned(),
+            state,
+            started: entry.started,
+            elapsed: end.saturating_sub(entry.started),
+        }
+    };
+    stage::Stage::ALL.map(shown).into()
+}
+
+fn network(values: &Values, uptime: Duration) -> Network {
+    let status = &values.network;
+    let shown = |address: &IpAddr| address.to_string();
+    Network {
+        interfaces: status.interfaces.iter().map(|it| interface(it, values, uptime)).collect(),
+        gateway: status.gateway.as_ref().map(shown),
+        nameservers: status.nameservers.iter().map(shown).collect(),
+        time_servers: status.ntp_servers.clone(),
+        waiting: status.waiting.clone(),
+    }
+}
+
+fn interface(interface: &network::Interface, values: &Values, uptime: Duration) -> Interface {
+    let traffic = values.load.as_ref().and_then(|load| load.interfaces.get(&interface.name));
+    let traffic = traffic.cloned().unwrap_or_default();
+    let address = |cidr: &Cidr| {
+        let leased = interface.leased.filter(|leased| leased.address == *cidr);
+        Address {
+            cidr: cidr.to_string(),
+            source: source(cidr, leased.is_some(), values).to_owned(),
+            primary: Some(cidr.address()) == values.network.primary,
+            lease: leased.and_then(|it| it.ends).map(|ends| ends.saturating_sub(uptime)),
+        }
+    };
+    Interface {
+        name: interface.name.clone(),
+        mac: interface.mac.to_string(),
+        driver: interface.driver.clone(),
+        carrier: interface.carrier,
+        asking: interface.asking,
+        addresses: interface.addresses.iter().map(address).collect(),
+        received: traffic.received,
+        sent: traffic.sent,
+    }
+}
+
+/// Where an address is from.
+fn source(address: &Cidr, leased: bool, values: &Values) -> &'static str {
+    let told = values.known.as_ref().and_then(|known| known.parameters());
+    let fixed = told.into_iter().flat_map(|told| &told.network.interfaces);
+    let is_fixed = fixed.flat_map(|interface| &interface.addresses).any(|it| it == address);
+    match address.address() {
+        _ if leased => "DHCP",
+        _ if is_fixed => "parameters",
+        // The kernel makes those by itself, of what routers advertise.
+        IpAddr::V6(_) => "router",
+        IpAddr::V4(_) => "",
+    }
+}
+
+fn nodes(known: &ClusterNodes, uptime: Duration) -> Option<Nodes> {
+    let passed = uptime.saturating_sub(known.at);
+    let older = |age: Duration| age.saturating_add(passed);
+    let mut nodes = known.nodes.clone()?;
+    nodes.stale = nodes.stale.map(older);
+    for node in &mut nodes.nodes {
+        node.heartbeat = node.heartbeat.map(older);
+    }
+    Some(nodes)
+}
+
+fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
+    let never_started = status.member.is_none() && status.standing == Default::default();
+    if never_started && status.peer_url.is_empty() {
+        return None;
+    }
+    let serves = status.clients.is_some();
+    let members = status.members.iter().map(|member| {
+        let own = Some(member.id) == status.member;
+        let learned = learned.get(&member.id).copied().unwrap_or_default();
+        let told = learned.told;
+        Member {
+            name: member.name.clone(),
+            id: member.id.0,
+            url: member.peer_url.clone(),
+            standing: match member.learner {
+                true => Standing::Learner {
+                    caught_up: learner(status, own).or(told.map(|told| told.share)),
+                },
+                false => Standing::Voter,
+            },
+            leader: Some(member.id) == status.leader,
+            own,
+            answers: match own {
+                true => Some(serves),
+                false => learned.connected,
+            },
+            lag: match own {
+                true => serves.then(|| status.index.saturating_sub(status.applied)),
+                false => told.map(|told| told.behind),
+            },
+            round_trip: told.map(|told| u64::try_from(told.took.as_micros()).unwrap_or(u64::MAX)),
+            db_size: match own {
+                true => Some(status.db_size),
+                false => told.map(|told| told.db_size),
+            },
+        }
+    });
+    let members: Vec<_> = members.collect();
+    Some(Etcd {
+        state: status.standing.name().to_owned(),
+        version: status.version.clone(),
+        quorum: status.leader.is_some(),
+        survives: status.leader.and_then(|_leader| survives(&members)),
+        members,
+        term: status.term,
+        index: status.index,
+        applied: status.applied,
+        db_size: status.db_size,
+        db_used: status.db_used,
+        db_quota: status.db_quota,
+        alarms: status.alarms.iter().map(ToString::to_string).collect(),
+    })
+}
+
+/// How many of the voters that answer may fail before too few are left, once it is
+/// known of each of them whether it answers.
+fn survives(members: &[Member]) -> Option<u32> {
+    let voters = members.iter().filter(|member| member.standing == Standing::Voter);
+    let answers: Vec<bool> = voters.map(|voter| voter.answers).collect::<Option<_>>()?;
+    let answer = answers.iter().filter(|answers| **answers).count();
+    let needed = answers.len() / 2 + 1;
+    Some(u32::try_from(answer.saturating_sub(needed)).unwrap_or(u32::MAX))
+}
+
+/// How far this node's learner is, in percent.
+fn learner(status: &consensus::Status, own: bool) -> Option<u8> {
+    match status.standing {
+        consensus::Standing::Learner { behind } if own && status.index > 0 => {
+            let has = status.index.saturating_sub(behind);
+            u8::try_from(has.saturating_mul(100) / status.index).ok()
+        }
+        _ => None,
+    }
+}
+
+fn pki(overview: &Overview, words: &Words, now: SystemTime) -> Option<Pki> {
+    if overview.authorities.is_empty() {
+        return None;
+    }
+    Some(Pki {
+        authorities: overview.authorities.iter().map(|view| authority(view, words, now)).collect(),
+        certificates: overview.certificates.iter().map(|view| certificate(view, now)).collect(),
+    })
+}
+
+fn authority(view: &AuthorityView, words: &Words, now: SystemTime) -> Authority {
+    let fingerprint = fingerprint(view);
+    Authority {
+        name: authority_name(&view.namespace, &view.name),
+        words: words.get(&fingerprint).cloned(),
+        fingerprint: bytes(&view.fingerprint),
+        ends: printed(view.not_after, DAY),
+        days_left: days(now, view.not_after),
+        used: used(view.not_before, now, view.not_after),
+        issued: view.issued as u64,
+        crl: view.crl_issued.map(|issued| Crl {
+            number: view.crl_number,
+            entries: view.revoked.len() as u64,
+            age: now.duration_since(issued).unwrap_or_default(),
+        }),
+    }
+}
+
+/// What people call an authority.
+fn authority_name(namespace: &str, name: &str) -> String {
+    match (namespace, name) {
+        ("polis:curator", "cluster") => "cluster CA".to_owned(),
+        ("polis:etcd-pki", "etcd-peers") => "etcd CA".to_owned(),
+        _ => format!("{namespace} {name}"),
+    }
+}
+
+/// The fingerprint of an authority's certificate.
+pub(super) fn fingerprint(view: &AuthorityView) -> Fingerprint {
+    Fingerprint::from_bytes(bytes(&view.fingerprint))
+}
+
+fn certificate(view: &CertificateView, now: SystemTime) -> Certificate {
+    Certificate {
+        name: view.name.clone(),
+        issuer: authority_name(&view.namespace, &view.issuer),
+        ends: printed(view.not_after, DAY),
+        days_left: days(now, view.not_after),
+        renews: (view.renewal == Renewal::ByUser).then(|| printed(view.renew_at, DAY)),
+        renew_at: used(view.not_before, view.renew_at, view.not_after),
+        used: used(view.not_before, now, view.not_after),
+        revoked: view.revoked,
+    }
+}
+
+/// The share of a life that is over at `time`, in percent.
+pub(super) fn used(from: SystemTime, time: SystemTime, to: SystemTime) -> u8 {
+    let share = span(from, time).saturating_mul(100) / span(from, to).max(1);
+    u8::try_from(share.clamp(0, 100)).unwrap_or(100)
+}
+
+/// Full days from `from` to `to`; negative where that is past.
+pub(super) fn days(from: SystemTime, to: SystemTime) -> i64 {
+    span(from, to).div_euclid(SECONDS_A_DAY)
+}
+
+/// Seconds from `from` to `to`.
+fn span(from: SystemTime, to: SystemTime) -> i64 {
+    (OffsetDateTime::from(to) - OffsetDateTime::from(from)).whole_seconds()
+}
+
+/// The 32 bytes of a fingerprint; what is not one shows as zeros.
+fn bytes(digits: &str) -> [u8; 32] {
+    hex::decode_name(digits).unwrap_or_default()
+}
+
+fn services(tree: &Tree, uptime: Duration) -> Vec<Service> {
+    // By parts, so that a name that only begins like its neighbour's does not
+    // come between the neighbour and its children.
+    let by_parts: BTreeMap<Vec<&str>, &supervisor::Entry> =
+        tree.iter().map(|(name, entry)| (parts(name), entry)).collect();
+    by_parts
+        .into_iter()
+        .map(|(parts, entry)| Service {
+            depth: u16::try_from(parts.len() - 1).unwrap_or(u16::MAX),
+            name: parts.last().copied().unwrap_or_default().to_owned(),
+            state: match entry.state {
+                supervisor::State::Starting => ServiceState::Starting,
+                supervisor::State::Healthy => ServiceState::Healthy,
+                supervisor::State::Done | supervisor::State::Stopped => ServiceState::Done,
+                supervisor::State::Dead => ServiceState::Restarting,
+                supervisor::State::Failed => ServiceState::Dead,
+            },
+            restarts: u64::from(entry.restarts),
+            cause: entry.cause.clone(),
+            since: uptime.saturating_sub(entry.since),
+        })
+        .collect()
+}
+
+fn parts(name: &Arc<str>) -> Vec<&str> {
+    name.split('.').collect()
+}
+
+#[cfg(test)]
+#[path = "fold_tests.rs"]
+mod tests;

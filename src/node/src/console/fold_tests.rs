@@ -1,0 +1,302 @@
+//! What the console shows of what the owners of event values say.
+
+use polis_tui::snapshot::Node;
+
+use super::*;
+use polis_base::environment::Environment;
+
+fn values() -> Values {
+    let variable = |name: &str| match name {
+        "POLIS_STAGES" => Some("kernel=0-4.5".to_owned()),
+        "POLIS_CONTROL_FD" => Some("3".to_owned()),
+        "POLIS_RECOVERY_FD" => None,
+        name => Some(name.to_owned()),
+    };
+    let environment = Environment::from_variables(variable).unwrap();
+    Values { stages: environment.stages.clone(), ..Values::nothing(environment) }
+}
+
+#[test]
+fn a_cluster_survives_the_loss_of_those_that_answer_and_are_not_needed() {
+    use crate::consensus::{Member, MemberId};
+    use crate::console::members::{Standing, Told};
+    let mut values = values();
+    let member = |number: u64| Member {
+        id: MemberId(number),
+        name: number.to_string(),
+        peer_url: String::new(),
+        learner: number == 4,
+    };
+    values.consensus = consensus::Status {
+        standing: consensus::Standing::Voter,
+        member: Some(MemberId(1)),
+        leader: Some(MemberId(2)),
+        peer_url: "https://one".to_owned(),
+        members: (1..=4).map(member).collect(),
+        ..Default::default()
+    };
+    // Nobody was asked yet; this node's own does not serve here: no client was given.
+    let etcd = folded(&values).etcd.unwrap();
+    assert_eq!((etcd.quorum, etcd.survives), (true, None));
+    let answers: Vec<_> = etcd.members.iter().map(|member| member.answers).collect();
+    assert_eq!(answers, [Some(false), None, None, None]);
+    let told = Told { took: Duration::from_millis(2), behind: 8, share: 60, db_size: 9 };
+    for number in 2..=4 {
+        let connected = Some(number != 3);
+        values.members.insert(MemberId(number), Standing { connected, told: Some(told) });
+    }
+    let etcd = folded(&values).etcd.unwrap();
+    assert_eq!(etcd.survives, Some(0));
+    let answers: Vec<_> = etcd.members.iter().map(|member| member.answers).collect();
+    assert_eq!(answers, [false, true, false, true].map(Some));
+    let learner = &etcd.members[3];
+    let caught_up = polis_tui::snapshot::Standing::Learner { caught_up: Some(60) };
+    assert_eq!(learner.standing, caught_up);
+    assert_eq!((learner.lag, learner.round_trip), (Some(8), Some(2000)));
+    values.consensus.leader = None;
+    let etcd = folded(&values).etcd.unwrap();
+    assert_eq!((etcd.quorum, etcd.survives), (false, None));
+}
+
+fn folded(values: &Values) -> Snapshot {
+    fold(values, &Arc::default(), Duration::from_secs(9), SystemTime::UNIX_EPOCH)
+}
+
+#[test]
+fn what_nobody_knows_yet_is_not_made_up() {
+    let snapshot = folded(&values());
+    assert_eq!((snapshot.etcd, snapshot.pki, snapshot.ready), (None, None, None));
+    assert_eq!(snapshot.header.clock, "1970-01-01 00:00:00 UTC");
+    assert_eq!(snapshot.stages.len(), stage::Stage::ALL.len());
+    assert_eq!(snapshot.stages[0].elapsed, Duration::from_millis(4500));
+    assert_eq!(snapshot.stages[1].state, StageState::Pending);
+}
+
+#[test]
+fn only_what_a_server_gave_has_a_lease_and_it_ends() {
+    let address: Cidr = "10.0.2.15/24".parse().unwrap();
+    let ends = Some(Duration::from_secs(69));
+    let mut values = values();
+    values.network.interfaces = vec![network::Interface {
+        name: "eth0".to_owned(),
+        mac: "52:54:00:00:00:01".parse().unwrap(),
+        carrier: true,
+        driver: None,
+        addresses: vec!["fd00::1/64".parse().unwrap(), address],
+        asking: true,
+        leased: Some(network::Leased { address, ends }),
+    }];
+    let shown = folded(&values).network.interfaces.remove(0).addresses;
+    assert_eq!((&*shown[0].source, shown[0].lease), ("router", None));
+    assert_eq!((&*shown[1].source, shown[1].lease), ("DHCP", Some(Duration::from_secs(60))));
+}
+
+#[test]
+fn an_address_is_from_the_parameters_or_a_router_or_nobody_known() {
+    use crate::parameters::{self, Bootstrap, Loaded, Match, Parameters, Source};
+    let [told, advertised, other] =
+        ["192.168.40.7/22", "fd00::1/64", "192.168.40.8/22"].map(|it| it.parse::<Cidr>().unwrap());
+    let mut values = values();
+    let interface = parameters::Interface {
+        matches: Match::Name("eth0".to_owned()),
+        dhcp: false,
+        addresses: vec![told],
+        routes: Vec::new(),
+        mtu: None,
+    };
+    let parameters = Parameters {
+        cluster: parameters::Cluster::Bootstrap(Bootstrap {
+            owner_public_key: [0; 32],
+            configuration: Default::default(),
+            labels: BTreeMap::new(),
+        }),
+        network: parameters::Network { interfaces: vec![interface], ..Default::default() },
+        console_tui: Vec::new(),
+    };
+    let found = Some((parameters, Source::Esp));
+    values.known = Some(Arc::new(Loaded { found, warning: None, tried: Vec::new() }));
+    let from = [told, advertised, other].map(|address| source(&address, false, &values));
+    assert_eq!(from, ["parameters", "router", ""]);
+}
+
+#[test]
+fn ages_of_nodes_go_on_while_nothing_is_heard() {
+    let mut values = values();
+    let node = Node { heartbeat: Some(Duration::from_secs(2)), ..Node::default() };
+    let nodes = Nodes { nodes: vec![node], ..Nodes::default() };
+    let at = Duration::from_secs(5);
+    values.cluster_nodes = ClusterNodes { at, nodes: Some(nodes) };
+    let shown = folded(&values).nodes.unwrap();
+    assert_eq!(shown.nodes[0].heartbeat, Some(Duration::from_secs(6)));
+}
+
+#[test]
+fn a_key_that_can_be_lost_or_found_is_warned_of() {
+    let mut values = values();
+    values.cluster.keys = Some(cluster::KeyStatus {
+        sealed: false,
+        keeper: Some(cluster::Keeper::Disk),
+        recovery_key_unsaved: true,
+    });
+    let warnings = folded(&values).warnings;
+    assert_eq!(warnings.len(), 2);
+    assert!(warnings.iter().all(|warning| warning.help.is_some()));
+}
+
+#[test]
+fn certificates_hang_below_the_authority_of_their_own_namespace() {
+    let at = |days: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(days * 86_400);
+    let authority = AuthorityView {
+        namespace: "one".to_owned(),
+        name: "ca".to_owned(),
+        fingerprint: "ff".repeat(32),
+        not_before: at(0),
+        not_after: at(200),
+        issued: 1,
+        crl_number: 0,
+        crl_issued: None,
+        revoked: Vec::new(),
+    };
+    let fingerprint = fingerprint(&authority);
+    let words = Words::from([(fingerprint, "a-b-c-d".to_owned())]);
+    let overview = Overview { authorities: vec![authority], certificates: Vec::new() };
+    let shown = pki(&overview, &words, at(50)).unwrap().authorities.remove(0);
+    assert_eq!((&*shown.name, shown.used, shown.days_left), ("one ca", 25, 150));
+    assert_eq!(shown.words.as_deref(), Some("a-b-c-d"));
+}
+
+#[test]
+fn a_stage_that_waits_says_for_how_long() {
+    let mut values = values();
+    let state = stage::State::Waiting("a lease".to_owned());
+    let (started, changed) = (Duration::from_secs(5), Duration::from_secs(7));
+    values.stages.insert(stage::Stage::Network, stage::Entry { state, started, changed });
+    let shown = folded(&values).stages.remove(4);
+    let since = Duration::from_secs(2);
+    assert_eq!(shown.state, StageState::Waiting { what: "a lease".to_owned(), since });
+    assert_eq!(shown.elapsed, Duration::from_secs(4));
+}
+
+#[test]
+fn children_follow_their_parent_whatever_its_neighbour_is_called() {
+    let mut values = values();
+    for name in ["root", "root.a", "root.a-b", "root.a.c"] {
+        let entry = supervisor::Entry {
+            state: supervisor::State::Dead,
+            restarts: 1,
+            cause: None,
+            since: Duration::from_secs(4),
+        };
+        values.services.insert(name.into(), entry);
+    }
+    let shown: Vec<_> =
+        folded(&values).services.iter().map(|it| format!("{} {}", it.depth, it.name)).collect();
+    assert_eq!(shown, ["0 root", "1 a", "2 c", "1 a-b"]);
+}
+
+#[test]
+fn a_certificate_that_has_ended_has_negative_days_and_is_all_used() {
+    let at = |days: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(days * 86_400);
+    let view = CertificateView {
+        namespace: "n".to_owned(),
+        issuer: "i".to_owned(),
+        name: "c".to_owned(),
+        serial: String::new(),
+        fingerprint: String::new(),
+        not_before: at(100),
+        renew_at: at(150),
+        not_after: at(200),
+        managed: true,
+        renewal: Renewal::ByUser,
+        revoked: false,
+    };
+    let early = certificate(&view, at(125));
+    assert_eq!((early.used, early.renew_at, early.days_left), (25, 50, 75));
+    assert_eq!(early.renews.as_deref(), Some("1970-05-31"));
+    let late = certificate(&view, at(201));
+    assert_eq!((late.used, late.days_left), (100, -1));
+    assert_eq!(certificate(&view, at(0)).used, 0);
+}
+
+#[test]
+fn a_fingerprint_is_read_and_noise_is_zero() {
+    assert_eq!(bytes(&"ff0a".repeat(16))[..3], [0xff, 0x0a, 0xff]);
+    assert_eq!([bytes("ff0a"), bytes("é!")], [[0; 32]; 2]);
+}
+
+#[test]
+fn a_snapshot_that_grows_older_is_the_one_of_that_moment() {
+    use crate::console::age::later;
+    let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    let mut values = values();
+    let entry = |state| stage::Entry {
+        state,
+        started: Duration::from_secs(5),
+        changed: Duration::from_secs(7),
+    };
+    let waiting = stage::State::Waiting("a lease".to_owned());
+    values.stages.insert(stage::Stage::Network, entry(waiting));
+    values.stages.insert(stage::Stage::Storage, entry(stage::State::Started));
+    values.stages.insert(stage::Stage::Parameters, entry(stage::State::Done));
+    values.services.insert(
+        "root".into(),
+        supervisor::Entry {
+            state: supervisor::State::Healthy,
+            restarts: 1,
+            cause: None,
+            since: Duration::from_secs(4),
+        },
+    );
+    let address: Cidr = "10.0.2.15/24".parse().unwrap();
+    values.network.interfaces = vec![network::Interface {
+        name: "eth0".to_owned(),
+        mac: "52:54:00:00:00:01".parse().unwrap(),
+        carrier: true,
+        driver: None,
+        addresses: vec![address],
+        asking: true,
+        leased: Some(network::Leased { address, ends: Some(Duration::from_secs(69)) }),
+    }];
+    let heard = Node { heartbeat: Some(Duration::from_secs(2)), ..Node::default() };
+    values.cluster_nodes = ClusterNodes {
+        at: Duration::from_secs(5),
+        nodes: Some(Nodes {
+            nodes: vec![heard, Node::default()],
+            stale: Some(Duration::from_secs(3)),
+            ..Nodes::default()
+        }),
+    };
+    values.pki.authorities = vec![AuthorityView {
+        namespace: "one".to_owned(),
+        name: "ca".to_owned(),
+        fingerprint: "ff".repeat(32),
+        not_before: at(0),
+        not_after: at(1_000_000),
+        issued: 1,
+        crl_number: 3,
+        crl_issued: Some(at(90)),
+        revoked: Vec::new(),
+    }];
+    values.pki.certificates = vec![CertificateView {
+        namespace: "one".to_owned(),
+        issuer: "ca".to_owned(),
+        name: "c".to_owned(),
+        serial: String::new(),
+        fingerprint: String::new(),
+        not_before: at(0),
+        renew_at: at(300_000),
+        not_after: at(500_000),
+        managed: true,
+        renewal: Renewal::ByUser,
+        revoked: false,
+    }];
+    let then = |uptime, now| fold(&values, &Arc::default(), Duration::from_secs(uptime), at(now));
+    let mut shown = then(9, 100);
+    // Past the end of the lease, of the certificate and of the authority; and the
+    // wall clock is set back.
+    for (uptime, now) in [(10, 101), (11, 102), (70, 400_000), (71, 600_000), (72, 7)] {
+        let logs = Arc::default();
+        shown = later(&shown, &values, &logs, Duration::from_secs(uptime), at(now));
+        assert_eq!(shown, then(uptime, now), "at {uptime}");
+    }
+}

@@ -1,0 +1,326 @@
+//! Asks the members of etcd how they are: how far, how large, how quick to answer.
+//!
+//! etcd tells each member about itself, and its leader about the others, so a
+//! screen that is to show all of them must ask around. Each node serves
+//! `GetStatus` to the nodes of its cluster, over a connection that is kept.
+//!
+//! ```text
+//! [waiting: nothing is known] --voter--> ask etcd whom it is connected to, and itself
+//!     ^                                  how it is; every other member's node, all at once
+//!     |                                        |            ^
+//!     +-- no voter any more -- [published] <---+            |
+//!                                  +-- PACE, or other members
+//! ```
+//!
+//! Invariants:
+//! - A node that does not answer delays nobody for longer than [`ANSWER`].
+//! - What was not learned in the last round is not shown.
+//!
+//! What this module does not do: decide anything. Whether a cluster goes on
+//! without a member is for `consensus::Members`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use polis_proto::v1;
+use polis_proto::v1::node_management_client::NodeManagementClient;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::debug;
+
+use crate::consensus::{Member, MemberId, Members, Status};
+use polis_runtime::event::{Closed, until};
+use polis_runtime::supervisor::Context;
+use polis_wire::identity::NodeId;
+use polis_wire::nodes::Nodes;
+use polis_wire::rpc::Credentials;
+use polis_wire::rpc::client::{Connection, Expect, Trust, dial};
+
+/// Between two rounds: what a person can follow, and a few hundred bytes a member.
+const PACE: Duration = Duration::from_secs(10);
+/// The same while a member learns: a person waits for it.
+const PACE_LEARNING: Duration = Duration::from_secs(2);
+/// An answer that takes longer is none.
+const ANSWER: Duration = Duration::from_secs(2);
+/// Members that are asked: more are no sensible cluster.
+const MEMBERS_MAX: usize = 16;
+
+/// What was learned of the members in the last round, by their numbers.
+pub(super) type Learned = BTreeMap<MemberId, Standing>;
+
+/// What was learned of one member.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Standing {
+    /// Whether this node's etcd has a connection to it; `None` if etcd does not say.
+    pub(super) connected: Option<bool>,
+    /// What its node said of it.
+    pub(super) told: Option<Told>,
+}
+
+/// What a node said of its member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    /// How long question and answer took.
+    pub(super) took: Duration,
+    /// Entries of the log that it has not applied, of those that are known here.
+    pub(super) behind: u64,
+    /// How much of the log it has applied, in percent.
+    pub(super) share: u8,
+    /// Bytes of its database.
+    pub(super) db_size: u64,
+}
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// This node's member.
+    pub consensus: watch::Receiver<Status>,
+    /// Whom etcd is connected to.
+    pub members: Members,
+    /// Where the other nodes are.
+    pub nodes: watch::Receiver<Option<Arc<Nodes>>>,
+    /// Who this node is to the others.
+    pub credentials: watch::Receiver<Option<Credentials>>,
+    /// Where the other nodes serve.
+    pub port: u16,
+}
+
+impl Service {
+    /// Asks until cancelled.
+    pub(super) async fn run(
+        mut self,
+        ctx: Context,
+        learned: watch::Sender<Learned>,
+    ) -> Result<(), Closed> {
+        let mut connections = BTreeMap::new();
+        ctx.healthy();
+        loop {
+            if self.consensus.borrow().voter().is_none() {
+                publish(&learned, Learned::new());
+            }
+            let voter = until(&mut self.consensus, "the etcd member", |status| {
+                status.voter().map(|_clients| status.clone())
+            });
+            let Some(status) = ctx.until_cancelled(voter).await else { return Ok(()) };
+            let status = status?;
+            let round = self.round(&status, &mut connections);
+            let Some(new) = ctx.until_cancelled(Box::pin(round)).await else { return Ok(()) };
+            publish(&learned, new);
+            let outdated = outdated(&mut self.consensus, &status);
+            match ctx.until_cancelled(outdated).await {
+                Some(closed) => closed?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    async fn round(
+        &self,
+        status: &Status,
+        connections: &mut BTreeMap<MemberId, Connection>,
+    ) -> Learned {
+        connections.retain(|id, _| status.members.iter().any(|member| member.id == *id));
+        let credentials = self.credentials.borrow().clone();
+        let others = status.members.iter().filter(|member| Some(member.id) != status.member);
+        let asked = others.take(MEMBERS_MAX).map(|member| {
+            let connection = connections.remove(&member.id);
+            let credentials = credentials.as_ref();
+            async move { (member.id, self.ask(member, credentials, connection).await) }
+        });
+        // Nobody to be connected to, and etcd writes a long page about it.
+        let connected = async {
+            let alone = status.members.len() < 2;
+            let answer = if alone { None } else { Some(self.members.answering().await) };
+            answer.and_then(Result::ok)
+        };
+        let (answers, connected, own) = tokio::join!(join_all(asked), connected, ask_own(status));
+        let mut learned = Learned::new();
+        if let (Some(id), Some(took)) = (status.member, own) {
+            let own = v1::ConsensusMember {
+                applied_index: status.applied,
+                db_bytes: status.db_size,
+                ..Default::default()
+            };
+            learned.insert(id, standing(status, id, None, Some((took, own))));
+        }
+        for (id, answer) in answers {
+            let told = answer.map(|(connection, took, told)| {
+                connections.insert(id, connection);
+                (took, told)
+            });
+            learned.insert(id, standing(status, id, connected.as_ref(), told));
+        }
+        learned
+    }
+
+    /// Asks the node of `member`; returns the connection for the next time.
+    async fn ask(
+        &self,
+        member: &Member,
+        credentials: Option<&Credentials>,
+        connection: Option<Connection>,
+    ) -> Option<(Connection, Duration, v1::ConsensusMember)> {
+        let connection = match connection {
+            Some(connection) => connection,
+            None => {
+                let node: NodeId = member.name.parse().ok()?;
+                let credentials = credentials?;
+                let trust = Trust::Authority(credentials.authority.clone()?);
+                let expect = Expect::Node(node);
+                let host = self.address(node)?;
+                let dialled = dial(&host, self.port, expect, &trust, Some(credentials));
+                match timeout(ANSWER, dialled).await {
+                    Ok(Ok(connection)) => connection,
+                    Ok(Err(error)) => {
+                        debug!(%node, %error, "cannot ask a member how it is");
+                        return None;
+                    }
+                    Err(_elapsed) => return None,
+                }
+            }
+        };
+        let mut client = NodeManagementClient::new(connection.channel.clone());
+        let asked = Instant::now();
+        let answer = timeout(ANSWER, client.get_status(v1::GetStatusRequest {})).await;
+        let answer = answer.ok()?.ok()?.into_inner();
+        Some((connection, asked.elapsed(), answer.etcd?))
+    }
+
+    /// Where a node said that others reach it.
+    fn address(&self, node: NodeId) -> Option<String> {
+        let nodes = self.nodes.borrow().clone()?;
+        let address = nodes.get(&node)?.status.as_ref()?.external_address.clone();
+        (!address.is_empty()).then_some(address)
+    }
+}
+
+fn publish(learned: &watch::Sender<Learned>, new: Learned) {
+    learned.send_if_modified(|known| {
+        let changed = *known != new;
+        *known = new;
+        changed
+    });
+}
+
+/// Waits until what `asked` said is too old to show, or is not all there is to ask.
+async fn outdated(consensus: &mut watch::Receiver<Status>, asked: &Status) -> Result<(), Closed> {
+    let learning = asked.members.iter().any(|member| member.learner);
+    let pace = if learning { PACE_LEARNING } else { PACE };
+    let other =
+        |status: &Status| (status.standing, &status.members) != (asked.standing, &asked.members);
+    tokio::select! {
+        () = sleep(pace) => Ok(()),
+        // Cancel-safe: waits for an event value.
+        other = consensus.wait_for(other) => match other {
+            Ok(_status) => Ok(()),
+            Err(_closed) => Err(Closed("the etcd member")),
+        },
+    }
+}
+
+/// How long the own member takes to say how it is.
+async fn ask_own(status: &Status) -> Option<Duration> {
+    let clients = status.clients.as_ref()?;
+    let asked = Instant::now();
+    timeout(ANSWER, clients.ping()).await.ok()?.ok()?;
+    Some(asked.elapsed())
+}
+
+fn standing(
+    status: &Status,
+    id: MemberId,
+    connected: Option<&BTreeSet<MemberId>>,
+    told: Option<(Duration, v1::ConsensusMember)>,
+) -> Standing {
+    let told = told.map(|(took, told)| {
+        let has = told.applied_index.min(status.index);
+        // Of an empty log, everybody has everything.
+        let share = has.saturating_mul(100).checked_div(status.index).unwrap_or(100);
+        Told {
+            took,
+            behind: status.index - has,
+            share: u8::try_from(share).unwrap_or(100),
+            db_size: told.db_bytes,
+        }
+    });
+    Standing { connected: connected.map(|connected| connected.contains(&id)), told }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(applied_index: u64) -> Option<(Duration, v1::ConsensusMember)> {
+        let told = v1::ConsensusMember { applied_index, db_bytes: 7, ..Default::default() };
+        Some((Duration::from_millis(3), told))
+    }
+
+    #[test]
+    fn a_member_is_behind_by_what_it_has_not_applied() {
+        let status = Status { index: 200, ..Status::default() };
+        let connected = BTreeSet::from([MemberId(1)]);
+        let late = standing(&status, MemberId(1), Some(&connected), told(50));
+        assert_eq!(late.connected, Some(true));
+        let late = late.told.unwrap();
+        assert_eq!((late.behind, late.share, late.db_size), (150, 25, 7));
+        // It answered after we looked, and is further than we were then.
+        let ahead = standing(&status, MemberId(1), None, told(201));
+        assert_eq!(ahead.told.map(|told| (told.behind, told.share)), Some((0, 100)));
+    }
+
+    #[test]
+    fn whoever_says_nothing_is_shown_as_etcd_sees_it() {
+        let gone = standing(&Status::default(), MemberId(2), Some(&BTreeSet::new()), None);
+        assert_eq!(gone, Standing { connected: Some(false), told: None });
+        let empty = standing(&Status::default(), MemberId(2), None, told(0)).told.unwrap();
+        assert_eq!((empty.behind, empty.share), (0, 100));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_learned_goes_with_the_member_that_learned_it() {
+        let (_orders, ordered) = watch::channel(None);
+        let root = polis_base::files::Root::live();
+        let consensus =
+            crate::consensus::Service::new(crate::consensus::Config::live(&root), ordered);
+        let ((_nodes, nodes), (_own, credentials)) = (watch::channel(None), watch::channel(None));
+        let service = Service {
+            consensus: consensus.status(),
+            members: consensus.members(),
+            nodes,
+            credentials,
+            port: 0,
+        };
+        let learned = watch::Sender::new(Learned::from([(MemberId(2), Standing::default())]));
+        let mut shown = learned.subscribe();
+        let (ctx, handles) = Context::for_test();
+        ctx.spawn("members", polis_runtime::supervisor::Policy::forever(), move |ctx| {
+            service.clone().run(ctx, learned.clone())
+        });
+        timeout(PACE, shown.wait_for(Learned::is_empty)).await.unwrap().unwrap();
+        handles.cancel().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_member_that_is_added_is_asked_at_once() {
+        let member = |number: u64| Member {
+            id: MemberId(number),
+            name: number.to_string(),
+            peer_url: String::new(),
+            learner: number == 4,
+        };
+        let three = Status { members: (1..=3).map(member).collect(), ..Status::default() };
+        let status = watch::Sender::new(three.clone());
+        let mut consensus = status.subscribe();
+        let begun = Instant::now();
+        outdated(&mut consensus, &three).await.unwrap();
+        assert_eq!(begun.elapsed(), PACE);
+        let four = Status { index: 7, members: (1..=4).map(member).collect(), ..three.clone() };
+        status.send_replace(four.clone());
+        outdated(&mut consensus, &three).await.unwrap();
+        assert_eq!(begun.elapsed(), PACE);
+        outdated(&mut consensus, &four).await.unwrap();
+        assert_eq!(begun.elapsed(), PACE + PACE_LEARNING);
+    }
+}

@@ -1,0 +1,247 @@
+//! Folds what was heard of the cluster's nodes into what the console shows of them.
+//!
+//! The words of a fingerprint are slow on purpose, so they are made once for a
+//! node, on a thread of their own, and only where a person compares them: for
+//! nodes that ask to be let in.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use polis_proto::v1;
+use polis_tui::snapshot::{Health, Node, NodeState, Nodes, Standing};
+use tokio::sync::watch;
+
+use super::ClusterNodes;
+use crate::cluster::State;
+use crate::consensus;
+use polis_base::sys::clock;
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::Context;
+use polis_wire::identity::{Fingerprint, NodeId};
+use polis_wire::nodes::{self, LATE, Role};
+
+/// Nodes that ask to be let in and have their words shown: more fit on no screen.
+const WORDS_MAX: usize = 32;
+
+/// Inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// What was heard.
+    pub nodes: watch::Receiver<Option<Arc<nodes::Nodes>>>,
+    /// Who leads.
+    pub leader: watch::Receiver<Option<NodeId>>,
+    /// The members of etcd.
+    pub consensus: watch::Receiver<consensus::Status>,
+    /// This node.
+    pub own: watch::Receiver<crate::cluster::Status>,
+    /// What is shown.
+    pub shown: watch::Sender<ClusterNodes>,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] when an owner of an input ended.
+    pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        ctx.healthy();
+        let mut words = BTreeMap::new();
+        // When the nodes were told of last; when this node was cut off from whoever tells.
+        let (mut told, mut cut_off) = (clock::uptime(), None);
+        let mut heard_anew = true;
+        loop {
+            let now = clock::uptime();
+            if heard_anew {
+                told = now;
+            }
+            let heard = self.nodes.borrow_and_update().clone();
+            let own = self.own.borrow_and_update().clone();
+            cut_off = match own.state {
+                State::Split => cut_off.or(Some(now)),
+                _ => None,
+            };
+            let members = self.consensus.borrow_and_update().members.clone();
+            if let Some(heard) = heard {
+                spell(&heard, &mut words).await;
+                let leader = *self.leader.borrow_and_update();
+                let nodes = fold(&heard, &words, leader, own.node, &members);
+                let nodes = aged(nodes, now.saturating_sub(told), cut_off.map(|at| now - at));
+                self.shown.send_replace(ClusterNodes { at: now, nodes: Some(nodes) });
+            }
+            let changed = async {
+                let Self { nodes, leader, own: standing, consensus, .. } = &mut self;
+                let differs = |status: &consensus::Status| status.members != members;
+                let moved = |status: &crate::cluster::Status| *status != own;
+                tokio::select! {
+                    // Cancel-safe, all of them: they wait for event values.
+                    changed = nodes.changed() => {
+                        changed.map(|()| true).map_err(|_closed| Closed("the nodes"))
+                    }
+                    changed = leader.changed() => {
+                        changed.map(|()| false).map_err(|_closed| Closed("the leader"))
+                    }
+                    changed = standing.wait_for(moved) => {
+                        changed.map(|_| false).map_err(|_closed| Closed("this node"))
+                    }
+                    changed = consensus.wait_for(differs) => {
+                        changed.map(|_| false).map_err(|_closed| Closed("the etcd member"))
+                    }
+                }
+            };
+            match ctx.until_cancelled(changed).await {
+                Some(changed) => heard_anew = changed?,
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+/// What was told `age` ago, as it is now; `cut_off` says since when nobody tells.
+fn aged(mut nodes: Nodes, age: Duration, cut_off: Option<Duration>) -> Nodes {
+    for node in &mut nodes.nodes {
+        node.heartbeat = node.heartbeat.map(|heartbeat| heartbeat.saturating_add(age));
+    }
+    nodes.stale = cut_off;
+    nodes
+}
+
+/// Makes the words that are not there yet, and forgets those that nobody needs.
+async fn spell(heard: &nodes::Nodes, words: &mut BTreeMap<NodeId, String>) {
+    let asks = |node: &v1::NodeInfo| node.state() == v1::NodeState::New;
+    words.retain(|id, _| heard.get(id).is_some_and(asks));
+    for (id, node) in heard.iter().filter(|(_, node)| asks(node)).take(WORDS_MAX) {
+        let Ok(key) = <[u8; 32]>::try_from(node.public_key.as_slice()) else { continue };
+        if words.contains_key(id) {
+            continue;
+        }
+        let spelt = tokio::task::spawn_blocking(move || Fingerprint::of_key(&key).words()).await;
+        if let Ok(spelt) = spelt {
+            words.insert(*id, spelt);
+        }
+    }
+}
+
+fn fold(
+    heard: &nodes::Nodes,
+    words: &BTreeMap<NodeId, String>,
+    leader: Option<NodeId>,
+    own: Option<NodeId>,
+    members: &[consensus::Member],
+) -> Nodes {
+    let shown = |(id, node): (&NodeId, &v1::NodeInfo)| {
+        let status = node.status.clone().unwrap_or_default();
+        let named = id.to_string();
+        let member = members.iter().find(|member| member.name == named);
+        let some = |text: String| (!text.is_empty()).then_some(text);
+        Node {
+            address: some(status.external_address),
+            state: match node.state() {
+                v1::NodeState::Unspecified => NodeState::Unknown,
+                v1::NodeState::New => NodeState::New,
+                v1::NodeState::Standby => NodeState::Standby,
+                v1::NodeState::Up => NodeState::Up,
+                v1::NodeState::Decommissioned => NodeState::Decommissioned,
+            },
+            health: match node.health() {
+                v1::NodeHealth::Healthy => Health::Healthy,
+                v1::NodeHealth::Late => Health::Late,
+                v1::NodeHealth::Unknown | v1::NodeHealth::Absent => Health::Unknown,
+            },
+            // The leader tells of a change of health, not of each beat: the age of
+            // the last one is known only where no other has come since. Of a node that
+            // is well, it is known to be below [`LATE`].
+            heartbeat: u64::try_from(node.heartbeat_age_ms)
+                .ok()
+                .filter(|_| node.health() == v1::NodeHealth::Late)
+                .map(Duration::from_millis),
+            roles: roles(node.roles.as_ref()),
+            etcd: member.map(|member| match member.learner {
+                true => Standing::Learner { caught_up: None },
+                false => Standing::Voter,
+            }),
+            labels: node.labels.iter().map(|(key, value)| format!("{key}={value}")).collect(),
+            words: words.get(id).cloned(),
+            version: some(status.version),
+            leader: leader == Some(*id),
+            own: own == Some(*id),
+            id: named,
+        }
+    };
+    Nodes {
+        nodes: heard.iter().map(shown).collect(),
+        leader: leader.map(|id| id.to_string()),
+        stale: None,
+        late_after: Some(LATE),
+    }
+}
+
+fn roles(roles: Option<&v1::NodeRoles>) -> Vec<String> {
+    roles.into_iter().flat_map(Role::given).map(|role| role.name().to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_node_that_asks_to_be_let_in_is_shown_with_its_words() {
+        let key = [1; 32];
+        let id = NodeId::from_public_key(&key);
+        let mut info = v1::NodeInfo {
+            id: id.to_string(),
+            public_key: key.to_vec(),
+            state: v1::NodeState::New.into(),
+            ..Default::default()
+        };
+        let mut words = BTreeMap::new();
+        let heard = nodes::Nodes::from([(id, info.clone())]);
+        spell(&heard, &mut words).await;
+        let shown = fold(&heard, &words, None, None, &[]);
+        assert_eq!(shown.nodes[0].words, Some(Fingerprint::of_key(&key).words()));
+        info.state = v1::NodeState::Up.into();
+        info.roles = Some(v1::NodeRoles {
+            consensus_member: Some(v1::node_roles::ConsensusMember {}),
+            ..Default::default()
+        });
+        let heard = nodes::Nodes::from([(id, info)]);
+        spell(&heard, &mut words).await;
+        let shown = fold(&heard, &words, Some(id), Some(id), &[]);
+        assert!(words.is_empty());
+        let node = &shown.nodes[0];
+        assert!(node.leader && node.own && node.words.is_none());
+        assert_eq!((node.state, node.roles.join(",")), (NodeState::Up, "consensus member".into()));
+        assert_eq!(shown.leader, Some(id.to_string()));
+    }
+
+    #[test]
+    fn an_age_goes_on_from_when_it_was_told_and_not_from_when_it_is_shown_anew() {
+        let late = Node { heartbeat: Some(Duration::from_secs(16)), ..Node::default() };
+        let nodes = || Nodes { nodes: vec![late.clone(), Node::default()], ..Nodes::default() };
+        let minute = Duration::from_secs(60);
+        let shown = aged(nodes(), minute, None);
+        assert_eq!(shown.nodes[0].heartbeat, Some(Duration::from_secs(76)));
+        assert_eq!((shown.nodes[1].heartbeat, shown.stale), (None, None));
+        assert_eq!(aged(nodes(), minute, Some(minute)).stale, Some(minute));
+    }
+
+    #[test]
+    fn the_age_of_a_heartbeat_is_shown_where_it_is_known() {
+        let id = NodeId::from_public_key(&[1; 32]);
+        let age = |health: v1::NodeHealth, heartbeat_age_ms| {
+            let health = health.into();
+            let info = v1::NodeInfo { health, heartbeat_age_ms, ..Default::default() };
+            let heard = nodes::Nodes::from([(id, info)]);
+            fold(&heard, &BTreeMap::new(), None, None, &[]).nodes[0].heartbeat
+        };
+        // What another has followed since is not its age: it is below this one.
+        assert_eq!(age(v1::NodeHealth::Healthy, 400), None);
+        assert_eq!(
+            fold(&nodes::Nodes::new(), &BTreeMap::new(), None, None, &[]).late_after,
+            Some(LATE)
+        );
+        assert_eq!(age(v1::NodeHealth::Late, 16_000), Some(Duration::from_secs(16)));
+        assert_eq!(age(v1::NodeHealth::Unknown, -1), None);
+    }
+}

@@ -1,0 +1,120 @@
+//! The whole service on a machine where nothing happens but what the test does.
+
+use std::time::Duration;
+
+use polis_tui::snapshot::Cluster;
+use polis_tui::{Page, View};
+use tokio::time::Instant;
+
+use super::*;
+use polis_runtime::supervisor::Handles;
+
+/// What the owners of the inputs have in their hands.
+struct World {
+    snapshot: watch::Receiver<Arc<Snapshot>>,
+    cluster: watch::Sender<cluster::Status>,
+    handles: Handles,
+    _owners: Box<dyn std::any::Any>,
+}
+
+fn start() -> World {
+    let variable = |name: &str| match name {
+        "POLIS_STAGES" => Some("kernel=0-4.5".to_owned()),
+        "POLIS_CONTROL_FD" => Some("3".to_owned()),
+        "POLIS_RECOVERY_FD" => None,
+        name => Some(name.to_owned()),
+    };
+    let (orders, ordered) = watch::channel(None);
+    let member = consensus::Service::new(consensus::Config::live(&files::Root::live()), ordered);
+    let (known, told) = watch::channel(None);
+    let (network, addresses) = watch::channel(network::Status::default());
+    let (mounted, storage) = watch::channel(storage::Status::Starting);
+    let (disk, health) = watch::channel(storage::Health::default());
+    let (cluster, standing) = watch::channel(cluster::Status::default());
+    let (heard, cluster_nodes) = watch::channel(ClusterNodes::default());
+    let (key, identity) = watch::channel(None);
+    let (table, nodes) = watch::channel(None);
+    let (own, credentials) = watch::channel(None);
+    let service = Service {
+        environment: Environment::from_variables(variable).unwrap(),
+        inputs: Inputs {
+            known: told,
+            network: addresses,
+            storage,
+            health,
+            cluster: standing,
+            consensus: member.status(),
+            pki: member.overview(),
+            cluster_nodes,
+            identity,
+        },
+        terminals: watch::Sender::default(),
+        snapshot: watch::Sender::default(),
+        members: members::Service {
+            consensus: member.status(),
+            members: member.members(),
+            nodes,
+            credentials,
+            port: 0,
+        },
+        end: watch::Sender::default(),
+    };
+    let snapshot = service.snapshot.subscribe();
+    let (ctx, handles) = Context::for_test();
+    ctx.spawn("console", Policy::forever(), move |ctx| service.clone().run(ctx));
+    let owners = (orders, member, known, network, mounted, disk, heard, key, table, own);
+    World { snapshot, cluster, handles, _owners: Box::new(owners) }
+}
+
+/// Lets time pass until the machine is at rest.
+async fn settle() {
+    tokio::time::sleep(Duration::from_secs(30)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_rest_the_clock_goes_and_pages_stand_still() {
+    let mut world = start();
+    settle().await;
+    let minute = tokio::time::sleep(Duration::from_secs(60));
+    tokio::pin!(minute);
+    let views = Page::ALL.map(|page| {
+        let mut view = View::new(80, 24);
+        view.key(page.key(), &Snapshot::default());
+        view
+    });
+    let mut shown = world.snapshot.borrow_and_update().clone();
+    let (mut ticks, mut pictures) = (0, [0; Page::ALL.len()]);
+    loop {
+        tokio::select! {
+            () = &mut minute => break,
+            changed = world.snapshot.changed() => changed.unwrap(),
+        }
+        let new = world.snapshot.borrow_and_update().clone();
+        ticks += 1;
+        for (view, pictures) in views.iter().zip(&mut pictures) {
+            *pictures += usize::from(view.sees_change(&shown, &new));
+        }
+        shown = new;
+    }
+    assert!((58..=62).contains(&ticks), "the clock went {ticks} times");
+    let [boot, cluster, etcd, pki, _services, logs, network] = pictures;
+    // The load is sampled every thirty seconds, and is on the first page.
+    assert!(boot <= 3, "the Boot page was drawn {boot} times");
+    assert_eq!((cluster, etcd, pki, logs, network), (0, 0, 0, 0, 0));
+    world.handles.cancel().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_happens_at_rest_is_shown_at_once() {
+    let mut world = start();
+    settle().await;
+    for (state, shown) in
+        [(cluster::State::Split, Cluster::Split), (cluster::State::Home, Cluster::Home)]
+    {
+        let began = Instant::now();
+        world.cluster.send_modify(|status| status.state = state);
+        world.snapshot.wait_for(|snapshot| snapshot.header.cluster == shown).await.unwrap();
+        assert!(began.elapsed() <= PACE_BOOTING, "{:?} for news", began.elapsed());
+    }
+    world.handles.cancel().await;
+}

@@ -1,0 +1,170 @@
+//! Watches everything that the console shows, and tells news from what moves all the time.
+//!
+//! Invariants:
+//! - What nobody changed is neither copied nor computed anew, at rest nothing at all.
+
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, select_all};
+use tokio::sync::watch;
+
+use super::load::Load;
+use super::members::Learned;
+use super::words::Words;
+use super::{ClusterNodes, Inputs};
+use crate::parameters::Known;
+use crate::{cluster, consensus, network, storage};
+use polis_base::environment::Environment;
+use polis_base::stage::Stages;
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::Tree;
+use polis_wire::identity::{Fingerprint, Identity};
+use polis_wire::pki::Overview;
+
+/// The newest of everything at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct Values {
+    pub(super) environment: Environment,
+    pub(super) stages: Stages,
+    pub(super) services: Tree,
+    pub(super) known: Known,
+    pub(super) network: network::Status,
+    pub(super) storage: storage::Status,
+    pub(super) health: storage::Health,
+    pub(super) cluster: cluster::Status,
+    pub(super) consensus: consensus::Status,
+    pub(super) pki: Overview,
+    pub(super) cluster_nodes: ClusterNodes,
+    pub(super) identity: Option<Identity>,
+    /// The fingerprint of its key.
+    pub(super) own: Option<Fingerprint>,
+    pub(super) load: Option<Load>,
+    pub(super) words: Words,
+    pub(super) members: Learned,
+}
+
+impl Values {
+    /// What is known before anybody said anything.
+    pub(super) fn nothing(environment: Environment) -> Self {
+        Self {
+            environment,
+            stages: Stages::default(),
+            services: Tree::default(),
+            known: None,
+            network: network::Status::default(),
+            storage: storage::Status::Starting,
+            health: storage::Health::default(),
+            cluster: cluster::Status::default(),
+            consensus: consensus::Status::default(),
+            pki: Overview::default(),
+            cluster_nodes: ClusterNodes::default(),
+            identity: None,
+            own: None,
+            load: None,
+            words: Words::default(),
+            members: Learned::new(),
+        }
+    }
+}
+
+/// Everything that is shown, as its owners tell it.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub(super) inputs: Inputs,
+    pub(super) stages: watch::Receiver<Stages>,
+    pub(super) services: watch::Receiver<Tree>,
+    pub(super) load: watch::Receiver<Option<Load>>,
+    pub(super) words: watch::Receiver<Words>,
+    pub(super) members: watch::Receiver<Learned>,
+    /// What they said last.
+    pub(super) values: Values,
+    /// Whether one of them may have been seen by nobody but who waited for it.
+    pub(super) waited_for: bool,
+}
+
+impl Watched {
+    /// What is true now, and whether anything of it is another than the last time.
+    pub(super) fn newest(&mut self) -> (&Values, bool) {
+        // What was waited for counts as seen.
+        let all = std::mem::take(&mut self.waited_for);
+        let Inputs {
+            known,
+            network,
+            storage,
+            health,
+            cluster,
+            consensus,
+            pki,
+            cluster_nodes,
+            identity,
+        } = &mut self.inputs;
+        let values = &mut self.values;
+        let is_another_key = renew(identity, all, &mut values.identity);
+        if is_another_key {
+            values.own = values.identity.map(|it| Fingerprint::of_key(&it.public_key));
+        }
+        let renewed = [
+            is_another_key,
+            renew(&mut self.stages, all, &mut values.stages),
+            renew(&mut self.services, all, &mut values.services),
+            renew(known, all, &mut values.known),
+            renew(network, all, &mut values.network),
+            renew(storage, all, &mut values.storage),
+            renew(health, all, &mut values.health),
+            renew(cluster, all, &mut values.cluster),
+            renew(consensus, all, &mut values.consensus),
+            renew(pki, all, &mut values.pki),
+            renew(cluster_nodes, all, &mut values.cluster_nodes),
+            renew(&mut self.load, all, &mut values.load),
+            renew(&mut self.words, all, &mut values.words),
+            renew(&mut self.members, all, &mut values.members),
+        ];
+        (values, renewed.contains(&true))
+    }
+
+    /// Waits until any of them changes that a person waits for. The others change
+    /// all the time, and are in the next picture, with the clock. Cancel-safe.
+    pub(super) async fn changed(&mut self) -> Result<(), Closed> {
+        let Inputs {
+            known,
+            network,
+            storage,
+            cluster,
+            pki,
+            identity,
+            health: _,
+            consensus: _,
+            cluster_nodes: _,
+        } = &mut self.inputs;
+        let any = [
+            changed(&mut self.stages, "the stages"),
+            changed(&mut self.services, "the services"),
+            changed(known, "the parameters"),
+            changed(network, "the network"),
+            changed(storage, "the storage"),
+            changed(cluster, "the cluster"),
+            changed(pki, "the certificates"),
+            changed(identity, "the identity"),
+            changed(&mut self.words, "the words"),
+        ];
+        let changed = select_all(any).await.0;
+        self.waited_for = true;
+        changed
+    }
+}
+
+/// Copies what `from` says into `to` if that is new, or whatever it is.
+fn renew<T: Clone>(from: &mut watch::Receiver<T>, whatever: bool, to: &mut T) -> bool {
+    let newest = from.borrow_and_update();
+    let is_new = whatever || newest.has_changed();
+    if is_new {
+        to.clone_from(&newest);
+    }
+    is_new
+}
+
+fn changed<'a, T: Send + Sync>(
+    value: &'a mut watch::Receiver<T>,
+    name: &'static str,
+) -> BoxFuture<'a, Result<(), Closed>> {
+    async move { value.changed().await.map_err(|_closed| Closed(name)) }.boxed()
+}

@@ -1,0 +1,81 @@
+//! Says fingerprints in words, away from whoever waits.
+//!
+//! Words cost tens of milliseconds of a processor, on purpose
+//! ([`Fingerprint::words`]); the console draws ten times a second. So a
+//! service computes each of them once, where it may block.
+//!
+//! Invariants:
+//! - No fingerprint's words are computed twice while it is asked for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tokio::sync::watch;
+
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::Context;
+use polis_wire::identity::Fingerprint;
+
+/// Fingerprints that are asked for at once, at most: a screen shows a few.
+const MAX: usize = 64;
+
+/// The words of what was asked for.
+pub(super) type Words = BTreeMap<Fingerprint, String>;
+
+/// Computes words. Holds no progress but in `words`.
+#[derive(Clone, Debug)]
+pub(super) struct Service {
+    pub(super) asked: watch::Receiver<BTreeSet<Fingerprint>>,
+    pub(super) words: watch::Sender<Words>,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    pub(super) async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        ctx.healthy();
+        loop {
+            let asked = self.asked.borrow_and_update().clone();
+            self.words.send_if_modified(|words| {
+                let before = words.len();
+                words.retain(|known, _| asked.contains(known));
+                words.len() != before
+            });
+            let known = self.words.borrow().clone();
+            for fingerprint in asked.into_iter().filter(|it| !known.contains_key(it)).take(MAX) {
+                let computed = tokio::task::spawn_blocking(move || fingerprint.words());
+                match ctx.until_cancelled(computed).await {
+                    None => return Ok(()),
+                    // Not to be had: the digits are there too.
+                    Some(Err(_panicked)) => {}
+                    Some(Ok(words)) => {
+                        self.words.send_modify(|all| drop(all.insert(fingerprint, words)));
+                    }
+                }
+            }
+            match ctx.until_cancelled(self.asked.changed()).await {
+                Some(changed) => changed.map_err(|_closed| Closed("what is asked for"))?,
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polis_runtime::supervisor::Policy;
+
+    #[tokio::test]
+    async fn what_is_asked_for_is_said_and_the_rest_forgotten() {
+        let (one, other) = (Fingerprint::of_key(&[1; 32]), Fingerprint::of_key(&[2; 32]));
+        let asked = watch::Sender::new(BTreeSet::from([one]));
+        let service = Service { asked: asked.subscribe(), words: watch::Sender::default() };
+        let mut words = service.words.subscribe();
+        let (ctx, handles) = Context::for_test();
+        ctx.spawn("words", Policy::forever(), move |ctx| service.clone().run(ctx));
+        words.wait_for(|words| words.contains_key(&one)).await.unwrap();
+        asked.send_replace(BTreeSet::from([other]));
+        let now = words.wait_for(|words| words.contains_key(&other)).await.unwrap().clone();
+        assert_eq!(now, BTreeMap::from([(other, other.words())]));
+        handles.cancel().await;
+    }
+}

@@ -1,0 +1,54 @@
+//! Changes what holds for the whole cluster.
+
+use polis_proto::v1;
+use tracing::info;
+
+use super::error::Error;
+use super::store::{CONFIGURATION, Outcome, Store};
+use crate::parameters;
+use polis_wire::pki;
+
+impl<S: pki::Store + Clone> Store<S> {
+    /// Changes what `wish` names; what is unset there stays as it is, so that two who
+    /// change different things at once do not undo each other. What a running cluster
+    /// is built on stays.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Field`], [`Error::Fixed`].
+    pub async fn configure(
+        &self,
+        wish: v1::ClusterConfiguration,
+    ) -> Result<v1::ClusterConfiguration, Error> {
+        let checked = parameters::configuration(wish.clone(), "configuration");
+        let checked = checked.map_err(|error| Error::Field(error.to_string()))?;
+        let written = self.update(CONFIGURATION, |old: Option<v1::ClusterConfiguration>| {
+            let old = old.unwrap_or_default();
+            let domain = if old.cluster_domain.is_empty() {
+                parameters::ClusterConfiguration::default().domain
+            } else {
+                old.cluster_domain.clone()
+            };
+            // It is in names that workload was given, and in certificates.
+            if !wish.cluster_domain.is_empty() && checked.domain != domain {
+                return Err(Error::Fixed { field: "cluster_domain", value: domain });
+            }
+            let either = |wish: i32, old: i32| if wish == 0 { old } else { wish };
+            let new = v1::ClusterConfiguration {
+                cluster_domain: domain,
+                tpm_mode: either(wish.tpm_mode, old.tpm_mode),
+                storage_security_policy: either(
+                    wish.storage_security_policy,
+                    old.storage_security_policy,
+                ),
+                cold_start: either(wish.cold_start, old.cold_start),
+            };
+            if new == old {
+                return Ok(Outcome::Keep(old));
+            }
+            info!("the cluster's configuration was changed");
+            Ok(Outcome::Put(new, Vec::new(), Vec::new()))
+        });
+        written.await
+    }
+}

@@ -1,0 +1,231 @@
+//! Turns records into what callers may know, and what callers send into checked values.
+//!
+//! Invariants:
+//! - No key and no ticket is in a [`v1::NodeInfo`].
+//! - Whatever a caller sends has a bound, and a refusal names the field.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use polis_proto::v1;
+use tokio::time::Instant;
+
+use super::directory::Known;
+use super::error::Error;
+use super::health::Heartbeats;
+use crate::consensus::{self, MemberId};
+use crate::parameters;
+use polis_wire::identity::NodeId;
+
+/// The longest version, image or boot ID.
+const WORD_MAX: usize = 64;
+
+/// What callers may know of a node.
+pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::NodeInfo {
+    let v1::Node {
+        public_key,
+        state,
+        roles,
+        labels,
+        status,
+        tpm,
+        recovery_key,
+        registered_at,
+        leaving,
+        cluster_unlock_key: _,
+        join_key: _,
+        joined: _,
+    } = v1::Node::clone(&known.node);
+    let age = heartbeats.last(id).map(|last| Instant::now().saturating_duration_since(last));
+    v1::NodeInfo {
+        id: id.to_string(),
+        public_key,
+        state,
+        roles,
+        labels,
+        status,
+        health: known.health.into(),
+        heartbeat_age_ms: age.map_or(-1, |age| i64::try_from(age.as_millis()).unwrap_or(i64::MAX)),
+        tpm,
+        recovery_key_unsaved: !recovery_key.is_empty(),
+        registered_at,
+        leaving: leaving.is_some(),
+    }
+}
+
+/// What callers may know of etcd. `answering` are the members that this one
+/// reaches; what the others are like is what they told with their heartbeats.
+pub(super) fn consensus_status(
+    status: &consensus::Status,
+    answering: &std::collections::BTreeSet<MemberId>,
+    heartbeats: &Heartbeats,
+) -> v1::ConsensusStatus {
+    let member = |member: &consensus::Member| {
+        let told = match status.member == Some(member.id) {
+            true => status.figures().map(|figures| (figures, Duration::ZERO)),
+            false => member.node().and_then(|node| heartbeats.consensus(node)),
+        };
+        let (figures, age) = told.unzip();
+        let age = age.map_or(-1, |age| i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
+        let figures = figures.unwrap_or_default();
+        v1::ConsensusMember {
+            id: member.id.0,
+            node_id: member.node().map_or_else(|| member.name.clone(), |node| node.to_string()),
+            peer_urls: vec![member.peer_url.clone()],
+            learner: member.learner,
+            answers: answering.contains(&member.id),
+            applied_index: figures.applied_index,
+            db_bytes: figures.db_bytes,
+            db_used_bytes: figures.db_used_bytes,
+            index: figures.index,
+            leader: figures.leader,
+            told_age_ms: age,
+        }
+    };
+    v1::ConsensusStatus {
+        cluster_id: status.cluster.unwrap_or_default(),
+        leader: status.leader.map_or(0, |leader| leader.0),
+        term: status.term,
+        revision: status.revision,
+        quota_bytes: status.db_quota,
+        alarms: status.alarms.iter().map(ToString::to_string).collect(),
+        members: status.members.iter().map(member).collect(),
+        tolerates: u32::try_from(status.spare(answering)).unwrap_or(u32::MAX),
+    }
+}
+
+/// A node's ID.
+pub(super) fn node_id(text: &str, field: &str) -> Result<NodeId, Error> {
+    text.parse().map_err(|invalid| Error::Field(format!("{field} is {text:?}; {invalid}")))
+}
+
+/// A raw Ed25519 public key.
+pub(super) fn key(bytes: &[u8], field: &str, number: u16) -> Result<[u8; 32], Error> {
+    parameters::key(bytes, field, number).map_err(|error| Error::Field(error.to_string()))
+}
+
+/// Labels of a node.
+pub(super) fn labels(
+    labels: BTreeMap<String, String>,
+    field: &str,
+    number: u16,
+) -> Result<BTreeMap<String, String>, Error> {
+    let checked = parameters::labels(labels, field, number);
+    checked.map_err(|error| Error::Field(error.to_string()))
+}
+
+/// Names of labels that are to go, where these are `set` at the same time.
+pub(super) fn gone(
+    names: Vec<String>,
+    set: &BTreeMap<String, String>,
+) -> Result<Vec<String>, Error> {
+    if let Some(both) = names.iter().find(|name| set.contains_key(*name)) {
+        let both = format!("remove names {both:?}, which is set as well; allowed is one of both");
+        return Err(Error::Field(both));
+    }
+    let valueless = names.iter().map(|name| (name.clone(), String::new())).collect();
+    labels(valueless, "remove", 3)?;
+    Ok(names)
+}
+
+/// An address, or nothing where there is none.
+pub(super) fn address(text: &str, field: &str) -> Result<Option<IpAddr>, Error> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let address = text.parse();
+    address
+        .map(Some)
+        .map_err(|_parse| Error::Field(format!("{field} is {text:?}; allowed is an IP address")))
+}
+
+/// What a node says about itself.
+pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, Error> {
+    let status = status.ok_or_else(|| Error::Field("status is missing".to_owned()))?;
+    address(&status.external_address, "status.external_address")?;
+    let words = [
+        ("status.version", &status.version),
+        ("status.image", &status.image),
+        ("status.boot_id", &status.boot_id),
+    ];
+    for (field, word) in words {
+        if word.len() > WORD_MAX || !word.chars().all(|c| c.is_ascii_graphic()) {
+            return Err(Error::Field(format!(
+                "{field}: allowed are at most {WORD_MAX} printed characters without spaces"
+            )));
+        }
+    }
+    if status.curator_port > u32::from(u16::MAX) {
+        return Err(Error::Field("status.curator_port: allowed are 0 to 65535".to_owned()));
+    }
+    Ok(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::consensus::{Member, Standing};
+
+    #[test]
+    fn every_member_is_shown_as_it_told_itself() {
+        let ids: Vec<NodeId> = (1..=3).map(|key| NodeId::from_public_key(&[key; 32])).collect();
+        let member = |at: usize| Member {
+            id: MemberId(at as u64 + 1),
+            name: ids[at].to_string(),
+            peer_url: String::new(),
+            learner: false,
+        };
+        let status = consensus::Status {
+            standing: Standing::Voter,
+            member: Some(MemberId(1)),
+            leader: Some(MemberId(2)),
+            index: 10,
+            applied: 9,
+            members: (0..3).map(member).collect(),
+            ..Default::default()
+        };
+        let heartbeats = Heartbeats::default();
+        // What a node says of the member that was asked is older than its own word.
+        let told = |index| Some(v1::ConsensusFigures { index, leader: 2, ..Default::default() });
+        heartbeats.heard(ids[0], told(5));
+        heartbeats.heard(ids[1], told(8));
+        heartbeats.heard(ids[2], None);
+        let shown = consensus_status(&status, &BTreeSet::new(), &heartbeats).members;
+        let of = |at: usize| (shown[at].index, shown[at].leader, shown[at].told_age_ms >= 0);
+        assert_eq!([of(0), of(1), of(2)], [(10, 2, true), (8, 2, true), (0, 0, false)]);
+        assert_eq!(shown[0].applied_index, 9);
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_refused_by_the_name_of_its_field_or_is_within_its_bounds(
+            text in ".{0,100}", bytes in prop::collection::vec(any::<u8>(), 0..64), port: u32,
+            labels in prop::collection::btree_map(".{0,80}", ".{0,80}", 0..80),
+        ) {
+            let named = |error: &Error| error.to_string().contains("field_x");
+            prop_assert!(node_id(&text, "field_x").as_ref().map_or_else(named, |_id| true));
+            prop_assert!(address(&text, "field_x").as_ref().map_or_else(named, |_address| true));
+            prop_assert!(key(&bytes, "field_x", 1).as_ref().map_or_else(named, |_key| true));
+            let count = labels.len();
+            match super::labels(labels, "field_x", 1) {
+                Ok(labels) => prop_assert_eq!(labels.len(), count),
+                Err(error) => prop_assert!(named(&error), "{}", error),
+            }
+            let told = v1::NodeStatus {
+                version: text.clone(),
+                boot_id: text,
+                curator_port: port,
+                ..Default::default()
+            };
+            if let Ok(status) = status(Some(told)) {
+                prop_assert!(status.version.len() <= WORD_MAX && status.curator_port <= 65535);
+                prop_assert!(status.version.chars().all(|c| c.is_ascii_graphic()));
+            }
+        }
+    }
+}

@@ -1,0 +1,521 @@
+//! Keeps a copy of the curator's records in memory, as an event value.
+//!
+//! Every curator follows the whole of its namespace with one watch; whoever asks
+//! about nodes, users or the leader is answered from here, and any number of
+//! watchers share that one watch.
+//!
+//! ```text
+//! etcd ==one watch==> Directory --borrow--> handlers, the access check
+//!                        |  sequence number for each change
+//!                        +--changes since n--> watcher, watcher, ..
+//! ```
+//!
+//! A watcher keeps the sequence number that it has seen and asks for what is
+//! newer, so a slow one costs nothing and skips values that are old already.
+//!
+//! Invariants:
+//! - `revision` says up to where the copy is whole: whoever wrote at a revision
+//!   waits for it and then reads what they wrote. It is zero until a watch has begun.
+//! - A node that is gone is told to every watcher that heard of it, however far
+//!   behind: what is too old to be remembered makes the watcher compare.
+//! - A record that cannot be read keeps its old value here, and is said aloud.
+//! - What vanished while nobody followed is gone with the first listing of whoever
+//!   follows again: a node may leave etcd and enter it once more.
+//!
+//! What this module does not do: write (`fenced`), or know health by itself
+//! (`health` tells it).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use polis_proto::v1;
+use prost::Message;
+use tokio::sync::watch;
+use tracing::warn;
+
+use super::store::{self, CONFIGURATION, LEADERS, NODES, USERS};
+use crate::consensus::client::{Change, Client, Kv, Mirror};
+use polis_runtime::supervisor::Context;
+use polis_wire::identity::NodeId;
+
+/// Nodes that are gone and still remembered; deletions are rare and by hand.
+const GONE_MAX: usize = 1024;
+
+/// One node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Known {
+    /// Its record.
+    pub node: Arc<v1::Node>,
+    /// How it is, by its heartbeats.
+    pub health: v1::NodeHealth,
+    changed: u64,
+}
+
+/// Who leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leader {
+    /// The node.
+    pub node: NodeId,
+    /// Where it is reached.
+    pub address: Option<IpAddr>,
+    /// The port of its curator.
+    pub port: u16,
+    /// Since when, by its own clock.
+    pub since: SystemTime,
+}
+
+impl Leader {
+    /// As it is kept in etcd.
+    #[must_use]
+    pub fn to_message(&self) -> v1::Leader {
+        let since = self.since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        v1::Leader {
+            node_id: self.node.to_string(),
+            address: self.address.map(|address| address.to_string()).unwrap_or_default(),
+            port: self.port.into(),
+            since: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        }
+    }
+
+    /// Reads what is kept in etcd.
+    #[must_use]
+    pub fn read(value: &[u8]) -> Option<Self> {
+        let message = v1::Leader::decode(value).ok()?;
+        let since = Duration::from_secs(u64::try_from(message.since).ok()?);
+        Some(Self {
+            node: message.node_id.parse().ok()?,
+            address: message.address.parse().ok(),
+            port: u16::try_from(message.port).ok()?,
+            since: SystemTime::UNIX_EPOCH.checked_add(since)?,
+        })
+    }
+}
+
+/// What changed since a watcher looked.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct News {
+    /// Nodes that are new or different.
+    pub nodes: Vec<(NodeId, Known)>,
+    /// Nodes that are gone.
+    pub gone: Vec<NodeId>,
+}
+
+/// The copy. `Default` is the one that holds nothing, at revision zero.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Directory {
+    revision: i64,
+    nodes: BTreeMap<NodeId, Known>,
+    users: BTreeMap<String, v1::User>,
+    configuration: v1::ClusterConfiguration,
+    leaders: BTreeMap<String, (i64, Leader)>,
+    crl: Arc<Vec<u8>>,
+    sequence: u64,
+    /// Which node changed at which number; each node is in here once.
+    order: BTreeMap<u64, NodeId>,
+    gone: BTreeMap<u64, NodeId>,
+    /// Those that went at this number or before are forgotten.
+    forgotten: u64,
+}
+
+impl Directory {
+    /// Up to which revision of etcd this copy is whole; zero before the first listing.
+    #[must_use]
+    pub fn revision(&self) -> i64 {
+        self.revision
+    }
+
+    /// One node.
+    #[must_use]
+    pub fn node(&self, id: NodeId) -> Option<&Known> {
+        self.nodes.get(&id)
+    }
+
+    /// Every node, in order.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Known)> {
+        self.nodes.iter().map(|(id, known)| (*id, known))
+    }
+
+    /// One user.
+    #[must_use]
+    pub fn user(&self, name: &str) -> Option<&v1::User> {
+        self.users.get(name)
+    }
+
+    /// Every user, in order.
+    pub fn users(&self) -> impl Iterator<Item = &v1::User> {
+        self.users.values()
+    }
+
+    /// What holds for the whole cluster.
+    #[must_use]
+    pub fn configuration(&self) -> &v1::ClusterConfiguration {
+        &self.configuration
+    }
+
+    /// Who leads: whoever took the lock first.
+    #[must_use]
+    pub fn leader(&self) -> Option<&Leader> {
+        let first = self.leaders.values().min_by_key(|(created, _)| *created);
+        first.map(|(_, leader)| leader)
+    }
+
+    /// The CRL of the cluster's authority, DER; empty if there is none yet.
+    #[must_use]
+    pub fn crl(&self) -> Arc<Vec<u8>> {
+        Arc::clone(&self.crl)
+    }
+
+    /// Changes how a node is; says whether it was different.
+    pub fn set_health(&mut self, id: NodeId, health: v1::NodeHealth) -> bool {
+        let Some(known) = self.nodes.get(&id).filter(|known| known.health != health) else {
+            return false;
+        };
+        let known = Known { health, ..known.clone() };
+        self.put(id, known);
+        true
+    }
+
+    /// Takes over what a watch told of.
+    pub fn apply(&mut self, mirror: &Mirror, changes: &[Change]) {
+        for change in changes {
+            match change {
+                Change::Put(kv) => self.put_record(kv),
+                Change::Gone(key) => self.remove_record(key),
+            }
+        }
+        self.revision = self.revision.max(mirror.revision);
+    }
+
+    /// Trusts nothing of it until it is whole again: nobody follows, or has followed for
+    /// a while. The nodes stay for whoever watches them, to hear which have gone.
+    fn doubt(&mut self) -> bool {
+        let known = self.revision > 0;
+        self.revision = 0;
+        self.leaders.clear();
+        known
+    }
+
+    /// Takes over the first listing of a new watch: what an earlier one told of, and is
+    /// not there any more, is gone.
+    fn begin(&mut self, mirror: &Mirror, changes: &[Change]) {
+        let nodes = self.nodes.keys().map(|id| store::node_key(*id));
+        let users = self.users.keys().map(|name| format!("{USERS}{name}"));
+        let known = nodes.chain(users).chain(self.leaders.keys().cloned());
+        let gone: Vec<_> = known.filter(|key| !mirror.entries.contains_key(key)).collect();
+        for key in gone {
+            self.remove_record(&key);
+        }
+        self.apply(mirror, changes);
+    }
+
+    fn put_record(&mut self, kv: &Kv) {
+        let damaged = || warn!(key = kv.key, "a record in the cluster's store cannot be read");
+        if let Some(id) = kv.key.strip_prefix(NODES) {
+            let Ok(id) = id.parse::<NodeId>() else { return damaged() };
+            let Ok(node) = v1::Node::decode(kv.value.as_slice()) else { return damaged() };
+            let health = self.nodes.get(&id).map_or(v1::NodeHealth::Unknown, |known| known.health);
+            self.put(id, Known { node: Arc::new(node), health, changed: 0 });
+        } else if let Some(name) = kv.key.strip_prefix(USERS) {
+            let Ok(user) = v1::User::decode(kv.value.as_slice()) else { return damaged() };
+            self.users.insert(name.to_owned(), user);
+        } else if kv.key.starts_with(LEADERS) {
+            let Some(leader) = Leader::read(&kv.value) else { return damaged() };
+            self.leaders.insert(kv.key.clone(), (kv.created, leader));
+        } else if kv.key == CONFIGURATION {
+            let read = v1::ClusterConfiguration::decode(kv.value.as_slice());
+            let Ok(configuration) = read else { return damaged() };
+            self.configuration = configuration;
+        } else if kv.key == store::crl_key() {
+            self.crl = Arc::new(kv.value.clone());
+        }
+    }
+
+    fn remove_record(&mut self, key: &str) {
+        if let Some(id) = key.strip_prefix(NODES).and_then(|id| id.parse::<NodeId>().ok()) {
+            let Some(known) = self.nodes.remove(&id) else { return };
+            self.order.remove(&known.changed);
+            self.sequence += 1;
+            self.gone.insert(self.sequence, id);
+            while self.gone.len() > GONE_MAX {
+                if let Some((sequence, _)) = self.gone.pop_first() {
+                    self.forgotten = sequence;
+                }
+            }
+        } else if let Some(name) = key.strip_prefix(USERS) {
+            self.users.remove(name);
+        } else {
+            self.leaders.remove(key);
+        }
+    }
+
+    fn put(&mut self, id: NodeId, known: Known) {
+        self.sequence += 1;
+        self.order.insert(self.sequence, id);
+        let known = Known { changed: self.sequence, ..known };
+        if let Some(old) = self.nodes.insert(id, known) {
+            self.order.remove(&old.changed);
+        }
+    }
+}
+
+/// What one watcher has been told.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    sequence: u64,
+    /// Whom it heard of: who is gone is compared with it.
+    nodes: BTreeSet<NodeId>,
+}
+
+impl Seen {
+    /// What is new for this watcher, who asked for `only` one node or for all; at
+    /// most `max` nodes at once, so that a message has a bound. Says whether that
+    /// is all there is.
+    pub fn news(
+        &mut self,
+        directory: &Directory,
+        only: Option<NodeId>,
+        max: usize,
+    ) -> (News, bool) {
+        let wanted = |id: &NodeId| only.is_none_or(|only| only == *id);
+        let mut news = News::default();
+        // Before the nodes: one that is gone and came again is there in the end.
+        let since = self.sequence + 1;
+        if self.sequence < directory.forgotten {
+            let lost = |id: &NodeId| !directory.nodes.contains_key(id);
+            news.gone = self.nodes.iter().copied().filter(lost).collect();
+        } else {
+            let gone = directory.gone.range(since..).map(|(_, id)| *id);
+            news.gone = gone.collect();
+        }
+        // One that went twice is told of once.
+        news.gone.retain(|id| !directory.nodes.contains_key(id) && self.nodes.remove(id));
+        for (sequence, id) in directory.order.range(since..) {
+            if news.nodes.len() == max {
+                return (news, false);
+            }
+            self.sequence = *sequence;
+            if let Some(known) = directory.nodes.get(id).filter(|_| wanted(id)) {
+                self.nodes.insert(*id);
+                news.nodes.push((*id, known.clone()));
+            }
+        }
+        self.sequence = directory.sequence;
+        (news, true)
+    }
+}
+
+/// Follows etcd and keeps the copy. A service of every curator.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// The curator's part of etcd.
+    pub client: Client,
+    /// The copy.
+    pub directory: watch::Sender<Directory>,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// None: a broken watch is begun again from a listing.
+    pub async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
+        let mut keep = keeper(&self.directory);
+        let told = |mirror: &Mirror, changes: &[Change]| {
+            keep(mirror, changes);
+            ctx.healthy();
+        };
+        match ctx.until_cancelled(Box::pin(self.client.follow("", told))).await {
+            Some(never) => match never {},
+            None => Ok(()),
+        }
+    }
+}
+
+/// Keeps the copy by what one watch tells, whatever an earlier one has left in it.
+fn keeper(directory: &watch::Sender<Directory>) -> impl FnMut(&Mirror, &[Change]) + Send {
+    directory.send_if_modified(Directory::doubt);
+    let mut begun = false;
+    move |mirror, changes| {
+        let goes_on = std::mem::replace(&mut begun, true);
+        directory.send_modify(|directory| match goes_on {
+            true => directory.apply(mirror, changes),
+            false => directory.begin(mirror, changes),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn id(node: u8) -> NodeId {
+        NodeId::from_public_key(&[node; 32])
+    }
+
+    fn record(node: u8, revision: i64) -> Kv {
+        let value = v1::Node { registered_at: revision, ..Default::default() }.encode_to_vec();
+        Kv { key: store::node_key(id(node)), value, created: 1, modified: revision, lease: 0 }
+    }
+
+    fn lock(lease: u8, created: i64) -> Change {
+        let leader = Leader {
+            node: id(lease),
+            address: Some([192, 0, 2, lease].into()),
+            port: 7835,
+            since: SystemTime::UNIX_EPOCH,
+        };
+        let value = leader.to_message().encode_to_vec();
+        let key = format!("{LEADERS}{lease}");
+        Change::Put(Kv { key, value, created, modified: created, lease: lease.into() })
+    }
+
+    fn at(revision: i64) -> Mirror {
+        Mirror { revision, ..Mirror::default() }
+    }
+
+    #[test]
+    fn whoever_came_first_leads_until_its_lock_is_gone() {
+        let mut directory = Directory::default();
+        directory.apply(&at(9), &[lock(2, 9), lock(1, 7)]);
+        assert_eq!(directory.leader().unwrap().node, id(1));
+        directory.apply(&at(10), &[Change::Gone(format!("{LEADERS}1"))]);
+        assert_eq!(directory.leader().unwrap().node, id(2));
+        assert_eq!(directory.revision(), 10);
+    }
+
+    /// As a watch tells of it: what is there, and all of it new.
+    fn listing(revision: i64, changes: &[Change]) -> (Mirror, Vec<Change>) {
+        let mut mirror = at(revision);
+        for change in changes {
+            let Change::Put(kv) = change else { continue };
+            mirror.entries.insert(kv.key.clone(), kv.clone());
+        }
+        (mirror, changes.to_vec())
+    }
+
+    #[test]
+    fn what_vanished_while_nobody_followed_is_gone_for_whoever_follows_again() {
+        let directory = watch::Sender::<Directory>::default();
+        let user = |name: &str| {
+            let value = v1::User { name: name.to_owned(), ..Default::default() }.encode_to_vec();
+            let key = format!("{USERS}{name}");
+            Change::Put(Kv { key, value, created: 1, modified: 1, lease: 0 })
+        };
+        let put = |node| Change::Put(record(node, 1));
+        let (mirror, changes) =
+            listing(9, &[lock(1, 7), lock(2, 9), put(1), put(2), user("ann"), user("bob")]);
+        keeper(&directory)(&mirror, &changes);
+        let mut seen = Seen::default();
+        seen.news(&directory.borrow(), None, 9);
+
+        // The node left etcd and entered again: its curator is another run.
+        let (mirror, changes) = listing(30, &[lock(2, 9), lock(3, 20), put(2), user("bob")]);
+        let mut keep = keeper(&directory);
+        assert_eq!(directory.borrow().revision(), 0, "nobody is let in by what may be old");
+        assert_eq!(directory.borrow().leader(), None);
+        keep(&mirror, &changes);
+        {
+            let directory = directory.borrow();
+            assert_eq!(directory.leader().unwrap().node, id(2), "the lock of 1 has gone");
+            assert_eq!(directory.nodes().map(|(id, _)| id).collect::<Vec<_>>(), [id(2)]);
+            assert_eq!(seen.news(&directory, None, 9).0.gone, [id(1)]);
+            let users: Vec<_> = directory.users().map(|user| &*user.name).collect();
+            assert_eq!(users, ["bob"]);
+        }
+        keep(&at(31), &[put(4)]);
+        assert_eq!(directory.borrow().nodes().count(), 2, "later on it is told of changes alone");
+    }
+
+    #[test]
+    fn a_damaged_record_leaves_what_was_known() {
+        let mut directory = Directory::default();
+        directory.apply(&at(1), &[Change::Put(record(1, 1))]);
+        let bad = Kv { value: vec![0xff; 5], ..record(1, 2) };
+        directory.apply(&at(2), &[Change::Put(bad)]);
+        assert_eq!(directory.node(id(1)).unwrap().node.registered_at, 1);
+    }
+
+    #[test]
+    fn a_watcher_of_one_node_hears_of_no_other() {
+        let mut directory = Directory::default();
+        directory.apply(&at(1), &[Change::Put(record(1, 1)), Change::Put(record(2, 1))]);
+        let mut seen = Seen::default();
+        let (news, all) = seen.news(&directory, Some(id(2)), 1);
+        assert_eq!((news.nodes.len(), news.nodes[0].0, all), (1, id(2), true));
+        directory.apply(&at(2), &[Change::Gone(store::node_key(id(1)))]);
+        assert_eq!(seen.news(&directory, Some(id(2)), 1).0, News::default());
+        assert!(directory.set_health(id(2), v1::NodeHealth::Late));
+        assert!(!directory.set_health(id(2), v1::NodeHealth::Late));
+        assert_eq!(seen.news(&directory, Some(id(2)), 1).0.nodes.len(), 1);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Put(u8),
+        Delete(u8),
+        Forget,
+        Look(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            5 => (0..8_u8).prop_map(Step::Put),
+            3 => (0..8_u8).prop_map(Step::Delete),
+            1 => Just(Step::Forget),
+            3 => (1..4_usize).prop_map(Step::Look),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_watcher_that_has_caught_up_holds_what_the_directory_holds(
+            steps in prop::collection::vec(step(), 0..80)
+        ) {
+            let mut directory = Directory::default();
+            let mut seen = Seen::default();
+            let mut told: BTreeMap<NodeId, i64> = BTreeMap::new();
+            for (revision, step) in (1_i64..).zip(steps.into_iter().chain([Step::Look(1)])) {
+                let pages = match step {
+                    Step::Put(node) => {
+                        directory.apply(&at(revision), &[Change::Put(record(node, revision))]);
+                        continue;
+                    }
+                    Step::Delete(node) => {
+                        let gone = Change::Gone(store::node_key(id(node)));
+                        directory.apply(&at(revision), &[gone]);
+                        continue;
+                    }
+                    // As if very many had gone.
+                    Step::Forget => {
+                        directory.forgotten = directory.sequence;
+                        directory.gone.clear();
+                        continue;
+                    }
+                    Step::Look(max) => max,
+                };
+                loop {
+                    let (news, all) = seen.news(&directory, None, pages);
+                    prop_assert!(news.nodes.len() <= pages);
+                    for gone in news.gone {
+                        prop_assert!(told.remove(&gone).is_some(), "{gone} was never told of");
+                    }
+                    for (id, known) in news.nodes {
+                        told.insert(id, known.node.registered_at);
+                    }
+                    if all {
+                        break;
+                    }
+                }
+                let held: BTreeMap<_, _> =
+                    directory.nodes().map(|(id, known)| (id, known.node.registered_at)).collect();
+                prop_assert_eq!(&told, &held);
+                prop_assert_eq!(directory.order.len(), held.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Says why the curator refuses something, and what becomes of it on the wire.
+//!
+//! Each refusal has a word of its own, which programs read in the trailer
+//! [`REASON`]; the text is for people. Words are never renamed.
+
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Status};
+
+use super::fenced::Deposed;
+use super::state::Refusal;
+use super::store;
+use crate::consensus::{MembersError, Refusal as Quorum, client};
+use polis_wire::pki;
+use polis_wire::rpc::REASON;
+
+/// Why something was not done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    /// The node's record does not allow it.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Not the ticket of this cluster.
+    #[error("the register ticket is not this cluster's; get it again from an operator")]
+    TicketWrong,
+    /// One that was valid before.
+    #[error("the register ticket was replaced by a newer one; get that one from an operator")]
+    TicketRotated,
+    /// The ticket's time is over.
+    #[error("the register ticket has ended; ask an operator for a new one")]
+    TicketEnded,
+    /// A ticket in the wrong hands must not fill etcd.
+    #[error("{waiting} machines wait for approval, and no more may: ask an operator")]
+    WaitingRoom {
+        /// How many.
+        waiting: usize,
+    },
+    /// Another node has registered with this join key.
+    #[error("the join key belongs to another node")]
+    JoinKeyTaken,
+    /// An operator compared, and it is another machine.
+    #[error("the fingerprint is not that of {node}: another machine may have taken its place")]
+    Fingerprint {
+        /// Who was to be approved.
+        node: String,
+    },
+    /// The disk is not as the cluster demands.
+    #[error("the cluster's storage policy is {policy}, and the disk of the node is {kind}")]
+    StoragePolicy {
+        /// What is demanded.
+        policy: &'static str,
+        /// What there is.
+        kind: &'static str,
+    },
+    /// A field is not what it must be.
+    #[error("{0}")]
+    Field(String),
+    /// Not the key that the cluster was founded with.
+    #[error("this key is not the owner's: use the key whose public half founded the cluster")]
+    NotOwner,
+    /// The user's access was ended.
+    #[error("the access of user {name} was revoked")]
+    UserRevoked {
+        /// Who.
+        name: String,
+    },
+    /// The user exists and is somebody else.
+    #[error("the user {name} exists with another {what}; revoke it first")]
+    UserTaken {
+        /// Who.
+        name: String,
+        /// Key or role.
+        what: &'static str,
+    },
+    /// No such user.
+    #[error("there is no user {name}")]
+    UserUnknown {
+        /// Who.
+        name: String,
+    },
+    /// Somebody must be able to manage the cluster.
+    #[error("{name} is the last owner, who stays")]
+    LastOwner {
+        /// Who.
+        name: String,
+    },
+    /// A part of the configuration that is for the life of a cluster.
+    #[error("{field} cannot change in a running cluster: it is {value:?}")]
+    Fixed {
+        /// The field.
+        field: &'static str,
+        /// What it stays.
+        value: String,
+    },
+    /// It was saved, or there never was one.
+    #[error(
+        "the cluster keeps no recovery key of this node: it was confirmed as saved, or the \
+             disk is not encrypted"
+    )]
+    NoRecoveryKey,
+    /// The node may not be what it asks to be.
+    #[error("the node does not have the role consensus member")]
+    NoRole,
+    /// etcd did not do what it was asked for, beside the records.
+    #[error(transparent)]
+    Etcd(#[from] client::Error),
+    /// etcd's membership stays as it is.
+    #[error(transparent)]
+    Members(#[from] MembersError),
+}
+
+impl From<pki::Error> for Error {
+    fn from(error: pki::Error) -> Self {
+        Self::Store(error.into())
+    }
+}
+
+impl Error {
+    /// The code and the word of a refusal.
+    fn class(&self) -> (Code, &'static str) {
+        use Code::{
+            AlreadyExists, FailedPrecondition, Internal, InvalidArgument, NotFound,
+            PermissionDenied, ResourceExhausted, Unavailable,
+        };
+        match self {
+            Self::Store(error) if error.retriable() => (Unavailable, "store"),
+            Self::Store(_) => (Internal, "damaged"),
+            Self::Refused(refusal) => match refusal {
+                Refusal::Unknown => (NotFound, "unknown"),
+                Refusal::Decommissioned => (FailedPrecondition, "decommissioned"),
+                Refusal::NotApproved => (FailedPrecondition, "not-approved"),
+                Refusal::NotUp => (FailedPrecondition, "not-up"),
+                Refusal::Joined => (FailedPrecondition, "joined"),
+                Refusal::Known => (FailedPrecondition, "known"),
+                Refusal::StillUp => (FailedPrecondition, "still-up"),
+                Refusal::Leaving => (FailedPrecondition, "leaving"),
+                Refusal::Labels => (InvalidArgument, "field"),
+            },
+            Self::TicketWrong => (PermissionDenied, "ticket-wrong"),
+            Self::TicketRotated => (PermissionDenied, "ticket-rotated"),
+            Self::TicketEnded => (PermissionDenied, "ticket-ended"),
+            Self::WaitingRoom { .. } => (ResourceExhausted, "waiting-room"),
+            Self::JoinKeyTaken => (PermissionDenied, "join-key-taken"),
+            Self::Fingerprint { .. } => (FailedPrecondition, "fingerprint"),
+            Self::StoragePolicy { .. } => (FailedPrecondition, "storage-policy"),
+            Self::Field(_) => (InvalidArgument, "field"),
+            Self::NotOwner => (PermissionDenied, "not-owner"),
+            Self::UserRevoked { .. } => (PermissionDenied, "user-revoked"),
+            Self::UserTaken { .. } => (AlreadyExists, "user-taken"),
+            Self::UserUnknown { .. } => (NotFound, "unknown"),
+            Self::LastOwner { .. } => (FailedPrecondition, "last-owner"),
+            Self::Fixed { .. } => (FailedPrecondition, "fixed"),
+            Self::NoRecoveryKey => (NotFound, "no-recovery-key"),
+            Self::NoRole => (FailedPrecondition, "no-role"),
+            Self::Etcd(_) => (Unavailable, "etcd"),
+            Self::Members(error) => match error {
+                MembersError::Turn { .. } => (Unavailable, "turn"),
+                MembersError::Refused(Quorum::Last { .. } | Quorum::Quorum { .. }) => {
+                    (FailedPrecondition, "quorum")
+                }
+                _ => (Unavailable, "members"),
+            },
+        }
+    }
+
+    /// The word of a decision; `None` where nobody decided.
+    pub(super) fn decided(&self) -> Option<&'static str> {
+        (!self.is_trouble()).then(|| self.class().1)
+    }
+
+    /// Whether this is the news that another curator leads.
+    #[must_use]
+    pub fn deposed(&self) -> bool {
+        let Self::Store(error) = self else { return false };
+        let (store::Error::Store(source) | store::Error::Pki(pki::Error::Store { source, .. })) =
+            error
+        else {
+            return false;
+        };
+        source.downcast_ref::<Deposed>().is_some()
+    }
+
+    /// Whether this node's log has to tell of it: no stranger's call may make lines there.
+    fn is_trouble(&self) -> bool {
+        matches!(self.class().0, Code::Internal | Code::Unavailable)
+    }
+
+    /// Whether the store is full: nobody can write, and somebody must act.
+    fn full(&self) -> bool {
+        let Self::Store(store::Error::Store(source)) = self else { return false };
+        matches!(source.downcast_ref(), Some(client::Error::Full { .. }))
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        let (code, word) = error.class();
+        let code = if error.full() { Code::ResourceExhausted } else { code };
+        // The causes are for the log of this node, except where the caller may
+        // do something about them.
+        let text = match &error {
+            Error::Members(MembersError::Refused(refusal)) => refusal.to_string(),
+            Error::Members(turn @ MembersError::Turn { .. }) => turn.to_string(),
+            error => error.to_string(),
+        };
+        if error.is_trouble() {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "cannot answer a call");
+        }
+        let mut status = Self::new(code, text);
+        status.metadata_mut().insert(REASON, MetadataValue::from_static(word));
+        status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_waiting_room_is_for_the_caller_and_a_full_store_for_the_log() {
+        let full = client::Error::Full { what: "register a node" };
+        let full = Error::Store(store::Error::Store(anyhow::Error::new(full)));
+        let room = Error::WaitingRoom { waiting: 1024 };
+        for (error, trouble) in [(full, true), (room, false), (Error::TicketWrong, false)] {
+            assert_eq!(error.is_trouble(), trouble, "{error:?}");
+            if !matches!(error, Error::TicketWrong) {
+                assert_eq!(Status::from(error).code(), Code::ResourceExhausted);
+            }
+        }
+        let damaged = store::Error::Damaged { key: "node".to_owned() };
+        assert!(Error::Store(damaged).is_trouble());
+    }
+}

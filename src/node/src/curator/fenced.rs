@@ -1,0 +1,83 @@
+//! Lets a leader write, and nobody who was one.
+//!
+//! [`Fenced`] is the curator's part of etcd for the length of one term. It is a
+//! [`pki::Store`], so records and certificates are written through the same door,
+//! and there is no other one.
+//!
+//! ```text
+//! commit:  if  the lock still has the create revision of this term, and guards
+//!          then  write                                          -> Ok(true)
+//!          else  read the lock:  still ours -> a guard failed   -> Ok(false)
+//!                                gone       -> Err(Deposed)
+//! ```
+//!
+//! Invariants:
+//! - Every write carries the guard; what a deposed leader sent late changes nothing.
+//! - A write without an answer is an error, never made again here: it may have
+//!   happened.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use crate::consensus::client::{Client, Guard, Leadership, Op, Txn};
+use polis_wire::pki;
+
+/// This curator does not lead any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this curator does not lead any more")]
+pub struct Deposed;
+
+/// The curator's part of etcd, as the leader of one term writes it.
+#[derive(Clone, Debug)]
+pub struct Fenced {
+    client: Client,
+    term: Leadership,
+    written: Arc<AtomicI64>,
+}
+
+impl Fenced {
+    /// Writes for as long as `term` lasts.
+    #[must_use]
+    pub fn new(client: Client, term: Leadership) -> Self {
+        Self { client, term, written: Arc::default() }
+    }
+
+    /// The revision of the newest write through this or a clone of it; zero if
+    /// there was none. Whoever reads from a copy waits until it is there.
+    #[must_use]
+    pub fn written(&self) -> i64 {
+        self.written.load(Ordering::Acquire)
+    }
+}
+
+impl pki::Store for Fenced {
+    async fn get(&self, key: &str) -> anyhow::Result<Option<pki::Entry>> {
+        pki::Store::get(&self.client, key).await
+    }
+
+    async fn list(&self, prefix: &str) -> anyhow::Result<Vec<(String, pki::Entry)>> {
+        pki::Store::list(&self.client, prefix).await
+    }
+
+    async fn commit(
+        &self,
+        guards: Vec<pki::Guard>,
+        writes: Vec<pki::Write>,
+    ) -> anyhow::Result<bool> {
+        let mut all = vec![Guard::Leads(self.term.clone())];
+        all.extend(guards.into_iter().map(Guard::from));
+        let then = writes.into_iter().map(Op::from).collect();
+        let otherwise = vec![Op::GetLock(self.term.clone())];
+        let outcome = self.client.txn(Txn { guards: all, then, otherwise }).await?;
+        if outcome.succeeded {
+            // Else the revision is that of somebody else's write, in another namespace
+            // perhaps, of which a copy of this one is never told.
+            if outcome.wrote {
+                self.written.fetch_max(outcome.revision, Ordering::AcqRel);
+            }
+            return Ok(true);
+        }
+        let lock = outcome.read.first().and_then(Option::as_ref);
+        if self.term.holds(lock) { Ok(false) } else { Err(Deposed.into()) }
+    }
+}

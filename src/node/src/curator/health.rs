@@ -1,0 +1,196 @@
+//! Says how each node is, by the heartbeats that the leader hears.
+//!
+//! Heartbeats live in the memory of the leader only: a write for each would be
+//! the largest load on etcd, for a fact that is old after five seconds.
+//!
+//! ```text
+//!             heartbeat                        three intervals without one
+//! [unknown] ------------> [healthy] <----------------------------> [late]
+//!     |                                   heartbeat                   ^
+//!     +---- the leader has led for three intervals -------------------+
+//! [absent]: never home, or removed: owes none
+//! ```
+//!
+//! What this module does not do: decide anything because a node is late.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use polis_proto::v1::{self, NodeHealth, NodeState};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::directory::Directory;
+use super::leader::Leadership;
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::Context;
+use polis_wire::identity::NodeId;
+use polis_wire::nodes::LATE;
+
+/// Between two looks for nodes that are late; small beside [`LATE`].
+const LOOK: Duration = Duration::from_millis(500);
+
+/// A heartbeat.
+#[derive(Clone, Copy, Debug)]
+struct Beat {
+    at: Instant,
+    /// What the node's member of etcd is like, where there is one.
+    consensus: Option<v1::ConsensusFigures>,
+}
+
+/// When each node was heard last. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Heartbeats(Arc<Mutex<BTreeMap<NodeId, Beat>>>);
+
+impl Heartbeats {
+    /// A node lives.
+    pub fn heard(&self, id: NodeId, consensus: Option<v1::ConsensusFigures>) {
+        let beat = Beat { at: Instant::now(), consensus };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id, beat);
+    }
+
+    /// When a node was heard last in this term.
+    #[must_use]
+    pub fn last(&self, id: NodeId) -> Option<Instant> {
+        self.beat(id).map(|beat| beat.at)
+    }
+
+    /// What a node told of its member of etcd with its last heartbeat, and how long
+    /// ago that was.
+    #[must_use]
+    pub fn consensus(&self, id: NodeId) -> Option<(v1::ConsensusFigures, Duration)> {
+        let beat = self.beat(id)?;
+        Some((beat.consensus?, Instant::now().saturating_duration_since(beat.at)))
+    }
+
+    fn beat(&self, id: NodeId) -> Option<Beat> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&id).copied()
+    }
+
+    /// Forgets all.
+    fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Forgets whoever is not there any more.
+    fn retain(&self, keep: impl Fn(NodeId) -> bool) {
+        let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.retain(|id, _| keep(*id));
+    }
+}
+
+/// How a node is: `silent` since its last heartbeat, if there was one in a term
+/// that is `term` old.
+#[must_use]
+pub fn health(node: &v1::Node, silent: Option<Duration>, term: Duration) -> NodeHealth {
+    match (node.state(), silent) {
+        (NodeState::Up, Some(silent)) if silent < LATE => NodeHealth::Healthy,
+        (NodeState::Up, None) if !node.joined => NodeHealth::Absent,
+        (NodeState::Up, None) if term < LATE => NodeHealth::Unknown,
+        (NodeState::Up, _) => NodeHealth::Late,
+        (
+            NodeState::Unspecified
+            | NodeState::New
+            | NodeState::Standby
+            | NodeState::Decommissioned,
+            _,
+        ) => NodeHealth::Absent,
+    }
+}
+
+/// Looks who is late, while this curator leads. A service.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// Whether it leads.
+    pub leadership: watch::Receiver<Leadership>,
+    /// Who was heard.
+    pub heartbeats: Heartbeats,
+    /// Where it is told.
+    pub directory: watch::Sender<Directory>,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] when the owner of an input ended.
+    pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        ctx.healthy();
+        ctx.until_cancelled(self.work()).await.unwrap_or(Ok(()))
+    }
+
+    async fn work(&mut self) -> Result<(), Closed> {
+        loop {
+            let term =
+                polis_runtime::event::until(&mut self.leadership, "the election", |leadership| {
+                    leadership.term.clone()
+                });
+            let term = term.await?;
+            self.heartbeats.clear();
+            loop {
+                self.look(term.since.elapsed());
+                tokio::time::sleep(LOOK).await;
+                if self.leadership.borrow().term.as_ref() != Some(&term) {
+                    break;
+                }
+            }
+            // Whoever leads next knows; this one does not any more.
+            self.heartbeats.clear();
+            self.tell(|_, _| NodeHealth::Unknown);
+        }
+    }
+
+    fn look(&self, term: Duration) {
+        let now = Instant::now();
+        self.tell(|id, node| {
+            let last = self.heartbeats.last(id);
+            health(node, last.map(|last| now.saturating_duration_since(last)), term)
+        });
+        let directory = self.directory.borrow();
+        self.heartbeats.retain(|id| directory.node(id).is_some());
+    }
+
+    fn tell(&self, health: impl Fn(NodeId, &v1::Node) -> NodeHealth) {
+        self.directory.send_if_modified(|directory| {
+            let differs: Vec<_> = directory
+                .nodes()
+                .map(|(id, known)| (id, health(id, &known.node), known.health))
+                .filter(|(_, now, before)| now != before)
+                .map(|(id, now, _)| (id, now))
+                .collect();
+            for (id, health) in &differs {
+                directory.set_health(*id, *health);
+            }
+            !differs.is_empty()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(state: NodeState, joined: bool) -> v1::Node {
+        v1::Node { state: state.into(), joined, ..Default::default() }
+    }
+
+    #[test]
+    fn a_member_is_healthy_late_or_not_known_yet() {
+        let up = node(NodeState::Up, true);
+        let second = Duration::from_secs(1);
+        assert_eq!(health(&up, Some(second), second), NodeHealth::Healthy);
+        assert_eq!(health(&up, Some(LATE), LATE), NodeHealth::Late);
+        assert_eq!(health(&up, None, LATE - second), NodeHealth::Unknown);
+        assert_eq!(health(&up, None, LATE), NodeHealth::Late);
+    }
+
+    #[test]
+    fn who_was_never_home_owes_no_heartbeat() {
+        assert_eq!(health(&node(NodeState::Up, false), None, LATE), NodeHealth::Absent);
+        for state in [NodeState::New, NodeState::Standby, NodeState::Decommissioned] {
+            assert_eq!(health(&node(state, true), Some(LATE), LATE), NodeHealth::Absent);
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Changes the records of nodes.
+//!
+//! What may become of a record is said in `state`; here is what must be looked at
+//! beside it, and what changes with it in the same step.
+
+use polis_proto::v1;
+use tracing::info;
+
+use super::error::Error;
+use super::state::{self, Commitment, Refusal, Registration, Request, Step};
+use super::store::{self, CONFLICTS_MAX, JOIN_KEYS, Outcome, Store, TICKET, node_key};
+use super::tickets;
+use polis_base::hex;
+use polis_wire::identity::{Fingerprint, Identity, NodeId, Spoken};
+use polis_wire::nodes::is_consensus_member;
+use polis_wire::pki::{self, Guard, Write};
+
+/// A registered machine is named by its key, so 32 bytes are all it may leave.
+pub(super) const KEY_LENGTH: usize = 32;
+
+impl<S: pki::Store + Clone> Store<S> {
+    /// A machine asks to be let in; says how its request stands.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TicketWrong`], [`Error::TicketRotated`], [`Error::TicketEnded`], [`Error::JoinKeyTaken`] and
+    /// what `state` refuses.
+    pub async fn register(
+        &self,
+        ticket: &[u8],
+        registration: Registration,
+    ) -> Result<v1::Node, Error> {
+        let id = registration.identity.id;
+        let known = self.read::<v1::Node>(&node_key(id)).await?;
+        let known = known.is_some_and(|node| {
+            node.public_key == registration.identity.public_key
+                && node.join_key == registration.join_key
+        });
+        if !known {
+            self.check_ticket(ticket, registration.now).await?;
+        }
+        let place = join_key_at(&registration.join_key);
+        let entry = self.kv.get(&place).await.map_err(store::Error::Store)?;
+        let guard = match &entry {
+            None => Guard::Absent(place.clone()),
+            Some(entry) => {
+                let owner = store::decode::<v1::JoinKey>(&place, &entry.value)?;
+                if owner.node_id != id.to_string() {
+                    return Err(Error::JoinKeyTaken);
+                }
+                Guard::Unchanged(place.clone(), entry.revision)
+            }
+        };
+        let owner = prost::Message::encode_to_vec(&v1::JoinKey { node_id: id.to_string() });
+        let key = node_key(id);
+        let node = self.update(&key, |old: Option<v1::Node>| {
+            if old.as_ref().is_some_and(|old| old.public_key != registration.identity.public_key) {
+                // Two keys with the same first half: nobody can make that by chance.
+                return Err(Error::Refused(Refusal::Known));
+            }
+            let before = old.as_ref().map(|old| old.join_key.clone());
+            Ok(match state::step(old, Request::Register(registration.clone()))? {
+                Step::Put(node) => {
+                    let put = Write::Put(place.clone(), owner.clone());
+                    let replaced = before.filter(|before| *before != node.join_key);
+                    let forget = replaced.map(|key| Write::Delete(join_key_at(&key)));
+                    let writes = std::iter::once(put).chain(forget).collect();
+                    Outcome::Put(*node, vec![guard.clone()], writes)
+                }
+                Step::Keep(node) | Step::Delete(node) => Outcome::Keep(*node),
+            })
+        });
+        let node = node.await?;
+        if !known {
+            info!(node = %id, "a node registered");
+        }
+        Ok(node)
+    }
+
+    async fn check_ticket(&self, given: &[u8], now: i64) -> Result<(), Error> {
+        let ticket = self.read::<v1::RegisterTicket>(TICKET).await?.ok_or(Error::TicketWrong)?;
+        if !same(given, &ticket.opaque) {
+            return Err(match tickets::was_replaced(&ticket, given) {
+                true => Error::TicketRotated,
+                false => Error::TicketWrong,
+            });
+        }
+        if ticket.ends_at != 0 && now >= ticket.ends_at {
+            return Err(Error::TicketEnded);
+        }
+        Ok(())
+    }
+
+    /// An operator lets a node in, having compared its fingerprint or not.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fingerprint`] and what `state` refuses.
+    pub async fn approve(&self, id: NodeId, spoken: Option<&Spoken>) -> Result<v1::Node, Error> {
+        if let Some(spoken) = spoken {
+            let node = self.read::<v1::Node>(&node_key(id)).await?.ok_or(Refusal::Unknown)?;
+            let fingerprint = Fingerprint::of_key(&identity(id, &node)?.public_key);
+            let spoken = spoken.clone();
+            // Words cost some tens of milliseconds of a processor.
+            let compared = tokio::task::spawn_blocking(move || fingerprint.is(&spoken)).await;
+            if !compared.unwrap_or(false) {
+                return Err(Error::Fingerprint { node: id.to_string() });
+            }
+        }
+        let node = self.change(id, Request::Approve).await?;
+        info!(node = %id, "a node was approved");
+        Ok(node)
+    }
+
+    /// An approved machine enters.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StoragePolicy`], [`Error::Field`] and what `state` refuses.
+    pub async fn enter(
+        &self,
+        identity: Identity,
+        commitment: Commitment,
+    ) -> Result<v1::Node, Error> {
+        let id = identity.id;
+        check_keys(&commitment)?;
+        let configuration = self.configuration().await?;
+        let policy = configuration.storage_security_policy();
+        if let Some((policy, kind)) = misfit(policy, commitment.storage_kind) {
+            return Err(Error::StoragePolicy { policy, kind });
+        }
+        let key = node_key(id);
+        let node = self.update(&key, |old: Option<v1::Node>| {
+            if old.as_ref().is_some_and(|old| old.public_key != identity.public_key) {
+                return Err(Error::Refused(Refusal::Known));
+            }
+            applied(old, Request::Commit(commitment.clone()))
+        });
+        let node = node.await?;
+        info!(node = %id, "a node entered");
+        Ok(node)
+    }
+
+    /// The node that proved this join key is back.
+    ///
+    /// # Errors
+    ///
+    /// What `state` refuses; [`Refusal::Unknown`] if nobody has this key.
+    pub async fn join(&self, join_key: &[u8; 32]) -> Result<(NodeId, v1::Node), Error> {
+        let found = self.read::<v1::JoinKey>(&join_key_at(join_key)).await?;
+        let found = found.ok_or(Refusal::Unknown)?;
+        let id = found.node_id.parse::<NodeId>();
+        let id = id.map_err(|_invalid| store::Error::Damaged { key: join_key_at(join_key) })?;
+        let key = node_key(id);
+        let node = self.update(&key, |old: Option<v1::Node>| {
+            if old.as_ref().is_some_and(|old| old.join_key != join_key) {
+                return Err(Error::Refused(Refusal::Unknown));
+            }
+            applied(old, Request::Join)
+        });
+        Ok((id, node.await?))
+    }
+
+    /// Makes one of the other changes that `state` knows.
+    ///
+    /// # Errors
+    ///
+    /// What `state` refuses.
+    pub async fn change(&self, id: NodeId, request: Request) -> Result<v1::Node, Error> {
+        let key = node_key(id);
+        self.update(&key, |old: Option<v1::Node>| applied(old, request.clone())).await
+    }
+
+    /// Checks once more that a node is to be a member of etcd, as a leader that still
+    /// is one.
+    ///
+    /// # Errors
+    ///
+    /// What [`may_enter_etcd`] refuses, and that another curator leads.
+    pub async fn confirm_role(&self, id: NodeId) -> Result<(), Error> {
+        let key = node_key(id);
+        for _attempt in 0..CONFLICTS_MAX {
+            let entry = self.kv.get(&key).await.map_err(store::Error::Store)?;
+            let entry = entry.ok_or(Refusal::Unknown)?;
+            may_enter_etcd(&store::decode(&key, &entry.value)?)?;
+            // Nothing is written: that it could be is what counts.
+            let guards = vec![Guard::Unchanged(key.clone(), entry.revision)];
+            if self.kv.commit(guards, Vec::new()).await.map_err(store::Error::Store)? {
+                return Ok(());
+            }
+        }
+        Err(store::Error::Contended { key }.into())
+    }
+
+    /// One node.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Unknown`].
+    pub async fn node(&self, id: NodeId) -> Result<v1::Node, Error> {
+        Ok(self.read::<v1::Node>(&node_key(id)).await?.ok_or(Refusal::Unknown)?)
+    }
+}
+
+/// Whether a node is to be a member of etcd.
+///
+/// # Errors
+///
+/// [`Refusal::NotUp`], [`Refusal::Leaving`] and [`Error::NoRole`].
+pub(super) fn may_enter_etcd(node: &v1::Node) -> Result<(), Error> {
+    if node.state() != v1::NodeState::Up {
+        return Err(Refusal::NotUp.into());
+    }
+    if node.leaving.is_some() {
+        return Err(Refusal::Leaving.into());
+    }
+    is_consensus_member(node.roles.as_ref()).then_some(()).ok_or(Error::NoRole)
+}
+
+/// What `request` makes of a record, with what goes with it.
+fn applied(old: Option<v1::Node>, request: Request) -> Result<Outcome<v1::Node>, Error> {
+    Ok(match state::step(old, request)? {
+        Step::Keep(node) => Outcome::Keep(*node),
+        Step::Put(node) => Outcome::Put(*node, Vec::new(), Vec::new()),
+        Step::Delete(node) => {
+            let forget = Write::Delete(join_key_at(&node.join_key));
+            Outcome::Delete(*node, vec![forget])
+        }
+    })
+}
+
+/// Who a record is of.
+///
+/// # Errors
+///
+/// [`store::Error::Damaged`] if its key is not the one that its name comes from.
+pub(super) fn identity(id: NodeId, node: &v1::Node) -> Result<Identity, Error> {
+    let key = <[u8; 32]>::try_from(node.public_key.as_slice()).ok().map(Identity::new);
+    let identity = key.filter(|identity| identity.id == id);
+    Ok(identity.ok_or_else(|| store::Error::Damaged { key: node_key(id) })?)
+}
+
+/// Where the record of a join key is.
+pub(super) fn join_key_at(key: &[u8]) -> String {
+    format!("{JOIN_KEYS}{}", hex::encode(key))
+}
+
+/// Compares in a time that does not tell where the two differ.
+fn same(one: &[u8], other: &[u8]) -> bool {
+    one.len() == other.len()
+        && !one.is_empty()
+        && one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+}
+
+/// Encryption has both keys, no encryption has none.
+fn check_keys(commitment: &Commitment) -> Result<(), Error> {
+    let length = match commitment.storage_kind {
+        v1::StorageKind::Unspecified => {
+            return Err(Error::Field("storage_kind is missing".to_owned()));
+        }
+        v1::StorageKind::Insecure => 0,
+        v1::StorageKind::Encrypted | v1::StorageKind::Authenticated => KEY_LENGTH,
+    };
+    let keys = [
+        ("cluster_unlock_key", &commitment.cluster_unlock_key),
+        ("recovery_key", &commitment.recovery_key),
+    ];
+    for (field, key) in keys {
+        if key.len() != length {
+            let has = key.len();
+            return Err(Error::Field(format!("{field} has {has} bytes; allowed are {length}")));
+        }
+    }
+    Ok(())
+}
+
+/// What the cluster demands of a disk, and what it is, where the two differ.
+pub(super) fn misfit(
+    policy: v1::cluster_configuration::StorageSecurityPolicy,
+    kind: v1::StorageKind,
+) -> Option<(&'static str, &'static str)> {
+    use v1::StorageKind::{Authenticated, Encrypted, Insecure};
+    use v1::cluster_configuration::StorageSecurityPolicy as Policy;
+    let (name, fits) = match policy {
+        Policy::Permissive => ("permissive", true),
+        Policy::NeedsEncryption => ("encryption", matches!(kind, Encrypted | Authenticated)),
+        Policy::Unspecified | Policy::NeedsEncryptionAndAuthentication => {
+            ("encryption with authentication", kind == Authenticated)
+        }
+        Policy::NeedsInsecure => ("no encryption", kind == Insecure),
+    };
+    let kind = match kind {
+        v1::StorageKind::Unspecified => "unknown",
+        Insecure => "not encrypted",
+        Encrypted => "encrypted without authentication",
+        Authenticated => "encrypted with authentication",
+    };
+    (!fits).then_some((name, kind))
+}

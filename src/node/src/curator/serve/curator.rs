@@ -1,0 +1,229 @@
+//! `polis.v1.Curator`: how nodes talk to the control plane.
+
+use std::net::IpAddr;
+
+use polis_proto::v1;
+use polis_proto::v1::curator_server::Curator;
+use tonic::{Request, Response, Status};
+
+use super::{Handlers, Lead, Stream, seconds, stranger, watching};
+use crate::curator::convert;
+use crate::curator::error::Error;
+use crate::curator::nodes;
+use crate::curator::state::{Commitment, Refusal, Registration, Request as Change};
+use polis_base::sys::clock;
+use polis_wire::identity::{Identity, NodeId};
+use polis_wire::nodes::HEARTBEAT;
+use polis_wire::rpc::{Caller, Peer};
+
+/// Machines that may wait for approval: more than anyone reads through, and few
+/// enough to harm nobody.
+const WAITING_MAX: usize = 1024;
+
+/// The calling node, whose standing `rpc` has looked at.
+fn node<T>(request: &Request<T>) -> Result<NodeId, Status> {
+    match Peer::of(request) {
+        Peer::Node(id) => Ok(id),
+        Peer::None | Peer::Key(_) | Peer::User { .. } => Err(stranger()),
+    }
+}
+
+/// The key of a machine that is no node of the cluster yet.
+fn key<T>(request: &Request<T>) -> Result<[u8; 32], Status> {
+    match Peer::of(request) {
+        Peer::Key(key) => Ok(key),
+        Peer::None | Peer::Node(_) | Peer::User { .. } => Err(stranger()),
+    }
+}
+
+/// Where the call comes from.
+fn address<T>(request: &Request<T>) -> Option<IpAddr> {
+    let caller = request.extensions().get::<Caller>();
+    caller.map(|caller| caller.address.ip().to_canonical())
+}
+
+impl Lead {
+    /// Refuses a machine that asks to be let in, and remembers that.
+    fn turn_away(&self, who: Identity, from: Option<IpAddr>, error: Error) -> Status {
+        let decided = error.decided().filter(|_| !error.deposed());
+        if let (Some(word), Some(from)) = (decided, from) {
+            self.handlers.0.refusals.add(who.public_key, from, word, seconds());
+        }
+        self.refuse(error)
+    }
+}
+
+#[tonic::async_trait]
+impl Curator for Handlers {
+    type WatchStream = Stream<v1::WatchEvent>;
+
+    async fn watch(
+        &self,
+        request: Request<v1::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let lead = self.lead()?;
+        let only = request.into_inner().node_id;
+        let only = match only.is_empty() {
+            true => None,
+            false => Some(convert::node_id(&only, "node_id")?),
+        };
+        Ok(Response::new(watching::watch(lead, only).await?))
+    }
+
+    async fn update_node_status(
+        &self,
+        request: Request<v1::UpdateNodeStatusRequest>,
+    ) -> Result<Response<v1::UpdateNodeStatusResponse>, Status> {
+        let id = node(&request)?;
+        let lead = self.lead()?;
+        let status = convert::status(request.into_inner().status)?;
+        let changed = lead.store().change(id, Change::Status(status)).await;
+        changed.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(v1::UpdateNodeStatusResponse {}))
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<v1::HeartbeatRequest>,
+    ) -> Result<Response<v1::HeartbeatResponse>, Status> {
+        let id = node(&request)?;
+        let _lead = self.lead()?;
+        self.0.heartbeats.heard(id, request.into_inner().consensus);
+        // The next look would say so too, half a second later.
+        let back = {
+            let directory = self.0.directory.borrow();
+            directory.node(id).is_some_and(|known| known.health != v1::NodeHealth::Healthy)
+        };
+        if back {
+            self.0
+                .directory
+                .send_if_modified(|directory| directory.set_health(id, v1::NodeHealth::Healthy));
+        }
+        let interval_ms = u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX);
+        Ok(Response::new(v1::HeartbeatResponse { interval_ms }))
+    }
+
+    async fn register_node(
+        &self,
+        request: Request<v1::RegisterNodeRequest>,
+    ) -> Result<Response<v1::RegisterNodeResponse>, Status> {
+        let identity = Identity::new(key(&request)?);
+        let from = address(&request);
+        let lead = self.lead()?;
+        let v1::RegisterNodeRequest { register_ticket, join_key, tpm, labels, external_address } =
+            request.into_inner();
+        let address = convert::address(&external_address, "external_address")?;
+        let registration = Registration {
+            identity,
+            join_key: convert::key(&join_key, "join_key", 2)?,
+            tpm,
+            labels: convert::labels(labels, "labels", 4)?,
+            address: address.map(|address| address.to_string()).unwrap_or_default(),
+            now: seconds(),
+        };
+        let registered = async {
+            self.check_room(identity.id)?;
+            lead.store().register(&register_ticket, registration).await
+        };
+        let node = registered.await.map_err(|error| lead.turn_away(identity, from, error))?;
+        let configuration = lead.store().configuration().await;
+        let configuration = configuration.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(v1::RegisterNodeResponse {
+            state: node.state,
+            configuration: Some(configuration),
+        }))
+    }
+
+    async fn commit_node(
+        &self,
+        request: Request<v1::CommitNodeRequest>,
+    ) -> Result<Response<v1::CommitNodeResponse>, Status> {
+        let identity = Identity::new(key(&request)?);
+        let from = address(&request);
+        let lead = self.lead()?;
+        let request = request.into_inner();
+        let commitment = Commitment {
+            storage_kind: request.storage_kind(),
+            cluster_unlock_key: request.cluster_unlock_key,
+            recovery_key: request.recovery_key,
+        };
+        let entered = lead.store().enter(identity, commitment).await;
+        entered.map_err(|error| lead.turn_away(identity, from, error))?;
+        let issued = Box::pin(lead.store().ensure_node_certificate(identity, clock::now())).await;
+        let issued = issued.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(v1::CommitNodeResponse {
+            certificate: issued.der,
+            ca_certificate: issued.issuer_der,
+        }))
+    }
+
+    async fn join_node(
+        &self,
+        request: Request<v1::JoinNodeRequest>,
+    ) -> Result<Response<v1::JoinNodeResponse>, Status> {
+        let join_key = key(&request)?;
+        let lead = self.lead()?;
+        let joined = lead.store().join(&join_key).await;
+        let (_, node) = joined.map_err(|error| lead.refuse(error))?;
+        let cluster_unlock_key = node.cluster_unlock_key;
+        Ok(Response::new(v1::JoinNodeResponse { cluster_unlock_key }))
+    }
+
+    async fn issue_certificate(
+        &self,
+        request: Request<v1::IssueCertificateRequest>,
+    ) -> Result<Response<v1::IssueCertificateResponse>, Status> {
+        let id = node(&request)?;
+        let lead = self.lead()?;
+        let issue = async {
+            let node = lead.store().node(id).await?;
+            // Standing is looked at in a copy; what is signed is not taken back.
+            if node.state() != v1::NodeState::Up {
+                return Err(Error::Refused(Refusal::NotUp));
+            }
+            let identity = nodes::identity(id, &node)?;
+            let renewed = lead.store().renew_node_certificate(identity, clock::now()).await?;
+            // Revoked since the record was looked at: it is on its way out.
+            renewed.ok_or(Error::Refused(Refusal::NotUp))
+        };
+        let issued = Box::pin(issue).await.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(v1::IssueCertificateResponse { certificate: issued.der }))
+    }
+
+    async fn join_consensus(
+        &self,
+        request: Request<v1::JoinConsensusRequest>,
+    ) -> Result<Response<v1::JoinConsensusResponse>, Status> {
+        let id = node(&request)?;
+        let lead = self.lead()?;
+        let address = convert::address(&request.into_inner().address, "address")?;
+        let address = address
+            .ok_or_else(|| Error::Field("address is missing; give an IP address".to_owned()))?;
+        // Boxed: a new member is rare, and its future large.
+        let joined = Box::pin(lead.join_consensus(id, address)).await;
+        joined.map(Response::new).map_err(|error| lead.refuse(error))
+    }
+
+    async fn get_consensus_status(
+        &self,
+        _request: Request<v1::GetConsensusStatusRequest>,
+    ) -> Result<Response<v1::ConsensusStatus>, Status> {
+        let lead = self.lead()?;
+        // A node that is not in here removes its member: what was seen last will not do.
+        let members = self.0.members.list().await.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(lead.consensus_status(Some(members)).await))
+    }
+}
+
+impl Handlers {
+    /// Whether one more machine may wait for approval.
+    fn check_room(&self, id: NodeId) -> Result<(), Error> {
+        let directory = self.0.directory.borrow();
+        let new = directory.nodes().filter(|(_, known)| known.node.state() == v1::NodeState::New);
+        let waiting = new.count();
+        if waiting >= WAITING_MAX && directory.node(id).is_none() {
+            return Err(Error::WaitingRoom { waiting });
+        }
+        Ok(())
+    }
+}

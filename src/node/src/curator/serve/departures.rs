@@ -1,0 +1,372 @@
+//! Takes nodes out of etcd and out of the cluster, one after the other.
+//!
+//! ```text
+//! a call ------------------> [may it leave?] --no--> refused, and nothing has changed
+//!                                  | yes
+//! a leader that begins ---> [`leaving` in its record] -> removed from etcd -> revoked
+//! and finds `leaving`                                                           |
+//!                              role, or all of it, out of the record <----------+
+//! ```
+//!
+//! A call only waits for it: whoever asked may go away. What `leaving` says is done
+//! by whoever leads, for as long as it says so, and a call that comes again joins in.
+//! Where the others cannot go on without the node any more, it is withdrawn, as if it
+//! had been refused, and the log of the leader says so.
+//!
+//! A learner of a node that is not to be a member is taken out, too: a leader that
+//! did not know yet that it leads no more may have added it.
+//!
+//! Invariants:
+//! - Nothing is taken out of etcd before its record says that it leaves.
+//! - One change of the members at a time: nobody enters by a role that is being
+//!   taken away.
+//! - A leader does not remove its own member: it steps down, and the next does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use polis_proto::v1;
+use polis_proto::v1::departure::Then;
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::time::sleep;
+use tonic::Status;
+use tracing::{info, warn};
+
+use super::{Handlers, Lead};
+use crate::consensus::{self, Member};
+use crate::curator::directory::{Directory, Known};
+use crate::curator::error::Error;
+use crate::curator::leader::Leadership;
+use crate::curator::state::{self, Refusal, Request};
+use polis_base::sys::clock;
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::Context;
+use polis_wire::identity::NodeId;
+use polis_wire::nodes::is_consensus_member;
+use polis_wire::pki::Reason;
+
+/// Calls that may wait for one another.
+const WAITING_MAX: usize = 16;
+
+/// Between two attempts at what a call or a leader has begun.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A curator that is to leave and leads once more leads for so long first.
+const TERM_MIN: Duration = Duration::from_secs(10);
+
+/// What a call asks for.
+#[derive(Debug)]
+pub struct Asked {
+    node: NodeId,
+    departure: v1::Departure,
+    answer: oneshot::Sender<Result<(), Status>>,
+}
+
+/// The way to have a node taken out. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Departures(mpsc::Sender<Asked>);
+
+/// The other end of [`Departures`]; every run of [`Service`] takes it in turn.
+pub(super) type Queue = Arc<Mutex<mpsc::Receiver<Asked>>>;
+
+impl Departures {
+    /// Both ends.
+    #[must_use]
+    pub fn channel() -> (Self, Queue) {
+        let (asks, queue) = mpsc::channel(WAITING_MAX);
+        (Self(asks), Arc::new(Mutex::new(queue)))
+    }
+
+    /// Waits until a node is out, or is refused.
+    pub(super) async fn ask(&self, node: NodeId, departure: v1::Departure) -> Result<(), Status> {
+        let (answer, answered) = oneshot::channel();
+        let many = |_full| {
+            let text = "too many nodes are being taken out at once; try again in a minute";
+            Status::unavailable(text)
+        };
+        self.0.try_send(Asked { node, departure, answer }).map_err(many)?;
+        let lost = |_lost| Status::unavailable("this curator has stopped meanwhile; try again");
+        answered.await.map_err(lost)?
+    }
+}
+
+/// Does what is asked, and what an earlier leader has left. Cloned into every run.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// What it works with.
+    pub handlers: Handlers,
+    /// What calls ask for.
+    pub queue: Queue,
+    /// Whether this curator leads.
+    pub leadership: watch::Receiver<Leadership>,
+    /// Who leaves.
+    pub directory: watch::Receiver<Directory>,
+    /// The members of etcd.
+    pub consensus: watch::Receiver<consensus::Status>,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] when the owner of an input ended.
+    pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        ctx.healthy();
+        ctx.until_cancelled(Box::pin(self.work())).await.unwrap_or(Ok(()))
+    }
+
+    async fn work(&mut self) -> Result<(), Closed> {
+        let queue = Arc::clone(&self.queue);
+        let mut queue = queue.lock().await;
+        loop {
+            let failed = self.clear_up().await;
+            let Self { leadership, directory, consensus, .. } = &mut *self;
+            tokio::select! {
+                // Cancel-safe, all of them: they wait for values or for the time.
+                asked = queue.recv() => {
+                    let asked = asked.ok_or(Closed("the curator"))?;
+                    // Whoever is gone before it began may want something else by now.
+                    if !asked.answer.is_closed() {
+                        let done = self.take_out(asked.node, asked.departure).await;
+                        // Nobody waits for it any more, and it is done all the same.
+                        let _unheard = asked.answer.send(done);
+                    }
+                }
+                news = news(leadership, directory, consensus, failed) => news?,
+            }
+        }
+    }
+
+    /// Goes on with every departure that was begun, and takes out learners that are
+    /// nobody's. Says whether there is something left to try again.
+    async fn clear_up(&mut self) -> bool {
+        if self.leadership.borrow_and_update().term.is_none() {
+            return false;
+        }
+        let leaving: Vec<_> = {
+            let directory = self.directory.borrow_and_update();
+            let leaving = |(id, known): (NodeId, &Known)| Some((id, known.node.leaving?));
+            directory.nodes().filter_map(leaving).collect()
+        };
+        let mut failed = false;
+        for (id, _departure) in leaving {
+            if let Err(status) = self.go_on(id).await {
+                warn!(node = %id, %status, "a node cannot be taken out yet");
+                failed = true;
+            }
+        }
+        let learns = self.consensus.borrow_and_update().members.iter().any(|one| one.learner);
+        if learns && let Err(status) = self.sweep().await {
+            warn!(%status, "cannot find out whose learner it is");
+            failed = true;
+        }
+        failed
+    }
+
+    async fn take_out(&self, id: NodeId, departure: v1::Departure) -> Result<(), Status> {
+        let lead = self.handlers.lead()?;
+        let _changing = self.handlers.0.changing.lock().await;
+        let node = lead.store().node(id).await.map_err(|error| lead.refuse(error))?;
+        // What goes further contains the other.
+        let departure = match node.leaving {
+            Some(begun) if begun.then > departure.then => begun,
+            _ => departure,
+        };
+        lead.take_out(id, &node, departure).await
+    }
+
+    /// Goes on with what a record says, if it still does.
+    async fn go_on(&self, id: NodeId) -> Result<(), Status> {
+        let lead = self.handlers.lead()?;
+        let _changing = self.handlers.0.changing.lock().await;
+        let node = match lead.store().node(id).await {
+            Err(Error::Refused(Refusal::Unknown)) => return Ok(()),
+            node => node.map_err(|error| lead.refuse(error))?,
+        };
+        let Some(departure) = node.leaving else { return Ok(()) };
+        if id == self.handlers.0.node && lead.term.since.elapsed() < TERM_MIN {
+            // Nobody else would lead where it steps down again and again.
+            return Err(Status::unavailable("this curator has only just begun to lead"));
+        }
+        info!(node = %id, "going on with taking a node out");
+        lead.take_out(id, &node, departure).await
+    }
+
+    /// Takes learners out that no node with the role has asked for.
+    async fn sweep(&self) -> Result<(), Status> {
+        let lead = self.handlers.lead()?;
+        let parts = &self.handlers.0;
+        // Whoever enters has the role in the records before it is added, and both
+        // happens under this lock.
+        let _changing = parts.changing.lock().await;
+        let directory = lead.current().await?;
+        let strangers: Vec<Member> = {
+            let directory = directory.borrow();
+            let wanted = |member: &Member| {
+                directory.nodes().any(|(id, known)| {
+                    let role = is_consensus_member(known.node.roles.as_ref());
+                    role && member.is_of(id, &parts.peer(id, &known.node))
+                })
+            };
+            let members = parts.consensus.borrow().members.clone();
+            members.into_iter().filter(|one| one.learner && !wanted(one)).collect()
+        };
+        for learner in strangers {
+            warn!(node = learner.called(), "taking out a learner without the role");
+            let removed = parts.members.remove(&learner).await;
+            removed.map_err(|error| lead.refuse(error))?;
+            if let Some(node) = learner.node() {
+                let revoked = parts.members.revoke(node).await;
+                revoked.map_err(|error| lead.refuse(error))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Lead {
+    /// Takes `node` out of etcd, if it is in there, and then what `departure` says out
+    /// of its record. While the members are held.
+    async fn take_out(
+        &self,
+        id: NodeId,
+        node: &v1::Node,
+        departure: v1::Departure,
+    ) -> Result<(), Status> {
+        let parts = &self.handlers.0;
+        let refuse = |error: Error| self.refuse(error);
+        let leaving = match parts.members.may_leave(id, &parts.peer(id, node)).await {
+            Err(error @ consensus::MembersError::Refused(_)) => {
+                if let Some(begun) = node.leaving {
+                    // Whoever asked may be gone: this line is all that tells of it.
+                    warn!(
+                        node = %id,
+                        error = &error as &dyn std::error::Error,
+                        "{} is withdrawn: ask for it again",
+                        withdrawn(begun)
+                    );
+                    self.store().change(id, Request::Stay).await.map_err(refuse)?;
+                }
+                return Err(self.refuse(error));
+            }
+            leaving => leaving.map_err(|error| self.refuse(error))?,
+        };
+        if node.leaving != Some(departure) {
+            if departure.then() == Then::Roles {
+                // What the record refuses must not begin.
+                let (add, remove) = changes(departure);
+                let tried = state::step(Some(node.clone()), Request::Roles { add, remove });
+                tried.map_err(|refused| self.refuse(refused))?;
+            }
+            self.store().change(id, Request::Leave(departure)).await.map_err(refuse)?;
+        }
+        let own = parts.consensus.borrow().member;
+        if own.is_some() && own == leaving.as_ref().map(|member| member.id) {
+            info!("stepping down, for the next leader to remove this member");
+            self.term.step_down();
+            return Err(self.handlers.not_leader());
+        }
+        let evicted = parts.members.evict(id, leaving.as_ref()).await;
+        evicted.map_err(|error| self.refuse(error))?;
+        self.strike(id, departure).await.map_err(refuse)
+    }
+
+    /// Takes what `departure` says out of the record of a node.
+    async fn strike(&self, id: NodeId, departure: v1::Departure) -> Result<(), Error> {
+        let (store, name) = (self.store(), id.to_string());
+        let revoke = || store.revoke(&name, Reason::Left, clock::now());
+        match departure.then() {
+            Then::Roles | Then::Unspecified => {
+                let (add, remove) = changes(departure);
+                let changed = store.change(id, Request::Roles { add, remove }).await;
+                // It is out of etcd, whatever becomes of the rest.
+                if matches!(changed, Ok(_) | Err(Error::Refused(_))) {
+                    store.change(id, Request::Stay).await?;
+                }
+                changed?;
+            }
+            Then::Decommission => {
+                // From here on nothing is signed for it any more.
+                store.change(id, Request::Decommission).await?;
+                revoke().await?;
+                store.change(id, Request::Stay).await?;
+                info!(node = %id, "a node was decommissioned");
+            }
+            Then::Delete => {
+                if store.node(id).await?.state() == v1::NodeState::Up {
+                    store.change(id, Request::Decommission).await?;
+                }
+                // A record that is there can be deleted again; one that is not could
+                // not be found to revoke what it had.
+                revoke().await?;
+                store.change(id, Request::Delete { force: false }).await?;
+                info!(node = %id, "a node was deleted");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits for something new, or where an attempt has `failed`, for the time of the next.
+/// An attempt writes, which is news itself, and ten of them in a second help nobody.
+async fn news(
+    leadership: &mut watch::Receiver<Leadership>,
+    directory: &mut watch::Receiver<Directory>,
+    consensus: &mut watch::Receiver<consensus::Status>,
+    failed: bool,
+) -> Result<(), Closed> {
+    tokio::select! {
+        // Cancel-safe, all of them: they wait for values or for the time.
+        changed = leadership.changed() => changed.map_err(|_closed| Closed("the election")),
+        changed = directory.changed(), if !failed => {
+            changed.map_err(|_closed| Closed("the directory"))
+        }
+        changed = consensus.changed(), if !failed => {
+            changed.map_err(|_closed| Closed("the etcd member"))
+        }
+        () = sleep(RETRY), if failed => Ok(()),
+    }
+}
+
+/// The roles that `departure` gives and takes.
+fn changes(departure: v1::Departure) -> (v1::NodeRoles, v1::NodeRoles) {
+    (departure.add.unwrap_or_default(), departure.remove.unwrap_or_default())
+}
+
+/// What `departure` was to do, for people.
+fn withdrawn(departure: v1::Departure) -> &'static str {
+    match departure.then() {
+        Then::Roles | Then::Unspecified => "taking a node out of etcd",
+        Then::Decommission => "decommissioning a node",
+        Then::Delete => "deleting a node",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_failed_is_tried_after_its_time_whatever_changes_meanwhile() {
+        let told = watch::Sender::<Leadership>::default();
+        let listed = watch::Sender::<Directory>::default();
+        let looked = watch::Sender::<consensus::Status>::default();
+        let (mut leadership, mut directory) = (told.subscribe(), listed.subscribe());
+        let mut consensus = looked.subscribe();
+        let mut waited = async |failed| {
+            let begun = Instant::now();
+            news(&mut leadership, &mut directory, &mut consensus, failed).await.unwrap();
+            begun.elapsed()
+        };
+        listed.send_modify(|_same| ());
+        looked.send_modify(|_same| ());
+        assert_eq!(waited(true).await, RETRY);
+        assert_eq!(waited(false).await, Duration::ZERO);
+        // That another leads now is no matter of patience.
+        told.send_modify(|_same| ());
+        assert_eq!(waited(true).await, Duration::ZERO);
+    }
+}

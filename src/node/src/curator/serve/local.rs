@@ -1,0 +1,80 @@
+//! `polis.v1.CuratorLocal`: what every curator answers, leader or not.
+
+use polis_proto::v1;
+use polis_proto::v1::curator_local_server::CuratorLocal;
+use tonic::{Request, Response, Status};
+
+use super::{Handlers, Stream};
+use crate::curator::leader::Leadership;
+
+#[tonic::async_trait]
+impl CuratorLocal for Handlers {
+    type GetCurrentLeaderStream = Stream<v1::GetCurrentLeaderResponse>;
+
+    async fn get_current_leader(
+        &self,
+        _request: Request<v1::GetCurrentLeaderRequest>,
+    ) -> Result<Response<Self::GetCurrentLeaderStream>, Status> {
+        let this_id = self.0.node.to_string();
+        let leadership = self.0.leadership.clone();
+        let told = None;
+        let stream = futures::stream::unfold((leadership, told), move |(mut leadership, told)| {
+            let this_id = this_id.clone();
+            async move {
+                loop {
+                    let now = answer(&leadership.borrow_and_update(), &this_id);
+                    if told.as_ref() != Some(&now) {
+                        return Some((Ok(now.clone()), (leadership, Some(now))));
+                    }
+                    leadership.changed().await.ok()?;
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn get_ca_certificate(
+        &self,
+        _request: Request<v1::GetCaCertificateRequest>,
+    ) -> Result<Response<v1::GetCaCertificateResponse>, Status> {
+        let ca_certificate = self.authority()?;
+        Ok(Response::new(v1::GetCaCertificateResponse { ca_certificate }))
+    }
+}
+
+/// Who leads. That this curator does, it says only while it would serve: whoever heard
+/// so from one that does not would ask nobody else.
+fn answer(leadership: &Leadership, this_id: &str) -> v1::GetCurrentLeaderResponse {
+    let leader = leadership
+        .leader
+        .as_ref()
+        .filter(|leader| leadership.term.is_some() || leader.node.to_string() != this_id);
+    v1::GetCurrentLeaderResponse {
+        leader_id: leader.map(|leader| leader.node.to_string()).unwrap_or_default(),
+        leader_address: leader
+            .and_then(|leader| leader.address)
+            .map(|address| address.to_string())
+            .unwrap_or_default(),
+        leader_port: leader.map_or(0, |leader| leader.port.into()),
+        this_id: this_id.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::curator::directory::Leader;
+    use polis_wire::identity::NodeId;
+
+    #[test]
+    fn a_curator_whose_lock_is_all_that_is_left_does_not_say_that_it_leads() {
+        let node = NodeId::from_public_key(&[1; 32]);
+        let since = SystemTime::UNIX_EPOCH;
+        let leader = Some(Leader { node, address: None, port: 7835, since });
+        let leadership = Leadership { leader, term: None };
+        assert_eq!(answer(&leadership, &node.to_string()).leader_id, "");
+        assert_eq!(answer(&leadership, "polis-other").leader_id, node.to_string());
+    }
+}

@@ -1,0 +1,279 @@
+//! `polis.v1.Management`: what operators do with a cluster.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use polis_proto::v1;
+use polis_proto::v1::departure::Then;
+use polis_proto::v1::management_server::Management;
+use tonic::{Request, Response, Status};
+use tracing::info;
+
+use super::{Handlers, Lead, Stream, seconds};
+use crate::curator::convert;
+use crate::curator::directory::Known;
+use crate::curator::error::Error;
+use crate::curator::state::{Refusal, Request as Change};
+use crate::curator::tickets::Wish;
+use polis_base::recovery::form;
+use polis_wire::identity::{InvalidFingerprint, NodeId};
+use polis_wire::nodes::is_consensus_member;
+
+/// Names in one filter.
+const IDS_MAX: usize = 1024;
+
+#[tonic::async_trait]
+impl Management for Handlers {
+    type GetNodesStream = Stream<v1::NodeInfo>;
+    type SnapshotEtcdStream = Stream<v1::SnapshotChunk>;
+
+    async fn get_register_ticket(
+        &self,
+        request: Request<v1::GetRegisterTicketRequest>,
+    ) -> Result<Response<v1::GetRegisterTicketResponse>, Status> {
+        let v1::GetRegisterTicketRequest { rotate, lifetime_seconds } = request.into_inner();
+        let lead = self.lead()?;
+        let wish = match (rotate, lifetime_seconds) {
+            (false, 0) => Wish::Read,
+            (false, _) => {
+                let text = "lifetime_seconds is only for a new ticket: set rotate";
+                return Err(Error::Field(text.to_owned()).into());
+            }
+            (true, 0) => Wish::Rotate { lifetime: None },
+            (true, seconds) => Wish::Rotate { lifetime: Some(Duration::from_secs(seconds)) },
+        };
+        let ticket = lead.store().ticket(wish, seconds()).await;
+        let ticket = ticket.map_err(|error| lead.refuse(error))?;
+        let v1::RegisterTicket { opaque, ends_at, .. } = ticket;
+        Ok(Response::new(v1::GetRegisterTicketResponse { ticket: opaque, ends_at }))
+    }
+
+    async fn get_cluster_info(
+        &self,
+        _request: Request<v1::GetClusterInfoRequest>,
+    ) -> Result<Response<v1::GetClusterInfoResponse>, Status> {
+        let directory = self.lead()?.current().await?;
+        let directory = directory.borrow();
+        let leader = directory.leader();
+        let mut nodes = Vec::new();
+        let mut counts = [0_u32; 5];
+        for (id, known) in directory.nodes() {
+            counts[usize::try_from(known.node.state).unwrap_or_default().min(4)] += 1;
+            // Until it has told its address itself, it is where it was elected.
+            let own = leader.filter(|leader| leader.node == id);
+            nodes.extend(member(id, known, own.and_then(|leader| leader.address)));
+        }
+        let [_, nodes_new, nodes_standby, nodes_up, nodes_decommissioned] = counts;
+        Ok(Response::new(v1::GetClusterInfoResponse {
+            cluster_directory: Some(v1::ClusterDirectory { nodes }),
+            ca_certificate: self.authority()?,
+            configuration: Some(directory.configuration().clone()),
+            leader: self.0.node.to_string(),
+            nodes_new,
+            nodes_standby,
+            nodes_up,
+            nodes_decommissioned,
+            refused_registrations: self.0.refusals.told(),
+        }))
+    }
+
+    async fn get_nodes(
+        &self,
+        request: Request<v1::GetNodesRequest>,
+    ) -> Result<Response<Self::GetNodesStream>, Status> {
+        let v1::GetNodesRequest { ids, states, labels } = request.into_inner();
+        if ids.len() > IDS_MAX {
+            return Err(Error::Field(format!("ids: allowed are at most {IDS_MAX}")).into());
+        }
+        let ids = ids.iter().map(|id| convert::node_id(id, "ids"));
+        let ids = ids.collect::<Result<std::collections::BTreeSet<_>, _>>()?;
+        let wanted = |id: NodeId, known: &Known| {
+            (ids.is_empty() || ids.contains(&id))
+                && (states.is_empty() || states.contains(&known.node.state))
+                && labels.iter().all(|(key, value)| known.node.labels.get(key) == Some(value))
+        };
+        let directory = self.lead()?.current().await?;
+        let found: Vec<_> = directory
+            .borrow()
+            .nodes()
+            .filter(|(id, known)| wanted(*id, known))
+            .map(|(id, known)| (id, known.clone()))
+            .collect();
+        let heartbeats = self.0.heartbeats.clone();
+        let infos =
+            found.into_iter().map(move |(id, known)| Ok(convert::info(id, &known, &heartbeats)));
+        Ok(Response::new(Box::pin(futures::stream::iter(infos))))
+    }
+
+    async fn approve_node(
+        &self,
+        request: Request<v1::ApproveNodeRequest>,
+    ) -> Result<Response<v1::ApproveNodeResponse>, Status> {
+        let v1::ApproveNodeRequest { node_id, fingerprint } = request.into_inner();
+        let id = convert::node_id(&node_id, "node_id")?;
+        let spoken = match fingerprint.is_empty() {
+            true => None,
+            false => Some(fingerprint.parse().map_err(|invalid: InvalidFingerprint| {
+                Error::Field(format!("fingerprint: {invalid}"))
+            })?),
+        };
+        let lead = self.lead()?;
+        let approved = lead.store().approve(id, spoken.as_ref()).await;
+        approved.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(v1::ApproveNodeResponse { node: Some(lead.info(id).await?) }))
+    }
+
+    async fn update_node_roles(
+        &self,
+        request: Request<v1::UpdateNodeRolesRequest>,
+    ) -> Result<Response<v1::NodeInfo>, Status> {
+        let v1::UpdateNodeRolesRequest { node_id, add, remove } = request.into_inner();
+        let id = convert::node_id(&node_id, "node_id")?;
+        let (add, remove) = (add.unwrap_or_default(), remove.unwrap_or_default());
+        let lead = self.lead()?;
+        if remove.consensus_member.is_some() {
+            lead.exists(id).await?;
+            let then = Then::Roles.into();
+            let departure = v1::Departure { then, add: Some(add), remove: Some(remove) };
+            self.0.departures.ask(id, departure).await?;
+        } else {
+            let changed = lead.store().change(id, Change::Roles { add, remove }).await;
+            changed.map_err(|error| lead.refuse(error))?;
+        }
+        Ok(Response::new(lead.info(id).await?))
+    }
+
+    async fn update_node_labels(
+        &self,
+        request: Request<v1::UpdateNodeLabelsRequest>,
+    ) -> Result<Response<v1::NodeInfo>, Status> {
+        let v1::UpdateNodeLabelsRequest { node_id, set, remove } = request.into_inner();
+        let id = convert::node_id(&node_id, "node_id")?;
+        let set = convert::labels(set, "set", 2)?;
+        let remove = convert::gone(remove, &set)?;
+        let lead = self.lead()?;
+        let changed = lead.store().change(id, Change::Labels { set, remove }).await;
+        changed.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(lead.info(id).await?))
+    }
+
+    async fn decommission_node(
+        &self,
+        request: Request<v1::DecommissionNodeRequest>,
+    ) -> Result<Response<v1::DecommissionNodeResponse>, Status> {
+        let id = convert::node_id(&request.into_inner().node_id, "node_id")?;
+        let lead = self.lead()?;
+        let node = lead.exists(id).await?;
+        if !matches!(node.state(), v1::NodeState::Up | v1::NodeState::Decommissioned) {
+            return Err(lead.refuse(Refusal::NotUp));
+        }
+        self.0.departures.ask(id, departure(Then::Decommission)).await?;
+        let node = Some(lead.info(id).await?);
+        Ok(Response::new(v1::DecommissionNodeResponse { node }))
+    }
+
+    async fn delete_node(
+        &self,
+        request: Request<v1::DeleteNodeRequest>,
+    ) -> Result<Response<v1::DeleteNodeResponse>, Status> {
+        let v1::DeleteNodeRequest { node_id, force } = request.into_inner();
+        let id = convert::node_id(&node_id, "node_id")?;
+        let lead = self.lead()?;
+        let node = lead.exists(id).await?;
+        if node.state() == v1::NodeState::Up && !force {
+            return Err(lead.refuse(Refusal::StillUp));
+        }
+        self.0.departures.ask(id, departure(Then::Delete)).await?;
+        Ok(Response::new(v1::DeleteNodeResponse {}))
+    }
+
+    async fn configure_cluster(
+        &self,
+        request: Request<v1::ConfigureClusterRequest>,
+    ) -> Result<Response<v1::ConfigureClusterResponse>, Status> {
+        let lead = self.lead()?;
+        let wish = request.into_inner().configuration;
+        let wish = wish.ok_or_else(|| Error::Field("configuration is missing".to_owned()))?;
+        let written = lead.store().configure(wish).await;
+        let configuration = Some(written.map_err(|error| lead.refuse(error))?);
+        Ok(Response::new(v1::ConfigureClusterResponse { configuration }))
+    }
+
+    async fn get_recovery_key(
+        &self,
+        request: Request<v1::GetRecoveryKeyRequest>,
+    ) -> Result<Response<v1::GetRecoveryKeyResponse>, Status> {
+        let id = convert::node_id(&request.into_inner().node_id, "node_id")?;
+        let lead = self.lead()?;
+        let node = lead.exists(id).await?;
+        let key = <&[u8; form::SIZE]>::try_from(node.recovery_key.as_slice());
+        let key = key.map_err(|_length| lead.refuse(Error::NoRecoveryKey))?;
+        let recovery_key = form::write(key).to_string();
+        info!(node = %id, "the recovery key of a node was shown");
+        Ok(Response::new(v1::GetRecoveryKeyResponse { recovery_key }))
+    }
+
+    async fn confirm_recovery_key(
+        &self,
+        request: Request<v1::ConfirmRecoveryKeyRequest>,
+    ) -> Result<Response<v1::ConfirmRecoveryKeyResponse>, Status> {
+        let id = convert::node_id(&request.into_inner().node_id, "node_id")?;
+        let lead = self.lead()?;
+        let changed = lead.store().change(id, Change::ForgetRecoveryKey).await;
+        changed.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(v1::ConfirmRecoveryKeyResponse {}))
+    }
+
+    async fn get_etcd_status(
+        &self,
+        _request: Request<v1::GetEtcdStatusRequest>,
+    ) -> Result<Response<v1::ConsensusStatus>, Status> {
+        Ok(Response::new(self.lead()?.consensus_status(None).await))
+    }
+
+    async fn snapshot_etcd(
+        &self,
+        _request: Request<v1::SnapshotEtcdRequest>,
+    ) -> Result<Response<Self::SnapshotEtcdStream>, Status> {
+        let lead = self.lead()?;
+        let clients = self.0.consensus.borrow().voter().cloned();
+        let clients = clients.ok_or_else(|| Status::unavailable("etcd does not serve here now"))?;
+        let failed = |error: crate::consensus::client::Error| lead.refuse(Error::Etcd(error));
+        let snapshot = clients.snapshot().await.map_err(failed)?;
+        info!("a snapshot of etcd is taken");
+        let stream = futures::stream::unfold(Some(snapshot), |snapshot| async move {
+            let mut snapshot = snapshot?;
+            match snapshot.next().await {
+                Ok(piece) => piece.map(|data| (Ok(v1::SnapshotChunk { data }), Some(snapshot))),
+                Err(error) => Some((Err(Error::Etcd(error).into()), None)),
+            }
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+}
+
+impl Lead {
+    /// The record of a node that must be there.
+    async fn exists(&self, id: NodeId) -> Result<v1::Node, Status> {
+        self.store().node(id).await.map_err(|error| self.refuse(error))
+    }
+}
+
+fn departure(then: Then) -> v1::Departure {
+    v1::Departure { then: then.into(), ..Default::default() }
+}
+
+/// A node that runs a curator, as the directory of the cluster has it.
+fn member(
+    id: NodeId,
+    known: &Known,
+    elsewhere: Option<IpAddr>,
+) -> Option<v1::cluster_directory::Node> {
+    let up = known.node.state() == v1::NodeState::Up;
+    let role = is_consensus_member(known.node.roles.as_ref());
+    let told = known.node.status.as_ref().map(|status| status.external_address.clone());
+    let told = told.filter(|address| !address.is_empty());
+    let address = told.or_else(|| elsewhere.map(|address| address.to_string()))?;
+    (up && role)
+        .then(|| v1::cluster_directory::Node { id: id.to_string(), addresses: vec![address] })
+}

@@ -1,0 +1,76 @@
+//! Changes and shows the members of etcd, as the records of nodes say.
+//!
+//! ```text
+//! in:   role in the record -> address in the record -> certificate, learner (-> voter)
+//!       -> role still in the record, and still the leader? -> what it needs to start
+//! ```
+//!
+//! Invariants:
+//! - Nobody starts a member whose role was gone by the time that it was added.
+//!
+//! What this module does not do: the way out (`departures`).
+
+use std::net::IpAddr;
+
+use polis_proto::v1;
+
+use super::Lead;
+use crate::consensus::Member;
+use crate::curator::convert;
+use crate::curator::error::Error;
+use crate::curator::nodes;
+use crate::curator::state::Request;
+use polis_wire::identity::NodeId;
+
+impl Lead {
+    /// Makes a node with the role a member; returns what it needs to start.
+    pub(super) async fn join_consensus(
+        &self,
+        id: NodeId,
+        address: IpAddr,
+    ) -> Result<v1::JoinConsensusResponse, Error> {
+        let parts = &self.handlers.0;
+        let _changing = parts.changing.lock().await;
+        let node = self.store().node(id).await?;
+        nodes::may_enter_etcd(&node)?;
+        let identity = nodes::identity(id, &node)?;
+        // The others must know the way before etcd sends them there.
+        let mut status = node.status.unwrap_or_default();
+        if status.external_address != address.to_string() {
+            status.external_address = address.to_string();
+            self.store().change(id, Request::Status(status)).await?;
+        }
+        let peer = (parts.naming)(id, address);
+        let invitation = parts.members.add(&identity, &peer).await?;
+        // That may have taken long, and etcd does not ask who leads: what was added
+        // for a leader that is none any more gets no further than this, and the next
+        // one finds it.
+        self.store().confirm_role(id).await?;
+        let member = |member: &Member| v1::join_consensus_response::Peer {
+            node_id: match member.is_of(id, &peer) {
+                true => id.to_string(),
+                false => member.name.clone(),
+            },
+            peer_url: member.peer_url.clone(),
+        };
+        Ok(v1::JoinConsensusResponse {
+            members: invitation.members.iter().map(member).collect(),
+            ca_certificate: invitation.ca,
+            peer_certificate: invitation.certificate,
+            crl: invitation.crl,
+        })
+    }
+
+    /// etcd, as the member beside this curator sees it, with these `members` if some
+    /// newer ones are known.
+    pub(super) async fn consensus_status(
+        &self,
+        members: Option<Vec<Member>>,
+    ) -> v1::ConsensusStatus {
+        let parts = &self.handlers.0;
+        let answering = parts.members.answering().await.unwrap_or_default();
+        let mut status = parts.consensus.borrow().clone();
+        status.members = members.unwrap_or(status.members);
+        convert::consensus_status(&status, &answering, &parts.heartbeats)
+    }
+}

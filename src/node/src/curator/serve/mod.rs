@@ -1,0 +1,214 @@
+//! Answers the calls of nodes and people, one file for each service of the API.
+//!
+//! `rpc` lets calls in and says who makes them; here they are turned into changes
+//! of records and into copies of them.
+//!
+//! ```text
+//! call --> does this curator lead? --no--> UNAVAILABLE, and who does
+//!               | yes
+//!               +-- change: store, under the lock of the term
+//!               +-- question: directory, once it holds all that was written before
+//! ```
+//!
+//! Invariants:
+//! - What a caller was told to be done, it sees done in the next answer.
+//! - A stream of a leader ends when its term does.
+//! - Whatever changes the members of etcd does so one at a time.
+
+mod aaa;
+mod curator;
+mod departures;
+mod local;
+mod management;
+mod members;
+mod watching;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use polis_proto::v1::aaa_server::AaaServer;
+use polis_proto::v1::curator_local_server::CuratorLocalServer;
+use polis_proto::v1::curator_server::CuratorServer;
+use polis_proto::v1::management_server::ManagementServer;
+use tokio::sync::{Mutex, watch};
+use tonic::Status;
+use tonic::service::Routes;
+
+pub use self::departures::{Departures, Service as DeparturesService};
+use super::directory::Directory;
+use super::error::Error;
+use super::fenced::Fenced;
+use super::health::Heartbeats;
+use super::leader::{Leadership, Term};
+use super::refused::Refusals;
+use super::store::Store;
+use crate::consensus::{self, Members, Peer};
+use polis_base::sys::clock;
+use polis_runtime::event::until;
+use polis_wire::identity::NodeId;
+use polis_wire::rpc::{self, Credentials};
+
+/// The copy follows etcd by milliseconds; one that needs longer is cut off.
+const COPY_MAX: Duration = Duration::from_secs(3);
+
+/// What a streaming call answers with.
+type Stream<T> = Pin<Box<dyn futures::Stream<Item = Result<T, Status>> + Send>>;
+
+/// Tells where a member of etcd is reached, from its node and its address.
+pub type Naming = fn(NodeId, std::net::IpAddr) -> Peer;
+
+/// What the handlers work with. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Handlers(Arc<Parts>);
+
+/// The parts of [`Handlers`].
+#[derive(Debug)]
+pub struct Parts {
+    /// This node.
+    pub node: NodeId,
+    /// With what it serves, the cluster's CA among it.
+    pub credentials: watch::Receiver<Option<Credentials>>,
+    /// Who leads.
+    pub leadership: watch::Receiver<Leadership>,
+    /// The copy of the records.
+    pub directory: watch::Sender<Directory>,
+    /// Who was heard.
+    pub heartbeats: Heartbeats,
+    /// Which machines were not let in.
+    pub refusals: Refusals,
+    /// The member of etcd beside this curator.
+    pub consensus: watch::Receiver<consensus::Status>,
+    /// The way to change the members of etcd.
+    pub members: Members,
+    /// Where new members are reached.
+    pub naming: Naming,
+    /// Held while the members of etcd change.
+    pub changing: Mutex<()>,
+    /// Takes nodes out.
+    pub departures: Departures,
+}
+
+impl Parts {
+    /// Where the member of a node is reached, or would be.
+    fn peer(&self, id: NodeId, node: &polis_proto::v1::Node) -> Peer {
+        // Whatever entered etcd has told its address before, and where the place is a
+        // name, the address does not matter.
+        let address = node.status.as_ref().and_then(|status| status.external_address.parse().ok());
+        (self.naming)(id, address.unwrap_or(Ipv4Addr::UNSPECIFIED.into()))
+    }
+}
+
+impl Handlers {
+    /// Handlers of these parts.
+    #[must_use]
+    pub fn new(parts: Parts) -> Self {
+        Self(Arc::new(parts))
+    }
+
+    /// Every service of a curator, with reflection and health.
+    ///
+    /// # Errors
+    ///
+    /// When the descriptors cannot be read: the build is broken.
+    pub fn routes<H>(
+        &self,
+        health: tonic_health::pb::health_server::HealthServer<H>,
+    ) -> Result<Routes, tonic_reflection::server::Error>
+    where
+        H: tonic_health::pb::health_server::Health,
+    {
+        let reflection = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(polis_proto::DESCRIPTORS)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        };
+        Ok(Routes::new(AaaServer::new(self.clone()))
+            .add_service(ManagementServer::new(self.clone()))
+            .add_service(CuratorServer::new(self.clone()))
+            .add_service(CuratorLocalServer::new(self.clone()))
+            .add_service(health)
+            .add_service(reflection().build_v1()?)
+            .add_service(reflection().build_v1alpha()?))
+    }
+
+    /// The term of this curator.
+    fn lead(&self) -> Result<Lead, Status> {
+        let term = self.0.leadership.borrow().term.clone();
+        let term = term.ok_or_else(|| self.not_leader())?;
+        Ok(Lead { handlers: self.clone(), term })
+    }
+
+    /// DER of the cluster's CA.
+    fn authority(&self) -> Result<Vec<u8>, Status> {
+        let credentials = self.0.credentials.borrow();
+        let authority = credentials.as_ref().and_then(|credentials| credentials.authority.clone());
+        authority.ok_or_else(|| Status::unavailable("this node has no cluster yet"))
+    }
+
+    /// The answer of a curator that does not lead.
+    fn not_leader(&self) -> Status {
+        let leader = self.0.leadership.borrow().leader.clone();
+        // Its own lock may still be there, right after it was given up.
+        let leader = leader.filter(|leader| leader.node != self.0.node);
+        rpc::not_leader(leader.map(|leader| {
+            let address = leader.address.map(|address| SocketAddr::new(address, leader.port));
+            (leader.node, address)
+        }))
+    }
+}
+
+/// A call that this curator answers as the leader.
+struct Lead {
+    handlers: Handlers,
+    term: Term,
+}
+
+impl Lead {
+    /// The way to change records.
+    fn store(&self) -> &Store<Fenced> {
+        &self.term.store
+    }
+
+    /// The answer to a call that failed.
+    fn refuse(&self, error: impl Into<Error>) -> Status {
+        let error = error.into();
+        if error.deposed() { self.handlers.not_leader() } else { error.into() }
+    }
+
+    /// Waits until the copy holds everything that was written before now.
+    async fn current(&self) -> Result<watch::Receiver<Directory>, Status> {
+        let needed = self.term.revision().max(self.term.store.kv.written());
+        let mut directory = self.handlers.0.directory.subscribe();
+        let current = until(&mut directory, "the directory", |directory| {
+            (directory.revision() >= needed).then_some(())
+        });
+        match tokio::time::timeout(COPY_MAX, current).await {
+            Ok(Ok(())) => Ok(directory),
+            Ok(Err(_)) | Err(_) => Err(Status::unavailable(
+                "this curator does not hear from etcd what has changed; try again",
+            )),
+        }
+    }
+
+    /// What callers may know of a node, as it is now.
+    async fn info(&self, id: NodeId) -> Result<polis_proto::v1::NodeInfo, Status> {
+        let directory = self.current().await?;
+        let directory = directory.borrow();
+        let known = directory.node(id);
+        let known = known.ok_or_else(|| self.refuse(super::state::Refusal::Unknown))?;
+        Ok(super::convert::info(id, known, &self.handlers.0.heartbeats))
+    }
+}
+
+/// Seconds since 1970.
+fn seconds() -> i64 {
+    let since = clock::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
+    i64::try_from(since.unwrap_or_default().as_secs()).unwrap_or(i64::MAX)
+}
+
+/// The refusal of a caller whom the access table should not have let in.
+fn stranger() -> Status {
+    Status::permission_denied("this call is not for this kind of caller")
+}

@@ -1,0 +1,100 @@
+//! Streams what changes in the directory to one watcher.
+
+use std::sync::Arc;
+
+use polis_proto::v1;
+use tokio::sync::watch;
+use tonic::Status;
+
+use super::{Handlers, Lead, Stream};
+use crate::curator::convert;
+use crate::curator::directory::{Directory, News, Seen};
+use crate::curator::leader::{Leadership, Term};
+use polis_wire::identity::NodeId;
+
+/// Nodes in one event: far below the bound of a message, with labels and all.
+const NODES_MAX: usize = 256;
+
+struct Watcher {
+    handlers: Handlers,
+    directory: watch::Receiver<Directory>,
+    leadership: watch::Receiver<Leadership>,
+    term: Term,
+    only: Option<NodeId>,
+    seen: Seen,
+    /// Whether everything that was there at the start has been sent.
+    current: bool,
+    /// The CRL that was sent last.
+    crl: Arc<Vec<u8>>,
+}
+
+/// The stream of one watcher, of `only` one node or of all.
+pub(super) async fn watch(
+    lead: Lead,
+    only: Option<NodeId>,
+) -> Result<Stream<v1::WatchEvent>, Status> {
+    let directory = lead.current().await?;
+    let Lead { handlers, term } = lead;
+    let watcher = Watcher {
+        leadership: handlers.0.leadership.clone(),
+        handlers,
+        directory,
+        term,
+        only,
+        seen: Seen::default(),
+        current: false,
+        crl: Arc::default(),
+    };
+    let stream = futures::stream::unfold(Some(watcher), |watcher| async move {
+        let mut watcher = watcher?;
+        match watcher.next().await {
+            Ok(event) => Some((Ok(event), Some(watcher))),
+            // The last word.
+            Err(status) => Some((Err(status), None)),
+        }
+    });
+    Ok(Box::pin(stream))
+}
+
+impl Watcher {
+    async fn next(&mut self) -> Result<v1::WatchEvent, Status> {
+        loop {
+            if self.leadership.borrow_and_update().term.as_ref() != Some(&self.term) {
+                return Err(self.handlers.not_leader());
+            }
+            let (news, all, crl) = {
+                let directory = self.directory.borrow_and_update();
+                let (news, all) = self.seen.news(&directory, self.only, NODES_MAX);
+                (news, all, directory.crl())
+            };
+            let caught_up = all && !self.current;
+            let revoked = crl != self.crl;
+            if caught_up || revoked || news != News::default() {
+                self.current |= all;
+                let told = if revoked { crl.to_vec() } else { Vec::new() };
+                self.crl = crl;
+                return Ok(self.event(&news, told));
+            }
+            tokio::select! {
+                // Cancel-safe, both: they wait for event values.
+                changed = self.directory.changed() => {
+                    changed.map_err(|_closed| self.handlers.not_leader())?;
+                }
+                changed = self.leadership.changed() => {
+                    changed.map_err(|_closed| self.handlers.not_leader())?;
+                }
+            }
+        }
+    }
+
+    fn event(&self, news: &News, crl: Vec<u8>) -> v1::WatchEvent {
+        let heartbeats = &self.handlers.0.heartbeats;
+        let info = |(id, known): &(NodeId, _)| convert::info(*id, known, heartbeats);
+        v1::WatchEvent {
+            nodes: news.nodes.iter().map(info).collect(),
+            gone: news.gone.iter().map(ToString::to_string).collect(),
+            current: self.current,
+            crl,
+        }
+    }
+}

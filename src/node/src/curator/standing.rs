@@ -1,0 +1,90 @@
+//! Tells the servers of this node who has access, as the records say.
+//!
+//! Where a curator runs, access is decided by what etcd holds, milliseconds after
+//! it was written; nodes without one hear of it from a curator.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use polis_proto::v1::NodeState;
+use tokio::sync::watch;
+use tracing::error;
+
+use super::directory::Directory;
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::Context;
+use polis_wire::pki::Crl;
+use polis_wire::rpc::Standing;
+
+/// Publishes who has access. A service of every curator.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// The copy of the records.
+    pub directory: watch::Receiver<Directory>,
+    /// Who has access.
+    pub standing: watch::Sender<Arc<Standing>>,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] when the directory ended.
+    pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        ctx.healthy();
+        let mut read = Revoked::default();
+        loop {
+            let standing = {
+                let directory = self.directory.borrow_and_update();
+                // Until the first listing nothing is known, and nobody is let in.
+                (directory.revision() > 0).then(|| of(&directory, &mut read))
+            };
+            if let Some(standing) = standing {
+                self.standing.send_if_modified(|known| {
+                    let changed = **known != standing;
+                    if changed {
+                        *known = Arc::new(standing);
+                    }
+                    changed
+                });
+            }
+            match ctx.until_cancelled(self.directory.changed()).await {
+                Some(changed) => changed.map_err(|_closed| Closed("the directory"))?,
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+/// The CRL that was read last, and what it says.
+#[derive(Default)]
+struct Revoked {
+    der: Arc<Vec<u8>>,
+    serials: BTreeSet<Vec<u8>>,
+}
+
+fn of(directory: &Directory, read: &mut Revoked) -> Standing {
+    let der = directory.crl();
+    if read.der != der {
+        match Crl::read(&der) {
+            Some(crl) => {
+                read.serials = crl.revoked.into_iter().map(|entry| entry.serial).collect();
+            }
+            // Whom the last one named stays out.
+            None => error!("the CRL of the cluster cannot be read and is not used"),
+        }
+        read.der = der;
+    }
+    let in_state = |state| {
+        let nodes = directory.nodes().filter(move |(_, known)| known.node.state() == state);
+        nodes.map(|(id, _)| id).collect()
+    };
+    let revoked = directory.users().filter(|user| user.revoked);
+    Standing {
+        nodes: Some(in_state(NodeState::Up)),
+        removed: in_state(NodeState::Decommissioned),
+        serials: read.serials.clone(),
+        users: revoked.map(|user| user.name.clone()).collect(),
+    }
+}

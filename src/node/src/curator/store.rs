@@ -1,0 +1,508 @@
+//! Keeps what the cluster knows about itself: its nodes, its owner, its configuration.
+//!
+//! ```text
+//! nodes/<node ID>         v1.Node
+//! join_keys/<hex>         v1.JoinKey: whose it is
+//! users/<name>            v1.User
+//! global/initial_owner    v1.InitialOwner
+//! global/register_ticket  v1.RegisterTicket
+//! cluster/configuration   v1.ClusterConfiguration
+//! leader/<lease>          v1.Leader, see `leader`
+//! pki/...                 see `pki`: the cluster's CA and what it issued
+//! ```
+//!
+//! The cluster manager of the first node writes the founding records straight
+//! into etcd: no curator serves before there is a cluster. From then on the
+//! leader writes, through `fenced`: it reads a record, makes a new one of it and
+//! commits that if the record is still the one that was read.
+//!
+//! Invariants:
+//! - The founding records appear together or not at all, once in the life of a
+//!   cluster.
+//! - Reading never repairs: a record that is not understood is an error.
+//! - A record that two change at the same moment is changed twice, one after the
+//!   other; a write without an answer is never made again.
+//!
+//! What this module does not do: know what may become of a record (`state`,
+//! `nodes`, `tickets`, `users`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use polis_proto::v1;
+use prost::Message;
+
+use super::disk_keys::{DiskKeys, join_write};
+use super::nodes::misfit;
+use polis_wire::identity::{Identity, NodeId};
+use polis_wire::pki::{
+    self, Certificate, Guard, Issued, Issuer, Mode, Namespace, Reason, Template, Write,
+};
+
+/// Where the cluster's own PKI is.
+const PKI: &str = "pki/";
+
+pub(super) const NODES: &str = "nodes/";
+pub(super) const JOIN_KEYS: &str = "join_keys/";
+pub(super) const USERS: &str = "users/";
+pub(super) const LEADERS: &str = "leader/";
+pub(super) const OWNER: &str = "global/initial_owner";
+pub(super) const TICKET: &str = "global/register_ticket";
+pub(super) const CONFIGURATION: &str = "cluster/configuration";
+
+/// Attempts at a record that others change at the same moment. Each time one of
+/// them was faster, so this many in a row means that something is wrong.
+pub(super) const CONFLICTS_MAX: u32 = 32;
+
+/// The cluster's CA: signs nodes and users.
+const AUTHORITY: &str = "cluster";
+
+/// Why the store cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// etcd did not answer, or refused.
+    #[error("cannot use the cluster's store")]
+    Store(#[source] anyhow::Error),
+    /// A certificate cannot be made or read.
+    #[error("cannot get a certificate of the cluster")]
+    Pki(#[from] pki::Error),
+    /// Something is missing that every cluster has.
+    #[error("the cluster's store has no {key}")]
+    Missing {
+        /// Its key.
+        key: String,
+    },
+    /// A record cannot be read.
+    #[error("the record {key} in the cluster's store is damaged")]
+    Damaged {
+        /// Its key.
+        key: String,
+    },
+    /// Others changed the same record, again and again.
+    #[error("the record {key} in the cluster's store changes too often")]
+    Contended {
+        /// Its key.
+        key: String,
+    },
+    /// The store belongs to a cluster that another node founded.
+    #[error("the cluster's store was begun by another node: it has no {key}")]
+    OtherFounder {
+        /// The record that would be there.
+        key: String,
+    },
+    /// The disk of whoever founds a cluster again is not what that cluster demands.
+    #[error(
+        "the storage policy of the cluster in the snapshot is {policy}, and the disk of this node \
+         is {kind}"
+    )]
+    StoragePolicy {
+        /// What is demanded.
+        policy: &'static str,
+        /// What there is.
+        kind: &'static str,
+    },
+}
+
+impl Error {
+    /// Whether the same call may succeed if it is made again.
+    #[must_use]
+    pub fn retriable(&self) -> bool {
+        match self {
+            Self::Store(_) | Self::Contended { .. } => true,
+            Self::Pki(error) => error.retriable(),
+            Self::Missing { .. }
+            | Self::Damaged { .. }
+            | Self::OtherFounder { .. }
+            | Self::StoragePolicy { .. } => false,
+        }
+    }
+}
+
+/// What a cluster is founded with.
+#[derive(Clone, PartialEq)]
+pub struct Founding {
+    /// The first node.
+    pub node: Identity,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Whoever may take ownership.
+    pub owner_public_key: [u8; 32],
+    /// What holds for the whole cluster.
+    pub configuration: v1::ClusterConfiguration,
+    /// The keys of its disk, and what opens that alone; none where it is not
+    /// encrypted.
+    pub disk: Option<(DiskKeys, Vec<u8>)>,
+    /// What its disk promises.
+    pub storage_kind: v1::StorageKind,
+    /// Whether the store began with a snapshot: owner and configuration are those
+    /// in there then, and the node is one more.
+    pub restored: bool,
+}
+
+impl std::fmt::Debug for Founding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Founding").field("node", &self.node.id).finish_non_exhaustive()
+    }
+}
+
+/// The records of the curator.
+#[derive(Clone, Debug)]
+pub struct Store<S> {
+    pub(super) kv: S,
+}
+
+/// What a change makes of a record.
+pub(super) enum Outcome<M> {
+    /// It stays.
+    Keep(M),
+    /// It is written, and with it what else must change in the same step.
+    Put(M, Vec<Guard>, Vec<Write>),
+    /// It is removed; this is what it was.
+    Delete(M, Vec<Write>),
+}
+
+impl<S: pki::Store + Clone> Store<S> {
+    /// The records that lie in `kv`, the curator's namespace of etcd.
+    pub fn new(kv: S) -> Self {
+        Self { kv }
+    }
+
+    /// Writes the founding records, unless they are there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OtherFounder`] if they are there without this node.
+    pub async fn found(&self, founding: &Founding) -> Result<(), Error> {
+        let mut node = v1::Node {
+            public_key: founding.node.public_key.to_vec(),
+            state: v1::NodeState::Up.into(),
+            roles: Some(v1::NodeRoles {
+                consensus_member: Some(v1::node_roles::ConsensusMember {}),
+                ..Default::default()
+            }),
+            labels: founding.labels.clone(),
+            ..Default::default()
+        };
+        if let Some((keys, recovery_key)) = &founding.disk {
+            keys.apply(&mut node);
+            node.recovery_key.clone_from(recovery_key);
+        }
+        let owner = v1::InitialOwner { public_key: founding.owner_public_key.to_vec() };
+        let node_key = node_key(founding.node.id);
+        let records = [
+            (node_key.as_str(), node.encode_to_vec()),
+            (OWNER, owner.encode_to_vec()),
+            (CONFIGURATION, founding.configuration.encode_to_vec()),
+        ];
+        let guards = records.iter().map(|(key, _)| Guard::Absent((*key).to_owned())).collect();
+        let writes = records.into_iter().map(|(key, value)| Write::Put(key.to_owned(), value));
+        let join = founding.disk.iter().map(|(keys, _)| join_write(&keys.join_key, founding.node));
+        if self.kv.commit(guards, writes.chain(join).collect()).await.map_err(Error::Store)? {
+            return Ok(());
+        }
+        // An earlier attempt wrote them: all of them, since it was one step.
+        match self.read::<v1::Node>(&node_key).await? {
+            Some(_) => self.complete(founding.node).await.map(drop),
+            None if founding.restored => self.found_again(founding, &node).await,
+            None => Err(Error::OtherFounder { key: node_key }),
+        }
+    }
+
+    /// Adds the node to a cluster that nobody else is left of.
+    async fn found_again(&self, founding: &Founding, node: &v1::Node) -> Result<(), Error> {
+        let configuration = self.read::<v1::ClusterConfiguration>(CONFIGURATION).await?;
+        let policy = configuration.unwrap_or_default().storage_security_policy();
+        if let Some((policy, kind)) = misfit(policy, founding.storage_kind) {
+            return Err(Error::StoragePolicy { policy, kind });
+        }
+        let key = node_key(founding.node.id);
+        let join = founding.disk.iter().map(|(keys, _)| join_write(&keys.join_key, founding.node));
+        let writes = [Write::Put(key.clone(), node.encode_to_vec())].into_iter().chain(join);
+        let guards = vec![Guard::Absent(key.clone())];
+        match self.kv.commit(guards, writes.collect()).await.map_err(Error::Store)? {
+            true => self.complete(founding.node).await.map(drop),
+            false => Err(Error::Contended { key }),
+        }
+    }
+
+    /// Checks that this is the store of a founded cluster with `node` in it, and
+    /// returns what it knows of the node.
+    ///
+    /// # Errors
+    ///
+    /// The first record that is missing or damaged.
+    pub async fn complete(&self, node: Identity) -> Result<v1::Node, Error> {
+        let key = node_key(node.id);
+        let found = self.read::<v1::Node>(&key).await?;
+        let found = found.ok_or_else(|| Error::Missing { key: key.clone() })?;
+        if found.public_key != node.public_key {
+            return Err(Error::Damaged { key });
+        }
+        let missing = |key: &str| Error::Missing { key: key.to_owned() };
+        let _owner = self.read::<v1::InitialOwner>(OWNER).await?.ok_or_else(|| missing(OWNER))?;
+        let configuration = self.read::<v1::ClusterConfiguration>(CONFIGURATION).await?;
+        let _configuration = configuration.ok_or_else(|| missing(CONFIGURATION))?;
+        Ok(found)
+    }
+
+    /// The certificate of the cluster's CA, made if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Pki`].
+    pub async fn ensure_authority(&self, now: SystemTime) -> Result<Issued, Error> {
+        Ok(self.certificates().ensure(&authority(), now).await?)
+    }
+
+    /// DER of the cluster's CA, which is there since the cluster was founded.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Missing`].
+    pub async fn authority(&self, now: SystemTime) -> Result<Vec<u8>, Error> {
+        // `ensure` makes what is missing; an authority is never without a CRL.
+        if self.certificates().crl(&authority()).await?.is_none() {
+            return Err(Error::Missing { key: format!("{PKI}authorities/{AUTHORITY}") });
+        }
+        Ok(self.ensure_authority(now).await?.der)
+    }
+
+    /// The certificate of `node`, made if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Pki`].
+    pub async fn ensure_node_certificate(
+        &self,
+        node: Identity,
+        now: SystemTime,
+    ) -> Result<Issued, Error> {
+        Ok(self.certificates().ensure(&node_wish(node), now).await?)
+    }
+
+    /// A new certificate for `node` if two thirds of the life of its old one are
+    /// over, else the one that it has; none where that was revoked.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Pki`].
+    pub async fn renew_node_certificate(
+        &self,
+        node: Identity,
+        now: SystemTime,
+    ) -> Result<Option<Issued>, Error> {
+        Ok(self.certificates().current(&node_wish(node), now).await?)
+    }
+
+    /// Revokes every certificate that the cluster issued to `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Pki`].
+    pub async fn revoke(&self, name: &str, reason: Reason, now: SystemTime) -> Result<(), Error> {
+        self.certificates().revoke_surely(&authority(), name, reason, now).await?;
+        Ok(())
+    }
+
+    /// What holds for the whole cluster.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn configuration(&self) -> Result<v1::ClusterConfiguration, Error> {
+        let found = self.read(CONFIGURATION).await?;
+        found.ok_or_else(|| Error::Missing { key: CONFIGURATION.to_owned() })
+    }
+
+    /// Reads a record, makes another of it, and writes that if nobody else was
+    /// faster; else it reads again.
+    pub(super) async fn update<M, E>(
+        &self,
+        key: &str,
+        mut change: impl FnMut(Option<M>) -> Result<Outcome<M>, E> + Send,
+    ) -> Result<M, E>
+    where
+        M: Message + Default,
+        E: From<Error>,
+    {
+        for _attempt in 0..CONFLICTS_MAX {
+            let entry = self.kv.get(key).await.map_err(Error::Store)?;
+            let (guard, old) = match &entry {
+                None => (Guard::Absent(key.to_owned()), None),
+                Some(entry) => {
+                    let old = decode::<M>(key, &entry.value)?;
+                    (Guard::Unchanged(key.to_owned(), entry.revision), Some(old))
+                }
+            };
+            let (record, guards, writes) = match change(old)? {
+                Outcome::Keep(record) => return Ok(record),
+                Outcome::Put(record, guards, writes) => {
+                    let put = Write::Put(key.to_owned(), record.encode_to_vec());
+                    (record, guards, [vec![put], writes].concat())
+                }
+                Outcome::Delete(record, writes) => {
+                    (record, Vec::new(), [vec![Write::Delete(key.to_owned())], writes].concat())
+                }
+            };
+            let guards = [vec![guard], guards].concat();
+            if self.kv.commit(guards, writes).await.map_err(Error::Store)? {
+                return Ok(record);
+            }
+        }
+        Err(Error::Contended { key: key.to_owned() }.into())
+    }
+
+    pub(super) fn certificates(&self) -> Namespace<S> {
+        Namespace::new(self.kv.clone(), PKI)
+    }
+
+    pub(super) async fn read<M: Message + Default>(&self, key: &str) -> Result<Option<M>, Error> {
+        let Some(entry) = self.kv.get(key).await.map_err(Error::Store)? else { return Ok(None) };
+        decode(key, &entry.value).map(Some)
+    }
+}
+
+pub(super) fn decode<M: Message + Default>(key: &str, value: &[u8]) -> Result<M, Error> {
+    M::decode(value).map_err(|_reason| Error::Damaged { key: key.to_owned() })
+}
+
+pub(super) fn node_key(id: NodeId) -> String {
+    format!("{NODES}{id}")
+}
+
+/// Where the CRL of the cluster's authority is.
+pub(super) fn crl_key() -> String {
+    format!("{PKI}authorities/{AUTHORITY}/crl")
+}
+
+fn node_wish(node: Identity) -> Certificate {
+    Certificate {
+        issuer: Issuer::Authority(Arc::new(authority())),
+        name: node.id.to_string(),
+        template: Template::Node,
+        mode: Mode::External(node.public_key),
+    }
+}
+
+pub(super) fn authority() -> Certificate {
+    Certificate {
+        issuer: Issuer::Itself,
+        name: AUTHORITY.to_owned(),
+        template: Template::ClusterAuthority,
+        mode: Mode::Managed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polis_base::sys::clock;
+    use polis_wire::pki::memory::Memory;
+
+    fn founding(key: u8) -> Founding {
+        Founding {
+            node: Identity::new([key; 32]),
+            labels: BTreeMap::from([("rack".to_owned(), "1".to_owned())]),
+            owner_public_key: [1; 32],
+            configuration: v1::ClusterConfiguration::default(),
+            disk: None,
+            storage_kind: v1::StorageKind::Authenticated,
+            restored: false,
+        }
+    }
+
+    #[test]
+    fn the_crl_is_watched_where_the_library_keeps_it() {
+        let pki = Namespace::new(Memory::default(), PKI);
+        assert_eq!(pki.crl_key(&authority()), crl_key());
+    }
+
+    #[tokio::test]
+    async fn a_cluster_is_founded_once_and_stays_as_it_was_founded() {
+        let store = Store::new(Memory::default());
+        let founding = founding(7);
+        store.found(&founding).await.unwrap();
+        let other = Founding { owner_public_key: [2; 32], ..founding.clone() };
+        store.found(&other).await.unwrap();
+        let node = store.complete(founding.node).await.unwrap();
+        assert_eq!(node.state(), v1::NodeState::Up);
+        assert!(node.roles.unwrap().consensus_member.is_some());
+        assert_eq!(node.labels, founding.labels);
+        let owner: v1::InitialOwner = store.read(OWNER).await.unwrap().unwrap();
+        assert_eq!(owner.public_key, [1; 32]);
+    }
+
+    #[tokio::test]
+    async fn another_node_does_not_found_the_same_cluster() {
+        let store = Store::new(Memory::default());
+        store.found(&founding(7)).await.unwrap();
+        let refused = store.found(&founding(8)).await;
+        assert!(matches!(refused, Err(Error::OtherFounder { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_store_that_came_from_a_snapshot_takes_one_more_node_and_stays_as_it_was() {
+        let store = Store::new(Memory::default());
+        store.found(&founding(7)).await.unwrap();
+        let again = Founding { restored: true, owner_public_key: [2; 32], ..founding(8) };
+        // A power cut may come after it.
+        store.found(&again).await.unwrap();
+        store.found(&again).await.unwrap();
+        assert_eq!(store.complete(again.node).await.unwrap().state(), v1::NodeState::Up);
+        assert_eq!(store.complete(founding(7).node).await.unwrap().state(), v1::NodeState::Up);
+        let owner: v1::InitialOwner = store.read(OWNER).await.unwrap().unwrap();
+        assert_eq!(owner.public_key, [1; 32]);
+        // All secrets of the cluster would lie on a disk that it would not let in.
+        let plain =
+            Founding { storage_kind: v1::StorageKind::Insecure, restored: true, ..founding(9) };
+        let refused = store.found(&plain).await;
+        assert!(matches!(refused, Err(Error::StoragePolicy { .. })), "{refused:?}");
+        assert!(store.complete(plain.node).await.is_err());
+        // Without a snapshot in it, a store is founded as ever.
+        let store = Store::new(Memory::default());
+        store.found(&again).await.unwrap();
+        let owner: v1::InitialOwner = store.read(OWNER).await.unwrap().unwrap();
+        assert_eq!(owner.public_key, [2; 32]);
+    }
+
+    #[tokio::test]
+    async fn what_is_missing_or_damaged_is_named() {
+        let memory = Memory::default();
+        let store = Store::new(memory.clone());
+        let node = Identity::new([7; 32]);
+        let missing = store.complete(node).await.unwrap_err();
+        assert_eq!(missing.to_string(), format!("the cluster's store has no nodes/{}", node.id));
+        store.found(&founding(7)).await.unwrap();
+        let put = |key: &str, value: &[u8]| vec![Write::Put(key.to_owned(), value.to_vec())];
+        pki::Store::commit(&memory, vec![], put(OWNER, &[0xff])).await.unwrap();
+        assert!(matches!(store.complete(node).await, Err(Error::Damaged { key }) if key == OWNER));
+        let delete = vec![Write::Delete(OWNER.to_owned())];
+        pki::Store::commit(&memory, vec![], delete).await.unwrap();
+        assert!(matches!(store.complete(node).await, Err(Error::Missing { key }) if key == OWNER));
+    }
+
+    #[tokio::test]
+    async fn the_authority_and_the_node_s_certificate_are_made_once() {
+        let store = Store::new(Memory::default());
+        let node = Identity::new([7; 32]);
+        let authority = store.ensure_authority(clock::now()).await.unwrap();
+        let first = store.ensure_node_certificate(node, clock::now()).await.unwrap();
+        let again = store.ensure_node_certificate(node, clock::now()).await.unwrap();
+        assert_eq!(first.der, again.der);
+        assert_eq!(first.issuer_der, authority.der);
+    }
+
+    #[tokio::test]
+    async fn a_node_whose_certificate_was_revoked_gets_none_by_asking_again() {
+        let store = Store::new(Memory::default());
+        let node = Identity::new([7; 32]);
+        let now = clock::now();
+        let first = store.ensure_node_certificate(node, now).await.unwrap();
+        let same = store.renew_node_certificate(node, now).await.unwrap().unwrap();
+        assert_eq!(first.der, same.der);
+        store.revoke(&node.id.to_string(), Reason::Left, now).await.unwrap();
+        assert!(store.renew_node_certificate(node, now).await.unwrap().is_none());
+    }
+}

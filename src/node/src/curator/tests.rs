@@ -1,0 +1,293 @@
+//! The records against a map.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use polis_proto::v1::{self, NodeState, UserRole};
+
+use super::error::Error;
+use super::state::{Commitment, Refusal, Registration, Request};
+use super::store::{Founding, Store};
+use super::tickets::Wish;
+use polis_wire::identity::{Fingerprint, Identity};
+use polis_wire::pki::memory::Memory;
+use polis_wire::pki::{Facts, Store as _};
+
+fn founder() -> Identity {
+    Identity::new([1; 32])
+}
+
+fn noon() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
+}
+
+async fn founded() -> (Store<Memory>, Memory) {
+    let memory = Memory::default();
+    let store = Store::new(memory.clone());
+    let configuration = v1::ClusterConfiguration {
+        storage_security_policy: v1::cluster_configuration::StorageSecurityPolicy::NeedsEncryption
+            .into(),
+        ..Default::default()
+    };
+    let founding = Founding {
+        node: founder(),
+        labels: BTreeMap::new(),
+        owner_public_key: [9; 32],
+        configuration,
+        disk: None,
+        storage_kind: v1::StorageKind::Insecure,
+        restored: false,
+    };
+    store.found(&founding).await.unwrap();
+    store.ensure_authority(noon()).await.unwrap();
+    (store, memory)
+}
+
+fn registration(key: u8, join_key: u8) -> Registration {
+    Registration {
+        identity: Identity::new([key; 32]),
+        join_key: [join_key; 32],
+        tpm: false,
+        labels: BTreeMap::new(),
+        address: "192.0.2.7".to_owned(),
+        now: 100,
+    }
+}
+
+fn commitment() -> Commitment {
+    Commitment {
+        cluster_unlock_key: vec![5; 32],
+        storage_kind: v1::StorageKind::Encrypted,
+        recovery_key: vec![6; 32],
+    }
+}
+
+#[tokio::test]
+async fn a_ticket_is_made_once_and_void_once_it_was_rotated_or_has_ended() {
+    let (store, _) = founded().await;
+    assert!(matches!(store.register(b"", registration(2, 3)).await, Err(Error::TicketWrong)));
+    let first = store.ticket(Wish::Read, 1).await.unwrap();
+    assert_eq!(first, store.ticket(Wish::Read, 2).await.unwrap());
+    assert_eq!((first.opaque.len(), first.ends_at), (32, 0));
+    let lifetime = Some(Duration::from_secs(50));
+    let second = store.ticket(Wish::Rotate { lifetime }, 60).await.unwrap();
+    assert_eq!(second.ends_at, 110);
+    let refused = store.register(&first.opaque, registration(2, 3)).await;
+    assert!(matches!(refused, Err(Error::TicketRotated)));
+    let late = Registration { now: 110, ..registration(2, 3) };
+    assert!(matches!(store.register(&second.opaque, late).await, Err(Error::TicketEnded)));
+    let node = store.register(&second.opaque, registration(2, 3)).await.unwrap();
+    assert_eq!(node.state(), NodeState::New);
+}
+
+#[tokio::test]
+async fn a_machine_that_waits_is_answered_although_its_ticket_is_void_by_now() {
+    let (store, _) = founded().await;
+    let ticket = store.ticket(Wish::Read, 1).await.unwrap().opaque;
+    store.register(&ticket, registration(2, 3)).await.unwrap();
+    store.ticket(Wish::Rotate { lifetime: None }, 2).await.unwrap();
+    let again = store.register(&ticket, registration(2, 3)).await.unwrap();
+    assert_eq!(again.state(), NodeState::New);
+    // With another join key it is a new request.
+    let other = store.register(&ticket, registration(2, 4)).await;
+    assert!(matches!(other, Err(Error::TicketRotated)));
+}
+
+#[tokio::test]
+async fn a_node_lives_from_its_registration_to_its_deletion() {
+    let (store, memory) = founded().await;
+    let ticket = store.ticket(Wish::Read, 1).await.unwrap().opaque;
+    let identity = Identity::new([2; 32]);
+    store.register(&ticket, registration(2, 3)).await.unwrap();
+
+    let refused = store.enter(identity, commitment()).await;
+    assert!(matches!(refused, Err(Error::Refused(Refusal::NotApproved))));
+    let other = Fingerprint::of_key(&[8; 32]).to_string().parse().unwrap();
+    let refused = store.approve(identity.id, Some(&other)).await;
+    assert!(matches!(refused, Err(Error::Fingerprint { .. })));
+    let own = Fingerprint::of_key(&[2; 32]).words().parse().unwrap();
+    let approved = store.approve(identity.id, Some(&own)).await.unwrap();
+    assert_eq!(approved.state(), NodeState::Standby);
+
+    let plain = Commitment { storage_kind: v1::StorageKind::Insecure, ..commitment() };
+    assert!(matches!(store.enter(identity, plain.clone()).await, Err(Error::Field(_))));
+    let none = Commitment { cluster_unlock_key: vec![], recovery_key: vec![], ..plain };
+    let refused = store.enter(identity, none).await;
+    assert!(matches!(refused, Err(Error::StoragePolicy { .. })));
+    let refused = store.join(&[3; 32]).await;
+    assert!(matches!(refused, Err(Error::Refused(Refusal::NotUp))));
+    let up = store.enter(identity, commitment()).await.unwrap();
+    assert_eq!(up.state(), NodeState::Up);
+    // The answer was lost: it comes again, with other keys.
+    let again = Commitment { cluster_unlock_key: vec![7; 32], ..commitment() };
+    store.enter(identity, again).await.unwrap();
+
+    let (found, joined) = store.join(&[3; 32]).await.unwrap();
+    assert_eq!((found, joined.cluster_unlock_key), (identity.id, vec![7; 32]));
+    let refused = store.enter(identity, commitment()).await;
+    assert!(matches!(refused, Err(Error::Refused(Refusal::Joined))));
+    assert!(matches!(
+        store.register(&ticket, registration(2, 4)).await,
+        Err(Error::Refused(Refusal::Known))
+    ));
+
+    let refused = store.change(identity.id, Request::Delete { force: false }).await;
+    assert!(matches!(refused, Err(Error::Refused(Refusal::StillUp))));
+    store.change(identity.id, Request::Decommission).await.unwrap();
+    let refused = store.join(&[3; 32]).await;
+    assert!(matches!(refused, Err(Error::Refused(Refusal::Decommissioned))));
+    store.change(identity.id, Request::Delete { force: false }).await.unwrap();
+    assert!(matches!(store.join(&[3; 32]).await, Err(Error::Refused(Refusal::Unknown))));
+    let left: Vec<_> = memory.contents().into_keys().collect();
+    assert!(!left.iter().any(|key| key.starts_with("join_keys/")), "{left:?}");
+}
+
+#[tokio::test]
+async fn nobody_takes_the_join_key_of_another() {
+    let (store, memory) = founded().await;
+    let ticket = store.ticket(Wish::Read, 1).await.unwrap().opaque;
+    store.register(&ticket, registration(2, 3)).await.unwrap();
+    let taken = store.register(&ticket, registration(4, 3)).await;
+    assert!(matches!(taken, Err(Error::JoinKeyTaken)));
+    // A new one of the same machine replaces the old one.
+    store.register(&ticket, registration(2, 5)).await.unwrap();
+    let keys = memory.contents().into_keys().filter(|key| key.starts_with("join_keys/"));
+    assert_eq!(keys.count(), 1);
+    store.register(&ticket, registration(4, 3)).await.unwrap();
+}
+
+#[tokio::test]
+async fn two_keys_with_one_name_are_not_one_node() {
+    let (store, _) = founded().await;
+    let ticket = store.ticket(Wish::Read, 1).await.unwrap().opaque;
+    store.register(&ticket, registration(2, 3)).await.unwrap();
+    let mut twin = [2; 32];
+    twin[31] = 0;
+    let twin = Registration { identity: Identity::new(twin), ..registration(2, 4) };
+    let refused = store.register(&ticket, twin).await;
+    assert!(matches!(refused, Err(Error::Refused(Refusal::Known))));
+}
+
+#[tokio::test]
+async fn changes_at_the_same_moment_happen_one_after_the_other() {
+    let (store, _) = founded().await;
+    let set = |key: &str| Request::Labels {
+        set: BTreeMap::from([(key.to_owned(), String::new())]),
+        remove: Vec::new(),
+    };
+    let changes = (0..16).map(|at| {
+        let store = store.clone();
+        let set = set(&format!("l{at}"));
+        async move { store.change(founder().id, set).await }
+    });
+    for changed in futures::future::join_all(changes).await {
+        changed.unwrap();
+    }
+    assert_eq!(store.node(founder().id).await.unwrap().labels.len(), 16);
+}
+
+#[tokio::test]
+async fn the_owner_s_key_opens_the_door_and_no_other_does() {
+    let (store, _) = founded().await;
+    assert!(matches!(store.escrow(&[8; 32], noon()).await, Err(Error::NotOwner)));
+    let first = store.escrow(&[9; 32], noon()).await.unwrap();
+    assert_eq!(first.der, store.escrow(&[9; 32], noon()).await.unwrap().der);
+    let facts = Facts::read(&first.der).unwrap();
+    assert_eq!((facts.subject.as_str(), facts.unit.as_deref()), ("owner", Some("owner")));
+    // After two thirds of its life.
+    let later = noon() + Duration::from_secs(25 * 24 * 60 * 60);
+    let second = store.escrow(&[9; 32], later).await.unwrap();
+    assert_ne!(first.der, second.der);
+}
+
+#[tokio::test]
+async fn a_user_is_made_once_and_revoked_for_good() {
+    let (store, memory) = founded().await;
+    let make = |name: &'static str, role, key: u8| {
+        let store = store.clone();
+        async move { store.create_user(name, role, &[key; 32], noon()).await }
+    };
+    for bad in ["", "Alice", "a b", "polis-1", &"x".repeat(65)] {
+        let refused = store.create_user(bad, UserRole::Viewer, &[2; 32], noon()).await;
+        assert!(matches!(refused, Err(Error::Field(_))), "{bad}");
+    }
+    let first = make("ann", UserRole::Viewer, 2).await.unwrap();
+    assert_eq!(first.der, make("ann", UserRole::Viewer, 2).await.unwrap().der);
+    let taken = make("ann", UserRole::Viewer, 3).await;
+    assert!(matches!(taken, Err(Error::UserTaken { what: "key", .. })));
+    let taken = make("ann", UserRole::Operator, 2).await;
+    assert!(matches!(taken, Err(Error::UserTaken { what: "role", .. })));
+
+    store.revoke_user("ann", noon()).await.unwrap();
+    store.revoke_user("ann", noon()).await.unwrap();
+    assert!(matches!(store.renew_user("ann", noon()).await, Err(Error::UserRevoked { .. })));
+    let crl = memory.get(&super::store::crl_key()).await.unwrap().unwrap();
+    let crl = polis_wire::pki::Crl::read(&crl.value).unwrap();
+    assert!(crl.revokes(&Facts::read(&first.der).unwrap().serial));
+    // The name may be given again, to another key.
+    let second = make("ann", UserRole::Operator, 3).await.unwrap();
+    assert!(!crl.revokes(&Facts::read(&second.der).unwrap().serial));
+}
+
+#[tokio::test]
+async fn the_last_owner_stays() {
+    let (store, _) = founded().await;
+    store.escrow(&[9; 32], noon()).await.unwrap();
+    let last = store.revoke_user("owner", noon()).await;
+    assert!(matches!(last, Err(Error::LastOwner { .. })));
+    store.create_user("ann", UserRole::Owner, &[2; 32], noon()).await.unwrap();
+    store.revoke_user("owner", noon()).await.unwrap();
+    assert!(matches!(store.escrow(&[9; 32], noon()).await, Err(Error::UserRevoked { .. })));
+    assert!(matches!(store.revoke_user("ann", noon()).await, Err(Error::LastOwner { .. })));
+    assert!(matches!(store.revoke_user("eve", noon()).await, Err(Error::UserUnknown { .. })));
+}
+
+#[tokio::test]
+async fn what_a_running_cluster_is_built_on_cannot_change() {
+    let (store, _) = founded().await;
+    let wish = v1::ClusterConfiguration {
+        cold_start: v1::cluster_configuration::ColdStart::Attended.into(),
+        ..store.configuration().await.unwrap()
+    };
+    let written = store.configure(wish.clone()).await.unwrap();
+    assert_eq!(written.cold_start, wish.cold_start);
+    // Left out, it stays.
+    let same = v1::ClusterConfiguration { cluster_domain: String::new(), ..written.clone() };
+    assert_eq!(store.configure(same).await.unwrap(), written);
+    let other = v1::ClusterConfiguration { cluster_domain: "x.org".to_owned(), ..written.clone() };
+    assert!(matches!(store.configure(other).await, Err(Error::Fixed { .. })));
+    let strange = v1::ClusterConfiguration { tpm_mode: 77, ..written };
+    assert!(matches!(store.configure(strange).await, Err(Error::Field(_))));
+}
+
+#[tokio::test]
+async fn what_a_node_needs_for_etcd_is_told_while_it_has_the_role_and_does_not_leave() {
+    let (store, _) = founded().await;
+    let id = founder().id;
+    store.confirm_role(id).await.unwrap();
+    store.change(id, Request::Leave(v1::Departure::default())).await.unwrap();
+    let leaving = store.confirm_role(id).await;
+    assert!(matches!(leaving, Err(Error::Refused(Refusal::Leaving))), "{leaving:?}");
+    let consensus_member = Some(v1::node_roles::ConsensusMember {});
+    let remove = v1::NodeRoles { consensus_member, ..Default::default() };
+    store.change(id, Request::Roles { add: Default::default(), remove }).await.unwrap();
+    assert!(matches!(store.confirm_role(id).await, Err(Error::NoRole)));
+    store.change(id, Request::Decommission).await.unwrap();
+    assert!(matches!(store.confirm_role(id).await, Err(Error::Refused(Refusal::NotUp))));
+}
+
+#[tokio::test]
+async fn two_who_configure_different_things_do_not_undo_each_other() {
+    use v1::cluster_configuration::{ColdStart, TpmMode};
+    let (store, _) = founded().await;
+    let before = store.configuration().await.unwrap();
+    // Each names one thing, whatever it has read before.
+    let tpm = v1::ClusterConfiguration { tpm_mode: TpmMode::Required.into(), ..Default::default() };
+    store.configure(tpm).await.unwrap();
+    let cold_start =
+        v1::ClusterConfiguration { cold_start: ColdStart::Attended.into(), ..Default::default() };
+    let written = store.configure(cold_start).await.unwrap();
+    assert_eq!(written.tpm_mode(), TpmMode::Required);
+    assert_eq!(written.cold_start(), ColdStart::Attended);
+    assert_eq!(written.storage_security_policy, before.storage_security_policy);
+}

@@ -1,0 +1,113 @@
+//! Keeps the one ticket that lets machines ask for admission.
+//!
+//! A ticket opens nothing by itself: an operator approves each machine. It keeps
+//! the list of those who ask short.
+
+use std::time::Duration;
+
+use polis_proto::v1;
+use rand::TryRng as _;
+use rand::rngs::SysRng;
+use sha2::{Digest as _, Sha256};
+use tracing::info;
+
+use super::error::Error;
+use super::store::{Outcome, Store, TICKET};
+use polis_wire::pki;
+
+/// As many bytes as nobody guesses.
+const LENGTH: usize = 32;
+
+/// So many replaced tickets are told from wrong ones.
+const FORMER_MAX: usize = 16;
+
+/// A ticket that lives longer than this does not end for anyone now alive.
+const LIFETIME_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// What to do with the ticket that there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// Show it; make one that does not end if there is none.
+    Read,
+    /// Make a new one; the old one is void.
+    Rotate {
+        /// How long it lives; `None` for ever.
+        lifetime: Option<Duration>,
+    },
+}
+
+impl<S: pki::Store + Clone> Store<S> {
+    /// The ticket that is valid; `now` in seconds since 1970.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Field`] for a lifetime beyond all measure.
+    pub async fn ticket(&self, wish: Wish, now: i64) -> Result<v1::RegisterTicket, Error> {
+        let ends_at = match wish {
+            Wish::Read | Wish::Rotate { lifetime: None } => 0,
+            Wish::Rotate { lifetime: Some(lifetime) } if lifetime > LIFETIME_MAX => {
+                let most = LIFETIME_MAX.as_secs();
+                return Err(Error::Field(format!("lifetime_seconds: allowed are 0 to {most}")));
+            }
+            Wish::Rotate { lifetime: Some(lifetime) } => {
+                now.saturating_add(i64::try_from(lifetime.as_secs()).unwrap_or(i64::MAX))
+            }
+        };
+        let mut opaque = vec![0; LENGTH];
+        SysRng.try_fill_bytes(&mut opaque).map_err(|source| {
+            super::store::Error::Pki(pki::Error::Random { name: "a ticket".to_owned(), source })
+        })?;
+        let fresh = v1::RegisterTicket { opaque, created_at: now, ends_at, former: Vec::new() };
+        let ticket = self.update(TICKET, |old: Option<v1::RegisterTicket>| {
+            Ok::<_, Error>(match (old, wish) {
+                (Some(old), Wish::Read) => Outcome::Keep(old),
+                (None, _) => Outcome::Put(fresh.clone(), Vec::new(), Vec::new()),
+                (Some(old), Wish::Rotate { .. }) => {
+                    let fresh = v1::RegisterTicket { former: former(old), ..fresh.clone() };
+                    Outcome::Put(fresh, Vec::new(), Vec::new())
+                }
+            })
+        });
+        let ticket = ticket.await?;
+        if ticket.opaque == fresh.opaque {
+            info!(ends_at, "made a new register ticket");
+        }
+        Ok(ticket)
+    }
+}
+
+/// What is remembered of the tickets up to `old`.
+fn former(old: v1::RegisterTicket) -> Vec<Vec<u8>> {
+    let mut former = old.former;
+    former.push(Sha256::digest(&old.opaque).to_vec());
+    let surplus = former.len().saturating_sub(FORMER_MAX);
+    former.drain(..surplus);
+    former
+}
+
+/// Whether `given` was valid before `ticket` replaced it.
+pub(super) fn was_replaced(ticket: &v1::RegisterTicket, given: &[u8]) -> bool {
+    let digest = Sha256::digest(given);
+    ticket.former.iter().any(|former| former.as_slice() == digest.as_slice())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_replaced_tickets_are_remembered() {
+        let mut ticket = v1::RegisterTicket::default();
+        for number in 0..40_u8 {
+            ticket = v1::RegisterTicket {
+                former: former(ticket),
+                opaque: vec![number; LENGTH],
+                ..Default::default()
+            };
+        }
+        assert_eq!(ticket.former.len(), FORMER_MAX);
+        assert!(was_replaced(&ticket, &[38; LENGTH]));
+        assert!(!was_replaced(&ticket, &[39; LENGTH]), "it is valid");
+        assert!(!was_replaced(&ticket, &[2; LENGTH]), "too old");
+    }
+}

@@ -1,0 +1,195 @@
+//! Keeps who may operate the cluster.
+//!
+//! ```text
+//! (absent) --create, or the owner's key--> [valid] --revoke--> [revoked]
+//!     a revoked name may be given again, to another key <----------+
+//! ```
+//!
+//! Invariants:
+//! - A user that is revoked is marked before its certificates are: the mark
+//!   counts at the next call, whoever answers it.
+//! - There is always an owner who is not revoked, once there was one.
+//! - No user has a name that a node could have: both are names under one authority.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use polis_proto::v1::{self, UserRole};
+use tracing::info;
+
+use super::error::Error;
+use super::store::{OWNER, Outcome, Store, USERS, authority, decode};
+use polis_wire::pki::{self, Certificate, Guard, Issued, Issuer, Mode, Reason, Template};
+
+/// Whom the owner's key speaks for.
+pub const OWNER_NAME: &str = "owner";
+
+/// The longest name.
+const NAME_MAX: usize = 64;
+
+/// How the names of nodes begin.
+const NODE_PREFIX: &str = "polis-";
+
+impl<S: pki::Store + Clone> Store<S> {
+    /// The certificate of the owner, for whoever holds the owner's key.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotOwner`], [`Error::UserRevoked`].
+    pub async fn escrow(&self, key: &[u8; 32], now: SystemTime) -> Result<Issued, Error> {
+        let owner = self.read::<v1::InitialOwner>(OWNER).await?;
+        if owner.is_none_or(|owner| owner.public_key != key) {
+            return Err(Error::NotOwner);
+        }
+        let known = self.user(OWNER_NAME).await?;
+        if known.is_some_and(|user| user.revoked) {
+            return Err(Error::UserRevoked { name: OWNER_NAME.to_owned() });
+        }
+        let user = self.make_user(OWNER_NAME, UserRole::Owner, key).await?;
+        self.user_certificate(&user, now).await
+    }
+
+    /// Makes a user, or finds it; returns its certificate.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Field`], [`Error::UserTaken`].
+    pub async fn create_user(
+        &self,
+        name: &str,
+        role: UserRole,
+        key: &[u8; 32],
+        now: SystemTime,
+    ) -> Result<Issued, Error> {
+        check_name(name)?;
+        if role == UserRole::Unspecified {
+            return Err(Error::Field("role is missing".to_owned()));
+        }
+        let user = self.make_user(name, role, key).await?;
+        self.user_certificate(&user, now).await
+    }
+
+    /// The certificate of a user, a new one where it is time.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UserUnknown`], [`Error::UserRevoked`].
+    pub async fn renew_user(&self, name: &str, now: SystemTime) -> Result<Issued, Error> {
+        let user = self.user(name).await?;
+        let user = user.ok_or_else(|| Error::UserUnknown { name: name.to_owned() })?;
+        if user.revoked {
+            return Err(Error::UserRevoked { name: name.to_owned() });
+        }
+        self.user_certificate(&user, now).await
+    }
+
+    /// Ends the access of a user.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UserUnknown`], [`Error::LastOwner`].
+    pub async fn revoke_user(&self, name: &str, now: SystemTime) -> Result<(), Error> {
+        // Another owner that is revoked at the same moment is seen by the guards.
+        let owners = self.other_owners(name).await?;
+        let key = user_key(name);
+        self.update(&key, |old: Option<v1::User>| {
+            let user = old.ok_or_else(|| Error::UserUnknown { name: name.to_owned() })?;
+            if user.revoked {
+                return Ok(Outcome::Keep(user));
+            }
+            if user.role() == UserRole::Owner && owners.is_empty() {
+                return Err(Error::LastOwner { name: name.to_owned() });
+            }
+            Ok(Outcome::Put(v1::User { revoked: true, ..user }, owners.clone(), Vec::new()))
+        })
+        .await?;
+        self.revoke(name, Reason::Left, now).await?;
+        info!(user = name, "revoked a user");
+        Ok(())
+    }
+
+    /// Guards that hold while the other owners are what they are.
+    async fn other_owners(&self, name: &str) -> Result<Vec<Guard>, Error> {
+        let listed = self.kv.list(USERS).await.map_err(super::store::Error::Store)?;
+        let mut guards = Vec::new();
+        for (key, entry) in listed {
+            let user = decode::<v1::User>(&key, &entry.value)?;
+            if user.name != name && user.role() == UserRole::Owner && !user.revoked {
+                guards.push(Guard::Unchanged(key, entry.revision));
+            }
+        }
+        Ok(guards)
+    }
+
+    async fn user(&self, name: &str) -> Result<Option<v1::User>, Error> {
+        Ok(self.read::<v1::User>(&user_key(name)).await?)
+    }
+
+    async fn make_user(
+        &self,
+        name: &str,
+        role: UserRole,
+        key: &[u8; 32],
+    ) -> Result<v1::User, Error> {
+        let wish = v1::User {
+            name: name.to_owned(),
+            role: role.into(),
+            public_key: key.to_vec(),
+            revoked: false,
+        };
+        let taken = |what| Error::UserTaken { name: name.to_owned(), what };
+        self.update(&user_key(name), |old: Option<v1::User>| match old {
+            Some(old) if !old.revoked && old.public_key != key => Err(taken("key")),
+            Some(old) if !old.revoked && old.role() != role => Err(taken("role")),
+            Some(old) if !old.revoked => Ok(Outcome::Keep(old)),
+            Some(_) | None => {
+                info!(user = name, role = ?role, "made a user");
+                Ok(Outcome::Put(wish.clone(), Vec::new(), Vec::new()))
+            }
+        })
+        .await
+    }
+
+    async fn user_certificate(&self, user: &v1::User, now: SystemTime) -> Result<Issued, Error> {
+        let damaged = || super::store::Error::Damaged { key: user_key(&user.name) };
+        let key = user.public_key.as_slice().try_into().map_err(|_length| damaged())?;
+        let role = role_name(user.role()).ok_or_else(damaged)?;
+        let wish = Certificate {
+            issuer: Issuer::Authority(Arc::new(authority())),
+            name: user.name.clone(),
+            template: Template::User { role },
+            mode: Mode::External(key),
+        };
+        let certificates = self.certificates();
+        match certificates.renew(&wish, now).await? {
+            Some(renewed) => Ok(renewed),
+            None => Ok(certificates.ensure(&wish, now).await?),
+        }
+    }
+}
+
+/// The role as certificates have it; `None` for no role.
+fn role_name(role: UserRole) -> Option<&'static str> {
+    match role {
+        UserRole::Unspecified => None,
+        UserRole::Viewer => Some("viewer"),
+        UserRole::Operator => Some("operator"),
+        UserRole::Owner => Some("owner"),
+    }
+}
+
+fn user_key(name: &str) -> String {
+    format!("{USERS}{name}")
+}
+
+fn check_name(name: &str) -> Result<(), Error> {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '-');
+    let length = (1..=NAME_MAX).contains(&name.len());
+    if !length || !name.chars().all(fits) || name.starts_with(NODE_PREFIX) {
+        return Err(Error::Field(format!(
+            "name is {name:?}; allowed are 1 to {NAME_MAX} of a-z, 0-9, dot and dash, not \
+             beginning with {NODE_PREFIX:?}"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,245 @@
+//! Breaks the node on purpose, for the stories that say what happens then.
+//!
+//! The door is the word `polis.fault=NAME` on the kernel command line, and each
+//! use of it is logged as an error. Whoever can choose the command line can
+//! choose the whole system, so the door lets nobody in who was not in already.
+//!
+//! It strikes once the node is ready.
+//!
+//! | name | what happens |
+//! |---|---|
+//! | `service-panic` | a service panics once |
+//! | `service-flaps` | a service panics more often than it may |
+//! | `main-panic` | the main task panics |
+//! | `kill-etcd` | etcd gets SIGKILL |
+//! | `damage-etcd` | etcd gets SIGKILL, and its database is overwritten |
+//! | `lose-etcd` | everything of the member of etcd is removed, and it gets SIGKILL |
+//! | `kill-node` | the node gets SIGKILL |
+//! | `node-hangs` | every worker of the runtime is blocked for ever |
+//! | `locked` | the trapdoor opens as for a locked disk, unless a recovery key was given |
+
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open};
+use tokio::io::Interest;
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tracing::error;
+
+use crate::consensus;
+use polis_base::files;
+use polis_base::recovery;
+use polis_base::stage::Stage;
+use polis_base::sys::command_line;
+use polis_base::trapdoor::{Report, code};
+use polis_runtime::event::{self, Closed};
+use polis_runtime::supervisor::{Context, Policy};
+use polis_runtime::sys::{process, readiness};
+
+/// What breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A service panics once.
+    ServicePanic,
+    /// A service panics more often than it may.
+    ServiceFlaps,
+    /// The main task panics.
+    MainPanic,
+    /// etcd is killed.
+    KillEtcd,
+    /// etcd is killed, and its database overwritten.
+    DamageEtcd,
+    /// Everything of the member of etcd is removed, and it is killed.
+    LoseEtcd,
+    /// This process is killed.
+    KillNode,
+    /// Every worker of the runtime is blocked.
+    NodeHangs,
+    /// The trapdoor opens as for a locked disk, unless a recovery key was given.
+    Locked,
+}
+
+impl Fault {
+    const ALL: [(&'static str, Self); 9] = [
+        ("service-panic", Self::ServicePanic),
+        ("service-flaps", Self::ServiceFlaps),
+        ("main-panic", Self::MainPanic),
+        ("kill-etcd", Self::KillEtcd),
+        ("damage-etcd", Self::DamageEtcd),
+        ("lose-etcd", Self::LoseEtcd),
+        ("kill-node", Self::KillNode),
+        ("node-hangs", Self::NodeHangs),
+        ("locked", Self::Locked),
+    ];
+
+    /// What the command line of this boot asks for, if anything.
+    #[must_use]
+    pub fn of_this_boot() -> Option<Self> {
+        let line = command_line::read().unwrap_or_default();
+        let name = command_line::value(&line, "polis.fault")?;
+        let fault = Self::from_name(name);
+        match fault {
+            Some(_) => error!("polis.fault={name}: this node breaks on purpose"),
+            None => error!("polis.fault={name} is not a fault that this node knows: ignored"),
+        }
+        fault
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, fault)| *fault)
+    }
+
+    /// How often its service may die.
+    #[must_use]
+    pub fn policy(self) -> Policy {
+        Policy::at_most(2, Duration::from_secs(60))
+    }
+}
+
+/// The service that breaks, or breaks something.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// What to break.
+    pub fault: Fault,
+    /// The recovery key, if somebody gave one.
+    pub recovery: recovery::Given,
+    /// Whether the node is ready.
+    pub ready: watch::Receiver<bool>,
+    /// Whether it broke already, in an earlier run.
+    pub struck: Arc<AtomicBool>,
+}
+
+impl Service {
+    /// Breaks, or runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] when nobody can say any more whether the node is ready.
+    #[expect(clippy::panic, reason = "that is what it is for")]
+    pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        let ready = event::until(&mut self.ready, "ready", |ready| ready.then_some(()));
+        let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
+        ready?;
+        // What happened before is told before: whoever watches from outside
+        // could not make sense of the rest.
+        while !ctx.lines().is_drained() {
+            sleep(Duration::from_millis(5)).await;
+        }
+        let first = !self.struck.swap(true, Ordering::Relaxed);
+        match self.fault {
+            Fault::ServicePanic if first => panic!("as asked for by polis.fault"),
+            Fault::ServiceFlaps => panic!("as asked for by polis.fault"),
+            Fault::KillEtcd if first => process::find("etcd").into_iter().for_each(kill),
+            Fault::DamageEtcd if first => {
+                for victim in process::find("etcd") {
+                    kill_and_see(victim).await;
+                }
+                damage();
+            }
+            Fault::LoseEtcd if first => {
+                // The next one must not start while half of it is there.
+                lose();
+                process::find("etcd").into_iter().for_each(kill);
+            }
+            Fault::KillNode => kill(getpid()),
+            Fault::NodeHangs => hang(&ctx),
+            Fault::Locked => match self.recovery.text() {
+                Ok(None) => match ctx.trapdoor(locked()).await {},
+                Ok(Some((text, source))) => {
+                    // How long it is tells a story that all of it arrived, and nobody else.
+                    let characters = text.expose().len();
+                    error!(characters, "{source} opens what polis.fault locked");
+                }
+                Err(error) => error!(error = &error as &dyn std::error::Error, "no recovery key"),
+            },
+            // The main task looks for itself.
+            Fault::MainPanic
+            | Fault::ServicePanic
+            | Fault::KillEtcd
+            | Fault::DamageEtcd
+            | Fault::LoseEtcd => {}
+        }
+        ctx.healthy();
+        ctx.cancelled().await;
+        Ok(())
+    }
+}
+
+/// Blocks each worker of the runtime, with some to spare: which one takes which
+/// task is the runtime's to choose.
+fn hang(ctx: &Context) {
+    error!("blocking every worker, as asked for by polis.fault");
+    for number in 0..2 * super::WORKERS {
+        let name = format!("hang-{number}");
+        ctx.spawn(&name, Policy::forever(), |_ctx| async { block() });
+    }
+}
+
+/// Gives the thread back to nobody.
+fn block() -> Result<(), std::convert::Infallible> {
+    loop {
+        // It may be woken for no reason.
+        std::thread::park();
+    }
+}
+
+fn locked() -> Report {
+    let error = std::io::Error::other("as asked for by polis.fault");
+    Report::from_error(code::STORAGE_KEY_WRONG, Stage::Storage, &error, "give it a recovery key")
+}
+
+/// Overwrites the start of etcd's database, where it says what it is.
+fn damage() {
+    let database = files::Root::live().data.etcd.data.path().join("member/snap/db");
+    error!(database = %database.display(), "damaging it, as asked for by polis.fault");
+    let written = std::fs::File::options()
+        .write(true)
+        .open(database)
+        .and_then(|file| file.write_all_at(&[0x5a; 8192], 0).and_then(|()| file.sync_all()));
+    if let Err(error) = written {
+        error!(error = &error as &dyn std::error::Error, "cannot damage it");
+    }
+}
+
+/// Removes what a member of etcd keeps, and leaves what says that there was one.
+fn lose() {
+    error!("removing the member of etcd, as asked for by polis.fault");
+    if let Err(error) = consensus::forget(&files::Root::live().data.etcd) {
+        error!(error = &error as &dyn std::error::Error, "cannot remove it");
+    }
+}
+
+/// Kills a process, and waits for its end.
+///
+/// What still runs would mend the damage: etcd writes the first pages of its
+/// database with each commit.
+async fn kill_and_see(victim: Pid) {
+    let watched = pidfd_open(victim, PidfdFlags::NONBLOCK).map_err(std::io::Error::from);
+    kill(victim);
+    let gone = async { readiness::watch(watched?, Interest::READABLE)?.readable().await.map(drop) };
+    if let Err(error) = gone.await {
+        error!(error = &error as &dyn std::error::Error, "cannot see it end");
+    }
+}
+
+fn kill(victim: Pid) {
+    error!(process = victim.as_raw_pid(), "killing it, as asked for by polis.fault");
+    // It may have ended by itself.
+    let _gone = rustix::process::kill_process(victim, Signal::KILL);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_leads_to_its_fault() {
+        for (name, fault) in Fault::ALL {
+            assert_eq!(Fault::from_name(name), Some(fault));
+        }
+        assert_eq!(Fault::from_name("all"), None);
+    }
+}

@@ -1,0 +1,70 @@
+//! Keeps the log tree on the data partition once there is one.
+//!
+//! ```text
+//! [waiting for storage] --ready--> [logtree::ring, in `logs` of the data partition]
+//! ```
+//!
+//! Started right after `storage`, so that it is stopped right before it: whatever
+//! the other services say while they stop is on the disk.
+
+use std::time::UNIX_EPOCH;
+
+use tokio::sync::watch;
+
+use crate::storage;
+use polis_base::sys::clock;
+use polis_runtime::event::{self, Closed};
+use polis_runtime::logtree::ring;
+use polis_runtime::supervisor::Context;
+
+/// Where the kernel shows its name for this boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The service.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// The image that runs.
+    pub image: String,
+    /// The data partition.
+    pub storage: watch::Receiver<storage::Status>,
+    /// What everyone else may know of the logs.
+    pub status: watch::Sender<ring::Status>,
+}
+
+/// Why a run ended.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Nobody says any more whether there is a partition.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// The ring.
+    #[error(transparent)]
+    Ring(#[from] ring::RunError),
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError`]; a restart goes on behind what is on the disk.
+    pub async fn run(mut self, ctx: Context) -> Result<(), RunError> {
+        let ready = event::until(&mut self.storage, "storage", |status| match status {
+            storage::Status::Ready(ready) => Some(ready.clone()),
+            _ => None,
+        });
+        let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
+        let ready = ready?;
+        // Without a name every run is a boot of its own: better than none.
+        let boot_id = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
+        let since = clock::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let config = ring::Config {
+            dir: ready.root.data.logs.path().to_owned(),
+            bytes_max: ring::bytes_max(ready.size),
+            boot_id,
+            started: since.saturating_sub(clock::uptime()).as_secs(),
+            image: self.image,
+        };
+        Ok(ring::Service { status: self.status }.run(config, ctx).await?)
+    }
+}

@@ -1,0 +1,211 @@
+//! Knows whom to ask for the leader, and keeps that on the ESP for the next boot.
+//!
+//! Invariants:
+//! - A directory that names nobody never replaces one that names somebody.
+//! - The file is written when it changes and not else: it is on flash, and FAT.
+//! - Only whom the last word of a leader names as a member of etcd is asked, wherever
+//!   it was found: whoever leads could end this node, and every node has a certificate.
+//!   Besides, until a leader was heard in this boot, and after all others: whom the
+//!   parameters of this machine name, as those do that a person gives it after the
+//!   cluster was founded again by nodes that nobody knew.
+
+use std::net::Ipv4Addr;
+
+use polis_proto::v1;
+use prost::Message as _;
+use tokio::sync::watch;
+use tracing::warn;
+
+use super::Service;
+use super::hearing::keep;
+use crate::network::names::Peers;
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::{Context, blocking};
+use polis_wire::identity::NodeId;
+use polis_wire::nodes::{Nodes, is_consensus_member};
+use polis_wire::rpc::client::{Candidate, candidates};
+
+/// Keeps the candidates and the file until cancelled.
+pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
+    let mut kept = read(&service).await;
+    let mut nodes = service.outputs.nodes.subscribe();
+    let mut cluster = service.outputs.cluster.subscribe();
+    let mut found = service.inputs.found.clone();
+    let mut parameters = service.inputs.parameters.clone();
+    ctx.healthy();
+    loop {
+        let moved = found.borrow_and_update().clone();
+        let heard = nodes.borrow_and_update().clone();
+        let (own, member, ca) = {
+            let status = cluster.borrow_and_update();
+            (status.node, status.is_member(), status.ca)
+        };
+        if member && kept.nodes.is_empty() {
+            // Whoever has just been let in was told whom to ask.
+            kept = read(&service).await;
+        }
+        let directory = heard.as_deref().map(directory).filter(|heard| !heard.nodes.is_empty());
+        if let Some(directory) = directory
+            && directory != kept
+        {
+            keep(&service.config.directory, directory.encode_to_vec(), "the directory").await;
+            kept = directory;
+        }
+        let told = {
+            let known = parameters.borrow_and_update();
+            let unheard = ca.filter(|_| heard.is_none());
+            unheard.and_then(|ca| known.as_ref()?.directory(&ca)).unwrap_or_default()
+        };
+        let known = ask(own, service.config.port, &kept, &moved, &told);
+        service.outputs.candidates.send_if_modified(|old| {
+            let changed = *old != known;
+            *old = known;
+            changed
+        });
+        let waited = async {
+            let changed = |changed: Result<(), watch::error::RecvError>, name| {
+                changed.map_err(|_closed| Closed(name))
+            };
+            tokio::select! {
+                // Cancel-safe, all: they wait for event values.
+                heard = nodes.changed() => changed(heard, "the nodes"),
+                named = cluster.changed() => changed(named, "the cluster"),
+                moved = found.changed() => changed(moved, "the beacon"),
+                told = parameters.changed() => changed(told, "the parameters"),
+            }
+        };
+        match ctx.until_cancelled(waited).await {
+            Some(waited) => waited?,
+            None => return Ok(()),
+        }
+    }
+}
+
+async fn read(service: &Service) -> v1::ClusterDirectory {
+    let file = service.config.directory.clone();
+    match blocking(move || file.read()).await {
+        Ok(bytes) => bytes.map(|bytes| decode(&bytes)).unwrap_or_default(),
+        Err(error) => {
+            warn!(error = &error as &dyn std::error::Error, "cannot read the cluster's directory");
+            v1::ClusterDirectory::default()
+        }
+    }
+}
+
+/// A directory that cannot be read is as none: the next word of the leader mends it.
+fn decode(bytes: &[u8]) -> v1::ClusterDirectory {
+    v1::ClusterDirectory::decode(bytes).unwrap_or_else(|error| {
+        warn!(%error, "the cluster's directory on the ESP is damaged");
+        v1::ClusterDirectory::default()
+    })
+}
+
+/// Where curators are: beside the members of etcd.
+fn directory(nodes: &Nodes) -> v1::ClusterDirectory {
+    let reached = nodes.iter().filter_map(|(id, node)| {
+        let address = &node.status.as_ref()?.external_address;
+        let member = node.state() == v1::NodeState::Up && is_consensus_member(node.roles.as_ref());
+        (member && !address.is_empty()).then(|| v1::cluster_directory::Node {
+            id: id.to_string(),
+            addresses: vec![address.clone()],
+        })
+    });
+    v1::ClusterDirectory { nodes: reached.collect() }
+}
+
+/// Whom to ask: the curator of this machine first, which may not be there, then
+/// everyone in the directory, first where they were found. Who is not in it, and was
+/// found, is none. At last, whom this machine was `told` of.
+fn ask(
+    own: Option<NodeId>,
+    port: u16,
+    directory: &v1::ClusterDirectory,
+    found: &Peers,
+    told: &v1::ClusterDirectory,
+) -> Vec<Candidate> {
+    let at = |node: NodeId, host: String| Candidate { node: Some(node), host, port };
+    let here = own.map(|node| at(node, Ipv4Addr::LOCALHOST.to_string()));
+    let known = candidates(directory);
+    let named = |node: &NodeId| known.iter().any(|known| known.node == Some(*node));
+    let found: Vec<_> = found.iter().filter(|(node, _)| named(node)).collect();
+    let found = found.into_iter().map(|(node, address)| at(*node, address.to_string()));
+    let others = found.chain(known.iter().cloned()).chain(candidates(told));
+    let mut all = Vec::new();
+    for one in here.into_iter().chain(others.filter(|other| other.node != own)) {
+        if !all.contains(&one) {
+            all.push(one);
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn nobody() -> v1::ClusterDirectory {
+        v1::ClusterDirectory::default()
+    }
+
+    fn node(seed: u8, address: &str, member: bool) -> (NodeId, v1::NodeInfo) {
+        let id = NodeId::from_public_key(&[seed; 32]);
+        let consensus_member = member.then_some(v1::node_roles::ConsensusMember {});
+        let info = v1::NodeInfo {
+            id: id.to_string(),
+            state: v1::NodeState::Up.into(),
+            roles: Some(v1::NodeRoles { consensus_member, ..Default::default() }),
+            status: Some(v1::NodeStatus {
+                external_address: address.to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        (id, info)
+    }
+
+    #[test]
+    fn curators_are_beside_members_of_etcd_that_have_an_address() {
+        let nodes =
+            Nodes::from([node(1, "10.0.0.1", true), node(2, "", true), node(3, "10.0.0.3", false)]);
+        let directory = directory(&nodes);
+        assert_eq!(directory.nodes.len(), 1);
+        let id = |seed: u8| NodeId::from_public_key(&[seed; 32]);
+        let asked = |own, found: Peers| -> Vec<String> {
+            ask(own, 7835, &directory, &found, &nobody()).iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(asked(Some(id(3)), Peers::new()), ["127.0.0.1:7835", "10.0.0.1:7835"]);
+        assert_eq!(asked(Some(id(1)), Peers::new()).len(), 1);
+        assert_eq!(asked(None, Peers::new()).len(), 1);
+        let found = Peers::from([(id(1), [10, 0, 0, 9].into())]);
+        assert_eq!(asked(Some(id(3)), found), ["127.0.0.1:7835", "10.0.0.9:7835", "10.0.0.1:7835"]);
+        assert_eq!(asked(None, Peers::from([(id(1), [10, 0, 0, 1].into())])).len(), 1);
+    }
+
+    #[test]
+    fn whom_the_parameters_name_is_asked_after_all_others() {
+        let before = directory(&[node(1, "10.0.0.1", true)].into());
+        let again = directory(&[node(1, "10.0.0.1", true), node(2, "10.0.0.2", true)].into());
+        let asked = ask(None, 7835, &before, &Peers::new(), &again);
+        let asked: Vec<_> = asked.iter().map(ToString::to_string).collect();
+        assert_eq!(asked, ["10.0.0.1:7835", "10.0.0.2:7835"]);
+    }
+
+    #[test]
+    fn a_worker_that_was_found_is_not_asked_who_leads() {
+        let directory = directory(&[node(1, "10.0.0.1", true), node(3, "10.0.0.3", false)].into());
+        let worker = NodeId::from_public_key(&[3; 32]);
+        let found = Peers::from([(worker, [10, 0, 0, 9].into())]);
+        let asked = ask(None, 7835, &directory, &found, &nobody());
+        assert!(asked.iter().all(|candidate| candidate.node != Some(worker)), "{asked:?}");
+        assert_eq!(asked.len(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn a_damaged_directory_is_as_none(noise in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _candidates = ask(None, 1, &decode(&noise), &Peers::new(), &nobody());
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Hears of every node from the leader: who they are, and what this one is to do.
+//!
+//! ```text
+//! [asking] --stream--> [hearing, not all yet] --current--> [hearing]
+//!    ^                            |                            |
+//!    +--------- broken, or another leads ----------------------+
+//! ```
+//!
+//! The first events of a stream hold everything, so a new stream starts from
+//! nothing, and the old word holds until the new one is whole.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use polis_proto::v1;
+use polis_proto::v1::curator_client::CuratorClient;
+use prost::Message as _;
+use tokio::time::{Instant, sleep};
+use tonic::Status;
+use tracing::{debug, error, info, warn};
+
+use super::Service;
+use polis_base::files::File;
+use polis_runtime::event::{Closed, until};
+use polis_runtime::save::Save as _;
+use polis_runtime::supervisor::{Context, blocking};
+use polis_wire::identity::NodeId;
+use polis_wire::nodes::{Nodes, Role};
+use polis_wire::pki::Crl;
+use polis_wire::rpc::Standing;
+use polis_wire::rpc::client::Repeat;
+
+/// Between two attempts at a stream.
+const RETRY: Duration = Duration::from_secs(1);
+/// Nodes that are remembered: far more than any cluster has.
+const NODES_MAX: usize = 16_384;
+
+/// Hears until cancelled.
+pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
+    let mut cluster = service.outputs.cluster.subscribe();
+    let home =
+        until(&mut cluster, "the cluster", |status| status.node.filter(|_| status.is_member()));
+    let Some(own) = ctx.until_cancelled(home).await else { return Ok(()) };
+    let own = own?;
+    remember(&service).await;
+    ctx.healthy();
+    loop {
+        match ctx.until_cancelled(Box::pin(hear(&service, own))).await {
+            Some(Ok(())) => debug!("the leader ended the stream"),
+            Some(Err(status)) => debug!(%status, "the stream of nodes broke"),
+            None => return Ok(()),
+        }
+        if ctx.until_cancelled(sleep(RETRY)).await.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// Takes up the roles of the last boot, until there is a newer word.
+async fn remember(service: &Service) {
+    let file = service.config.roles.clone();
+    let roles = match blocking(move || file.read()).await {
+        Ok(Some(bytes)) => v1::NodeRoles::decode(bytes.as_slice()).ok(),
+        Ok(None) => None,
+        Err(error) => {
+            warn!(error = &error as &dyn std::error::Error, "cannot read the roles of this node");
+            None
+        }
+    };
+    service.outputs.roles.send_if_modified(|known| {
+        let new = known.is_none() && roles.is_some();
+        if new {
+            *known = roles;
+        }
+        new
+    });
+}
+
+async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
+    let request = v1::WatchRequest::default();
+    let call = |channel| {
+        let request = request.clone();
+        async move { CuratorClient::new(channel).watch(request).await }
+    };
+    let mut stream = service.client.call(Repeat::Allowed, call).await?.into_inner();
+    let mut heard = Heard::default();
+    while let Some(event) = stream.message().await? {
+        heard.apply(event);
+        if heard.current {
+            service.outputs.contact.send_replace(Some(Instant::now()));
+            publish(service, own, &heard).await;
+        }
+    }
+    Ok(())
+}
+
+/// What one stream has told.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    nodes: Nodes,
+    revoked: Option<BTreeSet<Vec<u8>>>,
+    current: bool,
+}
+
+impl Heard {
+    pub(super) fn apply(&mut self, event: v1::WatchEvent) {
+        for gone in event.gone {
+            if let Ok(id) = gone.parse() {
+                self.nodes.remove(&id);
+            }
+        }
+        for node in event.nodes {
+            // Whoever has no ID can neither be shown nor be let in.
+            let Ok(id) = node.id.parse::<NodeId>() else { continue };
+            if self.nodes.len() < NODES_MAX || self.nodes.contains_key(&id) {
+                self.nodes.insert(id, node);
+            }
+        }
+        if !event.crl.is_empty() {
+            match Crl::read(&event.crl) {
+                Some(crl) => {
+                    let serials = crl.revoked.into_iter().map(|entry| entry.serial);
+                    self.revoked = Some(serials.collect());
+                }
+                // Whom the last one named stays out.
+                None => error!("the CRL of the cluster cannot be read and is not used"),
+            }
+        }
+        self.current |= event.current;
+    }
+
+    /// Who has access, where `before` had it.
+    fn standing(&self, before: &Standing) -> Standing {
+        let in_state = |state| {
+            let nodes = self.nodes.iter().filter(move |(_, node)| node.state() == state);
+            nodes.map(|(id, _)| *id).collect()
+        };
+        Standing {
+            nodes: Some(in_state(v1::NodeState::Up)),
+            removed: in_state(v1::NodeState::Decommissioned),
+            serials: self.revoked.clone().unwrap_or_else(|| before.serials.clone()),
+            users: before.users.clone(),
+        }
+    }
+}
+
+async fn publish(service: &Service, own: NodeId, heard: &Heard) {
+    let outputs = &service.outputs;
+    if let Some(node) = heard.nodes.get(&own) {
+        let roles = node.roles.unwrap_or_default();
+        let news = outputs.roles.send_if_modified(|known| {
+            let changed = *known != Some(roles);
+            *known = Some(roles);
+            changed
+        });
+        if news {
+            let names: Vec<_> = Role::given(&roles).map(Role::name).collect();
+            info!(roles = names.join(", "), "this node's roles");
+            keep(&service.config.roles, roles.encode_to_vec(), "the roles").await;
+        }
+    }
+    if let Some(node) = heard.nodes.get(&own) {
+        // What opens the disk alone is in the cluster until its owner has it.
+        outputs.cluster.recovery_key_unsaved(node.recovery_key_unsaved);
+    }
+    outputs.nodes.send_replace(Some(Arc::new(heard.nodes.clone())));
+    // Beside a curator, access is decided by the records themselves.
+    if service.inputs.consensus.borrow().voter().is_none() {
+        outputs.standing.send_if_modified(|known| {
+            let standing = heard.standing(known);
+            let changed = **known != standing;
+            if changed {
+                *known = Arc::new(standing);
+            }
+            changed
+        });
+    }
+}
+
+/// Writes a file whose loss is a delay and no more.
+pub(super) async fn keep(file: &File, content: Vec<u8>, what: &str) {
+    if let Err(error) = file.save(content).await {
+        warn!(error = &error as &dyn std::error::Error, "cannot keep {what} for the next boot");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn node(seed: u8, state: v1::NodeState) -> v1::NodeInfo {
+        let id = NodeId::from_public_key(&[seed; 32]).to_string();
+        v1::NodeInfo { id, state: state.into(), ..Default::default() }
+    }
+
+    #[test]
+    fn only_nodes_that_are_up_have_access() {
+        let mut heard = Heard::default();
+        let nodes = vec![node(1, v1::NodeState::Up), node(2, v1::NodeState::New)];
+        heard.apply(v1::WatchEvent { nodes, ..Default::default() });
+        assert!(!heard.current);
+        heard.apply(v1::WatchEvent { current: true, ..Default::default() });
+        let before = Standing { serials: [vec![7]].into(), ..Standing::default() };
+        let standing = heard.standing(&before);
+        assert_eq!(standing.nodes, Some([NodeId::from_public_key(&[1; 32])].into()));
+        assert_eq!(standing.serials, before.serials, "no CRL was heard: the last one holds");
+        let gone = vec![node(1, v1::NodeState::Up).id];
+        heard.apply(v1::WatchEvent { gone, ..Default::default() });
+        assert_eq!(heard.standing(&before).nodes, Some(BTreeSet::new()));
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_heard_without_harm(
+            ids in prop::collection::vec(".{0,50}", 0..20), gone in prop::collection::vec(".{0,50}", 0..20),
+            crl in prop::collection::vec(any::<u8>(), 0..200), current: bool,
+        ) {
+            let nodes = ids.into_iter().map(|id| v1::NodeInfo { id, ..Default::default() });
+            let mut heard = Heard::default();
+            heard.apply(v1::WatchEvent { nodes: nodes.collect(), gone, current, crl });
+            prop_assert!(heard.revoked.is_none());
+        }
+    }
+}

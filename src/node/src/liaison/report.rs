@@ -1,0 +1,197 @@
+//! Says how this node is, and tells the leader whenever that changes.
+
+use std::time::{Duration, SystemTime};
+
+use polis_proto::v1;
+use polis_proto::v1::curator_client::CuratorClient;
+use tokio::time::sleep;
+use tracing::{debug, warn};
+
+use super::Service;
+use crate::cluster::{Keeper, KeyStatus};
+use crate::{cluster, consensus, network, storage};
+use polis_base::sys::clock;
+use polis_runtime::event::{Closed, until};
+use polis_runtime::supervisor::Context;
+use polis_wire::endpoint::CURATOR_PORT;
+use polis_wire::rpc::client::Repeat;
+
+/// Between two attempts, once the client has lost its patience.
+const RETRY: Duration = Duration::from_secs(5);
+/// The kernel's name for this boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// What a node is asked about itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// The version of the system.
+    pub version: &'a str,
+    /// Its image.
+    pub image: &'a str,
+    /// The kernel's name for this boot.
+    pub boot_id: &'a str,
+    /// Its addresses.
+    pub network: &'a network::Status,
+    /// Its data partition.
+    pub storage: &'a storage::Status,
+    /// Its etcd member.
+    pub consensus: &'a consensus::Status,
+    /// How the keys of its disk are kept, where it has any.
+    pub keys: Option<&'a KeyStatus>,
+}
+
+impl Subject<'_> {
+    /// What it says, without the time.
+    #[must_use]
+    pub fn report(&self) -> v1::NodeStatus {
+        let kind = match self.storage.ready().map(|ready| ready.kind) {
+            None => v1::StorageKind::Unspecified,
+            Some(storage::Kind::Insecure) => v1::StorageKind::Insecure,
+            Some(storage::Kind::Encrypted) => v1::StorageKind::Encrypted,
+            Some(storage::Kind::Authenticated) => v1::StorageKind::Authenticated,
+        };
+        // A curator runs beside every voter.
+        let curator = self.consensus.voter().is_some();
+        v1::NodeStatus {
+            external_address: self.network.primary.map(|ip| ip.to_string()).unwrap_or_default(),
+            version: self.version.to_owned(),
+            image: self.image.to_owned(),
+            boot_id: self.boot_id.to_owned(),
+            storage_kind: kind.into(),
+            key_keeper: keeper(self.keys).into(),
+            curator_port: if curator { CURATOR_PORT.into() } else { 0 },
+            ..Default::default()
+        }
+    }
+}
+
+fn keeper(keys: Option<&KeyStatus>) -> v1::KeyKeeper {
+    match keys.map(|keys| keys.keeper) {
+        None => v1::KeyKeeper::Unspecified,
+        Some(None) => v1::KeyKeeper::None,
+        Some(Some(Keeper::Tpm)) => v1::KeyKeeper::Tpm,
+        Some(Some(Keeper::Firmware)) => v1::KeyKeeper::Firmware,
+        Some(Some(Keeper::Disk)) => v1::KeyKeeper::Disk,
+    }
+}
+
+/// Keeps the event value, and pushes it.
+pub(super) async fn run(mut service: Service, ctx: Context) -> Result<(), Closed> {
+    let boot_id = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
+    let mut pushed = None;
+    ctx.healthy();
+    loop {
+        let report = fold(&mut service, &boot_id);
+        service.outputs.report.send_if_modified(|known| {
+            let changed = *known != report;
+            known.clone_from(&report);
+            changed
+        });
+        let work = async {
+            if pushed.as_ref() == Some(&report) || service.own().is_none() {
+                return changed(&mut service).await;
+            }
+            match push(&service, report.clone()).await {
+                Ok(()) => {
+                    pushed = Some(report.clone());
+                    Ok(())
+                }
+                Err(status) => {
+                    warn!(%status, "cannot tell the leader how this node is");
+                    sleep(RETRY).await;
+                    Ok(())
+                }
+            }
+        };
+        match ctx.until_cancelled(work).await {
+            Some(done) => done?,
+            None => return Ok(()),
+        }
+    }
+}
+
+fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
+    let inputs = &mut service.inputs;
+    let network = inputs.network.borrow_and_update().clone();
+    let storage = inputs.storage.borrow_and_update().clone();
+    let consensus = inputs.consensus.borrow_and_update().clone();
+    let keys = service.outputs.cluster.borrow().keys.clone();
+    Subject {
+        version: &inputs.environment.version,
+        image: &inputs.environment.image,
+        boot_id,
+        network: &network,
+        storage: &storage,
+        consensus: &consensus,
+        keys: keys.as_ref(),
+    }
+    .report()
+}
+
+/// Waits until the report may be another, or has somebody to be told to. Cancel-safe.
+async fn changed(service: &mut Service) -> Result<(), Closed> {
+    let mut cluster = service.outputs.cluster.subscribe();
+    let named = async {
+        let asked = |status: &cluster::Status| (status.node, status.keys.clone());
+        let known = asked(&service.outputs.cluster.borrow());
+        until(&mut cluster, "the cluster", |status| (asked(status) != known).then_some(())).await
+    };
+    let inputs = &mut service.inputs;
+    tokio::select! {
+        // Cancel-safe, all of them: they wait for event values.
+        changed = inputs.network.changed() => changed.map_err(|_closed| Closed("the network")),
+        changed = inputs.storage.changed() => changed.map_err(|_closed| Closed("the storage")),
+        changed = inputs.consensus.changed() => changed.map_err(|_closed| Closed("etcd")),
+        named = named => named,
+    }
+}
+
+async fn push(service: &Service, mut report: v1::NodeStatus) -> Result<(), tonic::Status> {
+    let since_1970 = clock::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    report.reported_at = i64::try_from(since_1970.as_secs()).unwrap_or(i64::MAX);
+    let request = v1::UpdateNodeStatusRequest { status: Some(report) };
+    let call = |channel| {
+        let request = request.clone();
+        async move { CuratorClient::new(channel).update_node_status(request).await }
+    };
+    service.client.call(Repeat::Allowed, call).await?;
+    debug!("the leader knows how this node is");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_says_what_is_known_and_nothing_else() {
+        let mut network = network::Status::default();
+        let storage = storage::Status::Starting;
+        let consensus = consensus::Status::default();
+        let subject = |network: &network::Status| {
+            Subject {
+                version: "0.1.0",
+                image: "abc",
+                boot_id: "b",
+                network,
+                storage: &storage,
+                consensus: &consensus,
+                keys: Some(&KeyStatus {
+                    sealed: true,
+                    keeper: Some(Keeper::Tpm),
+                    recovery_key_unsaved: true,
+                }),
+            }
+            .report()
+        };
+        let early = subject(&network);
+        assert_eq!(early.external_address, "");
+        assert_eq!(early.storage_kind(), v1::StorageKind::Unspecified);
+        assert_eq!(early.curator_port, 0);
+        assert_eq!(early.key_keeper(), v1::KeyKeeper::Tpm);
+        network.primary = Some([10, 0, 2, 15].into());
+        let later = subject(&network);
+        assert_eq!(later.external_address, "10.0.2.15");
+        assert_eq!((later.version.as_str(), later.image.as_str()), ("0.1.0", "abc"));
+    }
+}

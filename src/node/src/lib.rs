@@ -1,0 +1,27 @@
+//! The process `node` as a library: one directory a service.
+//!
+//! The crate knows the base, the runtime and the wire; within it each module knows only
+//! those that `layers` gives it, and a test checks that table:
+//!
+//! - The domains know each other through event values and typed handles: `storage`,
+//!   `parameters`, `network`, `consensus`, then `curator` (the records in etcd),
+//!   `cluster` (what this machine is), `liaison` and `roles` (what follows of it), and
+//!   `tpm` (sealing to the machine's TPM).
+//! - The faces show all that: `management` and `console`.
+//! - `root` is the only module that knows every service; `daemon` is the process around it.
+
+pub mod cluster;
+pub mod consensus;
+pub mod console;
+pub mod curator;
+pub mod daemon;
+#[cfg(test)]
+mod layers;
+pub mod liaison;
+pub mod management;
+pub mod network;
+pub mod parameters;
+pub mod roles;
+pub mod root;
+pub mod storage;
+pub mod tpm;

@@ -1,0 +1,247 @@
+//! Says in numbers how this node is: what `/metrics` shows.
+//!
+//! Pure but for the memory, which only the kernel knows. Names are listed in
+//! `docs/metrics.md`.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::Inputs;
+use super::text::{Kind, Page};
+use crate::consensus::Standing;
+use crate::{cluster, consensus};
+use polis_base::stage::{self, Stages};
+use polis_base::sys::clock;
+use polis_runtime::logtree;
+use polis_runtime::supervisor::{State, Tree};
+use polis_runtime::sys::process;
+use polis_wire::pki::{Facts, Overview};
+use polis_wire::rpc::metrics::{BUCKETS, Metrics};
+
+/// The states of a service.
+const STATES: [State; 6] =
+    [State::Starting, State::Healthy, State::Done, State::Dead, State::Failed, State::Stopped];
+
+/// The states of a node in its cluster.
+const CLUSTER: [cluster::State; 6] = [
+    cluster::State::Unknown,
+    cluster::State::Foreign,
+    cluster::State::Trusted,
+    cluster::State::Home,
+    cluster::State::Split,
+    cluster::State::Disowning,
+];
+
+/// The standings of a member of etcd.
+const STANDINGS: [Standing; 4] =
+    [Standing::Starting, Standing::Learner { behind: 0 }, Standing::Voter, Standing::Stopped];
+
+/// Everything that is asked for numbers.
+#[derive(Clone)]
+pub(super) struct Sources {
+    pub(super) inputs: Inputs,
+    pub(super) services: tokio::sync::watch::Receiver<Tree>,
+    pub(super) stages: tokio::sync::watch::Receiver<Stages>,
+    pub(super) logs: logtree::Tree,
+    /// The servers of this node, by name.
+    pub(super) servers: Vec<(&'static str, Arc<Metrics>)>,
+}
+
+impl Sources {
+    /// The page, as of now.
+    pub(super) fn page(&self) -> String {
+        let mut page = Page::default();
+        let Inputs { cluster, consensus, pki, credentials, ready, environment, .. } = &self.inputs;
+        let labels = [("version", environment.version.as_str()), ("image", &environment.image)];
+        page.family("polis_build_info", Kind::Gauge, "Which system this machine runs.")
+            .sample(&labels, 1);
+        let uptime = clock::uptime().as_secs_f64();
+        let up = "Seconds since the kernel started.";
+        page.one("polis_uptime_seconds", Kind::Gauge, up, uptime);
+        let whether = "Whether this node was ready in this boot.";
+        page.one("polis_ready", Kind::Gauge, whether, u8::from(*ready.borrow()));
+        let state = cluster.borrow().state;
+        let mut family = page.family(
+            "polis_cluster_state",
+            Kind::Gauge,
+            "1 for what this node is to its cluster.",
+        );
+        for one in CLUSTER {
+            family.sample(&[("state", one.name())], u8::from(one == state));
+        }
+        services(&mut page, &self.services.borrow());
+        stages(&mut page, &self.stages.borrow());
+        etcd(&mut page, &consensus.borrow());
+        let own = credentials.borrow().as_ref().and_then(|own| Facts::read(&own.certificate));
+        certificates(&mut page, &pki.borrow(), own.as_ref(), clock::now());
+        calls(&mut page, &self.servers);
+        let lost = "Entries of the log that readers were too slow for.";
+        page.one("polis_log_lost_total", Kind::Counter, lost, self.logs.lost());
+        let ring = self.inputs.ring.borrow();
+        let help = "Entries of this boot's log that the disk did not take.";
+        page.one("polis_log_unwritten_total", Kind::Counter, help, ring.lost);
+        let help = "What the logs of all boots take on the disk.";
+        page.one("polis_log_disk_bytes", Kind::Gauge, help, ring.bytes);
+        drop(ring);
+        if let Some(kibibytes) = process::resident("self") {
+            let help = "Memory of the node's process that is resident.";
+            page.one("process_resident_memory_bytes", Kind::Gauge, help, kibibytes * 1024);
+        }
+        page.into_text()
+    }
+}
+
+fn services(page: &mut Page, services: &Tree) {
+    let mut family =
+        page.family("polis_services", Kind::Gauge, "Supervised services by what they are doing.");
+    for state in STATES {
+        let count = services.values().filter(|entry| entry.state == state).count();
+        family.sample(&[("state", state.name())], count);
+    }
+    let help = "How often a service was started again; those that never were are left out.";
+    let mut family = page.family("polis_service_restarts_total", Kind::Counter, help);
+    for (name, entry) in services.iter().filter(|(_, entry)| entry.restarts > 0) {
+        family.sample(&[("service", name)], entry.restarts);
+    }
+}
+
+fn stages(page: &mut Page, stages: &Stages) {
+    let help = "Seconds since the kernel started at which a stage of this boot began.";
+    let mut family = page.family("polis_boot_stage_start_seconds", Kind::Gauge, help);
+    for (stage, entry) in stages {
+        family.sample(&[("stage", stage.name())], entry.started.as_secs_f64());
+    }
+    let help = "Seconds that a stage of this boot took; those that have not ended are left out.";
+    let mut family = page.family("polis_boot_stage_duration_seconds", Kind::Gauge, help);
+    for (stage, entry) in stages.iter().filter(|(_, entry)| entry.state == stage::State::Done) {
+        let took = entry.changed.saturating_sub(entry.started);
+        family.sample(&[("stage", stage.name())], took.as_secs_f64());
+    }
+}
+
+fn etcd(page: &mut Page, status: &consensus::Status) {
+    let mut family =
+        page.family("polis_etcd_standing", Kind::Gauge, "1 for what this member of etcd is.");
+    for one in STANDINGS {
+        family.sample(&[("standing", one.name())], u8::from(one.name() == status.standing.name()));
+    }
+    let mut gauge = |name, help, value: u64| page.one(name, Kind::Gauge, help, value);
+    let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+    gauge("polis_etcd_members", "Members that are known.", count(status.members.len()));
+    gauge("polis_etcd_voters", "Members that vote.", count(status.voters()));
+    let help = "Voters that may fail before writes stop.";
+    gauge("polis_etcd_tolerated_failures", help, count(status.tolerates()));
+    let help = "Whether a leader is known.";
+    gauge("polis_etcd_has_leader", help, status.leader.is_some().into());
+    let leads = status.leader.is_some() && status.leader == status.member;
+    gauge("polis_etcd_is_leader", "Whether this member leads.", leads.into());
+    gauge("polis_etcd_term", "How often a leader was elected.", status.term);
+    gauge("polis_etcd_index", "The newest entry of the log.", status.index);
+    gauge("polis_etcd_applied_index", "The newest entry in the database.", status.applied);
+    gauge("polis_etcd_db_bytes", "The database's file.", status.db_size);
+    gauge("polis_etcd_db_used_bytes", "The part of it in use.", status.db_used);
+    gauge("polis_etcd_db_quota_bytes", "Where writes are refused.", status.db_quota);
+    gauge("polis_etcd_alarms", "Alarms that are raised.", count(status.alarms.len()));
+}
+
+fn certificates(page: &mut Page, pki: &Overview, own: Option<&Facts>, now: SystemTime) {
+    let help = "Seconds until a certificate ends; negative after it.";
+    let mut family = page.family("polis_certificate_remaining_seconds", Kind::Gauge, help);
+    if let Some(own) = own {
+        let labels = [("issuer", own.issuer.as_str()), ("name", &own.subject), ("use", "own")];
+        family.sample(&labels, remaining(own.not_after, now));
+    }
+    for authority in &pki.authorities {
+        let labels = [
+            ("issuer", authority.namespace.as_str()),
+            ("name", &authority.name),
+            ("use", "authority"),
+        ];
+        family.sample(&labels, remaining(authority.not_after, now));
+    }
+    for one in pki.certificates.iter().filter(|one| !one.revoked) {
+        let labels = [("issuer", one.issuer.as_str()), ("name", &one.name), ("use", "stored")];
+        family.sample(&labels, remaining(one.not_after, now));
+    }
+    let mut family =
+        page.family("polis_crl_revoked", Kind::Gauge, "Certificates on an authority's CRL.");
+    for authority in &pki.authorities {
+        let labels = [("issuer", authority.namespace.as_str()), ("name", &authority.name)];
+        family.sample(&labels, authority.revoked.len());
+    }
+}
+
+fn remaining(end: SystemTime, now: SystemTime) -> f64 {
+    match end.duration_since(now) {
+        Ok(left) => left.as_secs_f64(),
+        Err(over) => -over.duration().as_secs_f64(),
+    }
+}
+
+fn calls(page: &mut Page, servers: &[(&'static str, Arc<Metrics>)]) {
+    let help = "Calls that have ended, by status.";
+    let mut family = page.family("polis_rpc_calls_total", Kind::Counter, help);
+    for (server, metrics) in servers {
+        for (path, calls) in metrics.calls() {
+            for (code, count) in calls.codes() {
+                let code = format!("{code:?}");
+                family.sample(&[("server", server), ("rpc", path), ("code", &code)], count);
+            }
+        }
+    }
+    let help = "Seconds until the answer to a call began.";
+    let mut family = page.family("polis_rpc_answer_seconds", Kind::Histogram, help);
+    for (server, metrics) in servers {
+        for (path, calls) in metrics.calls() {
+            let ends = BUCKETS.iter().map(ToString::to_string).chain(["+Inf".to_owned()]);
+            for (end, count) in ends.zip(calls.within()) {
+                let labels = [("server", *server), ("rpc", path), ("le", &end)];
+                family.suffixed("_bucket", &labels, count);
+            }
+            let labels = [("server", *server), ("rpc", path)];
+            family.suffixed("_sum", &labels, calls.seconds());
+            family.suffixed("_count", &labels, calls.count());
+        }
+    }
+    type Read = fn(&Metrics) -> u64;
+    let connections: [(&'static str, Kind, &str, Read); 7] = [
+        ("polis_rpc_connections", Kind::Gauge, "Connections that are open.", |m| m.open.get()),
+        ("polis_rpc_accepted_total", Kind::Counter, "Connections that came.", |m| m.accepted.get()),
+        (
+            "polis_rpc_crowded_out_total",
+            Kind::Counter,
+            "Connections that made way for others.",
+            |m| m.crowded_out.get(),
+        ),
+        (
+            "polis_rpc_handshakes_failed_total",
+            Kind::Counter,
+            "Handshakes that failed or took too long.",
+            |m| m.handshakes_failed.get(),
+        ),
+        (
+            "polis_rpc_cut_total",
+            Kind::Counter,
+            "Connections that were cut because their peer lost its access.",
+            |m| m.cut.get(),
+        ),
+        (
+            "polis_rpc_stalled_total",
+            Kind::Counter,
+            "Connections that were cut because an answer was left lying.",
+            |m| m.stalled.get(),
+        ),
+        (
+            "polis_rpc_refused_total",
+            Kind::Counter,
+            "Calls that were refused before they reached their service.",
+            |m| m.refused.get(),
+        ),
+    ];
+    for (name, kind, help, read) in connections {
+        let mut family = page.family(name, kind, help);
+        for (server, metrics) in servers {
+            family.sample(&[("server", server)], read(metrics));
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Serves this node to whoever operates it: its status, logs, services, screen, end, and numbers.
+//!
+//! Every node serves `NodeManagement` on port 7839 and metrics on 7840, once it
+//! has a certificate of the cluster. A node that waits for the key of its disk
+//! serves them too, with a certificate that its join key has signed.
+//!
+//! ```text
+//! event values, log tree --> [grpc]     7839  NodeManagement, reflection, health
+//!                       \--> [metrics]  7840  GET /metrics
+//! ```
+//!
+//! Invariants:
+//! - What ends the machine is in the log with the user who wanted it.
+//! - Nothing here makes another service wait: everything is read from event
+//!   values and from the log tree.
+//!
+//! What this module does not do: decide who may call (`rpc`), or operate more
+//! than one node (`curator`).
+
+mod certificate;
+mod console;
+mod logs;
+mod metrics;
+mod serve;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use polis_tui::Snapshot;
+use tokio::sync::watch;
+
+use crate::cluster::unlock::Requests;
+use crate::{cluster, consensus};
+use polis_base::environment::Environment;
+use polis_base::sys::reboot::Reason;
+use polis_runtime::logtree::ring;
+use polis_runtime::supervisor::{Context, Policy};
+use polis_wire::endpoint::{MANAGEMENT_PORT, METRICS_PORT};
+use polis_wire::pki::Overview;
+use polis_wire::rpc::{self, App, Credentials, Limits, Listen, Metrics, Standing, Table};
+
+/// What is fixed for the life of the process.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where management listens.
+    pub listen: Listen,
+    /// Where metrics are read.
+    pub metrics: Listen,
+    /// What callers may take.
+    pub limits: Limits,
+}
+
+impl Config {
+    /// The management of a running node.
+    #[must_use]
+    pub fn live() -> Self {
+        // A node has few operators, and a curator many nodes.
+        let limits = Limits { known: 256, ..Limits::default() };
+        Self {
+            listen: Listen::Everywhere(MANAGEMENT_PORT),
+            metrics: Listen::Everywhere(METRICS_PORT),
+            limits,
+        }
+    }
+}
+
+/// What is read.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// What `init` told.
+    pub environment: Environment,
+    /// What this machine is to its cluster.
+    pub cluster: watch::Receiver<cluster::Status>,
+    /// Its etcd member.
+    pub consensus: watch::Receiver<consensus::Status>,
+    /// The certificates of the cluster.
+    pub pki: watch::Receiver<Overview>,
+    /// Whether this node was ready in this boot.
+    pub ready: watch::Receiver<bool>,
+    /// What this node says about itself.
+    pub report: watch::Receiver<polis_proto::v1::NodeStatus>,
+    /// The logs of earlier boots.
+    pub ring: watch::Receiver<ring::Status>,
+    /// What its screen shows.
+    pub snapshot: watch::Receiver<Arc<Snapshot>>,
+    /// With what it serves; nothing before it is home.
+    pub credentials: watch::Receiver<Option<Credentials>>,
+    /// Where a recovery key can be given while the disk is locked.
+    pub unlock_requests: Requests,
+    /// Who has access.
+    pub standing: watch::Receiver<Arc<Standing>>,
+}
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// What is fixed.
+    pub config: Config,
+    /// What is read.
+    pub inputs: Inputs,
+    /// Who may call what.
+    pub table: Arc<Table>,
+    /// What other servers of this node count, by name.
+    pub servers: Vec<(&'static str, Arc<Metrics>)>,
+    /// How the machine is asked to end.
+    pub end: watch::Sender<Option<Reason>>,
+    /// Where management and metrics listen, while they do.
+    pub listening: [watch::Sender<Option<SocketAddr>>; 2],
+}
+
+/// Why a run ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The descriptors of the API cannot be read: the build is broken.
+    #[error("cannot describe the API")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn run(self, ctx: Context) -> Result<(), Error> {
+        let Self { config, inputs, table, mut servers, end, listening } = self;
+        let [grpc_listens, page_listens] = listening;
+        let management = Arc::new(Metrics::new(&table));
+        let pages = Arc::new(Metrics::new(&table));
+        servers.push(("management", Arc::clone(&management)));
+        servers.push(("metrics", Arc::clone(&pages)));
+        let handlers = serve::Handlers {
+            inputs: inputs.clone(),
+            logs: ctx.logs().clone(),
+            services: ctx.tree(),
+            end,
+        };
+        let sources = metrics::Sources {
+            inputs: inputs.clone(),
+            services: ctx.tree(),
+            stages: ctx.stages(),
+            logs: ctx.logs().clone(),
+            servers,
+        };
+        let meanwhile = watch::Sender::new(None);
+        let certificate = certificate::Service {
+            home: inputs.credentials.clone(),
+            waiting: inputs.unlock_requests.watch(),
+            shown: meanwhile.clone(),
+        };
+        let server = |name, listen, metrics, app, listening| rpc::Server {
+            config: rpc::Config { name, listen, limits: config.limits.clone() },
+            credentials: meanwhile.subscribe(),
+            standing: inputs.standing.clone(),
+            table: Arc::clone(&table),
+            metrics,
+            app,
+            listening,
+        };
+        let grpc = App::Grpc(handlers.routes()?);
+        let grpc = server("management", config.listen.clone(), management, grpc, grpc_listens);
+        let page = App::Page(Arc::new(move || sources.page()));
+        let page = server("metrics", config.metrics.clone(), pages, page, page_listens);
+        let forever = Policy::forever();
+        ctx.spawn("face", forever, move |ctx| certificate.clone().run(ctx));
+        ctx.spawn("metrics", forever, move |ctx| page.clone().run(ctx));
+        ctx.spawn("grpc", forever, move |ctx| grpc.clone().run(ctx));
+        ctx.healthy();
+        ctx.cancelled().await;
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! Answers the calls of `NodeManagement`.
+
+use std::pin::Pin;
+
+use futures::Stream;
+use polis_proto::v1;
+use polis_proto::v1::node_management_server::{NodeManagement, NodeManagementServer};
+use tokio::sync::watch;
+use tonic::service::{Routes, RoutesBuilder};
+use tonic::{Request, Response, Status};
+use tracing::warn;
+use zeroize::Zeroizing;
+
+use super::{Inputs, console, logs};
+use crate::cluster::unlock::request::Refused;
+use crate::consensus;
+use polis_base::sys::clock;
+use polis_base::sys::reboot::Reason;
+use polis_runtime::logtree;
+use polis_runtime::supervisor::Tree;
+use polis_wire::rpc::Peer;
+
+/// Bytes of the longest text that is read as a recovery key, spaces and all.
+const KEY_TEXT_MAX: usize = 1024;
+
+/// What the calls are answered from.
+#[derive(Clone, Debug)]
+pub(super) struct Handlers {
+    pub(super) inputs: Inputs,
+    pub(super) logs: logtree::Tree,
+    pub(super) services: watch::Receiver<Tree>,
+    pub(super) end: watch::Sender<Option<Reason>>,
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+impl Handlers {
+    /// Everything that the management port serves.
+    pub(super) fn routes(self) -> Result<Routes, tonic_reflection::server::Error> {
+        let describe = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(polis_proto::DESCRIPTORS)
+                .with_service_name("polis.v1.NodeManagement")
+        };
+        let (_reporter, health) = tonic_health::server::health_reporter();
+        let mut routes = RoutesBuilder::default();
+        routes
+            .add_service(NodeManagementServer::new(self))
+            .add_service(describe().build_v1()?)
+            .add_service(describe().build_v1alpha()?)
+            .add_service(health);
+        Ok(routes.routes().prepare())
+    }
+}
+
+/// The member of etcd, once it serves.
+fn member(status: &consensus::Status) -> Option<v1::ConsensusMember> {
+    let id = status.member.filter(|_| status.clients.is_some())?;
+    let learner = matches!(status.standing, consensus::Standing::Learner { .. });
+    let known = status.members.iter().find(|member| member.id == id);
+    Some(v1::ConsensusMember {
+        id: id.0,
+        node_id: known.map(|member| member.name.clone()).unwrap_or_default(),
+        peer_urls: vec![status.peer_url.clone()],
+        learner,
+        answers: true,
+        applied_index: status.applied,
+        db_bytes: status.db_size,
+        db_used_bytes: status.db_used,
+        index: status.index,
+        leader: status.leader.map_or(0, |leader| leader.0),
+        told_age_ms: 0,
+    })
+}
+
+#[tonic::async_trait]
+impl NodeManagement for Handlers {
+    type LogsStream = Answers<v1::LogsResponse>;
+
+    async fn get_status(
+        &self,
+        _request: Request<v1::GetStatusRequest>,
+    ) -> Result<Response<v1::GetStatusResponse>, Status> {
+        let cluster = self.inputs.cluster.borrow().clone();
+        Ok(Response::new(v1::GetStatusResponse {
+            node_id: cluster.node.map(|id| id.to_string()).unwrap_or_default(),
+            status: Some(self.inputs.report.borrow().clone()),
+            cluster_state: cluster.state.to_string(),
+            ready: *self.inputs.ready.borrow(),
+            uptime_seconds: clock::uptime().as_secs_f64(),
+            etcd: member(&self.inputs.consensus.borrow()),
+        }))
+    }
+
+    async fn logs(
+        &self,
+        request: Request<v1::LogsRequest>,
+    ) -> Result<Response<Self::LogsStream>, Status> {
+        let asked = logs::asked(request.into_inner())?;
+        if asked.boot < 0 {
+            let ring = self.inputs.ring.borrow().ring.clone();
+            let ring = ring.ok_or_else(|| {
+                Status::unavailable("the logs of earlier boots are on a disk that is not open yet")
+            })?;
+            let past = ring.read(asked.boot, asked.query).await;
+            let past = past.map_err(|error| logs::unreadable(&error))?;
+            return Ok(Response::new(Box::pin(logs::past(past))));
+        }
+        Ok(Response::new(match asked.follow {
+            true => Box::pin(logs::following(&self.logs, asked.query)),
+            false => Box::pin(logs::finished(self.logs.backlog(&asked.query), logs::started())),
+        }))
+    }
+
+    type ConsoleStream = Answers<v1::ConsoleFrame>;
+
+    async fn console(
+        &self,
+        _request: Request<v1::ConsoleRequest>,
+    ) -> Result<Response<Self::ConsoleStream>, Status> {
+        Ok(Response::new(Box::pin(console::frames(self.inputs.snapshot.clone()))))
+    }
+
+    async fn services(
+        &self,
+        _request: Request<v1::ServicesRequest>,
+    ) -> Result<Response<v1::ServicesResponse>, Status> {
+        let services = self.services.borrow().clone();
+        let services = services.into_iter().map(|(name, entry)| v1::services_response::Service {
+            name: name.to_string(),
+            state: entry.state.name().to_owned(),
+            restarts: entry.restarts,
+            cause: entry.cause.unwrap_or_default(),
+            since_uptime_seconds: entry.since.as_secs_f64(),
+        });
+        // In the order of their names, parents come before their children.
+        Ok(Response::new(v1::ServicesResponse { services: services.collect() }))
+    }
+
+    async fn reboot(
+        &self,
+        request: Request<v1::RebootRequest>,
+    ) -> Result<Response<v1::RebootResponse>, Status> {
+        let actor = Peer::of(&request);
+        let reason = match request.into_inner().power_off {
+            true => Reason::PowerOff,
+            false => Reason::Reboot,
+        };
+        warn!(%actor, "asked for a {}", reason.name());
+        // The server stops in order, so the reply is on its way before the end.
+        self.end.send_replace(Some(reason));
+        Ok(Response::new(v1::RebootResponse {}))
+    }
+
+    async fn unlock(
+        &self,
+        request: Request<v1::UnlockRequest>,
+    ) -> Result<Response<v1::UnlockResponse>, Status> {
+        let actor = Peer::of(&request);
+        // Never a part of what is logged.
+        let key = Zeroizing::new(request.into_inner().recovery_key);
+        if key.len() > KEY_TEXT_MAX {
+            return Err(Status::invalid_argument("recovery_key is far too long for one"));
+        }
+        if !self.inputs.unlock_requests.is_open() {
+            return Err(Status::failed_precondition(Refused::NotWaiting.to_string()));
+        }
+        let opened = self.inputs.unlock_requests.unlock(&key).await;
+        let outcome = if opened.is_ok() { "opened the disk" } else { "did not open the disk" };
+        warn!(%actor, "a recovery key was given over the network; it {outcome}");
+        opened.map(|()| Response::new(v1::UnlockResponse {})).map_err(|refused| {
+            let text = refused.to_string();
+            match refused {
+                Refused::NotWaiting => Status::failed_precondition(text),
+                Refused::Malformed(_) | Refused::Wrong(_) => Status::invalid_argument(text),
+            }
+        })
+    }
+}

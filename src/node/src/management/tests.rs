@@ -1,0 +1,280 @@
+//! The management of a node, over real connections.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use polis_proto::v1;
+use polis_proto::v1::node_management_client::NodeManagementClient;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::task::JoinHandle;
+use tonic::Code;
+
+use super::*;
+use crate::cluster::unlock::request::{Open, Requests, Waiting};
+use polis_base::recovery::form;
+use polis_base::stage::Stages;
+use polis_runtime::supervisor::Handles;
+use polis_wire::rpc::Role;
+use polis_wire::rpc::client::{Channel, Expect, Trust, dial};
+use polis_wire::rpc::testing::{Authority, SOON, node_id, self_signed};
+
+struct Running {
+    addresses: [SocketAddr; 2],
+    end: watch::Receiver<Option<Reason>>,
+    authority: Authority,
+    handles: Handles,
+    ctx: Context,
+    task: JoinHandle<Result<(), Error>>,
+    _owned: Owned,
+}
+
+/// Event values whose owners would be other services.
+struct Owned {
+    _cluster: watch::Sender<cluster::Status>,
+    _ready: watch::Sender<bool>,
+    _credentials: watch::Sender<Option<Credentials>>,
+    _standing: watch::Sender<Arc<Standing>>,
+    _snapshot: watch::Sender<Arc<Snapshot>>,
+    _unlock_requests: watch::Sender<Open>,
+}
+
+impl Running {
+    async fn start() -> Self {
+        let authority = Authority::new().await;
+        let credentials = authority.node(1).await;
+        Self::start_with(authority, Some(credentials), watch::Sender::default()).await
+    }
+
+    async fn start_with(
+        authority: Authority,
+        credentials: Option<Credentials>,
+        unlock_requests: watch::Sender<Open>,
+    ) -> Self {
+        let node = node_id(1);
+        let status = cluster::Status {
+            state: cluster::State::Home,
+            node: Some(node),
+            ..cluster::Status::default()
+        };
+        let (cluster, clusters) = watch::channel(status);
+        let (snapshot, snapshots) = watch::channel(Arc::default());
+        let (ready, readies) = watch::channel(true);
+        let (credentials, own) = watch::channel(credentials);
+        let up = Standing { nodes: Some([node].into()), ..Standing::default() };
+        let (standing, standings) = watch::channel(Arc::new(up));
+        let environment = Environment {
+            control: 3,
+            recovery: None,
+            disk: "/dev/vda".into(),
+            esp: "/dev/vda1".into(),
+            slot: "A".to_owned(),
+            version: "0.1.0".to_owned(),
+            image: "0123456789abcdef".to_owned(),
+            stages: Stages::default(),
+            previous_guru: None,
+        };
+        let inputs = Inputs {
+            environment,
+            cluster: clusters,
+            consensus: watch::Sender::default().subscribe(),
+            pki: watch::Sender::default().subscribe(),
+            ready: readies,
+            report: watch::Sender::default().subscribe(),
+            ring: watch::Sender::default().subscribe(),
+            snapshot: snapshots,
+            credentials: own,
+            unlock_requests: Requests::new(unlock_requests.subscribe()),
+            standing: standings,
+        };
+        let bound = || Listen::Bound(Arc::new(TcpListener::bind("127.0.0.1:0").unwrap()));
+        let limits = Limits::default();
+        let listening = [watch::Sender::default(), watch::Sender::default()];
+        let mut listens = listening.each_ref().map(watch::Sender::subscribe);
+        let (end, ends) = watch::channel(None);
+        let service = Service {
+            config: Config { listen: bound(), metrics: bound(), limits },
+            inputs,
+            table: Arc::new(Table::polis().unwrap()),
+            servers: Vec::new(),
+            end,
+            listening,
+        };
+        let (ctx, handles) = Context::for_test();
+        #[expect(clippy::disallowed_methods, reason = "a test has no supervisor")]
+        let task = tokio::spawn(service.run(ctx.clone()));
+        let mut addresses = Vec::new();
+        for listens in &mut listens {
+            addresses.push(listens.wait_for(Option::is_some).await.unwrap().unwrap());
+        }
+        let addresses = [addresses[0], addresses[1]];
+        let owned = Owned {
+            _cluster: cluster,
+            _ready: ready,
+            _credentials: credentials,
+            _standing: standing,
+            _snapshot: snapshot,
+            _unlock_requests: unlock_requests,
+        };
+        Self { addresses, end: ends, authority, handles, ctx, task, _owned: owned }
+    }
+
+    async fn client(&self, role: Role) -> NodeManagementClient<Channel> {
+        let user = self.authority.user(role.as_str(), role, 5).await;
+        let trust = Trust::Authority(self.authority.der.clone());
+        let (host, port) = (self.addresses[0].ip().to_string(), self.addresses[0].port());
+        let expect = Expect::Node(node_id(1));
+        let connection = dial(&host, port, expect, &trust, Some(&user)).await.unwrap();
+        NodeManagementClient::new(connection.channel)
+    }
+
+    async fn stop(self) {
+        self.handles.cancel().await;
+        tokio::time::timeout(SOON, self.task).await.unwrap().unwrap().unwrap();
+    }
+
+    /// What the metrics port answers to a request, head and all.
+    async fn metrics(&self, credentials: Option<&Credentials>, path: &str) -> String {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(self.authority.der.clone().into()).unwrap();
+        let builder = rustls::ClientConfig::builder_with_provider(rpc::provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots);
+        let mut config = match credentials {
+            Some(own) => {
+                let key = rustls_pki_types::PrivatePkcs8KeyDer::from(own.key.to_vec());
+                let chain = vec![own.certificate.clone().into()];
+                builder.with_client_auth_cert(chain, key.into()).unwrap()
+            }
+            None => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let tcp = tokio::net::TcpStream::connect(self.addresses[1]).await.unwrap();
+        let name = node_id(1).to_string().try_into().unwrap();
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+        let mut tls = connector.connect(name, tcp).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+        tls.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        let read = tls.read_to_end(&mut answer);
+        // A server that ends without a farewell has still answered.
+        let _ended = tokio::time::timeout(SOON, read).await.unwrap();
+        String::from_utf8(answer).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_node_says_how_it_is_and_what_its_services_do() {
+    let running = Running::start().await;
+    let mut client = running.client(Role::Viewer).await;
+    let status = client.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
+    assert_eq!(status.node_id, node_id(1).to_string());
+    assert_eq!((status.cluster_state.as_str(), status.ready), ("home", true));
+    let services = client.services(v1::ServicesRequest {}).await.unwrap().into_inner().services;
+    let named: Vec<_> = services.iter().map(|service| service.name.as_str()).collect();
+    assert_eq!(named, ["test", "test.face", "test.grpc", "test.metrics"]);
+    assert!(services.iter().all(|service| service.state == "healthy"), "{services:?}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn only_who_operates_ends_the_machine_and_gets_a_reply_before() {
+    let running = Running::start().await;
+    let request = v1::RebootRequest { power_off: true };
+    let refused = running.client(Role::Viewer).await.reboot(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    assert_eq!(*running.end.borrow(), None);
+    let mut operator = running.client(Role::Operator).await;
+    operator.reboot(request).await.unwrap();
+    assert_eq!(*running.end.borrow(), Some(Reason::PowerOff));
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn whoever_follows_the_log_or_the_screen_sees_the_end_of_the_service() {
+    let running = Running::start().await;
+    let mut client = running.client(Role::Viewer).await;
+    let request = v1::LogsRequest { follow: true, ..Default::default() };
+    let mut logs = client.logs(request).await.unwrap().into_inner();
+    let body = polis_runtime::logtree::Body::Raw("hello".to_owned());
+    running.ctx.logs().append("test.x", polis_runtime::logtree::Origin::Service, body);
+    let first = logs.message().await.unwrap().unwrap();
+    assert_eq!(first.entries[0].message, "hello");
+    let frames = client.console(v1::ConsoleRequest {}).await.unwrap();
+    let mut frames = frames.into_inner();
+    let frame = frames.message().await.unwrap().unwrap();
+    let _snapshot: Snapshot = serde_json::from_slice(&frame.snapshot).unwrap();
+    let early = v1::LogsRequest { boot: -1, ..Default::default() };
+    assert_eq!(client.logs(early).await.unwrap_err().code(), Code::Unavailable);
+    let ((), logs, frames) =
+        tokio::join!(running.stop(), logs.message(), async { frames.message().await });
+    assert_eq!(logs.unwrap_err().code(), Code::Unavailable);
+    assert_eq!(frames.unwrap_err().code(), Code::Unavailable);
+}
+
+#[tokio::test]
+async fn metrics_are_for_those_who_may_read_and_say_what_was_asked() {
+    let running = Running::start().await;
+    let viewer = running.authority.user("ann", Role::Viewer, 5).await;
+    running.client(Role::Viewer).await.services(v1::ServicesRequest {}).await.unwrap();
+    let answer = running.metrics(Some(&viewer), "/metrics").await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+    for line in [
+        "polis_build_info{version=\"0.1.0\",image=\"0123456789abcdef\"} 1",
+        "polis_cluster_state{state=\"home\"} 1",
+        "polis_services{state=\"healthy\"} 4",
+        "polis_etcd_standing{standing=\"starting\"} 1",
+        "polis_rpc_calls_total{server=\"management\",rpc=\"/polis.v1.NodeManagement/Services\",code=\"Ok\"} 1",
+        "polis_rpc_answer_seconds_count{server=\"management\",rpc=\"/polis.v1.NodeManagement/Services\"} 1",
+        "polis_log_lost_total 0",
+    ] {
+        assert!(answer.lines().any(|found| found == line), "{line} is not in:\n{answer}");
+    }
+    let own = answer.lines().find(|line| line.contains("use=\"own\"")).unwrap();
+    assert!(own.rsplit(' ').next().unwrap().parse::<f64>().unwrap() > 80.0 * 86_400.0, "{own}");
+    assert!(answer.contains("process_resident_memory_bytes "), "{answer}");
+
+    let stranger = running.metrics(None, "/metrics").await;
+    assert!(stranger.starts_with("HTTP/1.1 401"), "{stranger}");
+    let key = self_signed(9, None);
+    assert!(running.metrics(Some(&key), "/metrics").await.starts_with("HTTP/1.1 401"));
+    assert!(running.metrics(Some(&viewer), "/other").await.starts_with("HTTP/1.1 404"));
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_has_its_disk_waits_for_no_key() {
+    let running = Running::start().await;
+    let mut owner = running.client(Role::Owner).await;
+    let refused = owner.unlock(v1::UnlockRequest::default()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    tokio::time::timeout(Duration::from_secs(60), running.stop()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_that_waits_for_its_key_takes_it_from_an_owner_and_from_nobody_else() {
+    let authority = Authority::new().await;
+    let join = self_signed(9, Some(authority.der.clone()));
+    let waits = watch::Sender::default();
+    let open = waits.clone();
+    let mut waiting = Waiting::new(&open, Some(join.clone()));
+    let running = Running::start_with(authority, None, waits).await;
+    let text = form::write(&[7; form::SIZE]);
+    let unlock = async |role: Role| {
+        let user = running.authority.user(role.as_str(), role, 5).await;
+        let (host, port) = (running.addresses[0].ip().to_string(), running.addresses[0].port());
+        let trust = &Trust::Unchecked;
+        let connection = dial(&host, port, Expect::AnyNode, trust, Some(&user)).await.unwrap();
+        assert_eq!(connection.certificate, join.certificate);
+        let request = v1::UnlockRequest { recovery_key: text.to_string() };
+        NodeManagementClient::new(connection.channel).unlock(request).await
+    };
+    assert_eq!(unlock(Role::Operator).await.unwrap_err().code(), Code::PermissionDenied);
+    let (unlocked, ()) = tokio::join!(unlock(Role::Owner), async {
+        let request = waiting.next().await;
+        assert_eq!(*request.key.bytes(), [7; form::SIZE]);
+        request.answer.send(Ok(())).unwrap();
+    });
+    unlocked.unwrap();
+    running.stop().await;
+}

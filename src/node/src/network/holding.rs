@@ -1,0 +1,194 @@
+//! Keeps the leases that the node holds, and gives them up in time.
+//!
+//! ```text
+//! answered --> [Held] --renewed--> [Held]
+//!                |--expired-------------------------------------> given up
+//!                |--link gone-----------------------------------> given up
+//!                +--no carrier for CARRIER_GRACE, a spare has it-> given up
+//! ```
+//!
+//! Invariants:
+//! - No lease is held past its end, whatever the DHCP client does.
+//!
+//! What this module does not do: look at the clock. The caller says what time it is.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Leased;
+use super::lease::Lease;
+use super::plan::Observed;
+use polis_base::sys::clock;
+
+/// How long a pulled cable is taken for an accident. A switch that restarts
+/// takes longer, but then a spare is as good.
+const CARRIER_GRACE: Duration = Duration::from_secs(10);
+
+/// How DHCP says "for ever".
+const INFINITE: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// Every lease that is held, by the index of its link.
+#[derive(Debug, Default)]
+pub(super) struct Holding {
+    held: BTreeMap<u32, Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    lease: Lease,
+    /// `None` for ever.
+    ends: Option<Instant>,
+    /// What others are told of it.
+    leased: Leased,
+    dark_since: Option<Instant>,
+}
+
+impl Holding {
+    /// The leases, as the plan wants them.
+    pub(super) fn leases(&self) -> BTreeMap<u32, &Lease> {
+        self.held.iter().map(|(link, held)| (*link, &held.lease)).collect()
+    }
+
+    /// A server answered, now.
+    pub(super) fn answered(&mut self, link: u32, lease: Lease, now: Instant) {
+        let lifetime = (lease.lifetime < INFINITE).then_some(lease.lifetime);
+        let ends = lifetime.map(|lifetime| now + lifetime);
+        let leased = Leased {
+            address: lease.address,
+            ends: lifetime.map(|lifetime| clock::uptime().saturating_add(lifetime)),
+        };
+        self.held.insert(link, Held { lease, ends, leased, dark_since: None });
+    }
+
+    /// What a server gave to this link.
+    pub(super) fn leased(&self, link: u32) -> Option<Leased> {
+        self.held.get(&link).map(|held| held.leased)
+    }
+
+    /// A client says that its lease is over.
+    pub(super) fn ended(&mut self, link: u32) -> Option<Lease> {
+        self.held.remove(&link).map(|held| held.lease)
+    }
+
+    /// Gives up what cannot be held any longer; returns it with the reason.
+    /// `candidates` are the links that may ask for a lease.
+    pub(super) fn review(
+        &mut self,
+        observed: &Observed,
+        candidates: &[u32],
+        now: Instant,
+    ) -> Vec<(u32, &'static str)> {
+        let carrier = |link: u32| observed.links.get(&link).is_some_and(|link| link.carrier);
+        let spare = candidates.iter().any(|link| !self.held.contains_key(link) && carrier(*link));
+        let mut given_up = Vec::new();
+        self.held.retain(|index, held| {
+            if carrier(*index) {
+                held.dark_since = None;
+            } else {
+                held.dark_since.get_or_insert(now);
+            }
+            let dark = held.dark_since.is_some_and(|since| now >= since + CARRIER_GRACE);
+            let reason = if !observed.links.contains_key(index) {
+                "the interface is gone"
+            } else if held.ends.is_some_and(|ends| now >= ends) {
+                "the lease ended"
+            } else if dark && spare {
+                "its cable is unplugged, and another interface has one"
+            } else {
+                return true;
+            };
+            given_up.push((*index, reason));
+            false
+        });
+        given_up
+    }
+
+    /// When [`Holding::review`] may decide otherwise than now. `None`: not by itself.
+    pub(super) fn deadline(&self, now: Instant) -> Option<Instant> {
+        let ends = self.held.values().filter_map(|held| held.ends);
+        let dark = self.held.values().filter_map(|held| held.dark_since);
+        ends.chain(dark.map(|since| since + CARRIER_GRACE)).filter(|at| *at > now).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::super::plan::tests::{observed, unplug};
+    use super::*;
+
+    fn lease(lifetime: u64) -> Lease {
+        Lease {
+            address: "10.0.2.15/24".parse().unwrap(),
+            routes: Vec::new(),
+            nameservers: Vec::new(),
+            ntp_servers: Vec::new(),
+            mtu: None,
+            lifetime: Duration::from_secs(lifetime),
+            server: Ipv4Addr::new(10, 0, 2, 2),
+        }
+    }
+
+    #[test]
+    fn a_lease_is_given_up_when_it_ends_and_not_before() {
+        let now = Instant::now();
+        let mut holding = Holding::default();
+        holding.answered(2, lease(60), now);
+        assert_eq!(holding.deadline(now), Some(now + Duration::from_secs(60)));
+        let almost = now + Duration::from_secs(59);
+        assert!(holding.review(&observed(), &[2, 3], almost).is_empty());
+        let end = now + Duration::from_secs(60);
+        assert_eq!(holding.review(&observed(), &[2, 3], end), [(2, "the lease ended")]);
+        assert_eq!(holding.deadline(end), None);
+    }
+
+    #[test]
+    fn a_renewed_lease_ends_later() {
+        let now = Instant::now();
+        let mut holding = Holding::default();
+        holding.answered(2, lease(60), now);
+        holding.answered(2, lease(60), now + Duration::from_secs(30));
+        assert!(holding.review(&observed(), &[2], now + Duration::from_secs(60)).is_empty());
+    }
+
+    #[test]
+    fn an_endless_lease_has_no_deadline() {
+        let now = Instant::now();
+        let mut holding = Holding::default();
+        holding.answered(2, lease(u32::MAX.into()), now);
+        assert_eq!(holding.deadline(now), None);
+    }
+
+    #[test]
+    fn a_pulled_cable_gives_way_to_a_spare_after_a_while() {
+        let now = Instant::now();
+        let mut holding = Holding::default();
+        holding.answered(2, lease(3600), now);
+        let pulled = unplug(observed(), 2);
+        assert!(holding.review(&pulled, &[2, 3], now).is_empty());
+        assert_eq!(holding.deadline(now), Some(now + CARRIER_GRACE));
+        let later = now + CARRIER_GRACE;
+        assert_eq!(holding.review(&pulled, &[2, 3], later).len(), 1);
+    }
+
+    #[test]
+    fn a_pulled_cable_keeps_its_lease_while_there_is_no_spare() {
+        let now = Instant::now();
+        let mut holding = Holding::default();
+        holding.answered(2, lease(3600), now);
+        let pulled = unplug(unplug(observed(), 2), 3);
+        assert!(holding.review(&pulled, &[2, 3], now).is_empty());
+        assert!(holding.review(&pulled, &[2, 3], now + CARRIER_GRACE).is_empty());
+    }
+
+    #[test]
+    fn a_vanished_interface_holds_nothing() {
+        let now = Instant::now();
+        let mut holding = Holding::default();
+        holding.answered(9, lease(3600), now);
+        assert_eq!(holding.review(&observed(), &[2, 3], now), [(9, "the interface is gone")]);
+    }
+}

@@ -1,0 +1,429 @@
+//! Runs the network: reads, plans, applies, publishes, waits, and again.
+//!
+//! ```text
+//! [Started] --links up--> [Waiting for parameters] --known--> [Asking, or configured]
+//!                                                                |            ^
+//!                                      the kernel has the address|            |lease given up
+//!                                                                v            |
+//!                                                             [Addressed] ----+
+//! ```
+//!
+//! Links come up while the parameters are still unknown, so that the carrier is
+//! there by the time they are. Interfaces that appear later, when `init` has
+//! loaded their drivers, wake the service like every other change.
+//!
+//! Invariants:
+//! - What there is, only the kernel knows: after whatever woke it, a run reads all of
+//!   it again, and plans anew. Of its own it keeps what DHCP has leased.
+//! - What an earlier run left stays until this one has an address.
+//! - A refused action ends nothing: it is logged once, and tried again.
+//!
+//! What this module does not do: decide (`plan`), or speak DHCP (`dhcp`).
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use futures::channel::mpsc::UnboundedReceiver;
+use futures::stream::{Stream, StreamExt as _};
+use rtnetlink::{Handle, MulticastGroup};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_stream::StreamMap;
+use tracing::{info, warn};
+
+use super::holding::Holding;
+use super::plan::{self, Action, Former, Kind, Observed, Wanted};
+use super::{Interface, Status, apply, dhcp, observe};
+use crate::parameters::{self, Known};
+use polis_base::files::File;
+use polis_base::stage::{Stage, State};
+use polis_base::sys::{arp, clock};
+use polis_runtime::event;
+use polis_runtime::save::Save as _;
+use polis_runtime::supervisor::Context;
+
+/// How long an address may take before people are told what it waits for. A
+/// DHCP server answers within half a second.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The kernel announces every change; a full socket may lose one, so all is read
+/// again now and then.
+const REVIEW: Duration = Duration::from_secs(60);
+
+/// Wait before actions that failed are tried again.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Name servers in `resolv.conf`: the resolver reads no more.
+const NAMESERVERS_MAX: usize = 3;
+
+/// Which interfaces are the node's to configure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interfaces {
+    /// Those with hardware behind them.
+    Hardware,
+    /// Those whose names start so, and loopback: in a network namespace of a
+    /// test, all are virtual, and some are the other ends of cables.
+    Named(&'static str),
+}
+
+/// What does not change while the node runs.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Which interfaces are configured.
+    pub interfaces: Interfaces,
+    /// Where sysfs is mounted.
+    pub sys: PathBuf,
+    /// The file that says when the image was built.
+    pub os_release: PathBuf,
+    /// What the resolver reads.
+    pub resolv_conf: File,
+}
+
+/// The service. A run holds all progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// What does not change.
+    pub config: Config,
+    /// What this machine was told.
+    pub known: watch::Receiver<Known>,
+    /// What the world may know.
+    pub status: watch::Sender<Status>,
+}
+
+/// Why a run ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No socket to the kernel.
+    #[error("cannot talk to the kernel about the network")]
+    Connect(#[source] std::io::Error),
+    /// The socket to the kernel closed.
+    #[error("the kernel's side of the network socket closed")]
+    Closed,
+    /// The kernel does not say what there is.
+    #[error("cannot read links, addresses and routes")]
+    Observe(#[source] rtnetlink::Error),
+    /// The owner of the parameters ended.
+    #[error(transparent)]
+    Lost(#[from] event::Closed),
+}
+
+impl Service {
+    /// Gives the node an address and keeps it, until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]; a restart finds what this run left and goes on from there.
+    pub async fn run(self, ctx: Context) -> Result<(), Error> {
+        ctx.stage(Stage::Network, State::Started);
+        self.raise_clock();
+        let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
+        let (connection, handle, changes) =
+            rtnetlink::new_multicast_connection(&groups).map_err(Error::Connect)?;
+        let network = configured(&self.known.borrow());
+        let run = Run {
+            service: self,
+            ctx: ctx.clone(),
+            handle,
+            network,
+            holding: Holding::default(),
+            clients: StreamMap::new(),
+            former: Former::Keep,
+            renewed: None,
+            failed: BTreeSet::new(),
+            started: Instant::now(),
+            resolv_conf: None,
+        };
+        tokio::select! {
+            // Cancel-safe: only waits.
+            () = ctx.cancelled() => Ok(()),
+            // Ends with the run: what is cut off here is read again by the next.
+            () = connection => Err(Error::Closed),
+            ended = Box::pin(run.drive(changes)) => ended.map(|never| match never {}),
+        }
+    }
+
+    fn raise_clock(&self) {
+        let os_release = std::fs::read_to_string(&self.config.os_release).unwrap_or_default();
+        let floor = clock::floor(&os_release);
+        if let Some(time) = clock::correction(clock::now(), floor) {
+            match clock::set(time) {
+                Ok(()) => warn!("the clock was before this image was built; set to its date"),
+                Err(error) => warn!("the clock is before this image was built: {error}"),
+            }
+        }
+    }
+}
+
+type Client = Pin<Box<dyn Stream<Item = dhcp::Event> + Send>>;
+
+/// What one run knows.
+struct Run {
+    service: Service,
+    ctx: Context,
+    handle: Handle,
+    /// `None` until the parameters are known.
+    network: Option<parameters::Network>,
+    holding: Holding,
+    clients: StreamMap<u32, Client>,
+    former: Former,
+    renewed: Option<u32>,
+    /// Actions whose last attempt failed: each failure is logged once.
+    failed: BTreeSet<Action>,
+    started: Instant,
+    /// What was written last.
+    resolv_conf: Option<String>,
+}
+
+/// What woke a run.
+enum Event {
+    /// The kernel changed something, or time passed: everything is read again anyway.
+    Look,
+    Known(parameters::Network),
+    Dhcp(u32, dhcp::Event),
+}
+
+impl Run {
+    async fn drive(
+        mut self,
+        mut changes: UnboundedReceiver<Change>,
+    ) -> Result<std::convert::Infallible, Error> {
+        loop {
+            let observed = self.reconcile().await?;
+            let waiting = self.publish(&observed).await;
+            match self.next_event(&mut changes, waiting).await? {
+                Event::Look => {}
+                Event::Known(network) => self.network = Some(network),
+                Event::Dhcp(link, event) => self.answered(&observed, link, event),
+            }
+        }
+    }
+
+    /// Brings the kernel to what is wanted; returns what it has then.
+    async fn reconcile(&mut self) -> Result<Observed, Error> {
+        let mut observed = self.observe().await?;
+        let candidates = match &self.network {
+            Some(network) => plan::candidates(&observed, network),
+            None => Vec::new(),
+        };
+        for (link, reason) in self.holding.review(&observed, &candidates, Instant::now()) {
+            warn!("gives up the address of {}: {reason}", name(&observed, link));
+        }
+        let wanted = self.wanted(&observed);
+        let actions = plan::actions(&observed, &wanted, self.former, self.renewed.take());
+        let nothing_to_do = actions.is_empty();
+        let mut failed = BTreeSet::new();
+        for action in actions {
+            match apply::apply(&self.handle, &action).await {
+                Ok(()) => self.applied(&observed, &action),
+                Err(error) => {
+                    if !self.failed.contains(&action) {
+                        warn!("the kernel refuses {action:?}: {error}");
+                    }
+                    failed.insert(action);
+                }
+            }
+        }
+        self.failed = failed;
+        if wanted.primary.is_some() {
+            self.former = Former::Remove;
+        }
+        if !nothing_to_do {
+            observed = self.observe().await?;
+        }
+        self.ask(&observed, &wanted);
+        Ok(observed)
+    }
+
+    async fn observe(&mut self) -> Result<Observed, Error> {
+        let interfaces = self.service.config.interfaces;
+        observe::observe(&self.handle, interfaces).await.map_err(Error::Observe)
+    }
+
+    fn wanted(&self, observed: &Observed) -> Wanted {
+        plan::wanted(observed, self.network.as_ref(), &self.holding.leases())
+    }
+
+    fn applied(&self, observed: &Observed, action: &Action) {
+        match action {
+            Action::Up(link) => info!("{} up", name(observed, *link)),
+            Action::AddAddress(index, cidr, _) => {
+                if !observed.addresses.contains(&(*index, *cidr)) {
+                    info!("{} has the address {cidr}", name(observed, *index));
+                }
+                let link = observed.links.get(index);
+                if let (Some(link), std::net::IpAddr::V4(v4)) = (link, cidr.address()) {
+                    // Neighbours may remember another machine for this address. That is a
+                    // courtesy: they find out by themselves, later.
+                    if let Err(error) = arp::announce(*index, link.mac.0, v4) {
+                        info!("cannot announce {v4} on {}: {error}", link.name);
+                    }
+                }
+            }
+            Action::RemoveAddress(link, cidr) => {
+                info!("{} no longer has the address {cidr}", name(observed, *link));
+            }
+            Action::Mtu(link, mtu) => info!("{} has an MTU of {mtu}", name(observed, *link)),
+            Action::AddRoute(_) | Action::RemoveRoute(_) => {}
+        }
+    }
+
+    /// Starts and ends DHCP clients.
+    fn ask(&mut self, observed: &Observed, wanted: &Wanted) {
+        let asking: Vec<u32> = self.clients.keys().copied().collect();
+        for link in asking.iter().filter(|link| !wanted.dhcp.contains(link)) {
+            self.clients.remove(link);
+        }
+        for index in wanted.dhcp.iter().filter(|link| !asking.contains(link)) {
+            if let Some(link) = observed.links.get(index) {
+                let client = dhcp::ask(*index, link.name.clone(), link.mac);
+                self.clients.insert(*index, Box::pin(client));
+            }
+        }
+    }
+
+    fn answered(&mut self, observed: &Observed, link: u32, event: dhcp::Event) {
+        let name = name(observed, link);
+        match event {
+            dhcp::Event::Leased(lease) => {
+                let (address, server) = (lease.address, lease.server);
+                let seconds = lease.lifetime.as_secs();
+                info!("DHCP server {server} leases {address} to {name} for {seconds} s");
+                self.holding.answered(link, lease, Instant::now());
+                self.renewed = Some(link);
+            }
+            dhcp::Event::Refused(refused) => {
+                warn!("a DHCP server's answer on {name} cannot be used: {refused}");
+            }
+            dhcp::Event::Ended => {
+                if let Some(lease) = self.holding.ended(link) {
+                    warn!("the lease of {} on {name} ended", lease.address);
+                }
+            }
+            dhcp::Event::Failed(error) => warn!("cannot ask DHCP on {name}: {error}"),
+        }
+    }
+
+    /// Tells everyone; returns whether an address is still waited for.
+    async fn publish(&mut self, observed: &Observed) -> bool {
+        let wanted = self.wanted(observed);
+        let waiting = plan::waiting(observed, self.network.as_ref(), &wanted);
+        let is_waiting = waiting.is_some();
+        let text = resolv_conf(&wanted.nameservers);
+        if self.resolv_conf.as_ref() != Some(&text) {
+            // Before the address is published: whoever waits for it may resolve names at once.
+            match self.service.config.resolv_conf.save(text.clone().into_bytes()).await {
+                Ok(()) => self.resolv_conf = Some(text),
+                Err(error) => warn!("cannot tell the resolver its servers: {error}"),
+            }
+        }
+        match &waiting {
+            Some(what) if self.started.elapsed() >= PATIENCE => {
+                self.ctx.stage(Stage::Network, State::Waiting(what.clone()));
+            }
+            Some(_) => {}
+            None => {
+                self.ctx.stage(Stage::Network, State::Done);
+                self.ctx.healthy();
+            }
+        }
+        let there = wanted.primary.filter(|primary| observed.addresses.contains(primary));
+        let status = Status {
+            primary: there.map(|(_, cidr)| cidr.address()),
+            gateway: wanted.gateway,
+            nameservers: wanted.nameservers.clone(),
+            ntp_servers: wanted.ntp_servers.clone(),
+            interfaces: self.interfaces(observed, &wanted),
+            waiting,
+        };
+        self.service.status.send_if_modified(|published| {
+            let changed = *published != status;
+            *published = status;
+            changed
+        });
+        is_waiting
+    }
+
+    fn interfaces(&self, observed: &Observed, wanted: &Wanted) -> Vec<Interface> {
+        let ethernet = observed.links.iter().filter(|(_, link)| link.kind == Kind::Ethernet);
+        let own = |index: u32| {
+            let all = observed.addresses.iter();
+            all.filter(move |(link, _)| *link == index).map(|(_, cidr)| *cidr).collect()
+        };
+        ethernet
+            .map(|(index, link)| Interface {
+                name: link.name.clone(),
+                mac: link.mac,
+                carrier: link.carrier,
+                driver: self.driver(&link.name),
+                addresses: own(*index),
+                asking: wanted.dhcp.contains(index),
+                leased: self.holding.leased(*index),
+            })
+            .collect()
+    }
+
+    fn driver(&self, name: &str) -> Option<String> {
+        let link = self.service.config.sys.join("class/net").join(name).join("device/driver");
+        let target = std::fs::read_link(link).ok()?;
+        Some(target.file_name()?.to_string_lossy().into_owned())
+    }
+
+    /// Waits for something to do.
+    async fn next_event(
+        &mut self,
+        changes: &mut UnboundedReceiver<Change>,
+        waiting: bool,
+    ) -> Result<Event, Error> {
+        let now = Instant::now();
+        let patience = self.started + PATIENCE;
+        let deadlines = [
+            Some(now + if self.failed.is_empty() { REVIEW } else { RETRY }),
+            self.holding.deadline(now),
+            Some(patience).filter(|at| waiting && *at > now),
+        ];
+        let deadline = deadlines.into_iter().flatten().min().unwrap_or(now + REVIEW);
+        let unknown = self.network.is_none();
+        tokio::select! {
+            // Cancel-safe: a change is only a reason to look.
+            change = changes.next() => {
+                change.ok_or(Error::Closed)?;
+                // One look is enough for all that has piled up.
+                while let Some(Some(_)) = changes.next().now_or_never() {}
+                Ok(Event::Look)
+            }
+            // Cancel-safe: the value stays where it is.
+            network = event::until(&mut self.service.known, "parameters", configured),
+                if unknown => Ok(Event::Known(network?)),
+            // Cancel-safe: the clients keep their progress.
+            Some((link, event)) = self.clients.next() => Ok(Event::Dhcp(link, event)),
+            // Cancel-safe: only waits.
+            () = tokio::time::sleep_until(deadline) => Ok(Event::Look),
+        }
+    }
+}
+
+type Change = (
+    rtnetlink::packet_core::NetlinkMessage<netlink_packet_route::RouteNetlinkMessage>,
+    rtnetlink::sys::SocketAddr,
+);
+
+/// The configuration, once it is known whether there is one.
+fn configured(known: &Known) -> Option<parameters::Network> {
+    let loaded = known.as_ref()?;
+    Some(loaded.parameters().map(|parameters| parameters.network.clone()).unwrap_or_default())
+}
+
+fn name(observed: &Observed, link: u32) -> &str {
+    observed.links.get(&link).map_or("a link that is gone", |link| link.name.as_str())
+}
+
+fn resolv_conf(servers: &[std::net::IpAddr]) -> String {
+    if servers.is_empty() {
+        return "# No name server is known.\n".to_owned();
+    }
+    let lines = servers.iter().take(NAMESERVERS_MAX);
+    lines.map(|server| format!("nameserver {server}\n")).collect()
+}

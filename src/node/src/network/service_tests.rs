@@ -1,0 +1,306 @@
+//! The service against the kernel: each test has a network namespace of its own,
+//! with a cable (a veth pair) from `eth0` to a server's `wire`.
+//!
+//! They need root, and say so instead of failing where there is none.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::TryStreamExt as _;
+use rtnetlink::{Handle, LinkUnspec, LinkVeth};
+use rustix::thread::UnshareFlags;
+use tokio::net::UdpSocket;
+use tokio::sync::watch;
+
+use super::{Config, Interfaces, Service, Status};
+use crate::parameters::{self, Known, Loaded, Match};
+use polis_base::files::File;
+use polis_base::stage::{Stage, State};
+use polis_runtime::event;
+use polis_runtime::supervisor::Context;
+
+/// Far above what anything here takes, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The service's ends of the cables.
+const INTERFACES: Interfaces = Interfaces::Named("eth");
+
+const LEASED: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 15);
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 1);
+
+/// Enters a new network namespace and tells the story there, or skips it.
+fn in_namespace<F: Future<Output = ()>>(story: impl FnOnce(Wire) -> F) {
+    #[expect(deprecated, reason = "the other one is unsafe because of flags that are not used")]
+    let entered = rustix::thread::unshare(UnshareFlags::NEWNET);
+    if let Err(error) = entered {
+        eprintln!("skipped: a network namespace needs root ({error})");
+        return;
+    }
+    // One thread: another would be in the namespace that it was started in.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (connection, handle, _) = rtnetlink::new_connection().unwrap();
+        let story = async {
+            handle.link().add(LinkVeth::new("eth0", "wire").build()).execute().await.unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            story(Wire { handle, folder }).await;
+        };
+        tokio::select! {
+            () = connection => panic!("the kernel closed the socket"),
+            told = tokio::time::timeout(PATIENCE, story) => told.expect("the story ends in time"),
+        }
+    });
+}
+
+struct Wire {
+    handle: Handle,
+    folder: tempfile::TempDir,
+}
+
+impl Wire {
+    async fn index(&self, name: &str) -> u32 {
+        let mut found = self.handle.link().get().match_name(name).execute();
+        found.try_next().await.unwrap().unwrap().header.index
+    }
+
+    /// Plugs the other end of the cable in, or pulls it out.
+    async fn cable(&self, plugged: bool) {
+        let wire = LinkUnspec::new_with_index(self.index("wire").await);
+        let wire = if plugged { wire.up() } else { wire.down() };
+        self.handle.link().set(wire.build()).execute().await.unwrap();
+    }
+
+    fn service(&self, known: Known) -> (Service, watch::Sender<Known>) {
+        let (owner, known) = watch::channel(known);
+        let config = Config {
+            interfaces: INTERFACES,
+            sys: "/sys".into(),
+            // Says nothing of a date, and the code's own is past.
+            os_release: "/dev/null".into(),
+            resolv_conf: File::public(self.folder.path().join("resolv.conf")),
+        };
+        (Service { config, known, status: watch::Sender::new(Status::default()) }, owner)
+    }
+
+    fn resolv_conf(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("resolv.conf")).unwrap()
+    }
+}
+
+/// Parameters that say this of the network; what they say of the cluster plays no part here.
+fn told(network: parameters::Network) -> Known {
+    let cluster = parameters::Cluster::Bootstrap(parameters::Bootstrap {
+        owner_public_key: [0; 32],
+        configuration: parameters::ClusterConfiguration::default(),
+        labels: Default::default(),
+    });
+    let parameters = parameters::Parameters { cluster, network, console_tui: Vec::new() };
+    let found = Some((parameters, parameters::Source::Esp));
+    Some(Arc::new(Loaded { found, warning: None, tried: Vec::new() }))
+}
+
+/// Runs the service while the story goes on.
+async fn while_running(service: Service, story: impl AsyncFnOnce(watch::Receiver<Status>)) {
+    let status = service.status.subscribe();
+    let (ctx, _handles) = Context::for_test();
+    tokio::select! {
+        ended = service.run(ctx) => panic!("{ended:?}"),
+        () = story(status) => {}
+    }
+}
+
+async fn until(status: &mut watch::Receiver<Status>, found: impl Fn(&Status) -> bool) -> Status {
+    event::until(status, "network", |s| found(s).then(|| s.clone())).await.unwrap()
+}
+
+/// The least that a DHCP server can be: one address for everyone.
+async fn serve(lifetime: u32) {
+    let socket = UdpSocket::bind("0.0.0.0:67").await.unwrap();
+    socket.bind_device(Some(b"wire")).unwrap();
+    socket.set_broadcast(true).unwrap();
+    let mut asked = [0; 1500];
+    loop {
+        let length = socket.recv(&mut asked).await.unwrap();
+        let Some(kind) = asked[240..length].windows(3).find(|o| o[..2] == [53, 1]) else {
+            continue;
+        };
+        let answer = if kind[2] == 1 { 2 } else { 5 };
+        let mut reply = [0; 240];
+        reply[..4].copy_from_slice(&[2, 1, 6, 0]);
+        reply[4..8].copy_from_slice(&asked[4..8]);
+        reply[16..20].copy_from_slice(&LEASED.octets());
+        reply[28..44].copy_from_slice(&asked[28..44]);
+        reply[236..].copy_from_slice(&asked[236..240]);
+        let mut reply = reply.to_vec();
+        reply.extend([53, 1, answer, 1, 4, 255, 255, 255, 0]);
+        for option in [54, 3, 6] {
+            reply.extend([option, 4]);
+            reply.extend(SERVER.octets());
+        }
+        reply.extend([51, 4]);
+        reply.extend(lifetime.to_be_bytes());
+        reply.push(255);
+        socket.send_to(&reply, (Ipv4Addr::BROADCAST, 68)).await.unwrap();
+    }
+}
+
+#[test]
+fn dhcp_gives_the_address_the_way_out_and_the_name_server() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, _owner) = wire.service(told(parameters::Network::default()));
+        while_running(service, async |mut status| {
+            let story = async {
+                let status = until(&mut status, |s| s.primary.is_some()).await;
+                assert_eq!(status.primary, Some(IpAddr::V4(LEASED)));
+                assert_eq!(status.gateway, Some(IpAddr::V4(SERVER)));
+                assert_eq!(wire.resolv_conf(), "nameserver 10.7.0.1\n");
+                assert_eq!(status.interfaces.len(), 1, "{:?}", status.interfaces);
+                assert_eq!(status.interfaces[0].addresses.len(), 1);
+                let mac = status.interfaces[0].mac.0;
+                polis_base::sys::arp::announce(wire.index("eth0").await, mac, LEASED).unwrap();
+            };
+            tokio::select! { () = serve(3600) => {}, () = story => {} }
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_static_address_needs_no_cable_and_asks_nobody() {
+    in_namespace(|wire| async move {
+        let interface = parameters::Interface {
+            matches: Match::Name("eth0".to_owned()),
+            dhcp: false,
+            addresses: vec!["192.0.2.7/24".parse().unwrap(), "fd00::7/64".parse().unwrap()],
+            routes: vec![parameters::Route {
+                destination: "0.0.0.0/0".parse().unwrap(),
+                gateway: IpAddr::from([192, 0, 2, 1]),
+                metric: 7,
+            }],
+            mtu: Some(1400),
+        };
+        let network = parameters::Network { interfaces: vec![interface], ..Default::default() };
+        let (service, _owner) = wire.service(told(network));
+        while_running(service, async |mut status| {
+            let status = until(&mut status, |s| s.primary.is_some()).await;
+            assert_eq!(status.primary, Some(IpAddr::from([192, 0, 2, 7])));
+            assert_eq!(status.addresses().len(), 2);
+            assert!(status.interfaces.iter().all(|interface| !interface.asking));
+        })
+        .await;
+        let observed = super::observe::observe(&wire.handle, INTERFACES).await.unwrap();
+        let eth0 = wire.index("eth0").await;
+        assert_eq!(observed.links[&eth0].mtu, 1400);
+        assert!(observed.links.values().all(|link| link.up), "{observed:?}");
+        let route = observed.routes.first().unwrap();
+        assert_eq!((route.link, route.metric, observed.routes.len()), (eth0, 7, 1));
+    });
+}
+
+#[test]
+fn a_late_cable_is_as_good_as_an_early_one() {
+    in_namespace(|wire| async move {
+        let (service, _owner) = wire.service(told(parameters::Network::default()));
+        while_running(service, async |mut status| {
+            let dark = until(&mut status, |s| !s.interfaces.is_empty()).await;
+            assert!(dark.waiting.unwrap().contains("plug in the cable"));
+            assert!(!dark.interfaces[0].asking);
+            wire.cable(true).await;
+            tokio::select! {
+                () = serve(3600) => {}
+                _ = until(&mut status, |s| s.primary.is_some()) => {}
+            }
+        })
+        .await;
+    });
+}
+
+#[test]
+fn nothing_is_asked_before_the_parameters_are_known() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, owner) = wire.service(None);
+        while_running(service, async |mut status| {
+            let status_now = until(&mut status, |s| s.interfaces.iter().any(|i| i.carrier)).await;
+            assert!(status_now.interfaces.iter().all(|i| !i.asking));
+            owner.send_replace(told(parameters::Network::default()));
+            until(&mut status, |s| s.interfaces.iter().any(|i| i.asking)).await;
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_restarted_service_keeps_the_address_and_gets_it_again() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, _owner) = wire.service(told(parameters::Network::default()));
+        let again = service.clone();
+        let served = async {
+            while_running(service, async |mut status| {
+                until(&mut status, |s| s.primary.is_some()).await;
+            })
+            .await;
+            let observed = super::observe::observe(&wire.handle, INTERFACES).await.unwrap();
+            let held = |(_, cidr): &(u32, parameters::Cidr)| cidr.address() == IpAddr::V4(LEASED);
+            assert!(observed.addresses.iter().any(held));
+            again.status.send_replace(Status::default());
+            while_running(again, async |mut status| {
+                until(&mut status, |s| s.primary == Some(IpAddr::V4(LEASED))).await;
+            })
+            .await;
+        };
+        tokio::select! { () = serve(3600) => {}, () = served => {} }
+    });
+}
+
+#[test]
+fn a_vanished_interface_takes_the_address_with_it() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, _owner) = wire.service(told(parameters::Network::default()));
+        while_running(service, async |mut status| {
+            tokio::select! {
+                () = serve(3600) => {}
+                _ = until(&mut status, |s| s.primary.is_some()) => {}
+            }
+            let eth0 = wire.index("eth0").await;
+            wire.handle.link().del(eth0).execute().await.unwrap();
+            let gone = until(&mut status, |s| s.primary.is_none()).await;
+            assert_eq!(gone.gateway, None);
+        })
+        .await;
+    });
+}
+
+#[test]
+fn the_stage_says_what_it_waits_for_and_then_that_it_is_done() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, _owner) = wire.service(told(parameters::Network::default()));
+        let (ctx, mut handles) = Context::for_test();
+        let story = async {
+            let state = |stages: &polis_base::stage::Stages| {
+                stages.get(&Stage::Network).map(|entry| entry.state.clone())
+            };
+            event::until(&mut handles.stages, "stages", |s| {
+                matches!(state(s), Some(State::Waiting(what)) if what.contains("DHCP"))
+                    .then_some(())
+            })
+            .await
+            .unwrap();
+            tokio::select! {
+                () = serve(3600) => {}
+                done = event::until(&mut handles.stages, "stages", |s| {
+                    (state(s) == Some(State::Done)).then_some(())
+                }) => done.unwrap(),
+            }
+        };
+        tokio::select! {
+            ended = service.run(ctx) => panic!("{ended:?}"),
+            () = story => {}
+        }
+    });
+}

@@ -1,0 +1,31 @@
+//! The node parameters of this machine: a service that finds them once a boot.
+//!
+//! [`Service`] looks in both places, has every field checked, and publishes [`Loaded`].
+//! The cluster manager, `network` and `console` wait for it; none of them ever sees an
+//! unchecked value.
+//!
+//! ```text
+//! fw_cfg --+                                    +--> Loaded (event value)
+//!          +--> bytes --> polis_wire::parameters+
+//! ESP -----+                                    +--> trapdoor, a code for each cause
+//! ```
+//!
+//! Invariants:
+//! - Where both places carry parameters, fw_cfg wins, always: the decision
+//!   waits for the driver, it does not race with it.
+//! - Parameters that are there and cannot be used stop the boot.
+//!
+//! What this module does not do: decide what the machine does with them
+//! (`cluster`), not even when there are none: a node that has a home needs none.
+
+mod places;
+mod service;
+
+use std::sync::Arc;
+
+pub use polis_wire::parameters::*;
+
+pub use self::service::{Config, RunError, Service};
+
+/// The event value of this module: `None` until both places were looked at.
+pub type Known = Option<Arc<Loaded>>;

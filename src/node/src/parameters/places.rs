@@ -1,0 +1,180 @@
+//! Fetches the bytes of the parameters from the two places that may carry them.
+//!
+//! fw_cfg is how a hypervisor hands files to its guest. The kernel shows them in
+//! sysfs once a driver is loaded, which `init` does while it goes through the
+//! devices; until then an empty folder says nothing. So the question has three
+//! answers:
+//!
+//! ```text
+//! driver initialised, or built in ---------------> the item is there or it is not
+//! no driver, and no device in the ACPI tables ---> no fw_cfg on this machine
+//! no driver, but the device is there ------------> not known yet: ask again
+//! ```
+//!
+//! What this module does not do: load the driver (`boot`) or understand the
+//! bytes (`validate`).
+
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use polis_base::files::{self, File};
+use polis_wire::parameters::{BYTES_MAX, Error, FW_CFG_ITEM, Source};
+
+/// Where the kernel shows things; another folder in tests.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    sys: PathBuf,
+    esp: File,
+}
+
+/// What is known of fw_cfg at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FwCfg {
+    /// This machine has none.
+    Missing,
+    /// There is one, and its driver is not done with it.
+    Starting,
+    /// Every item shows.
+    Ready,
+}
+
+impl Places {
+    /// `sys` is where sysfs is mounted, `esp` the file on the ESP.
+    pub(super) fn new(sys: &Path, esp: &File) -> Self {
+        Self { sys: sys.to_owned(), esp: esp.clone().at_most(BYTES_MAX) }
+    }
+
+    /// Looks at what the kernel knows of fw_cfg.
+    pub(super) fn fw_cfg(&self) -> FwCfg {
+        // A module is `live` only after its probe of the device, which adds the items, returned.
+        let module = self.sys.join("module/qemu_fw_cfg/initstate");
+        match std::fs::read(module) {
+            Ok(state) if state.trim_ascii() == b"live" => return FwCfg::Ready,
+            Ok(_) => return FwCfg::Starting,
+            Err(_) => {}
+        }
+        if self.sys.join("firmware/qemu_fw_cfg").exists() {
+            // No module, yet there it is: built in, and older than this process.
+            return FwCfg::Ready;
+        }
+        let devices = std::fs::read_dir(self.sys.join("bus/acpi/devices"));
+        let found = devices.is_ok_and(|mut devices| {
+            devices.any(|device| {
+                device.is_ok_and(|d| d.file_name().as_encoded_bytes().starts_with(b"QEMU0002:"))
+            })
+        });
+        if found { FwCfg::Starting } else { FwCfg::Missing }
+    }
+
+    /// Reads what `source` carries; `None` if it carries nothing.
+    pub(super) fn read(&self, source: Source) -> Result<Option<Vec<u8>>, Error> {
+        match source {
+            Source::FwCfg => {
+                let item = self.sys.join("firmware/qemu_fw_cfg/by_name").join(FW_CFG_ITEM);
+                // The size of `raw` itself is always shown as 0.
+                let size = match std::fs::read_to_string(item.join("size")) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                    other => other.map_err(Error::Unreadable)?,
+                };
+                let size: u64 = size.trim().parse().map_err(|_digits| {
+                    Error::Unreadable(io::Error::other("the kernel shows no size"))
+                })?;
+                if size > BYTES_MAX {
+                    return Err(Error::TooLarge);
+                }
+                raw(&item.join("raw")).map(Some)
+            }
+            Source::Esp => self.esp.read().map_err(|error| match error {
+                files::Error::TooLarge { .. } => Error::TooLarge,
+                other => Error::Unreadable(other.into_io()),
+            }),
+        }
+    }
+}
+
+/// Reads an item, whatever its size was said to be.
+fn raw(path: &Path) -> Result<Vec<u8>, Error> {
+    let item = std::fs::File::open(path).map_err(Error::Unreadable)?;
+    let mut bytes = Vec::new();
+    item.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(Error::Unreadable)?;
+    if bytes.len() as u64 > BYTES_MAX { Err(Error::TooLarge) } else { Ok(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn places(files: &[(&str, &[u8])]) -> (tempfile::TempDir, Places) {
+        let root = tempfile::tempdir().unwrap();
+        for (path, content) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        let esp = polis_base::files::Root::at(root.path()).esp.parameters;
+        let places = Places::new(&root.path().join("sys"), &esp);
+        (root, places)
+    }
+
+    const RAW: &str = "sys/firmware/qemu_fw_cfg/by_name/opt/polis/parameters.pb/raw";
+    const SIZE: &str = "sys/firmware/qemu_fw_cfg/by_name/opt/polis/parameters.pb/size";
+    const DEVICE: &str = "sys/bus/acpi/devices/QEMU0002:00/path";
+    const STATE: &str = "sys/module/qemu_fw_cfg/initstate";
+
+    #[test]
+    fn a_machine_without_the_device_has_no_fw_cfg() {
+        let (_root, places) = places(&[("sys/bus/acpi/devices/PNP0501:00/path", b"")]);
+        assert_eq!(places.fw_cfg(), FwCfg::Missing);
+        assert!(matches!(places.read(Source::FwCfg), Ok(None)));
+        assert!(matches!(places.read(Source::Esp), Ok(None)));
+    }
+
+    #[test]
+    fn a_device_without_its_driver_is_waited_for() {
+        let (_root, places) = places(&[(DEVICE, b"")]);
+        assert_eq!(places.fw_cfg(), FwCfg::Starting);
+    }
+
+    #[test]
+    fn a_driver_that_still_adds_items_is_waited_for() {
+        let (_root, places) = places(&[(DEVICE, b""), (STATE, b"coming\n"), (SIZE, b"1\n")]);
+        assert_eq!(places.fw_cfg(), FwCfg::Starting);
+    }
+
+    #[test]
+    fn a_driver_that_is_done_shows_every_item() {
+        let (_root, places) = places(&[(DEVICE, b""), (STATE, b"live\n")]);
+        assert_eq!(places.fw_cfg(), FwCfg::Ready);
+        let (_root, built_in) = self::places(&[(DEVICE, b""), (SIZE, b"1\n")]);
+        assert_eq!(built_in.fw_cfg(), FwCfg::Ready);
+    }
+
+    #[test]
+    fn a_large_item_is_refused_by_its_size_and_never_read() {
+        // `raw` is absent: reading it would be another error.
+        let (_root, places) = places(&[(SIZE, b"100000\n")]);
+        assert!(matches!(places.read(Source::FwCfg), Err(Error::TooLarge)));
+    }
+
+    #[test]
+    fn a_large_file_is_refused() {
+        let (_root, places) = places(&[("esp/polis/parameters.pb", &vec![7; 65_537])]);
+        assert!(matches!(places.read(Source::Esp), Err(Error::TooLarge)));
+    }
+
+    #[test]
+    fn what_is_there_is_read_whole() {
+        let (_root, places) =
+            places(&[(SIZE, b"3\n"), (RAW, b"abc"), ("esp/polis/parameters.pb", &vec![7; 65_536])]);
+        assert_eq!(places.read(Source::FwCfg).unwrap(), Some(b"abc".to_vec()));
+        assert_eq!(places.read(Source::Esp).unwrap(), Some(vec![7; 65_536]));
+    }
+
+    #[test]
+    fn a_folder_in_place_of_the_file_is_unreadable() {
+        let (_root, places) = places(&[("esp/polis/parameters.pb/file", b"")]);
+        assert!(matches!(places.read(Source::Esp), Err(Error::Unreadable(_))));
+    }
+}

@@ -1,0 +1,483 @@
+//! Builds every service of the node and hands event values over.
+//!
+//! Only this file knows them all: [`Values`] has what they share, one constructor
+//! a group makes the services of it, and [`run`] starts them. Nothing is ordered here
+//! by hand but the stop: what is started last is stopped first. Each service waits for the event
+//! values that it needs, so whatever can start early does.
+//!
+//! ```text
+//! parameters --> network --> names          storage
+//!      |            |          ^   \       ^   |
+//!      |            v          |    \wanted|   | mounted
+//!      +-------> cluster --identity--> ----+   |
+//!                   | \--orders--> consensus <-+
+//!                   v                  v
+//!              credentials --> curator <---> liaison
+//!                   |            |          management
+//!                   +--> roles <-+ ----> ready            console watches all
+//! ```
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use polis_proto::v1;
+use polis_tui::Snapshot;
+use tokio::sync::watch;
+
+use crate::daemon::exercise::{self, Exercise};
+use crate::daemon::fault::{self, Fault};
+use crate::daemon::{heartbeat, logs, memory};
+use crate::network::{self, names};
+use crate::roles;
+use crate::{cluster, consensus, console, curator, liaison, management, parameters, storage};
+use polis_base::environment::Environment;
+use polis_base::sys::efivar;
+use polis_base::sys::reboot::Reason;
+use polis_base::{files, recovery};
+use polis_runtime::logtree::{kernel, ring};
+use polis_runtime::supervisor::{Context, Policy};
+use polis_wire::endpoint::MANAGEMENT_PORT;
+use polis_wire::identity::Identity;
+use polis_wire::nodes::Nodes;
+use polis_wire::rpc;
+use polis_wire::rpc::client::{Candidate, Client, Patience};
+
+/// What the root service needs.
+#[derive(Clone, Debug)]
+pub struct Root {
+    /// What `init` told.
+    pub environment: Environment,
+    /// The recovery key of the disk, if somebody gave it to this machine.
+    pub recovery: recovery::Given,
+    /// What to break on purpose.
+    pub fault: Option<Fault>,
+    /// Becomes true when the node is ready.
+    pub ready: watch::Sender<bool>,
+    /// Changes as long as the runtime runs.
+    pub beats: watch::Sender<u64>,
+    /// The terminals that carry the console: `init` shows a failure there.
+    pub terminals: watch::Sender<Vec<String>>,
+    /// How the machine is asked to end, in order. Whoever asks logs it, and who wanted it.
+    pub end: watch::Sender<Option<Reason>>,
+}
+
+/// Starts every service, then waits.
+///
+/// # Errors
+///
+/// None: only a child's death can end it.
+pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallible> {
+    let values = Values::new();
+    let base = Base::new(&values, &root, &ctx);
+    let membership = Membership::new(&values, &root);
+    let control = Control::new(&values, &root);
+    let faces = Faces::new(&values, &root);
+    let Root { recovery, fault, ready, beats, .. } = root;
+
+    // Whatever fails for want of something outside may find it later: only a
+    // service itself can tell that it never will, and then opens the trapdoor.
+    let forever = Policy::forever();
+    ctx.spawn("heartbeat", forever, move |ctx| {
+        heartbeat::Service { beats: beats.clone() }.run(ctx)
+    });
+    ctx.spawn("kernel", forever, move |ctx| base.kernel.clone().run(ctx));
+    // Early, so that it stops late, and shows the stop.
+    if !console::is_off() {
+        ctx.spawn("console", forever, move |ctx| faces.console.clone().run(ctx));
+    }
+    ctx.spawn("storage", forever, move |ctx| base.storage.clone().run(ctx));
+    ctx.spawn("logs", forever, move |ctx| base.logs.clone().run(ctx));
+    ctx.spawn("network", forever, move |ctx| base.network.clone().run(ctx));
+    ctx.spawn("names", forever, move |ctx| base.names.clone().run(ctx));
+    ctx.spawn("parameters", forever, move |ctx| base.parameters.clone().run(ctx));
+    ctx.spawn("consensus", forever, move |ctx| membership.consensus.clone().run(ctx));
+    ctx.spawn("cluster", forever, move |ctx| membership.cluster.clone().run(ctx));
+    ctx.spawn("credentials", forever, move |ctx| membership.credentials.clone().run(ctx));
+    ctx.spawn("curator", forever, move |ctx| control.curator.clone().run(ctx));
+    ctx.spawn("roles", forever, move |ctx| control.roles.clone().run(ctx));
+    ctx.spawn("peers", forever, move |ctx| membership.peers.clone().run(ctx));
+    ctx.spawn("beacon", forever, move |ctx| membership.beacon.clone().run(ctx));
+    ctx.spawn("enlist", forever, move |ctx| membership.enlist.clone().run(ctx));
+    ctx.spawn("liaison", forever, move |ctx| control.liaison.clone().run(ctx));
+    ctx.spawn("nodes", forever, move |ctx| faces.nodes.clone().run(ctx));
+    ctx.spawn("management", forever, move |ctx| faces.management.clone().run(ctx));
+    let memory = memory::Service { ready: ready.subscribe() };
+    ctx.spawn("memory", forever, move |ctx| memory.clone().run(ctx));
+    if let Some(exercise) = Exercise::of_this_boot() {
+        let (ready, consensus) = (ready.subscribe(), values.member.status());
+        let exercise = exercise::Service { exercise, ready, consensus };
+        ctx.spawn("exercise", forever, move |ctx| exercise.clone().run(ctx));
+    }
+    if let Some(fault) = fault {
+        let struck = Arc::<AtomicBool>::default();
+        let ready = ready.subscribe();
+        let service = fault::Service { fault, recovery, ready, struck };
+        ctx.spawn("fault", fault.policy(), move |ctx| service.clone().run(ctx));
+    }
+    ctx.healthy();
+    ctx.cancelled().await;
+    Ok(())
+}
+
+/// Every event value of the node, and the handles that several services share.
+///
+/// Whoever owns a value gets the sender; `docs/event-values.md` says who that is.
+struct Values {
+    tree: files::Root,
+    known: watch::Sender<parameters::Known>,
+    network: watch::Sender<network::Status>,
+    storage: watch::Sender<storage::Status>,
+    health: watch::Sender<storage::Health>,
+    ring: watch::Sender<ring::Status>,
+    wanted: watch::Sender<Option<storage::Wanted>>,
+    orders: watch::Sender<Option<consensus::Orders>>,
+    identity: watch::Sender<Option<Identity>>,
+    peers: watch::Sender<names::Peers>,
+    found: watch::Sender<names::Peers>,
+    cluster: cluster::Writer,
+    unlock_requests: watch::Sender<cluster::unlock::request::Open>,
+    credentials: watch::Sender<Option<rpc::Credentials>>,
+    standing: watch::Sender<Arc<rpc::Standing>>,
+    curator: watch::Sender<curator::Status>,
+    candidates: watch::Sender<Vec<Candidate>>,
+    report: watch::Sender<v1::NodeStatus>,
+    nodes: watch::Sender<Option<Arc<Nodes>>>,
+    cluster_nodes: watch::Sender<console::ClusterNodes>,
+    snapshot: watch::Sender<Arc<Snapshot>>,
+    /// The keeper of etcd, which hands out its status and clients.
+    member: consensus::Service,
+    /// The way to the leader.
+    client: Client,
+    /// Who may call what.
+    table: Arc<rpc::Table>,
+    /// What the curator counts, which management shows.
+    metrics: Arc<rpc::Metrics>,
+}
+
+impl Values {
+    fn new() -> Self {
+        let tree = files::Root::live();
+        // A table that cannot be read lets nobody in.
+        let table = Arc::new(rpc::Table::polis().unwrap_or_else(|unreadable| {
+            tracing::error!(error = &unreadable as &dyn std::error::Error, "nothing is served");
+            rpc::Table::default()
+        }));
+        let orders = watch::Sender::new(None);
+        let candidates = watch::Sender::default();
+        let credentials = watch::Sender::new(None);
+        let standing = watch::Sender::new(Arc::<rpc::Standing>::default());
+        Self {
+            known: watch::Sender::new(None),
+            network: watch::Sender::default(),
+            storage: watch::Sender::new(storage::Status::Starting),
+            health: watch::Sender::default(),
+            ring: watch::Sender::default(),
+            wanted: watch::Sender::new(None),
+            identity: watch::Sender::new(None),
+            peers: watch::Sender::default(),
+            found: watch::Sender::default(),
+            cluster: cluster::Writer::default(),
+            unlock_requests: watch::Sender::default(),
+            curator: watch::Sender::default(),
+            report: watch::Sender::default(),
+            nodes: watch::Sender::default(),
+            cluster_nodes: watch::Sender::default(),
+            snapshot: watch::Sender::default(),
+            member: consensus::Service::new(consensus::Config::live(&tree), orders.subscribe()),
+            client: Client::new(
+                candidates.subscribe(),
+                credentials.subscribe(),
+                Patience::default(),
+            )
+            .wary(standing.subscribe()),
+            metrics: Arc::new(rpc::Metrics::new(&table)),
+            tree,
+            orders,
+            candidates,
+            credentials,
+            standing,
+            table,
+        }
+    }
+}
+
+/// What knows no cluster: the machine, its disk, its network, what it was told.
+struct Base {
+    kernel: kernel::Service,
+    storage: storage::Service,
+    logs: logs::Service,
+    parameters: parameters::Service,
+    network: network::Service,
+    names: names::Service,
+}
+
+impl Base {
+    fn new(values: &Values, root: &Root, ctx: &Context) -> Self {
+        let tree = &values.tree;
+        Self {
+            kernel: kernel::Service { tree: ctx.logs().clone() },
+            storage: storage::Service {
+                config: storage::Config {
+                    disk: root.environment.disk.clone(),
+                    root: tree.clone(),
+                    mount_options: storage::machine::MOUNT_OPTIONS,
+                },
+                wanted: values.wanted.subscribe(),
+                status: values.storage.clone(),
+                health: values.health.clone(),
+            },
+            logs: logs::Service {
+                image: root.environment.image.clone(),
+                storage: values.storage.subscribe(),
+                status: values.ring.clone(),
+            },
+            parameters: parameters::Service {
+                config: parameters::Config {
+                    sys: PathBuf::from("/sys"),
+                    esp: tree.esp.parameters.clone(),
+                },
+                known: values.known.clone(),
+            },
+            network: network::Service {
+                config: network::Config {
+                    interfaces: network::Interfaces::Hardware,
+                    sys: PathBuf::from("/sys"),
+                    os_release: PathBuf::from("/etc/os-release"),
+                    resolv_conf: tree.ephemeral.resolv_conf.clone(),
+                },
+                known: values.known.subscribe(),
+                status: values.network.clone(),
+            },
+            names: names::Service {
+                config: names::Config {
+                    hosts: tree.ephemeral.hosts.clone(),
+                    hostname: tree.ephemeral.hostname.clone(),
+                    machine_id: tree.ephemeral.machine_id.clone(),
+                    kernel: names::Kernel::Set,
+                },
+                identity: values.identity.subscribe(),
+                network: values.network.subscribe(),
+                peers: values.peers.subscribe(),
+            },
+        }
+    }
+}
+
+/// What makes the machine a node of its cluster, and of etcd, and finds the others.
+struct Membership {
+    consensus: consensus::Service,
+    cluster: cluster::Service,
+    credentials: cluster::credentials::Service,
+    peers: cluster::peers::Service,
+    beacon: cluster::beacon::Service,
+    enlist: roles::enlist::Service,
+}
+
+impl Membership {
+    fn new(values: &Values, root: &Root) -> Self {
+        let Values { tree, member, .. } = values;
+        Self {
+            consensus: member.clone(),
+            cluster: cluster::Service {
+                config: cluster::Config {
+                    root: tree.clone(),
+                    probe: cluster::Probe::default(),
+                    chip: Arc::new(cluster::unlock::vault::Machine { dev: PathBuf::from("/dev") }),
+                    efivars: PathBuf::from(efivar::DIRECTORY),
+                    recovery: root.recovery.clone(),
+                },
+                parameters: values.known.subscribe(),
+                storage: values.storage.subscribe(),
+                network: values.network.subscribe(),
+                consensus: member.status(),
+                wanted: values.wanted.clone(),
+                identity: values.identity.clone(),
+                orders: values.orders.clone(),
+                unlock_requests: values.unlock_requests.clone(),
+                status: values.cluster.clone(),
+            },
+            credentials: cluster::credentials::Service {
+                files: tree.data.node.credentials.clone(),
+                cluster: values.cluster.subscribe(),
+                credentials: values.credentials.clone(),
+            },
+            peers: cluster::peers::Service {
+                directory: tree.esp.cluster_directory.clone(),
+                nodes: values.nodes.subscribe(),
+                found: values.found.subscribe(),
+                peers: values.peers.clone(),
+            },
+            beacon: cluster::beacon::Service {
+                key: tree.data.node.credentials.key.clone(),
+                identity: values.identity.subscribe(),
+                consensus: member.status(),
+                leader: values.client.leader_id(),
+                network: values.network.subscribe(),
+                peers: values.peers.subscribe(),
+                found: values.found.clone(),
+            },
+            enlist: roles::enlist::Service {
+                data: tree.data.clone(),
+                client: values.client.clone(),
+                nodes: values.nodes.subscribe(),
+                network: values.network.subscribe(),
+                consensus: member.status(),
+                orders: values.orders.clone(),
+                cluster: values.cluster.clone(),
+            },
+        }
+    }
+}
+
+/// What leads the cluster, or follows who does, and when the node is ready.
+struct Control {
+    curator: curator::Service,
+    liaison: liaison::Service,
+    roles: roles::Service,
+}
+
+impl Control {
+    fn new(values: &Values, root: &Root) -> Self {
+        let Values { tree, member, .. } = values;
+        Self {
+            curator: curator::Service {
+                config: curator::Config::live(),
+                identity: values.identity.subscribe(),
+                consensus: member.status(),
+                members: member.members(),
+                network: values.network.subscribe(),
+                credentials: values.credentials.subscribe(),
+                metrics: Arc::clone(&values.metrics),
+                table: Arc::clone(&values.table),
+                standing: values.standing.clone(),
+                directory: watch::Sender::default(),
+                status: values.curator.clone(),
+            },
+            liaison: liaison::Service {
+                config: liaison::Config::live(tree),
+                client: values.client.clone(),
+                inputs: liaison::Inputs {
+                    environment: root.environment.clone(),
+                    consensus: member.status(),
+                    network: values.network.subscribe(),
+                    storage: values.storage.subscribe(),
+                    parameters: values.known.subscribe(),
+                    found: values.found.subscribe(),
+                },
+                outputs: liaison::Outputs {
+                    report: values.report.clone(),
+                    candidates: values.candidates.clone(),
+                    nodes: values.nodes.clone(),
+                    roles: watch::Sender::default(),
+                    standing: values.standing.clone(),
+                    credentials: values.credentials.clone(),
+                    cluster: values.cluster.clone(),
+                    contact: watch::Sender::default(),
+                },
+            },
+            roles: roles::Service {
+                image: root.environment.image.clone(),
+                cluster: values.cluster.subscribe(),
+                consensus: member.status(),
+                curator: values.curator.subscribe(),
+                leader: values.client.leader_id(),
+                network: values.network.subscribe(),
+                ready: root.ready.clone(),
+            },
+        }
+    }
+}
+
+/// What shows the node: on its terminals, and to those who operate it.
+struct Faces {
+    console: console::Service,
+    nodes: console::nodes::Service,
+    management: management::Service,
+}
+
+impl Faces {
+    fn new(values: &Values, root: &Root) -> Self {
+        let member = &values.member;
+        Self {
+            console: console::Service {
+                terminals: root.terminals.clone(),
+                snapshot: values.snapshot.clone(),
+                members: console::members::Service {
+                    consensus: member.status(),
+                    members: member.members(),
+                    nodes: values.nodes.subscribe(),
+                    credentials: values.credentials.subscribe(),
+                    port: MANAGEMENT_PORT,
+                },
+                end: root.end.clone(),
+                environment: root.environment.clone(),
+                inputs: console::Inputs {
+                    known: values.known.subscribe(),
+                    network: values.network.subscribe(),
+                    storage: values.storage.subscribe(),
+                    health: values.health.subscribe(),
+                    cluster: values.cluster.subscribe(),
+                    consensus: member.status(),
+                    pki: member.overview(),
+                    cluster_nodes: values.cluster_nodes.subscribe(),
+                    identity: values.identity.subscribe(),
+                },
+            },
+            nodes: console::nodes::Service {
+                nodes: values.nodes.subscribe(),
+                leader: values.client.leader_id(),
+                consensus: member.status(),
+                own: values.cluster.subscribe(),
+                shown: values.cluster_nodes.clone(),
+            },
+            management: management::Service {
+                config: management::Config::live(),
+                inputs: management::Inputs {
+                    environment: root.environment.clone(),
+                    cluster: values.cluster.subscribe(),
+                    consensus: member.status(),
+                    pki: member.overview(),
+                    ready: root.ready.subscribe(),
+                    report: values.report.subscribe(),
+                    ring: values.ring.subscribe(),
+                    snapshot: values.snapshot.subscribe(),
+                    credentials: values.credentials.subscribe(),
+                    unlock_requests: cluster::unlock::Requests::new(
+                        values.unlock_requests.subscribe(),
+                    ),
+                    standing: values.standing.subscribe(),
+                },
+                table: Arc::clone(&values.table),
+                servers: vec![("curator", Arc::clone(&values.metrics))],
+                end: root.end.clone(),
+                listening: Default::default(),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    /// The names of the services, in the order in which they are started.
+    fn started() -> Vec<&'static str> {
+        let (code, _tests) = include_str!("root.rs").split_once("#[cfg(test)]").unwrap();
+        let calls = code.split("ctx.spawn(\"").skip(1);
+        calls.filter_map(|call| Some(call.split_once('"')?.0)).collect()
+    }
+
+    #[test]
+    fn the_picture_of_the_tree_has_every_service_in_the_order_of_start() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/supervision.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let (_, picture) = page.split_once("```text\nroot ").unwrap();
+        let (picture, _) = picture.split_once("```").unwrap();
+        let drawn = picture.lines().filter_map(|line| {
+            let branch = line.strip_prefix("├ ").or_else(|| line.strip_prefix("└ "))?;
+            branch.split_whitespace().next()
+        });
+        assert_eq!(drawn.collect::<Vec<_>>(), started());
+    }
+}

@@ -1,0 +1,265 @@
+//! Carries out what `storage::plan` decided.
+//!
+//! [`apply`] knows the order of the steps, a [`Machine`] takes them: the live one
+//! is `storage::machine`, the tests' one ends at any step they choose.
+//!
+//! ```text
+//! Create: table (marked) -> kernel -> protect -> format -> mount -> settle -> table (unmarked)
+//! Finish:                   kernel -> protect -> format -> mount -> settle -> table (unmarked)
+//! Mount:                    kernel -----------> mount -> [table (unmarked)] -> [grow]
+//! Unlock: [table] ->        kernel -> (open, by whoever has the key) -> mount
+//! ```
+//!
+//! Invariants:
+//! - A run that ends anywhere leaves a disk for which a new plan ends in the
+//!   same place.
+//! - When `apply` returns well, the partition is mounted and not marked.
+
+use std::path::PathBuf;
+
+use tracing::{info, warn};
+
+use super::plan::{BEING_MADE, Plan};
+use super::table::{self, Partition, Table};
+use polis_base::sys::mount;
+use polis_runtime::supervisor;
+use polis_runtime::sys::process;
+
+/// Why the data partition is not mounted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The partition table cannot be written.
+    #[error("cannot write the partition table")]
+    Table(#[source] table::Error),
+    /// The kernel does not take the partition.
+    #[error("the kernel does not take partition {number}")]
+    Register {
+        /// Which one.
+        number: u32,
+        /// What it said.
+        source: std::io::Error,
+    },
+    /// There is no file system on it, and none could be made.
+    #[error("cannot make a file system on {device}")]
+    Format {
+        /// The partition.
+        device: PathBuf,
+        /// What `mkfs.xfs` said.
+        source: process::Error,
+    },
+    /// It cannot be encrypted.
+    #[error("cannot encrypt {device}")]
+    Protect {
+        /// The partition.
+        device: PathBuf,
+        /// What `cryptsetup` said.
+        source: process::Error,
+    },
+    /// It cannot be opened, and not for want of the right key.
+    #[error("cannot open the encrypted partition {device}")]
+    Open {
+        /// The partition.
+        device: PathBuf,
+        /// What `cryptsetup` said.
+        source: process::Error,
+    },
+    /// What integrity needs cannot be written.
+    #[error("cannot write the free space of {device}")]
+    Wipe {
+        /// The device.
+        device: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// A step takes longer than it ever should.
+    #[error("{what} took more than {seconds} seconds and has not ended")]
+    Late {
+        /// Which step.
+        what: &'static str,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// There is a file system, and the kernel does not mount it.
+    #[error("cannot mount the data partition")]
+    Mount(#[from] mount::Error),
+    /// The file system did not grow with the disk.
+    #[error("cannot grow the file system on {device}")]
+    Grow {
+        /// The partition.
+        device: PathBuf,
+        /// What `xfs_growfs` said.
+        source: process::Error,
+    },
+    /// What was just made does not open with the key that it was made with.
+    #[error("{device} does not open with the key that it was just made with")]
+    OwnKey {
+        /// The partition.
+        device: PathBuf,
+    },
+    /// The thread that did the work ended with a panic.
+    #[error("the thread that works on the disk was lost")]
+    Lost,
+}
+
+impl From<supervisor::Lost> for Error {
+    fn from(supervisor::Lost: supervisor::Lost) -> Self {
+        Self::Lost
+    }
+}
+
+/// What can be done with the disk of a machine. Every step may be repeated.
+pub trait Machine {
+    /// Puts `table` on the disk.
+    fn write_table(&self, table: &Table) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Sees to it that the kernel knows `partition`.
+    fn register(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Puts encryption on `partition`, whatever was there, and opens it; where it is
+    /// to have none, does nothing.
+    fn protect(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Makes a file system on `partition`, whatever was there.
+    fn format(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Mounts `partition`.
+    fn mount(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Writes what must be written of a new file system before it is used.
+    fn settle(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Lets the mounted file system fill `partition`, which the kernel knows smaller.
+    fn grow(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+/// Carries out `plan` for a disk with `table`; returns the partition that is mounted.
+///
+/// # Errors
+///
+/// The first step that failed.
+pub async fn apply(machine: &impl Machine, table: Table, plan: Plan) -> Result<Partition, Error> {
+    match plan {
+        Plan::Create { table, partition } => {
+            info!(partition = partition.number, "making the data partition");
+            machine.write_table(&table).await?;
+            finish(machine, table, partition).await
+        }
+        Plan::Finish { partition } => {
+            info!(partition = partition.number, "finishing the data partition");
+            finish(machine, table, partition).await
+        }
+        Plan::Unlock { partition, .. } => {
+            machine.mount(&partition).await?;
+            Ok(partition)
+        }
+        Plan::Mount { partition, unmark, grow } => {
+            machine.register(&partition).await?;
+            machine.mount(&partition).await?;
+            let (table, partition) = match unmark {
+                true => take_off_mark(machine, table, partition).await?,
+                false => (table, partition),
+            };
+            let Some(last) = grow else { return Ok(partition) };
+            match enlarge(machine, table, &partition, last).await {
+                Ok(larger) => Ok(larger),
+                Err(error) => {
+                    // What was there is still there, and the next boot tries again.
+                    warn!(
+                        error = &error as &dyn std::error::Error,
+                        "the data partition did not grow"
+                    );
+                    Ok(partition)
+                }
+            }
+        }
+    }
+}
+
+/// Takes the steps of an `Unlock` that need no key: the partition grows to `grow`
+/// and the kernel knows it.
+///
+/// # Errors
+///
+/// The kernel does not take the partition. That it does not grow is no failure.
+pub async fn before_unlock(
+    machine: &impl Machine,
+    table: Table,
+    partition: Partition,
+    grow: Option<u64>,
+) -> Result<Partition, Error> {
+    let Some(last) = grow else {
+        machine.register(&partition).await?;
+        return Ok(partition);
+    };
+    let larger = Partition { last, ..partition.clone() };
+    info!(from = partition.blocks(), to = larger.blocks(), "the data partition grows");
+    let grown = async {
+        machine.write_table(&replaced(table, &larger)).await?;
+        machine.register(&larger).await
+    };
+    match grown.await {
+        Ok(()) => Ok(larger),
+        Err(error) => {
+            // What was there is still there, and the next boot tries again.
+            warn!(error = &error as &dyn std::error::Error, "the data partition did not grow");
+            machine.register(&partition).await?;
+            Ok(partition)
+        }
+    }
+}
+
+async fn finish(
+    machine: &impl Machine,
+    table: Table,
+    partition: Partition,
+) -> Result<Partition, Error> {
+    machine.register(&partition).await?;
+    info!("the kernel knows it");
+    machine.protect(&partition).await?;
+    machine.format(&partition).await?;
+    info!("the file system is made");
+    machine.mount(&partition).await?;
+    info!("the file system is mounted");
+    machine.settle(&partition).await?;
+    let (_table, partition) = take_off_mark(machine, table, partition).await?;
+    Ok(partition)
+}
+
+async fn take_off_mark(
+    machine: &impl Machine,
+    table: Table,
+    partition: Partition,
+) -> Result<(Table, Partition), Error> {
+    let partition = Partition { attributes: partition.attributes & !BEING_MADE, ..partition };
+    let table = replaced(table, &partition);
+    machine.write_table(&table).await?;
+    Ok((table, partition))
+}
+
+async fn enlarge(
+    machine: &impl Machine,
+    table: Table,
+    partition: &Partition,
+    last: u64,
+) -> Result<Partition, Error> {
+    let larger = Partition { last, ..partition.clone() };
+    info!(from = partition.blocks(), to = larger.blocks(), "the data partition grows");
+    machine.write_table(&replaced(table, &larger)).await?;
+    machine.grow(&larger).await?;
+    Ok(larger)
+}
+
+/// `table` with `partition` in place of the one of that number.
+fn replaced(mut table: Table, partition: &Partition) -> Table {
+    for entry in &mut table.partitions {
+        if entry.number == partition.number {
+            entry.clone_from(partition);
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+#[path = "apply_tests.rs"]
+mod tests;

@@ -1,0 +1,311 @@
+//! Notices that the data partition fails or is full, from what the kernel says.
+//!
+//! The service runs [`watch`] while the partition is mounted. The console shows
+//! [`Health`], the log and the serial line tell each change of it.
+//!
+//! ```text
+//! kernel's messages --> ours? --does not read--------> failing (told, and forgotten
+//!                         |                            when nothing follows)
+//!                         +--does not write, or the
+//!                            file system shut down---> end: only a mount mends that
+//! free space --------------------< 32 MiB-----------> full, until there is more
+//! ```
+//!
+//! A write that failed ends it, although programs get an error for it, too: once
+//! they were told, the kernel takes its copy in memory for written. Who reads it
+//! sees what is not on the disk, goes on, and loses what comes behind with the next
+//! power cut. A boot reads what is there.
+//!
+//! What this module does not do: react. Who reads or writes what fails gets an
+//! error from the kernel, and dies of it if it must; the supervisor starts it again.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::io::Interest;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::{error, info, warn};
+
+use polis_base::serial::EventLine;
+use polis_base::sys::kmsg::{From, Reader};
+use polis_runtime::supervisor::Context;
+use polis_runtime::sys::readiness;
+
+/// With less free space than this, the next write of a service may fail.
+const FULL: u64 = 32 << 20;
+/// With more than this there is room again: the gap keeps one write from changing
+/// it to and fro.
+const ROOM: u64 = 48 << 20;
+
+/// How often the free space is looked at.
+const PACE: Duration = Duration::from_secs(1);
+
+/// An error of the disk is forgotten when none follows for so long.
+const MEMORY: Duration = Duration::from_secs(60);
+
+/// How the data partition does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// The free space, when there is too little.
+    pub full: Option<u64>,
+    /// The newest error of the disk, when there was one lately.
+    pub fault: Option<Fault>,
+}
+
+impl Health {
+    /// What the console warns of.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let full = self.full.map(|free| {
+            format!("the data partition is full: {} MiB are left; delete something", free >> 20)
+        });
+        full.into_iter().chain(self.fault.as_ref().map(ToString::to_string)).collect()
+    }
+}
+
+/// What the kernel said of a device of ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What.
+    pub what: What,
+    /// The partition, or the device as the kernel calls it.
+    pub device: String,
+    /// Where, in units of 512 bytes.
+    pub sector: Option<u64>,
+}
+
+/// The kinds of faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// Somebody or something changed what was written.
+    Changed,
+    /// The disk does not read.
+    Read,
+    /// The disk does not write: what somebody was told is written may not be.
+    Write,
+    /// XFS found something that it never wrote.
+    Corrupt,
+    /// XFS has given up.
+    ShutDown,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.what {
+            What::Changed => "what was written has been changed",
+            What::Read => "the disk does not read",
+            What::Write => "the disk does not write",
+            What::Corrupt => "the file system is damaged",
+            What::ShutDown => "the file system was shut down",
+        };
+        write!(f, "{what}: device {}", self.device)?;
+        match self.sector {
+            Some(sector) => write!(f, ", sector {sector}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whose messages count.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    /// The disk, as the kernel calls it: `vda`.
+    pub disk: String,
+    /// The data partition: `/dev/vda3`.
+    pub partition: String,
+    /// What is mounted, as the kernel calls it: `vda3`, `dm-2`.
+    pub mounted: String,
+}
+
+/// Reads one message of the kernel.
+#[must_use]
+pub fn read(message: &str, devices: &Devices) -> Option<Fault> {
+    let sector = || {
+        let after = &message[message.find("sector ")? + "sector ".len()..];
+        after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    };
+    let fault = |what, device: &str| Fault { what, device: device.to_owned(), sector: sector() };
+    // No other device of this machine has tags: which one is said by its number only.
+    if message.contains("device-mapper: crypt:") && message.contains("INTEGRITY AEAD ERROR") {
+        return Some(fault(What::Changed, &devices.partition));
+    }
+    let mounted = format!("XFS ({})", devices.mounted);
+    if message.starts_with(&mounted) {
+        if message.contains("shut down") || message.contains("Shutting down") {
+            return Some(fault(What::ShutDown, &devices.partition));
+        }
+        let corrupt = message.contains("orruption") || message.contains("Metadata CRC error");
+        return corrupt.then(|| fault(What::Corrupt, &devices.partition));
+    }
+    let name = message.split_once(" error, dev ").map(|(_, rest)| rest)?;
+    let name = name.split([',', ' ']).next()?;
+    // `op 0x1:(WRITE)`, `(FLUSH)`, `(WRITE_ZEROES)`: all but the reads change something.
+    let what = if message.contains(":(READ)") { What::Read } else { What::Write };
+    name.starts_with(&devices.disk).then(|| fault(what, name))
+}
+
+/// The newest fault that the kernel has told since it started, for the cause of a
+/// failure. Blocks.
+#[must_use]
+pub fn newest(devices: &Devices) -> Option<Fault> {
+    let mut log = Reader::open(From::Start).ok()?;
+    let mut newest = None;
+    while let Ok(Some(record)) = log.next_record() {
+        newest = read(&record.text, devices).or(newest);
+    }
+    newest
+}
+
+/// Watches until the partition cannot be trusted with another write, and says why. Cancel-safe.
+///
+/// # Errors
+///
+/// The kernel's log cannot be read.
+pub async fn watch(
+    ctx: &Context,
+    health: &watch::Sender<Health>,
+    devices: &Devices,
+    mount: &Path,
+) -> std::io::Result<Fault> {
+    let mut log = Reader::open(From::Now)?;
+    let watched = readiness::watch(&log, Interest::READABLE)?;
+    let mut tick = tokio::time::interval(PACE);
+    let mut last: Option<(Instant, Fault)> = None;
+    loop {
+        tokio::select! {
+            // Cancel-safe: only waits.
+            _now = tick.tick() => {}
+            // Cancel-safe: only waits.
+            ready = watched.readable() => {
+                let mut ready = ready?;
+                while let Some(record) = log.next_record()? {
+                    let Some(fault) = read(&record.text, devices) else { continue };
+                    match fault.what {
+                        What::Write => return Ok(fault),
+                        // What came before says more than that it came.
+                        What::ShutDown => return Ok(last.map_or(fault, |(_, cause)| cause)),
+                        What::Changed | What::Read | What::Corrupt => {
+                            last = Some((Instant::now(), fault));
+                        }
+                    }
+                }
+                ready.clear_ready();
+            }
+        }
+        last = last.filter(|(at, _)| at.elapsed() < MEMORY);
+        let mount = mount.to_owned();
+        let free = tokio::task::spawn_blocking(move || {
+            rustix::fs::statvfs(&mount).map(|stat| stat.f_bavail * stat.f_frsize)
+        });
+        let free = free.await.ok().and_then(Result::ok);
+        let was = health.borrow().clone();
+        let limit = if was.full.is_some() { ROOM } else { FULL };
+        let full = free.filter(|free| *free < limit);
+        let now = Health { full, fault: last.as_ref().map(|(_, fault)| fault.clone()) };
+        tell(ctx, &was, &now);
+        health.send_if_modified(|health| {
+            let new = *health != now;
+            health.clone_from(&now);
+            new
+        });
+    }
+}
+
+fn tell(ctx: &Context, was: &Health, now: &Health) {
+    let line = |state: &str| EventLine::new("storage").field("state", state);
+    match (was.full, now.full) {
+        (None, Some(free)) => {
+            let mib = free >> 20;
+            error!(mib, "the data partition is full: writes fail until something is deleted");
+            ctx.lines().event(line("full").field("free", free));
+        }
+        (Some(_), None) => {
+            info!("the data partition has room again");
+            ctx.lines().event(line("room"));
+        }
+        (None, None) | (Some(_), Some(_)) => {}
+    }
+    match (&was.fault, &now.fault) {
+        (was, Some(fault)) if was.as_ref() != Some(fault) => {
+            error!("{fault}");
+            let told = line("failing").field("cause", fault).field("device", &fault.device);
+            ctx.lines().event(match fault.sector {
+                Some(sector) => told.field("sector", sector),
+                None => told,
+            });
+        }
+        (Some(_), None) => {
+            warn!("no further error of the disk in a minute");
+            ctx.lines().event(line("quiet"));
+        }
+        (_, Some(_)) | (None, None) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn devices() -> Devices {
+        Devices {
+            disk: "vda".to_owned(),
+            partition: "/dev/vda3".to_owned(),
+            mounted: "dm-2".to_owned(),
+        }
+    }
+
+    fn told(message: &str) -> Option<String> {
+        read(message, &devices()).map(|fault| fault.to_string())
+    }
+
+    #[test]
+    fn a_block_that_somebody_changed_is_named_by_device_and_sector() {
+        assert_eq!(
+            told("trusted_key: device-mapper: crypt: dm-1: INTEGRITY AEAD ERROR, sector 1024328")
+                .as_deref(),
+            Some("what was written has been changed: device /dev/vda3, sector 1024328")
+        );
+    }
+
+    #[test]
+    fn an_error_of_our_disk_counts_and_one_of_another_does_not() {
+        let message = |disk| {
+            format!("I/O error, dev {disk}, sector 2048 op 0x1:(WRITE) flags 0x800 phys_seg 1")
+        };
+        assert_eq!(
+            told(&message("vda")).as_deref(),
+            Some("the disk does not write: device vda, sector 2048")
+        );
+        assert_eq!(told(&message("sdb")), None);
+        assert_eq!(
+            told("critical medium error, dev vda, sector 7 op 0x0:(READ)").as_deref(),
+            Some("the disk does not read: device vda, sector 7")
+        );
+    }
+
+    #[test]
+    fn a_shutdown_of_our_file_system_counts_and_of_another_does_not() {
+        let message = |device| format!("XFS ({device}): Filesystem has been shut down due to log");
+        assert_eq!(read(&message("dm-2"), &devices()).unwrap().what, What::ShutDown);
+        assert_eq!(read(&message("vda9"), &devices()), None);
+        let message = "XFS (dm-2): Metadata corruption detected at xfs_agf_verify";
+        assert_eq!(read(message, &devices()).unwrap().what, What::Corrupt);
+        assert_eq!(told("XFS (dm-2): Ending clean mount"), None);
+        assert_eq!(told(""), None);
+    }
+
+    #[test]
+    fn a_full_disk_and_a_fault_are_two_warnings() {
+        let fault = Fault { what: What::Read, device: "vda".to_owned(), sector: None };
+        let health = Health { full: Some(5 << 20), fault: Some(fault) };
+        assert_eq!(
+            health.warnings(),
+            [
+                "the data partition is full: 5 MiB are left; delete something",
+                "the disk does not read: device vda",
+            ]
+        );
+    }
+}

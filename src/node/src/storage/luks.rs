@@ -1,0 +1,239 @@
+//! Makes, opens and closes the encryption of the data partition, with `cryptsetup`.
+//!
+//! `storage::machine` calls it. Keys go through a pipe, never on a command line.
+//!
+//! ```text
+//! /dev/vda3 --LUKS2--> polis-data                       encrypted
+//! /dev/vda3 --LUKS2--> polis-data_dif --> polis-data    authenticated
+//! ```
+//!
+//! What this module does not do: decide what may be formatted (`plan`), or know
+//! where keys come from (`cluster`).
+
+use std::path::{Path, PathBuf};
+
+use tracing::debug;
+use uuid::Uuid;
+use zeroize::Zeroizing;
+
+use super::Kind;
+use super::header::{CIPHER, CIPHER_AUTHENTICATED, SECTOR_SIZE, SUBSYSTEM};
+use super::key::{self, Key, Keys, Passphrase};
+use super::plan::LABEL;
+use polis_base::sys::dm::DeviceMapper;
+use polis_runtime::logtree::Sink;
+use polis_runtime::sys::process::{Command, Error};
+
+/// Where the image keeps the programs.
+const CRYPTSETUP: &str = "/usr/sbin/cryptsetup";
+const MODPROBE: &str = "/usr/sbin/modprobe";
+
+/// What the device mapper calls the open partition.
+pub const NAME: &str = "polis-data";
+/// What `cryptsetup` calls the integrity device below it.
+const INTEGRITY_NAME: &str = "polis-data_dif";
+
+/// Turns of the function that makes a key slot's key: the fewest that there can
+/// be. They make guessing a weak passphrase dear, and ours has 256 random bits.
+const TURNS: &str = "1000";
+
+/// A key as `cryptsetup` reads it: hexadecimal.
+const KEY_SIZE: usize = 2 * key::SIZE;
+
+/// The exit status of `cryptsetup` when no slot opens.
+const NOT_THE_KEY: i32 = 2;
+
+/// Why the partition does not open.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The key is not one of this partition's.
+    #[error("the key does not open slot {slot}")]
+    Unfit {
+        /// Where it was tried.
+        slot: u8,
+    },
+    /// Something else.
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
+
+/// Where the open partition is found.
+#[must_use]
+pub fn path() -> PathBuf {
+    Path::new("/dev/mapper").join(NAME)
+}
+
+fn cryptsetup(action: &str, log: &Sink) -> Command {
+    Command::new(CRYPTSETUP)
+        // There is no udev that would make the device's node and say so.
+        .env("DM_DISABLE_UDEV", "1")
+        .args([action, "--batch-mode"])
+        .log(log.clone())
+}
+
+/// How a slot is made, and which key comes first through the pipe.
+const SLOT: [&str; 7] =
+    ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", TURNS, "--hash", "sha256", "--key-file=-"];
+
+/// Loads the ciphers of `kind`, the fast ones where the processor has their
+/// instructions. The kernel finds the plain ones by itself, and says what is missing.
+pub async fn load_ciphers(kind: Kind, log: &Sink) {
+    let processor = tokio::fs::read_to_string("/proc/cpuinfo").await.unwrap_or_default();
+    let modules = modules(kind, &processor);
+    let loaded = Command::new(MODPROBE).args(&modules).log(log.clone()).run().await;
+    if let Err(error) = loaded {
+        debug!(error = &error as &dyn std::error::Error, ?modules, "not all ciphers are modules");
+    }
+}
+
+fn modules(kind: Kind, processor: &str) -> Vec<&'static str> {
+    let line = processor.lines().find(|line| line.starts_with("flags"));
+    let fast = line.is_some_and(|line| line.split_whitespace().any(|flag| flag == "aes"));
+    match (kind, fast) {
+        (Kind::Insecure, _) => vec![],
+        (Kind::Encrypted, false) => vec!["dm_crypt", "xts"],
+        (Kind::Encrypted, true) => vec!["dm_crypt", "xts", "aesni_intel"],
+        (Kind::Authenticated, false) => vec!["dm_crypt", "dm_integrity", "aegis128"],
+        (Kind::Authenticated, true) => {
+            vec!["dm_crypt", "dm_integrity", "aegis128", "aesni_intel", "aegis128_aesni"]
+        }
+    }
+}
+
+/// Puts a new header on `device`, with both keys; whatever was there is lost.
+///
+/// # Errors
+///
+/// What `cryptsetup` said.
+pub async fn format(
+    device: &Path,
+    id: Uuid,
+    kind: Kind,
+    keys: &Keys,
+    log: &Sink,
+) -> Result<(), Error> {
+    let format = cryptsetup("luksFormat", log)
+        .args(["--type", "luks2", "--label", LABEL, "--subsystem", SUBSYSTEM])
+        .arg(format!("--uuid={id}"))
+        .arg(format!("--sector-size={SECTOR_SIZE}"))
+        .args(SLOT);
+    let format = match kind {
+        // The wipe that this leaves out is `storage::wipe`'s.
+        Kind::Authenticated => format
+            .args(["--cipher", CIPHER_AUTHENTICATED, "--key-size", "128"])
+            .args(["--integrity", "aead", "--integrity-no-wipe"]),
+        Kind::Encrypted | Kind::Insecure => format.args(["--cipher", CIPHER, "--key-size", "512"]),
+    };
+    format.arg(device).input(keys.passphrase.text().to_vec()).run().await?;
+    add(device, &keys.passphrase.text(), &keys.recovery.text(), 1, log).await
+}
+
+/// Adds the key `new` in `slot`; `known` opens another one.
+async fn add(
+    device: &Path,
+    known: &Zeroizing<Vec<u8>>,
+    new: &Zeroizing<Vec<u8>>,
+    slot: u8,
+    log: &Sink,
+) -> Result<(), Error> {
+    // One after the other through the same pipe; each is read by its length.
+    let both = [known.as_slice(), new.as_slice()].concat();
+    cryptsetup("luksAddKey", log)
+        .args(SLOT)
+        .arg(format!("--keyfile-size={KEY_SIZE}"))
+        .arg(format!("--new-keyfile-size={KEY_SIZE}"))
+        .arg(format!("--new-key-slot={slot}"))
+        .arg(device)
+        .arg("-")
+        .input(both)
+        .run()
+        .await
+        .map(drop)
+}
+
+/// Opens `device`.
+///
+/// # Errors
+///
+/// [`OpenError::Unfit`] when the key is wrong; then nothing has changed.
+pub async fn open(device: &Path, key: &Key, log: &Sink) -> Result<(), OpenError> {
+    let slot = key.slot();
+    let opened = cryptsetup("open", log)
+        .args(["--type", "luks2", "--key-file=-"])
+        // A thread less between a flush and the disk.
+        .args(["--perf-no_read_workqueue", "--perf-no_write_workqueue"])
+        .arg(format!("--key-slot={slot}"))
+        .arg(device)
+        .arg(NAME)
+        .input(key.text().to_vec())
+        .run()
+        .await;
+    match opened {
+        Ok(_said) => Ok(()),
+        Err(Error::Failed { exit, .. }) if exit.code() == Some(NOT_THE_KEY) => {
+            Err(OpenError::Unfit { slot })
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Gives slot 0 another passphrase; `known` has opened the other slot. A power cut
+/// in between leaves slot 0 empty, and the recovery key opens still.
+///
+/// # Errors
+///
+/// What `cryptsetup` said.
+pub async fn rekey(
+    device: &Path,
+    known: &Key,
+    passphrase: &Passphrase,
+    log: &Sink,
+) -> Result<(), Error> {
+    let kill = cryptsetup("luksKillSlot", log).arg("--key-file=-").arg(device).arg("0");
+    // It may be empty already.
+    let _empty = kill.input(known.text().to_vec()).run().await;
+    add(device, &known.text(), &passphrase.text(), 0, log).await
+}
+
+/// Closes the partition; nothing may use it any more. Blocks.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn close() -> std::io::Result<()> {
+    let mapper = DeviceMapper::open()?;
+    for name in [NAME, INTEGRITY_NAME] {
+        match mapper.remove(name) {
+            Ok(()) => {}
+            // `encrypted` has no integrity device.
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {}
+            Err(error) => return Err(error),
+        }
+        // The node is `cryptsetup`'s, and the next one makes it anew.
+        let _absent = std::fs::remove_file(Path::new("/dev/mapper").join(name));
+    }
+    Ok(())
+}
+
+/// Whether the partition is open.
+#[must_use]
+pub fn is_open() -> bool {
+    let devices = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+    devices.map(|device| device.path().join("dm/name")).any(|name| {
+        std::fs::read_to_string(name).is_ok_and(|name| name.trim_end() == NAME) && path().exists()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fast_ciphers_are_loaded_where_the_processor_has_their_instructions() {
+        let with = "processor\t: 0\nflags\t\t: fpu aes sse4_1\n";
+        let without = "processor\t: 0\nflags\t\t: fpu sse4_1\nbugs: aes\n";
+        assert!(modules(Kind::Authenticated, with).contains(&"aegis128_aesni"));
+        assert!(!modules(Kind::Authenticated, without).contains(&"aegis128_aesni"));
+        assert!(modules(Kind::Insecure, with).is_empty());
+    }
+}

@@ -1,0 +1,353 @@
+//! The disk of the machine that this node runs on.
+
+use std::fs::File;
+use std::io;
+use std::num::NonZeroU64;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::mount::MountFlags;
+use tracing::{info, warn};
+
+use super::Kind;
+use super::apply::{Error, Machine};
+use super::key::{Key, Keys, Passphrase};
+use super::luks::{self, OpenError};
+use super::plan::{GROWTH_MIN, LABEL};
+use super::probe::{self, Content};
+use super::table::{self, Partition, Table};
+use super::wipe::{self, Groups};
+use polis_base::files::Root;
+use polis_base::sys::block;
+use polis_base::sys::mount::Mount;
+use polis_runtime::logtree::Sink;
+use polis_runtime::supervisor::blocking;
+use polis_runtime::sys::process::Command;
+
+/// Where the image keeps the programs of XFS.
+const MKFS: &str = "/usr/sbin/mkfs.xfs";
+const GROWFS: &str = "/usr/sbin/xfs_growfs";
+
+/// Project quotas bound what a volume may take.
+pub const MOUNT_OPTIONS: &str = "prjquota";
+
+/// Nothing on the data partition is a device or gains privileges, and nobody
+/// reads access times.
+const MOUNT_FLAGS: MountFlags =
+    MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOATIME);
+
+/// The disk, and where its data partition is mounted.
+#[derive(Clone, Debug)]
+pub struct Live {
+    /// A whole disk, for example `/dev/vda`.
+    pub disk: PathBuf,
+    /// The tree; the data partition is mounted in it.
+    pub root: Root,
+    /// Options of the mount: [`MOUNT_OPTIONS`].
+    pub mount_options: &'static str,
+    /// Bytes in a block of the disk.
+    pub block_size: u64,
+    /// How the data partition is protected.
+    pub kind: Kind,
+    /// What a new partition is opened with, where that needs something.
+    pub keys: Option<Keys>,
+    /// Where the programs write.
+    pub log: Sink,
+}
+
+impl Live {
+    /// The device that carries the file system of `partition`.
+    #[must_use]
+    pub fn device(&self, partition: &Partition) -> PathBuf {
+        match self.kind {
+            // Nothing lies between the file system and the partition.
+            Kind::Insecure => self.raw(partition),
+            Kind::Encrypted | Kind::Authenticated => luks::path(),
+        }
+    }
+
+    /// The device of `partition` itself.
+    #[must_use]
+    pub fn raw(&self, partition: &Partition) -> PathBuf {
+        block::partition_path(&self.disk, partition.number)
+    }
+
+    fn mount_point(&self) -> &Path {
+        self.root.data.mount.path()
+    }
+
+    /// Opens `partition`, and gives it a new passphrase if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Unfit`] when the key is wrong.
+    pub async fn open_with(
+        &self,
+        partition: &Partition,
+        key: &Key,
+        rekey: Option<&Passphrase>,
+    ) -> Result<(), OpenError> {
+        let device = self.raw(partition);
+        luks::load_ciphers(self.kind, &self.log).await;
+        let before = self.integrity_size(partition).await;
+        luks::open(&device, key, &self.log).await?;
+        if self.integrity_size(partition).await != before {
+            // The partition has grown: the integrity device has just learnt that, and
+            // what was made above it has not.
+            let closed = tokio::task::spawn_blocking(luks::close).await;
+            if let Ok(Err(error)) = closed {
+                warn!(error = &error as &dyn std::error::Error, "cannot open it larger yet");
+                return Ok(());
+            }
+            luks::open(&device, key, &self.log).await?;
+        }
+        if let Some(passphrase) = rekey {
+            luks::rekey(&device, key, passphrase, &self.log).await?;
+        }
+        Ok(())
+    }
+
+    /// How much room the integrity device has, as its own superblock says.
+    async fn integrity_size(&self, partition: &Partition) -> Option<u64> {
+        /// Where the data of a LUKS2 partition begins, and in it that number.
+        const PLACE: u64 = (16 << 20) + 16;
+        if self.kind != Kind::Authenticated {
+            return None;
+        }
+        let device = self.raw(partition);
+        let read = move || {
+            let device = File::open(device).ok()?;
+            rustix::fs::fadvise(&device, 0, None, rustix::fs::Advice::DontNeed).ok()?;
+            let mut bytes = [0; 8];
+            device.read_exact_at(&mut bytes, PLACE).ok()?;
+            Some(u64::from_le_bytes(bytes))
+        };
+        tokio::task::spawn_blocking(read).await.ok().flatten()
+    }
+
+    /// Where the file system ends on its device, if there is room behind it that is
+    /// worth it.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub async fn room(&self, partition: &Partition) -> io::Result<Option<u64>> {
+        let device = self.device(partition);
+        let look = move || {
+            let device = File::open(device)?;
+            let size = block::size(&device)?;
+            let mut head = vec![0; 4096];
+            device.read_exact_at(&mut head, 0)?;
+            Ok(match probe::recognise(&head, &[]) {
+                Content::Xfs(xfs) if size >= xfs.size.saturating_add(GROWTH_MIN) => Some(xfs.size),
+                _ => None,
+            })
+        };
+        tokio::task::spawn_blocking(look).await.unwrap_or(Ok(None))
+    }
+
+    /// Lets the mounted file system fill its device.
+    ///
+    /// # Errors
+    ///
+    /// What `xfs_growfs` said.
+    pub async fn fill(&self, partition: &Partition) -> Result<(), Error> {
+        let grown =
+            Command::new(GROWFS).arg("-d").arg(self.mount_point()).log(self.log.clone()).run();
+        let device = self.device(partition);
+        grown.await.map_err(|source| Error::Grow { device, source })?;
+        let stat = rustix::fs::statvfs(self.mount_point());
+        let mib = stat.map(|stat| (stat.f_blocks * stat.f_frsize) >> 20).unwrap_or_default();
+        info!(mib, "the file system has grown");
+        Ok(())
+    }
+
+    /// What authentication needs before there is a file system.
+    async fn prepare(&self, partition: &Partition) -> Result<(), Error> {
+        let device = self.device(partition);
+        let said = self.mkfs(partition).arg("-N").arg(&device).run().await;
+        let said = said.map_err(|source| Error::Format { device: device.clone(), source })?;
+        let groups = Groups::parse(&String::from_utf8_lossy(&said));
+        let strange = || io::Error::other("mkfs.xfs does not say how it would divide it");
+        let failed = |source| Error::Wipe { device: device.clone(), source };
+        let groups = groups.ok_or_else(strange).map_err(failed)?;
+        let target = device.clone();
+        blocking(move || {
+            let failed = |source| Error::Wipe { device: target.clone(), source };
+            wipe::prepare(&target, groups).map_err(failed)
+        })
+        .await
+    }
+
+    /// Everything but the device.
+    fn mkfs(&self, partition: &Partition) -> Command {
+        Command::new(MKFS)
+            // Discarding the whole device first would take longer than all the rest,
+            // and would undo what integrity needs.
+            .args(["-K", "-f", "-L", LABEL, "-m"])
+            // Tells our file system from any other: see `plan`.
+            .arg(format!("uuid={}", partition.id))
+            .log(self.log.clone())
+    }
+
+    fn open(&self) -> io::Result<File> {
+        File::options().read(true).write(true).open(&self.disk)
+    }
+
+    /// Makes the kernel know partition `number` as `start` and `length` say.
+    fn tell_kernel(&self, number: u32, (start, length): (u64, u64)) -> Result<(), Error> {
+        let failed = |source| Error::Register { number, source };
+        let device = block::partition_path(&self.disk, number);
+        match block::known_extent(&device).map_err(failed)? {
+            Some(known) if known == (start, length) => Ok(()),
+            Some((known, _)) if known != start => {
+                let what = format!("it knows it at byte {known} instead of {start}");
+                Err(failed(io::Error::other(what)))
+            }
+            Some(_) => {
+                let disk = self.open().map_err(failed)?;
+                block::resize_partition(&disk, number, start, length).map_err(failed)
+            }
+            None => {
+                let disk = self.open().map_err(failed)?;
+                block::add_partition(&disk, number, start, length).map_err(failed)
+            }
+        }
+    }
+
+    /// First byte and length of `partition`.
+    fn extent(&self, partition: &Partition) -> (u64, u64) {
+        (partition.first * self.block_size, partition.blocks() * self.block_size)
+    }
+}
+
+/// Reads the partition table of `disk`, and makes its primary copy whole again
+/// if a power cut tore it. Blocks.
+///
+/// # Errors
+///
+/// [`table::Error`].
+pub fn read_table(disk: &Path) -> Result<Table, table::Error> {
+    let opened = File::options().read(true).write(true).open(disk);
+    let disk = opened.map_err(|source| table::Error::Io { operation: "open", source })?;
+    if table::restore(&disk)? {
+        warn!("the partition table was torn; it is as its backup again");
+    }
+    table::read(&disk)
+}
+
+/// Reads the backup of the partition table, if it is sound. Blocks.
+#[must_use]
+pub fn read_backup(disk: &Path) -> Option<Table> {
+    table::read_backup(&File::open(disk).ok()?)
+}
+
+/// Says what the stretch of `partition` carries. Blocks.
+///
+/// # Errors
+///
+/// What the kernel says: a stretch that cannot be read is not blank.
+pub fn read_content(disk: &Path, table: &Table, partition: &Partition) -> io::Result<Content> {
+    let disk = File::open(disk)?;
+    let start = partition.first * table.block_size;
+    let length = partition.blocks() * table.block_size;
+    // What was written through the device of the partition is news to the cache of
+    // the disk, which may still have what stood there before.
+    rustix::fs::fadvise(&disk, start, NonZeroU64::new(length), rustix::fs::Advice::DontNeed)?;
+    let take = |wanted: usize| usize::try_from(length).unwrap_or(usize::MAX).min(wanted);
+    let mut head = vec![0; take(probe::HEAD)];
+    disk.read_exact_at(&mut head, start)?;
+    let mut tail = vec![0; take(probe::TAIL)];
+    let tail_start = start + length - tail.len() as u64;
+    disk.read_exact_at(&mut tail, tail_start)?;
+    Ok(probe::recognise(&head, &tail))
+}
+
+impl Machine for Live {
+    async fn write_table(&self, table: &Table) -> Result<(), Error> {
+        let (live, table) = (self.clone(), table.clone());
+        blocking(move || {
+            let disk = live.open();
+            let disk = disk.map_err(|source| table::Error::Io { operation: "open", source });
+            disk.and_then(|disk| table::write(&disk, &table)).map_err(Error::Table)
+        })
+        .await
+    }
+
+    async fn register(&self, partition: &Partition) -> Result<(), Error> {
+        let wanted = self.extent(partition);
+        let (live, number) = (self.clone(), partition.number);
+        blocking(move || live.tell_kernel(number, wanted)).await
+    }
+
+    async fn protect(&self, partition: &Partition) -> Result<(), Error> {
+        let device = self.raw(partition);
+        let Some(keys) = &self.keys else { return Ok(()) };
+        luks::load_ciphers(self.kind, &self.log).await;
+        // An earlier run of the service may have come this far.
+        if luks::is_open() {
+            let number = partition.number;
+            let failed = move |source| Error::Register { number, source };
+            blocking(move || luks::close().map_err(failed)).await?;
+        }
+        let made = luks::format(&device, partition.id, self.kind, keys, &self.log).await;
+        made.map_err(|source| Error::Protect { device: device.clone(), source })?;
+        info!(kind = %self.kind, "the partition is encrypted");
+        let key = Key::Passphrase(keys.passphrase.clone());
+        luks::open(&device, &key, &self.log).await.map_err(|error| match error {
+            OpenError::Failed(source) => Error::Open { device, source },
+            OpenError::Unfit { .. } => Error::OwnKey { device },
+        })
+    }
+
+    async fn format(&self, partition: &Partition) -> Result<(), Error> {
+        if self.kind == Kind::Authenticated {
+            self.prepare(partition).await?;
+        }
+        let device = self.device(partition);
+        let made = self.mkfs(partition).arg("-q").arg(&device).run().await;
+        made.map(drop).map_err(|source| Error::Format { device, source })
+    }
+
+    async fn settle(&self, partition: &Partition) -> Result<(), Error> {
+        if self.kind != Kind::Authenticated {
+            return Ok(());
+        }
+        let (device, root) = (self.device(partition), self.root.clone());
+        let reserved = blocking(move || {
+            let failed = |source| Error::Wipe { device: device.clone(), source };
+            let hidden = root.data.unwritten.path();
+            wipe::reserve(&device, root.data.mount.path(), hidden).map_err(failed)
+        });
+        let written = reserved.await?;
+        info!(mib = written >> 20, "the free space to begin with is written");
+        Ok(())
+    }
+
+    async fn mount(&self, partition: &Partition) -> Result<(), Error> {
+        let device = self.device(partition);
+        let target = self.mount_point().to_owned();
+        let options = self.mount_options;
+        blocking(move || {
+            if is_mounted(&device, &target) {
+                return Ok(());
+            }
+            let mount = Mount::new(device.to_string_lossy(), target, "xfs");
+            Ok(mount.flags(MOUNT_FLAGS).options(options).apply()?)
+        })
+        .await
+    }
+
+    async fn grow(&self, partition: &Partition) -> Result<(), Error> {
+        self.register(partition).await?;
+        self.fill(partition).await
+    }
+}
+
+/// Whether `target` is where `device` is mounted: an earlier run of the service did it.
+fn is_mounted(device: &Path, target: &Path) -> bool {
+    let (Ok(device), Ok(target)) = (std::fs::metadata(device), std::fs::metadata(target)) else {
+        return false;
+    };
+    device.rdev() == target.dev()
+}

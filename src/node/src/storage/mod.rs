@@ -1,0 +1,147 @@
+//! Gives the node a place for everything it keeps: a disk, mounted, as a typed tree.
+//!
+//! `root` starts [`Service`]; everyone who keeps something waits for
+//! [`Status::Ready`] and uses the [`Root`](files::Root) in it.
+//!
+//! ```text
+//! probe, header  what does a stretch of the disk carry?  bytes -> name
+//! table  partition table                             disk <-> value
+//! plan   what is to be done?                         (table, content) -> plan
+//! apply  in which steps                              plan -> steps
+//! machine  how a step is taken                       partitions, mkfs.xfs, mount
+//! patience  how long a step may take
+//! service  when                                      event values
+//! tend, health  what is done and noticed while it is mounted
+//! key, luks  what opens an encrypted partition, and how
+//! wipe   blocks of an authenticated device are written before they are used
+//! ```
+//!
+//! Invariants:
+//! - What is recognised on the disk is never formatted; see `plan`.
+//! - A power cut at any moment of the first boot is followed by a boot that finishes.
+//!
+//! What this module does not do: decide what this machine is to be (`cluster`).
+
+pub mod apply;
+pub mod error;
+pub mod header;
+pub mod health;
+pub mod key;
+pub mod luks;
+pub mod machine;
+pub mod patience;
+pub mod plan;
+pub mod probe;
+pub mod service;
+pub mod table;
+pub mod tend;
+pub mod wipe;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+pub use self::error::Error;
+pub use self::health::Health;
+pub use self::key::{Make, Wanted};
+pub use self::service::{Config, RunError, Service};
+use polis_base::files;
+
+/// How the data partition is protected. Ordered: a greater kind protects more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Not at all: whoever has the disk reads it.
+    Insecure,
+    /// Encrypted: whoever has the disk without the keys reads nothing.
+    Encrypted,
+    /// Encrypted, and what somebody else has changed does not read.
+    Authenticated,
+}
+
+impl Kind {
+    /// All kinds, from the least protection to the most.
+    pub const ALL: [Self; 3] = [Self::Insecure, Self::Encrypted, Self::Authenticated];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Insecure => "insecure",
+            Self::Encrypted => "encrypted",
+            Self::Authenticated => "authenticated",
+        }
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The data partition, mounted, with the tree on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// The tree; every directory exists.
+    pub root: files::Root,
+    /// How the partition is protected.
+    pub kind: Kind,
+    /// The GUID of the partition.
+    pub partition: Uuid,
+    /// The block device that is mounted.
+    pub device: PathBuf,
+    /// The size of the partition in bytes.
+    pub size: u64,
+}
+
+/// What everyone else may know.
+///
+/// The GUID of the partition goes into its passphrase. It is chosen before the
+/// partition is made and stays: `Absent` tells the one that a new partition will
+/// have, `Locked` and `Refused` the one that it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Looking at the disk, or at work on it.
+    Starting,
+    /// The disk has no data partition, or one that was never complete and holds
+    /// nothing: it is made once somebody wants that, with [`Wanted::Make`].
+    Absent {
+        /// The GUID that it will have.
+        partition: Uuid,
+    },
+    /// The data partition is there, and waits for [`Wanted::Open`].
+    Locked {
+        /// How it is protected, as its own header says. Whoever knows better, from
+        /// the sealed configuration, must refuse a kind that protects less.
+        kind: Kind,
+        /// Its GUID.
+        partition: Uuid,
+    },
+    /// The key that was given does not fit; another [`Wanted::Open`] may.
+    Refused {
+        /// How it is protected.
+        kind: Kind,
+        /// Its GUID.
+        partition: Uuid,
+        /// Why, for people.
+        reason: String,
+    },
+    /// The data partition is mounted.
+    Ready(Arc<Ready>),
+}
+
+impl Status {
+    /// What is mounted, once it is.
+    #[must_use]
+    pub fn ready(&self) -> Option<&Ready> {
+        match self {
+            Self::Ready(ready) => Some(ready),
+            Self::Starting | Self::Absent { .. } | Self::Locked { .. } | Self::Refused { .. } => {
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Gives every step of storage a deadline, and says what is waited for.
+//!
+//! `storage::service` wraps the machine in [`Patient`]. A disk that hangs must not
+//! hang the boot in silence.
+//!
+//! ```text
+//! step --SOON--> stage `waiting`, with a name --deadline--> error
+//!   +--ends--> stage `started` again
+//! ```
+//!
+//! What this module does not do: end a system call that hangs. Its thread stays,
+//! and the machine reboots from the guru meditation.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::apply::{Error, Machine};
+use super::table::{Partition, Table};
+use polis_base::stage::{Stage, State};
+use polis_runtime::supervisor::Context;
+
+/// A step that takes longer is worth a word.
+const SOON: Duration = Duration::from_secs(10);
+
+/// For a few blocks.
+const SMALL: Duration = Duration::from_secs(60);
+/// For a file system's first blocks, and its first seconds.
+const LARGE: Duration = Duration::from_secs(300);
+/// For what grows with the disk: a journal that is replayed, free space that is written.
+const LARGEST: Duration = Duration::from_secs(1800);
+
+/// A machine whose steps have deadlines.
+#[derive(Clone, Copy, Debug)]
+pub struct Patient<'a, M> {
+    /// Who takes the steps.
+    pub machine: &'a M,
+    /// Where it is said what is waited for.
+    pub ctx: &'a Context,
+}
+
+impl<M: Machine + Sync> Patient<'_, M> {
+    async fn step<T>(
+        &self,
+        what: &'static str,
+        limit: Duration,
+        work: impl Future<Output = Result<T, Error>> + Send,
+    ) -> Result<T, Error> {
+        within(self.ctx, what, limit, work).await
+    }
+}
+
+/// Waits for `work`, and says so when it takes long.
+///
+/// # Errors
+///
+/// That of `work`, or [`Error::Late`].
+pub async fn within<T, E: From<Error>>(
+    ctx: &Context,
+    what: &'static str,
+    limit: Duration,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    let mut work = std::pin::pin!(work);
+    if let Ok(done) = timeout(SOON, &mut work).await {
+        return done;
+    }
+    let seconds = limit.as_secs();
+    let text = format!("{what}; the disk is slow, and after {seconds} s the boot gives up");
+    ctx.stage(Stage::Storage, State::Waiting(text));
+    let done = timeout(limit.saturating_sub(SOON), work).await;
+    ctx.stage(Stage::Storage, State::Started);
+    done.unwrap_or_else(|_elapsed| Err(Error::Late { what, seconds }.into()))
+}
+
+impl<M: Machine + Sync> Machine for Patient<'_, M> {
+    async fn write_table(&self, table: &Table) -> Result<(), Error> {
+        self.step("writing the partition table", SMALL, self.machine.write_table(table)).await
+    }
+
+    async fn register(&self, partition: &Partition) -> Result<(), Error> {
+        self.step("telling the kernel of a partition", SMALL, self.machine.register(partition))
+            .await
+    }
+
+    async fn protect(&self, partition: &Partition) -> Result<(), Error> {
+        self.step("encrypting the data partition", LARGE, self.machine.protect(partition)).await
+    }
+
+    async fn format(&self, partition: &Partition) -> Result<(), Error> {
+        self.step("making a file system", LARGE, self.machine.format(partition)).await
+    }
+
+    async fn mount(&self, partition: &Partition) -> Result<(), Error> {
+        self.step("mounting the data partition", LARGEST, self.machine.mount(partition)).await
+    }
+
+    async fn settle(&self, partition: &Partition) -> Result<(), Error> {
+        let what = "writing the free space that the data partition begins with";
+        self.step(what, LARGEST, self.machine.settle(partition)).await
+    }
+
+    async fn grow(&self, partition: &Partition) -> Result<(), Error> {
+        self.step("growing the data partition", LARGE, self.machine.grow(partition)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_that_hangs_is_named_and_given_up() {
+        let (ctx, _handles) = Context::for_test();
+        let stages = ctx.stages();
+        let what = "a step";
+        let hung = within(&ctx, what, SMALL, std::future::pending::<Result<(), Error>>());
+        let told = async {
+            tokio::time::sleep(SOON + Duration::from_secs(1)).await;
+            let entry = stages.borrow().get(&Stage::Storage).cloned();
+            let State::Waiting(what) = entry.unwrap().state else { panic!("nothing is told") };
+            what
+        };
+        let (ended, told) = tokio::join!(hung, told);
+        assert!(told.starts_with("a step; "), "{told}");
+        assert!(matches!(ended, Err(Error::Late { what: "a step", seconds: 60 })), "{ended:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_quick_step_is_not_worth_a_word() {
+        let (ctx, _handles) = Context::for_test();
+        let done = within(&ctx, "a step", SMALL, async { Ok::<_, Error>(7) }).await;
+        assert_eq!(done.unwrap(), 7);
+        assert!(ctx.stages().borrow().get(&Stage::Storage).is_none());
+    }
+}

@@ -1,0 +1,394 @@
+//! Mounts the data partition, and makes it at the first boot.
+//!
+//! ```text
+//!                 there is one, insecure
+//! [Starting] --------------------------------> mount --> [Ready] --cancelled--> unmount,
+//!     |  | \                                     ^ ^                            close
+//!     |  |  +--none--> [Absent] --make-----------+ |
+//!     |  +--encrypted--> [Locked] --open-----------+
+//!     |                   ^    | no
+//!     |            another|    v
+//!     |                  [Refused]
+//!     +--anything else--> trapdoor
+//! ```
+//!
+//! The cluster manager asks for a partition when it has decided to begin a
+//! cluster, and has the keys of one that is locked. An insecure partition that is
+//! there is mounted without waiting for anybody.
+//!
+//! Invariants:
+//! - `Ready` says that the file system is mounted, and that every directory of the tree
+//!   is on it.
+//! - A key that does not fit changes nothing: another is waited for.
+//! - A run that ends leaves the file system unmounted, or else read-only: it may still
+//!   be in use, and the machine is about to stop.
+//! - What cannot be waited out opens the trapdoor; nothing is tried for ever in silence.
+//!
+//! What this module does not do: decide what to do with the disk (`plan`), or
+//! whether this machine may begin anew (`cluster`).
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use super::apply::{self, apply, before_unlock};
+use super::health::{self, Devices, Health};
+use super::key::{Key, Make, Passphrase};
+use super::luks::{self, OpenError};
+use super::machine::{self, Live};
+use super::patience::{Patient, within};
+use super::plan::{self, Place, Plan};
+use super::table::Partition;
+use super::table::Table;
+use super::tend::tend;
+use super::{Error, Kind, Ready, Status, Wanted};
+use polis_base::files::Root;
+use polis_base::stage::{Stage, State};
+use polis_base::sys::mount;
+use polis_runtime::event::{self, Closed};
+use polis_runtime::logtree::Parser;
+use polis_runtime::supervisor::{Context, blocking};
+
+/// What is fixed for the life of the process.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The disk that the machine runs from, for example `/dev/vda`.
+    pub disk: PathBuf,
+    /// The tree; its mount points exist.
+    pub root: Root,
+    /// Options of the mount: [`super::machine::MOUNT_OPTIONS`], unless the
+    /// kernel is a test's and lacks them.
+    pub mount_options: &'static str,
+}
+
+/// The service. A run holds all progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// What is fixed.
+    pub config: Config,
+    /// What the cluster manager asks for, as an answer to the status.
+    pub wanted: watch::Receiver<Option<Wanted>>,
+    /// What everyone else may know.
+    pub status: watch::Sender<Status>,
+    /// How the partition does while it is mounted.
+    pub health: watch::Sender<Health>,
+}
+
+/// Why a run ended.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Nobody is left who could want a partition.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+/// Why there is no data partition: for people, or for the supervisor.
+enum Stop {
+    Trapdoor(Error),
+    Closed(Closed),
+}
+
+impl<E: Into<Error>> From<E> for Stop {
+    fn from(error: E) -> Self {
+        Self::Trapdoor(error.into())
+    }
+}
+
+/// Longest that a look at the disk may take, and a key that is tried.
+const LOOK: Duration = Duration::from_secs(120);
+
+/// How long an open file may keep the file system, when everybody should have ended.
+const RELEASE: Duration = Duration::from_secs(5);
+const RELEASE_PACE: Duration = Duration::from_millis(50);
+
+impl Service {
+    /// Runs until cancelled, and unmounts then.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError`]; a restart finds the partition mounted.
+    pub async fn run(mut self, ctx: Context) -> Result<(), RunError> {
+        ctx.stage(Stage::Storage, State::Started);
+        let Some(prepared) = ctx.until_cancelled(Box::pin(self.prepare(&ctx))).await else {
+            return Ok(());
+        };
+        let (live, partition) = match prepared {
+            Ok(prepared) => prepared,
+            Err(Stop::Trapdoor(error)) => match ctx.trapdoor(error.report()).await {},
+            Err(Stop::Closed(closed)) => return Err(closed.into()),
+        };
+        let ready = Ready {
+            root: self.config.root.clone(),
+            kind: live.kind,
+            partition: partition.id,
+            device: live.device(&partition),
+            size: partition.blocks() * live.block_size,
+        };
+        info!(device = %ready.device.display(), kind = %ready.kind, "storage is ready");
+        self.status.send_replace(Status::Ready(Arc::new(ready)));
+        ctx.stage(Stage::Storage, State::Done);
+        ctx.healthy();
+        if let Some(error) = ctx.until_cancelled(self.keep(&ctx, &live, &partition)).await {
+            match ctx.trapdoor(error.report()).await {}
+        }
+        self.unmount(live.kind).await;
+        Ok(())
+    }
+
+    /// Watches and tends the partition; returns when it cannot be used any more.
+    async fn keep(&self, ctx: &Context, live: &Live, partition: &Partition) -> Error {
+        let devices = devices(live, partition);
+        let mount = self.config.root.data.mount.path();
+        let watched = health::watch(ctx, &self.health, &devices, mount);
+        let tended = async {
+            tend(live, partition).await;
+            std::future::pending::<()>().await;
+        };
+        let found = tokio::select! {
+            // Cancel-safe per its docs.
+            found = watched => found,
+            // Never ends.
+            () = tended => std::future::pending().await,
+        };
+        match found {
+            Ok(fault) => Error::Failing(fault),
+            // Without the kernel's log nobody notices, and everything else works.
+            Err(error) => {
+                warn!(error = &error as &dyn std::error::Error, "errors of the disk go unnoticed");
+                std::future::pending().await
+            }
+        }
+    }
+
+    async fn prepare(&mut self, ctx: &Context) -> Result<(Live, Partition), Stop> {
+        let root = self.config.root.clone();
+        blocking(move || {
+            root.esp.create()?;
+            root.ephemeral.create()
+        })
+        .await?;
+
+        let disk = self.config.disk.clone();
+        let looked = blocking(move || look(disk));
+        let (table, plan) = within(ctx, "looking at the disk", LOOK, looked).await?;
+        let (kind, keys) = match &plan {
+            Plan::Create { partition, .. } | Plan::Finish { partition } => {
+                self.status.send_replace(Status::Absent { partition: partition.id });
+                let make = self.wanted(|wanted| match wanted {
+                    Wanted::Make(make) => Some(make.clone()),
+                    Wanted::Open { .. } => None,
+                });
+                let make: Make = make.await.map_err(Stop::Closed)?;
+                (make.kind(), make.keys().cloned())
+            }
+            Plan::Mount { .. } => (Kind::Insecure, None),
+            Plan::Unlock { kind, .. } => (*kind, None),
+        };
+        let live = Live {
+            disk: self.config.disk.clone(),
+            root: self.config.root.clone(),
+            mount_options: self.config.mount_options,
+            block_size: table.block_size,
+            kind,
+            keys,
+            log: ctx.sink("disk", Parser::Raw),
+        };
+        let subject = plan.partition().clone();
+        let machine = Patient { machine: &live, ctx };
+        let applied = async {
+            let plan = match plan {
+                Plan::Unlock { partition, kind, grow } => {
+                    let grown = before_unlock(&machine, table.clone(), partition, grow).await?;
+                    self.unlock(ctx, &live, &grown).await?;
+                    Plan::Unlock { partition: grown, kind, grow: None }
+                }
+                plan => plan,
+            };
+            apply(&machine, table, plan).await.map_err(Stop::from)
+        };
+        let partition = match Box::pin(applied).await {
+            Err(Stop::Trapdoor(Error::Apply(error))) => {
+                return Err(Stop::Trapdoor(explain(error, &live, &subject).await));
+            }
+            other => other?,
+        };
+        let root = self.config.root.clone();
+        blocking(move || root.data.create()).await?;
+        Ok((live, partition))
+    }
+
+    /// Waits for what the cluster manager asks.
+    async fn wanted<T>(&mut self, pick: impl Fn(&Wanted) -> Option<T>) -> Result<T, Closed> {
+        let found = event::until(&mut self.wanted, "the cluster manager", |wanted| {
+            wanted.as_ref().and_then(&pick)
+        });
+        found.await
+    }
+
+    /// Waits for a key that opens the partition, and opens it.
+    async fn unlock(
+        &mut self,
+        ctx: &Context,
+        live: &Live,
+        partition: &Partition,
+    ) -> Result<(), Stop> {
+        if luks::is_open() {
+            // An earlier run of the service did it.
+            return Ok(());
+        }
+        let (kind, id) = (live.kind, partition.id);
+        self.status.send_replace(Status::Locked { kind, partition: id });
+        loop {
+            let asked: (Key, Option<Passphrase>) = self
+                .wanted(|wanted| match wanted {
+                    Wanted::Open { key, rekey } => Some((key.clone(), rekey.clone())),
+                    Wanted::Make(_) => None,
+                })
+                .await
+                .map_err(Stop::Closed)?;
+            let (key, rekey) = asked;
+            let opening = async {
+                let opened = live.open_with(partition, &key, rekey.as_ref()).await;
+                match opened {
+                    Ok(()) => Ok(None),
+                    Err(OpenError::Unfit { slot }) => Ok(Some(slot)),
+                    Err(OpenError::Failed(source)) => {
+                        Err(apply::Error::Open { device: live.raw(partition), source })
+                    }
+                }
+            };
+            match within(ctx, "opening the data partition", LOOK, opening).await? {
+                None => {
+                    info!(slot = key.slot(), "the data partition is open");
+                    return Ok(());
+                }
+                Some(slot) => {
+                    let reason = OpenError::Unfit { slot }.to_string();
+                    warn!(reason, "the data partition stays locked");
+                    self.status.send_replace(Status::Refused { kind, partition: id, reason });
+                }
+            }
+            // The same key would not fit any better.
+            let changed = self.wanted.changed().await;
+            changed.map_err(|_closed| Stop::Closed(Closed("the cluster manager")))?;
+        }
+    }
+
+    /// Leaves the file system clean, if nobody uses it any more, and closes what
+    /// lies below it.
+    async fn unmount(&self, kind: Kind) {
+        let target = self.config.root.data.mount.path().to_owned();
+        let deadline = Instant::now() + RELEASE;
+        let unmounted = loop {
+            let target = target.clone();
+            let unmounted = tokio::task::spawn_blocking(move || mount::unmount(&target)).await;
+            match unmounted {
+                Ok(Err(_busy)) if Instant::now() < deadline => sleep(RELEASE_PACE).await,
+                Ok(Err(_busy)) => {
+                    let target = self.config.root.data.mount.path().to_owned();
+                    let sealed =
+                        tokio::task::spawn_blocking(move || mount::read_only(&target)).await;
+                    match sealed {
+                        Ok(Ok(())) => {
+                            warn!("the data partition is in use: it is read-only now");
+                        }
+                        // XFS has a journal: the next mount replays it.
+                        Ok(Err(error)) => warn!(
+                            error = &error as &dyn std::error::Error,
+                            "the data partition stays mounted"
+                        ),
+                        Err(_lost) => {}
+                    }
+                    break false;
+                }
+                Ok(Ok(())) => break true,
+                Err(_lost) => break false,
+            }
+        };
+        if !unmounted {
+            return;
+        }
+        if kind != Kind::Insecure {
+            let closed = tokio::task::spawn_blocking(luks::close).await;
+            if let Ok(Err(error)) = closed {
+                warn!(error = &error as &dyn std::error::Error, "the partition stays open");
+            }
+        }
+        self.status.send_replace(Status::Starting);
+    }
+}
+
+/// Adds to a failure what the kernel said of the device.
+async fn explain(error: apply::Error, live: &Live, partition: &Partition) -> Error {
+    if !matches!(error, apply::Error::Mount(_) | apply::Error::Wipe { .. }) {
+        return error.into();
+    }
+    let devices = devices(live, partition);
+    let found = tokio::task::spawn_blocking(move || health::newest(&devices)).await;
+    match found {
+        Ok(Some(fault)) => Error::Failed { fault, source: Box::new(error) },
+        Ok(None) | Err(_) => error.into(),
+    }
+}
+
+fn devices(live: &Live, partition: &Partition) -> Devices {
+    Devices {
+        disk: file_name(&live.disk),
+        partition: live.raw(partition).display().to_string(),
+        mounted: mounted(&live.device(partition)),
+    }
+}
+
+/// What the kernel calls a device.
+fn mounted(device: &Path) -> String {
+    let Ok(id) = std::fs::metadata(device).map(|metadata| metadata.rdev()) else {
+        return file_name(device);
+    };
+    let (major, minor) = (rustix::fs::major(id), rustix::fs::minor(id));
+    let name = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}"));
+    name.map_or_else(|_error| file_name(device), |name| file_name(&name))
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Looks at the disk and decides. Blocks.
+fn look(disk: PathBuf) -> Result<(Table, Plan), Error> {
+    let opened = |source| Error::Disk { disk: disk.clone(), source };
+    let table = machine::read_table(&disk).map_err(opened)?;
+    let place = plan::place(&table, new_id())?;
+    let content = machine::read_content(&disk, &table, place.partition());
+    let content = content.map_err(|source| match &place {
+        Place::Free(_) => Error::Content { what: "free space".to_owned(), source },
+        Place::Made(partition) => {
+            Error::Content { what: format!("partition {}", partition.number), source }
+        }
+    })?;
+    let plan = plan::plan(&table, place, &content)?;
+    if let Plan::Create { .. } = plan
+        && let Some(backup) = machine::read_backup(&disk)
+    {
+        for partition in plan::former(&table, &backup) {
+            let content = machine::read_content(&disk, &backup, partition);
+            let what = "former data partition".to_owned();
+            plan::spare(&content.map_err(|source| Error::Content { what, source })?)?;
+        }
+    }
+    Ok((table, plan))
+}
+
+/// An identity for a new partition.
+fn new_id() -> Uuid {
+    uuid::Builder::from_random_bytes(rand::random()).into_uuid()
+}
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;

@@ -1,0 +1,220 @@
+//! The service on a real disk: a loop device, `mkfs.xfs`, the kernel's XFS.
+//!
+//! Needs root and the programs; where one is missing, the test says so and ends.
+//! The stories in QEMU run the same code on every machine.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::mount::UnmountFlags;
+
+use super::super::table::tests::{MIB, image_at};
+use super::super::table::{self, Partition};
+use super::*;
+use crate::storage::Make;
+use polis_runtime::supervisor::testing::Handles;
+use polis_runtime::sys::process::Command;
+
+/// Longer than any test may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A loop device with everything that is mounted from it; gone at the end.
+struct Disk {
+    directory: tempfile::TempDir,
+    device: PathBuf,
+}
+
+impl Disk {
+    /// `None` where this machine cannot have one.
+    async fn new(size: u64) -> Option<Self> {
+        let needed = ["/usr/sbin/mkfs.xfs", "/usr/sbin/losetup", "/dev/loop-control"];
+        let missing = needed.iter().find(|path| !Path::new(path).exists());
+        if missing.is_some() || !rustix::process::geteuid().is_root() {
+            println!("not tested: needs root and {needed:?}");
+            return None;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        image_at(&directory.path().join("disk.img"), 64 * MIB, size);
+        let mut disk = Self { directory, device: PathBuf::new() };
+        match disk.attach().await {
+            Ok(()) => Some(disk),
+            Err(error) => {
+                println!("not tested: {error}");
+                None
+            }
+        }
+    }
+
+    async fn attach(&mut self) -> Result<(), polis_runtime::sys::process::Error> {
+        let image = self.directory.path().join("disk.img");
+        let attach =
+            Command::new("/usr/sbin/losetup").args(["--find", "--show", "--partscan"]).arg(image);
+        let output = attach.run().await?;
+        self.device = PathBuf::from(String::from_utf8(output).unwrap().trim());
+        Ok(())
+    }
+
+    /// A machine that is switched off, with a larger disk when it is on again.
+    async fn enlarge(&mut self, size: u64) {
+        let detach = Command::new("/usr/sbin/losetup").arg("--detach").arg(&self.device);
+        detach.run().await.unwrap();
+        let image =
+            std::fs::File::options().write(true).open(self.directory.path().join("disk.img"));
+        image.unwrap().set_len(size).unwrap();
+        self.attach().await.unwrap();
+    }
+
+    fn root(&self) -> Root {
+        Root::at(self.directory.path())
+    }
+
+    /// Starts the service; `wanted` is what the cluster manager asks for.
+    fn boot(&self, wanted: Option<Wanted>) -> Boot {
+        let root = self.root();
+        for mount_point in [&root.esp.mount, &root.data.mount, &root.ephemeral.mount] {
+            mount_point.create().unwrap();
+        }
+        let status = watch::Sender::new(Status::Starting);
+        let seen = status.subscribe();
+        let wanted = watch::Sender::new(wanted);
+        let config = Config {
+            disk: self.device.clone(),
+            root,
+            // The kernel of a build machine may have XFS without quotas.
+            mount_options: "",
+        };
+        let service = Service {
+            config,
+            wanted: wanted.subscribe(),
+            status,
+            health: watch::Sender::default(),
+        };
+        let (ctx, handles) = Context::for_test();
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(service.run(ctx));
+        Boot { status: seen, wanted, handles, tasks }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Whoever still uses it does so no longer than the test.
+        let mounted = self.root().data.mount;
+        let _unmounted = rustix::mount::unmount(mounted.path(), UnmountFlags::DETACH);
+        #[expect(clippy::disallowed_methods, reason = "nothing can be awaited here")]
+        let mut detach = std::process::Command::new("/usr/sbin/losetup");
+        let _detached = detach.arg("--detach").arg(&self.device).status();
+    }
+}
+
+struct Boot {
+    status: watch::Receiver<Status>,
+    wanted: watch::Sender<Option<Wanted>>,
+    handles: Handles,
+    tasks: tokio::task::JoinSet<Result<(), RunError>>,
+}
+
+impl Boot {
+    async fn until<T>(&mut self, pick: impl FnMut(&Status) -> Option<T>) -> T {
+        let found = event::until(&mut self.status, "storage", pick);
+        let found = tokio::time::timeout(PATIENCE, found).await;
+        match found {
+            Ok(found) => found.unwrap(),
+            Err(_elapsed) => panic!("{:?}", self.handles.trapdoor.borrow()),
+        }
+    }
+
+    async fn ready(&mut self) -> Arc<Ready> {
+        self.until(|status| match status {
+            Status::Ready(ready) => Some(Arc::clone(ready)),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn off(mut self) {
+        self.handles.cancel().await;
+        self.tasks.join_next().await.unwrap().unwrap().unwrap();
+        assert_eq!(*self.status.borrow(), Status::Starting, "it is still mounted");
+    }
+}
+
+fn capacity(root: &Root) -> u64 {
+    let stat = rustix::fs::statvfs(root.data.mount.path()).unwrap();
+    stat.f_blocks * stat.f_frsize
+}
+
+#[tokio::test]
+async fn a_partition_is_made_once_kept_and_grows_with_its_disk() {
+    let Some(mut disk) = Disk::new(1024 * MIB).await else { return };
+    // As the mounted ESP does: what the kernel has cached of the disk stays.
+    let open = std::fs::File::open(&disk.device).unwrap();
+
+    let mut first = disk.boot(None);
+    first.until(|status| matches!(status, Status::Absent { .. }).then_some(())).await;
+    first.wanted.send_replace(Some(Wanted::Make(Make::Insecure)));
+    let ready = first.ready().await;
+    assert_eq!(ready.size, 974 * MIB);
+    ready.root.data.etcd.peer_pki.key.write(b"precious").unwrap();
+    let options = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let mounted = ready.root.data.mount.path().to_string_lossy().into_owned();
+    let options = options.lines().find(|line| line.contains(&mounted)).unwrap();
+    for option in ["xfs", "nosuid", "nodev", "noatime"] {
+        assert!(options.contains(option), "{options}");
+    }
+    first.off().await;
+
+    // Nobody wants anything: it is there, so it is mounted.
+    let mut second = disk.boot(None);
+    let ready = second.ready().await;
+    let key = ready.root.data.etcd.peer_pki.key.clone();
+    assert_eq!(key.read().unwrap().as_deref(), Some(&b"precious"[..]));
+    let before = capacity(&ready.root);
+    second.off().await;
+
+    drop(open);
+    disk.enlarge(2048 * MIB).await;
+    let mut third = disk.boot(None);
+    let ready = third.ready().await;
+    assert_eq!(ready.size, 1998 * MIB);
+    assert!(capacity(&ready.root) > before + 900 * MIB);
+    assert_eq!(key.read().unwrap().as_deref(), Some(&b"precious"[..]));
+    third.off().await;
+}
+
+#[tokio::test]
+async fn a_disk_that_is_too_small_opens_the_trapdoor_with_numbers() {
+    let Some(disk) = Disk::new(256 * MIB).await else { return };
+    let boot = disk.boot(Some(Wanted::Make(Make::Insecure)));
+    let mut trapdoor = boot.handles.trapdoor.clone();
+    let report = event::until(&mut trapdoor, "trapdoor", Clone::clone);
+    let report = tokio::time::timeout(PATIENCE, report).await.unwrap().unwrap();
+    assert_eq!(report.code, polis_base::trapdoor::code::STORAGE_TOO_SMALL);
+    assert!(report.cause().contains("206 MiB free"), "{}", report.cause());
+}
+
+#[test]
+fn an_image_written_over_a_disk_does_not_cost_the_data_behind_a_smaller_system() {
+    use std::os::unix::fs::FileExt as _;
+
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    let disk = image_at(&path, 64 * MIB, 1024 * MIB);
+    let mut image = vec![0; 34 * 512];
+    disk.read_exact_at(&mut image, 0).unwrap();
+    // The former system was 32 MiB larger, so the data began behind what is free now.
+    let mut table = machine::read_table(&path).unwrap();
+    let place = plan::place(&table, new_id()).unwrap();
+    let first = 96 * MIB / 512;
+    let former = Partition { first, attributes: 0, ..place.partition().clone() };
+    table.partitions.push(former);
+    table::write(&disk, &table).unwrap();
+    disk.write_all_at(&image, 0).unwrap();
+
+    let (_table, plan) = look(path.clone()).unwrap();
+    assert!(matches!(plan, Plan::Create { .. }), "{plan:?}");
+    disk.write_all_at(b"XFSB", 96 * MIB).unwrap();
+    let refused = look(path.clone()).unwrap_err();
+    assert!(matches!(refused, Error::Refused(plan::Refusal::Occupied { .. })), "{refused:?}");
+    assert_eq!(machine::read_table(&path).unwrap().partitions.len(), 2);
+}

@@ -1,0 +1,467 @@
+//! Reads and writes the partition table of the disk that the machine runs from.
+//!
+//! `storage::plan` decides on a [`Table`]; `storage::apply` writes it with
+//! [`write`]. The `gpt` crate knows the format; this module gives it a view of
+//! the disk in memory, checks what it would trust, and decides the order in
+//! which blocks reach the disk.
+//!
+//! ```text
+//! LBA 0     1       2..33            ...           -33..-2          -1
+//! [MBR][header][entries]   partitions   [backup entries][backup header]
+//!  `------ second write ------'            `------ first write ------'
+//! ```
+//!
+//! Invariants:
+//! - One of the two copies on the disk is whole at every moment: the backup is
+//!   flushed before the primary is touched.
+//! - The primary copy goes to the disk in one write.
+//! - Where a power cut tore the primary copy, the backup counts, and stays as it
+//!   is until the primary is whole again: see [`restore`].
+//! - A table with anything unusual in it is refused, never repaired by guess.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+
+use gpt::GptConfig;
+use gpt::disk::LogicalBlockSize;
+use gpt::mbr::ProtectiveMBR;
+use uuid::Uuid;
+
+use polis_base::sys::block;
+
+/// How a header begins.
+const SIGNATURE: &[u8] = b"EFI PART";
+
+/// Both copies of the table hold 128 entries of 128 bytes, as on every disk.
+const ENTRIES: u32 = 128;
+const ENTRY_SIZE: u32 = 128;
+
+/// Below this there is no room for two copies and an ESP.
+const DISK_SIZE_MIN: u64 = 1 << 20;
+
+/// Why a table cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The disk failed.
+    #[error("cannot {operation} the disk")]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Blocks of a size that no disk has.
+    #[error("the disk has blocks of {0} bytes; 512 and 4096 are known")]
+    BlockSize(u32),
+    /// No disk at all.
+    #[error("the disk has {0} bytes")]
+    TooSmall(u64),
+    /// Neither copy is a table that we could have written.
+    #[error("the partition table is damaged or unusual: {0}")]
+    Unusual(String),
+    /// The crate that knows the format refused.
+    #[error("cannot {operation} the partition table")]
+    Format {
+        /// What was tried.
+        operation: &'static str,
+        /// Why not.
+        source: gpt::GptError,
+    },
+}
+
+/// One partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// Counted from 1; the kernel's device ends with it.
+    pub number: u32,
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    pub type_id: Uuid,
+    /// Who it is.
+    pub id: Uuid,
+    /// Its first block.
+    pub first: u64,
+    /// Its last block.
+    pub last: u64,
+    /// The attribute bits; 48 to 63 belong to the type.
+    pub attributes: u64,
+}
+
+impl Partition {
+    /// How many blocks it has.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.last - self.first + 1
+    }
+}
+
+/// The table of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Bytes in a block.
+    pub block_size: u64,
+    /// Blocks of the disk.
+    pub blocks: u64,
+    /// The partitions by number, without a gap in the numbers.
+    pub partitions: Vec<Partition>,
+}
+
+impl Table {
+    /// Blocks that one copy of the entries takes.
+    fn entry_blocks(&self) -> u64 {
+        entry_blocks(self.block_size)
+    }
+
+    /// The first block that a partition may have.
+    #[must_use]
+    pub fn first_usable(&self) -> u64 {
+        2 + self.entry_blocks()
+    }
+
+    /// The last block that a partition may have, once the backup is at the end.
+    #[must_use]
+    pub fn last_usable(&self) -> u64 {
+        self.blocks - 2 - self.entry_blocks()
+    }
+}
+
+fn entry_blocks(block_size: u64) -> u64 {
+    u64::from(ENTRIES * ENTRY_SIZE).div_ceil(block_size)
+}
+
+/// Reads the table of `disk`: the primary copy, or the backup where the primary
+/// is torn.
+///
+/// # Errors
+///
+/// [`Error`] if the disk cannot be read or neither copy is sound.
+pub fn read(disk: &File) -> Result<Table, Error> {
+    let (opened, geometry) = open(disk)?;
+    table_of(&opened, geometry)
+}
+
+/// Makes the primary copy whole again where it is torn and the backup is not;
+/// says whether that was so. The backup is not touched.
+///
+/// # Errors
+///
+/// [`Error`] if neither copy is sound, or the disk cannot be written.
+pub fn restore(disk: &File) -> Result<bool, Error> {
+    let (opened, geometry) = open(disk)?;
+    if opened.primary_header().is_ok() {
+        return Ok(false);
+    }
+    table_of(&opened, geometry)?;
+    into_view(opened, geometry)?.commit_head()?;
+    Ok(true)
+}
+
+/// Reads the backup alone: where an image was written over a disk that was in use,
+/// it is the table of before. `None` if there is no sound one.
+#[must_use]
+pub fn read_backup(disk: &File) -> Option<Table> {
+    let (view, geometry) = View::open(disk).ok()?;
+    let opened = parse(view.without_primary(geometry), geometry).ok()?;
+    table_of(&opened, geometry).ok()
+}
+
+/// The value of a table that the crate has read.
+fn table_of(opened: &gpt::GptDisk<View<'_>>, geometry: Geometry) -> Result<Table, Error> {
+    let mut partitions = Vec::new();
+    for (number, entry) in opened.partitions() {
+        if !entry.is_used() {
+            continue;
+        }
+        partitions.push(Partition {
+            number: *number,
+            name: entry.name.clone(),
+            type_id: entry.part_type_guid.guid,
+            id: entry.part_guid,
+            first: entry.first_lba,
+            last: entry.last_lba,
+            attributes: entry.flags,
+        });
+    }
+    let table = Table { block_size: geometry.block_size, blocks: geometry.blocks, partitions };
+    check(&table).map_err(Error::Unusual)?;
+    Ok(table)
+}
+
+/// Puts `table` on `disk`, both copies, the backup at the very end.
+///
+/// # Errors
+///
+/// [`Error`] if the disk cannot be written, or its primary copy is not sound:
+/// then the backup must not be touched before [`restore`].
+pub fn write(disk: &File, table: &Table) -> Result<(), Error> {
+    check(table).map_err(Error::Unusual)?;
+    let (mut opened, geometry) = open(disk)?;
+    if let Err(error) = opened.primary_header() {
+        return Err(Error::Unusual(format!("its header is not sound, {error}")));
+    }
+
+    let mut entries = BTreeMap::new();
+    for partition in &table.partitions {
+        let entry = gpt::partition::Partition {
+            part_type_guid: partition.type_id.into(),
+            part_guid: partition.id,
+            first_lba: partition.first,
+            last_lba: partition.last,
+            flags: partition.attributes,
+            name: partition.name.clone(),
+        };
+        entries.insert(partition.number, entry);
+    }
+    // Also puts the backup where the disk ends now.
+    opened.update_partitions(entries).map_err(unwritten)?;
+    into_view(opened, geometry)?.commit()
+}
+
+/// Lets the crate put both copies into memory.
+fn into_view(opened: gpt::GptDisk<View<'_>>, geometry: Geometry) -> Result<View<'_>, Error> {
+    let mut view = opened.write().map_err(unwritten)?;
+    let protective = u32::try_from(geometry.blocks - 1).unwrap_or(u32::MAX);
+    ProtectiveMBR::with_lb_size(protective)
+        .overwrite_lba0(&mut view)
+        .map_err(|e| unwritten(gpt::GptError::Io(io::Error::other(e))))?;
+    Ok(view)
+}
+
+fn unwritten(source: gpt::GptError) -> Error {
+    Error::Format { operation: "write", source }
+}
+
+/// What every table of ours fulfils.
+fn check(table: &Table) -> Result<(), String> {
+    let mut taken: Vec<Range<u64>> = Vec::new();
+    for (index, partition) in table.partitions.iter().enumerate() {
+        let number = partition.number;
+        // The crate closes gaps between numbers when it writes.
+        if usize::try_from(number).ok() != Some(index + 1) {
+            return Err(format!("partition {} is missing, {number} is there", index + 1));
+        }
+        let usable = table.first_usable()..=table.last_usable();
+        if partition.first > partition.last
+            || !usable.contains(&partition.first)
+            || !usable.contains(&partition.last)
+        {
+            return Err(format!(
+                "partition {number} goes from block {} to {}, the disk from {} to {}",
+                partition.first,
+                partition.last,
+                usable.start(),
+                usable.end(),
+            ));
+        }
+        let range = partition.first..partition.last + 1;
+        if taken.iter().any(|other| range.start < other.end && other.start < range.end) {
+            return Err(format!("partition {number} overlaps another"));
+        }
+        taken.push(range);
+    }
+    Ok(())
+}
+
+/// Lets the crate read a table that was checked for what it would trust. Where the
+/// primary copy is torn, its header is an error and all else is the backup's.
+fn open(disk: &File) -> Result<(gpt::GptDisk<View<'_>>, Geometry), Error> {
+    let (view, geometry) = View::open(disk)?;
+    let opened = parse(view, geometry).or_else(|torn| {
+        // The crate turns to the backup for a bad header, not for bad entries.
+        let (view, geometry) = View::open(disk)?;
+        parse(view.without_primary(geometry), geometry).map_err(|_neither| torn)
+    });
+    Ok((opened?, geometry))
+}
+
+fn parse(view: View<'_>, geometry: Geometry) -> Result<gpt::GptDisk<View<'_>>, Error> {
+    let size = match geometry.block_size {
+        4096 => LogicalBlockSize::Lb4096,
+        _ => LogicalBlockSize::Lb512,
+    };
+    GptConfig::new()
+        .writable(true)
+        .logical_block_size(size)
+        .open_from_device(view)
+        .map_err(|source| Error::Format { operation: "read", source })
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Geometry {
+    block_size: u64,
+    blocks: u64,
+}
+
+/// The disk as the crate sees it: both copies of the table in memory, all else
+/// out of reach for writing.
+struct View<'a> {
+    disk: &'a File,
+    head: Vec<u8>,
+    tail: Vec<u8>,
+    tail_start: u64,
+    size: u64,
+    position: u64,
+}
+
+impl<'a> View<'a> {
+    fn open(disk: &'a File) -> Result<(Self, Geometry), Error> {
+        let io = |operation| move |source| Error::Io { operation, source };
+        let size = block::size(disk).map_err(io("measure"))?;
+        let block_size = block::logical_block_size(disk).map_err(io("measure"))?;
+        if !matches!(block_size, 512 | 4096) {
+            return Err(Error::BlockSize(block_size));
+        }
+        if size < DISK_SIZE_MIN {
+            return Err(Error::TooSmall(size));
+        }
+        let block_size = u64::from(block_size);
+        let geometry = Geometry { block_size, blocks: size / block_size };
+        let size = geometry.blocks * block_size;
+        let copy = (1 + entry_blocks(block_size)) * block_size;
+        let tail_start = size - copy;
+        let head = read_at(disk, 0, copy + block_size).map_err(io("read"))?;
+        let mut tail = read_at(disk, tail_start, copy).map_err(io("read"))?;
+
+        let header = bytes_at(&head, block_size, block_size).unwrap_or_default();
+        let primary = plain_header(header);
+        // What stands at the end may be older than the disk's use for us. It is
+        // replaced whenever we write, and must not mislead the crate before.
+        let backup = bytes_at(&tail, copy - block_size, block_size).unwrap_or_default();
+        let no_backup = plain_header(backup).is_err();
+        if no_backup {
+            tail.fill(0);
+        }
+        match primary {
+            // A lost header; one that is there and strange is somebody's.
+            Err(_lost) if !header.starts_with(SIGNATURE) && !no_backup => {}
+            primary => primary.map_err(Error::Unusual)?,
+        }
+        Ok((Self { disk, head, tail, tail_start, size, position: 0 }, geometry))
+    }
+
+    /// The same without the primary header, for the crate to read the backup.
+    fn without_primary(mut self, geometry: Geometry) -> Self {
+        let length = usize::try_from(geometry.block_size).unwrap_or_default();
+        if let Some(header) = slice(&mut self.head, geometry.block_size, length) {
+            header.fill(0);
+        }
+        self
+    }
+
+    /// Puts both copies on the disk.
+    fn commit(self) -> Result<(), Error> {
+        self.put(&self.tail, self.tail_start)?;
+        self.commit_head()
+    }
+
+    /// Puts the primary copy on the disk.
+    fn commit_head(self) -> Result<(), Error> {
+        self.put(&self.head, 0)
+    }
+
+    fn put(&self, bytes: &[u8], at: u64) -> Result<(), Error> {
+        let io = |source| Error::Io { operation: "write the partition table to", source };
+        self.disk.write_all_at(bytes, at).map_err(io)?;
+        self.disk.sync_data().map_err(io)
+    }
+
+    /// The window that `length` bytes from the position on lie in.
+    fn window(&mut self, length: usize) -> Option<&mut [u8]> {
+        let position = self.position;
+        if let Some(offset) = position.checked_sub(self.tail_start) {
+            return slice(&mut self.tail, offset, length);
+        }
+        slice(&mut self.head, position, length)
+    }
+}
+
+fn slice(bytes: &mut [u8], offset: u64, length: usize) -> Option<&mut [u8]> {
+    let start = usize::try_from(offset).ok()?;
+    bytes.get_mut(start..start.checked_add(length)?)
+}
+
+fn bytes_at(bytes: &[u8], offset: u64, length: u64) -> Option<&[u8]> {
+    let start = usize::try_from(offset).ok()?;
+    bytes.get(start..start.checked_add(usize::try_from(length).ok()?)?)
+}
+
+fn read_at(disk: &File, offset: u64, length: u64) -> io::Result<Vec<u8>> {
+    let length = usize::try_from(length).map_err(io::Error::other)?;
+    let mut bytes = vec![0; length];
+    disk.read_exact_at(&mut bytes, offset)?;
+    Ok(bytes)
+}
+
+/// Refuses headers whose counts the crate would trust too far.
+fn plain_header(header: &[u8]) -> Result<(), String> {
+    if !header.starts_with(SIGNATURE) {
+        return Err("it has no GPT header".to_owned());
+    }
+    let number = |offset| {
+        let bytes = header.get(offset..offset + 4).and_then(|bytes| bytes.try_into().ok());
+        u32::from_le_bytes(bytes.unwrap_or_default())
+    };
+    let (entries, entry_size) = (number(80), number(84));
+    if (entries, entry_size) != (ENTRIES, ENTRY_SIZE) {
+        return Err(format!(
+            "it has {entries} entries of {entry_size} bytes instead of {ENTRIES} of {ENTRY_SIZE}"
+        ));
+    }
+    Ok(())
+}
+
+impl std::fmt::Debug for View<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("View").field("size", &self.size).finish_non_exhaustive()
+    }
+}
+
+impl Read for View<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.size.saturating_sub(self.position)).unwrap_or(usize::MAX);
+        let length = buffer.len().min(left);
+        let buffer = &mut buffer[..length];
+        match self.window(length) {
+            Some(window) => buffer.copy_from_slice(window),
+            // A backup that the disk has outgrown.
+            None => self.disk.read_exact_at(buffer, self.position)?,
+        }
+        self.position += length as u64;
+        Ok(length)
+    }
+}
+
+impl Write for View<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let window = self.window(bytes.len());
+        let window = window.ok_or_else(|| io::Error::other("a write outside the table"))?;
+        window.copy_from_slice(bytes);
+        self.position += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for View<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let position = match to {
+            SeekFrom::Start(offset) => Some(offset),
+            SeekFrom::Current(offset) => self.position.checked_add_signed(offset),
+            SeekFrom::End(offset) => self.size.checked_add_signed(offset),
+        };
+        self.position = position.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.position)
+    }
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+pub(super) mod tests;

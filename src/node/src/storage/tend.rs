@@ -1,0 +1,107 @@
+//! Does what can wait until others have their data partition.
+//!
+//! The service runs [`tend`] while the partition is mounted: the free space of an
+//! authenticated device is written and given away, and a file system that is
+//! smaller than its device grows.
+//!
+//! Invariants:
+//! - Nothing here is needed for anything but room: what fails is told, and tried
+//!   again at the next boot.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+use super::apply::Error;
+use super::machine::Live;
+use super::table::Partition;
+use super::{Kind, wipe};
+use polis_runtime::supervisor::attempt;
+
+/// What the boot has to do comes first.
+const START: Duration = Duration::from_secs(20);
+/// How often it is looked whether somebody needs the room before that.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Works until there is nothing left. A step that has begun goes on when this is dropped.
+pub async fn tend(live: &Live, partition: &Partition) {
+    if live.kind == Kind::Authenticated {
+        wait(live).await;
+        if let Err(error) = release(live).await {
+            warn!(error = &error as &dyn std::error::Error, "free space is not given away");
+            return;
+        }
+    }
+    if let Err(error) = grow(live, partition).await {
+        warn!(error = &error as &dyn std::error::Error, "the file system did not grow");
+    }
+}
+
+async fn wait(live: &Live) {
+    let started = Instant::now();
+    while started.elapsed() < START && !urgent(live).await {
+        sleep(LOOK).await;
+    }
+}
+
+/// Gives away, bit by bit, what the file system began without.
+async fn release(live: &Live) -> Result<(), Error> {
+    let mut told = false;
+    loop {
+        let hidden = live.root.data.unwritten.path().to_owned();
+        let device = live.root.data.mount.path().to_owned();
+        let begun = Instant::now();
+        let left = attempt(move || {
+            let failed = |source| Error::Wipe { device: device.clone(), source };
+            wipe::release(&hidden).map_err(failed)
+        });
+        let Some(left) = left.await?? else {
+            if told {
+                info!("all free space of the data partition was written, and can be used");
+            }
+            return Ok(());
+        };
+        if !told {
+            let mib = left >> 20;
+            info!(mib, "writing the free space of the data partition, as integrity needs it");
+            told = true;
+        }
+        rest(live, begun.elapsed()).await;
+    }
+}
+
+/// Fills a device that has become larger.
+async fn grow(live: &Live, partition: &Partition) -> Result<(), Error> {
+    let looked = live.room(partition).await;
+    let device = live.device(partition);
+    let failed = |source| Error::Wipe { device: device.clone(), source };
+    let Some(mut end) = looked.map_err(failed)? else { return Ok(()) };
+    info!("the file system grows");
+    if live.kind == Kind::Authenticated {
+        loop {
+            let begun = Instant::now();
+            let target = device.clone();
+            let step = attempt(move || {
+                let failed = |source| Error::Wipe { device: target.clone(), source };
+                wipe::extend(&target, end).map_err(failed)
+            });
+            let Some(next) = step.await?? else { break };
+            end = next;
+            rest(live, begun.elapsed()).await;
+        }
+    }
+    live.fill(partition).await
+}
+
+/// Lets others have the disk for as long as it was ours, unless they wait for us.
+async fn rest(live: &Live, worked: Duration) {
+    if !urgent(live).await {
+        sleep(worked).await;
+    }
+}
+
+async fn urgent(live: &Live) -> bool {
+    let mount = live.root.data.mount.path().to_owned();
+    attempt(move || wipe::is_urgent(&mount)).await.unwrap_or(false)
+}

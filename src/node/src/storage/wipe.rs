@@ -1,0 +1,290 @@
+//! Sees to it that the file system of an authenticated device never reads a block
+//! that nobody has written.
+//!
+//! Such a read fails: the block has no tag. Files are not the trouble, since XFS
+//! knows which of their blocks were written. Its journal is: after a power cut it
+//! reads the old content of each block that it puts new content into, and that may
+//! be one which was free until a moment before. So **free space must be written**,
+//! and writing all of it at the first boot would take minutes to hours.
+//!
+//! ```text
+//! first boot  [reserve]  a hidden file takes all free space but a little;
+//!                        the little is written, while the file system stands still
+//! afterwards  [release]  the end of the file is written, then cut off, bit by bit
+//! disk grown  [extend]   what is behind the end of the file system is written,
+//!                        then the file system grows
+//! ```
+//!
+//! `storage::machine` reserves before the partition loses its mark; the service
+//! releases and extends once others have what they need.
+//!
+//! Invariants:
+//! - Space is free only if it was written through this device.
+//! - A power cut anywhere loses no more than the progress of a few seconds.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use rustix::fs::FallocateFlags;
+
+use polis_base::sys::xfs::{self, Stretch, Use};
+
+/// Free space that a new file system has at once: what etcd preallocates, and room
+/// for its first snapshot and the logs. Written in seconds on any disk.
+const KEPT: u64 = 192 << 20;
+
+/// As much as is written before others get their turn.
+pub const STEP: u64 = 16 << 20;
+
+/// Where there is less free space than this, nobody else gets a turn.
+const URGENT: u64 = 48 << 20;
+
+/// What is written at once; also how stretches of the hidden file are aligned.
+const CHUNK: usize = 1 << 20;
+
+/// The block of the device and of the file system.
+const BLOCK: usize = 4096;
+
+/// Where `mkfs.xfs` looks for what was there before: at the start.
+const START: u64 = CHUNK as u64;
+
+/// What `xfs_repair` reads of each allocation group before it knows anything.
+const GROUP_HEAD: u64 = 128 << 10;
+
+/// How the file system is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// How many allocation groups there are.
+    pub count: u64,
+    /// How many bytes each has.
+    pub size: u64,
+}
+
+impl Groups {
+    /// Reads what `mkfs.xfs -N` says that it would do.
+    #[must_use]
+    pub fn parse(said: &str) -> Option<Self> {
+        let number = |name: &str| -> Option<u64> {
+            let after = &said[said.find(name)? + name.len()..];
+            after[..after.find(|c: char| !c.is_ascii_digit())?].parse().ok()
+        };
+        let size = number("agsize=")?.checked_mul(BLOCK as u64)?;
+        Some(Self { count: number("agcount=")?, size })
+    }
+}
+
+/// Bytes where `O_DIRECT` wants them.
+struct Aligned {
+    bytes: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl Aligned {
+    fn new(length: usize) -> Self {
+        let bytes = vec![0; length + BLOCK];
+        let start = bytes.as_ptr().align_offset(BLOCK).min(BLOCK);
+        Self { bytes, start, length }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.length]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.length]
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    // Past the page cache, which is not to be filled with zeros.
+    File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(path)
+}
+
+/// Writes zeros. Both numbers are multiples of the block.
+fn zero(file: &File, start: u64, length: u64) -> io::Result<()> {
+    let zeros = Aligned::new(CHUNK);
+    let mut at = start;
+    while at < start + length {
+        let left = usize::try_from(start + length - at).unwrap_or(CHUNK).min(CHUNK);
+        file.write_all_at(&zeros.bytes()[..left], at)?;
+        at += left as u64;
+    }
+    Ok(())
+}
+
+/// Writes what `mkfs.xfs` and `xfs_repair` read before anything is there. Blocks.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn prepare(device: &Path, groups: Groups) -> io::Result<()> {
+    let device = open(device)?;
+    zero(&device, 0, START)?;
+    for group in 1..groups.count {
+        zero(&device, group * groups.size, GROUP_HEAD.min(groups.size))?;
+    }
+    Ok(())
+}
+
+/// Leaves a new file system with little free space, all of it written; the rest is
+/// in the file `hidden`. Nobody else may use the file system. Says how many bytes
+/// were written. Blocks.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn reserve(device: &Path, mount: &Path, hidden: &Path) -> io::Result<u64> {
+    let root = File::open(mount)?;
+    let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(hidden)?;
+    let mut length = free(&root)?.saturating_sub(KEPT) / CHUNK as u64 * CHUNK as u64;
+    while length > 0 {
+        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, length) {
+            Ok(()) => break,
+            // Each allocation group keeps something back.
+            Err(rustix::io::Errno::NOSPC) => length = length.saturating_sub(STEP),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    file.sync_all()?;
+    rustix::fs::syncfs(&root)?;
+    let device = open(device)?;
+    xfs::freeze(&root)?;
+    let written = xfs::map(&root).and_then(|map| write_free(&device, &map));
+    let thawed = xfs::thaw(&root);
+    let written = written?;
+    thawed.map(|()| written)
+}
+
+fn write_free(device: &File, map: &[Stretch]) -> io::Result<u64> {
+    let mut written = 0;
+    for stretch in map {
+        match stretch.used {
+            Use::Free => {
+                zero(device, stretch.start, stretch.length)?;
+                written += stretch.length;
+            }
+            // Some of these blocks are trees, and some are kept for more of them.
+            Use::Trees => mend(device, stretch)?,
+            Use::Other => {}
+        }
+    }
+    device.sync_data()?;
+    Ok(written)
+}
+
+/// Writes the blocks that do not read. There is nothing yet that could be lost.
+fn mend(device: &File, stretch: &Stretch) -> io::Result<()> {
+    let mut block = Aligned::new(BLOCK);
+    let mut at = stretch.start;
+    while at < stretch.start + stretch.length {
+        if device.read_exact_at(block.bytes_mut(), at).is_err() {
+            zero(device, at, BLOCK as u64)?;
+        }
+        at += BLOCK as u64;
+    }
+    Ok(())
+}
+
+/// Writes the end of the file `hidden` and cuts it off; says how much is left, and
+/// `None` once there is no such file. Blocks.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn release(hidden: &Path) -> io::Result<Option<u64>> {
+    let file = match open(hidden) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let length = file.metadata()?.len();
+    if length == 0 {
+        std::fs::remove_file(hidden)?;
+        return Ok(None);
+    }
+    let left = length.saturating_sub(STEP);
+    zero(&file, left, length - left)?;
+    // What is cut off is free in the next moment: it must be written for good.
+    file.sync_data()?;
+    file.set_len(left)?;
+    Ok(Some(left))
+}
+
+/// Whether others need the space more than they need the processor. Blocks.
+#[must_use]
+pub fn is_urgent(mount: &Path) -> bool {
+    File::open(mount).and_then(|root| free(&root)).is_ok_and(|free| free < URGENT)
+}
+
+/// Writes a part of what lies behind the end of the file system; `from` is where the
+/// last call ended, and says where this one did: `None` at the end. Blocks.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn extend(device: &Path, from: u64) -> io::Result<Option<u64>> {
+    let device = open(device)?;
+    let size = polis_base::sys::block::size(&device)? / BLOCK as u64 * BLOCK as u64;
+    let end = from.saturating_add(STEP).min(size);
+    if from >= end {
+        device.sync_data()?;
+        return Ok(None);
+    }
+    zero(&device, from, end - from)?;
+    Ok(Some(end))
+}
+
+/// Bytes that anybody may use.
+fn free(root: &File) -> io::Result<u64> {
+    let stat = rustix::fs::fstatvfs(root.as_fd())?;
+    Ok(stat.f_bavail * stat.f_frsize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_groups_are_read_from_what_mkfs_says() {
+        let said = "meta-data=/dev/mapper/polis-data isize=512    agcount=4, agsize=128017 blks\n\
+                    \x20        =                       sectsz=4096  attr=2, projid32bit=1\n";
+        assert_eq!(Groups::parse(said), Some(Groups { count: 4, size: 128_017 * 4096 }));
+        for noise in ["", "agcount=", "agcount=x, agsize=7 blks", "agcount=4, agsize=7"] {
+            assert_eq!(Groups::parse(noise), None, "{noise}");
+        }
+    }
+
+    #[test]
+    fn a_hidden_file_shrinks_from_its_end_until_it_is_gone() {
+        // On this disk, since memory has no `O_DIRECT`.
+        let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let hidden = directory.path().join("hidden");
+        std::fs::write(&hidden, vec![7; 2 * CHUNK]).unwrap();
+        let file = File::options().write(true).open(&hidden).unwrap();
+        file.set_len(STEP + CHUNK as u64).unwrap();
+        assert_eq!(release(&hidden).unwrap(), Some(CHUNK as u64));
+        assert_eq!(std::fs::read(&hidden).unwrap(), vec![7; CHUNK]);
+        assert_eq!(release(&hidden).unwrap(), Some(0));
+        assert_eq!(release(&hidden).unwrap(), None);
+        assert!(!hidden.exists());
+        assert_eq!(release(&hidden).unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_behind_the_file_system_is_written_step_by_step() {
+        let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let device = directory.path().join("device");
+        let size = 2 * STEP + CHUNK as u64;
+        std::fs::write(&device, vec![7; usize::try_from(size).unwrap()]).unwrap();
+        assert_eq!(extend(&device, STEP).unwrap(), Some(2 * STEP));
+        assert_eq!(extend(&device, 2 * STEP).unwrap(), Some(size));
+        assert_eq!(extend(&device, size).unwrap(), None);
+        let bytes = std::fs::read(&device).unwrap();
+        let (before, behind) = bytes.split_at(usize::try_from(STEP).unwrap());
+        assert!(before.iter().all(|byte| *byte == 7) && behind.iter().all(|byte| *byte == 0));
+    }
+}

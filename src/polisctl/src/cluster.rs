@@ -1,0 +1,483 @@
+//! `polisctl cluster`: what concerns the cluster as a whole.
+
+use std::time::Duration;
+
+use polis_proto::v1;
+use polis_proto::v1::management_client::ManagementClient;
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use super::error::{Error, Explain as _};
+use super::node::{View, nodes_table};
+use super::output::{Document, fields, or_dash, table};
+use super::parameters::Admission;
+use super::session::Session;
+use super::{Global, etcd, ownership, parameters, units};
+use polis_base::hex;
+use polis_wire::identity::{Fingerprint, NodeId};
+use polis_wire::nodes::is_consensus_member;
+use polis_wire::rpc::client::Repeat;
+
+/// Commands about the cluster.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Command {
+    /// Exchange the owner's key for a certificate, and make a context.
+    TakeOwnership(ownership::Arguments),
+    /// Print what a client or a new node needs to find and to trust the cluster.
+    Info,
+    /// Print how the cluster is: its nodes, its leader, etcd.
+    Status,
+    /// Print the ticket that lets machines ask for admission, or make a new one.
+    Ticket {
+        #[command(subcommand)]
+        command: Option<Ticket>,
+    },
+    /// Change what holds for all nodes of the cluster.
+    ///
+    /// What is not named stays. A member of etcd takes it up when it comes home next:
+    /// a share of its disk's key that nobody shall keep any more still opens the disk
+    /// for one boot. Other nodes keep what they entered with, and so does every data
+    /// partition.
+    Configure(parameters::Rules),
+    /// Wait until the cluster is whole.
+    ///
+    /// It is whole when a curator leads, every node that is up is healthy, and
+    /// every member of etcd votes and answers.
+    Wait {
+        /// Wait for so many nodes besides.
+        #[arg(long, default_value_t = 1, value_name = "N")]
+        nodes: usize,
+    },
+}
+
+/// What to do about the ticket.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Ticket {
+    /// Make a new ticket; the old one is void then.
+    Rotate {
+        /// How long it lives, such as 2h [default: for ever].
+        #[arg(long, value_name = "DURATION", value_parser = units::duration)]
+        lifetime: Option<Duration>,
+    },
+}
+
+/// Runs the command.
+pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
+    match command {
+        Command::TakeOwnership(arguments) => ownership::run(arguments, global).await,
+        Command::Info => {
+            let session = Session::open(global).await?;
+            let info = info(&session).await?;
+            global.out.print(&Info::document(&info)?)
+        }
+        Command::Status => {
+            let session = Session::open(global).await?;
+            global.out.print(&Status::read(&session).await?.with_words().document()?)
+        }
+        Command::Ticket { command } => {
+            let session = Session::open(global).await?;
+            let answer = ticket(&session, command.as_ref()).await?;
+            let ends = units::since_1970(answer.ends_at).map(units::date);
+            let value = serde_json::json!({ "ticket": hex::encode(&answer.ticket), "ends": ends });
+            if let Some(ends) = &ends {
+                global.out.remark(&format!("It ends on {ends}."));
+            }
+            global.out.print(&Document::new(&value, hex::encode(&answer.ticket))?)
+        }
+        Command::Configure(rules) => configure(&rules, global).await,
+        Command::Wait { nodes } => wait(global, nodes).await,
+    }
+}
+
+/// Reads what the cluster says about itself, and remembers where its curators are.
+pub(super) async fn info(session: &Session) -> Result<v1::GetClusterInfoResponse, Error> {
+    let info = session
+        .call("read what the cluster is", Repeat::Allowed, |channel| async move {
+            ManagementClient::new(channel).get_cluster_info(v1::GetClusterInfoRequest {}).await
+        })
+        .await?;
+    session.learn(info.cluster_directory.as_ref());
+    Ok(info)
+}
+
+async fn configure(rules: &parameters::Rules, global: &Global) -> Result<(), Error> {
+    if rules.is_empty() {
+        return Err(Error::usage("say what to change: --tpm, --storage, --cold-start"));
+    }
+    let session = Session::open(global).await?;
+    let configuration = rules.named();
+    let request = v1::ConfigureClusterRequest { configuration: Some(configuration) };
+    session
+        .call("configure the cluster", Repeat::Allowed, |channel| {
+            let request = request.clone();
+            async move { ManagementClient::new(channel).configure_cluster(request).await }
+        })
+        .await?;
+    global.out.print(&Info::document(&info(&session).await?)?)
+}
+
+async fn ticket(
+    session: &Session,
+    command: Option<&Ticket>,
+) -> Result<v1::GetRegisterTicketResponse, Error> {
+    let (rotate, lifetime) = match command {
+        None => (false, None),
+        Some(Ticket::Rotate { lifetime }) => (true, *lifetime),
+    };
+    let lifetime_seconds = lifetime.map_or(0, |lifetime| lifetime.as_secs().max(1));
+    let request = v1::GetRegisterTicketRequest { rotate, lifetime_seconds };
+    // Twice rotated is another ticket than the one that was printed.
+    let repeat = if rotate { Repeat::Never } else { Repeat::Allowed };
+    session
+        .call("get the register ticket", repeat, |channel| async move {
+            ManagementClient::new(channel).get_register_ticket(request).await
+        })
+        .await
+}
+
+/// What a machine needs to ask to be let in.
+pub(super) async fn admission(global: &Global) -> Result<Admission, Error> {
+    let session = Session::open(global).await?;
+    let info = info(&session).await?;
+    let ticket = ticket(&session, None).await?.ticket;
+    let nodes = info.cluster_directory.unwrap_or_default().nodes;
+    Ok(Admission { ticket, ca: info.ca_certificate, nodes })
+}
+
+/// What the cluster is called.
+pub(super) fn domain(info: &v1::GetClusterInfoResponse) -> String {
+    let named = info.configuration.as_ref().map(|named| named.cluster_domain.as_str());
+    match named.unwrap_or_default() {
+        "" => polis_wire::parameters::ClusterConfiguration::default().domain,
+        domain => domain.to_owned(),
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Info {
+    cluster_domain: String,
+    leader: String,
+    ca_fingerprint: String,
+    ca_words: String,
+    nodes: Counts,
+    tpm_mode: String,
+    storage_security_policy: String,
+    cold_start: String,
+    directory: Vec<Entry>,
+}
+
+#[derive(Debug, Serialize)]
+struct Counts {
+    new: u32,
+    standby: u32,
+    up: u32,
+    decommissioned: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct Entry {
+    id: String,
+    addresses: Vec<String>,
+}
+
+/// The words of an enum of the API: `TPM_MODE_BEST_EFFORT` is `best_effort`.
+pub(super) fn word(name: &str, prefix: &str) -> String {
+    name.strip_prefix(prefix).unwrap_or(name).to_lowercase()
+}
+
+impl Info {
+    fn document(info: &v1::GetClusterInfoResponse) -> Result<Document, Error> {
+        let view = Self::of(info);
+        let Counts { new, standby, up, decommissioned } = view.nodes;
+        let nodes =
+            format!("{up} up, {standby} standby, {new} new, {decommissioned} decommissioned");
+        let directory = view.directory.iter();
+        let directory =
+            directory.map(|entry| format!("{} at {}", entry.id, entry.addresses.join(", ")));
+        let lines = [
+            ("domain", or_dash(&view.cluster_domain)),
+            ("leader", or_dash(&view.leader)),
+            ("nodes", nodes),
+            ("CA", format!("{}\n{}", view.ca_words, view.ca_fingerprint)),
+            ("storage", parameters::show::storage(&view.storage_security_policy)),
+            ("TPM", view.tpm_mode.replace('_', " ")),
+            ("cold start", view.cold_start.clone()),
+            ("directory", or_dash(&directory.collect::<Vec<_>>().join("\n"))),
+        ];
+        Document::new(&view, fields(&lines))
+    }
+
+    fn of(info: &v1::GetClusterInfoResponse) -> Self {
+        let configuration = info.configuration.clone().unwrap_or_default();
+        let ca = Fingerprint::of_certificate(&info.ca_certificate);
+        let directory = info.cluster_directory.clone().unwrap_or_default().nodes.into_iter();
+        Self {
+            leader: info.leader.clone(),
+            ca_fingerprint: ca.to_string(),
+            ca_words: ca.words(),
+            nodes: Counts {
+                new: info.nodes_new,
+                standby: info.nodes_standby,
+                up: info.nodes_up,
+                decommissioned: info.nodes_decommissioned,
+            },
+            tpm_mode: word(configuration.tpm_mode().as_str_name(), "TPM_MODE_"),
+            storage_security_policy: word(
+                configuration.storage_security_policy().as_str_name(),
+                "STORAGE_SECURITY_POLICY_",
+            ),
+            cold_start: word(configuration.cold_start().as_str_name(), "COLD_START_"),
+            cluster_domain: domain(info),
+            directory: directory
+                .map(|node| Entry { id: node.id, addresses: node.addresses })
+                .collect(),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Status {
+    healthy: bool,
+    /// What is not as it should be.
+    problems: Vec<String>,
+    cluster_domain: String,
+    leader: String,
+    nodes: Vec<View>,
+    etcd: etcd::Status,
+    /// Machines that the leader did not let in, the newest first.
+    refused: Vec<Refused>,
+}
+
+/// A machine that was not let in.
+#[derive(Clone, Debug, Serialize)]
+struct Refused {
+    /// The name that it would have.
+    id: String,
+    /// As on its own screen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    words: Option<String>,
+    #[serde(skip)]
+    key: Option<[u8; 32]>,
+    address: String,
+    reason: String,
+    count: u64,
+    last: Option<String>,
+}
+
+impl Refused {
+    fn of(refused: &v1::RefusedRegistration) -> Self {
+        let key = <[u8; 32]>::try_from(refused.public_key.as_slice()).ok();
+        Self {
+            id: key.map(|key| NodeId::from_public_key(&key).to_string()).unwrap_or_default(),
+            words: None,
+            key,
+            address: refused.address.clone(),
+            reason: refused.reason.clone(),
+            count: refused.count,
+            last: units::since_1970(refused.last_at).map(units::date),
+        }
+    }
+
+    /// The same with the words of its key, which cost a moment each.
+    fn with_words(&self) -> Self {
+        let words = self.key.map(|key| Fingerprint::of_key(&key).words());
+        Self { words, ..self.clone() }
+    }
+
+    fn row(&self) -> Vec<String> {
+        let cells = [
+            &self.id,
+            self.words.as_deref().unwrap_or_default(),
+            &self.address,
+            &self.reason,
+            &self.count.to_string(),
+            self.last.as_deref().unwrap_or_default(),
+        ];
+        cells.map(or_dash).into()
+    }
+}
+
+impl Status {
+    async fn read(session: &Session) -> Result<Self, Error> {
+        let info = info(session).await?;
+        let nodes = session.nodes(&[]).await?;
+        let consensus = etcd::read(session).await?;
+        Ok(Self::of(&info, &nodes, &consensus))
+    }
+
+    fn of(
+        info: &v1::GetClusterInfoResponse,
+        nodes: &[v1::NodeInfo],
+        consensus: &v1::ConsensusStatus,
+    ) -> Self {
+        let problems = problems(info, nodes, consensus);
+        Self {
+            healthy: problems.is_empty(),
+            problems,
+            cluster_domain: domain(info),
+            leader: info.leader.clone(),
+            nodes: nodes.iter().map(View::of).collect(),
+            etcd: etcd::Status::of(consensus),
+            refused: info.refused_registrations.iter().map(Refused::of).collect(),
+        }
+    }
+
+    fn with_words(self) -> Self {
+        let refused = self.refused.iter().map(Refused::with_words).collect();
+        Self { refused, ..self }
+    }
+
+    /// What to do about recovery keys that the cluster alone has: no flaw of a cluster
+    /// that is whole, and of no use to one that is lost.
+    fn unsaved(&self) -> Option<String> {
+        let mut unsaved = self.nodes.iter().filter(|node| node.is_recovery_key_unsaved());
+        let first = unsaved.next()?.id();
+        let others = match unsaved.count() {
+            0 => String::new(),
+            1 => ", nor that of one other node".to_owned(),
+            others => format!(", nor those of {others} other nodes"),
+        };
+        Some(format!("not saved yet: `polisctl node recovery-key {first}`{others}"))
+    }
+
+    fn document(&self) -> Result<Document, Error> {
+        let verdict = if self.healthy { "whole".to_owned() } else { self.problems.join("\n") };
+        let mut lines = vec![
+            ("cluster", or_dash(&self.cluster_domain)),
+            ("state", verdict),
+            ("leader", or_dash(&self.leader)),
+            ("etcd", self.etcd.summary()),
+        ];
+        lines.extend(self.unsaved().map(|advice| ("recovery", advice)));
+        let mut text = format!("{}\n{}", fields(&lines), nodes_table(&self.nodes));
+        if !self.refused.is_empty() {
+            let rows: Vec<_> = self.refused.iter().map(Refused::row).collect();
+            let heads = ["REFUSED", "WORDS", "ADDRESS", "REASON", "TIMES", "LAST"];
+            text = format!("{text}\n\n{}", table(&heads, &rows));
+        }
+        Document::new(self, text)
+    }
+}
+
+/// What keeps a cluster from being whole, a sentence each.
+fn problems(
+    info: &v1::GetClusterInfoResponse,
+    nodes: &[v1::NodeInfo],
+    consensus: &v1::ConsensusStatus,
+) -> Vec<String> {
+    let mut problems = Vec::new();
+    if info.leader.is_empty() {
+        problems.push("nobody leads".to_owned());
+    }
+    for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Up) {
+        match node.health() {
+            v1::NodeHealth::Healthy => {}
+            v1::NodeHealth::Late => problems.push(format!("{} is late", node.id)),
+            v1::NodeHealth::Unknown | v1::NodeHealth::Absent => {
+                problems.push(format!("{} was not heard of yet", node.id));
+            }
+        }
+    }
+    for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Standby) {
+        problems.push(format!("{} has not entered yet", node.id));
+    }
+    let enters = |node: &&v1::NodeInfo| {
+        let role = is_consensus_member(node.roles.as_ref());
+        let member = consensus.members.iter().any(|member| member.node_id == node.id);
+        node.state() == v1::NodeState::Up && role && !member && !node.leaving
+    };
+    for node in nodes.iter().filter(enters) {
+        let advice = match node.health() {
+            v1::NodeHealth::Healthy => "if it stays so, take the role away and give it again",
+            v1::NodeHealth::Late | v1::NodeHealth::Unknown | v1::NodeHealth::Absent => {
+                "it is off or cut off, and goes on by itself once it is back"
+            }
+        };
+        problems.push(format!(
+            "{} has the role consensus member and is no member of etcd yet; {advice}",
+            node.id
+        ));
+    }
+    for node in nodes.iter().filter(|node| node.leaving) {
+        problems.push(format!("{} is being taken out of etcd", node.id));
+    }
+    if consensus.leader == 0 {
+        problems.push("etcd has no leader".to_owned());
+    }
+    for member in &consensus.members {
+        let name = if member.node_id.is_empty() { "a new member" } else { &member.node_id };
+        if !member.answers {
+            problems.push(format!("the etcd member of {name} does not answer"));
+        }
+        if member.learner {
+            problems.push(format!("the etcd member of {name} is learning"));
+        }
+    }
+    problems.extend(consensus.alarms.iter().map(|alarm| format!("etcd raises {alarm}")));
+    problems
+}
+
+/// How long `wait` waits unless it is said otherwise.
+const WAIT: Duration = Duration::from_secs(10 * 60);
+/// Between two looks.
+const PACE: Duration = Duration::from_secs(1);
+/// Longest that one look asks for a leader: so long, curators that are silent are waited
+/// for, and what came of each is known.
+const LOOK: Duration = Duration::from_secs(10);
+/// What the last look may take beyond the end, to say what it found.
+const GRACE: Duration = Duration::from_millis(500);
+
+async fn wait(global: &Global, wanted: usize) -> Result<(), Error> {
+    let total = global.timeout.unwrap_or(WAIT);
+    let end = Instant::now() + total;
+    let mut session = Session::prepare(global, LOOK)?;
+    let progress = global.out.progress();
+    let mut missing = "looking for the leader of the cluster".to_owned();
+    loop {
+        progress.says(&missing);
+        let left = end.saturating_duration_since(Instant::now());
+        // One look is not to take all the time that a person gives: nothing would be said.
+        session.limit(LOOK.min(left));
+        missing = match tokio::time::timeout(left + GRACE, look(&session, wanted)).await {
+            Ok(Ok(Look::Whole(status))) => {
+                drop(progress);
+                return global.out.print(&status.document()?);
+            }
+            Ok(Ok(Look::Missing(missing))) => missing,
+            // An outage is what waiting is for; a refusal will not go away.
+            Ok(Err(error)) if error.exit() == super::error::Exit::TimedOut => error.summary(),
+            Ok(Err(error)) => return Err(error),
+            Err(_elapsed) => missing,
+        };
+        if Instant::now() + PACE >= end {
+            drop(progress);
+            return Err(Error::timed_out(missing)
+                .context(format!("the cluster is not whole after {}", units::span(total)))
+                .or_help("`polisctl cluster status` says more"));
+        }
+        sleep(PACE).await;
+    }
+}
+
+/// What a look at the cluster finds.
+enum Look {
+    Whole(Box<Status>),
+    Missing(String),
+}
+
+async fn look(session: &Session, wanted: usize) -> Result<Look, Error> {
+    let status =
+        Status::read(session).await.doing(|| "cannot tell how the cluster is".to_owned())?;
+    let up = status.nodes.iter().filter(|node| node.is_up()).count();
+    if up < wanted {
+        return Ok(Look::Missing(format!("{up} of {wanted} nodes are up")));
+    }
+    match status.problems.first() {
+        None => Ok(Look::Whole(Box::new(status))),
+        Some(problem) => Ok(Look::Missing(problem.clone())),
+    }
+}
+
+#[cfg(test)]
+#[path = "cluster_tests.rs"]
+mod tests;

@@ -1,0 +1,339 @@
+use super::*;
+
+fn id(digit: u8) -> String {
+    polis_wire::identity::NodeId::from_public_key(&[digit; 32]).to_string()
+}
+
+fn node(digit: u8, state: v1::NodeState, health: v1::NodeHealth) -> v1::NodeInfo {
+    let key = [digit; 32];
+    v1::NodeInfo {
+        id: id(digit),
+        public_key: key.to_vec(),
+        state: state.into(),
+        roles: Some(v1::NodeRoles {
+            consensus_member: Some(v1::node_roles::ConsensusMember {}),
+            ..Default::default()
+        }),
+        status: Some(v1::NodeStatus {
+            external_address: format!("192.0.2.{digit}"),
+            version: "0.1.0".to_owned(),
+            storage_kind: v1::StorageKind::Authenticated.into(),
+            ..Default::default()
+        }),
+        health: health.into(),
+        heartbeat_age_ms: 1200,
+        registered_at: 1_700_000_000,
+        ..Default::default()
+    }
+}
+
+fn info() -> v1::GetClusterInfoResponse {
+    v1::GetClusterInfoResponse {
+        ca_certificate: b"abc".to_vec(),
+        configuration: Some(v1::ClusterConfiguration {
+            cluster_domain: "cluster.internal".to_owned(),
+            tpm_mode: v1::cluster_configuration::TpmMode::BestEffort.into(),
+            ..Default::default()
+        }),
+        cluster_directory: Some(v1::ClusterDirectory {
+            nodes: vec![v1::cluster_directory::Node {
+                id: "polis-01".to_owned(),
+                addresses: vec!["192.0.2.1".to_owned()],
+            }],
+        }),
+        leader: "polis-01".to_owned(),
+        nodes_up: 2,
+        nodes_new: 1,
+        ..Default::default()
+    }
+}
+
+fn consensus() -> v1::ConsensusStatus {
+    let member = |digit: u8, learner: bool, answers: bool| v1::ConsensusMember {
+        id: digit.into(),
+        node_id: id(digit),
+        peer_urls: vec![format!("https://polis-0{digit}:7834")],
+        learner,
+        answers,
+        applied_index: if digit == 1 { 420 } else { 0 },
+        db_bytes: if digit == 1 { 5 << 20 } else { 0 },
+        db_used_bytes: if digit == 1 { 1 << 20 } else { 0 },
+        index: if digit == 1 { 421 } else { 0 },
+        leader: if digit == 1 { 1 } else { 0 },
+        told_age_ms: if digit == 1 { 0 } else { -1 },
+    };
+    v1::ConsensusStatus {
+        cluster_id: 0xabc,
+        leader: 1,
+        term: 4,
+        revision: 77,
+        quota_bytes: 2 << 30,
+        members: vec![member(1, false, true), member(2, true, true)],
+        ..Default::default()
+    }
+}
+
+#[test]
+fn info_says_how_to_find_and_to_trust_the_cluster() {
+    use crate::output::Format;
+    let document = Info::document(&info()).unwrap();
+    insta::assert_snapshot!(document.render(Format::Table).unwrap(), @r"
+    domain      cluster.internal
+    leader      polis-01
+    nodes       2 up, 0 standby, 1 new, 0 decommissioned
+    CA          scissors-lecture-lamp-unique
+                ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad
+    storage     needs encryption and authentication, by default
+    TPM         best effort
+    cold start  unspecified
+    directory   polis-01 at 192.0.2.1
+    ");
+    insta::assert_snapshot!(document.render(Format::Json).unwrap(), @r#"
+    {
+      "ca_fingerprint": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+      "ca_words": "scissors-lecture-lamp-unique",
+      "cluster_domain": "cluster.internal",
+      "cold_start": "unspecified",
+      "directory": [
+        {
+          "addresses": [
+            "192.0.2.1"
+          ],
+          "id": "polis-01"
+        }
+      ],
+      "leader": "polis-01",
+      "nodes": {
+        "decommissioned": 0,
+        "new": 1,
+        "standby": 0,
+        "up": 2
+      },
+      "storage_security_policy": "unspecified",
+      "tpm_mode": "best_effort"
+    }
+    "#);
+}
+
+#[test]
+fn a_node_with_the_role_and_no_member_and_one_on_its_way_out_are_named() {
+    use v1::{NodeHealth::*, NodeState::*};
+    let leaving = v1::NodeInfo { leaving: true, ..node(4, Up, Healthy) };
+    let nodes = [node(1, Up, Healthy), node(3, Up, Healthy), leaving, node(5, New, Absent)];
+    let members = consensus().members[..1].to_vec();
+    let status = Status::of(&info(), &nodes, &v1::ConsensusStatus { members, ..consensus() });
+    let [enters, leaves] = &status.problems[..] else { panic!("{:?}", status.problems) };
+    assert!(enters.starts_with(&format!("{} has the role consensus member", id(3))), "{enters}");
+    assert!(enters.ends_with("take the role away and give it again"), "{enters}");
+    assert_eq!(*leaves, format!("{} is being taken out of etcd", id(4)));
+
+    // A node that is off has more need of power than of a role.
+    let nodes = [node(1, Up, Healthy), node(3, Up, Late)];
+    let members = consensus().members[..1].to_vec();
+    let status = Status::of(&info(), &nodes, &v1::ConsensusStatus { members, ..consensus() });
+    assert!(
+        status.problems.iter().any(|problem| problem.ends_with("once it is back")),
+        "{:?}",
+        status.problems
+    );
+}
+
+#[test]
+fn recovery_keys_that_the_cluster_alone_has_are_told_and_no_flaw() {
+    use crate::output::Format;
+    use v1::{NodeHealth::*, NodeState::*};
+    let unsaved = |digit| v1::NodeInfo { recovery_key_unsaved: true, ..node(digit, Up, Healthy) };
+    let members = consensus().members[..1].to_vec();
+    let consensus = v1::ConsensusStatus { members, ..consensus() };
+    let shown = |nodes: &[v1::NodeInfo]| {
+        let status = Status::of(&info(), nodes, &consensus);
+        status.document().unwrap().render(Format::Table).unwrap()
+    };
+    let worker = |digit| v1::NodeInfo { roles: None, ..unsaved(digit) };
+    insta::assert_snapshot!(shown(&[unsaved(1), worker(2), worker(3)]), @r"
+    cluster   cluster.internal
+    state     whole
+    leader    polis-01
+    etcd      1 voter; the loss of one stops the cluster
+    recovery  not saved yet: `polisctl node recovery-key polis-01010101010101010101010101010101`, nor those of 2 other nodes
+
+    NODE                                    STATE  HEALTH   ROLES             ADDRESS    VERSION  HEARD OF
+    polis-01010101010101010101010101010101  up     healthy  consensus-member  192.0.2.1  0.1.0    1.2 s ago
+    polis-02020202020202020202020202020202  up     healthy  -                 192.0.2.2  0.1.0    1.2 s ago
+    polis-03030303030303030303030303030303  up     healthy  -                 192.0.2.3  0.1.0    1.2 s ago
+    ");
+    assert!(!shown(&[node(1, Up, Healthy)]).contains("recovery"));
+}
+
+#[test]
+fn status_says_what_keeps_the_cluster_from_being_whole() {
+    use crate::output::Format;
+    use v1::{NodeHealth::*, NodeState::*};
+    let nodes = [node(1, Up, Healthy), node(2, Up, Late), node(3, New, Absent)];
+    let status = Status::of(&info(), &nodes, &consensus());
+    insta::assert_snapshot!(status.document().unwrap().render(Format::Table).unwrap(), @r"
+    cluster  cluster.internal
+    state    polis-02020202020202020202020202020202 is late
+             the etcd member of polis-02020202020202020202020202020202 is learning
+    leader   polis-01
+    etcd     1 voter, 1 learning; the loss of one stops the cluster
+
+    NODE                                    STATE  HEALTH   ROLES             ADDRESS    VERSION  HEARD OF
+    polis-01010101010101010101010101010101  up     healthy  consensus-member  192.0.2.1  0.1.0    1.2 s ago
+    polis-02020202020202020202020202020202  up     late     consensus-member  192.0.2.2  0.1.0    1.2 s ago
+    polis-03030303030303030303030303030303  new    absent   consensus-member  192.0.2.3  0.1.0    1.2 s ago
+    ");
+    let whole = Status::of(
+        &info(),
+        &nodes[..1],
+        &v1::ConsensusStatus { members: consensus().members[..1].to_vec(), ..consensus() },
+    );
+    assert!(whole.healthy, "{:?}", whole.problems);
+    insta::assert_snapshot!(whole.document().unwrap().render(Format::Yaml).unwrap(), @r#"
+    cluster_domain: cluster.internal
+    etcd:
+      alarms: []
+      cluster_id: abc
+      leader: "1"
+      members:
+      - answers: true
+        applied_index: 420
+        db_bytes: 5242880
+        db_used_bytes: 1048576
+        follows: "1"
+        id: "1"
+        index: 421
+        leader: true
+        node_id: polis-01010101010101010101010101010101
+        peer_urls:
+        - https://polis-01:7834
+        role: voter
+        told_age_ms: 0
+      quota_bytes: 2147483648
+      revision: 77
+      term: 4
+      tolerates: 0
+    healthy: true
+    leader: polis-01
+    nodes:
+    - address: "192.0.2.1"
+      boot_id: ""
+      fingerprint: 72cd6e8422c407fb6d098690f1130b7ded7ec2f7f5e1d30bd9d521f015363793
+      health: healthy
+      heartbeat_age_ms: 1200
+      id: polis-01010101010101010101010101010101
+      image: ""
+      key_keeper: unspecified
+      labels: {}
+      recovery_key_unsaved: false
+      registered_at: 2023-11-14 22:13:20 UTC
+      roles:
+      - consensus-member
+      state: up
+      storage: authenticated
+      tpm: false
+      version: "0.1.0"
+    problems: []
+    refused: []
+    "#);
+}
+
+#[test]
+fn a_node_is_described_with_its_words() {
+    use crate::output::Format;
+    use v1::{NodeHealth::*, NodeState::*};
+    let nodes = [View::of(&node(1, Up, Healthy))];
+    insta::assert_snapshot!(crate::node::nodes_table(&nodes), @r"
+    NODE                                    STATE  HEALTH   ROLES             ADDRESS    VERSION  HEARD OF
+    polis-01010101010101010101010101010101  up     healthy  consensus-member  192.0.2.1  0.1.0    1.2 s ago
+    ");
+    let view = crate::node::described_view(&node(1, New, Absent));
+    let document = Document::new(&view, view.fields()).unwrap();
+    insta::assert_snapshot!(document.render(Format::Table).unwrap(), @r"
+    node          polis-01010101010101010101010101010101
+    state         new
+    health        absent; heard of 1.2 s ago
+    roles         consensus-member
+    address       192.0.2.1
+    version       0.1.0
+    image         -
+    boot          -
+    storage       authenticated
+    key kept by   unspecified
+    TPM           no
+    recovery key  -
+    labels        -
+    registered    2023-11-14 22:13:20 UTC
+    fingerprint   throw-blast-cage-follow
+                  72cd6e8422c407fb6d098690f1130b7ded7ec2f7f5e1d30bd9d521f015363793
+    ");
+    insta::assert_snapshot!(document.render(Format::Json).unwrap(), @r#"
+    {
+      "address": "192.0.2.1",
+      "boot_id": "",
+      "fingerprint": "72cd6e8422c407fb6d098690f1130b7ded7ec2f7f5e1d30bd9d521f015363793",
+      "health": "absent",
+      "heartbeat_age_ms": 1200,
+      "id": "polis-01010101010101010101010101010101",
+      "image": "",
+      "key_keeper": "unspecified",
+      "labels": {},
+      "recovery_key_unsaved": false,
+      "registered_at": "2023-11-14 22:13:20 UTC",
+      "roles": [
+        "consensus-member"
+      ],
+      "state": "new",
+      "storage": "authenticated",
+      "tpm": false,
+      "version": "0.1.0",
+      "words": "throw-blast-cage-follow"
+    }
+    "#);
+}
+
+#[test]
+fn etcd_is_a_table_and_a_document() {
+    let status = etcd::Status::of(&consensus());
+    insta::assert_snapshot!(status.text(), @r"
+    members   1 voter, 1 learning; the loss of one stops the cluster
+    leader    polis-01010101010101010101010101010101
+    term      4
+    revision  77
+    quota     2.0 GiB
+    alarms    -
+
+    NODE                                    ROLE     ANSWERS  INDEX  APPLIED  DATABASE               PEER URL
+    polis-01010101010101010101010101010101  leader   yes      421    420      5.0 MiB, 1.0 MiB used  https://polis-01:7834
+    polis-02020202020202020202020202020202  learner  yes      -      -        -                      https://polis-02:7834
+    ");
+}
+
+#[test]
+fn a_machine_that_was_refused_is_shown_with_the_words_of_its_screen_and_the_cause() {
+    use crate::output::Format;
+    let key = [7; 32];
+    let refused = v1::RefusedRegistration {
+        public_key: key.to_vec(),
+        address: "192.0.2.9".to_owned(),
+        reason: "ticket-rotated".to_owned(),
+        count: 3,
+        last_at: 1_700_000_000,
+    };
+    let quiet = info();
+    let info = v1::GetClusterInfoResponse { refused_registrations: vec![refused], ..info() };
+    let status = Status::of(&info, &[], &consensus()).with_words();
+    let words = Fingerprint::of_key(&key).words();
+    let document = status.document().unwrap();
+    let text = document.render(Format::Table).unwrap();
+    for told in [words.as_str(), "192.0.2.9", "ticket-rotated", "3", "2023-11-14"] {
+        assert!(text.contains(told), "{told}: {text}");
+    }
+    let value = document.value();
+    assert_eq!(value["refused"][0]["words"], words.as_str());
+    assert_eq!(value["refused"][0]["reason"], "ticket-rotated");
+    assert!(value["refused"][0].get("key").is_none());
+    // Nobody was refused: nothing is said of it.
+    let quiet = Status::of(&quiet, &[], &consensus()).with_words();
+    assert!(!quiet.document().unwrap().render(Format::Table).unwrap().contains("REFUSED"));
+}

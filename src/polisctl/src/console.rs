@@ -1,0 +1,543 @@
+//! `polisctl console`: a node's screen in this terminal.
+//!
+//! Snapshots come from the node; pages, keys and scrolling are local, so what a
+//! person looks at here is theirs alone.
+//!
+//! ```text
+//! node --snapshots--> feed --watch--> screen --pictures--> standard output
+//!                      |                ^
+//!                      +- broken: again +---- keys ------- /dev/tty
+//! ```
+//!
+//! Invariants:
+//! - However it ends, the terminal gets back its modes and what it showed.
+//! - A node that goes away is waited for; the last picture stays, and says since when.
+//! - What came of an order to end the machine stands there until the next key.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use polis_proto::v1;
+use polis_proto::v1::node_management_client::NodeManagementClient;
+use polis_tui::keys::Parser;
+use polis_tui::{Command, Key, READ, Snapshot, View};
+use tokio::io::Interest;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::Global;
+use super::error::{Error, Explain as _};
+use super::node::At;
+use super::session::{PATIENCE, Session, Target, refused};
+use polis_base::canvas::Canvas;
+use polis_base::sys::terminal::{Mode, Size, Terminal};
+use polis_runtime::sys::readiness;
+
+/// Arguments of `console`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// The node [default: the one that leads].
+    node: Option<String>,
+    #[command(flatten)]
+    at: At,
+}
+
+/// Between two attempts to reach the node.
+const RETRY: Duration = Duration::from_secs(2);
+/// Silence after which an Escape is the key, and not the start of a sequence.
+const ESCAPE: Duration = Duration::from_millis(50);
+/// Log entries that are kept: more than the node sends at once.
+const LOGS_MAX: usize = 4096;
+/// Another screen, so that what was in the terminal comes back.
+const ENTER: &[u8] = b"\x1b[?1049h";
+const LEAVE: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?1049l";
+/// Ctrl-], as in telnet and in `cargo xtask run`.
+const CTRL_BRACKET: u8 = 0x1d;
+
+/// Silence of the node from which on its clock stands still visibly: it sends a
+/// picture each second.
+const SILENT: Duration = Duration::from_secs(3);
+/// How often the screen says how long the node has been silent.
+const TICK: Duration = Duration::from_secs(1);
+
+/// What is shown.
+#[derive(Clone, Debug)]
+struct Shown {
+    snapshot: Snapshot,
+    /// When the node sent it.
+    heard: Instant,
+    /// Why it is not the newest; empty while it is.
+    trouble: String,
+}
+
+impl Shown {
+    fn new() -> Self {
+        Self { snapshot: Snapshot::default(), heard: Instant::now(), trouble: String::new() }
+    }
+
+    fn is_silent(&self) -> bool {
+        !self.trouble.is_empty() || self.heard.elapsed() >= SILENT
+    }
+
+    /// That the node says nothing, if that is so.
+    fn silence(&self) -> Option<String> {
+        let seconds = self.heard.elapsed().as_secs();
+        let since = match seconds {
+            0..120 => format!("{seconds} s"),
+            _ => format!("{} min", seconds / 60),
+        };
+        self.is_silent().then(|| match &*self.trouble {
+            "" => format!("No word from the node for {since}."),
+            trouble => format!("No word from the node for {since}, trying again: {trouble}"),
+        })
+    }
+}
+
+/// Runs the command.
+pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
+    if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
+        return Err(Error::new("the console needs a terminal, and this is none")
+            .or_help("`polisctl cluster status` prints how the cluster is"));
+    }
+    let session = Session::prepare(global, PATIENCE)?;
+    let target = session.target(arguments.node.as_deref(), arguments.at.at.as_ref()).await?;
+    let (shown, newest) = watch::channel(Shown::new());
+    // What goes wrong at first is told in plain text, not on a screen that is gone at once.
+    let mut first = open(&session, &target).await?;
+    take(&mut first, &shown).await.map_err(Broken::into_error)?;
+    let mut screen = Screen::open()?;
+    tokio::select! {
+        // Cancel-safe: what it holds is dropped, and with it the call.
+        error = feed(&session, &target, first, &shown) => Err(error),
+        // Cancel-safe: the terminal is restored when the screen is dropped.
+        ended = screen.drive(newest, &session, &target) => ended,
+    }
+}
+
+type Frames = tonic::Streaming<v1::ConsoleFrame>;
+
+async fn open(session: &Session, target: &Target) -> Result<Frames, Error> {
+    let channel = session.node(target).await?;
+    let opened = NodeManagementClient::new(channel).console(v1::ConsoleRequest {}).await;
+    Ok(opened.map_err(|status| refused("open the console", &status))?.into_inner())
+}
+
+/// Keeps `shown` up to date; ends only if the node will not serve us again.
+async fn feed(
+    session: &Session,
+    target: &Target,
+    first: Frames,
+    shown: &watch::Sender<Shown>,
+) -> Error {
+    let mut stream = Some(first);
+    loop {
+        let broken = match stream.take() {
+            Some(mut frames) => follow(&mut frames, shown).await,
+            None => match open(session, target).await {
+                Ok(frames) => {
+                    stream = Some(frames);
+                    continue;
+                }
+                Err(error) => Broken::Link(error),
+            },
+        };
+        let broken = match broken {
+            Broken::Unreadable(error) => return error,
+            Broken::Link(error) => error,
+        };
+        let trouble = broken.summary();
+        shown.send_modify(|shown| shown.trouble = trouble);
+        sleep(RETRY).await;
+    }
+}
+
+/// Why frames end.
+enum Broken {
+    /// The node may be back.
+    Link(Error),
+    /// What it says makes no sense, and will not.
+    Unreadable(Error),
+}
+
+/// How a person ends the machine.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Reboot,
+    PowerOff,
+}
+
+/// Asks the node to end; returns what to tell the person about it.
+async fn end(session: &Session, target: &Target, end: End) -> String {
+    let (power_off, what, told) = match end {
+        End::Reboot => (false, "reboot the machine", "reboot"),
+        End::PowerOff => (true, "power the machine off", "power the machine off"),
+    };
+    let asked = async {
+        let channel = session.node(target).await?;
+        let request = v1::RebootRequest { power_off };
+        let ended = NodeManagementClient::new(channel).reboot(request).await;
+        ended.map_err(|status| refused(what, &status))
+    };
+    match asked.await {
+        Ok(_accepted) => format!("The node was told to {told}; it stops its services first."),
+        Err(error) => error.summary(),
+    }
+}
+
+impl Broken {
+    fn into_error(self) -> Error {
+        match self {
+            Self::Link(error) | Self::Unreadable(error) => error,
+        }
+    }
+}
+
+/// Takes in frames until they end; says why.
+async fn follow(frames: &mut Frames, shown: &watch::Sender<Shown>) -> Broken {
+    loop {
+        if let Err(broken) = take(frames, shown).await {
+            return broken;
+        }
+    }
+}
+
+/// Takes in one frame.
+async fn take(frames: &mut Frames, shown: &watch::Sender<Shown>) -> Result<(), Broken> {
+    let frame = match frames.message().await {
+        Ok(Some(frame)) => frame,
+        Ok(None) => return Err(Broken::Link(Error::new("the node ended the stream"))),
+        Err(status) => return Err(Broken::Link(refused("go on with the console", &status))),
+    };
+    let mut snapshot: Snapshot = serde_json::from_slice(&frame.snapshot).map_err(|error| {
+        let error = Error::from(error).context("the node's screen cannot be read");
+        Broken::Unreadable(error.or_help("use the polisctl of the node's version"))
+    })?;
+    shown.send_modify(|shown| {
+        // A machine that was started again numbers its entries anew.
+        if snapshot.header.uptime >= shown.snapshot.header.uptime {
+            Arc::make_mut(&mut snapshot.logs).put_before(&shown.snapshot.logs, LOGS_MAX);
+        }
+        *shown = Shown { snapshot, ..Shown::new() };
+    });
+    Ok(())
+}
+
+/// This terminal.
+struct Screen {
+    terminal: Terminal,
+    readable: tokio::io::unix::AsyncFd<std::os::fd::OwnedFd>,
+    resized: Signal,
+    ended: Signal,
+    picture: Picture,
+    parser: Parser,
+    /// When a lone Escape becomes a key.
+    escape: Option<Instant>,
+    /// When the last picture was drawn.
+    drawn: Instant,
+    stale: bool,
+}
+
+/// What happened.
+enum Event {
+    Snapshot,
+    Typed(Vec<u8>),
+    Silence,
+    Resized,
+    Told(String),
+    Ended,
+}
+
+/// An order to end the machine that is on its way; what comes of it.
+type Order<'a> = Option<BoxFuture<'a, String>>;
+
+impl Screen {
+    fn open() -> Result<Self, Error> {
+        let failed = || "cannot use this terminal".to_owned();
+        let terminal = Terminal::open(Path::new("/dev/tty")).doing(failed)?;
+        terminal.set_mode(Mode::Raw).doing(failed)?;
+        write(ENTER)?;
+        Ok(Self {
+            readable: readiness::watch(&terminal, Interest::READABLE).doing(failed)?,
+            picture: Picture::new(terminal.size()),
+            terminal,
+            resized: signal(SignalKind::window_change()).doing(failed)?,
+            ended: signal(SignalKind::terminate()).doing(failed)?,
+            parser: Parser::default(),
+            escape: None,
+            drawn: Instant::now(),
+            stale: true,
+        })
+    }
+
+    /// Draws and listens until the person leaves.
+    async fn drive(
+        &mut self,
+        mut shown: watch::Receiver<Shown>,
+        session: &Session,
+        target: &Target,
+    ) -> Result<(), Error> {
+        let mut order: Order<'_> = None;
+        loop {
+            if self.stale {
+                (self.stale, self.drawn) = (false, Instant::now());
+                let bytes = self.picture.draw(&shown.borrow_and_update());
+                write(&bytes)?;
+            }
+            let keys = match self.next_event(&mut shown, &mut order).await? {
+                Event::Ended => return Ok(()),
+                Event::Typed(bytes) if bytes.contains(&CTRL_BRACKET) => return Ok(()),
+                Event::Typed(bytes) => {
+                    self.escape = Some(Instant::now() + ESCAPE);
+                    self.parser.feed(&bytes)
+                }
+                Event::Silence => {
+                    self.escape = None;
+                    self.parser.idle().into_iter().collect()
+                }
+                Event::Snapshot => {
+                    self.stale = true;
+                    Vec::new()
+                }
+                Event::Resized => {
+                    self.anew();
+                    Vec::new()
+                }
+                Event::Told(outcome) => {
+                    (order, self.stale) = (None, true);
+                    self.picture.notice = Some(outcome);
+                    Vec::new()
+                }
+            };
+            self.stale |= !keys.is_empty();
+            let asked = match self.picture.press(&keys, &shown.borrow().snapshot) {
+                Some(Command::Leave) => return Ok(()),
+                Some(Command::Redraw) => {
+                    self.anew();
+                    None
+                }
+                Some(Command::Reboot) => Some(End::Reboot),
+                Some(Command::PowerOff) => Some(End::PowerOff),
+                Some(Command::Hold | Command::Unlock) | None => None,
+            };
+            if let Some(asked) = asked {
+                self.picture.notice = Some("Asking the node ..".to_owned());
+                order = Some(end(session, target, asked).boxed());
+            }
+        }
+    }
+
+    /// What happens next. Cancel-safe.
+    async fn next_event(
+        &mut self,
+        shown: &mut watch::Receiver<Shown>,
+        order: &mut Order<'_>,
+    ) -> Result<Event, Error> {
+        let escape = self.escape;
+        let tick = {
+            let shown = shown.borrow();
+            if shown.is_silent() { self.drawn + TICK } else { shown.heard + SILENT }
+        };
+        let told = async {
+            match order {
+                Some(order) => order.await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // Cancel-safe: nothing is read before the branch is taken.
+            ready = self.readable.readable() => {
+                let mut ready = ready?;
+                let mut buffer = [0; 256];
+                match rustix::io::read(&self.terminal, &mut buffer) {
+                    Ok(0) => Ok(Event::Ended),
+                    Ok(length) => Ok(Event::Typed(buffer[..length].to_vec())),
+                    Err(rustix::io::Errno::AGAIN) => {
+                        ready.clear_ready();
+                        Ok(Event::Typed(Vec::new()))
+                    }
+                    Err(error) => Err(io::Error::from(error)).doing(|| "the terminal is gone".to_owned()),
+                }
+            }
+            // Cancel-safe: only waits.
+            () = sleep_until(escape.unwrap_or_else(Instant::now)), if escape.is_some() => {
+                Ok(Event::Silence)
+            }
+            // Cancel-safe: only waits.
+            () = sleep_until(tick) => Ok(Event::Snapshot),
+            // Cancel-safe: the order is kept, and goes on where it was.
+            outcome = told => Ok(Event::Told(outcome)),
+            // Cancel-safe per the docs of `recv`.
+            _signal = self.resized.recv() => Ok(Event::Resized),
+            // Cancel-safe per the docs of `recv`.
+            _signal = self.ended.recv() => Ok(Event::Ended),
+            // Cancel-safe: waits for an event value. Closed only when we end.
+            changed = shown.changed() => Ok(if changed.is_ok() { Event::Snapshot } else { Event::Ended }),
+        }
+    }
+
+    /// Starts from an empty screen of the size that the terminal has now.
+    fn anew(&mut self) {
+        self.picture.resize(self.terminal.size());
+        self.stale = true;
+    }
+}
+
+/// What a person looks at.
+struct Picture {
+    canvas: Canvas,
+    view: View,
+    /// When the first picture since the last key was drawn.
+    stood: Option<Instant>,
+    /// What came of the last order, until the next key.
+    notice: Option<String>,
+}
+
+impl Picture {
+    fn new(size: Size) -> Self {
+        let canvas = Canvas::whole(size);
+        let Size { columns, rows } = canvas.size();
+        let view = View::new(columns, rows).that_can_be_left();
+        Self { canvas, view, stood: None, notice: None }
+    }
+
+    fn resize(&mut self, size: Size) {
+        self.canvas = Canvas::whole(size);
+        let Size { columns, rows } = self.canvas.size();
+        self.view.resize(columns, rows);
+    }
+
+    /// Hands keys to the view; the last thing that one of them asks for is left to
+    /// the caller.
+    fn press(&mut self, keys: &[Key], snapshot: &Snapshot) -> Option<Command> {
+        if !keys.is_empty() {
+            self.notice = None;
+            if self.stood.take().is_some_and(|since| since.elapsed() >= READ) {
+                self.view.was_read();
+            }
+        }
+        keys.iter().filter_map(|key| self.view.key(*key, snapshot)).last()
+    }
+
+    /// What the terminal must be sent.
+    fn draw(&mut self, shown: &Shown) -> Vec<u8> {
+        let notice = match (&self.notice, shown.silence()) {
+            (None, silence) => silence,
+            (Some(notice), None) => Some(notice.clone()),
+            (Some(notice), Some(silence)) => Some(format!("{notice} {silence}")),
+        };
+        let view = &self.view;
+        let bytes = self.canvas.draw(|buffer| {
+            polis_tui::render(&shown.snapshot, view, buffer);
+            if let Some(notice) = &notice {
+                polis_tui::render_notice(notice, buffer);
+            }
+        });
+        self.stood.get_or_insert_with(Instant::now);
+        bytes
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // A terminal that is gone needs nothing back.
+        let _lost = write(LEAVE);
+    }
+}
+
+fn write(bytes: &[u8]) -> Result<(), Error> {
+    let mut stdout = io::stdout().lock();
+    stdout
+        .write_all(bytes)
+        .and_then(|()| stdout.flush())
+        .doing(|| "the terminal is gone".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn terminal(rows: u16, columns: u16) -> vt100::Parser {
+        vt100::Parser::new(rows.try_into().unwrap(), columns.try_into().unwrap(), 0)
+    }
+
+    /// The screen of somebody who was sent all of `sent`.
+    fn seen(sent: &[Vec<u8>]) -> String {
+        let mut parser = terminal(24, 80);
+        sent.iter().for_each(|bytes| parser.process(bytes));
+        parser.screen().contents()
+    }
+
+    fn at(second: u64) -> Shown {
+        let mut shown = Shown::new();
+        shown.snapshot.header.clock = format!("12:00:{second:02}");
+        shown
+    }
+
+    #[tokio::test]
+    async fn a_refusal_stands_there_until_the_next_key_whatever_the_node_sends() {
+        let mut picture = Picture::new(Size { columns: 80, rows: 24 });
+        let mut sent = vec![picture.draw(&at(0))];
+        picture.notice = Some("cannot reboot the machine: viewers may not".to_owned());
+        sent.extend((1..10).map(|second| picture.draw(&at(second))));
+        let screen = seen(&sent);
+        assert!(screen.contains("viewers may not") && screen.contains("12:00:09"), "{screen}");
+        let cleared = |bytes: &Vec<u8>| bytes.windows(4).any(|it| it == b"\x1b[2J");
+        assert_eq!(sent.iter().filter(|bytes| cleared(bytes)).count(), 1, "it flickers");
+        assert_eq!(picture.press(&[Key::F(2)], &at(9).snapshot), None);
+        sent.push(picture.draw(&at(10)));
+        let screen = seen(&sent);
+        assert!(!screen.contains("may not") && screen.contains("[F2 Cluster]"), "{screen}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_text_that_is_pasted_ends_no_machine_however_its_pieces_come() {
+        let mut picture = Picture::new(Size { columns: 80, rows: 24 });
+        let shown = at(0);
+        let mut press = async |letters: &str, pause| {
+            let mut asked = Vec::new();
+            for letter in letters.chars() {
+                picture.draw(&shown);
+                tokio::time::advance(pause).await;
+                picture.draw(&shown);
+                asked.extend(picture.press(&[Key::Char(letter)], &shown.snapshot));
+            }
+            asked
+        };
+        assert_eq!(press("PRYPryPOYPoy", READ / 2).await, []);
+        assert_eq!(press("x", READ).await, []);
+        assert_eq!(press("PRY", READ).await, [Command::Reboot]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_says_nothing_is_told_from_one_that_does_and_since_when() {
+        let mut picture = Picture::new(Size { columns: 80, rows: 24 });
+        let mut shown = at(0);
+        let mut sent = vec![picture.draw(&shown)];
+        assert!(!seen(&sent).contains("No word"));
+        tokio::time::advance(Duration::from_secs(14)).await;
+        sent.push(picture.draw(&shown));
+        assert!(seen(&sent).contains("No word from the node for 14 s."), "{}", seen(&sent));
+        shown.trouble = "connection refused".to_owned();
+        tokio::time::advance(Duration::from_secs(3)).await;
+        sent.push(picture.draw(&shown));
+        let screen = seen(&sent);
+        assert!(screen.contains("for 17 s, trying again: connection refused"), "{screen}");
+        sent.push(picture.draw(&at(17)));
+        let screen = seen(&sent);
+        assert!(!screen.contains("No word") && screen.contains("[F1 Boot]"), "{screen}");
+    }
+
+    #[tokio::test]
+    async fn the_whole_of_a_large_terminal_is_drawn_on() {
+        let mut picture = Picture::new(Size { columns: 320, rows: 90 });
+        let mut parser = terminal(90, 320);
+        parser.process(&picture.draw(&at(0)));
+        let last = parser.screen().rows(0, 320).last().unwrap();
+        assert!(last.contains("[F1 Boot]"), "{last}");
+    }
+}

@@ -1,0 +1,163 @@
+//! `polisctl context`: which cluster the other commands talk to.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::contexts::{self, Context};
+use super::error::Error;
+use super::output::{Document, fields, or_dash, table};
+use super::{Global, units};
+use polis_wire::identity::Fingerprint;
+use polis_wire::pki::Facts;
+
+/// Commands about contexts.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Command {
+    /// List the contexts; a star marks the one in use.
+    List,
+    /// Put a context in use.
+    Use {
+        /// Its name.
+        #[arg(value_parser = contexts::name)]
+        name: String,
+    },
+    /// Print a context [default: the one in use].
+    Show {
+        /// Its name.
+        #[arg(value_parser = contexts::name)]
+        name: Option<String>,
+    },
+    /// Make a context, or change what is named: endpoints, detours, the key.
+    Set {
+        /// Its name.
+        #[arg(value_parser = contexts::name)]
+        name: String,
+        /// The private key of its user.
+        #[arg(long, value_name = "FILE")]
+        key: Option<PathBuf>,
+        /// Another way to an address of the cluster, such as a forwarded port; repeatable.
+        #[arg(long, value_name = "HOST:PORT=HOST:PORT")]
+        via: Vec<String>,
+    },
+    /// Make a context of what the owner wrote with `user create`.
+    Import {
+        /// The file.
+        file: PathBuf,
+        /// The private key whose public half the owner was given.
+        #[arg(long, value_name = "FILE")]
+        key: PathBuf,
+    },
+    /// Forget a context; its key stays.
+    Remove {
+        /// Its name.
+        #[arg(value_parser = contexts::name)]
+        name: String,
+    },
+}
+
+#[derive(Debug, Serialize)]
+struct View {
+    name: String,
+    current: bool,
+    user: String,
+    endpoints: Vec<String>,
+    key: PathBuf,
+    ca_fingerprint: Option<String>,
+    certificate_ends: Option<String>,
+}
+
+/// Runs the command.
+pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
+    let contexts = &global.contexts;
+    let current = contexts.current()?;
+    match command {
+        Command::List => {
+            let mut views = Vec::new();
+            for name in contexts.names()? {
+                // One that is damaged must not hide the others.
+                match contexts.load(&name) {
+                    Ok(context) => views.push(view(&context, current.as_deref())),
+                    Err(error) => global.out.remark(error.render().trim_end()),
+                }
+            }
+            let rows: Vec<Vec<String>> = views.iter().map(row).collect();
+            let text = table(&["", "NAME", "USER", "ENDPOINTS", "CERTIFICATE ENDS"], &rows);
+            global.out.print(&Document::new(&views, text)?)
+        }
+        Command::Show { name } => {
+            let named = contexts.context(name.as_deref().or(global.context.as_deref()))?;
+            let context = named.ok_or_else(no_context)?;
+            let view = view(&context, current.as_deref());
+            let lines = [
+                ("name", view.name.clone()),
+                ("user", or_dash(&view.user)),
+                ("endpoints", or_dash(&view.endpoints.join("\n"))),
+                ("key", or_dash(&view.key.display().to_string())),
+                ("CA", or_dash(view.ca_fingerprint.as_deref().unwrap_or_default())),
+                ("certificate ends", or_dash(view.certificate_ends.as_deref().unwrap_or_default())),
+            ];
+            global.out.print(&Document::new(&view, fields(&lines))?)
+        }
+        Command::Use { name } => {
+            contexts.load(&name)?;
+            contexts.set_current(&name)?;
+            let value = serde_json::json!({ "current": name });
+            global.out.print(&Document::new(&value, format!("using {name}"))?)
+        }
+        Command::Set { name, key, via } => {
+            let mut context = contexts.find_context(&name)?.unwrap_or_else(|| Context::new(&name));
+            let settings = &mut context.settings;
+            if !global.endpoints.is_empty() {
+                settings.endpoints = global.endpoints.iter().map(ToString::to_string).collect();
+            }
+            if let Some(key) = key {
+                settings.key = std::path::absolute(key)?;
+            }
+            settings.via.extend(super::parameters::pairs("--via", &via)?);
+            contexts.save(&context)?;
+            if current.is_none() {
+                contexts.set_current(&name)?;
+            }
+            let value = serde_json::json!({ "name": name });
+            global.out.print(&Document::new(&value, format!("{name} is saved"))?)
+        }
+        Command::Import { file, key } => super::user::import(&file, &key, global),
+        Command::Remove { name } => {
+            contexts.remove(&name)?;
+            let value = serde_json::json!({ "removed": name });
+            global.out.print(&Document::new(&value, format!("{name} is forgotten"))?)
+        }
+    }
+}
+
+/// What to do where no context is in use.
+pub(super) fn no_context() -> Error {
+    Error::new("no context is in use").or_help(
+        "take ownership of a cluster: `polisctl --endpoint HOST cluster take-ownership`; or pick \
+         a context: `polisctl context use NAME`",
+    )
+}
+
+fn view(context: &Context, current: Option<&str>) -> View {
+    let ends = context.certificate.as_deref().and_then(Facts::read);
+    View {
+        name: context.name.clone(),
+        current: current == Some(&context.name),
+        user: context.settings.user.clone(),
+        endpoints: context.settings.endpoints.clone(),
+        key: context.settings.key.clone(),
+        ca_fingerprint: context.ca.as_deref().map(|ca| Fingerprint::of_certificate(ca).to_string()),
+        certificate_ends: ends.map(|facts| units::date(facts.not_after)),
+    }
+}
+
+fn row(view: &View) -> Vec<String> {
+    vec![
+        if view.current { "*" } else { "" }.to_owned(),
+        view.name.clone(),
+        or_dash(&view.user),
+        or_dash(&view.endpoints.join(",")),
+        or_dash(view.certificate_ends.as_deref().unwrap_or_default()),
+    ]
+}

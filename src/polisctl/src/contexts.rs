@@ -1,0 +1,388 @@
+//! Keeps what `polisctl` remembers: contexts, each a cluster and a user in it.
+//!
+//! ```text
+//! $XDG_CONFIG_HOME/polis/         mode 0700
+//!   owner.key  owner.pub          unless another file was named
+//!   current                       the name of the context in use
+//!   contexts/<name>/
+//!     context.json                endpoints, the user, where the key is
+//!     ca.pem                      the only authority that is trusted
+//!     certificate.pem             what the cluster gave for the key
+//! ```
+//!
+//! Invariants:
+//! - A context has a CA only if a person, or a file, said which.
+//! - Files are written whole or not at all.
+//! - No private key is copied: a context says where it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, DirBuilder};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{Error, Explain as _};
+use polis_wire::pki;
+
+/// Far more than a context or a certificate has.
+const FILE_MAX: u64 = 256 * 1024;
+
+/// As long as the domain of a cluster may be, which is what a context is called after.
+const NAME_MAX: usize = 80;
+
+/// The folder of `polisctl`, with all contexts in it.
+#[derive(Clone, Debug)]
+pub(super) struct Contexts {
+    folder: PathBuf,
+}
+
+/// What a context says, besides the certificates.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Settings {
+    /// Where curators are, `HOST:PORT`.
+    pub(super) endpoints: Vec<String>,
+    /// Who this is to the cluster.
+    pub(super) user: String,
+    /// The private key.
+    pub(super) key: PathBuf,
+    /// Other ways to addresses that cannot be reached as the cluster says them,
+    /// for example through a forwarded port: `HOST:PORT` to `HOST:PORT`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) via: BTreeMap<String, String>,
+    /// Addresses of nodes, learnt from the cluster: by node ID.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) nodes: BTreeMap<String, Vec<String>>,
+}
+
+/// A cluster, and a user in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Context {
+    /// What people call it.
+    pub(super) name: String,
+    /// What it says.
+    pub(super) settings: Settings,
+    /// DER of the cluster's CA, once it is trusted.
+    pub(super) ca: Option<Vec<u8>>,
+    /// DER of the user's certificate, once there is one.
+    pub(super) certificate: Option<Vec<u8>>,
+}
+
+impl Context {
+    /// A context that says nothing yet.
+    pub(super) fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), settings: Settings::default(), ca: None, certificate: None }
+    }
+}
+
+/// Checks the name of a context, which becomes a folder.
+pub(super) fn name(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if text.is_empty() || text.len() > NAME_MAX || text.starts_with('.') || !text.chars().all(plain)
+    {
+        return Err(format!("allowed are 1 to {NAME_MAX} letters, digits, `-`, `_` and `.`"));
+    }
+    Ok(text.to_owned())
+}
+
+impl Contexts {
+    /// The folder that was named, or the one that the environment names.
+    pub(super) fn find(
+        named: Option<PathBuf>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, Error> {
+        if let Some(folder) = named {
+            return Ok(Self { folder });
+        }
+        let folder =
+            |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let base = folder("XDG_CONFIG_HOME").or_else(|| Some(folder("HOME")?.join(".config")));
+        let base = base.ok_or_else(|| {
+            Error::new("neither XDG_CONFIG_HOME nor HOME names a folder")
+                .or_help("name the folder for contexts with --config")
+        })?;
+        Ok(Self { folder: base.join("polis") })
+    }
+
+    /// Where the owner's key is unless it is said otherwise.
+    pub(super) fn owner_key(&self) -> PathBuf {
+        self.folder.join("owner.key")
+    }
+
+    /// The names of all contexts.
+    pub(super) fn names(&self) -> Result<BTreeSet<String>, Error> {
+        let folder = self.folder.join("contexts");
+        let entries = match fs::read_dir(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+            entries => entries.doing(|| format!("cannot read {}", folder.display()))?,
+        };
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        Ok(names.filter(|found| name(found).is_ok()).collect())
+    }
+
+    /// The name of the context in use.
+    pub(super) fn current(&self) -> Result<Option<String>, Error> {
+        let Some(bytes) = read(&self.folder.join("current"))? else { return Ok(None) };
+        let text = String::from_utf8_lossy(&bytes).trim().to_owned();
+        Ok(name(&text).ok())
+    }
+
+    /// Puts a context in use.
+    pub(super) fn set_current(&self, name: &str) -> Result<(), Error> {
+        private_folder(&self.folder)?;
+        write(&self.folder.join("current"), format!("{name}\n").as_bytes())
+    }
+
+    /// The context `named`, else the one in use, else none.
+    pub(super) fn context(&self, named: Option<&str>) -> Result<Option<Context>, Error> {
+        let name = match named {
+            Some(name) => name.to_owned(),
+            None => match self.current()? {
+                Some(name) => name,
+                None => return Ok(None),
+            },
+        };
+        self.load(&name).map(Some)
+    }
+
+    /// Reads a context.
+    pub(super) fn load(&self, name: &str) -> Result<Context, Error> {
+        self.find_context(name)?.ok_or_else(|| {
+            let names = self.names().unwrap_or_default();
+            let known = names.into_iter().collect::<Vec<_>>().join(", ");
+            Error::new(format!("there is no context {name:?}")).or_help(if known.is_empty() {
+                "`polisctl cluster take-ownership` makes one".to_owned()
+            } else {
+                format!("there are: {known}")
+            })
+        })
+    }
+
+    /// Reads a context, if it is there.
+    pub(super) fn find_context(&self, name: &str) -> Result<Option<Context>, Error> {
+        let folder = self.folder_of(name);
+        let file = folder.join("context.json");
+        let Some(bytes) = read(&file)? else { return Ok(None) };
+        let settings = serde_json::from_slice(&bytes)
+            .doing(|| format!("cannot understand {}", file.display()))
+            .help(|| format!("correct it, or remove it: `polisctl context remove {name}`"))?;
+        let certificate = |leaf: &str| -> Result<Option<Vec<u8>>, Error> {
+            let file = folder.join(leaf);
+            read(&file)?.map(|bytes| certificate(&file, &bytes)).transpose()
+        };
+        Ok(Some(Context {
+            name: name.to_owned(),
+            settings,
+            ca: certificate("ca.pem")?,
+            certificate: certificate("certificate.pem")?,
+        }))
+    }
+
+    /// Writes a context.
+    pub(super) fn save(&self, context: &Context) -> Result<(), Error> {
+        let folder = self.folder_of(&context.name);
+        private_folder(&folder)?;
+        let json = serde_json::to_vec_pretty(&context.settings)?;
+        for (leaf, der) in [("ca.pem", &context.ca), ("certificate.pem", &context.certificate)] {
+            if let Some(der) = der {
+                write(&folder.join(leaf), pki::certificate_pem(der).as_bytes())?;
+            }
+        }
+        // Last: with it, the context is there.
+        write(&folder.join("context.json"), &json)
+    }
+
+    /// Forgets a context. Its key stays where it is.
+    pub(super) fn remove(&self, name: &str) -> Result<(), Error> {
+        if !self.names()?.contains(name) {
+            self.load(name)?;
+        }
+        let folder = self.folder_of(name);
+        fs::remove_dir_all(&folder).doing(|| format!("cannot remove {}", folder.display()))?;
+        if self.current()?.as_deref() == Some(name) {
+            let file = self.folder.join("current");
+            fs::remove_file(&file).doing(|| format!("cannot remove {}", file.display()))?;
+        }
+        Ok(())
+    }
+
+    fn folder_of(&self, name: &str) -> PathBuf {
+        self.folder.join("contexts").join(name)
+    }
+}
+
+/// Reads the DER of one certificate, from PEM or DER.
+pub(super) fn read_certificate(file: &Path) -> Result<Vec<u8>, Error> {
+    certificate(file, &read_file(file)?)
+}
+
+/// Reads a file that must be there, and must be small.
+pub(super) fn read_file(file: &Path) -> Result<Vec<u8>, Error> {
+    read(file)?.ok_or_else(|| Error::new(format!("there is no {}", file.display())))
+}
+
+/// The DER of a certificate in PEM or DER that stands in `file`.
+pub(super) fn certificate(file: &Path, bytes: &[u8]) -> Result<Vec<u8>, Error> {
+    let der = match x509_parser::pem::parse_x509_pem(bytes) {
+        Ok((_rest, pem)) if pem.label == "CERTIFICATE" => pem.contents,
+        _ => bytes.to_vec(),
+    };
+    if pki::Facts::read(&der).is_none() {
+        return Err(Error::new(format!(
+            "{} holds no certificate of a Polis cluster, neither in PEM nor in DER",
+            file.display()
+        )));
+    }
+    Ok(der)
+}
+
+/// Makes a folder that nobody else may look into, if it is not there.
+pub(super) fn private_folder(folder: &Path) -> Result<(), Error> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.doing(|| format!("cannot make {}", folder.display()))
+}
+
+/// The bytes of a file, if it is there.
+fn read(file: &Path) -> Result<Option<Vec<u8>>, Error> {
+    use std::io::Read as _;
+    let mut bytes = Vec::new();
+    let opened = match fs::File::open(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.doing(|| format!("cannot open {}", file.display()))?,
+    };
+    let read = opened.take(FILE_MAX + 1).read_to_end(&mut bytes);
+    read.doing(|| format!("cannot read {}", file.display()))?;
+    if bytes.len() as u64 > FILE_MAX {
+        return Err(Error::new(format!("{} has more than {FILE_MAX} bytes", file.display())));
+    }
+    Ok(Some(bytes))
+}
+
+/// Writes a file that nobody else may read, by way of a sibling.
+pub(super) fn write(file: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let mut name = file.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}", std::process::id()));
+    let sibling = file.with_file_name(name);
+    let written = fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&sibling)
+        .and_then(|mut opened| {
+            opened.write_all(bytes)?;
+            opened.sync_all()
+        })
+        .and_then(|()| fs::rename(&sibling, file));
+    if written.is_err() {
+        let _removed = fs::remove_file(&sibling);
+    }
+    written.doing(|| format!("cannot write {}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contexts() -> (tempfile::TempDir, Contexts) {
+        let folder = tempfile::tempdir().unwrap();
+        let contexts = Contexts { folder: folder.path().join("polis") };
+        (folder, contexts)
+    }
+
+    fn context(name: &str) -> Context {
+        let settings = Settings {
+            endpoints: vec!["192.0.2.1:7835".to_owned()],
+            user: "owner".to_owned(),
+            key: "/keys/owner.key".into(),
+            ..Settings::default()
+        };
+        Context { name: name.to_owned(), settings, ca: None, certificate: None }
+    }
+
+    #[test]
+    fn the_folder_is_where_the_environment_says() {
+        let found = |pairs: &[(&str, &str)]| {
+            let find =
+                |name: &str| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.to_owned());
+            Contexts::find(None, find).map(|contexts| contexts.folder)
+        };
+        assert_eq!(found(&[("HOME", "/h")]).unwrap(), Path::new("/h/.config/polis"));
+        let both = [("HOME", "/h"), ("XDG_CONFIG_HOME", "/x")];
+        assert_eq!(found(&both).unwrap(), Path::new("/x/polis"));
+        // The standard says that a relative path is to be ignored.
+        let relative = [("HOME", "/h"), ("XDG_CONFIG_HOME", "x")];
+        assert_eq!(found(&relative).unwrap(), Path::new("/h/.config/polis"));
+        assert!(found(&[]).unwrap_err().render().contains("help: "));
+    }
+
+    #[test]
+    fn a_context_reads_back_and_can_be_put_in_use() {
+        let (_folder, contexts) = contexts();
+        assert_eq!(contexts.context(None).unwrap(), None);
+        let first = context("first");
+        contexts.save(&first).unwrap();
+        contexts.save(&context("second")).unwrap();
+        contexts.set_current("first").unwrap();
+        assert_eq!(contexts.context(None).unwrap(), Some(first.clone()));
+        assert_eq!(contexts.context(Some("second")).unwrap().unwrap().name, "second");
+        assert_eq!(contexts.names().unwrap().len(), 2);
+        contexts.remove("first").unwrap();
+        assert_eq!(contexts.context(None).unwrap(), None);
+    }
+
+    #[test]
+    fn a_context_that_is_not_there_names_those_that_are() {
+        let (_folder, contexts) = contexts();
+        contexts.save(&context("home")).unwrap();
+        let error = contexts.load("hone").unwrap_err().render();
+        assert_eq!(error, "error: there is no context \"hone\"\nhelp: there are: home\n");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn noise_is_no_certificate(
+            bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..400),
+            text in "[ -~\n]{0,200}",
+        ) {
+            let file = Path::new("noise");
+            assert!(certificate(file, &bytes).is_err());
+            let armoured = format!(
+                "-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n"
+            );
+            assert!(certificate(file, armoured.as_bytes()).is_err());
+        }
+
+        #[test]
+        fn noise_is_no_context(bytes in proptest::collection::vec(0x20_u8..0x7f, 0..200)) {
+            let (_folder, contexts) = contexts();
+            contexts.save(&context("home")).unwrap();
+            fs::write(contexts.folder_of("home").join("context.json"), &bytes).unwrap();
+            // Whatever reads as one has nothing but what a context may have.
+            if let Ok(read) = contexts.load("home") {
+                let plain = serde_json::from_slice::<BTreeMap<String, serde_json::Value>>(&bytes);
+                assert!(plain.is_ok(), "{read:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_cannot_leave_its_folder() {
+        assert!(name("home-1_a.b").is_ok());
+        for bad in ["", ".", "..", "a/b", "a b", &"x".repeat(NAME_MAX + 1)] {
+            assert!(name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_field_that_nobody_knows_is_refused() {
+        let (_folder, contexts) = contexts();
+        contexts.save(&context("home")).unwrap();
+        let file = contexts.folder_of("home").join("context.json");
+        fs::write(&file, r#"{"endpoint": []}"#).unwrap();
+        let error = contexts.load("home").unwrap_err().render();
+        assert!(error.contains("unknown field `endpoint`"), "{error}");
+    }
+}

@@ -1,0 +1,291 @@
+//! `polisctl etcd`: the members of etcd, and the whole of it as a file.
+
+use std::path::{Path, PathBuf};
+
+use polis_proto::v1;
+use polis_proto::v1::management_client::ManagementClient;
+use polis_tui::bytes;
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+
+use super::Global;
+use super::error::Error;
+use super::output::{Document, fields, or_dash, table};
+use super::session::{Session, refused};
+use super::unfinished::Unfinished;
+use polis_wire::rpc::client::Repeat;
+
+/// Commands about etcd.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Command {
+    /// List the members.
+    Members,
+    /// Print how etcd is, as the leader's member sees it.
+    Status,
+    /// Save the whole of etcd in a file. It holds every secret of the cluster.
+    Snapshot {
+        /// Where to put it; never over a file that is there.
+        #[arg(short, long, value_name = "FILE")]
+        out: PathBuf,
+    },
+}
+
+/// How etcd is.
+#[derive(Debug, Serialize)]
+pub(super) struct Status {
+    cluster_id: String,
+    leader: String,
+    term: u64,
+    revision: u64,
+    quota_bytes: u64,
+    tolerates: u32,
+    alarms: Vec<String>,
+    members: Vec<Member>,
+}
+
+#[derive(Debug, Serialize)]
+struct Member {
+    id: String,
+    node_id: String,
+    role: &'static str,
+    leader: bool,
+    answers: bool,
+    /// The member that leads, to the knowledge of this one.
+    follows: String,
+    index: u64,
+    applied_index: u64,
+    db_bytes: u64,
+    db_used_bytes: u64,
+    /// How old these figures are; `null`: it has told none.
+    told_age_ms: Option<u64>,
+    peer_urls: Vec<String>,
+}
+
+/// Runs the command.
+pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
+    if let Command::Snapshot { out } = &command
+        && out.symlink_metadata().is_ok()
+    {
+        return Err(
+            Error::new(format!("{} is there already", out.display())).or_help("name another file")
+        );
+    }
+    let session = Session::open(global).await?;
+    match command {
+        Command::Members => {
+            let status = Status::of(&read(&session).await?);
+            global.out.print(&Document::new(&status.members, status.table())?)
+        }
+        Command::Status => {
+            let status = Status::of(&read(&session).await?);
+            global.out.print(&Document::new(&status, status.text())?)
+        }
+        Command::Snapshot { out } => snapshot(&session, &out, global).await,
+    }
+}
+
+/// Asks the leader how etcd is.
+pub(super) async fn read(session: &Session) -> Result<v1::ConsensusStatus, Error> {
+    session
+        .call("read how etcd is", Repeat::Allowed, |channel| async move {
+            ManagementClient::new(channel).get_etcd_status(v1::GetEtcdStatusRequest {}).await
+        })
+        .await
+}
+
+/// How many of the voters that answer are not needed to write.
+fn spare(members: &[v1::ConsensusMember]) -> u32 {
+    let voters = || members.iter().filter(|member| !member.learner);
+    let answering = voters().filter(|member| member.answers).count();
+    let spare = answering.saturating_sub(voters().count() / 2 + 1);
+    u32::try_from(spare).unwrap_or(u32::MAX)
+}
+
+impl Status {
+    pub(super) fn of(status: &v1::ConsensusStatus) -> Self {
+        // As etcd prints it; zero is nobody's.
+        let number = |id: u64| if id == 0 { String::new() } else { format!("{id:x}") };
+        let member = |member: &v1::ConsensusMember| Member {
+            id: format!("{:x}", member.id),
+            node_id: member.node_id.clone(),
+            role: if member.learner { "learner" } else { "voter" },
+            leader: member.id == status.leader,
+            answers: member.answers,
+            follows: number(member.leader),
+            index: member.index,
+            applied_index: member.applied_index,
+            db_bytes: member.db_bytes,
+            db_used_bytes: member.db_used_bytes,
+            told_age_ms: u64::try_from(member.told_age_ms).ok(),
+            peer_urls: member.peer_urls.clone(),
+        };
+        Self {
+            cluster_id: format!("{:x}", status.cluster_id),
+            leader: number(status.leader),
+            term: status.term,
+            revision: status.revision,
+            quota_bytes: status.quota_bytes,
+            // Never more than those that answer allow, whatever an older curator says.
+            tolerates: status.tolerates.min(spare(&status.members)),
+            alarms: status.alarms.clone(),
+            members: status.members.iter().map(member).collect(),
+        }
+    }
+
+    /// In one line: how many vote, how many of them answer, and how many may fail yet.
+    pub(super) fn summary(&self) -> String {
+        let voters = self.members.iter().filter(|member| member.role == "voter").count();
+        let learners = self.members.len() - voters;
+        let silent =
+            self.members.iter().filter(|member| member.role == "voter" && !member.answers).count();
+        let mut text = match (voters, silent) {
+            (1, 0) => "1 voter".to_owned(),
+            (_, 0) => format!("{voters} voters"),
+            _ => format!("{} of {voters} voters answer", voters - silent),
+        };
+        if learners > 0 {
+            text.push_str(&format!(", {learners} learning"));
+        }
+        match self.tolerates {
+            0 if silent == 0 => text.push_str("; the loss of one stops the cluster"),
+            0 => text.push_str("; the loss of one more stops the cluster"),
+            1 if silent == 0 => text.push_str("; one may fail"),
+            more if silent == 0 => text.push_str(&format!("; {more} may fail")),
+            more => text.push_str(&format!("; {more} more may fail")),
+        }
+        text
+    }
+
+    /// All of it.
+    pub(super) fn text(&self) -> String {
+        format!("{}\n{}", self.fields(), self.table())
+    }
+
+    fn fields(&self) -> String {
+        let leads = self.members.iter().find(|member| member.leader);
+        let leader = leads.map_or(self.leader.as_str(), |member| member.node_id.as_str());
+        fields(&[
+            ("members", self.summary()),
+            ("leader", or_dash(leader)),
+            ("term", self.term.to_string()),
+            ("revision", self.revision.to_string()),
+            ("quota", bytes(self.quota_bytes)),
+            ("alarms", or_dash(&self.alarms.join(", "))),
+        ])
+    }
+
+    fn table(&self) -> String {
+        let row = |member: &Member| {
+            // Of a member that has told nothing, all of it is zero.
+            let told =
+                |text: String| if member.told_age_ms.is_some() { text } else { "-".to_owned() };
+            let used = bytes(member.db_used_bytes);
+            vec![
+                or_dash(&member.node_id),
+                if member.leader { "leader" } else { member.role }.to_owned(),
+                if member.answers { "yes" } else { "no" }.to_owned(),
+                told(member.index.to_string()),
+                told(member.applied_index.to_string()),
+                told(format!("{}, {used} used", bytes(member.db_bytes))),
+                member.peer_urls.join(","),
+            ]
+        };
+        let rows: Vec<_> = self.members.iter().map(row).collect();
+        table(&["NODE", "ROLE", "ANSWERS", "INDEX", "APPLIED", "DATABASE", "PEER URL"], &rows)
+    }
+}
+
+async fn snapshot(session: &Session, out: &Path, global: &Global) -> Result<(), Error> {
+    let mut file = Unfinished::begin(out)?;
+    let asked = session.client.call(Repeat::Allowed, |channel| async move {
+        let mut leader = ManagementClient::new(channel);
+        Ok(leader.snapshot_etcd(v1::SnapshotEtcdRequest {}).await?.into_inner())
+    });
+    let mut stream = asked.await.map_err(|status| refused("save etcd", &status))?;
+    let progress = global.out.progress();
+    let mut sum = Sum::default();
+    let received = |status: tonic::Status| refused("save etcd", &status);
+    while let Some(chunk) = stream.message().await.map_err(received)? {
+        file.write(&chunk.data)?;
+        sum.add(&chunk.data);
+        progress.says(&format!("{} of etcd", bytes(sum.size)));
+    }
+    drop(progress);
+    let size = sum.size;
+    if !sum.whole() {
+        let error = Error::new(format!("{} arrived, and not the whole", bytes(size)));
+        return Err(error.context("cannot save etcd").or_help("nothing was kept; ask again"));
+    }
+    file.finish()?;
+    let value = serde_json::json!({ "file": out, "bytes": size });
+    let text =
+        format!("{} in {}: it holds every secret of the cluster", bytes(size), out.display());
+    global.out.print(&Document::new(&value, text)?)
+}
+
+/// Whether a snapshot is whole: etcd ends it with the SHA-256 of what came before. Whoever
+/// needs it cannot ask for another.
+#[derive(Debug, Default)]
+struct Sum {
+    size: u64,
+    before: Sha256,
+    last: Vec<u8>,
+}
+
+impl Sum {
+    const LENGTH: usize = 32;
+
+    fn add(&mut self, bytes: &[u8]) {
+        self.size += bytes.len() as u64;
+        self.last.extend_from_slice(bytes);
+        let over = self.last.len().saturating_sub(Self::LENGTH);
+        self.before.update(&self.last[..over]);
+        self.last.drain(..over);
+    }
+
+    fn whole(self) -> bool {
+        self.last == self.before.finalize().as_slice()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(answers: &[bool]) -> String {
+        let members =
+            answers.iter().map(|&answers| v1::ConsensusMember { answers, ..Default::default() });
+        // What a curator says that counts the dead.
+        let status =
+            v1::ConsensusStatus { members: members.collect(), tolerates: 2, ..Default::default() };
+        Status::of(&status).summary()
+    }
+
+    #[test]
+    fn a_voter_that_does_not_answer_is_not_one_that_may_fail_yet() {
+        assert_eq!(summary(&[true]), "1 voter; the loss of one stops the cluster");
+        assert_eq!(summary(&[true; 3]), "3 voters; one may fail");
+        let one_off = summary(&[true, true, false]);
+        assert_eq!(one_off, "2 of 3 voters answer; the loss of one more stops the cluster");
+        let two_off = summary(&[true, true, true, true, false]);
+        assert_eq!(two_off, "4 of 5 voters answer; 1 more may fail");
+    }
+
+    #[test]
+    fn a_snapshot_that_was_cut_short_is_not_whole() {
+        let data: Vec<u8> = (0..=255).cycle().take(2000).collect();
+        let whole = [&*data, &Sha256::digest(&data)].concat();
+        let is_whole = |bytes: &[u8], piece: usize| {
+            let mut sum = Sum::default();
+            bytes.chunks(piece).for_each(|piece| sum.add(piece));
+            assert_eq!(sum.size, bytes.len() as u64);
+            sum.whole()
+        };
+        for piece in [1, 31, 32, 33, 512, 4096] {
+            assert!(is_whole(&whole, piece), "in pieces of {piece}");
+            assert!(!is_whole(&whole[..whole.len() - 1], piece));
+            assert!(!is_whole(&data, piece));
+        }
+        assert!(!Sum::default().whole(), "nothing is no snapshot");
+    }
+}

@@ -1,0 +1,301 @@
+//! Makes, keeps and reads the private keys of people.
+//!
+//! A key is a file: Ed25519 in PKCS#8 version 1, in PEM, which OpenSSL and
+//! everything around it reads; encrypted if its owner wants a passphrase.
+//!
+//! Invariants:
+//! - A file that is there is never written over: behind an owner's key is a cluster.
+//! - The file has mode 0600 before the first byte is in it, and a key that
+//!   others could read is refused, not used.
+//! - A passphrase comes from a terminal without echo or from a file; never from
+//!   the command line, which everybody on the machine can read.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::anyhow;
+use ed25519_dalek::pkcs8::{EncodePrivateKey as _, KeypairBytes};
+use ed25519_dalek::{SigningKey, VerifyingKey};
+use pkcs8::der::pem::LineEnding;
+use pkcs8::pkcs5::{pbes2, scrypt};
+use pkcs8::{DecodePrivateKey as _, DecodePublicKey as _, EncodePublicKey as _, PrivateKeyInfoRef};
+use rand::TryRng as _;
+use rand::rngs::SysRng;
+use zeroize::{Zeroize as _, Zeroizing};
+
+use super::error::{Error, Explain as _};
+use polis_base::hex;
+
+/// Far more than a key in PEM has.
+const FILE_MAX: u64 = 64 * 1024;
+/// Far more than anyone types.
+const PASSPHRASE_MAX: usize = 1024;
+const ENCRYPTED: &str = "BEGIN ENCRYPTED PRIVATE KEY";
+const PUBLIC: &str = "BEGIN PUBLIC KEY";
+
+/// Where a passphrase comes from if a key has one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Passphrase {
+    /// Its first line; without a file, a person is asked.
+    pub(super) file: Option<PathBuf>,
+}
+
+impl Passphrase {
+    /// Reads it; `prompt` is for a person.
+    fn read(&self, prompt: &str) -> Result<Zeroizing<String>, Error> {
+        let Some(file) = &self.file else {
+            let typed = rpassword::prompt_password(prompt)
+                .doing(|| "cannot ask for the passphrase".to_owned())
+                .help(|| "give --passphrase-file where there is no terminal".to_owned())?;
+            return Ok(Zeroizing::new(typed));
+        };
+        let text = read_private(file)?;
+        Ok(Zeroizing::new(text.lines().next().unwrap_or_default().to_owned()))
+    }
+
+    /// Reads a new one; a person types it twice.
+    fn read_new(&self) -> Result<Zeroizing<String>, Error> {
+        let passphrase = self.read("New passphrase: ")?;
+        if passphrase.is_empty() || passphrase.len() > PASSPHRASE_MAX {
+            return Err(Error::new(format!(
+                "a passphrase has 1 to {PASSPHRASE_MAX} characters, not {}",
+                passphrase.len()
+            )));
+        }
+        if self.file.is_none() && self.read("The same again: ")? != passphrase {
+            return Err(Error::new("the two passphrases differ").or_help("type them again"));
+        }
+        Ok(passphrase)
+    }
+}
+
+/// Makes a key in `file`, and its public half in `file` with the extension `pub`.
+/// Returns that second path and the public key.
+pub(super) fn create(
+    file: &Path,
+    passphrase: Option<&Passphrase>,
+) -> Result<(PathBuf, [u8; 32]), Error> {
+    // Before anybody is asked for a passphrase.
+    if file.symlink_metadata().is_ok() {
+        return Err(taken(file));
+    }
+    let passphrase = passphrase.map(Passphrase::read_new).transpose()?;
+    let mut seed = Zeroizing::new([0; 32]);
+    SysRng.try_fill_bytes(seed.as_mut()).doing(|| "cannot get random bytes".to_owned())?;
+    let key = SigningKey::from_bytes(&seed);
+    let pem = encode(&key, passphrase.as_deref().map(String::as_str))?;
+    let public = key.verifying_key();
+    let public_pem = public
+        .to_public_key_pem(LineEnding::LF)
+        .map_err(|error| anyhow!("cannot encode the public key: {error}"))?;
+    if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        super::contexts::private_folder(folder)?;
+    }
+    write_new(file, &pem)?;
+    let public_file = file.with_extension("pub");
+    fs::write(&public_file, public_pem)
+        .doing(|| format!("cannot write {}", public_file.display()))?;
+    Ok((public_file, public.to_bytes()))
+}
+
+fn taken(file: &Path) -> Error {
+    Error::new(format!("{} is there already, and a key is never written over", file.display()))
+        .or_help("use that key, or name another file with `-o FILE`")
+}
+
+fn write_new(file: &Path, pem: &str) -> Result<(), Error> {
+    let written = File::options().write(true).create_new(true).mode(0o600).open(file).and_then(
+        |mut opened| {
+            opened.write_all(pem.as_bytes())?;
+            opened.sync_all()
+        },
+    );
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(taken(file)),
+        written => written.doing(|| format!("cannot write {}", file.display())),
+    }
+}
+
+/// PKCS#8 without the public half, which OpenSSL 3.0 would not read.
+fn encode(key: &SigningKey, passphrase: Option<&str>) -> Result<Zeroizing<String>, Error> {
+    let mut pair = KeypairBytes { secret_key: key.to_bytes(), public_key: None };
+    let der = pair.to_pkcs8_der();
+    pair.secret_key.zeroize();
+    let failed = |error: pkcs8::Error| anyhow!("cannot encode the key: {error}");
+    let der = der.map_err(failed)?;
+    let Some(passphrase) = passphrase else {
+        return Ok(der
+            .to_pem("PRIVATE KEY", LineEnding::LF)
+            .map_err(pkcs8::Error::from)
+            .map_err(failed)?);
+    };
+    let parameters = parameters()?;
+    let info = PrivateKeyInfoRef::try_from(der.as_bytes()).map_err(failed)?;
+    let sealed = info.encrypt_with_params(parameters, passphrase).map_err(failed)?;
+    Ok(sealed
+        .to_pem("ENCRYPTED PRIVATE KEY", LineEnding::LF)
+        .map_err(pkcs8::Error::from)
+        .map_err(failed)?)
+}
+
+/// scrypt with the most memory that OpenSSL grants it (it refuses 32 MiB and
+/// more), five times over, as is advised for that size; then AES-256 in CBC.
+fn parameters() -> Result<pbes2::Parameters, Error> {
+    let (mut salt, mut iv) = ([0; 16], [0; 16]);
+    SysRng.try_fill_bytes(&mut salt).doing(|| "cannot get random bytes".to_owned())?;
+    SysRng.try_fill_bytes(&mut iv).doing(|| "cannot get random bytes".to_owned())?;
+    let cost = scrypt::Params::new(14, 8, 5).map_err(|error| anyhow!("scrypt: {error}"))?;
+    pbes2::Parameters::generate_scrypt_aes256cbc(cost, &salt, iv)
+        .map_err(|error| anyhow!("cannot set the encryption up: {error}").into())
+}
+
+/// Reads a private key.
+pub(super) fn read(file: &Path, passphrase: &Passphrase) -> Result<SigningKey, Error> {
+    let pem = read_private(file)?;
+    decode(&pem, file, passphrase)
+}
+
+fn decode(pem: &str, file: &Path, passphrase: &Passphrase) -> Result<SigningKey, Error> {
+    if pem.contains(ENCRYPTED) {
+        let passphrase = passphrase.read(&format!("Passphrase of {}: ", file.display()))?;
+        return SigningKey::from_pkcs8_encrypted_pem(pem, passphrase.as_bytes())
+            .map_err(|_error| anyhow!("cannot open {} with this passphrase", file.display()))
+            .help(|| "type it again; without it the key is lost".to_owned());
+    }
+    SigningKey::from_pkcs8_pem(pem)
+        .map_err(|error| anyhow!("{} is no Ed25519 key in PEM: {error}", file.display()))
+        .help(|| "`polisctl owner create` makes a key".to_owned())
+}
+
+/// Reads a public key: a public key in PEM, 64 hexadecimal digits, or the public
+/// half of a private key.
+pub(super) fn read_public(file: &Path, passphrase: &Passphrase) -> Result<[u8; 32], Error> {
+    let text = read_text(file)?;
+    if text.contains(PUBLIC) {
+        let key = VerifyingKey::from_public_key_pem(&text)
+            .map_err(|error| anyhow!("{} is no Ed25519 key in PEM: {error}", file.display()))?;
+        return Ok(key.to_bytes());
+    }
+    if let Some(key) = hex_key(text.trim()) {
+        return Ok(key);
+    }
+    Ok(decode(&read_private(file)?, file, passphrase)?.verifying_key().to_bytes())
+}
+
+fn hex_key(text: &str) -> Option<[u8; 32]> {
+    hex::decode(text)?.try_into().ok()
+}
+
+fn read_text(file: &Path) -> Result<Zeroizing<String>, Error> {
+    let mut text = Zeroizing::new(String::new());
+    let read = File::open(file).and_then(|file| file.take(FILE_MAX + 1).read_to_string(&mut text));
+    read.doing(|| format!("cannot read {}", file.display()))?;
+    if text.len() as u64 > FILE_MAX {
+        return Err(Error::new(format!("{} is too large for a key", file.display())));
+    }
+    Ok(text)
+}
+
+/// Reads a file that nobody else may read.
+pub(super) fn read_private(file: &Path) -> Result<Zeroizing<String>, Error> {
+    let text = read_text(file)?;
+    let mode = fs::metadata(file).doing(|| format!("cannot look at {}", file.display()))?.mode();
+    if mode & 0o077 != 0 {
+        return Err(Error::new(format!(
+            "{} has mode {:04o}: others may read this secret",
+            file.display(),
+            mode & 0o7777
+        ))
+        .or_help(format!("chmod 600 {}", file.display())));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir().unwrap()
+    }
+
+    fn secret(folder: &Path, text: &str) -> Passphrase {
+        let file = folder.join("passphrase");
+        let _old = fs::remove_file(&file);
+        write_new(&file, text).unwrap();
+        Passphrase { file: Some(file) }
+    }
+
+    #[test]
+    fn a_key_is_private_and_reads_back() {
+        let folder = folder();
+        let file = folder.path().join("new/owner.key");
+        let (public_file, public) = create(&file, None).unwrap();
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(file.parent().unwrap()).unwrap().mode() & 0o777, 0o700);
+        let none = Passphrase::default();
+        assert_eq!(read(&file, &none).unwrap().verifying_key().to_bytes(), public);
+        assert_eq!(read_public(&file, &none).unwrap(), public);
+        assert_eq!(read_public(&public_file, &none).unwrap(), public);
+    }
+
+    #[test]
+    fn a_key_is_never_written_over() {
+        let folder = folder();
+        let file = folder.path().join("owner.key");
+        fs::write(&file, "something").unwrap();
+        let error = create(&file, None).unwrap_err().render();
+        assert!(error.contains("never written over"), "{error}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "something");
+    }
+
+    #[test]
+    fn a_key_with_a_passphrase_opens_with_that_one_only() {
+        let folder = folder();
+        let file = folder.path().join("owner.key");
+        let right = secret(folder.path(), "correct horse\nsecond line\n");
+        let (_file, public) = create(&file, Some(&right)).unwrap();
+        assert!(fs::read_to_string(&file).unwrap().starts_with("-----BEGIN ENCRYPTED PRIVATE KEY"));
+        assert_eq!(read(&file, &right).unwrap().verifying_key().to_bytes(), public);
+        let wrong = secret(folder.path(), "correct horsf");
+        let error = read(&file, &wrong).unwrap_err().render();
+        assert!(error.contains("cannot open"), "{error}");
+    }
+
+    #[test]
+    fn an_empty_passphrase_is_refused() {
+        let folder = folder();
+        let empty = secret(folder.path(), "\n");
+        let error = create(&folder.path().join("k"), Some(&empty)).unwrap_err().render();
+        assert!(error.contains("1 to 1024"), "{error}");
+    }
+
+    #[test]
+    fn a_key_that_others_may_read_is_refused() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = folder();
+        let file = folder.path().join("owner.key");
+        create(&file, None).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        let error = read(&file, &Passphrase::default()).unwrap_err().render();
+        assert!(error.contains("mode 0640") && error.contains("help: chmod 600"), "{error}");
+    }
+
+    #[test]
+    fn the_private_half_is_version_1_of_pkcs_8() {
+        let pem = encode(&SigningKey::from_bytes(&[7; 32]), None).unwrap();
+        // 48 bytes are 64 characters: there is no room for the public half.
+        assert_eq!(pem.lines().nth(1).unwrap().len(), 64);
+        assert_eq!(pem.lines().count(), 3);
+    }
+
+    #[test]
+    fn a_public_key_may_be_digits() {
+        let folder = folder();
+        let file = folder.path().join("key");
+        fs::write(&file, format!("{}\n", "07".repeat(32))).unwrap();
+        assert_eq!(read_public(&file, &Passphrase::default()).unwrap(), [7; 32]);
+    }
+}

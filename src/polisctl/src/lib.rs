@@ -1,0 +1,330 @@
+//! The operator's command line: `polisctl`.
+//!
+//! One file a group of commands; each has a `Command` that clap fills and a
+//! `run` that does the work and prints one document. This file picks the
+//! command and ends the program.
+//!
+//! ```text
+//! arguments --clap--> Command --run--> Document --> standard output: table, JSON or YAML
+//!                                  \-> Error -----> standard error: error, causes, help
+//! ```
+//!
+//! Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 timed out waiting.
+//!
+//! Invariants:
+//! - No cluster is trusted because it answered: its CA is compared with what a
+//!   person read from the machine's screen, or with a file.
+//! - Standard output carries the document and nothing else.
+//!
+//! What this module does not do: decide what a user may do (the servers do), or
+//! keep anything but contexts.
+
+mod ask;
+mod cluster;
+mod console;
+mod context;
+mod contexts;
+mod error;
+mod etcd;
+mod key;
+#[cfg(test)]
+mod mentions_tests;
+mod node;
+mod output;
+mod owner;
+mod ownership;
+mod parameters;
+mod session;
+#[cfg(test)]
+mod testing;
+mod unfinished;
+mod units;
+mod user;
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use self::contexts::Contexts;
+use self::error::{Error, Exit, Explain as _};
+use self::key::Passphrase;
+use self::output::{Format, Out, Streams};
+use polis_wire::endpoint::Endpoint;
+
+/// Operates Polis clusters.
+#[derive(Debug, Parser)]
+#[command(name = "polisctl", version, arg_required_else_help = true)]
+#[command(after_help = "Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 timed out.")]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, clap::Args)]
+struct Options {
+    /// The cluster and user to act as [default: the one that is in use].
+    #[arg(long, global = true, value_name = "NAME", value_parser = contexts::name)]
+    context: Option<String>,
+    /// Where a curator is; repeatable [default: those of the context].
+    #[arg(long = "endpoint", global = true, value_name = "HOST[:PORT]")]
+    endpoints: Vec<Endpoint>,
+    /// How to print what was found.
+    #[arg(long, global = true, value_enum, default_value_t)]
+    output: Format,
+    /// How long to wait for the cluster, such as 30s or 5m.
+    #[arg(long, global = true, value_name = "DURATION", value_parser = units::duration)]
+    timeout: Option<Duration>,
+    /// A file whose first line is the passphrase of the key.
+    #[arg(long, global = true, value_name = "FILE")]
+    passphrase_file: Option<PathBuf>,
+    /// The folder of contexts [default: polis in the XDG configuration folder].
+    #[arg(long, global = true, value_name = "FOLDER")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Write, print and check node parameters.
+    #[command(subcommand)]
+    Parameters(parameters::Command),
+    /// Make the key of a cluster's owner.
+    #[command(subcommand)]
+    Owner(owner::Command),
+    /// Pick the cluster to talk to.
+    #[command(subcommand)]
+    Context(context::Command),
+    /// Take ownership of a cluster, and see how it is.
+    #[command(subcommand)]
+    Cluster(cluster::Command),
+    /// Let nodes in, operate them, and remove them.
+    #[command(subcommand)]
+    Node(node::Command),
+    /// Say who may operate the cluster.
+    #[command(subcommand)]
+    User(user::Command),
+    /// Look at etcd, and save it.
+    #[command(subcommand)]
+    Etcd(etcd::Command),
+    /// Show a node's screen in this terminal; q leaves it.
+    Console(console::Arguments),
+    /// Print a completion script for a shell.
+    Completion {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+}
+
+/// What every command is given.
+#[derive(Debug)]
+struct Global {
+    context: Option<String>,
+    endpoints: Vec<Endpoint>,
+    timeout: Option<Duration>,
+    passphrase: Passphrase,
+    contexts: Contexts,
+    out: Out,
+}
+
+/// Runs `polisctl`.
+#[must_use]
+pub fn main() -> ExitCode {
+    let variable = |name: &str| std::env::var(name).ok();
+    ExitCode::from(run(std::env::args_os(), variable, &Streams::process()))
+}
+
+/// Runs one command line; the answer is the exit status.
+fn run(
+    arguments: impl IntoIterator<Item = OsString>,
+    variable: impl Fn(&str) -> Option<String>,
+    streams: &Streams,
+) -> u8 {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => {
+            let text = error.render();
+            let colours = io::stderr().is_terminal();
+            streams.stderr(&if colours { text.ansi().to_string() } else { text.to_string() });
+            return Exit::Usage as u8;
+        }
+        Err(answer) => {
+            // Help and version. A reader that went away has read enough.
+            let _lost = streams.stdout(answer.render().to_string().as_bytes());
+            return 0;
+        }
+    };
+    match start(cli, variable, streams) {
+        Ok(()) => 0,
+        Err(error) if error.is_broken_pipe() => 0,
+        Err(error) => {
+            streams.stderr(&error.render());
+            error.exit() as u8
+        }
+    }
+}
+
+fn start(
+    cli: Cli,
+    variable: impl Fn(&str) -> Option<String>,
+    streams: &Streams,
+) -> Result<(), Error> {
+    let Options { context, endpoints, output, timeout, passphrase_file, config } = cli.options;
+    let out = Out { format: output, streams: streams.clone() };
+    if let Command::Completion { shell } = cli.command {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Cli::command(), "polisctl", &mut script);
+        return out.raw(&script);
+    }
+    let contexts = Contexts::find(config, variable)?;
+    let passphrase = Passphrase { file: passphrase_file };
+    let global = Global { context, endpoints, timeout, passphrase, contexts, out };
+    // One thread: a command does one thing at a time.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .doing(|| "cannot start the runtime".to_owned())?;
+    runtime.block_on(perform(cli.command, &global))
+}
+
+async fn perform(command: Command, global: &Global) -> Result<(), Error> {
+    match command {
+        Command::Parameters(command) => parameters::run(command, global).await,
+        Command::Owner(command) => owner::run(command, global),
+        Command::Context(command) => context::run(command, global),
+        Command::Cluster(command) => cluster::run(command, global).await,
+        Command::Node(command) => node::run(command, global).await,
+        Command::User(command) => user::run(command, global).await,
+        Command::Etcd(command) => etcd::run(command, global).await,
+        Command::Console(arguments) => Box::pin(console::run(arguments, global)).await,
+        Command::Completion { .. } => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    /// Commands that scripts of others may count on.
+    const PROMISED: &str = "parameters bootstrap, parameters register, parameters show, \
+        parameters check, owner create, cluster take-ownership, cluster info, cluster status, \
+        cluster ticket, cluster ticket rotate, cluster wait, node list, node describe, \
+        node approve, node roles, node label, node reboot, node poweroff, node decommission, \
+        node delete, node logs, etcd members, etcd status, etcd snapshot, console";
+
+    fn paths(command: &clap::Command, path: &str) -> Vec<String> {
+        let below = command.get_subcommands().flat_map(|sub| {
+            let path = format!("{path} {}", sub.get_name());
+            paths(sub, path.trim())
+        });
+        std::iter::once(path.to_owned()).chain(below).collect()
+    }
+
+    #[test]
+    fn every_promised_command_is_there_and_the_manual_has_every_command() {
+        let there = paths(&Cli::command(), "");
+        for promised in PROMISED.split(", ") {
+            assert!(there.iter().any(|path| path == promised), "{promised} is not there");
+        }
+        let manual = include_str!("../../../docs/polisctl.md");
+        for path in there.iter().filter(|path| !path.is_empty()) {
+            let last = path.rsplit(' ').next().unwrap();
+            let written = [format!("`{path}"), format!("`{last}")];
+            assert!(written.iter().any(|text| manual.contains(text)), "no {path} in the manual");
+        }
+    }
+
+    #[test]
+    fn wrong_usage_has_status_2_and_says_what_is_allowed() {
+        let world = testing::World::new();
+        let ended = world.run(&["parameters", "chekc", "x"]);
+        assert_eq!(ended.status, 2);
+        assert!(ended.stderr.contains("similar subcommand exists: 'check'"), "{}", ended.stderr);
+        let ended = world.run(&["context", "list", "--timeout", "1w"]);
+        assert_eq!((ended.status, &*ended.stdout), (2, ""));
+        assert!(ended.stderr.contains("whole number with ms, s, m, h or d"), "{}", ended.stderr);
+    }
+
+    #[test]
+    fn help_is_an_answer() {
+        let ended = testing::World::new().run(&["--help"]);
+        assert_eq!((ended.status, &*ended.stderr), (0, ""));
+        insta::assert_snapshot!("help", ended.stdout);
+    }
+
+    #[test]
+    fn without_a_context_a_command_says_how_to_get_one() {
+        let world = testing::World::new();
+        for command in [&["cluster", "info"][..], &["node", "list"], &["etcd", "members"]] {
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(world.refuses(command), @r"
+                error: no context is in use
+                help: take ownership of a cluster: `polisctl --endpoint HOST cluster take-ownership`; or pick a context: `polisctl context use NAME`
+                ");
+            }
+        }
+    }
+
+    #[test]
+    fn a_context_without_a_ca_is_not_talked_to() {
+        let world = testing::World::new();
+        world.runs(&["context", "set", "home", "--endpoint", "192.0.2.1", "--key", "@k"]);
+        insta::assert_snapshot!(world.runs(&["context", "list"]), @r"
+           NAME  USER  ENDPOINTS       CERTIFICATE ENDS
+        *  home  -     192.0.2.1:7835  -
+        ");
+        insta::assert_snapshot!(world.refuses(&["cluster", "info"]), @r"
+        error: context home does not know the CA of its cluster
+        help: `polisctl --context home cluster take-ownership` gets one
+        ");
+        insta::assert_snapshot!(world.refuses(&["context", "use", "hone"]), @r#"
+        error: there is no context "hone"
+        help: there are: home
+        "#);
+        world.runs(&["context", "remove", "home"]);
+    }
+
+    #[test]
+    fn an_endpoint_where_nobody_listens_is_said() {
+        let world = testing::World::new();
+        world.runs(&["owner", "create"]);
+        // Bound, and not listening: nobody else gets this port meanwhile.
+        let bound = rustix::net::socket(
+            rustix::net::AddressFamily::INET,
+            rustix::net::SocketType::STREAM,
+            None,
+        )
+        .unwrap();
+        let any = std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 0);
+        rustix::net::bind(&bound, &any).unwrap();
+        let address = rustix::net::getsockname(&bound).unwrap();
+        let address = std::net::SocketAddr::try_from(address).unwrap().to_string();
+        let said = world.refuses(&["cluster", "take-ownership", "--endpoint", &address]);
+        insta::assert_snapshot!(said.replace(&address, "ADDRESS"), @r"
+        error: cannot connect to ADDRESS
+        cause: Connection refused (os error 111)
+        help: check that the machine is on, that it is home, and that the port is open
+        ");
+    }
+
+    #[test]
+    fn every_shell_gets_a_completion() {
+        use clap::ValueEnum as _;
+        for shell in clap_complete::Shell::value_variants() {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "polisctl", &mut script);
+            assert!(!script.is_empty(), "{shell}");
+        }
+    }
+}

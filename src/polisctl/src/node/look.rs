@@ -1,0 +1,198 @@
+//! `polisctl node status` and `polisctl node services`: what a node says of itself.
+//!
+//! Both ask the node, not the leader, so they tell of a node that the cluster
+//! cannot reach or has no leader for.
+
+use std::time::Duration;
+
+use polis_proto::v1;
+use polis_proto::v1::node_management_client::NodeManagementClient;
+use serde::Serialize;
+
+use super::At;
+use crate::cluster::word;
+use crate::error::Error;
+use crate::output::{Document, fields, or_dash, table};
+use crate::session::{PATIENCE, Session, refused};
+use crate::{Global, units};
+use polis_wire::rpc::client::Channel;
+
+/// A node that is asked.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The node.
+    node: String,
+    #[command(flatten)]
+    at: At,
+}
+
+impl Arguments {
+    async fn dial(&self, global: &Global) -> Result<NodeManagementClient<Channel>, Error> {
+        let session = Session::prepare(global, PATIENCE)?;
+        let target = session.target(Some(&self.node), self.at.at.as_ref()).await?;
+        Ok(NodeManagementClient::new(session.node(&target).await?))
+    }
+}
+
+/// How a node is, as programs read it.
+#[derive(Debug, Serialize)]
+struct Status {
+    id: String,
+    cluster_state: String,
+    ready: bool,
+    uptime_seconds: f64,
+    address: String,
+    version: String,
+    image: String,
+    boot_id: String,
+    storage: String,
+    key_keeper: String,
+    /// `null`: it runs no curator.
+    curator_port: Option<u32>,
+}
+
+/// Prints how a node is.
+pub(super) async fn status(arguments: &Arguments, global: &Global) -> Result<(), Error> {
+    let answer = arguments.dial(global).await?.get_status(v1::GetStatusRequest {}).await;
+    let answer = answer.map_err(|status| refused("ask the node how it is", &status))?;
+    global.out.print(&Status::of(answer.into_inner()).document()?)
+}
+
+impl Status {
+    fn of(answer: v1::GetStatusResponse) -> Self {
+        let status = answer.status.unwrap_or_default();
+        Self {
+            id: answer.node_id,
+            cluster_state: answer.cluster_state,
+            ready: answer.ready,
+            uptime_seconds: answer.uptime_seconds,
+            storage: word(status.storage_kind().as_str_name(), "STORAGE_KIND_"),
+            key_keeper: word(status.key_keeper().as_str_name(), "KEY_KEEPER_"),
+            curator_port: (status.curator_port != 0).then_some(status.curator_port),
+            address: status.external_address,
+            version: status.version,
+            image: status.image,
+            boot_id: status.boot_id,
+        }
+    }
+
+    fn document(&self) -> Result<Document, Error> {
+        let up = Duration::try_from_secs_f64(self.uptime_seconds).unwrap_or_default();
+        let curator = self.curator_port.map(|port| format!("on port {port}"));
+        let lines = [
+            ("node", or_dash(&self.id)),
+            ("cluster", self.cluster_state.clone()),
+            ("ready", if self.ready { "yes" } else { "no" }.to_owned()),
+            ("up for", units::span(up)),
+            ("address", or_dash(&self.address)),
+            ("version", or_dash(&self.version)),
+            ("image", or_dash(&self.image)),
+            ("boot", or_dash(&self.boot_id)),
+            ("storage", self.storage.clone()),
+            ("key kept by", self.key_keeper.clone()),
+            ("curator", or_dash(&curator.unwrap_or_default())),
+        ];
+        Document::new(self, fields(&lines))
+    }
+}
+
+/// A service, as programs read it.
+#[derive(Debug, Serialize)]
+struct Service {
+    name: String,
+    state: String,
+    restarts: u32,
+    cause: String,
+    since_uptime_seconds: f64,
+}
+
+/// Prints the services of a node.
+pub(super) async fn services(arguments: &Arguments, global: &Global) -> Result<(), Error> {
+    let answer = arguments.dial(global).await?.services(v1::ServicesRequest {}).await;
+    let answer = answer.map_err(|status| refused("list the services", &status))?;
+    global.out.print(&tree(answer.into_inner().services)?)
+}
+
+fn tree(services: Vec<v1::services_response::Service>) -> Result<Document, Error> {
+    let view = |service: v1::services_response::Service| Service {
+        name: service.name,
+        state: service.state,
+        restarts: service.restarts,
+        cause: service.cause,
+        since_uptime_seconds: service.since_uptime_seconds,
+    };
+    let services: Vec<_> = services.into_iter().map(view).collect();
+    let row = |service: &Service| {
+        vec![
+            service.name.clone(),
+            service.state.clone(),
+            service.restarts.to_string(),
+            format!("{:.3} s", service.since_uptime_seconds),
+            or_dash(&service.cause),
+        ]
+    };
+    let rows: Vec<_> = services.iter().map(row).collect();
+    Document::new(&services, table(&["SERVICE", "STATE", "RESTARTS", "SINCE BOOT", "CAUSE"], &rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::Format;
+
+    #[test]
+    fn a_node_says_how_it_is() {
+        let answer = v1::GetStatusResponse {
+            node_id: "polis-01".to_owned(),
+            status: Some(v1::NodeStatus {
+                external_address: "192.0.2.1".to_owned(),
+                version: "0.1.0".to_owned(),
+                storage_kind: v1::StorageKind::Encrypted.into(),
+                key_keeper: v1::KeyKeeper::None.into(),
+                curator_port: 7835,
+                ..Default::default()
+            }),
+            cluster_state: "home".to_owned(),
+            ready: true,
+            uptime_seconds: 75.25,
+            etcd: None,
+        };
+        let document = Status::of(answer).document().unwrap();
+        insta::assert_snapshot!(document.render(Format::Table).unwrap(), @r"
+        node         polis-01
+        cluster      home
+        ready        yes
+        up for       1 min 15 s
+        address      192.0.2.1
+        version      0.1.0
+        image        -
+        boot         -
+        storage      encrypted
+        key kept by  none
+        curator      on port 7835
+        ");
+        let waiting = Status::of(v1::GetStatusResponse::default());
+        assert_eq!(waiting.curator_port, None, "it runs no curator");
+    }
+
+    #[test]
+    fn services_are_listed_with_what_ended_them() {
+        let service =
+            |name: &str, state: &str, restarts, cause: &str| v1::services_response::Service {
+                name: name.to_owned(),
+                state: state.to_owned(),
+                restarts,
+                cause: cause.to_owned(),
+                since_uptime_seconds: 1.5,
+            };
+        let document = tree(vec![
+            service("root", "healthy", 0, ""),
+            service("root.network", "dead", 3, "no lease\n\u{1b}[2J"),
+        ]);
+        insta::assert_snapshot!(document.unwrap().render(Format::Table).unwrap(), @r"
+        SERVICE       STATE    RESTARTS  SINCE BOOT  CAUSE
+        root          healthy  0         1.500 s     -
+        root.network  dead     3         1.500 s     no lease ?[2J
+        ");
+    }
+}

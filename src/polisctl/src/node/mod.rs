@@ -1,0 +1,522 @@
+//! `polisctl node`: what concerns one node.
+//!
+//! Membership is asked of the leader; a reboot, the log and a locked disk are
+//! asked of the node itself.
+
+mod logs;
+mod look;
+mod view;
+
+use std::path::PathBuf;
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use polis_proto::v1;
+use polis_proto::v1::management_client::ManagementClient;
+use polis_proto::v1::node_management_client::NodeManagementClient;
+use tonic::{Response, Status};
+use zeroize::Zeroizing;
+
+use super::error::{Error, Explain as _};
+use super::output::Document;
+use super::session::{PATIENCE, Session, refused};
+use super::{Global, ask, key, parameters};
+use polis_wire::endpoint::{self, Endpoint, MANAGEMENT_PORT};
+use polis_wire::identity::Spoken;
+use polis_wire::nodes::Role;
+use polis_wire::rpc::REASON;
+use polis_wire::rpc::client::Repeat;
+
+pub(super) use self::view::{View, nodes_table};
+
+/// Commands about nodes. A node is named by its ID, or by its first four digits or more.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Command {
+    /// List the nodes.
+    List {
+        /// Only with this label; repeatable.
+        #[arg(long = "label", value_name = "KEY=VALUE")]
+        labels: Vec<String>,
+        /// Only in this state; repeatable.
+        #[arg(long = "state", value_enum)]
+        states: Vec<State>,
+    },
+    /// Print everything that the cluster knows about a node.
+    Describe {
+        /// The node.
+        node: String,
+    },
+    /// Ask a node itself how it is, also where no curator leads.
+    Status(look::Arguments),
+    /// Print the services of a node: the tree, with states, restarts and causes.
+    Services(look::Arguments),
+    /// Let a node in that has asked for it.
+    Approve {
+        /// The node.
+        node: String,
+        /// What the machine's own screen shows as its fingerprint: four words, or 64 digits.
+        #[arg(long, value_name = "WORDS|HEX")]
+        fingerprint: Option<String>,
+        /// Do not compare the fingerprint: whoever has the ticket may be anybody.
+        #[arg(long, conflicts_with = "fingerprint")]
+        unchecked: bool,
+    },
+    /// Give and take roles.
+    Roles {
+        /// The node.
+        node: String,
+        /// Give this role; repeatable.
+        #[arg(long, value_parser = role())]
+        add: Vec<Role>,
+        /// Take this role away; repeatable.
+        #[arg(long, value_parser = role())]
+        remove: Vec<Role>,
+    },
+    /// Set and remove labels.
+    Label {
+        /// The node.
+        node: String,
+        /// `KEY=VALUE` sets a label, `KEY-` removes it.
+        #[arg(required = true, value_name = "KEY=VALUE|KEY-")]
+        labels: Vec<String>,
+    },
+    /// Reboot a machine in order.
+    Reboot(End),
+    /// Power a machine off in order.
+    Poweroff(End),
+    /// Take a node's roles and its membership away, for ever.
+    Decommission {
+        /// The node.
+        node: String,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Forget a node, and revoke its certificates.
+    Delete {
+        /// The node.
+        node: String,
+        /// Treat it as dead if it is up.
+        #[arg(long)]
+        force: bool,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Print the log of a node.
+    Logs(logs::Arguments),
+    /// Print the key that opens a node's disk alone, or say that it is saved.
+    RecoveryKey {
+        /// The node.
+        node: String,
+        /// Say that it is saved: the cluster forgets it.
+        #[arg(long)]
+        confirm: bool,
+    },
+    /// Open the disk of a node that waits for its key.
+    Unlock {
+        /// The node; with --at, where the cluster is not asked, by its whole ID.
+        node: String,
+        /// A file with the recovery key [default: asked for].
+        #[arg(long, value_name = "FILE")]
+        recovery_key_file: Option<PathBuf>,
+        /// What the screen of the machine shows, in words or digits: a node that
+        /// waits for its key has no certificate of the cluster to show.
+        #[arg(long, value_name = "WORDS")]
+        fingerprint: Option<Spoken>,
+        #[command(flatten)]
+        at: At,
+    },
+}
+
+/// A machine that is to end.
+#[derive(Debug, clap::Args)]
+pub(super) struct End {
+    /// The node.
+    node: String,
+    #[command(flatten)]
+    at: At,
+}
+
+/// Where a node is, if the cluster cannot say so.
+#[derive(Debug, clap::Args)]
+pub(super) struct At {
+    /// Where the node's own port is [default: asked of the cluster].
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = management)]
+    pub(super) at: Option<Endpoint>,
+}
+
+fn management(text: &str) -> Result<Endpoint, endpoint::Invalid> {
+    Endpoint::parse(text, MANAGEMENT_PORT)
+}
+
+/// The state of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum State {
+    /// Has asked to be let in.
+    New,
+    /// Was approved, and has not entered yet.
+    Standby,
+    /// A member.
+    Up,
+    /// Was removed.
+    Decommissioned,
+}
+
+impl From<State> for v1::NodeState {
+    fn from(state: State) -> Self {
+        match state {
+            State::New => Self::New,
+            State::Standby => Self::Standby,
+            State::Up => Self::Up,
+            State::Decommissioned => Self::Decommissioned,
+        }
+    }
+}
+
+/// Reads a role by its word on the wire, with a line of help for each.
+fn role() -> impl TypedValueParser<Value = Role> {
+    let values = Role::ALL.map(|role| {
+        PossibleValue::new(role.word()).help(match role {
+            Role::ConsensusMember => "Runs an etcd member and, with it, the control plane",
+            Role::KubernetesController => {
+                "Is to run the controllers of Kubernetes: nothing acts on it in this version"
+            }
+            Role::KubernetesWorker => "Is to run workload: nothing acts on it in this version",
+        })
+    });
+    PossibleValuesParser::new(values).map(|word| {
+        let known = Role::ALL.into_iter().find(|role| role.word() == word);
+        known.expect("the parser lets the words of roles through and no other")
+    })
+}
+
+/// A way out that was asked for and whose end was not seen: nobody is needed for it.
+const GOES_ON: &str = "if it has begun, it goes on: `polisctl cluster status` says whether the \
+                       node is being taken out; the same command again waits for the rest";
+
+/// Runs the command.
+pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
+    match command {
+        Command::List { labels, states } => list(&labels, &states, global).await,
+        Command::Describe { node } => describe(&node, global).await,
+        Command::Status(arguments) => look::status(&arguments, global).await,
+        Command::Services(arguments) => look::services(&arguments, global).await,
+        Command::Approve { node, fingerprint, unchecked } => {
+            approve(&node, fingerprint, unchecked, global).await
+        }
+        Command::Roles { node, add, remove } => change_roles(&node, &add, &remove, global).await,
+        Command::Label { node, labels } => label(&node, &labels, global).await,
+        Command::Reboot(end) => ends(&end, false, global).await,
+        Command::Poweroff(end) => ends(&end, true, global).await,
+        Command::Decommission { node, yes } => decommission(&node, yes, global).await,
+        Command::Delete { node, force, yes } => delete(&node, force, yes, global).await,
+        Command::Logs(arguments) => logs::run(arguments, global).await,
+        Command::RecoveryKey { node, confirm } => recovery_key(&node, confirm, global).await,
+        Command::Unlock { node, recovery_key_file, fingerprint, at } => {
+            unlock(&node, recovery_key_file, fingerprint.as_ref(), &at, global).await
+        }
+    }
+}
+
+async fn describe(node: &str, global: &Global) -> Result<(), Error> {
+    let session = Session::open(global).await?;
+    described(&session.find(node).await?, global)
+}
+
+async fn change_roles(
+    node: &str,
+    add: &[Role],
+    remove: &[Role],
+    global: &Global,
+) -> Result<(), Error> {
+    if add.is_empty() && remove.is_empty() {
+        return Err(Error::usage("name a role: --add ROLE or --remove ROLE"));
+    }
+    if let Some(both) = add.iter().find(|role| remove.contains(role)) {
+        let word = both.word();
+        return Err(Error::usage(format!("{word} is to be given and taken away")));
+    }
+    let session = Session::open(global).await?;
+    let node_id = session.find(node).await?.id;
+    let leaves = remove.contains(&Role::ConsensusMember);
+    let (add, remove) = (Some(Role::record(add)), Some(Role::record(remove)));
+    let request = v1::UpdateNodeRolesRequest { node_id, add, remove };
+    let node = session.call("change the roles", Repeat::Allowed, |channel| {
+        let request = request.clone();
+        async move { ManagementClient::new(channel).update_node_roles(request).await }
+    });
+    let node = node.await.map_err(|error| match leaves {
+        true => error.help_if_late(GOES_ON),
+        false => error,
+    });
+    described(&node?, global)
+}
+
+async fn decommission(node: &str, yes: bool, global: &Global) -> Result<(), Error> {
+    let session = Session::open(global).await?;
+    let node_id = session.find(node).await?.id;
+    sure(yes, &format!("{node_id} wipes its keys and is never a member again. Go on?"), global)?;
+    let request = v1::DecommissionNodeRequest { node_id };
+    let answer = session.call("decommission the node", Repeat::Allowed, |channel| {
+        let request = request.clone();
+        async move { ManagementClient::new(channel).decommission_node(request).await }
+    });
+    let answer = answer.await.map_err(|error| error.help_if_late(GOES_ON))?;
+    described(&answer.node.unwrap_or_default(), global)
+}
+
+async fn delete(node: &str, force: bool, yes: bool, global: &Global) -> Result<(), Error> {
+    let session = Session::open(global).await?;
+    let found = session.find(node).await?;
+    let node_id = found.id.clone();
+    sure(yes, &format!("The cluster forgets {node_id}. Go on?"), global)?;
+    let request = v1::DeleteNodeRequest { node_id: node_id.clone(), force };
+    let mut again = false;
+    session
+        .call("delete the node", Repeat::Allowed, |channel| {
+            let (request, again) = (request.clone(), std::mem::replace(&mut again, true));
+            async move {
+                let answer = ManagementClient::new(channel).delete_node(request).await;
+                deleted(answer.map(Response::into_inner), again).map(Response::new)
+            }
+        })
+        .await
+        .map_err(|error| error.help_if_late(GOES_ON))?;
+    let value = serde_json::json!({
+        "deleted": node_id,
+        "may_ask_again": may_ask_again(&found),
+    });
+    global.out.print(&Document::new(&value, forgotten(&found))?)
+}
+
+/// Whether a machine that is deleted goes on asking: it has a ticket, and was never
+/// a member.
+fn may_ask_again(node: &v1::NodeInfo) -> bool {
+    matches!(node.state(), v1::NodeState::New | v1::NodeState::Standby)
+}
+
+/// A node that was there and is not is deleted: by this command, if it asked before
+/// and the answer was lost.
+fn deleted(
+    answer: Result<v1::DeleteNodeResponse, Status>,
+    again: bool,
+) -> Result<v1::DeleteNodeResponse, Status> {
+    answer.or_else(|status| {
+        let reason = status.metadata().get(REASON).and_then(|reason| reason.to_str().ok());
+        match again && reason == Some("unknown") {
+            true => Ok(v1::DeleteNodeResponse {}),
+            false => Err(status),
+        }
+    })
+}
+
+fn forgotten(node: &v1::NodeInfo) -> String {
+    let id = &node.id;
+    match may_ask_again(node) {
+        true => format!(
+            "{id} is forgotten; while it is on, it asks again with the same ticket: to keep it \
+             out, `polisctl cluster ticket rotate`"
+        ),
+        false => format!("{id} is forgotten"),
+    }
+}
+
+/// Everything about one node.
+pub(super) fn described_view(node: &v1::NodeInfo) -> View {
+    View::with_words(node)
+}
+
+fn described(node: &v1::NodeInfo, global: &Global) -> Result<(), Error> {
+    let view = described_view(node);
+    global.out.print(&Document::new(&view, view.fields())?)
+}
+
+fn sure(yes: bool, question: &str, global: &Global) -> Result<(), Error> {
+    if yes { Ok(()) } else { ask::confirm(global, question, "say --yes if you are sure") }
+}
+
+async fn list(labels: &[String], states: &[State], global: &Global) -> Result<(), Error> {
+    let labels = parameters::pairs("--label", labels)?;
+    let session = Session::open(global).await?;
+    let fits = |node: &v1::NodeInfo| {
+        let state = node.state();
+        (states.is_empty() || states.iter().any(|wanted| v1::NodeState::from(*wanted) == state))
+            && labels.iter().all(|(key, value)| node.labels.get(key) == Some(value))
+    };
+    let nodes = session.nodes(&[]).await?;
+    let views: Vec<View> = nodes.iter().filter(|node| fits(node)).map(View::of).collect();
+    global.out.print(&Document::new(&views, nodes_table(&views))?)
+}
+
+async fn approve(
+    node: &str,
+    fingerprint: Option<String>,
+    unchecked: bool,
+    global: &Global,
+) -> Result<(), Error> {
+    let session = Session::open(global).await?;
+    let node = session.find(node).await?;
+    let fingerprint = match fingerprint {
+        Some(spoken) => spoken,
+        None if unchecked => String::new(),
+        None => {
+            let shown = view::fingerprint(&node)
+                .ok_or_else(|| Error::new(format!("{} has no key", node.id)))?;
+            let question = format!(
+                "{} asks to be let in. The fingerprint of its key is\n\n    {}\n    {shown}\n\n\
+                 Does the machine's own screen show the same?",
+                node.id,
+                shown.words()
+            );
+            let instead = "give what the machine's screen shows: --fingerprint WORDS; or do not \
+                           compare: --unchecked";
+            ask::confirm(global, &question, instead)?;
+            shown.to_string()
+        }
+    };
+    let request = v1::ApproveNodeRequest { node_id: node.id, fingerprint };
+    let answer = session.call("approve the node", Repeat::Allowed, |channel| {
+        let request = request.clone();
+        async move { ManagementClient::new(channel).approve_node(request).await }
+    });
+    described(&answer.await?.node.unwrap_or_default(), global)
+}
+
+async fn label(node: &str, labels: &[String], global: &Global) -> Result<(), Error> {
+    let (remove, set): (Vec<_>, Vec<_>) =
+        labels.iter().cloned().partition(|label| !label.contains('=') && label.ends_with('-'));
+    let remove =
+        remove.iter().map(|label| label.strip_suffix('-').unwrap_or(label).to_owned()).collect();
+    let set = parameters::pairs("label", &set)?;
+    let session = Session::open(global).await?;
+    let node_id = session.find(node).await?.id;
+    let request = v1::UpdateNodeLabelsRequest { node_id, set, remove };
+    let node = session.call("change the labels", Repeat::Allowed, |channel| {
+        let request = request.clone();
+        async move { ManagementClient::new(channel).update_node_labels(request).await }
+    });
+    described(&node.await?, global)
+}
+
+async fn ends(end: &End, power_off: bool, global: &Global) -> Result<(), Error> {
+    let session = Session::prepare(global, PATIENCE)?;
+    let target = session.target(Some(&end.node), end.at.at.as_ref()).await?;
+    let channel = session.node(&target).await?;
+    let what = if power_off { "power the machine off" } else { "reboot the machine" };
+    NodeManagementClient::new(channel)
+        .reboot(v1::RebootRequest { power_off })
+        .await
+        .map_err(|status| refused(what, &status))?;
+    let name = target.id.map_or_else(|| target.address.to_string(), |id| id.to_string());
+    let value = serde_json::json!({ "node": name, "power_off": power_off });
+    let text = if power_off { "powers off" } else { "reboots" };
+    global.out.print(&Document::new(&value, format!("{name} {text}"))?)
+}
+
+async fn recovery_key(node: &str, confirm: bool, global: &Global) -> Result<(), Error> {
+    let session = Session::open(global).await?;
+    let node_id = session.find(node).await?.id;
+    if confirm {
+        let request = v1::ConfirmRecoveryKeyRequest { node_id: node_id.clone() };
+        session
+            .call("confirm the recovery key", Repeat::Allowed, |channel| {
+                let request = request.clone();
+                async move { ManagementClient::new(channel).confirm_recovery_key(request).await }
+            })
+            .await?;
+        let value = serde_json::json!({ "node": node_id, "confirmed": true });
+        let text = format!("the cluster has forgotten the recovery key of {node_id}");
+        return global.out.print(&Document::new(&value, text)?);
+    }
+    let request = v1::GetRecoveryKeyRequest { node_id: node_id.clone() };
+    let answer = session
+        .call("read the recovery key", Repeat::Allowed, |channel| {
+            let request = request.clone();
+            async move { ManagementClient::new(channel).get_recovery_key(request).await }
+        })
+        .await?;
+    global.out.remark(&format!(
+        "Write it down where the machine is not. Then: `polisctl node recovery-key {node_id} --confirm`"
+    ));
+    let value = serde_json::json!({ "node": node_id, "recovery_key": answer.recovery_key });
+    global.out.print(&Document::new(&value, answer.recovery_key.clone())?)
+}
+
+async fn unlock(
+    node: &str,
+    file: Option<PathBuf>,
+    fingerprint: Option<&Spoken>,
+    at: &At,
+    global: &Global,
+) -> Result<(), Error> {
+    let session = Session::prepare(global, PATIENCE)?;
+    let target = session.target(Some(node), at.at.as_ref()).await?;
+    let text = match file {
+        Some(file) => key::read_private(&file)?,
+        None => Zeroizing::new(
+            rpassword::prompt_password("Recovery key: ")
+                .doing(|| "cannot ask for the recovery key".to_owned())
+                .help(|| "give --recovery-key-file where there is no terminal".to_owned())?,
+        ),
+    };
+    // A slip of the finger is told here, and not by a machine far away.
+    polis_base::recovery::form::read(&text)?;
+    let channel = match fingerprint {
+        Some(fingerprint) => session.waiting_node(&target, fingerprint).await?,
+        None => session.node(&target).await.map_err(|error| {
+            error.or_help(
+                "a node that waits for its key shows a fingerprint on its screen, page Boot: \
+                 give it with --fingerprint",
+            )
+        })?,
+    };
+    let request = v1::UnlockRequest { recovery_key: text.trim().to_owned() };
+    NodeManagementClient::new(channel)
+        .unlock(request)
+        .await
+        .map_err(|status| refused("open the disk", &status))?;
+    let value = serde_json::json!({ "node": node, "unlocked": true });
+    global.out.print(&Document::new(&value, format!("{node} opens its disk"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_is_gone_when_it_is_asked_for_again_was_deleted() {
+        let refused = |word: &'static str| {
+            let mut status = Status::not_found("there is no such node");
+            status.metadata_mut().insert(REASON, word.parse().unwrap());
+            Err(status)
+        };
+        assert!(deleted(refused("unknown"), true).is_ok());
+        assert!(deleted(refused("unknown"), false).is_err(), "nothing was asked for before");
+        assert!(deleted(refused("quorum"), true).is_err());
+        assert!(deleted(Ok(v1::DeleteNodeResponse {}), false).is_ok());
+    }
+
+    #[test]
+    fn whoever_did_not_see_the_end_of_a_way_out_hears_that_it_goes_on() {
+        let said = |status: &Status| {
+            refused("decommission the node", status).help_if_late(GOES_ON).render()
+        };
+        let late = said(&Status::deadline_exceeded("the leader does not answer in time"));
+        assert!(late.contains("help: if it has begun, it goes on"), "{late}");
+        let refusal = said(&Status::permission_denied("this call needs an operator"));
+        assert!(refusal.contains("help: ask somebody with that role"), "{refusal}");
+    }
+
+    #[test]
+    fn whoever_deletes_a_machine_that_never_entered_is_told_that_it_asks_again() {
+        let said = |state: v1::NodeState| {
+            forgotten(&v1::NodeInfo { state: state.into(), ..Default::default() })
+        };
+        for state in [v1::NodeState::New, v1::NodeState::Standby] {
+            assert!(said(state).contains("polisctl cluster ticket rotate"));
+        }
+        for state in [v1::NodeState::Up, v1::NodeState::Decommissioned] {
+            assert!(said(state).ends_with("is forgotten"));
+        }
+    }
+}

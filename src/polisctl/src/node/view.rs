@@ -1,0 +1,144 @@
+//! Says what the cluster knows about a node.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use polis_proto::v1;
+use serde::Serialize;
+
+use crate::cluster::word;
+use crate::output::{fields, or_dash, table};
+use crate::{parameters, units};
+use polis_wire::identity::Fingerprint;
+use polis_wire::nodes::Role;
+
+/// A node, as programs read it.
+#[derive(Debug, Serialize)]
+pub(crate) struct View {
+    id: String,
+    state: String,
+    health: String,
+    roles: Vec<&'static str>,
+    address: String,
+    version: String,
+    image: String,
+    boot_id: String,
+    labels: BTreeMap<String, String>,
+    /// `null`: it was never heard of.
+    heartbeat_age_ms: Option<u64>,
+    storage: String,
+    key_keeper: String,
+    tpm: bool,
+    recovery_key_unsaved: bool,
+    registered_at: Option<String>,
+    fingerprint: String,
+    /// Slow to compute: only where one node is described.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    words: Option<String>,
+}
+
+impl View {
+    pub(crate) fn of(node: &v1::NodeInfo) -> Self {
+        let status = node.status.clone().unwrap_or_default();
+        let registered = units::since_1970(node.registered_at);
+        Self {
+            id: node.id.clone(),
+            state: word(node.state().as_str_name(), "NODE_STATE_"),
+            health: word(node.health().as_str_name(), "NODE_HEALTH_"),
+            roles: roles(node.roles.as_ref()),
+            storage: word(status.storage_kind().as_str_name(), "STORAGE_KIND_"),
+            key_keeper: word(status.key_keeper().as_str_name(), "KEY_KEEPER_"),
+            address: status.external_address,
+            version: status.version,
+            image: status.image,
+            boot_id: status.boot_id,
+            labels: node.labels.clone(),
+            heartbeat_age_ms: u64::try_from(node.heartbeat_age_ms).ok(),
+            tpm: node.tpm,
+            recovery_key_unsaved: node.recovery_key_unsaved,
+            registered_at: registered.map(units::date),
+            fingerprint: fingerprint(node).map(|f| f.to_string()).unwrap_or_default(),
+            words: None,
+        }
+    }
+
+    /// The same with the words of its key.
+    pub(super) fn with_words(node: &v1::NodeInfo) -> Self {
+        Self { words: fingerprint(node).map(|f| f.words()), ..Self::of(node) }
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.state == "up"
+    }
+
+    fn heard(&self) -> String {
+        match self.heartbeat_age_ms {
+            None => "never".to_owned(),
+            Some(age) => format!("{} ago", units::span(Duration::from_millis(age))),
+        }
+    }
+
+    fn row(&self) -> Vec<String> {
+        vec![
+            self.id.clone(),
+            self.state.clone(),
+            self.health.clone(),
+            or_dash(&self.roles.join(",")),
+            or_dash(&self.address),
+            or_dash(&self.version),
+            self.heard(),
+        ]
+    }
+
+    /// What it is called.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Whether the key that opens its disk in need is kept by the cluster alone.
+    pub(crate) fn is_recovery_key_unsaved(&self) -> bool {
+        self.recovery_key_unsaved
+    }
+
+    /// A line for each thing that is known.
+    pub(crate) fn fields(&self) -> String {
+        let recovery = if self.recovery_key_unsaved {
+            format!("not saved yet: `polisctl node recovery-key {}`", self.id)
+        } else {
+            "-".to_owned()
+        };
+        let words = self.words.as_deref().unwrap_or_default();
+        fields(&[
+            ("node", self.id.clone()),
+            ("state", self.state.clone()),
+            ("health", format!("{}; heard of {}", self.health, self.heard())),
+            ("roles", or_dash(&self.roles.join(", "))),
+            ("address", or_dash(&self.address)),
+            ("version", or_dash(&self.version)),
+            ("image", or_dash(&self.image)),
+            ("boot", or_dash(&self.boot_id)),
+            ("storage", self.storage.clone()),
+            ("key kept by", self.key_keeper.clone()),
+            ("TPM", if self.tpm { "yes" } else { "no" }.to_owned()),
+            ("recovery key", recovery),
+            ("labels", parameters::labels(&self.labels)),
+            ("registered", or_dash(self.registered_at.as_deref().unwrap_or_default())),
+            ("fingerprint", format!("{words}\n{}", self.fingerprint).trim().to_owned()),
+        ])
+    }
+}
+
+/// The fingerprint of a node's key.
+pub(super) fn fingerprint(node: &v1::NodeInfo) -> Option<Fingerprint> {
+    Some(Fingerprint::of_key(node.public_key.as_slice().try_into().ok()?))
+}
+
+/// Nodes under headings.
+pub(crate) fn nodes_table(nodes: &[View]) -> String {
+    let rows: Vec<_> = nodes.iter().map(View::row).collect();
+    table(&["NODE", "STATE", "HEALTH", "ROLES", "ADDRESS", "VERSION", "HEARD OF"], &rows)
+}
+
+fn roles(roles: Option<&v1::NodeRoles>) -> Vec<&'static str> {
+    roles.into_iter().flat_map(Role::given).map(Role::word).collect()
+}

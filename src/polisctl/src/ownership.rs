@@ -1,0 +1,291 @@
+//! `polisctl cluster take-ownership`: exchanges the owner's key for a certificate.
+//!
+//! ```text
+//! the machine's screen --person--> fingerprint --+
+//! a curator, not trusted yet ------> its CA -----+--> the same? --yes--> TLS with that CA only
+//!                                                        |                  | Escrow, with proof of the key
+//!                                                        no                 v
+//!                                                        v                context: CA, certificate
+//!                                                     refused
+//! ```
+//!
+//! Invariants:
+//! - Nothing that an unchecked connection says is used but the CA itself, and
+//!   that only after it was compared.
+//! - A context that has a CA never gets another one.
+
+use std::path::PathBuf;
+
+use ed25519_dalek::SigningKey;
+use polis_proto::v1;
+use polis_proto::v1::aaa_client::AaaClient;
+use polis_proto::v1::curator_local_client::CuratorLocalClient;
+use polis_proto::v1::management_client::ManagementClient;
+use serde::Serialize;
+
+use super::contexts::{Context, read_certificate};
+use super::error::{Error, Explain as _};
+use super::output::{Document, fields};
+use super::session::{PATIENCE, candidates, credentials, patience, refused};
+use super::{Global, ask, key, units};
+use polis_wire::identity::{Fingerprint, Spoken};
+use polis_wire::pki::Facts;
+use polis_wire::rpc::client::{Candidate, Client, DialError, Expect, Repeat, Trust, dial};
+
+/// Arguments of `cluster take-ownership`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// The owner's private key [default: that of the context, or of `owner create`].
+    #[arg(long, value_name = "FILE")]
+    owner_key: Option<PathBuf>,
+    /// The CA's fingerprint as the machine's own screen shows it: four words, or 64 digits.
+    #[arg(long, value_name = "WORDS|HEX")]
+    fingerprint: Option<String>,
+    /// The CA itself, in PEM or DER, from where you trust it.
+    #[arg(long, value_name = "FILE", conflicts_with = "fingerprint")]
+    ca: Option<PathBuf>,
+}
+
+#[derive(Debug, Serialize)]
+struct Taken {
+    context: String,
+    user: String,
+    ca_fingerprint: String,
+    certificate_ends: String,
+}
+
+/// Who somebody is whose key it is.
+const OWNER: &str = "owner";
+
+/// Runs the command.
+pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
+    let spoken: Option<Spoken> = arguments
+        .fingerprint
+        .as_deref()
+        .map(str::parse)
+        .transpose()
+        .help(|| "read it again from the machine's screen, page PKI".to_owned())?;
+    let known = match &global.context {
+        Some(name) => global.contexts.find_context(name)?,
+        // Endpoints may be of a new cluster: only a name says that the old one is meant.
+        None if global.endpoints.is_empty() => global.contexts.context(None)?,
+        None => None,
+    };
+    let context = known.unwrap_or_else(|| Context::new(global.context.as_deref().unwrap_or("new")));
+    let key_file = match arguments.owner_key {
+        Some(file) => std::path::absolute(file)?,
+        None if !context.settings.key.as_os_str().is_empty() => context.settings.key.clone(),
+        None => std::path::absolute(global.contexts.owner_key())?,
+    };
+    let candidates = candidates(global, &context)
+        .help(|| "name where a curator is: --endpoint HOST[:PORT]".to_owned())?;
+    let key = key::read(&key_file, &global.passphrase)
+        .help(|| "name the owner's key with --owner-key".to_owned())?;
+
+    let progress = global.out.progress();
+    let (ca, taken) = match (&context.ca, &arguments.ca) {
+        (Some(ca), None) => (ca.clone(), None),
+        (None, Some(file)) => (read_certificate(file)?, None),
+        (Some(ca), Some(file)) if *ca == read_certificate(file)? => (ca.clone(), None),
+        (Some(_), Some(_)) => return Err(another_cluster(&context.name)),
+        (None, None) => {
+            progress.says("asking for the cluster's CA");
+            let shown = shown_ca(&candidates).await?;
+            drop(progress);
+            compare(global, &shown, spoken.as_ref())?;
+            (shown.ca, Some(shown.at))
+        }
+    };
+    if let (Some(spoken), None) = (&spoken, &taken)
+        && !Fingerprint::of_certificate(&ca).is(spoken)
+    {
+        return Err(another_cluster(&context.name));
+    }
+    let certified = escrow(global, candidates, &key, &ca).await?;
+    let context = named(global, context, ca, certified, key_file)?;
+    saved(global, context)
+}
+
+fn another_cluster(name: &str) -> Error {
+    Error::new(format!("context {name} belongs to a cluster with another CA"))
+        .or_help("give the new cluster a context of its own: --context NAME")
+}
+
+/// A CA that nobody has compared yet.
+struct Shown {
+    ca: Vec<u8>,
+    at: Candidate,
+}
+
+/// Asks whoever answers first for its CA.
+async fn shown_ca(candidates: &[Candidate]) -> Result<Shown, Error> {
+    let mut last = None;
+    for candidate in candidates {
+        match ca_of(candidate).await {
+            Ok(ca) => return Ok(Shown { ca, at: candidate.clone() }),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| Error::new("there is nobody to ask")))
+}
+
+async fn ca_of(candidate: &Candidate) -> Result<Vec<u8>, Error> {
+    let Candidate { host, port, .. } = candidate;
+    let dialled = dial(host, *port, Expect::AnyNode, &Trust::Unchecked, None).await;
+    let connection = dialled.map_err(|error: DialError| {
+        let help = error.help();
+        Error::from(error).or_help(help)
+    })?;
+    let asked = CuratorLocalClient::new(connection.channel)
+        .get_ca_certificate(v1::GetCaCertificateRequest {})
+        .await;
+    let answer = asked.map_err(|status| refused("ask for the CA", &status))?.into_inner();
+    if Facts::read(&answer.ca_certificate).is_none() {
+        return Err(Error::new(format!("{candidate} shows a CA that is none")));
+    }
+    Ok(answer.ca_certificate)
+}
+
+/// Trusts a CA if a person says so, or has said so.
+fn compare(global: &Global, shown: &Shown, spoken: Option<&Spoken>) -> Result<(), Error> {
+    let fingerprint = Fingerprint::of_certificate(&shown.ca);
+    let at = &shown.at;
+    match spoken {
+        Some(spoken) if fingerprint.is(spoken) => return Ok(()),
+        Some(_) => {
+            return Err(Error::new(format!(
+                "the cluster at {at} has another CA: {}, {fingerprint}",
+                fingerprint.words()
+            ))
+            .or_help(
+                "check the endpoint, and read the fingerprint again from the machine's own screen; \
+                 if they still differ, somebody is between you and the machine",
+            ));
+        }
+        None => {}
+    }
+    let question = format!(
+        "The cluster at {at} shows a CA with the fingerprint\n\n    {}\n    {fingerprint}\n\n\
+         Does the machine's own screen show the same, on page PKI?",
+        fingerprint.words()
+    );
+    ask::confirm(
+        global,
+        &question,
+        "give what the machine's screen shows: --fingerprint WORDS, or the CA itself: --ca FILE",
+    )
+    .doing(|| format!("the CA of the cluster at {at} was not compared"))
+}
+
+/// What came of the exchange.
+struct Certified {
+    certificate: Vec<u8>,
+    directory: Option<v1::ClusterDirectory>,
+    domain: String,
+}
+
+async fn escrow(
+    global: &Global,
+    candidates: Vec<Candidate>,
+    key: &SigningKey,
+    ca: &[u8],
+) -> Result<Certified, Error> {
+    let progress = global.out.progress();
+    progress.says("proving the owner's key");
+    let own = credentials(key, self_signed(key)?, Some(ca.to_vec()));
+    let patience = patience(global, PATIENCE);
+    let client = Client::fixed(candidates.clone(), own, patience);
+    let answer = client.call(Repeat::Allowed, |channel| async move {
+        Ok(AaaClient::new(channel).escrow(v1::EscrowRequest {}).await?.into_inner())
+    });
+    let answer = answer.await.map_err(|status| refused("take ownership", &status))?;
+    let public = key.verifying_key().to_bytes();
+    let fits = Facts::read(&answer.certificate).is_some_and(|facts| facts.public_key == public);
+    if answer.ca_certificate != ca || !fits {
+        return Err(Error::new("the cluster gave a certificate that is not for this key and CA"));
+    }
+    // With the new certificate: shows at once that it works.
+    let owner = credentials(key, answer.certificate.clone(), Some(ca.to_vec()));
+    let client = Client::fixed(candidates, owner, patience);
+    let info = client.call(Repeat::Allowed, |channel| async move {
+        let request = v1::GetClusterInfoRequest {};
+        Ok(ManagementClient::new(channel).get_cluster_info(request).await?.into_inner())
+    });
+    let info = info.await.map_err(|status| refused("use the new certificate", &status))?;
+    Ok(Certified {
+        certificate: answer.certificate,
+        domain: super::cluster::domain(&info),
+        directory: info.cluster_directory,
+    })
+}
+
+/// A certificate that proves possession of its key, and nothing more.
+pub(super) fn self_signed(key: &SigningKey) -> Result<Vec<u8>, Error> {
+    let failed = || "cannot sign with the key".to_owned();
+    let der = polis_wire::pki::key_der(key);
+    let pair = rcgen::KeyPair::try_from(der.as_slice()).doing(failed)?;
+    let mut parameters = rcgen::CertificateParams::default();
+    parameters.distinguished_name = rcgen::DistinguishedName::new();
+    parameters.distinguished_name.push(rcgen::DnType::CommonName, OWNER);
+    parameters.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+    Ok(parameters.self_signed(&pair).doing(failed)?.der().to_vec())
+}
+
+/// The context as it will be.
+fn named(
+    global: &Global,
+    mut context: Context,
+    ca: Vec<u8>,
+    certified: Certified,
+    key_file: PathBuf,
+) -> Result<Context, Error> {
+    if global.context.is_none() && context.ca.is_none() {
+        // A name of its own for a cluster that has none yet.
+        let domain = super::contexts::name(&certified.domain).unwrap_or("polis".to_owned());
+        if let Some(other) = global.contexts.find_context(&domain)? {
+            if other.ca.as_ref().is_some_and(|other| *other != ca) {
+                return Err(another_cluster(&domain));
+            }
+            context.settings.via = other.settings.via;
+        }
+        context.name = domain;
+    }
+    let settings = &mut context.settings;
+    if !global.endpoints.is_empty() {
+        settings.endpoints = global.endpoints.iter().map(ToString::to_string).collect();
+    }
+    settings.user = OWNER.to_owned();
+    settings.key = key_file;
+    settings.nodes = certified
+        .directory
+        .map(|directory| {
+            directory.nodes.into_iter().map(|node| (node.id, node.addresses)).collect()
+        })
+        .unwrap_or_default();
+    context.ca = Some(ca);
+    context.certificate = Some(certified.certificate);
+    global.contexts.save(&context)?;
+    global.contexts.set_current(&context.name)?;
+    Ok(context)
+}
+
+fn saved(global: &Global, context: Context) -> Result<(), Error> {
+    let ca = context.ca.as_deref().unwrap_or_default();
+    let certificate = context.certificate.as_deref().and_then(Facts::read);
+    let taken = Taken {
+        user: OWNER.to_owned(),
+        ca_fingerprint: Fingerprint::of_certificate(ca).to_string(),
+        certificate_ends: certificate.map(|facts| units::date(facts.not_after)).unwrap_or_default(),
+        context: context.name,
+    };
+    let lines = [
+        ("context", format!("{}, in use from now on", taken.context)),
+        ("user", taken.user.clone()),
+        ("CA", taken.ca_fingerprint.clone()),
+        (
+            "certificate ends",
+            format!("{}; it renews itself when it is used", taken.certificate_ends),
+        ),
+    ];
+    global.out.print(&Document::new(&taken, fields(&lines))?)
+}

@@ -1,0 +1,416 @@
+//! `polisctl parameters`: writes, prints and checks node parameters.
+//!
+//! Whatever is written has passed the checks of a node: the message is encoded
+//! and then read as a machine reads it.
+
+pub(super) mod show;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use polis_proto::v1;
+use polis_proto::v1::cluster_configuration as configuration;
+use polis_proto::v1::network_configuration::{Interface, Route};
+use polis_proto::v1::node_parameters::Cluster;
+use prost::Message as _;
+
+pub(super) use self::show::labels;
+use super::error::{Error, Explain as _};
+use super::output::Document;
+use super::{Global, contexts, key};
+use polis_base::hex;
+use polis_wire::parameters;
+
+/// Commands about node parameters.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Command {
+    /// Write parameters that found a new cluster.
+    Bootstrap(Box<Bootstrap>),
+    /// Write parameters that ask a running cluster to be let in.
+    Register(Box<Register>),
+    /// Print what a parameters file says.
+    Show {
+        /// The file; `-` is standard input.
+        file: PathBuf,
+    },
+    /// Check a parameters file as a machine does.
+    Check {
+        /// The file; `-` is standard input.
+        file: PathBuf,
+    },
+}
+
+/// What founds a cluster.
+#[derive(Debug, clap::Args)]
+pub(super) struct Bootstrap {
+    /// Key of whoever may take ownership: public or private, in PEM, or 64 hexadecimal digits.
+    #[arg(long, value_name = "FILE")]
+    owner_key: Option<PathBuf>,
+    /// Name of the cluster [default: cluster.internal].
+    #[arg(long, value_name = "DOMAIN")]
+    domain: Option<String>,
+    #[command(flatten)]
+    rules: Rules,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+/// What holds for all nodes of a cluster.
+#[derive(Debug, clap::Args)]
+pub(super) struct Rules {
+    /// Whether nodes use their TPM [default: best-effort].
+    #[arg(long, value_enum)]
+    tpm: Option<Tpm>,
+    /// What a data partition must promise [default: authenticated].
+    #[arg(long, value_enum)]
+    storage: Option<Storage>,
+    /// How a node gets home that cannot reach the cluster [default: automatic].
+    #[arg(long, value_enum)]
+    cold_start: Option<ColdStart>,
+}
+
+impl Rules {
+    /// Whether nothing is said.
+    pub(super) fn is_empty(&self) -> bool {
+        self.tpm.is_none() && self.storage.is_none() && self.cold_start.is_none()
+    }
+
+    /// What is said, and nothing else.
+    pub(super) fn named(&self) -> v1::ClusterConfiguration {
+        let mut named = v1::ClusterConfiguration::default();
+        self.apply(&mut named);
+        named
+    }
+
+    /// Changes what is said, and nothing else.
+    pub(super) fn apply(&self, configuration: &mut v1::ClusterConfiguration) {
+        use configuration::{ColdStart as Start, StorageSecurityPolicy as Policy, TpmMode};
+        if let Some(tpm) = self.tpm {
+            configuration.set_tpm_mode(match tpm {
+                Tpm::Required => TpmMode::Required,
+                Tpm::BestEffort => TpmMode::BestEffort,
+                Tpm::Disabled => TpmMode::Disabled,
+            });
+        }
+        if let Some(storage) = self.storage {
+            configuration.set_storage_security_policy(match storage {
+                Storage::Authenticated => Policy::NeedsEncryptionAndAuthentication,
+                Storage::Encrypted => Policy::NeedsEncryption,
+                Storage::Permissive => Policy::Permissive,
+                Storage::Insecure => Policy::NeedsInsecure,
+            });
+        }
+        if let Some(cold_start) = self.cold_start {
+            configuration.set_cold_start(match cold_start {
+                ColdStart::Automatic => Start::Automatic,
+                ColdStart::Attended => Start::Attended,
+            });
+        }
+    }
+}
+
+/// What asks to be let in.
+#[derive(Debug, clap::Args)]
+pub(super) struct Register {
+    /// The register ticket, in hexadecimal, or `@FILE` [default: asked of the cluster].
+    #[arg(long, value_name = "TICKET")]
+    ticket: Option<String>,
+    /// The cluster's CA, in PEM or DER [default: that of the context].
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// A node to ask and where it is; repeatable [default: asked of the cluster].
+    #[arg(long = "node", value_name = "ID=ADDRESS[,ADDRESS]")]
+    nodes: Vec<String>,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+/// What concerns the machine alone.
+#[derive(Debug, clap::Args)]
+struct Machine {
+    /// A label of the node; repeatable.
+    #[arg(long = "label", value_name = "KEY=VALUE")]
+    labels: Vec<String>,
+    /// An interface, by kernel name or MAC; repeatable [default: all ask DHCP].
+    ///
+    /// `eth0,dhcp` or
+    /// `52:54:00:12:34:56,address=192.0.2.7/24,route=0.0.0.0/0@192.0.2.1,mtu=9000`;
+    /// `address` and `route` may be repeated; a route may end in `@METRIC`.
+    #[arg(long = "interface", value_name = "INTERFACE")]
+    interfaces: Vec<String>,
+    /// A DNS server; repeatable.
+    #[arg(long = "nameserver", value_name = "ADDRESS")]
+    nameservers: Vec<String>,
+    /// A time server; repeatable. Kept and shown: this version sets no clock by it.
+    #[arg(long = "ntp", value_name = "SERVER")]
+    ntp_servers: Vec<String>,
+    /// A terminal that carries the console besides tty1, such as hvc0; repeatable.
+    #[arg(long = "console", value_name = "TERMINAL")]
+    terminals: Vec<String>,
+    /// Where to write the parameters; `-` is standard output.
+    #[arg(short, long, value_name = "FILE")]
+    out: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Tpm {
+    /// A node without one is refused.
+    Required,
+    /// Where there is one.
+    BestEffort,
+    /// Not even where there is one.
+    Disabled,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Storage {
+    /// Encrypted, and a changed block is an error.
+    Authenticated,
+    /// Encrypted.
+    Encrypted,
+    /// The best that the machine can do.
+    Permissive,
+    /// Neither.
+    Insecure,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum ColdStart {
+    /// By a share of its disk's key that the machine keeps.
+    Automatic,
+    /// By a curator or the recovery key only.
+    Attended,
+}
+
+/// Runs the command.
+pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
+    match command {
+        Command::Bootstrap(arguments) => {
+            let owner = match &arguments.owner_key {
+                Some(file) => key::read_public(file, &global.passphrase)?,
+                None => owner_key(global)?,
+            };
+            let message = bootstrap(&arguments, &owner)?;
+            written(&message, &arguments.machine.out, global)
+        }
+        Command::Register(arguments) => {
+            let admission = admission(&arguments, global).await?;
+            let message = register(&arguments, admission)?;
+            written(&message, &arguments.machine.out, global)
+        }
+        Command::Show { file } => global.out.print(&show::document(&load(&file)?)?),
+        Command::Check { file } => {
+            let parameters = load(&file)?;
+            let kind = match parameters.cluster {
+                parameters::Cluster::Bootstrap(_) => "found a new cluster",
+                parameters::Cluster::Register(_) => "ask a running cluster to be let in",
+            };
+            let value = serde_json::json!({ "file": file, "valid": true });
+            let text = format!("{}: good parameters, to {kind}", file.display());
+            global.out.print(&Document::new(&value, text)?)
+        }
+    }
+}
+
+/// The public half of the key that `owner create` made.
+fn owner_key(global: &Global) -> Result<[u8; 32], Error> {
+    let private = global.contexts.owner_key();
+    let public = private.with_extension("pub");
+    let file = if public.exists() { public } else { private };
+    key::read_public(&file, &global.passphrase).help(|| {
+        "name the owner's key with --owner-key, or make one: `polisctl owner create`".to_owned()
+    })
+}
+
+fn bootstrap(arguments: &Bootstrap, owner: &[u8; 32]) -> Result<v1::NodeParameters, Error> {
+    let mut configuration = v1::ClusterConfiguration {
+        cluster_domain: arguments.domain.clone().unwrap_or_default(),
+        ..Default::default()
+    };
+    arguments.rules.apply(&mut configuration);
+    let cluster = v1::ClusterBootstrap {
+        owner_public_key: owner.to_vec(),
+        cluster_configuration: Some(configuration),
+        labels: pairs("--label", &arguments.machine.labels)?,
+    };
+    message(Cluster::ClusterBootstrap(cluster), &arguments.machine)
+}
+
+/// What a machine needs to ask to be let in.
+#[derive(Debug)]
+pub(super) struct Admission {
+    /// What proves that an operator wanted this.
+    pub(super) ticket: Vec<u8>,
+    /// DER of the only authority that the machine trusts.
+    pub(super) ca: Vec<u8>,
+    /// Who to ask.
+    pub(super) nodes: Vec<v1::cluster_directory::Node>,
+}
+
+/// What the command line says, and the cluster for the rest.
+async fn admission(arguments: &Register, global: &Global) -> Result<Admission, Error> {
+    let ticket = arguments.ticket.as_deref().map(ticket).transpose()?;
+    let mut ca = arguments.ca.as_deref().map(contexts::read_certificate).transpose()?;
+    let nodes = nodes(&arguments.nodes)?;
+    if ca.is_none() {
+        let context = global.contexts.context(global.context.as_deref())?;
+        ca = context.and_then(|context| context.ca);
+    }
+    if let (Some(ticket), Some(ca), false) = (&ticket, &ca, nodes.is_empty()) {
+        return Ok(Admission { ticket: ticket.clone(), ca: ca.clone(), nodes });
+    }
+    let asked = super::cluster::admission(global)
+        .await
+        .help(|| "without a cluster to ask, give --ticket, --ca and --node".to_owned())?;
+    Ok(Admission {
+        ticket: ticket.unwrap_or(asked.ticket),
+        ca: ca.unwrap_or(asked.ca),
+        nodes: if nodes.is_empty() { asked.nodes } else { nodes },
+    })
+}
+
+fn nodes(texts: &[String]) -> Result<Vec<v1::cluster_directory::Node>, Error> {
+    let read = |text: &String| {
+        let (id, addresses) = text
+            .split_once('=')
+            .ok_or_else(|| Error::usage(format!("--node {text:?} is not ID=ADDRESS[,ADDRESS]")))?;
+        let addresses = addresses.split(',').map(str::to_owned).collect();
+        Ok(v1::cluster_directory::Node { id: id.to_owned(), addresses })
+    };
+    texts.iter().map(read).collect()
+}
+
+/// Longest file that a ticket is looked for in.
+const TICKET_FILE_MAX: u64 = 16 * 1024;
+
+fn ticket(text: &str) -> Result<Vec<u8>, Error> {
+    let text = match text.strip_prefix('@') {
+        Some(file) => {
+            let mut text = String::new();
+            let read = File::open(file)
+                .and_then(|file| file.take(TICKET_FILE_MAX).read_to_string(&mut text));
+            read.doing(|| format!("cannot read the ticket from {file}"))?;
+            text
+        }
+        None => text.to_owned(),
+    };
+    hex::decode(text.trim()).ok_or_else(|| {
+        Error::new("the ticket is not in hexadecimal digits, two a byte")
+            .or_help("`polisctl cluster ticket` prints the ticket")
+    })
+}
+
+fn register(arguments: &Register, admission: Admission) -> Result<v1::NodeParameters, Error> {
+    let cluster = v1::ClusterRegister {
+        cluster_directory: Some(v1::ClusterDirectory { nodes: admission.nodes }),
+        register_ticket: admission.ticket,
+        ca_certificate: admission.ca,
+        labels: pairs("--label", &arguments.machine.labels)?,
+    };
+    message(Cluster::ClusterRegister(cluster), &arguments.machine)
+}
+
+fn message(cluster: Cluster, machine: &Machine) -> Result<v1::NodeParameters, Error> {
+    let Machine { interfaces, nameservers, ntp_servers, terminals, .. } = machine;
+    let network = v1::NetworkConfiguration {
+        interfaces: interfaces.iter().map(|text| interface(text)).collect::<Result<_, _>>()?,
+        nameservers: nameservers.clone(),
+        ntp_servers: ntp_servers.clone(),
+    };
+    let console = v1::ConsoleConfiguration { tui: terminals.clone() };
+    Ok(v1::NodeParameters {
+        cluster: Some(cluster),
+        network: (network != v1::NetworkConfiguration::default()).then_some(network),
+        console: (!console.tui.is_empty()).then_some(console),
+    })
+}
+
+/// Reads `KEY=VALUE`, each key once.
+pub(super) fn pairs(flag: &str, texts: &[String]) -> Result<BTreeMap<String, String>, Error> {
+    let mut pairs = BTreeMap::new();
+    for text in texts {
+        let (key, value) = text
+            .split_once('=')
+            .ok_or_else(|| Error::usage(format!("{flag} {text:?} is not KEY=VALUE")))?;
+        if pairs.insert(key.to_owned(), value.to_owned()).is_some() {
+            return Err(Error::usage(format!("{flag} names {key:?} twice")));
+        }
+    }
+    Ok(pairs)
+}
+
+/// Splits an interface into its parts; what they hold is checked with the rest.
+fn interface(text: &str) -> Result<Interface, Error> {
+    let wrong = |part: &str| {
+        Error::usage(format!("--interface {text:?}: {part:?} is not known"))
+            .or_help("after the name: dhcp, address=CIDR, route=CIDR@GATEWAY[@METRIC], mtu=BYTES")
+    };
+    let mut parts = text.split(',');
+    let mut interface =
+        Interface { r#match: parts.next().unwrap_or_default().to_owned(), ..Interface::default() };
+    for part in parts {
+        match part.split_once('=') {
+            None if part == "dhcp" => interface.dhcp = true,
+            Some(("address", address)) => interface.addresses.push(address.to_owned()),
+            Some(("mtu", mtu)) => interface.mtu = mtu.parse().map_err(|_not| wrong(part))?,
+            Some(("route", route)) => {
+                let mut fields = route.split('@');
+                let (Some(destination), Some(gateway), metric, None) =
+                    (fields.next(), fields.next(), fields.next(), fields.next())
+                else {
+                    return Err(wrong(part));
+                };
+                let metric = metric.map_or(Ok(0), str::parse).map_err(|_not| wrong(part))?;
+                interface.routes.push(Route {
+                    destination: destination.to_owned(),
+                    gateway: gateway.to_owned(),
+                    metric,
+                });
+            }
+            _ => return Err(wrong(part)),
+        }
+    }
+    Ok(interface)
+}
+
+/// Checks a message as a machine does, then writes it.
+fn written(message: &v1::NodeParameters, out: &Path, global: &Global) -> Result<(), Error> {
+    let bytes = message.encode_to_vec();
+    let parameters = checked(&bytes)?;
+    if out == Path::new("-") {
+        return global.out.raw(&bytes);
+    }
+    // A ticket lets machines in: nobody else may read it.
+    contexts::write(out, &bytes)?;
+    let description = show::document(&parameters)?;
+    let mut document = serde_json::json!({ "file": out, "bytes": bytes.len() });
+    document["parameters"] = description.value().clone();
+    global
+        .out
+        .print(&Document::new(&document, format!("{} bytes in {}", bytes.len(), out.display()))?)
+}
+
+fn checked(bytes: &[u8]) -> Result<parameters::Parameters, Error> {
+    parameters::parse(bytes)
+        .help(|| "docs/parameters.md lists every field and what it allows".to_owned())
+}
+
+fn load(file: &Path) -> Result<parameters::Parameters, Error> {
+    let mut bytes = Vec::new();
+    let max = parameters::BYTES_MAX + 1;
+    let read = if file == Path::new("-") {
+        io::stdin().lock().take(max).read_to_end(&mut bytes)
+    } else {
+        File::open(file).and_then(|file| file.take(max).read_to_end(&mut bytes))
+    };
+    read.doing(|| format!("cannot read {}", file.display()))?;
+    if bytes.len() as u64 > parameters::BYTES_MAX {
+        return Err(parameters::Error::TooLarge.into());
+    }
+    checked(&bytes).doing(|| format!("{} would stop a machine's first boot", file.display()))
+}
+
+#[cfg(test)]
+mod tests;

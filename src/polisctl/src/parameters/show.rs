@@ -1,0 +1,240 @@
+//! Says what node parameters say.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::output::{Document, fields, or_dash};
+use polis_base::hex;
+use polis_wire::identity::Fingerprint;
+use polis_wire::parameters::{
+    Cluster, ClusterConfiguration, ColdStart, Interface, Network, Parameters, StoragePolicy,
+    TpmMode,
+};
+
+#[derive(Debug, Serialize)]
+struct View {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster_bootstrap: Option<Bootstrap>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster_register: Option<Register>,
+    network: NetworkView,
+    console_tui: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Bootstrap {
+    owner_public_key: String,
+    cluster_configuration: Configuration,
+    labels: BTreeMap<String, String>,
+}
+
+/// What holds for a whole cluster, as programs read it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Configuration {
+    cluster_domain: String,
+    tpm_mode: &'static str,
+    storage_security_policy: &'static str,
+    cold_start: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Register {
+    nodes: Vec<Node>,
+    register_ticket_bytes: usize,
+    ca_fingerprint: String,
+    ca_words: String,
+    labels: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Node {
+    id: String,
+    addresses: Vec<String>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct NetworkView {
+    interfaces: Vec<InterfaceView>,
+    nameservers: Vec<String>,
+    ntp_servers: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct InterfaceView {
+    r#match: String,
+    dhcp: bool,
+    addresses: Vec<String>,
+    routes: Vec<RouteView>,
+    mtu: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct RouteView {
+    destination: String,
+    gateway: String,
+    metric: u32,
+}
+
+/// Everything that the parameters say; of a ticket, which is a secret, the length.
+pub(super) fn document(parameters: &Parameters) -> Result<Document, Error> {
+    let view = view(parameters);
+    Document::new(&view, text(&view))
+}
+
+fn view(parameters: &Parameters) -> View {
+    let (mut cluster_bootstrap, mut cluster_register) = (None, None);
+    match &parameters.cluster {
+        Cluster::Bootstrap(bootstrap) => {
+            cluster_bootstrap = Some(Bootstrap {
+                owner_public_key: hex::encode(&bootstrap.owner_public_key),
+                cluster_configuration: configuration(&bootstrap.configuration),
+                labels: bootstrap.labels.clone(),
+            });
+        }
+        Cluster::Register(register) => {
+            let ca = Fingerprint::of_certificate(&register.ca_certificate);
+            let nodes = register
+                .directory
+                .iter()
+                .map(|node| Node { id: node.id.to_string(), addresses: node.addresses.clone() });
+            cluster_register = Some(Register {
+                nodes: nodes.collect(),
+                register_ticket_bytes: register.ticket.0.len(),
+                ca_fingerprint: ca.to_string(),
+                ca_words: ca.words(),
+                labels: register.labels.clone(),
+            });
+        }
+    }
+    View {
+        cluster_bootstrap,
+        cluster_register,
+        network: network(&parameters.network),
+        console_tui: parameters.console_tui.clone(),
+    }
+}
+
+/// The words for a configuration.
+pub(crate) fn configuration(configuration: &ClusterConfiguration) -> Configuration {
+    Configuration {
+        cluster_domain: configuration.domain.clone(),
+        tpm_mode: match configuration.tpm {
+            TpmMode::Required => "required",
+            TpmMode::BestEffort => "best_effort",
+            TpmMode::Disabled => "disabled",
+        },
+        storage_security_policy: match configuration.storage {
+            StoragePolicy::Unspecified => "unspecified",
+            StoragePolicy::Permissive => "permissive",
+            StoragePolicy::NeedsEncryption => "needs_encryption",
+            StoragePolicy::NeedsEncryptionAndAuthentication => {
+                "needs_encryption_and_authentication"
+            }
+            StoragePolicy::NeedsInsecure => "needs_insecure",
+        },
+        cold_start: match configuration.cold_start {
+            ColdStart::Automatic => "automatic",
+            ColdStart::Attended => "attended",
+        },
+    }
+}
+
+/// A storage policy, for people; nothing said means the strictest.
+pub(crate) fn storage(policy: &str) -> String {
+    match policy {
+        "unspecified" => "needs encryption and authentication, by default".to_owned(),
+        policy => policy.replace('_', " "),
+    }
+}
+
+impl Configuration {
+    /// Its lines in a list of fields.
+    pub(crate) fn fields(&self) -> [(&'static str, String); 4] {
+        [
+            ("domain", self.cluster_domain.clone()),
+            ("TPM", self.tpm_mode.replace('_', " ")),
+            ("storage", storage(self.storage_security_policy)),
+            ("cold start", self.cold_start.to_owned()),
+        ]
+    }
+}
+
+fn network(network: &Network) -> NetworkView {
+    NetworkView {
+        interfaces: network.interfaces.iter().map(interface).collect(),
+        nameservers: network.nameservers.iter().map(ToString::to_string).collect(),
+        ntp_servers: network.ntp_servers.clone(),
+    }
+}
+
+fn interface(interface: &Interface) -> InterfaceView {
+    let routes = interface.routes.iter().map(|route| RouteView {
+        destination: route.destination.to_string(),
+        gateway: route.gateway.to_string(),
+        metric: route.metric,
+    });
+    InterfaceView {
+        r#match: interface.matches.to_string(),
+        dhcp: interface.dhcp,
+        addresses: interface.addresses.iter().map(ToString::to_string).collect(),
+        routes: routes.collect(),
+        mtu: interface.mtu,
+    }
+}
+
+fn text(view: &View) -> String {
+    let mut lines = Vec::new();
+    if let Some(bootstrap) = &view.cluster_bootstrap {
+        lines.push(("does", "found a new cluster".to_owned()));
+        lines.push(("owner key", bootstrap.owner_public_key.clone()));
+        lines.extend(bootstrap.cluster_configuration.fields());
+        lines.push(("labels", labels(&bootstrap.labels)));
+    }
+    if let Some(register) = &view.cluster_register {
+        lines.push(("does", "ask a running cluster to be let in".to_owned()));
+        let nodes = register.nodes.iter();
+        let nodes = nodes.map(|node| format!("{} at {}", node.id, node.addresses.join(", ")));
+        lines.push(("nodes", nodes.collect::<Vec<_>>().join("\n")));
+        lines.push(("CA", format!("{}\n{}", register.ca_words, register.ca_fingerprint)));
+        lines.push(("ticket", format!("{} bytes", register.register_ticket_bytes)));
+        lines.push(("labels", labels(&register.labels)));
+    }
+    let interfaces = view.network.interfaces.iter().map(interface_line);
+    let interfaces = interfaces.collect::<Vec<_>>().join("\n");
+    let interfaces = if interfaces.is_empty() { "all, by DHCP".to_owned() } else { interfaces };
+    lines.push(("interfaces", interfaces));
+    lines.push(("nameservers", or_dash(&view.network.nameservers.join(", "))));
+    lines.push(("time servers", or_dash(&view.network.ntp_servers.join(", "))));
+    let mut terminals = vec!["tty1".to_owned()];
+    terminals.extend(view.console_tui.iter().cloned());
+    lines.push(("console", terminals.join(", ")));
+    fields(&lines)
+}
+
+/// `a=1, b=2`, or a dash.
+pub(crate) fn labels(labels: &BTreeMap<String, String>) -> String {
+    let labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    or_dash(&labels.join(", "))
+}
+
+fn interface_line(interface: &InterfaceView) -> String {
+    let mut line = interface.r#match.clone();
+    if interface.dhcp {
+        line.push_str(", DHCP");
+    }
+    for address in &interface.addresses {
+        line.push_str(&format!(", {address}"));
+    }
+    for RouteView { destination, gateway, metric } in &interface.routes {
+        line.push_str(&format!(", {destination} by {gateway}"));
+        if *metric != 0 {
+            line.push_str(&format!(" at metric {metric}"));
+        }
+    }
+    if let Some(mtu) = interface.mtu {
+        line.push_str(&format!(", MTU {mtu}"));
+    }
+    line
+}

@@ -1,0 +1,288 @@
+use super::*;
+use crate::testing::World;
+
+/// RFC 8032, section 7.1.
+const OWNER: &str = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a";
+const NODE: &str = "polis-00000000000000000000000000000001";
+
+fn world() -> World {
+    let world = World::new();
+    std::fs::write(world.path("owner"), OWNER).unwrap();
+    world
+}
+
+const BOOTSTRAP: [&str; 6] = ["parameters", "bootstrap", "--owner-key", "@owner", "-o", "@p.pb"];
+
+fn with<'a>(first: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [first, more].concat()
+}
+
+#[test]
+fn what_bootstrap_writes_is_what_show_prints() {
+    let world = world();
+    let everything = [
+        "--domain",
+        "home.example",
+        "--tpm",
+        "required",
+        "--storage",
+        "authenticated",
+        "--cold-start",
+        "attended",
+        "--label",
+        "rack=7",
+        "--label",
+        "example.com/role=",
+        "--interface",
+        "eth0,dhcp",
+        "--interface",
+        "52:54:00:12:34:56,address=192.0.2.7/24,address=2001:db8::7/64,route=0.0.0.0/0@192.0.2.1@100,mtu=9000",
+        "--nameserver",
+        "192.0.2.53",
+        "--ntp",
+        "time.example.com",
+        "--console",
+        "hvc0",
+    ];
+    insta::assert_snapshot!(world.runs(&with(&BOOTSTRAP, &everything)), @r"219 bytes in @p.pb");
+    insta::assert_snapshot!(world.runs(&["parameters", "show", "@p.pb"]), @r"
+    does          found a new cluster
+    owner key     d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a
+    domain        home.example
+    TPM           required
+    storage       needs encryption and authentication
+    cold start    attended
+    labels        example.com/role=, rack=7
+    interfaces    eth0, DHCP
+                  52:54:00:12:34:56, 192.0.2.7/24, 2001:db8::7/64, 0.0.0.0/0 by 192.0.2.1 at metric 100, MTU 9000
+    nameservers   192.0.2.53
+    time servers  time.example.com
+    console       tty1, hvc0
+    ");
+    insta::assert_snapshot!(world.runs(&["parameters", "show", "@p.pb", "--output", "json"]), @r#"
+    {
+      "cluster_bootstrap": {
+        "cluster_configuration": {
+          "cluster_domain": "home.example",
+          "cold_start": "attended",
+          "storage_security_policy": "needs_encryption_and_authentication",
+          "tpm_mode": "required"
+        },
+        "labels": {
+          "example.com/role": "",
+          "rack": "7"
+        },
+        "owner_public_key": "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
+      },
+      "console_tui": [
+        "hvc0"
+      ],
+      "network": {
+        "interfaces": [
+          {
+            "addresses": [],
+            "dhcp": true,
+            "match": "eth0",
+            "mtu": null,
+            "routes": []
+          },
+          {
+            "addresses": [
+              "192.0.2.7/24",
+              "2001:db8::7/64"
+            ],
+            "dhcp": false,
+            "match": "52:54:00:12:34:56",
+            "mtu": 9000,
+            "routes": [
+              {
+                "destination": "0.0.0.0/0",
+                "gateway": "192.0.2.1",
+                "metric": 100
+              }
+            ]
+          }
+        ],
+        "nameservers": [
+          "192.0.2.53"
+        ],
+        "ntp_servers": [
+          "time.example.com"
+        ]
+      }
+    }
+    "#);
+    insta::assert_snapshot!(world.runs(&["parameters", "check", "@p.pb"]), @r"@p.pb: good parameters, to found a new cluster");
+}
+
+#[test]
+fn what_is_not_said_is_left_to_the_node() {
+    let world = world();
+    world.runs(&BOOTSTRAP);
+    let bytes = std::fs::read(world.path("p.pb")).unwrap();
+    let message = v1::NodeParameters::decode(&*bytes).unwrap();
+    assert_eq!((message.network, message.console), (None, None));
+    insta::assert_snapshot!(world.runs(&["parameters", "show", "@p.pb", "--output", "yaml"]), @r"
+    cluster_bootstrap:
+      cluster_configuration:
+        cluster_domain: cluster.internal
+        cold_start: automatic
+        storage_security_policy: unspecified
+        tpm_mode: best_effort
+      labels: {}
+      owner_public_key: d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a
+    console_tui: []
+    network:
+      interfaces: []
+      nameservers: []
+      ntp_servers: []
+    ");
+}
+
+#[test]
+fn a_refused_field_is_named_with_its_value_and_what_is_allowed() {
+    let world = world();
+    let refused = |more: &[&str]| world.refuses(&with(&BOOTSTRAP, more));
+    insta::assert_snapshot!(refused(&["--domain", "Home"]), @r#"
+    error: cluster_bootstrap.cluster_configuration.cluster_domain is "Home"; allowed is a DNS name of lower-case letters, digits and inner hyphens, at most 80 characters
+    help: docs/parameters.md lists every field and what it allows
+    "#);
+    insta::assert_snapshot!(refused(&["--label", "a b=x"]), @r#"
+    error: cluster_bootstrap.labels is "a b"; allowed is a key of 1 to 63 letters, digits and inner "-_.", with an optional DNS name and "/" before it
+    help: docs/parameters.md lists every field and what it allows
+    "#);
+    insta::assert_snapshot!(refused(&["--interface", "eth0,mtu=100"]), @r"
+    error: network.interfaces[0].mtu is 100; allowed is a number from 1280 to 65535
+    help: docs/parameters.md lists every field and what it allows
+    ");
+    insta::assert_snapshot!(refused(&["--interface", "eth0,address=192.0.2.7"]), @r#"
+    error: network.interfaces[0].addresses[0] is "192.0.2.7"; allowed is a host's address and the length of its network, such as 192.0.2.7/24
+    help: docs/parameters.md lists every field and what it allows
+    "#);
+    insta::assert_snapshot!(refused(&["--interface", "eth0,route=0.0.0.0/0@fd00::1"]), @r#"
+    error: network.interfaces[0].routes[0].gateway is "fd00::1"; allowed is an IP address of the destination's family
+    help: docs/parameters.md lists every field and what it allows
+    "#);
+    insta::assert_snapshot!(refused(&["--nameserver", "dns.example"]), @r#"
+    error: network.nameservers[0] is "dns.example"; allowed is an IP address
+    help: docs/parameters.md lists every field and what it allows
+    "#);
+    insta::assert_snapshot!(refused(&["--console", "/dev/tty2"]), @r#"
+    error: console.tui[0] is "/dev/tty2"; allowed is a terminal's name such as "ttyS1": 1 to 16 letters and digits
+    help: docs/parameters.md lists every field and what it allows
+    "#);
+    assert!(!world.path("p.pb").exists());
+}
+
+#[test]
+fn a_command_line_that_makes_no_sense_is_wrong_usage() {
+    let world = world();
+    let usage = |more: &[&str]| {
+        let ended = world.run(&with(&BOOTSTRAP, more));
+        assert_eq!(ended.status, 2, "{}", ended.stderr);
+        ended.stderr
+    };
+    insta::assert_snapshot!(usage(&["--interface", "eth0,adress=192.0.2.7/24"]), @r#"
+    error: --interface "eth0,adress=192.0.2.7/24": "adress=192.0.2.7/24" is not known
+    help: after the name: dhcp, address=CIDR, route=CIDR@GATEWAY[@METRIC], mtu=BYTES
+    "#);
+    insta::assert_snapshot!(usage(&["--label", "rack"]), @r#"error: --label "rack" is not KEY=VALUE"#);
+    insta::assert_snapshot!(usage(&["--label", "a=1", "--label", "a=2"]), @r#"error: --label names "a" twice"#);
+    usage(&["--interface", "eth0,route=0.0.0.0/0"]);
+    usage(&["--interface", "eth0,mtu=many"]);
+    usage(&["--tpm", "maybe"]);
+}
+
+#[test]
+fn without_an_owner_key_the_one_that_was_made_is_taken() {
+    let world = world();
+    let bootstrap = ["parameters", "bootstrap", "-o", "@p.pb"];
+    insta::assert_snapshot!(world.refuses(&bootstrap), @r"
+    error: cannot read @polis/owner.key
+    cause: No such file or directory (os error 2)
+    help: name the owner's key with --owner-key, or make one: `polisctl owner create`
+    ");
+    world.runs(&["owner", "create"]);
+    world.runs(&bootstrap);
+}
+
+#[test]
+fn a_damaged_file_is_refused_with_the_reason() {
+    let world = world();
+    std::fs::write(world.path("p.pb"), [0x0a, 0x20, 1]).unwrap();
+    insta::assert_snapshot!(world.refuses(&["parameters", "check", "@p.pb"]), @r"
+    error: @p.pb would stop a machine's first boot
+    cause: the node parameters are cut short: field cluster_bootstrap says 32 bytes, fewer follow
+    help: docs/parameters.md lists every field and what it allows
+    ");
+    std::fs::write(world.path("p.pb"), vec![0; 70_000]).unwrap();
+    insta::assert_snapshot!(world.refuses(&["parameters", "check", "@p.pb"]), @r"error: the node parameters have more than the 65536 bytes that they may have");
+    let ended = world.refuses(&["parameters", "check", "@absent"]);
+    assert!(ended.contains("cannot read"), "{ended}");
+}
+
+fn ca() -> Vec<u8> {
+    let mut parameters = rcgen::CertificateParams::default();
+    parameters.distinguished_name.push(rcgen::DnType::CommonName, "cluster");
+    parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+    parameters.self_signed(&key).unwrap().der().to_vec()
+}
+
+#[test]
+fn what_register_writes_says_whom_to_ask_and_hides_the_ticket() {
+    let world = world();
+    std::fs::write(world.path("ca.pem"), polis_wire::pki::certificate_pem(&ca())).unwrap();
+    let node = format!("{NODE}=192.0.2.1,node.example:17835");
+    let register = [
+        "parameters",
+        "register",
+        "--ticket",
+        "5ec2e7",
+        "--ca",
+        "@ca.pem",
+        "--node",
+        &node,
+        "-o",
+        "@p.pb",
+    ];
+    world.runs(&register);
+    let shown = world.runs(&["parameters", "show", "@p.pb", "--output", "json"]);
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let register = &shown["cluster_register"];
+    assert_eq!(register["nodes"][0]["id"], NODE);
+    assert_eq!(register["nodes"][0]["addresses"][1], "node.example:17835");
+    assert_eq!(register["register_ticket_bytes"], 3);
+    assert_eq!(register["ca_fingerprint"].as_str().unwrap().len(), 64);
+    use std::os::unix::fs::MetadataExt as _;
+    assert_eq!(std::fs::metadata(world.path("p.pb")).unwrap().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn a_ticket_that_is_no_ticket_is_refused() {
+    let world = world();
+    std::fs::write(world.path("ca.pem"), polis_wire::pki::certificate_pem(&ca())).unwrap();
+    let node = format!("{NODE}=192.0.2.1");
+    let register = |ticket: &str| {
+        world.refuses(&[
+            "parameters",
+            "register",
+            "--ticket",
+            ticket,
+            "--ca",
+            "@ca.pem",
+            "--node",
+            &node,
+            "-o",
+            "@p.pb",
+        ])
+    };
+    insta::assert_snapshot!(register("secret"), @r"
+    error: the ticket is not in hexadecimal digits, two a byte
+    help: `polisctl cluster ticket` prints the ticket
+    ");
+    insta::assert_snapshot!(register(""), @r"
+    error: cluster_register.register_ticket is empty; allowed is a ticket of 1 to 1024 bytes
+    help: docs/parameters.md lists every field and what it allows
+    ");
+}

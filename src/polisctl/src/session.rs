@@ -1,0 +1,539 @@
+//! Talks to a cluster as the user of a context.
+//!
+//! ```text
+//! context --> key, certificate, CA --> Session --call--> the leader, whoever that is
+//!                                         \------node--> one node, at its own port
+//! ```
+//!
+//! Invariants:
+//! - Nothing is asked of a cluster whose CA the context does not have.
+//! - A certificate of which two thirds are over is renewed before anything else;
+//!   where that fails, the old one is used as long as it lasts.
+//!
+//! What this module does not do: find the leader (`rpc::client`), or say what a
+//! command means.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ed25519_dalek::SigningKey;
+use polis_proto::v1;
+use polis_proto::v1::aaa_client::AaaClient;
+use polis_proto::v1::management_client::ManagementClient;
+use tokio::time::{Instant, sleep};
+use tonic::{Code, Response, Status};
+
+use super::contexts::{Context, Contexts};
+use super::error::{Error, Explain as _};
+use super::{Global, context, key};
+use polis_base::sys::clock;
+use polis_wire::endpoint::{Endpoint, MANAGEMENT_PORT};
+use polis_wire::identity::{Fingerprint, NodeId, Spoken};
+use polis_wire::pki::Facts;
+use polis_wire::rpc::Credentials;
+use polis_wire::rpc::REASON;
+use polis_wire::rpc::client::{
+    Candidate, Channel, Client, Connection, DialError, Expect, Patience, Repeat, Trust, dial,
+};
+
+/// Longest that a command waits for the cluster: an election takes ten seconds.
+pub(super) const PATIENCE: Duration = Duration::from_secs(15);
+/// Longest that one attempt at a call may take.
+const ATTEMPT: Duration = Duration::from_secs(10);
+/// Between two attempts at a node that is waited for.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// A user of a cluster, with a way to its leader.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) context: Context,
+    credentials: Credentials,
+    pub(super) client: Client,
+    /// How long a node that is not there is waited for, where a person has said so.
+    wait: Option<Duration>,
+    contexts: Contexts,
+}
+
+/// Credentials of a key, with a certificate of any kind for it.
+pub(super) fn credentials(
+    key: &SigningKey,
+    certificate: Vec<u8>,
+    authority: Option<Vec<u8>>,
+) -> Credentials {
+    let key = Arc::new(polis_wire::pki::key_der(key));
+    Credentials { certificate, key, authority }
+}
+
+/// How long the calls of a command may take.
+pub(super) fn patience(global: &Global, default: Duration) -> Patience {
+    let total = global.timeout.unwrap_or(default);
+    Patience { attempt: ATTEMPT.min(total), total }
+}
+
+/// The curators that there may be.
+pub(super) fn candidates(global: &Global, context: &Context) -> Result<Vec<Candidate>, Error> {
+    let named = |endpoint: &Endpoint| Candidate {
+        node: None,
+        host: endpoint.host.clone(),
+        port: endpoint.port,
+    };
+    if !global.endpoints.is_empty() {
+        return Ok(global.endpoints.iter().map(named).collect());
+    }
+    let mut candidates = Vec::new();
+    for text in &context.settings.endpoints {
+        let endpoint: Endpoint =
+            text.parse().doing(|| format!("context {} has no good endpoint", context.name))?;
+        candidates.push(named(&endpoint));
+    }
+    // What was named leads there already.
+    let anew = |one: &Candidate| {
+        !candidates.iter().any(|named| (&named.host, named.port) == (&one.host, one.port))
+    };
+    let learnt: Vec<_> = learnt(context)?.into_iter().filter(anew).collect();
+    candidates.extend(learnt);
+    if candidates.is_empty() {
+        return Err(Error::new(format!("context {} has no endpoint", context.name))
+            .or_help("name where a curator is: --endpoint HOST[:PORT]"));
+    }
+    Ok(candidates)
+}
+
+/// The way to an address: through a forwarded port, where the context says so.
+fn detour(context: &Context, address: &Endpoint) -> Result<Endpoint, Error> {
+    match context.settings.via.get(&address.to_string()) {
+        Some(other) => other.parse().doing(|| format!("the detour {other:?} leads nowhere")),
+        None => Ok(address.clone()),
+    }
+}
+
+/// Curators that the cluster told of.
+fn learnt(context: &Context) -> Result<Vec<Candidate>, Error> {
+    let mut candidates = Vec::new();
+    for (id, addresses) in &context.settings.nodes {
+        let Ok(node) = id.parse() else { continue };
+        for address in addresses {
+            let Ok(endpoint) = address.parse::<Endpoint>() else { continue };
+            let Endpoint { host, port } = detour(context, &endpoint)?;
+            candidates.push(Candidate { node: Some(node), host, port });
+        }
+    }
+    Ok(candidates)
+}
+
+impl Session {
+    /// Opens the context in use, and renews its certificate where it is time.
+    pub(super) async fn open(global: &Global) -> Result<Self, Error> {
+        Self::patient(global, PATIENCE).await
+    }
+
+    /// The same, for a command that waits longer by itself.
+    pub(super) async fn patient(global: &Global, wait: Duration) -> Result<Self, Error> {
+        let mut session = Self::prepare(global, wait)?;
+        let progress = global.out.progress();
+        progress.says("looking for the leader of the cluster");
+        session.renew(global).await;
+        Ok(session)
+    }
+
+    /// Everything that can be done without a word to anybody.
+    pub(super) fn prepare(global: &Global, wait: Duration) -> Result<Self, Error> {
+        let named = global.contexts.context(global.context.as_deref())?;
+        let context = named.ok_or_else(context::no_context)?;
+        let name = &context.name;
+        let takes = || format!("`polisctl --context {name} cluster take-ownership` gets one");
+        let ca = context.ca.clone().ok_or_else(|| {
+            Error::new(format!("context {name} does not know the CA of its cluster"))
+                .or_help(takes())
+        })?;
+        let certificate = context.certificate.clone().ok_or_else(|| {
+            Error::new(format!("context {name} has no certificate")).or_help(takes())
+        })?;
+        let facts = Facts::read(&certificate)
+            .ok_or_else(|| Error::new(format!("the certificate of context {name} is damaged")))?;
+        if clock::now() >= facts.not_after {
+            return Err(Error::new(format!(
+                "the certificate of context {name} ended on {}",
+                super::units::date(facts.not_after)
+            ))
+            .or_help(format!(
+                "the owner takes ownership again: {}; others ask the owner for a new one",
+                takes()
+            )));
+        }
+        let key = key::read(&context.settings.key, &global.passphrase)?;
+        if key.verifying_key().to_bytes() != facts.public_key {
+            return Err(Error::new(format!(
+                "{} is not the key of the certificate of context {name}",
+                context.settings.key.display()
+            ))
+            .or_help(format!("name the right one: `polisctl context set {name} --key FILE`")));
+        }
+        let credentials = credentials(&key, certificate, Some(ca));
+        let candidates = candidates(global, &context)?;
+        let client = Client::fixed(candidates, credentials.clone(), patience(global, wait));
+        let contexts = global.contexts.clone();
+        Ok(Self { context, credentials, client, wait: global.timeout, contexts })
+    }
+
+    /// Gets a certificate that ends later, if it is time.
+    async fn renew(&mut self, global: &Global) {
+        let facts = Facts::read(&self.credentials.certificate);
+        if !facts.is_some_and(|facts| facts.renewal_due(clock::now())) {
+            return;
+        }
+        let renewed = self
+            .call("renew the certificate", Repeat::Allowed, |channel| async move {
+                AaaClient::new(channel).renew(v1::RenewRequest {}).await
+            })
+            .await
+            .and_then(|answer| {
+                self.context.certificate = Some(answer.certificate.clone());
+                global.contexts.save(&self.context)?;
+                Ok(answer.certificate)
+            });
+        match renewed {
+            // The next command uses it: this one's connection is made already.
+            Ok(certificate) => self.credentials.certificate = certificate,
+            Err(error) => global.out.remark(error.render().trim_end()),
+        }
+    }
+
+    /// Makes a call to the leader.
+    pub(super) async fn call<T, F, R>(
+        &self,
+        what: &str,
+        repeat: Repeat,
+        mut call: F,
+    ) -> Result<T, Error>
+    where
+        F: FnMut(Channel) -> R,
+        R: Future<Output = Result<Response<T>, Status>>,
+    {
+        let made = self.client.call(repeat, |channel| {
+            let made = call(channel);
+            async move { made.await.map(Response::into_inner) }
+        });
+        made.await.map_err(|status| refused(what, &status))
+    }
+
+    /// Every node of the cluster that has one of these IDs; all, where none is named.
+    pub(super) async fn nodes(&self, ids: &[String]) -> Result<Vec<v1::NodeInfo>, Error> {
+        let nodes = self.client.call(Repeat::Allowed, |channel| {
+            let request = v1::GetNodesRequest { ids: ids.to_vec(), ..Default::default() };
+            async move {
+                let mut stream =
+                    ManagementClient::new(channel).get_nodes(request).await?.into_inner();
+                let mut nodes = Vec::new();
+                while let Some(node) = stream.message().await? {
+                    nodes.push(node);
+                }
+                Ok(nodes)
+            }
+        });
+        let mut nodes = nodes.await.map_err(|status| refused("list the nodes", &status))?;
+        nodes.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(nodes)
+    }
+
+    /// Gives each call so much time from now on, whatever a person has said.
+    pub(super) fn limit(&mut self, total: Duration) {
+        let patience = Patience { attempt: ATTEMPT.min(total), total };
+        self.client = self.client.clone().patient(patience);
+    }
+
+    /// The one node that a person means.
+    pub(super) async fn find(&self, wanted: &str) -> Result<v1::NodeInfo, Error> {
+        pick(self.nodes(&[]).await?, wanted)
+    }
+
+    /// Remembers where the curators are, for a day when the endpoints do not answer:
+    /// whoever took ownership of one node named that one alone.
+    pub(super) fn learn(&self, directory: Option<&v1::ClusterDirectory>) {
+        let Some(directory) = directory.filter(|directory| !directory.nodes.is_empty()) else {
+            return;
+        };
+        let nodes: BTreeMap<_, _> =
+            directory.nodes.iter().map(|node| (node.id.clone(), node.addresses.clone())).collect();
+        // As it is now: somebody may have changed it since this command began. A folder
+        // that cannot be written costs later commands something, and this one nothing.
+        let _forgotten = self.contexts.load(&self.context.name).and_then(|mut context| {
+            if context.settings.nodes == nodes {
+                return Ok(());
+            }
+            context.settings.nodes = nodes;
+            self.contexts.save(&context)
+        });
+    }
+
+    /// Connects; `--timeout` waits for a node that starts.
+    async fn reach(
+        &self,
+        at: &Endpoint,
+        expect: Expect,
+        trust: &Trust,
+    ) -> Result<Connection, DialError> {
+        let end = self.wait.map(|wait| Instant::now() + wait);
+        loop {
+            let dialled = dial(&at.host, at.port, expect, trust, Some(&self.credentials)).await;
+            match dialled {
+                Err(error) if error.is_absence() && end.is_some_and(|end| Instant::now() < end) => {
+                    sleep(AGAIN).await;
+                }
+                dialled => return dialled,
+            }
+        }
+    }
+
+    /// Connects to one node's own port.
+    pub(super) async fn node(&self, node: &Target) -> Result<Channel, Error> {
+        let address = detour(&self.context, &node.address)?;
+        let trust = Trust::Authority(self.credentials.authority.clone().unwrap_or_default());
+        let expect = node.id.map_or(Expect::AnyNode, Expect::Node);
+        match self.reach(&address, expect, &trust).await {
+            Ok(connection) => Ok(connection.channel),
+            Err(error) => {
+                let help = error.help();
+                let who = node.id.map_or("the node".to_owned(), |id| id.to_string());
+                Err(Error::from(error).context(format!("cannot reach {who}")).or_help(help))
+            }
+        }
+    }
+
+    /// Connects to a node that waits for the key of its disk: its certificate is
+    /// its own word, so a person's is compared with it before anything is said.
+    pub(super) async fn waiting_node(
+        &self,
+        node: &Target,
+        spoken: &Spoken,
+    ) -> Result<Channel, Error> {
+        let address = detour(&self.context, &node.address)?;
+        let Endpoint { host, port } = &address;
+        let reached = self.reach(&address, Expect::AnyNode, &Trust::Unchecked).await;
+        let connection = reached.map_err(|error| {
+            let help = error.help();
+            Error::from(error).or_help(help)
+        })?;
+        let facts = Facts::read(&connection.certificate);
+        let key = facts.ok_or_else(|| Error::new("the node shows no certificate".to_owned()))?;
+        let shown = Fingerprint::of_key(&key.public_key);
+        if shown.is(spoken) {
+            return Ok(connection.channel);
+        }
+        Err(Error::new(format!(
+            "whoever answers at {host}:{port} has another key: {}, {shown}",
+            shown.words()
+        ))
+        .or_help(
+            "read the fingerprint again from the machine's own screen, page Boot; if they still \
+             differ, somebody is between you and the machine",
+        ))
+    }
+
+    /// Where a node is managed: at `at`, or where the cluster says that it is.
+    pub(super) async fn target(
+        &self,
+        wanted: Option<&str>,
+        at: Option<&Endpoint>,
+    ) -> Result<Target, Error> {
+        if let Some(at) = at {
+            let id = wanted.and_then(|wanted| wanted.parse().ok());
+            return Ok(Target { id, address: at.clone() });
+        }
+        let node = match wanted {
+            Some(wanted) => self.find(wanted).await?,
+            None => {
+                let leader = self
+                    .client
+                    .leader()
+                    .await
+                    .map_err(|error| refused("find the leader", &Status::from(error)))?;
+                self.find(&leader.connection.node.to_string()).await?
+            }
+        };
+        match target(&node) {
+            Ok(target) => Ok(target),
+            // A node that has not told how it is may still be in the directory.
+            Err(error) => self.in_directory(&node).await.ok_or(error),
+        }
+    }
+
+    async fn in_directory(&self, node: &v1::NodeInfo) -> Option<Target> {
+        let info = super::cluster::info(self).await.ok()?;
+        let nodes = info.cluster_directory?.nodes;
+        let entry = nodes.into_iter().find(|entry| entry.id == node.id)?;
+        let address = Endpoint::parse(entry.addresses.first()?, MANAGEMENT_PORT).ok()?;
+        let address = address.at_port(MANAGEMENT_PORT);
+        Some(Target { id: node.id.parse().ok(), address })
+    }
+}
+
+/// A node's own port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    /// Who must answer, if that is known.
+    pub(super) id: Option<NodeId>,
+    /// Where.
+    pub(super) address: Endpoint,
+}
+
+/// Where the cluster says that a node is.
+fn target(node: &v1::NodeInfo) -> Result<Target, Error> {
+    let address = node.status.as_ref().map(|status| status.external_address.as_str());
+    let address = address.unwrap_or_default();
+    let address = Endpoint::parse(address, MANAGEMENT_PORT).map_err(|_invalid| {
+        Error::new(format!("the cluster does not know where {} is", node.id))
+            .or_help("name where it is: --at HOST[:PORT]")
+    })?;
+    let id = node.id.parse().doing(|| format!("the cluster names a node {:?}", node.id))?;
+    Ok(Target { id: Some(id), address: address.at_port(MANAGEMENT_PORT) })
+}
+
+/// Fewest digits of an ID that name a node.
+const DIGITS_MIN: usize = 4;
+
+/// The one node that a person means: its ID, or the beginning of its digits.
+fn pick(nodes: Vec<v1::NodeInfo>, wanted: &str) -> Result<v1::NodeInfo, Error> {
+    let digits = wanted.strip_prefix("polis-").unwrap_or(wanted);
+    let fits = |node: &v1::NodeInfo| {
+        let own = node.id.strip_prefix("polis-").unwrap_or(&node.id);
+        own == digits || (digits.len() >= DIGITS_MIN && own.starts_with(digits))
+    };
+    let mut found: Vec<v1::NodeInfo> = nodes.into_iter().filter(fits).collect();
+    match found.len() {
+        1 => Ok(found.remove(0)),
+        0 => Err(Error::new(format!("there is no node {wanted:?}"))
+            .or_help("`polisctl node list` names them; four digits of an ID are enough")),
+        _ => {
+            let ids: Vec<String> = found.into_iter().map(|node| node.id).collect();
+            Err(Error::new(format!("{wanted:?} is the beginning of several nodes"))
+                .or_help(format!("give more digits: {}", ids.join(", "))))
+        }
+    }
+}
+
+/// What a refusal means to the person at the terminal.
+pub(super) fn refused(what: &str, status: &Status) -> Error {
+    let message = match status.message() {
+        "" => status.code().description(),
+        message => message,
+    };
+    let mut error = anyhow::Error::msg(message.to_owned());
+    let source = std::error::Error::source(status);
+    if let Some(source) = source {
+        error = anyhow::Error::msg(chain(source)).context(message.to_owned());
+    }
+    let error = error.context(format!("cannot {what}"));
+    let reason = status.metadata().get(REASON).and_then(|reason| reason.to_str().ok());
+    let late = matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable);
+    let error = if late { Error::late(error) } else { Error::from(error) };
+    match help(status.code(), reason.unwrap_or_default()) {
+        Some(help) => error.or_help(help),
+        None => error,
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+fn help(code: Code, reason: &str) -> Option<&'static str> {
+    Some(match (reason, code) {
+        ("quorum", _) => {
+            "let another node vote first: `polisctl node roles NODE --add consensus-member`, then \
+             `polisctl cluster wait`"
+        }
+        ("not-owner", _) => "name the owner's key with --owner-key",
+        ("fingerprint", _) => {
+            "compare with the machine's own screen once more; do not approve what differs"
+        }
+        ("still-up", _) => {
+            "decommission it first: `polisctl node decommission NODE`; or, if it is dead for good, \
+             add --force"
+        }
+        ("last-owner", _) => "make another owner first: `polisctl user create NAME --role owner`",
+        ("user-taken", _) => "pick another name, or revoke that user first",
+        ("decommissioned", _) => {
+            "a node that was removed never comes back: wipe its disk and register it anew"
+        }
+        (_, Code::Unauthenticated) => {
+            "get a certificate: owners by `polisctl cluster take-ownership`, others from the owner \
+             by `polisctl user create`"
+        }
+        (_, Code::PermissionDenied) => {
+            "ask somebody with that role; `polisctl user list` names them"
+        }
+        (_, Code::Unavailable | Code::DeadlineExceeded) => {
+            "check the endpoints, wait for a leader with `polisctl cluster wait`, or give more time \
+             with --timeout; a node itself answers without one: `polisctl node status NODE --at \
+             HOST`"
+        }
+        (_, Code::ResourceExhausted) => "`polisctl etcd status` says whether the store is full",
+        (_, Code::Unimplemented) => "the cluster's version does not know this yet",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(id: &str) -> v1::NodeInfo {
+        v1::NodeInfo { id: format!("polis-{id}"), ..Default::default() }
+    }
+
+    #[test]
+    fn a_curator_that_was_learnt_is_reached_through_its_forwarded_port() {
+        let id = NodeId::from_public_key(&[1; 32]);
+        let mut context = Context::new("home");
+        context.settings.nodes =
+            BTreeMap::from([(id.to_string(), vec!["10.0.2.16".into(), "10.0.2.17".into()])]);
+        context.settings.via =
+            BTreeMap::from([("10.0.2.16:7835".to_owned(), "127.0.0.1:17835".to_owned())]);
+        let found = learnt(&context).unwrap();
+        let texts: Vec<_> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(texts, ["127.0.0.1:17835", "10.0.2.17:7835"]);
+        assert!(found.iter().all(|candidate| candidate.node == Some(id)));
+    }
+
+    #[test]
+    fn a_node_is_named_by_the_beginning_of_its_digits() {
+        let nodes = || vec![node("abcd1"), node("abcd2"), node("ffff0")];
+        assert_eq!(pick(nodes(), "ffff").unwrap().id, "polis-ffff0");
+        assert_eq!(pick(nodes(), "polis-abcd2").unwrap().id, "polis-abcd2");
+        let both = pick(nodes(), "abcd").unwrap_err().render();
+        assert!(both.contains("polis-abcd1, polis-abcd2"), "{both}");
+        let short = pick(nodes(), "fff").unwrap_err().render();
+        assert!(short.contains("there is no node"), "{short}");
+    }
+
+    #[test]
+    fn a_refusal_says_what_to_do() {
+        let status = Status::unauthenticated("this call needs a user");
+        let error = refused("list the users", &status);
+        insta::assert_snapshot!(error.render(), @r"
+        error: cannot list the users
+        cause: this call needs a user
+        help: get a certificate: owners by `polisctl cluster take-ownership`, others from the owner by `polisctl user create`
+        ");
+        assert_eq!(error.exit(), crate::error::Exit::Failed);
+        let error = refused("list the users", &Status::unavailable("no leader was found in time"));
+        assert_eq!(error.exit(), crate::error::Exit::TimedOut);
+    }
+
+    #[test]
+    fn the_word_of_a_refusal_picks_the_advice() {
+        let mut status = Status::failed_precondition("two voters would be left");
+        status.metadata_mut().insert(REASON, "quorum".parse().unwrap());
+        let text = refused("take the roles away", &status).render();
+        assert!(text.contains("help: let another node vote first"), "{text}");
+    }
+}

@@ -1,0 +1,208 @@
+//! `polisctl user`: who may operate the cluster.
+//!
+//! ```text
+//! they:  polisctl owner create -o my.key        my.pub --> the owner
+//! owner: polisctl user create ann --role operator --key my.pub -o ann.json --> they
+//! they:  polisctl context import ann.json --key my.key
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use polis_proto::v1;
+use polis_proto::v1::aaa_client::AaaClient;
+use serde::{Deserialize, Serialize};
+
+use super::contexts::{self, Context};
+use super::error::{Error, Explain as _};
+use super::output::{Document, fields, table};
+use super::session::Session;
+use super::{Global, cluster, key, units};
+use polis_base::hex;
+use polis_wire::pki::{self, Facts};
+use polis_wire::rpc::client::Repeat;
+
+/// Commands about users.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Command {
+    /// Make a user, or its certificate anew, and write what it needs to a file.
+    Create {
+        /// 1 to 64 of a-z, 0-9, dot and dash.
+        name: String,
+        /// What it may do.
+        #[arg(long, value_enum)]
+        role: Role,
+        /// The user's public key, which `owner create` makes.
+        #[arg(long, value_name = "FILE")]
+        key: PathBuf,
+        /// Where to put what the user imports with `context import`; nothing in it is secret.
+        #[arg(short, long, value_name = "FILE")]
+        out: PathBuf,
+    },
+    /// List the users.
+    List,
+    /// End a user's access at once.
+    Revoke {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// What a user may do.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(super) enum Role {
+    /// Read.
+    Viewer,
+    /// Read, operate nodes and let them in.
+    Operator,
+    /// Everything.
+    Owner,
+}
+
+impl From<Role> for v1::UserRole {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Viewer => Self::Viewer,
+            Role::Operator => Self::Operator,
+            Role::Owner => Self::Owner,
+        }
+    }
+}
+
+/// What a user imports: everything but its key.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Invitation {
+    cluster_domain: String,
+    user: String,
+    endpoints: Vec<String>,
+    /// PEM.
+    ca: String,
+    /// PEM.
+    certificate: String,
+}
+
+#[derive(Debug, Serialize)]
+struct View {
+    name: String,
+    role: String,
+    revoked: bool,
+    public_key: String,
+}
+
+/// Runs the command.
+pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
+    match command {
+        Command::Create { name, role, key, out } => create(name, role, &key, &out, global).await,
+        Command::List => {
+            let session = Session::open(global).await?;
+            let answer = session.call("list the users", Repeat::Allowed, |channel| async move {
+                AaaClient::new(channel).list_users(v1::ListUsersRequest {}).await
+            });
+            let views: Vec<View> = answer.await?.users.iter().map(view).collect();
+            let row = |view: &View| {
+                let state = if view.revoked { "revoked" } else { "valid" };
+                vec![
+                    view.name.clone(),
+                    view.role.clone(),
+                    state.to_owned(),
+                    view.public_key.clone(),
+                ]
+            };
+            let rows: Vec<_> = views.iter().map(row).collect();
+            let text = table(&["NAME", "ROLE", "STATE", "PUBLIC KEY"], &rows);
+            global.out.print(&Document::new(&views, text)?)
+        }
+        Command::Revoke { name } => {
+            let session = Session::open(global).await?;
+            session
+                .call("revoke the user", Repeat::Allowed, |channel| {
+                    let request = v1::RevokeUserRequest { name: name.clone() };
+                    async move { AaaClient::new(channel).revoke_user(request).await }
+                })
+                .await?;
+            let value = serde_json::json!({ "revoked": name });
+            global.out.print(&Document::new(&value, format!("{name} has no access any more"))?)
+        }
+    }
+}
+
+fn view(user: &v1::User) -> View {
+    View {
+        name: user.name.clone(),
+        role: cluster::word(user.role().as_str_name(), "USER_ROLE_"),
+        revoked: user.revoked,
+        public_key: hex::encode(&user.public_key),
+    }
+}
+
+async fn create(
+    name: String,
+    role: Role,
+    key: &Path,
+    out: &Path,
+    global: &Global,
+) -> Result<(), Error> {
+    let public_key = key::read_public(key, &global.passphrase)?;
+    let session = Session::open(global).await?;
+    let info = cluster::info(&session).await?;
+    let request = v1::CreateUserRequest {
+        name: name.clone(),
+        role: v1::UserRole::from(role).into(),
+        public_key: public_key.to_vec(),
+    };
+    let answer = session
+        .call("make the user", Repeat::Allowed, |channel| {
+            let request = request.clone();
+            async move { AaaClient::new(channel).create_user(request).await }
+        })
+        .await?;
+    let invitation = Invitation {
+        cluster_domain: cluster::domain(&info),
+        user: name.clone(),
+        endpoints: session.context.settings.endpoints.clone(),
+        ca: pki::certificate_pem(&answer.ca_certificate),
+        certificate: pki::certificate_pem(&answer.certificate),
+    };
+    contexts::write(out, &serde_json::to_vec_pretty(&invitation)?)?;
+    let ends = Facts::read(&answer.certificate).map(|facts| units::date(facts.not_after));
+    let value = serde_json::json!({ "user": name, "file": out, "certificate_ends": ends });
+    let lines = [
+        ("user", name),
+        ("certificate ends", ends.unwrap_or_default()),
+        ("next", format!("the user runs `polisctl context import {} --key FILE`", out.display())),
+    ];
+    global.out.print(&Document::new(&value, fields(&lines))?)
+}
+
+/// Makes a context of what an owner has written.
+pub(super) fn import(file: &Path, key_file: &Path, global: &Global) -> Result<(), Error> {
+    let bytes = contexts::read_file(file)?;
+    let invitation: Invitation = serde_json::from_slice(&bytes)
+        .doing(|| format!("{} is not what `user create` writes", file.display()))?;
+    let ca = contexts::certificate(file, invitation.ca.as_bytes())?;
+    let certificate = contexts::certificate(file, invitation.certificate.as_bytes())?;
+    let key_file = std::path::absolute(key_file)?;
+    let public = key::read_public(&key_file, &global.passphrase)?;
+    if Facts::read(&certificate).is_none_or(|facts| facts.public_key != public) {
+        return Err(Error::new(format!("the certificate is not for {}", key_file.display()))
+            .or_help("name the key whose public half the owner was given"));
+    }
+    let name = match &global.context {
+        Some(name) => name.clone(),
+        None => contexts::name(&invitation.cluster_domain).map_err(Error::new)?,
+    };
+    let known = global.contexts.find_context(&name)?;
+    if known.as_ref().and_then(|known| known.ca.as_ref()).is_some_and(|known| *known != ca) {
+        return Err(Error::new(format!("context {name} belongs to a cluster with another CA"))
+            .or_help("give the new cluster a context of its own: --context NAME"));
+    }
+    let mut context = known.unwrap_or_else(|| Context::new(&name));
+    context.settings.endpoints = invitation.endpoints;
+    context.settings.user = invitation.user;
+    context.settings.key = key_file;
+    (context.ca, context.certificate) = (Some(ca), Some(certificate));
+    global.contexts.save(&context)?;
+    global.contexts.set_current(&name)?;
+    let value = serde_json::json!({ "context": name, "user": context.settings.user });
+    global.out.print(&Document::new(&value, format!("{name} is in use"))?)
+}

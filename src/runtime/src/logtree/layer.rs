@@ -1,0 +1,143 @@
+//! Files what services write through `tracing` under the name of the service.
+//!
+//! The supervisor runs each service inside a span called [`SPAN`] whose field
+//! `name` is the dotted name; an event belongs to the innermost such span. What
+//! is written outside of any is the root's.
+
+use std::fmt;
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id};
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+use super::{Body, Levelled, Origin, Tree};
+use polis_base::serial::Severity;
+
+/// The name of the span that a service runs in.
+pub const SPAN: &str = "service";
+/// Whose events are kept from `Debug` on; libraries only from `Info` on.
+const OUR_TARGET: &str = "polis";
+/// Whose name an event gets outside of any service.
+const ROOT: &str = "root";
+
+/// Sends every event of this process into `tree`. Does nothing the second time.
+pub fn install(tree: Tree) {
+    let _already_installed = tracing_subscriber::registry().with(ToTree(tree)).try_init();
+}
+
+/// The layer. Public for tests that install it for one scope only.
+#[derive(Clone, Debug)]
+pub struct ToTree(pub Tree);
+
+/// The dotted name, kept with the span.
+struct Service(String);
+
+impl<S> Layer<S> for ToTree
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    fn enabled(&self, metadata: &Metadata<'_>, _ctx: Context<'_, S>) -> bool {
+        let ours = metadata.target().split("::").next() == Some(OUR_TARGET);
+        *metadata.level() <= if ours { Level::DEBUG } else { Level::INFO }
+    }
+
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, ctx: Context<'_, S>) {
+        if attributes.metadata().name() != SPAN {
+            return;
+        }
+        let mut visitor = Fields::default();
+        attributes.record(&mut visitor);
+        let name = visitor.fields.into_iter().find(|(key, _)| key == "name");
+        if let (Some((_, name)), Some(span)) = (name, ctx.span(id)) {
+            span.extensions_mut().insert(Service(name));
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, ctx: Context<'_, S>) {
+        let metadata = event.metadata();
+        let severity = match *metadata.level() {
+            Level::ERROR => Severity::Error,
+            Level::WARN => Severity::Warning,
+            Level::INFO => Severity::Info,
+            Level::DEBUG | Level::TRACE => Severity::Debug,
+        };
+        let mut visitor = Fields::default();
+        event.record(&mut visitor);
+        let body = Body::Levelled(Levelled {
+            severity,
+            source: metadata.target().to_owned(),
+            stamp: None,
+            message: visitor.message,
+            fields: visitor.fields,
+        });
+        let scope = ctx.event_scope(event);
+        let name = scope
+            .into_iter()
+            .flatten()
+            .find_map(|span| span.extensions().get::<Service>().map(|service| service.0.clone()));
+        self.0.append(name.as_deref().unwrap_or(ROOT), Origin::Service, body);
+    }
+}
+
+#[derive(Default)]
+struct Fields {
+    message: String,
+    fields: Vec<(String, String)>,
+}
+
+impl Fields {
+    fn put(&mut self, field: &Field, value: String) {
+        // `log.*` repeats what the event's own metadata says.
+        if field.name() == "message" {
+            self.message = value;
+        } else if !field.name().starts_with("log.") {
+            self.fields.push((field.name().to_owned(), value));
+        }
+    }
+}
+
+impl Visit for Fields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.put(field, value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.put(field, format!("{value:?}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Query;
+    use super::*;
+    use tracing::{info, info_span, warn};
+
+    #[test]
+    fn an_event_is_filed_under_the_innermost_service() {
+        let tree = Tree::new(None);
+        let subscriber = tracing_subscriber::registry().with(ToTree(tree.clone()));
+        tracing::subscriber::with_default(subscriber, || {
+            info!("outside");
+            let outer = info_span!("service", name = "root.a");
+            let _in_outer = outer.enter();
+            let inner = info_span!("service", name = "root.a.b");
+            let _in_inner = inner.enter();
+            let _in_other = info_span!("request", name = "not a service").entered();
+            warn!(attempts = 3, error = %"disk full", "cannot write");
+        });
+        let lines: Vec<_> = tree
+            .backlog(&Query::all())
+            .iter()
+            .map(|entry| {
+                format!("{} {} {}", entry.body.severity().letter(), entry.name, entry.body)
+            })
+            .collect();
+        assert_eq!(
+            lines,
+            ["I root outside", "W root.a.b cannot write attempts=3 error=\"disk full\""]
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! Reads the log formats of the programs in the image.
+//!
+//! Nothing here fails: a line that is not what its program usually writes (a
+//! panic, a warning of a library) is kept as it is.
+
+use serde_json::Value;
+
+use super::{Body, Levelled};
+use polis_base::serial::Severity;
+
+/// How a program writes its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parser {
+    /// Lines of text.
+    Raw,
+    /// One JSON object a line, as the zap library writes it: etcd.
+    Zap,
+    /// A letter, month and day, time, process, file: Kubernetes components.
+    Klog,
+}
+
+impl Parser {
+    /// Reads one line.
+    #[must_use]
+    pub fn parse(self, line: &str) -> Body {
+        let levelled = match self {
+            Self::Raw => None,
+            Self::Zap => zap(line),
+            Self::Klog => klog(line),
+        };
+        levelled.map_or_else(|| Body::Raw(line.to_owned()), Body::Levelled)
+    }
+}
+
+/// `{"level":"warn","ts":"..","caller":"auth/store.go:12","msg":"..","other":1}`
+fn zap(line: &str) -> Option<Levelled> {
+    let Value::Object(object) = serde_json::from_str(line).ok()? else { return None };
+    let severity = match object.get("level")?.as_str()? {
+        "debug" => Severity::Debug,
+        "info" => Severity::Info,
+        "warn" => Severity::Warning,
+        "error" => Severity::Error,
+        "dpanic" | "panic" | "fatal" => Severity::Fatal,
+        _ => return None,
+    };
+    let mut levelled = Levelled::new(severity, object.get("msg")?.as_str()?);
+    for (key, value) in object {
+        match key.as_str() {
+            "level" | "msg" => {}
+            "ts" => levelled.stamp = Some(text(value)),
+            "caller" => levelled.source = text(value),
+            _ => levelled.fields.push((key, text(value))),
+        }
+    }
+    Some(levelled)
+}
+
+/// A JSON value as a person would write it: strings without quotes.
+fn text(value: Value) -> String {
+    match value {
+        Value::String(text) => text,
+        other => other.to_string(),
+    }
+}
+
+/// `W0103 15:04:05.000001    1234 reflector.go:561] message`
+fn klog(line: &str) -> Option<Levelled> {
+    let severity = match line.as_bytes().first()? {
+        b'I' => Severity::Info,
+        b'W' => Severity::Warning,
+        b'E' => Severity::Error,
+        b'F' => Severity::Fatal,
+        _ => return None,
+    };
+    let (head, message) = line.get(1..)?.split_once("] ")?;
+    let mut words = head.split_ascii_whitespace();
+    let (date, time) = (words.next()?, words.next()?);
+    let (_process, source) = (words.next()?, words.next()?);
+    let is_date = date.len() == 4 && date.bytes().all(|b| b.is_ascii_digit());
+    let is_time = time.bytes().all(|b| b.is_ascii_digit() || matches!(b, b':' | b'.'));
+    if !is_date || !is_time || words.next().is_some() {
+        return None;
+    }
+    let mut levelled = Levelled::new(severity, message);
+    levelled.stamp = Some(format!("{date} {time}"));
+    source.clone_into(&mut levelled.source);
+    Some(levelled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_line_of_etcd_keeps_its_time_source_and_fields() {
+        let line = r#"{"level":"warn","ts":"2026-11-20T23:12:40.301139Z","caller":"auth/store.go:1241","msg":"simple token","took":"1 ms","n":3}"#;
+        let Body::Levelled(it) = Parser::Zap.parse(line) else { panic!("not understood") };
+        assert_eq!(it.severity, Severity::Warning);
+        assert_eq!(it.source, "auth/store.go:1241");
+        assert_eq!(it.stamp.as_deref(), Some("2026-11-20T23:12:40.301139Z"));
+        assert_eq!(Body::Levelled(it).to_string(), "simple token n=3 took=\"1 ms\"");
+    }
+
+    #[test]
+    fn a_go_panic_on_the_same_pipe_stays_a_raw_line() {
+        let line = "panic: runtime error: index out of range";
+        assert_eq!(Parser::Zap.parse(line), Body::Raw(line.to_owned()));
+    }
+
+    #[test]
+    fn a_klog_line_is_taken_apart() {
+        let line = "E0103 15:04:05.000001    1234 reflector.go:561] cannot list: refused";
+        let Body::Levelled(it) = Parser::Klog.parse(line) else { panic!("not understood") };
+        assert_eq!(it.severity, Severity::Error);
+        assert_eq!(it.source, "reflector.go:561");
+        assert_eq!(it.message, "cannot list: refused");
+    }
+
+    #[test]
+    fn text_that_only_begins_like_klog_stays_raw() {
+        for line in ["Error: no such file", "I am] here", "W0103", "Éa] b"] {
+            assert_eq!(Parser::Klog.parse(line), Body::Raw(line.to_owned()));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_kept_or_understood_but_never_lost(
+            line in prop_oneof![any::<String>(), r#"[IWEF]\d{4} [\d:.]{1,9} \d \w{1,5}\] .*"#, r#"\{"level":"[a-z]*","msg":".*"\}"#]
+        ) {
+            for parser in [Parser::Raw, Parser::Zap, Parser::Klog] {
+                if let Body::Raw(text) = parser.parse(&line) {
+                    prop_assert_eq!(text, &*line);
+                }
+            }
+        }
+    }
+}

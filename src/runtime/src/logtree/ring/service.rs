@@ -1,0 +1,472 @@
+//! Copies the log tree to the disk as it grows.
+//!
+//! ```text
+//!            entry: into the batch           a second, enough bytes, or an error
+//! [Idle] ------------------------> [Idle] -------------------------------> [Writing]
+//!    ^                                                                        |
+//!    +------------- written, or failed: the batch counts as lost -------------+
+//! ```
+//!
+//! While a batch is written, on a thread that may wait for the disk, entries go
+//! into the next one; a disk that stands still fills that one up to
+//! [`PENDING_MAX`], and what comes then is counted.
+//!
+//! Invariants:
+//! - Of one boot no entry is in the ring twice, however often this service or the
+//!   whole node is started in it.
+//! - What is an error is on its way to the disk at once, everything else within a
+//!   second; a power cut costs at most [`SYNC`].
+//!
+//! What this module does not do: complain through `tracing` about each failure. Its
+//! own lines come back to it, and a full disk would be told of without end.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
+use tracing::{info, warn};
+
+use super::plan::victims;
+use super::record::{Head, Line, Record};
+use super::segment::{self, Id};
+use super::{Ring, SEGMENT_MAX, Status};
+use crate::logtree::{Item, Query, Reader};
+use crate::supervisor::Context;
+use polis_base::serial::Severity;
+
+/// How long an ordinary entry may wait for company.
+const FLUSH: Duration = Duration::from_secs(1);
+/// A batch of so many bytes goes at once.
+const BATCH: usize = 64 << 10;
+/// Bytes that wait while the disk is slow; half a minute of a talkative boot.
+const PENDING_MAX: usize = 1 << 20;
+/// How long what was written may stay in the kernel's memory. Each demand that it
+/// be on the disk also costs etcd, on the same disk, a part of its own.
+const SYNC: Duration = Duration::from_secs(10);
+/// The same in the first minute: a machine that does not live long is the one
+/// whose log is wanted.
+const SYNC_EARLY: Duration = Duration::from_secs(2);
+const EARLY: Duration = Duration::from_secs(60);
+/// The same when an error was written; errors come in bursts.
+const SYNC_URGENT: Duration = Duration::from_secs(1);
+/// How long the last batch may take when the node stops.
+const LAST_MAX: Duration = Duration::from_secs(5);
+
+/// Where and what to write; fixed for a run.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The directory; it exists.
+    pub dir: PathBuf,
+    /// The bound for all segments: see [`super::bytes_max`].
+    pub bytes_max: u64,
+    /// The kernel's name for this boot.
+    pub boot_id: String,
+    /// When the kernel started, in seconds since 1970.
+    pub started: u64,
+    /// The image that runs.
+    pub image: String,
+}
+
+/// The service. A run holds all progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// What everyone else may know.
+    pub status: watch::Sender<Status>,
+}
+
+/// Why a run ended.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The place for the logs is no such place.
+    #[error("cannot use {dir} for logs")]
+    Open {
+        /// The directory.
+        dir: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The thread that wrote is gone.
+    #[error("the thread that writes the logs panicked")]
+    Lost,
+    /// The tree is gone.
+    #[error("the log tree ended")]
+    TreeEnded,
+}
+
+impl Service {
+    /// Writes until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError`]; a restart goes on behind what is on the disk. That a write
+    /// fails is no end: the status says so, and the next batch is tried again.
+    pub async fn run(self, config: Config, ctx: Context) -> Result<(), RunError> {
+        let dir = config.dir.clone();
+        let opening = tokio::task::spawn_blocking(move || Writer::open(config));
+        let opened = opening.await.map_err(|_panicked| RunError::Lost)?;
+        let (writer, after) = opened.map_err(|source| RunError::Open { dir, source })?;
+        info!(boot = writer.boot, bytes = writer.bytes, "logs are kept on the disk");
+        self.status.send_replace(Status {
+            ring: Some(Ring::new(writer.config.dir.clone(), writer.boot)),
+            bytes: writer.bytes,
+            ..Status::default()
+        });
+        ctx.healthy();
+        // Not at once: what is in the tree comes first, all of it in a batch.
+        let mut tick = interval_at(Instant::now() + FLUSH, FLUSH);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let pump = Pump {
+            reader: ctx.logs().read(Query::all()),
+            status: self.status,
+            batch: Batch::default(),
+            idle: Some(writer),
+            writing: None,
+            after,
+            lost: 0,
+            tick,
+        };
+        pump.run(&ctx).await
+    }
+}
+
+/// What happens next.
+enum Event {
+    Cancelled,
+    Item(Option<Item>),
+    Tick,
+    Written(Result<Done, RunError>),
+}
+
+/// What is yet to be written.
+#[derive(Debug, Default)]
+struct Batch {
+    text: String,
+    entries: u64,
+    /// Missing before the text.
+    lost: u64,
+    urgent: bool,
+}
+
+impl Batch {
+    /// Takes one more, if there is room.
+    fn put(&mut self, line: Line, urgent: bool) -> bool {
+        let fits = self.text.len() < PENDING_MAX;
+        if fits {
+            Record::Entry(line).put(&mut self.text);
+            self.entries += 1;
+            self.urgent |= urgent;
+        }
+        fits
+    }
+}
+
+/// A batch and what became of it.
+struct Done {
+    writer: Writer,
+    /// Entries of the batch that are not on the disk.
+    failed: u64,
+    /// Entries that were missing before it, and nobody could be told.
+    untold: u64,
+    error: Option<io::Error>,
+}
+
+struct Pump {
+    reader: Reader,
+    status: watch::Sender<Status>,
+    batch: Batch,
+    /// Here while nothing is being written.
+    idle: Option<Writer>,
+    writing: Option<JoinHandle<Done>>,
+    /// Entries up to this number are on the disk already.
+    after: Option<u64>,
+    /// Entries that are missing, in all.
+    lost: u64,
+    tick: Interval,
+}
+
+impl Pump {
+    async fn run(mut self, ctx: &Context) -> Result<(), RunError> {
+        loop {
+            match self.next_event(ctx).await {
+                Event::Cancelled => break,
+                Event::Item(Some(item)) => {
+                    self.take(item);
+                    self.hurry();
+                }
+                Event::Item(None) => return Err(RunError::TreeEnded),
+                Event::Tick => self.write(),
+                Event::Written(done) => {
+                    self.written(done?);
+                    self.hurry();
+                }
+            }
+        }
+        while let Some(item) = self.reader.try_next() {
+            self.take(item);
+        }
+        // A disk that takes longer keeps nobody from stopping.
+        match timeout(LAST_MAX, self.finish()).await {
+            Ok(finished) => finished,
+            Err(_elapsed) => {
+                warn!("the disk is too slow for the last lines of the log");
+                Ok(())
+            }
+        }
+    }
+
+    async fn next_event(&mut self, ctx: &Context) -> Event {
+        let written = async {
+            match &mut self.writing {
+                Some(writing) => writing.await.map_err(|_panicked| RunError::Lost),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // Cancel-safe: only waits.
+            () = ctx.cancelled() => Event::Cancelled,
+            // Cancel-safe: a handle that is waited for by reference.
+            done = written => Event::Written(done),
+            // Cancel-safe per its documentation.
+            item = self.reader.next() => Event::Item(item),
+            // Cancel-safe per its documentation.
+            _now = self.tick.tick() => Event::Tick,
+        }
+    }
+
+    fn take(&mut self, item: Item) {
+        match item {
+            Item::Entry(entry) if self.after.is_some_and(|after| entry.number <= after) => {}
+            Item::Entry(entry) => {
+                let urgent = entry.body.severity() >= Severity::Error;
+                if !self.batch.put(Line::of(&entry), urgent) {
+                    self.lose(1);
+                }
+            }
+            Item::Lost(count) => self.lose(count),
+        }
+    }
+
+    fn lose(&mut self, count: u64) {
+        self.lost += count;
+        self.batch.lost += count;
+    }
+
+    /// Hands on what should not wait.
+    fn hurry(&mut self) {
+        if self.batch.urgent || self.batch.text.len() >= BATCH {
+            self.write();
+        }
+    }
+
+    /// Hands the batch to the disk, if that is idle and there is something.
+    fn write(&mut self) {
+        if let Some(writer) = self.idle.take_if(|writer| {
+            self.batch.entries > 0 || self.batch.lost > 0 || writer.is_sync_due(false)
+        }) {
+            let batch = std::mem::take(&mut self.batch);
+            self.writing = Some(tokio::task::spawn_blocking(move || writer.write(batch)));
+        }
+    }
+
+    fn written(&mut self, done: Done) {
+        self.writing = None;
+        // What was lost is told before what comes next.
+        self.lose(done.failed);
+        self.batch.lost += done.untold;
+        let lost = self.lost;
+        let bytes = done.writer.bytes;
+        self.idle = Some(done.writer);
+        let error = done.error.map(|error| error.to_string());
+        self.status.send_if_modified(|status| {
+            let before = (status.bytes, status.lost, status.error.clone());
+            status.bytes = bytes;
+            status.lost = lost;
+            if status.error.is_none()
+                && let Some(error) = &error
+            {
+                // Once: this line is for the disk, too.
+                warn!(error, "the log cannot be kept on the disk");
+            }
+            status.error = error;
+            before != (status.bytes, status.lost, status.error.clone())
+        });
+    }
+
+    /// Writes what is left, and sees that it is on the disk.
+    async fn finish(&mut self) -> Result<(), RunError> {
+        if let Some(writing) = self.writing.take() {
+            let done = writing.await.map_err(|_panicked| RunError::Lost)?;
+            self.written(done);
+        }
+        self.batch.urgent = true;
+        if let Some(mut writer) = self.idle.take() {
+            let batch = std::mem::take(&mut self.batch);
+            // The last word is not put off.
+            writer.synced = None;
+            let last = tokio::task::spawn_blocking(move || writer.write(batch));
+            self.written(last.await.map_err(|_panicked| RunError::Lost)?);
+        }
+        Ok(())
+    }
+}
+
+/// The writing end. Every method blocks on the disk.
+#[derive(Debug)]
+struct Writer {
+    config: Config,
+    boot: u64,
+    /// The number of the next segment.
+    next: u64,
+    file: Option<File>,
+    /// What is in the open file.
+    length: u64,
+    /// Bytes of all segments.
+    bytes: u64,
+    opened: Instant,
+    /// When the disk last had everything.
+    synced: Option<Instant>,
+    dirty: bool,
+}
+
+impl Writer {
+    /// Finds its place behind what is there; says which entries of this process
+    /// are on the disk already.
+    fn open(config: Config) -> io::Result<(Self, Option<u64>)> {
+        let segments = segment::list(&config.dir)?;
+        let newest = segments.last().map_or(0, |segment| segment.id.boot);
+        let of_newest: Vec<_> = segments.iter().filter(|it| it.id.boot == newest).collect();
+        let heads = of_newest.iter().map(|it| it.head().ok().flatten());
+        // A boot without a name is never the one before.
+        let named = !config.boot_id.is_empty();
+        let is_ours = |head: &Head| named && head.boot_id == config.boot_id;
+        let is_now = heads.flatten().any(|head| is_ours(&head));
+        let (boot, next) = match of_newest.last() {
+            Some(last) if is_now => (newest, last.id.number + 1),
+            // A segment without a head is somebody's, and not this boot's.
+            Some(_) => (newest + 1, 0),
+            None => (newest, 0),
+        };
+        let mut after = None;
+        for segment in of_newest.iter().rev().filter(|_| is_now) {
+            let head = segment.head()?;
+            if head.is_none_or(|head| !is_ours(&head) || head.process != std::process::id()) {
+                break;
+            }
+            let numbers = segment.records()?.rev().find_map(|record| match record {
+                Record::Entry(line) => Some(line.number()),
+                Record::Head(_) | Record::Lost(_) => None,
+            });
+            if numbers.is_some() {
+                after = numbers;
+                break;
+            }
+        }
+        let bytes = segments.iter().map(|segment| segment.bytes).sum();
+        let writer = Self {
+            config,
+            boot,
+            next,
+            file: None,
+            length: 0,
+            bytes,
+            opened: Instant::now(),
+            synced: None,
+            dirty: false,
+        };
+        Ok((writer, after))
+    }
+
+    /// Whether what was written should be on the disk by now.
+    fn is_sync_due(&self, urgent: bool) -> bool {
+        let interval = match (urgent, self.opened.elapsed() < EARLY) {
+            (true, _) => SYNC_URGENT,
+            (false, true) => SYNC_EARLY,
+            (false, false) => SYNC,
+        };
+        self.dirty && self.synced.is_none_or(|synced| synced.elapsed() >= interval)
+    }
+
+    fn write(mut self, batch: Batch) -> Done {
+        let (failed, untold) = (batch.entries, batch.lost);
+        match self.try_write(batch) {
+            Ok(()) => Done { writer: self, failed: 0, untold: 0, error: None },
+            Err(error) => {
+                // Whatever is at its end now: nothing follows it.
+                self.file = None;
+                Done { writer: self, failed, untold, error: Some(error) }
+            }
+        }
+    }
+
+    fn try_write(&mut self, batch: Batch) -> io::Result<()> {
+        let mut text = String::new();
+        if batch.lost > 0 {
+            Record::Lost(batch.lost).put(&mut text);
+        }
+        text.push_str(&batch.text);
+        if !text.is_empty() {
+            if self.length + text.len() as u64 > SEGMENT_MAX {
+                self.file = None;
+            }
+            if self.file.is_none() {
+                self.begin()?;
+            }
+            self.append(text.as_bytes())?;
+        }
+        if self.is_sync_due(batch.urgent) {
+            if let Some(file) = &self.file {
+                file.sync_data()?;
+            }
+            self.synced = Some(Instant::now());
+            self.dirty = false;
+        }
+        Ok(())
+    }
+
+    /// Makes room, and begins a segment.
+    fn begin(&mut self) -> io::Result<()> {
+        let dir = &self.config.dir;
+        let segments = segment::list(dir)?;
+        let sizes: Vec<_> = segments.iter().map(|it| (it.id, it.bytes)).collect();
+        let gone = victims(&sizes, self.boot, self.config.bytes_max);
+        for id in &gone {
+            segment::remove(dir, *id)?;
+        }
+        let left = sizes.iter().filter(|(id, _)| !gone.contains(id));
+        self.bytes = left.map(|(_, bytes)| bytes).sum();
+        // A name that is taken is passed by: it may be a torn one of this boot.
+        self.file = Some(Id { boot: self.boot, number: self.next }.create(dir)?);
+        self.next += 1;
+        self.length = 0;
+        // Its name must not be lost with the power, or all that goes into it is.
+        File::open(dir)?.sync_all()?;
+        let mut head = String::new();
+        Record::Head(Head {
+            boot_id: self.config.boot_id.clone(),
+            started: self.config.started,
+            image: self.config.image.clone(),
+            process: std::process::id(),
+        })
+        .put(&mut head);
+        self.append(head.as_bytes())
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let Some(file) = &mut self.file else { return Ok(()) };
+        self.dirty = true;
+        let written = file.write_all(bytes);
+        if written.is_err() {
+            // What is counted as missing shall not be half there; a disk that
+            // refuses even this leaves a torn line, which is skipped.
+            file.set_len(self.length).ok();
+        }
+        let length = file.metadata().map_or(self.length, |metadata| metadata.len());
+        self.bytes = self.bytes.saturating_sub(self.length) + length;
+        self.length = length;
+        written
+    }
+}

@@ -1,0 +1,251 @@
+//! What the supervisor lends to one run of a service.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::Shared;
+use super::keeper;
+use super::restart::Policy;
+use super::tree::{State, Tree};
+use crate::lines::Lines;
+use crate::logtree::{self, Parser, Sink};
+use polis_base::stage::{self, Stage, Stages};
+use polis_base::trapdoor::Report;
+
+/// What the supervisor lends to one run of a service. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Context {
+    pub(super) name: Arc<str>,
+    pub(super) run: Arc<Run>,
+    pub(super) shared: Shared,
+}
+
+/// One run of one service, as its context and its keeper see it.
+#[derive(Debug)]
+pub(super) struct Run {
+    /// Tells the run to end.
+    pub(super) cancel: CancellationToken,
+    /// The subtree is going down: no death in it counts any more.
+    pub(super) ending: CancellationToken,
+    /// Children in the order of their start; `None` once they are being stopped.
+    pub(super) children: Mutex<Option<Vec<Child>>>,
+    /// Where a child leaves the death that is too many.
+    pub(super) passed_on: mpsc::Sender<String>,
+    pub(super) healthy: OnceLock<Instant>,
+    pub(super) done: AtomicBool,
+}
+
+impl Run {
+    /// A run below `ending`, and where the deaths arrive that its children pass on.
+    pub(super) fn new(ending: &CancellationToken) -> (Arc<Self>, mpsc::Receiver<String>) {
+        // One is enough: the first ends the run.
+        let (passed_on, deaths) = mpsc::channel(1);
+        let run = Self {
+            cancel: CancellationToken::new(),
+            ending: ending.child_token(),
+            children: Mutex::new(Some(Vec::new())),
+            passed_on,
+            healthy: OnceLock::new(),
+            done: AtomicBool::new(false),
+        };
+        (Arc::new(run), deaths)
+    }
+
+    /// Stops the children, the youngest first.
+    pub(super) async fn stop_children(&self) {
+        self.ending.cancel();
+        let children = self.children.lock().unwrap_or_else(PoisonError::into_inner).take();
+        for child in children.into_iter().flatten().rev() {
+            child.stop().await;
+        }
+    }
+}
+
+/// A started child, or group of children. Dropping it changes nothing.
+#[derive(Clone, Debug)]
+pub struct Child {
+    pub(super) stop: CancellationToken,
+    pub(super) ended: CancellationToken,
+}
+
+impl Child {
+    /// Stops it with everything below it, and waits until it has ended.
+    ///
+    /// Safe to drop and to repeat: the stop goes on.
+    pub async fn stop(&self) {
+        self.stop.cancel();
+        self.ended.cancelled().await;
+    }
+}
+
+/// A service as the supervisor keeps it: it can be started any number of times.
+#[derive(Clone)]
+pub(super) struct Service {
+    pub(super) name: Arc<str>,
+    pub(super) run: Arc<RunFn>,
+}
+
+type RunFn = dyn Fn(Context) -> BoxFuture<'static, Result<(), anyhow::Error>> + Send + Sync;
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Service").field(&self.name).finish()
+    }
+}
+
+pub(super) fn service<R, F, E>(name: Arc<str>, run: R) -> Service
+where
+    R: Fn(Context) -> F + Send + Sync + 'static,
+    F: Future<Output = Result<(), E>> + Send + 'static,
+    E: Into<anyhow::Error>,
+{
+    let run = move |ctx| run(ctx).map(|ended| ended.map_err(Into::into)).boxed();
+    Service { name, run: Arc::new(run) }
+}
+
+/// Children that live and die together: the death of one ends and restarts all.
+#[derive(Debug)]
+#[must_use = "a group runs only once it is started"]
+pub struct Group<'a> {
+    parent: &'a Context,
+    policy: Policy,
+    members: Vec<Service>,
+}
+
+impl Group<'_> {
+    /// Adds a service. They start in the order they were added, and stop in reverse.
+    pub fn service<R, F, E>(mut self, name: &str, run: R) -> Self
+    where
+        R: Fn(Context) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<anyhow::Error>,
+    {
+        self.members.push(service(self.parent.child_name(name), run));
+        self
+    }
+
+    /// Starts them all.
+    pub fn start(self) -> Child {
+        self.parent.adopt(self.members, self.policy)
+    }
+}
+
+impl Context {
+    /// The dotted name of this service, for example `root.cluster.consensus`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Completes when the supervisor wants this run to end. Cancel-safe.
+    pub async fn cancelled(&self) {
+        self.run.cancel.cancelled().await;
+    }
+
+    /// Drives `work`, or drops it and returns `None` once this run must end.
+    pub async fn until_cancelled<F: Future>(&self, work: F) -> Option<F::Output> {
+        self.run.cancel.run_until_cancelled(work).await
+    }
+
+    /// Says that this run serves its purpose. Saying it twice changes nothing.
+    pub fn healthy(&self) {
+        if self.run.healthy.set(Instant::now()).is_ok() && !self.run.ending.is_cancelled() {
+            self.shared.set_state(&self.name, State::Healthy, None);
+        }
+    }
+
+    /// Says that the end of this run is on purpose: return `Ok(())` after it.
+    /// Its children go on until its parent ends.
+    pub fn done(&self) {
+        self.run.done.store(true, Ordering::Release);
+    }
+
+    /// Starts `run` as a child of this run. It is started again when it dies, as
+    /// `policy` says, and stopped when this run ends.
+    ///
+    /// `run` makes a fresh run each time: clone the service in it.
+    pub fn spawn<R, F, E>(&self, name: &str, policy: Policy, run: R) -> Child
+    where
+        R: Fn(Self) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<anyhow::Error>,
+    {
+        self.adopt(vec![service(self.child_name(name), run)], policy)
+    }
+
+    /// Begins a group of children that live and die together.
+    pub fn group(&self, policy: Policy) -> Group<'_> {
+        Group { parent: self, policy, members: Vec::new() }
+    }
+
+    fn child_name(&self, name: &str) -> Arc<str> {
+        format!("{}.{name}", self.name).into()
+    }
+
+    fn adopt(&self, members: Vec<Service>, policy: Policy) -> Child {
+        let mut children = self.run.children.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(children) = children.as_mut() else {
+            warn!(?members, "not started: their parent is ending");
+            let ended = CancellationToken::new();
+            ended.cancel();
+            return Child { stop: CancellationToken::new(), ended };
+        };
+        children.retain(|child| !child.ended.is_cancelled());
+        let child = keeper::start(self.shared.clone(), members, policy, Arc::clone(&self.run));
+        children.push(child.clone());
+        child
+    }
+
+    /// Reports a boot stage.
+    pub fn stage(&self, stage: Stage, state: stage::State) {
+        self.shared.stages.set(stage, state);
+    }
+
+    /// The boot stages, as an event value.
+    #[must_use]
+    pub fn stages(&self) -> watch::Receiver<Stages> {
+        self.shared.stages.watch()
+    }
+
+    /// What every service is doing, as an event value.
+    #[must_use]
+    pub fn tree(&self) -> watch::Receiver<Tree> {
+        self.shared.tree.subscribe()
+    }
+
+    /// The serial port, for event lines.
+    #[must_use]
+    pub fn lines(&self) -> &Lines {
+        &self.shared.lines
+    }
+
+    /// The log tree, for readers. Services write with `tracing`.
+    #[must_use]
+    pub fn logs(&self) -> &logtree::Tree {
+        &self.shared.logs
+    }
+
+    /// Where a program that this service starts writes its output: under this
+    /// service's name and `program`.
+    #[must_use]
+    pub fn sink(&self, program: &str, parser: Parser) -> Sink {
+        self.shared.logs.sink(self.child_name(program).as_ref(), parser)
+    }
+
+    /// Opens the trapdoor: this machine cannot go on. Never returns; the node is stopped.
+    pub async fn trapdoor(&self, report: Report) -> std::convert::Infallible {
+        if !self.shared.stopping.is_cancelled() {
+            self.stage(report.stage, stage::State::Failed);
+        }
+        self.shared.open_trapdoor(report);
+        std::future::pending().await
+    }
+}

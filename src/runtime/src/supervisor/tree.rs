@@ -1,0 +1,105 @@
+//! Says what every service is doing: the event value that everyone may watch.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Shared;
+use polis_base::serial::EventLine;
+
+/// Every service that was ever started, by dotted name.
+pub type Tree = BTreeMap<Arc<str>, Entry>;
+
+/// What one service is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What it is doing.
+    pub state: State,
+    /// How often it was started again.
+    pub restarts: u32,
+    /// Why it died last, if it ever did.
+    pub cause: Option<String>,
+    /// Since when it is in this state, in time since the kernel started.
+    pub since: Duration,
+}
+
+/// What a service is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It runs and has not said that it is healthy.
+    Starting,
+    /// It serves its purpose.
+    Healthy,
+    /// It ended on purpose.
+    Done,
+    /// It died and will be started again.
+    Dead,
+    /// It died too often; its parent died of it.
+    Failed,
+    /// It was told to end, or ended with its parent or group.
+    Stopped,
+}
+
+impl State {
+    /// The word on the serial line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Healthy => "healthy",
+            Self::Done => "done",
+            Self::Dead => "dead",
+            Self::Failed => "failed",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Shared {
+    /// Records that `name` is now in `state`; a death has a `cause`.
+    ///
+    /// Prints the event line of a death and of a recovery.
+    pub(super) fn set_state(&self, name: &Arc<str>, state: State, cause: Option<&str>) {
+        let mut line = None;
+        self.tree.send_modify(|tree| {
+            let since = polis_base::sys::clock::uptime();
+            let known = tree.contains_key(name);
+            let entry = tree.entry(Arc::clone(name)).or_insert(Entry {
+                state,
+                restarts: 0,
+                cause: None,
+                since,
+            });
+            let was = entry.state;
+            if known && state == State::Starting {
+                entry.restarts += 1;
+            }
+            entry.state = state;
+            entry.since = since;
+            if let Some(cause) = cause {
+                entry.cause = Some(cause.to_owned());
+            }
+            let recovers = state == State::Healthy && was != state && entry.cause.is_some();
+            if cause.is_some() || recovers {
+                let cause = entry.cause.as_deref().unwrap_or_default();
+                line = Some(
+                    EventLine::new("service")
+                        .field("name", name)
+                        .field("state", state)
+                        .field("restarts", entry.restarts)
+                        .field("cause", cause),
+                );
+            }
+        });
+        if let Some(line) = line {
+            self.lines.event(line);
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! The part of the kernel's interface that needs the async runtime: child
+//! processes, the control channel, and readiness of descriptors.
+
+pub mod control;
+pub mod process;
+pub mod readiness;

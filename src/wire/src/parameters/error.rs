@@ -1,0 +1,163 @@
+//! Says why node parameters cannot be used, and what to do about it.
+
+use std::fmt;
+use std::io;
+
+use polis_base::stage::Stage;
+use polis_base::trapdoor::{Code, Report, code};
+
+use super::source::{BYTES_MAX, Source};
+use super::{Loaded, source};
+
+/// Why node parameters that are there cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The bytes cannot be read.
+    #[error("cannot read the node parameters")]
+    Unreadable(#[source] io::Error),
+    /// More bytes than any sensible parameters have.
+    #[error("the node parameters have more than the {BYTES_MAX} bytes that they may have")]
+    TooLarge,
+    /// Not a protocol buffers message, or cut short.
+    #[error("the node parameters are damaged or cut short")]
+    Malformed(#[source] prost::DecodeError),
+    /// A message inside ends before it is complete.
+    #[error("the node parameters are cut short: field {field} says {missing} bytes, fewer follow")]
+    Truncated {
+        /// The field whose message is incomplete.
+        field: &'static str,
+        /// Its length as written.
+        missing: u64,
+    },
+    /// A field that this version does not know.
+    #[error("the node parameters have a field number {number} in {}, which nobody knows",
+        if message.is_empty() { "NodeParameters" } else { message })]
+    UnknownField {
+        /// The path of the message that has it, empty at the top.
+        message: String,
+        /// Its number.
+        number: u32,
+    },
+    /// Neither member of the `oneof` is set.
+    #[error("the node parameters choose neither cluster_bootstrap nor cluster_register")]
+    NothingChosen,
+    /// Both members of the `oneof` are set.
+    #[error("the node parameters choose cluster_bootstrap and cluster_register at once")]
+    BothChosen,
+    /// The owner's public key.
+    #[error(transparent)]
+    OwnerKey(FieldError),
+    /// The register ticket.
+    #[error(transparent)]
+    Ticket(FieldError),
+    /// The authority of the cluster to register with.
+    #[error(transparent)]
+    CaCertificate(FieldError),
+    /// Any other field.
+    #[error(transparent)]
+    Field(FieldError),
+}
+
+/// A field whose value is not allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldError {
+    /// Where it is, for example `network.interfaces[0].mtu`.
+    pub path: String,
+    /// Its number in its message.
+    pub number: u16,
+    /// Its value, printable and shortened.
+    pub value: String,
+    /// What would be allowed.
+    pub allowed: String,
+}
+
+impl fmt::Display for FieldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, value, allowed, .. } = self;
+        write!(f, "{path} is {value}; allowed is {allowed}")
+    }
+}
+
+impl std::error::Error for FieldError {}
+
+impl Error {
+    /// The code of this cause, with the number of the field as its detail.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        let field = |code: Code, error: &FieldError| code.with_detail(error.number);
+        match self {
+            Self::Unreadable(error) => {
+                let errno = error.raw_os_error().and_then(|errno| u16::try_from(errno).ok());
+                code::PARAMETERS_UNREADABLE.with_detail(errno.unwrap_or(0))
+            }
+            Self::TooLarge => code::PARAMETERS_TOO_LARGE,
+            Self::Malformed(_) | Self::Truncated { .. } => code::PARAMETERS_MALFORMED,
+            Self::UnknownField { number, .. } => code::PARAMETERS_UNKNOWN_FIELD
+                .with_detail(u16::try_from(*number).unwrap_or(u16::MAX)),
+            Self::NothingChosen => code::PARAMETERS_NOTHING_CHOSEN,
+            Self::BothChosen => code::PARAMETERS_BOTH_CHOSEN,
+            Self::OwnerKey(error) => field(code::PARAMETERS_OWNER_KEY, error),
+            Self::Ticket(error) => field(code::PARAMETERS_TICKET, error),
+            Self::CaCertificate(error) => field(code::PARAMETERS_CA_CERTIFICATE, error),
+            Self::Field(error) => field(code::PARAMETERS_FIELD, error),
+        }
+    }
+
+    /// What the person in front of the machine should do.
+    fn next(&self, from: Source) -> String {
+        let place = from.place();
+        match self {
+            Self::Unreadable(_) => format!("Check the medium that carries {place}, then reboot."),
+            Self::TooLarge => {
+                format!("Put node parameters, and nothing else, at {place}, then reboot.")
+            }
+            Self::Malformed(_) | Self::Truncated { .. } => {
+                format!("Write the node parameters at {place} again, then reboot.")
+            }
+            Self::UnknownField { .. } => format!(
+                "Remove the field from {place}, or install the version that knows it, then reboot."
+            ),
+            Self::NothingChosen | Self::BothChosen => format!(
+                "Set one of cluster_bootstrap and cluster_register in {place}, then reboot."
+            ),
+            Self::OwnerKey(_) => {
+                format!("Put the owner's raw Ed25519 public key into {place}, then reboot.")
+            }
+            Self::Ticket(_) => format!(
+                "Get the register ticket from a node of the cluster, put it into {place}, then \
+                 reboot."
+            ),
+            Self::CaCertificate(_) => format!(
+                "Get the cluster's CA certificate from a node of the cluster, put it into \
+                 {place}, then reboot."
+            ),
+            Self::Field(error) => format!("Correct {} in {place}, then reboot.", error.path),
+        }
+    }
+
+    /// What the trapdoor shows.
+    #[must_use]
+    pub fn report(&self, from: Source, tried: Vec<String>) -> Report {
+        let mut report = Report::from_error(self.code(), Stage::Parameters, self, self.next(from));
+        report.tried = tried;
+        report
+    }
+}
+
+/// What the trapdoor shows when a machine that needs parameters has none; for
+/// the cluster manager, who knows whether it needs them.
+#[must_use]
+pub fn absent(loaded: &Loaded) -> Report {
+    Report {
+        code: code::PARAMETERS_ABSENT,
+        stage: Stage::Parameters,
+        causes: vec!["this machine has no node parameters".to_owned()],
+        tried: loaded.tried.clone(),
+        next: format!(
+            "Put node parameters at {} or give them to QEMU as fw_cfg item {}, then reboot.",
+            Source::Esp.place(),
+            source::FW_CFG_ITEM
+        ),
+        unlock: false,
+    }
+}

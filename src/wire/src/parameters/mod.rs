@@ -1,0 +1,252 @@
+//! The node parameters: what a machine is told before its first boot, read strictly.
+//!
+//! ```text
+//! bytes --> wire: known fields only --> validate --> Parameters
+//! ```
+//!
+//! Invariants:
+//! - A file that is not understood whole is refused. Half of what an operator asked for
+//!   is not what they asked for, and the network that leads to this machine may be in
+//!   the other half.
+//!
+//! What this module does not do: find the file (`parameters` of the node), or decide
+//! what the machine does with it (`cluster`).
+
+mod cidr;
+mod error;
+mod source;
+mod text;
+mod validate;
+mod wire;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use polis_proto::v1;
+use sha2::{Digest as _, Sha256};
+use zeroize::Zeroizing;
+
+use crate::identity::NodeId;
+
+pub use self::cidr::{Cidr, Mac};
+pub use self::error::{Error, FieldError, absent};
+pub use self::source::{BYTES_MAX, FW_CFG_ITEM, Source};
+pub use self::validate::{configuration, key, labels, parse};
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    /// The parameters, and where they came from; `None` if neither place has any.
+    pub found: Option<(Parameters, Source)>,
+    /// Something that an operator should know although the boot goes on.
+    pub warning: Option<String>,
+    /// What was looked at and what was there, a sentence for each place.
+    pub tried: Vec<String>,
+}
+
+impl Loaded {
+    /// The parameters, if there are any.
+    #[must_use]
+    pub fn parameters(&self) -> Option<&Parameters> {
+        self.found.as_ref().map(|(parameters, _)| parameters)
+    }
+
+    /// Where the cluster is reached whose CA has this SHA-256, if the parameters say so:
+    /// they ask for admission to it, which a member has already.
+    #[must_use]
+    pub fn directory(&self, ca: &[u8; 32]) -> Option<v1::ClusterDirectory> {
+        let Cluster::Register(register) = &self.parameters()?.cluster else { return None };
+        let same = Sha256::digest(&register.ca_certificate)[..] == ca[..];
+        same.then(|| register.directory())
+    }
+}
+
+/// Checked node parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameters {
+    /// What to become part of.
+    pub cluster: Cluster,
+    /// How to reach the world.
+    pub network: Network,
+    /// Terminals besides tty1 that carry the console, by name under `/dev`.
+    pub console_tui: Vec<String>,
+}
+
+/// What to become part of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cluster {
+    /// A new cluster.
+    Bootstrap(Bootstrap),
+    /// One that runs already.
+    Register(Register),
+}
+
+/// How to found a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bootstrap {
+    /// Raw Ed25519 public key of whoever may take ownership; a point of full order.
+    pub owner_public_key: [u8; 32],
+    /// What holds for the whole cluster.
+    pub configuration: ClusterConfiguration,
+    /// Labels of this node.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// How to ask to be let in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Register {
+    /// Who to ask; never empty.
+    pub directory: Vec<DirectoryNode>,
+    /// What proves that an operator wanted this.
+    pub ticket: Ticket,
+    /// DER of the only authority that this node trusts.
+    pub ca_certificate: Vec<u8>,
+    /// Labels of this node.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Register {
+    /// Where the cluster is reached, as it is kept.
+    #[must_use]
+    pub fn directory(&self) -> v1::ClusterDirectory {
+        let nodes = self.directory.iter().map(|node| v1::cluster_directory::Node {
+            id: node.id.to_string(),
+            addresses: node.addresses.clone(),
+        });
+        v1::ClusterDirectory { nodes: nodes.collect() }
+    }
+}
+
+/// A register ticket. `Debug` does not show it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Ticket(pub Zeroizing<Vec<u8>>);
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ticket(…)")
+    }
+}
+
+/// A node of the cluster and where it can be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectoryNode {
+    /// Who must answer there.
+    pub id: NodeId,
+    /// `host`, `host:port`, `ip`, `ip:port` or `[ip]:port`; never empty.
+    pub addresses: Vec<String>,
+}
+
+/// What holds for the whole cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterConfiguration {
+    /// Lower-case RFC 1123 name, at most 80 characters.
+    pub domain: String,
+    /// Whether nodes use their TPM.
+    pub tpm: TpmMode,
+    /// What a data partition must promise.
+    pub storage: StoragePolicy,
+    /// How a node gets home that cannot reach the cluster.
+    pub cold_start: ColdStart,
+}
+
+impl Default for ClusterConfiguration {
+    fn default() -> Self {
+        Self {
+            domain: "cluster.internal".to_owned(),
+            tpm: TpmMode::BestEffort,
+            storage: StoragePolicy::Unspecified,
+            cold_start: ColdStart::Automatic,
+        }
+    }
+}
+
+/// Whether nodes use their TPM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TpmMode {
+    /// A node without one is refused.
+    Required,
+    /// Where there is one. The default.
+    BestEffort,
+    /// Not even where there is one.
+    Disabled,
+}
+
+/// How a node gets home that cannot reach the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ColdStart {
+    /// By a share of its disk's key that the machine keeps itself.
+    Automatic,
+    /// By a curator or the recovery key only.
+    Attended,
+}
+
+/// What a data partition must promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoragePolicy {
+    /// Nobody said; `storage` decides and says what it decided.
+    Unspecified,
+    /// Anything.
+    Permissive,
+    /// Encryption.
+    NeedsEncryption,
+    /// Encryption, and integrity too.
+    NeedsEncryptionAndAuthentication,
+    /// Neither.
+    NeedsInsecure,
+}
+
+/// How to reach the world. Empty: every interface asks DHCP.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Network {
+    /// Interfaces that are configured; if there are any, others get no address.
+    pub interfaces: Vec<Interface>,
+    /// DNS servers, before those that DHCP names.
+    pub nameservers: Vec<IpAddr>,
+    /// Time servers, by name or address.
+    pub ntp_servers: Vec<String>,
+}
+
+/// The configuration of one interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Which interface is meant.
+    pub matches: Match,
+    /// Ask DHCP for an address.
+    pub dhcp: bool,
+    /// Fixed addresses, with the lengths of their networks.
+    pub addresses: Vec<Cidr>,
+    /// Fixed routes.
+    pub routes: Vec<Route>,
+    /// Bytes in a packet; `None` leaves it to the driver and DHCP.
+    pub mtu: Option<u32>,
+}
+
+/// Which interface is meant.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Match {
+    /// The one that the kernel calls so.
+    Name(String),
+    /// The one with this hardware address.
+    Mac(Mac),
+}
+
+impl fmt::Display for Match {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Mac(mac) => write!(f, "{mac}"),
+        }
+    }
+}
+
+/// A fixed route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Where to; no bits are set beyond the prefix.
+    pub destination: Cidr,
+    /// The next hop, of the same family.
+    pub gateway: IpAddr,
+    /// Lower wins; 0 is the kernel's default.
+    pub metric: u32,
+}

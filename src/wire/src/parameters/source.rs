@@ -1,0 +1,39 @@
+//! The two places that may carry node parameters, and how many bytes they may have.
+
+use std::fmt;
+
+/// The most bytes that parameters may have, in either place. The kernel reads
+/// fw_cfg through sysfs in quadratic time: 64 KiB take 0.15 s, a megabyte 40 s.
+pub const BYTES_MAX: u64 = 64 << 10;
+
+/// The name of the fw_cfg item.
+pub const FW_CFG_ITEM: &str = "opt/polis/parameters.pb";
+
+/// A place that may carry parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The hypervisor.
+    FwCfg,
+    /// The EFI system partition.
+    Esp,
+}
+
+impl Source {
+    /// The place, for a person who is to look there.
+    #[must_use]
+    pub fn place(self) -> String {
+        match self {
+            Self::FwCfg => format!("fw_cfg item {FW_CFG_ITEM}"),
+            Self::Esp => "polis/parameters.pb on the ESP".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::FwCfg => "fw_cfg",
+            Self::Esp => "the ESP",
+        })
+    }
+}

@@ -1,0 +1,219 @@
+//! Makes certificates once for a whole cluster and keeps them where every member reads them.
+//!
+//! The library knows one thing, the [`Certificate`]: who signs it, what it is
+//! called, what it is for and where its key lives. A [`Namespace`] is a folder
+//! of a [`Store`] (etcd, for a node) and turns that description into the real
+//! thing. `consensus` uses it for the peers of etcd, `curator` for nodes and users.
+//!
+//! ```text
+//!              ensure                 renew, after two thirds
+//! [described] --------> [issued] <---------------------------+
+//!     ^   |                | |                               |
+//!     |   +- Lost: again   | +-------------------------------+
+//!     +--------------------+ revoke: on the authority's CRL
+//! ```
+//!
+//! Invariants:
+//! - A certificate is made in one transaction that demands that none of its
+//!   keys exist: two nodes at once make one, and the loser is told to try again.
+//! - What an authority signed is on its list before anyone else can see it, so
+//!   everything that was ever issued can be revoked.
+//! - The number of a CRL only grows, and an entry never leaves it.
+//!
+//! What this module does not do: choose keys for nodes (`identity`), write files,
+//! or look at the wall clock by itself.
+
+mod crl;
+mod namespace;
+mod overview;
+mod parse;
+mod store;
+mod template;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use ed25519_dalek::SigningKey;
+
+pub use self::crl::{Crl, Reason, Revoked};
+pub use self::namespace::Namespace;
+pub use self::overview::{AuthorityView, CertificateView, Overview, Renewal, RevokedView};
+pub use self::parse::{Facts, signed_by};
+#[cfg(any(test, feature = "testing"))]
+pub use self::store::memory;
+pub use self::store::{Entry, Guard, Store, Write};
+pub use self::template::{ETCD_PEER_NAME, Host, Template};
+
+/// A certificate as a wish: [`Namespace::ensure`] makes it true.
+#[derive(Clone, Debug)]
+pub struct Certificate {
+    /// Who signs it.
+    pub issuer: Issuer,
+    /// Unique under its issuer. Letters, digits, `.`, `_` and `-`.
+    pub name: String,
+    /// What it is for.
+    pub template: Template,
+    /// Where its key is.
+    pub mode: Mode,
+}
+
+/// Who signs a certificate.
+#[derive(Clone, Debug)]
+pub enum Issuer {
+    /// The certificate is an authority and signs itself.
+    Itself,
+    /// An authority of the same namespace.
+    Authority(Arc<Certificate>),
+}
+
+/// Where the key of a certificate is.
+#[derive(Clone, Debug)]
+pub enum Mode {
+    /// In the namespace, beside the certificate.
+    Managed,
+    /// With its owner; only the raw public half is known here.
+    External([u8; 32]),
+    /// In memory, made anew at every `ensure`; the authority still lists it.
+    Ephemeral,
+}
+
+/// A certificate that exists.
+#[derive(Clone)]
+pub struct Issued {
+    /// The certificate in DER.
+    pub der: Vec<u8>,
+    /// The certificate of its issuer in DER; its own for an authority.
+    pub issuer_der: Vec<u8>,
+    /// Its key, unless that is with its owner.
+    pub key: Option<SigningKey>,
+}
+
+impl std::fmt::Debug for Issued {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Issued")
+            .field("der", &format_args!("{} bytes", self.der.len()))
+            .field("key", &self.key.as_ref().map(|_secret| "…"))
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a certificate could not be made, read or revoked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The store did not answer, or refused.
+    #[error("cannot use the store of certificates for {name}")]
+    Store {
+        /// The certificate in question.
+        name: String,
+        /// What the store said.
+        source: anyhow::Error,
+    },
+    /// Somebody else changed the same thing at the same moment.
+    #[error("another node changed {name} at the same moment")]
+    Lost {
+        /// What was changed.
+        name: String,
+    },
+    /// The name cannot be part of a key in the store.
+    #[error(
+        "{name:?} cannot name a certificate: use 1 to 128 letters, digits, dots, underscores and hyphens"
+    )]
+    Name {
+        /// What was asked for.
+        name: String,
+    },
+    /// The certificate exists for a key that is not the one asked for.
+    #[error("the certificate {name} belongs to another key")]
+    OtherKey {
+        /// The certificate in question.
+        name: String,
+    },
+    /// Only a self-signed authority can sign.
+    #[error("{name} is no authority and cannot sign certificates")]
+    NoAuthority {
+        /// The certificate that was to sign.
+        name: String,
+    },
+    /// A stored value cannot be read.
+    #[error("the stored {what} of {name} is damaged")]
+    Damaged {
+        /// Certificate, key or CRL.
+        what: &'static str,
+        /// Whose it is.
+        name: String,
+    },
+    /// The kernel gave no random bytes for a key.
+    #[error("cannot make a key for {name}: no random bytes")]
+    Random {
+        /// Whose key it was to be.
+        name: String,
+        /// What the kernel says.
+        source: rand::rngs::SysError,
+    },
+    /// The signature could not be made.
+    #[error("cannot sign {name}")]
+    Sign {
+        /// What was to be signed.
+        name: String,
+        /// What the library says.
+        source: rcgen::Error,
+    },
+}
+
+impl Error {
+    /// Whether the same call may succeed if it is made again.
+    #[must_use]
+    pub fn retriable(&self) -> bool {
+        match self {
+            Self::Store { .. } | Self::Lost { .. } => true,
+            Self::Name { .. }
+            | Self::OtherKey { .. }
+            | Self::NoAuthority { .. }
+            | Self::Damaged { .. }
+            | Self::Random { .. }
+            | Self::Sign { .. } => false,
+        }
+    }
+}
+
+/// A certificate of `name` that its own key has signed: it proves the key, and
+/// nothing more.
+///
+/// # Errors
+///
+/// [`Error::Sign`].
+pub fn self_signed(name: &str, key: &SigningKey, now: SystemTime) -> Result<Vec<u8>, Error> {
+    template::Signer::create(name, &Template::Node, key, now).map(|signer| signer.der)
+}
+
+/// A certificate in PEM.
+#[must_use]
+pub fn certificate_pem(der: &[u8]) -> String {
+    template::pem("CERTIFICATE", der)
+}
+
+/// The DER of a certificate in PEM; `None` for anything else.
+#[must_use]
+pub fn certificate_der(pem: &[u8]) -> Option<Vec<u8>> {
+    template::from_pem("CERTIFICATE", pem)
+}
+
+/// A CRL in PEM.
+#[must_use]
+pub fn crl_pem(der: &[u8]) -> String {
+    template::pem("X509 CRL", der)
+}
+
+/// A private key in PEM (PKCS#8, version 1: the one that every reader accepts).
+#[must_use]
+pub fn key_pem(key: &SigningKey) -> zeroize::Zeroizing<String> {
+    zeroize::Zeroizing::new(template::pem("PRIVATE KEY", &template::pkcs8(key)))
+}
+
+/// A private key in DER (PKCS#8, version 1).
+#[must_use]
+pub fn key_der(key: &SigningKey) -> zeroize::Zeroizing<Vec<u8>> {
+    template::pkcs8(key)
+}

@@ -1,0 +1,356 @@
+//! Makes, renews and revokes the certificates of one folder of a store.
+//!
+//! ```text
+//! authorities/<name>/certificate          DER
+//! authorities/<name>/key                  PKCS#8 DER
+//! authorities/<name>/crl                  DER
+//! authorities/<name>/issued/<serial>      DER of everything it signed
+//! certificates/<issuer>/<name>/certificate    DER
+//! certificates/<issuer>/<name>/key            PKCS#8 DER, managed ones only
+//! ```
+
+use std::time::SystemTime;
+
+use ed25519_dalek::SigningKey;
+use ed25519_dalek::pkcs8::DecodePrivateKey as _;
+use rand::TryRng as _;
+use rand::rngs::SysRng;
+use zeroize::Zeroizing;
+
+use super::store::{Guard, Store, Write};
+use super::template::{Signer, pkcs8, random_serial};
+use super::{Certificate, Crl, Error, Facts, Issued, Issuer, Mode, Reason, Revoked, crl};
+use polis_base::hex;
+
+pub(super) const AUTHORITIES: &str = "authorities/";
+pub(super) const CERTIFICATES: &str = "certificates/";
+
+/// The longest name; etcd would take more, screens would not.
+const NAME_LENGTH_MAX: usize = 128;
+
+/// Attempts at a revocation. Each time another one was faster, so this many in a
+/// row mean that something is wrong.
+const REVOCATIONS_MAX: u32 = 32;
+
+/// The certificates below one folder of a store.
+#[derive(Clone, Debug)]
+pub struct Namespace<S> {
+    store: S,
+    folder: String,
+}
+
+/// What [`Namespace::ensure`] found in the store.
+struct Found {
+    der: Vec<u8>,
+    revision: i64,
+    key: Option<SigningKey>,
+}
+
+impl<S: Store> Namespace<S> {
+    /// The certificates of `store` below `folder`: empty, or ending with a slash.
+    pub fn new(store: S, folder: impl Into<String>) -> Self {
+        Self { store, folder: folder.into() }
+    }
+
+    /// Reads the certificate, or makes it if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if another node makes it at the same moment; see [`Error::retriable`].
+    pub async fn ensure(&self, wish: &Certificate, now: SystemTime) -> Result<Issued, Error> {
+        match &wish.issuer {
+            Issuer::Itself => {
+                let (signer, key) = self.ensure_authority(wish, now).await?;
+                Ok(Issued { der: signer.der.clone(), issuer_der: signer.der, key: Some(key) })
+            }
+            Issuer::Authority(authority) => {
+                check_name(&wish.name)?;
+                let (signer, _key) = self.ensure_authority(authority, now).await?;
+                if let Some(found) = self.find(wish, authority).await? {
+                    let issuer_der = signer.der;
+                    return Ok(Issued { der: found.der, issuer_der, key: found.key });
+                }
+                self.issue(wish, authority, &signer, None, now).await
+            }
+        }
+    }
+
+    /// Replaces a certificate for the same key if [`Facts::renewal_due`] says so.
+    /// Returns the new one, or `None` if the old one stays.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if another node renews it at the same moment.
+    pub async fn renew(
+        &self,
+        wish: &Certificate,
+        now: SystemTime,
+    ) -> Result<Option<Issued>, Error> {
+        let Issuer::Authority(authority) = &wish.issuer else {
+            // A new authority is a new cluster; ten years are for the owner to plan.
+            return Ok(None);
+        };
+        let Some(found) = self.find(wish, authority).await? else { return Ok(None) };
+        let facts = Facts::read(&found.der).ok_or_else(|| damaged(&wish.name, "certificate"))?;
+        if !facts.renewal_due(now) {
+            return Ok(None);
+        }
+        let (signer, _key) = self.ensure_authority(authority, now).await?;
+        self.issue(wish, authority, &signer, Some(found), now).await.map(Some)
+    }
+
+    /// The certificate that there is, renewed if that is due. None is made where there is
+    /// none: it was revoked, or never given.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if another node renews it at the same moment.
+    pub async fn current(
+        &self,
+        wish: &Certificate,
+        now: SystemTime,
+    ) -> Result<Option<Issued>, Error> {
+        if let Some(renewed) = self.renew(wish, now).await? {
+            return Ok(Some(renewed));
+        }
+        let Issuer::Authority(authority) = &wish.issuer else { return Ok(None) };
+        let Some(found) = self.find(wish, authority).await? else { return Ok(None) };
+        let (signer, _key) = self.ensure_authority(authority, now).await?;
+        Ok(Some(Issued { der: found.der, issuer_der: signer.der, key: found.key }))
+    }
+
+    /// Revokes everything that the authority ever issued to `name` and forgets
+    /// the certificate kept under that name. Says how many were added to the CRL;
+    /// revoking twice adds none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if the CRL changes at the same moment.
+    pub async fn revoke(
+        &self,
+        authority: &Certificate,
+        name: &str,
+        reason: Reason,
+        now: SystemTime,
+    ) -> Result<usize, Error> {
+        check_name(name)?;
+        let store = |source| Error::Store { name: authority.name.clone(), source };
+        let (signer, _key) = self.ensure_authority(authority, now).await?;
+        let key = self.authority_key(authority, "crl");
+        let stored = self.store.get(&key).await.map_err(store)?;
+        let stored = stored.ok_or_else(|| damaged(&authority.name, "CRL"))?;
+        let old = Crl::read(&stored.value).ok_or_else(|| damaged(&authority.name, "CRL"))?;
+        let issued = self.store.list(&self.authority_key(authority, "issued/")).await;
+        let added: Vec<Revoked> = issued
+            .map_err(store)?
+            .iter()
+            .filter_map(|(_, entry)| Facts::read(&entry.value))
+            .filter(|facts| facts.subject == name && !old.revokes(&facts.serial))
+            .map(|facts| Revoked { serial: facts.serial, at: now, reason })
+            .collect();
+        let count = added.len();
+        let forget = |leaf| Write::Delete(self.certificate_key(authority, name, leaf));
+        let mut writes = vec![forget("certificate"), forget("key")];
+        if count > 0 {
+            let revoked = [old.revoked, added].concat();
+            let der = crl::sign(&signer, &authority.name, old.number + 1, &revoked, now)?;
+            writes.push(Write::Put(key.clone(), der));
+        }
+        let guards = vec![Guard::Unchanged(key, stored.revision)];
+        self.commit(&authority.name, guards, writes).await?;
+        Ok(count)
+    }
+
+    /// Revokes like [`Self::revoke`], again where the CRL changed at the same moment.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if it does so each time: something is wrong then.
+    pub async fn revoke_surely(
+        &self,
+        authority: &Certificate,
+        name: &str,
+        reason: Reason,
+        now: SystemTime,
+    ) -> Result<usize, Error> {
+        let mut attempts = 1..REVOCATIONS_MAX;
+        loop {
+            match self.revoke(authority, name, reason, now).await {
+                Err(Error::Lost { .. }) if attempts.next().is_some() => {}
+                revoked => return revoked,
+            }
+        }
+    }
+
+    /// The authority's CRL as it is stored; `None` if there is no such authority.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] and [`Error::Damaged`].
+    pub async fn crl(&self, authority: &Certificate) -> Result<Option<Crl>, Error> {
+        let stored = self.store.get(&self.authority_key(authority, "crl")).await;
+        let stored =
+            stored.map_err(|source| Error::Store { name: authority.name.clone(), source })?;
+        stored
+            .map(|entry| Crl::read(&entry.value).ok_or_else(|| damaged(&authority.name, "CRL")))
+            .transpose()
+    }
+
+    /// Where the CRL of an authority is kept, for those who watch it.
+    #[must_use]
+    pub fn crl_key(&self, authority: &Certificate) -> String {
+        self.authority_key(authority, "crl")
+    }
+
+    async fn ensure_authority(
+        &self,
+        wish: &Certificate,
+        now: SystemTime,
+    ) -> Result<(Signer, SigningKey), Error> {
+        check_name(&wish.name)?;
+        if !wish.template.is_authority() || !matches!(wish.issuer, Issuer::Itself) {
+            return Err(Error::NoAuthority { name: wish.name.clone() });
+        }
+        let store = |source| Error::Store { name: wish.name.clone(), source };
+        let [certificate_at, key_at, crl_at] =
+            ["certificate", "key", "crl"].map(|leaf| self.authority_key(wish, leaf));
+        if let Some(certificate) = self.store.get(&certificate_at).await.map_err(store)? {
+            let key = self.store.get(&key_at).await.map_err(store)?;
+            let key = key.ok_or_else(|| damaged(&wish.name, "key"))?;
+            let key = read_key(&wish.name, key.value)?;
+            return Ok((Signer::load(&wish.name, certificate.value, &key)?, key));
+        }
+        let key = random_key(&wish.name)?;
+        let signer = Signer::create(&wish.name, &wish.template, &key, now)?;
+        let crl = crl::sign(&signer, &wish.name, 1, &[], now)?;
+        let keys = [certificate_at.clone(), key_at.clone(), crl_at.clone()];
+        let guards = keys.into_iter().map(Guard::Absent).collect();
+        let writes = vec![
+            Write::Put(certificate_at, signer.der.clone()),
+            Write::Put(key_at, pkcs8(&key).to_vec()),
+            Write::Put(crl_at, crl),
+        ];
+        self.commit(&wish.name, guards, writes).await?;
+        Ok((signer, key))
+    }
+
+    /// Reads a certificate and makes sure that it is the one that is wished for.
+    async fn find(
+        &self,
+        wish: &Certificate,
+        authority: &Certificate,
+    ) -> Result<Option<Found>, Error> {
+        let store = |source| Error::Store { name: wish.name.clone(), source };
+        if matches!(wish.mode, Mode::Ephemeral) {
+            return Ok(None);
+        }
+        let at = |leaf| self.certificate_key(authority, &wish.name, leaf);
+        let Some(entry) = self.store.get(&at("certificate")).await.map_err(store)? else {
+            return Ok(None);
+        };
+        let facts = Facts::read(&entry.value).ok_or_else(|| damaged(&wish.name, "certificate"))?;
+        let (public, key) = match &wish.mode {
+            Mode::External(public) => (*public, None),
+            Mode::Managed | Mode::Ephemeral => {
+                let stored = self.store.get(&at("key")).await.map_err(store)?;
+                let stored = stored.ok_or_else(|| damaged(&wish.name, "key"))?;
+                let key = read_key(&wish.name, stored.value)?;
+                (key.verifying_key().to_bytes(), Some(key))
+            }
+        };
+        if public != facts.public_key {
+            return Err(Error::OtherKey { name: wish.name.clone() });
+        }
+        Ok(Some(Found { der: entry.value, revision: entry.revision, key }))
+    }
+
+    /// Signs a certificate and stores it, in place of `old` if there is one.
+    async fn issue(
+        &self,
+        wish: &Certificate,
+        authority: &Certificate,
+        signer: &Signer,
+        old: Option<Found>,
+        now: SystemTime,
+    ) -> Result<Issued, Error> {
+        let at = |leaf| self.certificate_key(authority, &wish.name, leaf);
+        let mut guards = Vec::new();
+        let mut writes = Vec::new();
+        let (public, key) = match &wish.mode {
+            Mode::External(public) => (*public, None),
+            Mode::Managed | Mode::Ephemeral => {
+                let kept = old.as_ref().and_then(|old| old.key.clone());
+                let key = kept.map_or_else(|| random_key(&wish.name), Ok)?;
+                (key.verifying_key().to_bytes(), Some(key))
+            }
+        };
+        let serial = random_serial();
+        let der = signer.sign(&wish.name, &wish.template, &public, &serial, now)?;
+        let issued_at = self.authority_key(authority, &format!("issued/{}", hex::encode(&serial)));
+        guards.push(Guard::Absent(issued_at.clone()));
+        writes.push(Write::Put(issued_at, der.clone()));
+        match (&wish.mode, &old) {
+            (Mode::Ephemeral, _) => {}
+            (Mode::Managed | Mode::External(_), Some(old)) => {
+                guards.push(Guard::Unchanged(at("certificate"), old.revision));
+                writes.push(Write::Put(at("certificate"), der.clone()));
+            }
+            (Mode::Managed | Mode::External(_), None) => {
+                guards.push(Guard::Absent(at("certificate")));
+                guards.push(Guard::Absent(at("key")));
+                writes.push(Write::Put(at("certificate"), der.clone()));
+                if let Some(key) = &key {
+                    writes.push(Write::Put(at("key"), pkcs8(key).to_vec()));
+                }
+            }
+        }
+        self.commit(&wish.name, guards, writes).await?;
+        Ok(Issued { der, issuer_der: signer.der.clone(), key })
+    }
+
+    async fn commit(
+        &self,
+        name: &str,
+        guards: Vec<Guard>,
+        writes: Vec<Write>,
+    ) -> Result<(), Error> {
+        let committed = self.store.commit(guards, writes).await;
+        match committed.map_err(|source| Error::Store { name: name.to_owned(), source })? {
+            true => Ok(()),
+            false => Err(Error::Lost { name: name.to_owned() }),
+        }
+    }
+
+    fn authority_key(&self, authority: &Certificate, leaf: &str) -> String {
+        format!("{}{AUTHORITIES}{}/{leaf}", self.folder, authority.name)
+    }
+
+    fn certificate_key(&self, authority: &Certificate, name: &str, leaf: &str) -> String {
+        format!("{}{CERTIFICATES}{}/{name}/{leaf}", self.folder, authority.name)
+    }
+}
+
+fn check_name(name: &str) -> Result<(), Error> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if name.is_empty() || name.len() > NAME_LENGTH_MAX || !name.chars().all(fits) {
+        return Err(Error::Name { name: name.to_owned() });
+    }
+    Ok(())
+}
+
+fn damaged(name: &str, what: &'static str) -> Error {
+    Error::Damaged { what, name: name.to_owned() }
+}
+
+fn read_key(name: &str, der: Vec<u8>) -> Result<SigningKey, Error> {
+    let der = Zeroizing::new(der);
+    SigningKey::from_pkcs8_der(&der).map_err(|_parse| damaged(name, "key"))
+}
+
+fn random_key(name: &str) -> Result<SigningKey, Error> {
+    let mut seed = Zeroizing::new([0; 32]);
+    SysRng
+        .try_fill_bytes(seed.as_mut())
+        .map_err(|source| Error::Random { name: name.to_owned(), source })?;
+    Ok(SigningKey::from_bytes(&seed))
+}

@@ -1,0 +1,282 @@
+//! The library against a map, with the races that matter.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use proptest::prelude::*;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use super::store::memory::Memory;
+use super::*;
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+fn noon() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
+}
+
+fn authority() -> Arc<Certificate> {
+    Arc::new(Certificate {
+        issuer: Issuer::Itself,
+        name: "etcd-peers".to_owned(),
+        template: Template::EtcdAuthority,
+        mode: Mode::Managed,
+    })
+}
+
+fn wish(name: &str, template: Template, mode: Mode) -> Certificate {
+    let issuer = Issuer::Authority(authority());
+    Certificate { issuer, name: name.to_owned(), template, mode }
+}
+
+fn peer(name: &str, mode: Mode) -> Certificate {
+    wish(name, Template::EtcdPeer { host: Host::Name(name.to_owned()) }, mode)
+}
+
+fn verifies(der: &[u8], issuer_der: &[u8]) -> bool {
+    let (_, certificate) = X509Certificate::from_der(der).unwrap();
+    let (_, issuer) = X509Certificate::from_der(issuer_der).unwrap();
+    certificate.verify_signature(Some(issuer.public_key())).is_ok()
+}
+
+#[tokio::test]
+async fn an_authority_says_what_the_design_says() {
+    let pki = Namespace::new(Memory::default(), "");
+    let made = pki.ensure(&authority(), noon()).await.unwrap();
+    let (_, ca) = X509Certificate::from_der(&made.der).unwrap();
+    assert_eq!(ca.raw_serial(), [1]);
+    assert!(ca.is_ca());
+    let usage = ca.key_usage().unwrap().unwrap().value;
+    assert!(usage.key_cert_sign() && usage.crl_sign() && usage.digital_signature());
+    let extended = ca.extended_key_usage().unwrap().unwrap().value;
+    assert!(extended.client_auth && extended.server_auth && extended.ocsp_signing);
+    assert!(verifies(&made.der, &made.der));
+    let crl = pki.crl(&authority()).await.unwrap().unwrap();
+    assert_eq!((crl.number, crl.revoked.len()), (1, 0));
+}
+
+#[tokio::test]
+async fn a_peer_carries_its_name_and_the_name_that_only_peers_have() {
+    let pki = Namespace::new(Memory::default(), "");
+    let made = pki.ensure(&peer("polis-a", Mode::External([7; 32])), noon()).await.unwrap();
+    assert!(made.key.is_none());
+    assert!(verifies(&made.der, &made.issuer_der));
+    let (_, peer) = X509Certificate::from_der(&made.der).unwrap();
+    let names = &peer.subject_alternative_name().unwrap().unwrap().value.general_names;
+    let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+    assert_eq!(names, ["DNSName(polis-a)", "DNSName(etcd-peer.polis.internal)"]);
+    let usage = peer.key_usage().unwrap().unwrap().value;
+    assert!(usage.digital_signature() && usage.key_encipherment() && !usage.key_cert_sign());
+    let extended = peer.extended_key_usage().unwrap().unwrap().value;
+    assert!(extended.client_auth && extended.server_auth);
+}
+
+#[tokio::test]
+async fn a_node_is_a_server_and_a_client_and_a_user_only_a_client() {
+    let pki = Namespace::new(Memory::default(), "pki/");
+    for (template, server, client, days) in
+        [(Template::Node, true, true, 90), (Template::User { role: "viewer" }, false, true, 30)]
+    {
+        let made = pki.ensure(&wish("x", template, Mode::Ephemeral), noon()).await.unwrap();
+        let (_, certificate) = X509Certificate::from_der(&made.der).unwrap();
+        let usage = certificate.extended_key_usage().unwrap().unwrap().value;
+        assert_eq!((usage.server_auth, usage.client_auth), (server, client));
+        assert!(!certificate.is_ca());
+        assert_eq!(Facts::read(&made.der).unwrap().not_after, noon() + DAY * days);
+    }
+}
+
+#[tokio::test]
+async fn peers_take_each_other_s_certificates_for_as_long_as_their_authority_lives() {
+    let pki = Namespace::new(Memory::default(), "");
+    let made = pki.ensure(&peer("a", Mode::Managed), noon()).await.unwrap();
+    let ends = |der: &[u8]| Facts::read(der).unwrap().not_after;
+    assert_eq!(ends(&made.der), ends(&made.issuer_der));
+}
+
+#[tokio::test]
+async fn ensuring_twice_gives_the_same_certificate_and_key() {
+    let pki = Namespace::new(Memory::default(), "pki/");
+    let first = pki.ensure(&peer("a", Mode::Managed), noon()).await.unwrap();
+    let again = pki.ensure(&peer("a", Mode::Managed), noon() + DAY).await.unwrap();
+    assert_eq!(first.der, again.der);
+    assert_eq!(first.key.unwrap().to_bytes(), again.key.unwrap().to_bytes());
+}
+
+#[tokio::test]
+async fn an_ephemeral_certificate_is_new_each_time_and_still_listed() {
+    let memory = Memory::default();
+    let pki = Namespace::new(memory.clone(), "");
+    let first = pki.ensure(&peer("a", Mode::Ephemeral), noon()).await.unwrap();
+    let again = pki.ensure(&peer("a", Mode::Ephemeral), noon()).await.unwrap();
+    assert_ne!(first.der, again.der);
+    let contents = memory.contents();
+    let listed = contents.iter().filter(|(key, _)| key.contains("/issued/"));
+    assert_eq!(listed.count(), 2);
+    assert!(!contents.keys().any(|key| key.starts_with("certificates/")));
+}
+
+#[tokio::test]
+async fn of_two_at_once_one_wins_and_the_loser_may_try_again() {
+    let memory = Memory::default();
+    Namespace::new(memory.clone(), "").ensure(&authority(), noon()).await.unwrap();
+    // Both have read that there is none before either of them writes.
+    let pause = Arc::new(tokio::sync::Barrier::new(2));
+    let racing = Namespace::new(memory.pausing(pause), "");
+    let wish = peer("a", Mode::Managed);
+    let (one, two) = tokio::join!(racing.ensure(&wish, noon()), racing.ensure(&wish, noon()));
+    let (won, lost) = match (one, two) {
+        (Ok(won), Err(lost)) | (Err(lost), Ok(won)) => (won, lost),
+        other => panic!("one must win: {other:?}"),
+    };
+    assert!(matches!(lost, Error::Lost { .. }) && lost.retriable());
+    let again = Namespace::new(memory.clone(), "").ensure(&wish, noon()).await.unwrap();
+    assert_eq!(again.der, won.der);
+    assert_eq!(memory.contents().keys().filter(|key| key.contains("/issued/")).count(), 1);
+}
+
+#[tokio::test]
+async fn a_certificate_of_another_key_is_not_handed_out() {
+    let pki = Namespace::new(Memory::default(), "");
+    pki.ensure(&peer("a", Mode::External([7; 32])), noon()).await.unwrap();
+    let other = pki.ensure(&peer("a", Mode::External([8; 32])), noon()).await;
+    assert!(matches!(other, Err(Error::OtherKey { .. })), "{other:?}");
+}
+
+#[tokio::test]
+async fn revoking_adds_every_certificate_of_the_name_once() {
+    let memory = Memory::default();
+    let pki = Namespace::new(memory.clone(), "");
+    let node = wish("a", Template::Node, Mode::Managed);
+    let old = pki.ensure(&node, noon()).await.unwrap();
+    let new = pki.renew(&node, noon() + DAY * 80).await.unwrap().unwrap();
+    let other = pki.ensure(&peer("b", Mode::Managed), noon()).await.unwrap();
+    let later = noon() + DAY * 81;
+    let revoke = || pki.revoke(&REVOKER, "a", Reason::Left, later);
+    assert_eq!(revoke().await.unwrap(), 2);
+    assert_eq!(revoke().await.unwrap(), 0);
+    let crl = pki.crl(&authority()).await.unwrap().unwrap();
+    assert_eq!(crl.number, 2);
+    let serial = |der: &[u8]| Facts::read(der).unwrap().serial;
+    assert!(crl.revokes(&serial(&old.der)) && crl.revokes(&serial(&new.der)));
+    assert!(!crl.revokes(&serial(&other.der)));
+    assert_eq!((crl.revoked[0].at, crl.revoked[0].reason), (later, Reason::Left));
+    // The next one is not born revoked.
+    let fresh = pki.ensure(&peer("a", Mode::Managed), later).await.unwrap();
+    assert!(!crl.revokes(&serial(&fresh.der)));
+}
+
+static REVOKER: std::sync::LazyLock<Arc<Certificate>> = std::sync::LazyLock::new(authority);
+
+#[tokio::test]
+async fn a_certificate_is_renewed_after_two_thirds_and_keeps_its_key() {
+    let pki = Namespace::new(Memory::default(), "");
+    let node = wish("a", Template::Node, Mode::Managed);
+    let old = pki.ensure(&node, noon()).await.unwrap();
+    let early = pki.renew(&node, noon() + DAY * 59).await.unwrap();
+    assert!(early.is_none());
+    let new = pki.renew(&node, noon() + DAY * 60).await.unwrap().unwrap();
+    assert_eq!(new.key.unwrap().to_bytes(), old.key.unwrap().to_bytes());
+    assert_ne!(new.der, old.der);
+    let read = pki.ensure(&node, noon()).await.unwrap();
+    assert_eq!(read.der, new.der);
+}
+
+#[tokio::test]
+async fn a_certificate_from_the_future_is_renewed_at_once() {
+    let pki = Namespace::new(Memory::default(), "");
+    pki.ensure(&peer("a", Mode::Managed), noon() + DAY * 400).await.unwrap();
+    assert!(pki.renew(&peer("a", Mode::Managed), noon()).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn only_an_authority_signs() {
+    let pki = Namespace::new(Memory::default(), "");
+    let leaf = Arc::new(peer("a", Mode::Managed));
+    let below = Certificate { issuer: Issuer::Authority(leaf), ..peer("b", Mode::Managed) };
+    let made = pki.ensure(&below, noon()).await;
+    assert!(matches!(made, Err(Error::NoAuthority { .. })), "{made:?}");
+}
+
+#[tokio::test]
+async fn a_name_cannot_leave_its_folder() {
+    let pki = Namespace::new(Memory::default(), "");
+    for bad in ["", "a/b", "../a", "a b", "ä", &"x".repeat(129)] {
+        let made = pki.ensure(&peer(bad, Mode::Managed), noon()).await;
+        assert!(matches!(made, Err(Error::Name { .. })), "{bad:?}: {made:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_overview_shows_what_there_is_and_no_secret() {
+    let memory = Memory::default();
+    let pki = Namespace::new(memory.clone(), "");
+    let ca = pki.ensure(&authority(), noon()).await.unwrap();
+    pki.ensure(&peer("a", Mode::Managed), noon()).await.unwrap();
+    pki.ensure(&peer("b", Mode::External([7; 32])), noon()).await.unwrap();
+    pki.revoke(&authority(), "a", Reason::KeyCompromise, noon()).await.unwrap();
+    pki.ensure(&peer("a", Mode::Managed), noon()).await.unwrap();
+
+    let mut overview = Overview::default();
+    overview.add("polis:etcd-pki", &memory.contents(), |_| Renewal::ByUser);
+    let [shown] = overview.authorities.as_slice() else { panic!("{overview:?}") };
+    assert_eq!((shown.issued, shown.crl_number), (3, 2));
+    assert_eq!(
+        shown.fingerprint,
+        polis_base::hex::encode(&Facts::read(&ca.der).unwrap().fingerprint)
+    );
+    assert_eq!(shown.revoked[0].subject.as_deref(), Some("a"));
+    let [a, b] = overview.certificates.as_slice() else { panic!("{overview:?}") };
+    assert!(a.managed && !b.managed && !a.revoked && !b.revoked);
+    assert_eq!((a.name.as_str(), a.issuer.as_str()), ("a", "etcd-peers"));
+}
+
+#[test]
+fn pem_is_what_other_programs_read() {
+    let key = ed25519_dalek::SigningKey::from_bytes(&[1; 32]);
+    let text = key_pem(&key);
+    assert!(text.starts_with("-----BEGIN PRIVATE KEY-----\n"), "{}", text.as_str());
+    assert!(text.ends_with("-----END PRIVATE KEY-----\n"));
+    assert!(certificate_pem(&[0; 100]).lines().all(|line| line.len() <= 64));
+}
+
+proptest! {
+    #[test]
+    fn noise_is_no_certificate_and_no_crl(noise in prop::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert_eq!(Facts::read(&noise), None);
+        prop_assert_eq!(Crl::read(&noise), None);
+        let entries = BTreeMap::from([
+            ("authorities/a/certificate".to_owned(), noise.clone()),
+            ("certificates/a/b/certificate".to_owned(), noise),
+        ]);
+        let mut overview = Overview::default();
+        overview.add("x", &entries, |_| Renewal::None);
+        prop_assert_eq!(overview, Overview::default());
+    }
+
+    #[test]
+    fn a_bent_certificate_never_panics(at in any::<prop::sample::Index>(), bits in 1..=255_u8) {
+        let signer = template::Signer::create(
+            "a",
+            &Template::EtcdAuthority,
+            &ed25519_dalek::SigningKey::from_bytes(&[1; 32]),
+            noon(),
+        )
+        .unwrap();
+        let mut der = signer.der;
+        let at = at.index(der.len());
+        der[at] ^= bits;
+        let _read = Facts::read(&der);
+    }
+}
+
+#[tokio::test]
+async fn a_user_carries_a_role_and_no_name_that_it_could_serve_under() {
+    let pki = Namespace::new(Memory::default(), "pki/");
+    let template = Template::User { role: "operator" };
+    let made = pki.ensure(&wish("alice", template, Mode::External([7; 32])), noon()).await.unwrap();
+    assert_eq!(Facts::read(&made.der).unwrap().unit.as_deref(), Some("operator"));
+    let (_, certificate) = X509Certificate::from_der(&made.der).unwrap();
+    assert!(certificate.subject_alternative_name().unwrap().is_none());
+}

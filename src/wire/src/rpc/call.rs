@@ -1,0 +1,214 @@
+//! Lets one call in, or refuses it before a byte of its body is read.
+//!
+//! ```text
+//! path in the table? --> standing? --> rule? --> stranger: a token? --> service, until its deadline
+//! ```
+//!
+//! Invariants:
+//! - A refused call costs its sender more than it costs us: its body is not read.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use http::{HeaderMap, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use tokio::time::{Instant, timeout_at};
+use tonic::body::Body;
+use tonic::service::Routes;
+use tonic::{Code, Status};
+use tower::Service as _;
+
+use super::access::Rule;
+use super::body::{Activity, Bounded, End, Open, Outgoing, status_code};
+use super::peer::Caller;
+use super::server::Shared;
+use polis_base::sys::clock;
+
+/// Bytes of a gRPC frame before its message.
+const FRAME_HEAD: usize = 5;
+
+/// Makes a page of text.
+pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// What a server serves.
+#[derive(Clone)]
+pub enum App {
+    /// gRPC, over HTTP/2.
+    Grpc(Routes),
+    /// One page of text, over HTTP/1.1: metrics.
+    Page(Page),
+}
+
+impl fmt::Debug for App {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Grpc(_) => "Grpc",
+            Self::Page(_) => "Page",
+        })
+    }
+}
+
+impl App {
+    /// The word for the protocol in a TLS handshake.
+    pub(super) fn alpn(&self) -> &'static [u8] {
+        match self {
+            Self::Grpc(_) => b"h2",
+            Self::Page(_) => b"http/1.1",
+        }
+    }
+}
+
+/// One connection, as its calls see it.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) shared: Arc<Shared>,
+    pub(super) caller: Caller,
+    pub(super) activity: Arc<Activity>,
+    pub(super) end: Arc<End>,
+}
+
+impl Line {
+    /// Answers one call.
+    pub(super) async fn call(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Infallible> {
+        let Shared { metrics, app, .. } = &*self.shared;
+        let mut open = Open::new(metrics, request.uri().path(), &self.activity);
+        let rule = match self.admit(request.uri().path()) {
+            Ok(rule) => rule,
+            Err(status) => {
+                metrics.refused.up();
+                open.answered(Some(status.code()));
+                return Ok(refusal(app, status));
+            }
+        };
+        let response = match app {
+            App::Grpc(routes) => self.serve(routes.clone(), rule, request).await,
+            App::Page(page) => Response::new(Body::new(page())),
+        };
+        open.answered(match app {
+            App::Grpc(_) => status_code(response.headers()),
+            App::Page(_) => Some(Code::Ok),
+        });
+        let end = rule.streams.then(|| Arc::clone(&self.end));
+        Ok(response.map(|body| Body::new(Outgoing::new(body, open, end))))
+    }
+
+    /// Whether the call may be made.
+    fn admit(&self, path: &str) -> Result<&Rule, Status> {
+        let Shared { table, standing, strangers, .. } = &*self.shared;
+        let rule = table.rule(path);
+        if !self.caller.peer.is_known() {
+            let address = self.caller.address.ip();
+            let mut strangers = strangers.lock().unwrap_or_else(PoisonError::into_inner);
+            if !strangers.take(address, clock::uptime()) {
+                let text = "too many calls without a certificate of the cluster; wait a second";
+                return Err(Status::resource_exhausted(text));
+            }
+        }
+        standing.borrow().check(&self.caller, clock::now())?;
+        let rule = rule?;
+        rule.check(&self.caller.peer)?;
+        Ok(rule)
+    }
+
+    async fn serve(
+        &self,
+        mut routes: Routes,
+        rule: &Rule,
+        request: Request<Incoming>,
+    ) -> Response<Body> {
+        let limits = &self.shared.limits;
+        let asked = asked_deadline(request.headers()).filter(|_| !rule.streams);
+        let deadline = asked.map_or(limits.deadline, |asked| asked.min(limits.deadline));
+        let max = match self.caller.peer.is_known() {
+            true => limits.message,
+            false => limits.stranger_message,
+        };
+        let mut request = request.map(|body| Body::new(Bounded::new(body, max + FRAME_HEAD)));
+        request.extensions_mut().insert(self.caller.peer.clone());
+        request.extensions_mut().insert(self.caller.clone());
+        request.extensions_mut().insert(self.shared.stopping.clone());
+        let call = routes.call(request);
+        match timeout_at(Instant::now() + deadline, call).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(never)) => match never {},
+            Err(_elapsed) => {
+                let text = format!("the call did not end within {} s", deadline.as_secs_f32());
+                Status::deadline_exceeded(text).into_http()
+            }
+        }
+    }
+}
+
+/// An answer that says no.
+fn refusal(app: &App, status: Status) -> Response<Body> {
+    match app {
+        App::Grpc(_) => status.into_http(),
+        App::Page(_) => {
+            let mut response = Response::new(Body::new(format!("{}\n", status.message())));
+            *response.status_mut() = match status.code() {
+                Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+                Code::PermissionDenied => StatusCode::FORBIDDEN,
+                Code::Unimplemented => StatusCode::NOT_FOUND,
+                Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+                _ => StatusCode::SERVICE_UNAVAILABLE,
+            };
+            response
+        }
+    }
+}
+
+/// How long the caller will wait, if it says so in a way that makes sense.
+fn asked_deadline(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|digit| digit.is_ascii_digit())
+    {
+        return None;
+    }
+    let count: u64 = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(count * 3600)),
+        "M" => Some(Duration::from_secs(count * 60)),
+        "S" => Some(Duration::from_secs(count)),
+        "m" => Some(Duration::from_millis(count)),
+        "u" => Some(Duration::from_micros(count)),
+        "n" => Some(Duration::from_nanos(count)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn deadline(text: &[u8]) -> Option<Duration> {
+        let mut headers = HeaderMap::new();
+        headers.insert("grpc-timeout", HeaderValue::from_bytes(text).ok()?);
+        asked_deadline(&headers)
+    }
+
+    #[test]
+    fn a_deadline_is_read_as_grpc_writes_it() {
+        assert_eq!(deadline(b"5S"), Some(Duration::from_secs(5)));
+        assert_eq!(deadline(b"250m"), Some(Duration::from_millis(250)));
+        assert_eq!(deadline(b"99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        for bad in [&b"S"[..], b"", b"5", b"-5S", b"5s", b"999999999S", b"5 S"] {
+            assert_eq!(deadline(bad), None, "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_no_deadline_or_a_deadline(noise in prop::collection::vec(any::<u8>(), 0..12)) {
+            let _read = deadline(&noise);
+        }
+    }
+}

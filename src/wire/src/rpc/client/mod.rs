@@ -1,0 +1,562 @@
+//! Finds the curator that leads, and makes calls to it that survive its end.
+//!
+//! The node's own services and `polisctl` call curators with it. It knows where
+//! curators may be ([`Candidate`]s, an event value), asks them who leads, and
+//! keeps the one connection to the leader until that fails.
+//!
+//! ```text
+//!             ask candidates, each a little later than the one before
+//! [nobody] ---------------------------------------------------------> [leader]
+//!    ^                                                                   |
+//!    +-- its stream tells of another, a call finds it gone, or it says   |
+//!        that it does not lead <-----------------------------------------+
+//! ```
+//!
+//! Invariants:
+//! - A call that may not be made twice is made again only where the refusal
+//!   proves that it did nothing.
+//! - A refusal is handed on; only an outage is waited out. Who refuses and does not
+//!   lead may go by an old copy of the records: the others are heard first.
+//! - Whoever leads is a node that the candidates name, or that one of these points
+//!   to; any node of the cluster, only for a candidate that names none.
+
+mod channel;
+mod dial;
+
+use std::collections::BTreeSet;
+use std::error::Error as _;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use polis_proto::v1;
+use polis_proto::v1::curator_local_client::CuratorLocalClient;
+use tokio::sync::{Mutex, watch};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tonic::{Code, Status, Streaming};
+use tracing::{debug, info};
+
+pub use self::channel::Channel;
+pub use self::dial::{Connection, Error as DialError, Expect, Trust, dial};
+use super::is_not_leader;
+use super::standing::{Fallen, Standing, is_removal};
+use super::tls::Credentials;
+use crate::endpoint::{CURATOR_PORT, Endpoint};
+use crate::identity::NodeId;
+use polis_runtime::event::until;
+
+/// A candidate is asked so much after the one before it: a live one has
+/// answered by then.
+const STAGGER: Duration = Duration::from_millis(250);
+/// Longest wait for the first word of a curator.
+const ANSWER: Duration = Duration::from_secs(4);
+/// Longest wait for the others once one has refused and the last of them was asked: a
+/// caller that was removed is to hear of it from whoever is left.
+const OTHERS: Duration = Duration::from_secs(2);
+/// Wait between two searches: an election takes some seconds.
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(2);
+
+/// A curator that there may be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Candidate {
+    /// Which node it is on, if that is known.
+    pub node: Option<NodeId>,
+    /// Name or address.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+/// The candidates of a directory; what is no node ID is left out.
+#[must_use]
+pub fn candidates(directory: &v1::ClusterDirectory) -> Vec<Candidate> {
+    let nodes = directory.nodes.iter().filter_map(|node| Some((node.id.parse().ok()?, node)));
+    nodes
+        .flat_map(|(id, node): (NodeId, _)| {
+            node.addresses.iter().map(move |address| {
+                // What cannot be read is tried all the same: so it is named where
+                // nobody answers.
+                let unread = |_invalid| Endpoint { host: address.clone(), port: CURATOR_PORT };
+                let Endpoint { host, port } = address.parse().unwrap_or_else(unread);
+                Candidate { node: Some(id), host, port }
+            })
+        })
+        .collect()
+}
+
+/// Whether a call may be made twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeat {
+    /// Twice is as once.
+    Allowed,
+    /// Twice is not as once.
+    Never,
+}
+
+/// How long a client is patient.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For one attempt at a call that may be repeated.
+    pub attempt: Duration,
+    /// For all attempts together, finding the leader included.
+    pub total: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { attempt: Duration::from_secs(10), total: Duration::from_secs(30) }
+    }
+}
+
+/// Why nobody leads us.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is nobody to ask.
+    #[error("no curator is known")]
+    NoCandidates,
+    /// Nobody who was asked leads, or knows who does.
+    #[error("no leader was found: {}", listed(tried))]
+    NoLeader {
+        /// Who was asked, and what came of it.
+        tried: Vec<(Candidate, String)>,
+    },
+    /// A curator does not serve us.
+    #[error("a curator refuses: {}", .0.message())]
+    Refused(Box<Status>),
+}
+
+fn listed(tried: &[(Candidate, String)]) -> String {
+    let each: Vec<_> = tried.iter().map(|(who, why)| format!("{who}: {why}")).collect();
+    each.join("; ")
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Refused(status) => *status,
+            Error::NoCandidates | Error::NoLeader { .. } => Self::unavailable(error.to_string()),
+        }
+    }
+}
+
+/// The curator that leads.
+#[derive(Clone, Debug)]
+pub struct Leader {
+    /// The way to it.
+    pub connection: Connection,
+    /// Tells when another leads.
+    news: Arc<Mutex<Streaming<v1::GetCurrentLeaderResponse>>>,
+    number: u64,
+}
+
+/// Calls the leader, whoever that is. Clones share the connection.
+#[derive(Clone, Debug)]
+pub struct Client {
+    candidates: watch::Receiver<Vec<Candidate>>,
+    credentials: watch::Receiver<Option<Credentials>>,
+    /// Who is a node of the cluster no more, where that is known.
+    standing: Option<watch::Receiver<Arc<Standing>>>,
+    patience: Patience,
+    found: Arc<Mutex<Found>>,
+    /// Who leads, for those who want to know.
+    leader: watch::Sender<Option<NodeId>>,
+}
+
+#[derive(Debug, Default)]
+struct Found {
+    leader: Option<Leader>,
+    /// Where the last leader was: the next one is often the same.
+    last: Option<Candidate>,
+    count: u64,
+}
+
+/// What a candidate had to say.
+enum Answer {
+    /// It leads.
+    Leads(Connection, Box<Streaming<v1::GetCurrentLeaderResponse>>),
+    /// Another does.
+    Points(Candidate),
+    /// A reason for the list.
+    Nothing(String),
+    /// We have no business there.
+    Refused(Box<Status>),
+}
+
+impl Client {
+    /// A client that follows its inputs. It needs credentials with an authority.
+    #[must_use]
+    pub fn new(
+        candidates: watch::Receiver<Vec<Candidate>>,
+        credentials: watch::Receiver<Option<Credentials>>,
+        patience: Patience,
+    ) -> Self {
+        let found = Arc::default();
+        let leader = watch::Sender::new(None);
+        Self { candidates, credentials, standing: None, patience, found, leader }
+    }
+
+    /// The same client, which believes no node that was taken out of the cluster.
+    #[must_use]
+    pub fn wary(self, standing: watch::Receiver<Arc<Standing>>) -> Self {
+        Self { standing: Some(standing), ..self }
+    }
+
+    /// A client of a program that runs once.
+    #[must_use]
+    pub fn fixed(candidates: Vec<Candidate>, credentials: Credentials, patience: Patience) -> Self {
+        // The last values stay readable when their senders are gone.
+        let (_sender, candidates) = watch::channel(candidates);
+        let (_sender, credentials) = watch::channel(Some(credentials));
+        Self::new(candidates, credentials, patience)
+    }
+
+    /// The same client, with another patience.
+    #[must_use]
+    pub fn patient(self, patience: Patience) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// Who leads, as far as this client knows.
+    #[must_use]
+    pub fn leader_id(&self) -> watch::Receiver<Option<NodeId>> {
+        self.leader.subscribe()
+    }
+
+    /// Makes `call` to the leader, and again to the next where that is right.
+    ///
+    /// # Errors
+    ///
+    /// The refusal, or what was wrong when patience ended.
+    pub async fn call<T, F, R>(&self, repeat: Repeat, mut call: F) -> Result<T, Status>
+    where
+        F: FnMut(Channel) -> R,
+        R: Future<Output = Result<T, Status>>,
+    {
+        let end = Instant::now() + self.patience.total;
+        let mut wait = RETRY_MIN;
+        // What came of asking everybody: it says more than that the time is over.
+        let mut nobody = None;
+        loop {
+            let failed = match timeout_at(end, self.leader()).await {
+                Ok(Ok(leader)) => {
+                    let attempt_end = match repeat {
+                        Repeat::Allowed => Instant::now() + self.patience.attempt,
+                        // There is no other one to save time for.
+                        Repeat::Never => end,
+                    };
+                    let attempt = call(leader.connection.channel.clone());
+                    let status = match timeout_at(attempt_end, attempt).await {
+                        Ok(Ok(done)) => return Ok(done),
+                        Ok(Err(status)) => status,
+                        Err(_elapsed) => {
+                            Status::deadline_exceeded("the leader does not answer in time")
+                        }
+                    };
+                    match judge(&status, repeat) {
+                        Verdict::Final => return Err(status),
+                        Verdict::Again => {
+                            debug!(%status, "the call is made again");
+                            self.forget(&leader).await;
+                            status
+                        }
+                    }
+                }
+                Ok(Err(refused @ Error::Refused(_))) => return Err(refused.into()),
+                Ok(Err(error)) => {
+                    let status = Status::from(error);
+                    nobody = Some(status.clone());
+                    status
+                }
+                Err(_elapsed) => nobody
+                    .take()
+                    .unwrap_or_else(|| Status::unavailable("no leader was found in time")),
+            };
+            if Instant::now() + wait >= end {
+                return Err(failed);
+            }
+            sleep(wait).await;
+            wait = (wait * 2).min(RETRY_MAX);
+        }
+    }
+
+    /// Forgets the leader whenever its own stream tells of another, for ever, so
+    /// that the next call goes to the right one at once. Cancel-safe.
+    pub async fn follow(&self) -> std::convert::Infallible {
+        let mut wait = RETRY_MIN;
+        loop {
+            match self.leader().await {
+                Ok(leader) => {
+                    wait = RETRY_MIN;
+                    // Held for as long as it leads; only followers take it.
+                    let mut news = leader.news.lock().await;
+                    let own = leader.connection.node.to_string();
+                    while let Ok(Some(said)) = news.message().await {
+                        if said.leader_id != own {
+                            break;
+                        }
+                    }
+                    drop(news);
+                    self.forget(&leader).await;
+                }
+                Err(error) => {
+                    debug!("{error}");
+                    sleep(wait).await;
+                    wait = (wait * 2).min(RETRY_MAX);
+                }
+            }
+        }
+    }
+
+    /// The leader, found anew if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn leader(&self) -> Result<Leader, Error> {
+        // Held while it searches: whoever calls at the same time waits for the
+        // same search.
+        let mut found = self.found.lock().await;
+        if let Some(leader) = &found.leader {
+            return Ok(leader.clone());
+        }
+        let mut credentials = self.credentials.clone();
+        let credentials = until(&mut credentials, "the credentials", Clone::clone).await;
+        let credentials = credentials.map_err(|_closed| Error::NoCandidates)?;
+        let candidates = self.candidates.borrow().clone();
+        let known = |last: &Candidate| {
+            candidates.iter().any(|known| known.node.is_none() || known.node == last.node)
+        };
+        // Who led once may be no curator any more.
+        let last = found.last.clone().filter(known);
+        let mut asked = BTreeSet::new();
+        let first = last.into_iter().chain(candidates);
+        let first: Vec<_> = first.filter(|candidate| asked.insert(candidate.clone())).collect();
+        let standing = self.standing.as_ref().map(|standing| Arc::clone(&standing.borrow()));
+        let standing = standing.unwrap_or_default();
+        let (connection, news) = search(first, asked, &credentials, &standing).await?;
+        info!(leader = %connection.node, address = %connection.address, "found the leader");
+        found.count += 1;
+        found.last = Some(Candidate {
+            node: Some(connection.node),
+            host: connection.address.ip().to_string(),
+            port: connection.address.port(),
+        });
+        self.leader.send_replace(Some(connection.node));
+        let leader = Leader { connection, news: Arc::new(Mutex::new(news)), number: found.count };
+        found.leader = Some(leader.clone());
+        Ok(leader)
+    }
+
+    /// Lets go of a leader that is none any more.
+    async fn forget(&self, leader: &Leader) {
+        let mut found = self.found.lock().await;
+        if found.leader.as_ref().is_some_and(|current| current.number == leader.number) {
+            found.leader = None;
+            self.leader.send_replace(None);
+        }
+    }
+}
+
+/// Asks candidates until one leads.
+async fn search(
+    first: Vec<Candidate>,
+    mut asked: BTreeSet<Candidate>,
+    credentials: &Credentials,
+    standing: &Standing,
+) -> Result<(Connection, Streaming<v1::GetCurrentLeaderResponse>), Error> {
+    if first.is_empty() {
+        return Err(Error::NoCandidates);
+    }
+    let ask_later = |candidate: Candidate, delay: Duration| async move {
+        sleep(delay).await;
+        let answer = ask(&candidate, credentials, standing).await;
+        (candidate, answer)
+    };
+    let last = u32::try_from(first.len() - 1).unwrap_or(u32::MAX);
+    let asked_by = Instant::now() + STAGGER * last;
+    let mut asking: FuturesUnordered<_> =
+        (0_u32..).zip(first).map(|(n, who)| ask_later(who, STAGGER * n)).collect();
+    let mut tried = Vec::new();
+    let mut refusal: Option<(Box<Status>, Instant)> = None;
+    loop {
+        let next = match &refusal {
+            None => asking.next().await,
+            Some((_, end)) => timeout_at(*end, asking.next()).await.unwrap_or(None),
+        };
+        let Some((candidate, answer)) = next else { break };
+        match answer {
+            Answer::Leads(connection, news) => return Ok((connection, *news)),
+            Answer::Refused(status) => {
+                // A removal is for ever; all else may be the word of an old copy.
+                let heard = refusal.take();
+                let anew = || Instant::now().max(asked_by) + OTHERS;
+                let end = heard.as_ref().map_or_else(anew, |(_, end)| *end);
+                let before = heard.map(|(before, _)| before);
+                let before = before.filter(|before| is_removal(before) || !is_removal(&status));
+                refusal = Some((before.unwrap_or(status), end));
+            }
+            Answer::Points(leader) => {
+                tried.push((candidate, format!("says that {leader} leads")));
+                if asked.insert(leader.clone()) {
+                    asking.push(ask_later(leader, Duration::ZERO));
+                }
+            }
+            Answer::Nothing(why) => tried.push((candidate, why)),
+        }
+    }
+    match refusal {
+        Some((status, _)) => Err(Error::Refused(status)),
+        None => Err(Error::NoLeader { tried }),
+    }
+}
+
+/// Asks one candidate who leads.
+async fn ask(candidate: &Candidate, credentials: &Credentials, standing: &Standing) -> Answer {
+    let Some(authority) = &credentials.authority else {
+        return Answer::Nothing("the cluster's CA is not known".to_owned());
+    };
+    let trust = Trust::Authority(authority.clone());
+    let expect = candidate.node.map_or(Expect::AnyNode, Expect::Node);
+    let dialled = dial(&candidate.host, candidate.port, expect, &trust, Some(credentials));
+    let connection = match dialled.await {
+        Ok(connection) => connection,
+        // Until the handshake is over, whoever is there has proved nothing, and may say
+        // what it likes; the verdict on our own certificate comes after.
+        Err(error @ DialError::Protocol { .. }) if is_revoked(&error) => {
+            return Answer::Refused(Box::new(revoked()));
+        }
+        Err(error) => return Answer::Nothing(chain(&error)),
+    };
+    if standing.is_gone(connection.node, &connection.certificate) {
+        return Answer::Nothing("it was taken out of the cluster".to_owned());
+    }
+    let mut local = CuratorLocalClient::new(connection.channel.clone());
+    let first = async {
+        let mut news = local.get_current_leader(v1::GetCurrentLeaderRequest {}).await?.into_inner();
+        Ok::<_, Status>((news.message().await?, news))
+    };
+    let (said, news) = match timeout(ANSWER, first).await {
+        Ok(Ok((Some(said), news))) => (said, news),
+        Ok(Ok((None, _))) => return Answer::Nothing("it ends the stream at once".to_owned()),
+        Ok(Err(status)) if is_refusal(&status) => return Answer::Refused(Box::new(status)),
+        Ok(Err(status)) if is_revoked(&status) => return Answer::Refused(Box::new(revoked())),
+        Ok(Err(status)) => return Answer::Nothing(chain(&status)),
+        Err(_elapsed) => return Answer::Nothing("it does not say who leads".to_owned()),
+    };
+    if said.leader_id == connection.node.to_string() {
+        return Answer::Leads(connection, Box::new(news));
+    }
+    let port = u16::try_from(said.leader_port).ok().filter(|port| *port > 0);
+    match said.leader_id.parse() {
+        Ok(node) if !said.leader_address.is_empty() => Answer::Points(Candidate {
+            node: Some(node),
+            host: said.leader_address,
+            port: port.unwrap_or(CURATOR_PORT),
+        }),
+        Ok(_) | Err(_) => Answer::Nothing("it knows of no leader".to_owned()),
+    }
+}
+
+/// What is to be done about a call that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Final,
+    Again,
+}
+
+fn judge(status: &Status, repeat: Repeat) -> Verdict {
+    if is_not_leader(status) {
+        return Verdict::Again;
+    }
+    // What has a source was not said by the other end: the connection failed.
+    let outage = status.source().is_some()
+        || matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded);
+    match repeat {
+        Repeat::Allowed if outage && !is_refusal(status) => Verdict::Again,
+        Repeat::Allowed | Repeat::Never => Verdict::Final,
+    }
+}
+
+fn is_refusal(status: &Status) -> bool {
+    matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied)
+}
+
+/// Whether the other end refuses our certificate as revoked, by an alert of TLS.
+/// It counts only after the handshake: see [`ask`].
+fn is_revoked(error: &(dyn std::error::Error + 'static)) -> bool {
+    let alert = rustls::AlertDescription::CertificateRevoked;
+    let alert = rustls::Error::AlertReceived(alert).to_string();
+    // By its text: the library between keeps nothing else of an error of the socket.
+    // What the other end says in words of its own is no such error.
+    let is_alert = |error: &(dyn std::error::Error + 'static)| {
+        error.downcast_ref::<std::io::Error>().is_some_and(|error| error.to_string() == alert)
+    };
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if is_alert(error) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+fn revoked() -> Status {
+    Fallen::Revoked("this caller".to_owned()).into()
+}
+
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::not_leader;
+
+    #[test]
+    fn a_call_that_did_nothing_is_made_again_and_one_that_may_have_is_not() {
+        let outage = Status::unavailable("gone");
+        assert_eq!(judge(&outage, Repeat::Allowed), Verdict::Again);
+        assert_eq!(judge(&outage, Repeat::Never), Verdict::Final);
+        assert_eq!(judge(&not_leader(None), Repeat::Never), Verdict::Again);
+        let refusal = Status::not_found("no such node");
+        assert_eq!(judge(&refusal, Repeat::Allowed), Verdict::Final);
+        let broken = Status::from_error(Box::new(std::io::Error::other("reset")));
+        assert_eq!(judge(&broken, Repeat::Allowed), Verdict::Again);
+        assert_eq!(judge(&broken, Repeat::Never), Verdict::Final);
+    }
+
+    #[test]
+    fn a_directory_names_every_address_of_every_node() {
+        let id = NodeId::from_public_key(&[1; 32]);
+        let node = |id: String, addresses: &[&str]| v1::cluster_directory::Node {
+            id,
+            addresses: addresses.iter().map(|&address| address.to_owned()).collect(),
+        };
+        let nodes = vec![node(id.to_string(), &["10.0.0.1", "10.0.0.2"]), node("x".into(), &["y"])];
+        let found = candidates(&v1::ClusterDirectory { nodes });
+        let texts: Vec<_> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(texts, ["10.0.0.1:7835", "10.0.0.2:7835"]);
+        assert!(found.iter().all(|candidate| candidate.node == Some(id)));
+    }
+}

@@ -1,0 +1,289 @@
+//! Serves one connection, from its first byte to its end.
+//!
+//! ```text
+//! [handshake] --in time--> [serving] --+-- the caller hangs up
+//!      |                               +-- its standing is lost: cut
+//!      +-- too slow, refused,          +-- an answer is left lying: cut
+//!          or crowded out              +-- idle, or the server stops: no new calls, then the end
+//! ```
+//!
+//! Invariants:
+//! - Everything that a connection started ends with it.
+
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hyper::rt::Executor;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, Interval, interval, timeout, timeout_at};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, debug, info};
+
+use super::body::{Activity, End};
+use super::call::{App, Line};
+use super::limits::Place;
+use super::peer::{self, Caller, Peer};
+use super::server::Shared;
+use polis_base::sys::clock;
+
+/// Bytes of an answer that wait for room at the caller, on each stream.
+const SEND_BUFFER: usize = 64 << 10;
+/// Bytes of requests that a caller may send ahead, on each stream and in all.
+const WINDOW: u32 = 64 << 10;
+const WINDOW_ALL: u32 = 256 << 10;
+/// Bytes of the headers of one call: ours have some hundred.
+const HEADERS_MAX: u32 = 16 << 10;
+/// How long a peer that has lost its standing may take to hear so.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Longest pause between two looks at a connection.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// What a connection holds while it is served.
+#[derive(Debug)]
+enum Held {
+    Stranger(Place<std::net::IpAddr>),
+    Known(Place<String>),
+}
+
+impl Held {
+    fn lost(&self) -> &CancellationToken {
+        match self {
+            Self::Stranger(place) => &place.lost,
+            Self::Known(place) => &place.lost,
+        }
+    }
+}
+
+/// Runs the streams of one connection, and ends them with it.
+#[derive(Clone, Debug, Default)]
+struct Streams(Arc<Mutex<JoinSet<()>>>);
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
+    fn execute(&self, stream: F) {
+        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while streams.try_join_next().is_some() {}
+        streams.spawn(stream.in_current_span());
+    }
+}
+
+/// Serves whoever is at the other end of `tcp`.
+pub(super) async fn serve(
+    shared: Arc<Shared>,
+    tcp: TcpStream,
+    caller: std::net::SocketAddr,
+    place: Place<std::net::IpAddr>,
+) {
+    // A socket that cannot be told so is only slower.
+    let _set = tcp.set_nodelay(true);
+    let acceptor = TlsAcceptor::from(shared.tls.load_full());
+    let handshake = timeout(shared.limits.handshake, acceptor.accept(tcp));
+    let accepted = tokio::select! {
+        // Cancel-safe, all three: the connection ends with the attempt.
+        accepted = handshake => accepted,
+        () = place.lost.cancelled() => {
+            shared.metrics.crowded_out.up();
+            return;
+        }
+        () = shared.stopping.cancelled() => return,
+    };
+    let tls = match accepted {
+        Ok(Ok(tls)) => tls,
+        Ok(Err(error)) => return shared.handshake_failed(caller, &error.to_string()),
+        Err(_elapsed) => return shared.handshake_failed(caller, "it took too long"),
+    };
+    let session = tls.get_ref().1;
+    if session.alpn_protocol() != Some(shared.app.alpn()) {
+        return shared.handshake_failed(caller, "it did not ask for the protocol of this port");
+    }
+    let shown = session.peer_certificates().and_then(|shown| shown.first());
+    let caller = match identify(shown.map(|der| &**der), caller) {
+        Ok(caller) => caller,
+        Err(unfit) => return shared.handshake_failed(caller, &unfit.to_string()),
+    };
+    let held = match &caller.peer {
+        Peer::None | Peer::Key(_) => {
+            shared.stranger_room.enter(caller.address.ip()).map(Held::Stranger)
+        }
+        Peer::Node(_) | Peer::User { .. } => {
+            shared.known_room.enter(caller.peer.to_string()).map(Held::Known)
+        }
+    };
+    drop(place);
+    let Some(held) = held else {
+        shared.metrics.crowded_out.up();
+        info!(peer = %caller.peer, address = %caller.address, "too many connections of one peer");
+        return;
+    };
+    debug!(peer = %caller.peer, address = %caller.address, "connected");
+    let (activity, end) = (Activity::new(), End::new(&shared.stopping));
+    let line = Arc::new(Line { shared, caller, activity, end });
+    http(&line, &held, TokioIo::new(tls)).await;
+}
+
+/// Who showed this certificate. `tls` has checked its signature.
+fn identify(shown: Option<&[u8]>, address: std::net::SocketAddr) -> Result<Caller, peer::Unfit> {
+    let caller = |peer, certificate| Caller { peer, address, certificate };
+    let Some(der) = shown else { return Ok(caller(Peer::None, None)) };
+    match peer::self_signed_key(der).ok_or(peer::Unfit::Unreadable)? {
+        Some(key) => Ok(caller(Peer::Key(key), None)),
+        None => {
+            let (peer, certificate) = peer::certified(der)?;
+            Ok(caller(peer, Some(certificate)))
+        }
+    }
+}
+
+async fn http<I>(line: &Arc<Line>, held: &Held, io: TokioIo<I>)
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let limits = &line.shared.limits;
+    let service = service_fn({
+        let line = Arc::clone(line);
+        move |request| {
+            let line = Arc::clone(&line);
+            async move { line.call(request).await }
+        }
+    });
+    match &line.shared.app {
+        App::Grpc(_) => {
+            let streams = match held {
+                Held::Stranger(_) => limits.stranger_streams,
+                Held::Known(_) => limits.streams,
+            };
+            let connection = http2::Builder::new(Streams::default())
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(streams)
+                .initial_stream_window_size(WINDOW)
+                .initial_connection_window_size(WINDOW_ALL)
+                .max_send_buf_size(SEND_BUFFER)
+                .max_header_list_size(HEADERS_MAX)
+                .keep_alive_interval(limits.keep_alive)
+                .keep_alive_timeout(limits.keep_alive_answer)
+                .serve_connection(io, service);
+            drive(line, held, connection, |connection| connection.graceful_shutdown()).await;
+        }
+        App::Page(_) => {
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(limits.handshake)
+                .max_buf_size(HEADERS_MAX as usize)
+                .serve_connection(io, service);
+            drive(line, held, connection, |connection| connection.graceful_shutdown()).await;
+        }
+    }
+}
+
+/// What a connection waits for.
+enum Event {
+    Ended,
+    PlaceLost,
+    Stopping,
+    StandingChanged,
+    CertificateEnded,
+    Look,
+}
+
+/// Drives a connection until it ends, or has to.
+async fn drive<C>(line: &Line, held: &Held, connection: C, finish: impl Fn(Pin<&mut C>))
+where
+    C: Future<Output = Result<(), hyper::Error>>,
+{
+    let Line { shared, caller, activity, end } = line;
+    let limits = &shared.limits;
+    let idle = match held {
+        Held::Stranger(_) => limits.stranger_idle,
+        Held::Known(_) => limits.idle,
+    };
+    let mut connection = pin!(connection);
+    let mut standing = shared.standing.clone();
+    // Who has no standing at the start hears why at its first call.
+    standing.mark_unchanged();
+    let mut look = interval(LOOK.min(limits.stall / 4).min(idle / 4).max(Duration::from_millis(1)));
+    let mut finishing = false;
+    let mut cut_at = None;
+    loop {
+        let stopping = (!finishing).then_some(&shared.stopping);
+        let next = next_event(connection.as_mut(), held, &mut standing, stopping, &mut look);
+        let next = match cut_at {
+            Some(at) => timeout_at(at, next).await.unwrap_or(Event::Ended),
+            None => next.await,
+        };
+        let next = match next {
+            Event::Look if caller.has_ended(clock::now()) => Event::CertificateEnded,
+            next => next,
+        };
+        match next {
+            Event::Ended => return,
+            Event::PlaceLost => {
+                shared.metrics.crowded_out.up();
+                return;
+            }
+            Event::Stopping => {
+                finishing = true;
+                finish(connection.as_mut());
+            }
+            Event::StandingChanged | Event::CertificateEnded => {
+                let checked = standing.borrow_and_update().check(caller, clock::now());
+                if let (Err(fallen), None) = (checked, cut_at) {
+                    shared.metrics.cut.up();
+                    info!(address = %caller.address, "a connection is cut: {fallen}");
+                    end.cut(fallen);
+                    finishing = true;
+                    finish(connection.as_mut());
+                    cut_at = Some(Instant::now() + LAST_WORDS);
+                }
+            }
+            Event::Look if activity.stalled() > limits.stall => {
+                shared.metrics.stalled.up();
+                info!(peer = %caller.peer, address = %caller.address, "an answer is left lying; the connection is cut");
+                return;
+            }
+            Event::Look => {
+                if !finishing && activity.idle() > idle {
+                    finishing = true;
+                    finish(connection.as_mut());
+                } else if finishing && activity.idle() > idle + limits.stop {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+async fn next_event<C: Future>(
+    connection: Pin<&mut C>,
+    held: &Held,
+    standing: &mut tokio::sync::watch::Receiver<Arc<super::Standing>>,
+    stopping: Option<&CancellationToken>,
+    look: &mut Interval,
+) -> Event {
+    let stopped = async {
+        match stopping {
+            Some(stopping) => stopping.cancelled().await,
+            None => std::future::pending().await,
+        }
+    };
+    let changed = async {
+        if standing.changed().await.is_err() {
+            // Nobody will ever change it again.
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        // Cancel-safe: the connection is only borrowed, and keeps its state.
+        _ended = connection => Event::Ended,
+        // Cancel-safe, all four: they only wait.
+        () = held.lost().cancelled() => Event::PlaceLost,
+        () = stopped => Event::Stopping,
+        () = changed => Event::StandingChanged,
+        _at = look.tick() => Event::Look,
+    }
+}

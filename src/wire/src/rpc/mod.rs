@@ -1,0 +1,101 @@
+//! Serves gRPC, and metrics, to whoever proves who it is, and finds the leader for those who call.
+//!
+//! The one server layer of the node: `curator` (7835) and `management` (7839,
+//! 7840) hand it their services as [`App`], and nobody else listens. The client
+//! half ([`client`]) is what `polisctl` and the node itself call curators with.
+//!
+//! ```text
+//! socket --> slot --> TLS 1.3 --> Caller --> HTTP/2 --> each call:
+//!   |         |         |                                 path known?       access
+//!   |         |         +-- verifier: cluster CA,         peer in standing? standing
+//!   |         |             self-signed, none             rule lets it in?  access
+//!   |         +-- limits: how many, from where            tokens, size, deadline
+//!   +-- swapped at run time: certificate, roots           the service
+//! ```
+//!
+//! Invariants:
+//! - Only the server layer decides who may call what; a service finds the
+//!   [`Peer`] in the extensions of each request.
+//! - An RPC whose descriptor says nothing about access serves nobody.
+//! - Who lost its standing is refused at its next call, and what it has open is
+//!   cut at once.
+//! - Whoever has no certificate of the cluster can neither fill the memory nor
+//!   take the connections of those who have one.
+//!
+//! What this module does not do: keep the records of who is a member
+//! (`curator`), or issue certificates (`pki`).
+
+pub mod access;
+mod body;
+mod call;
+pub mod client;
+mod connection;
+pub mod limits;
+pub mod metrics;
+pub mod peer;
+mod server;
+pub mod standing;
+mod tls;
+
+#[cfg(test)]
+mod access_tests;
+#[cfg(test)]
+mod hostile_tests;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+
+use tonic::metadata::MetadataValue;
+
+use crate::identity::NodeId;
+
+pub use self::access::Table;
+pub use self::call::{App, Page};
+pub use self::limits::Limits;
+pub use self::metrics::Metrics;
+pub use self::peer::{Caller, Peer, Role};
+pub use self::server::{Config, Error, Listen, Server};
+pub use self::standing::{Standing, is_removal};
+pub use self::tls::{Credentials, provider};
+
+/// Metadata of a refusal: the word for its cause.
+pub const REASON: &str = "polis-reason";
+
+/// Metadata of a refusal by a curator that does not lead: such a call did
+/// nothing, so whoever made it may make it again, elsewhere.
+const NOT_LEADER: &str = "polis-not-leader";
+
+/// Metadata of the same refusal: the node that leads, if that is known.
+pub const LEADER_ID: &str = "polis-leader-id";
+
+/// Metadata of the same refusal: where it is, address and port.
+pub const LEADER_ADDRESS: &str = "polis-leader-address";
+
+/// The refusal of a curator that does not lead, and who does, as far as it knows.
+#[must_use]
+pub fn not_leader(leader: Option<(NodeId, Option<SocketAddr>)>) -> tonic::Status {
+    let text = match leader {
+        Some((id, _)) => format!("this curator does not lead; {id} does"),
+        None => "this curator does not lead, and does not know who does".to_owned(),
+    };
+    let mut status = tonic::Status::unavailable(text);
+    let metadata = status.metadata_mut();
+    metadata.insert(NOT_LEADER, MetadataValue::from_static("1"));
+    let address = leader.and_then(|(_, address)| address).map(|address| address.to_string());
+    let id = leader.map(|(id, _)| id.to_string());
+    for (key, value) in [(LEADER_ID, id), (LEADER_ADDRESS, address)] {
+        if let Some(value) = value.and_then(|value| value.parse().ok()) {
+            metadata.insert(key, value);
+        }
+    }
+    status
+}
+
+/// Whether a refusal is one of [`not_leader`].
+#[must_use]
+pub fn is_not_leader(status: &tonic::Status) -> bool {
+    status.metadata().contains_key(NOT_LEADER)
+}

@@ -1,0 +1,275 @@
+//! Listens, and gives each connection a task of its own.
+//!
+//! ```text
+//! [waiting] --credentials--> [listening] --cancelled--> [stopping] --all ended, or too late--> end
+//!                              ^     |
+//!                              +-----+ new credentials: for the next connection
+//! ```
+//!
+//! Invariants:
+//! - The port is closed until there are credentials to serve with.
+//! - Every task of the server ends with its run.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListener};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use rustls::ServerConfig;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, debug, error, info, warn};
+
+use super::access::Table;
+use super::call::App;
+use super::limits::{Bucket, Full, Limits, Room, Strangers};
+use super::metrics::Metrics;
+use super::standing::Standing;
+use super::tls::Credentials;
+use super::{connection, tls};
+use polis_base::sys::clock;
+use polis_runtime::event::{Closed, until};
+use polis_runtime::supervisor::Context;
+
+/// Connections that wait to be accepted.
+pub(super) const BACKLOG: u32 = 1024;
+/// Wait after a connection could not be accepted for want of something.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// Failed handshakes that are logged: so many a second, so many at once.
+const LOGGED: (u32, u32) = (1, 10);
+
+/// Where a server listens.
+#[derive(Clone, Debug)]
+pub enum Listen {
+    /// On this port of every address that the machine has or will have.
+    Everywhere(u16),
+    /// On a socket that is bound already.
+    Bound(Arc<StdListener>),
+}
+
+/// What is fixed for the life of the server.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What the server is called in the log.
+    pub name: &'static str,
+    /// Where it listens.
+    pub listen: Listen,
+    /// What callers may take.
+    pub limits: Limits,
+}
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Server {
+    /// What is fixed.
+    pub config: Config,
+    /// With what it serves; the port is closed while there is nothing.
+    pub credentials: watch::Receiver<Option<Credentials>>,
+    /// Who has access.
+    pub standing: watch::Receiver<Arc<Standing>>,
+    /// Who may call what.
+    pub table: Arc<Table>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// What is served.
+    pub app: App,
+    /// Where it listens, while it does.
+    pub listening: watch::Sender<Option<SocketAddr>>,
+}
+
+/// Why a run ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The port cannot be had.
+    #[error("cannot listen on port {port}")]
+    Listen {
+        /// The port.
+        port: u16,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// The credentials are of no use.
+    #[error("cannot serve with the certificate that was given")]
+    Credentials(#[source] rustls::Error),
+    /// An input ended.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+/// What all connections of a run share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) limits: Limits,
+    pub(super) tls: ArcSwap<ServerConfig>,
+    pub(super) standing: watch::Receiver<Arc<Standing>>,
+    pub(super) table: Arc<Table>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) app: App,
+    pub(super) strangers: Mutex<Strangers>,
+    pub(super) stranger_room: Room<std::net::IpAddr>,
+    pub(super) known_room: Room<String>,
+    pub(super) stopping: CancellationToken,
+    logged: Mutex<Bucket>,
+}
+
+impl Shared {
+    /// Counts a handshake that failed, and says so unless that would be a flood.
+    pub(super) fn handshake_failed(&self, caller: SocketAddr, reason: &str) {
+        self.metrics.handshakes_failed.up();
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.take(clock::uptime()) {
+            info!(address = %caller, "a connection was refused: {reason}");
+        }
+    }
+}
+
+impl Server {
+    /// Serves until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
+        let first = until(&mut self.credentials, "the credentials", Clone::clone);
+        let Some(first) = ctx.until_cancelled(first).await else { return Ok(()) };
+        let config = tls::server(&first?, self.standing.clone(), self.app.alpn());
+        let config = config.map_err(Error::Credentials)?;
+        let listener = self.listen()?;
+        let address = listener.local_addr().map_err(|source| self.cannot_listen(source))?;
+        let limits = self.config.limits.clone();
+        let shared = Arc::new(Shared {
+            tls: ArcSwap::from_pointee(config),
+            standing: self.standing.clone(),
+            table: Arc::clone(&self.table),
+            metrics: Arc::clone(&self.metrics),
+            app: self.app.clone(),
+            strangers: Mutex::new(Strangers::new(&limits)),
+            stranger_room: Room::new(limits.strangers, limits.strangers_per_address, Full::Replace),
+            known_room: Room::new(limits.known, limits.known_per_name, Full::Refuse),
+            stopping: CancellationToken::new(),
+            logged: Mutex::new(Bucket::new(LOGGED)),
+            limits,
+        });
+        info!(port = address.port(), "{} serves", self.config.name);
+        self.listening.send_replace(Some(address));
+        ctx.healthy();
+        let mut connections = JoinSet::new();
+        let _cancelled =
+            ctx.until_cancelled(self.accept(&shared, &listener, &mut connections)).await;
+        drop(listener);
+        self.listening.send_replace(None);
+        shared.stopping.cancel();
+        let ended = async { while connections.join_next().await.is_some() {} };
+        if timeout(shared.limits.stop, ended).await.is_err() {
+            debug!(left = connections.len(), "connections are cut, for they did not end");
+        }
+        Ok(())
+    }
+
+    /// Accepts for ever.
+    async fn accept(
+        &mut self,
+        shared: &Arc<Shared>,
+        listener: &TcpListener,
+        connections: &mut JoinSet<()>,
+    ) {
+        let limits = &shared.limits;
+        let handshakes = Room::new(limits.handshakes, limits.handshakes_per_address, Full::Replace);
+        loop {
+            tokio::select! {
+                // Cancel-safe per its documentation.
+                accepted = listener.accept() => match accepted {
+                    Ok((tcp, address)) => {
+                        start(shared, &handshakes, tcp, address, connections);
+                    }
+                    Err(error) => {
+                        warn!("cannot accept a connection: {error}");
+                        sleep(ACCEPT_RETRY).await;
+                    }
+                },
+                // Cancel-safe: waits for an event value.
+                Ok(()) = self.credentials.changed() => self.renew(shared),
+                // Cancel-safe per its documentation.
+                Some(_ended) = connections.join_next() => {}
+            }
+        }
+    }
+
+    /// Takes new credentials for the connections that come.
+    fn renew(&mut self, shared: &Shared) {
+        let Some(credentials) = self.credentials.borrow_and_update().clone() else { return };
+        match tls::server(&credentials, self.standing.clone(), self.app.alpn()) {
+            Ok(config) => {
+                shared.tls.store(Arc::new(config));
+                info!("{} has new credentials", self.config.name);
+            }
+            Err(error) => error!("the new credentials are of no use, the old ones stay: {error}"),
+        }
+    }
+
+    fn listen(&self) -> Result<TcpListener, Error> {
+        match &self.config.listen {
+            Listen::Everywhere(port) => everywhere(*port),
+            Listen::Bound(bound) => bound.try_clone().and_then(|bound| {
+                bound.set_nonblocking(true)?;
+                TcpListener::from_std(bound)
+            }),
+        }
+        .map_err(|source| self.cannot_listen(source))
+    }
+
+    fn cannot_listen(&self, source: io::Error) -> Error {
+        let port = match &self.config.listen {
+            Listen::Everywhere(port) => *port,
+            Listen::Bound(bound) => bound.local_addr().map_or(0, |address| address.port()),
+        };
+        Error::Listen { port, source }
+    }
+}
+
+fn start(
+    shared: &Arc<Shared>,
+    handshakes: &Room<std::net::IpAddr>,
+    tcp: TcpStream,
+    address: SocketAddr,
+    connections: &mut JoinSet<()>,
+) {
+    // A caller over IPv4 has one address, whichever socket it comes through.
+    let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+    shared.metrics.accepted.up();
+    let Some(place) = handshakes.enter(address.ip()) else { return };
+    let shared = Arc::clone(shared);
+    let serve = async move {
+        let metrics = Arc::clone(&shared.metrics);
+        metrics.open.up();
+        let _open = Leaving(&metrics);
+        connection::serve(shared, tcp, address, place).await;
+    };
+    connections.spawn(serve.in_current_span());
+}
+
+/// Counts a connection out, however it ends.
+struct Leaving<'a>(&'a Metrics);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.open.down();
+    }
+}
+
+/// A socket for both families where there are both.
+fn everywhere(port: u16) -> io::Result<TcpListener> {
+    let bind = |socket: TcpSocket, address: SocketAddr| {
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    match TcpSocket::new_v6() {
+        Ok(socket) => bind(socket, (Ipv6Addr::UNSPECIFIED, port).into()),
+        Err(_no_ipv6) => bind(TcpSocket::new_v4()?, (Ipv4Addr::UNSPECIFIED, port).into()),
+    }
+}

@@ -1,0 +1,191 @@
+//! A cluster's certificates, and servers on loopback, for tests of this crate and of others.
+#![expect(clippy::unwrap_used, reason = "a helper of tests panics as a test does")]
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use ed25519_dalek::SigningKey;
+use ed25519_dalek::pkcs8::EncodePrivateKey as _;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use zeroize::Zeroizing;
+
+use super::client::{Connection, DialError, Expect, Trust, dial};
+use super::server::BACKLOG;
+use super::{
+    App, Config, Credentials, Error, Limits, Listen, Metrics, Role, Server, Standing, Table,
+};
+use crate::identity::NodeId;
+use crate::pki::memory::Memory;
+use crate::pki::{Certificate, Issuer, Mode, Namespace, Template};
+use polis_base::sys::clock;
+use polis_runtime::supervisor::{Context, Handles};
+
+/// Longest wait for anything on loopback.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// The CA of a cluster that is only certificates.
+#[derive(Clone, Debug)]
+pub struct Authority {
+    namespace: Namespace<Memory>,
+    certificate: Arc<Certificate>,
+    /// The certificate of the CA.
+    pub der: Vec<u8>,
+}
+
+/// The key that grows from `seed`.
+#[must_use]
+pub fn key(seed: u8) -> SigningKey {
+    SigningKey::from_bytes(&[seed; 32])
+}
+
+/// The ID of the node with that key.
+#[must_use]
+pub fn node_id(seed: u8) -> NodeId {
+    NodeId::from_public_key(&key(seed).verifying_key().to_bytes())
+}
+
+fn pkcs8(key: &SigningKey) -> Arc<Zeroizing<Vec<u8>>> {
+    Arc::new(Zeroizing::new(key.to_pkcs8_der().unwrap().as_bytes().to_vec()))
+}
+
+impl Authority {
+    /// A new CA.
+    pub async fn new() -> Self {
+        let namespace = Namespace::new(Memory::default(), "");
+        let certificate = Arc::new(Certificate {
+            issuer: Issuer::Itself,
+            name: "cluster".to_owned(),
+            template: Template::ClusterAuthority,
+            mode: Mode::Managed,
+        });
+        let der = namespace.ensure(&certificate, clock::now()).await.unwrap().der;
+        Self { namespace, certificate, der }
+    }
+
+    /// Signs whatever is asked for.
+    pub async fn sign(
+        &self,
+        name: &str,
+        template: Template,
+        seed: u8,
+        now: SystemTime,
+    ) -> Credentials {
+        let key = key(seed);
+        let wish = Certificate {
+            issuer: Issuer::Authority(Arc::clone(&self.certificate)),
+            name: name.to_owned(),
+            template,
+            mode: Mode::External(key.verifying_key().to_bytes()),
+        };
+        let issued = self.namespace.ensure(&wish, now).await.unwrap();
+        let authority = Some(self.der.clone());
+        Credentials { certificate: issued.der, key: pkcs8(&key), authority }
+    }
+
+    /// Credentials of a node.
+    pub async fn node(&self, seed: u8) -> Credentials {
+        self.sign(&node_id(seed).to_string(), Template::Node, seed, clock::now()).await
+    }
+
+    /// Credentials of a user.
+    pub async fn user(&self, name: &str, role: Role, seed: u8) -> Credentials {
+        self.sign(name, Template::User { role: role.as_str() }, seed, clock::now()).await
+    }
+}
+
+/// A certificate that proves a key, and nothing more.
+#[must_use]
+pub fn self_signed(seed: u8, authority: Option<Vec<u8>>) -> Credentials {
+    let key = key(seed);
+    let der = pkcs8(&key);
+    let algorithm = &rcgen::PKCS_ED25519;
+    let pair = rcgen::KeyPair::from_pkcs8_der_and_sign_algo(&der.as_slice().into(), algorithm);
+    let mut params = rcgen::CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(rcgen::DnType::CommonName, "self");
+    let certificate = params.self_signed(&pair.unwrap()).unwrap().der().to_vec();
+    Credentials { certificate, key: der, authority }
+}
+
+/// A server that runs until it is stopped.
+#[derive(Debug)]
+pub struct Running {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The credentials it serves with.
+    pub credentials: watch::Sender<Option<Credentials>>,
+    /// What it knows of nodes and users.
+    pub standing: watch::Sender<Arc<Standing>>,
+    /// What it counts.
+    pub metrics: Arc<Metrics>,
+    handles: Handles,
+    task: JoinHandle<Result<(), Error>>,
+}
+
+impl Running {
+    /// Starts one on a free port.
+    pub async fn start(credentials: Credentials, app: App, limits: Limits) -> Self {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        // As many as the real one: a story may overflow less.
+        let bound = Arc::new(socket.listen(BACKLOG).unwrap().into_std().unwrap());
+        Self::start_at(bound, credentials, app, limits).await
+    }
+
+    /// Starts one on a socket that is bound.
+    pub async fn start_at(
+        bound: Arc<TcpListener>,
+        credentials: Credentials,
+        app: App,
+        limits: Limits,
+    ) -> Self {
+        let table = Arc::new(Table::polis().unwrap());
+        let metrics = Arc::new(Metrics::new(&table));
+        let credentials = watch::Sender::new(Some(credentials));
+        let standing = watch::Sender::new(Arc::new(Standing::default()));
+        let (listening, mut listens) = watch::channel(None);
+        let server = Server {
+            config: Config { name: "test", listen: Listen::Bound(bound), limits },
+            credentials: credentials.subscribe(),
+            standing: standing.subscribe(),
+            table,
+            metrics: Arc::clone(&metrics),
+            app,
+            listening,
+        };
+        let (ctx, handles) = Context::for_test();
+        #[expect(clippy::disallowed_methods, reason = "a test has no supervisor")]
+        let task = tokio::spawn(server.run(ctx));
+        let address = listens.wait_for(Option::is_some).await.unwrap().unwrap();
+        Self { address, credentials, standing, metrics, handles, task }
+    }
+
+    /// Says which nodes are UP.
+    pub fn up(&self, seeds: &[u8]) {
+        let nodes = seeds.iter().map(|seed| node_id(*seed)).collect();
+        self.standing.send_modify(|standing| Arc::make_mut(standing).nodes = Some(nodes));
+    }
+
+    /// Connects as `credentials` say.
+    ///
+    /// # Errors
+    ///
+    /// As [`dial`].
+    pub async fn dial(
+        &self,
+        authority: &Authority,
+        credentials: Option<&Credentials>,
+    ) -> Result<Connection, DialError> {
+        let trust = Trust::Authority(authority.der.clone());
+        let host = self.address.ip().to_string();
+        dial(&host, self.address.port(), Expect::AnyNode, &trust, credentials).await
+    }
+
+    /// Stops it and waits for its end.
+    pub async fn stop(self) {
+        self.handles.cancel().await;
+        tokio::time::timeout(SOON, self.task).await.unwrap().unwrap().unwrap();
+    }
+}

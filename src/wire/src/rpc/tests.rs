@@ -1,0 +1,554 @@
+//! The server layer on loopback, with real certificates: who is let in, and what
+//! happens to those who are not any more.
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures::Stream;
+use polis_proto::v1;
+use polis_proto::v1::curator_local_client::CuratorLocalClient;
+use polis_proto::v1::curator_local_server::{CuratorLocal, CuratorLocalServer};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::WatchStream;
+use tonic::service::Routes;
+use tonic::{Code, Request, Response, Status};
+
+use super::client::{Candidate, Client, Expect, Patience, Repeat, Trust, dial};
+use super::testing::{Authority, Running, SOON, key, node_id, self_signed};
+use super::*;
+use crate::pki::{Facts, Template};
+use polis_base::sys::clock;
+
+/// Says who leads, and who asked.
+#[derive(Clone)]
+struct Local {
+    this: u8,
+    /// Seed and address of the leader.
+    leader: Arc<watch::Sender<Option<(u8, std::net::SocketAddr)>>>,
+    asked: Arc<AtomicUsize>,
+    /// Waits so long before it answers.
+    slow: Duration,
+}
+
+type Told = Pin<Box<dyn Stream<Item = Result<v1::GetCurrentLeaderResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl CuratorLocal for Local {
+    type GetCurrentLeaderStream = Told;
+
+    async fn get_current_leader(
+        &self,
+        _request: Request<v1::GetCurrentLeaderRequest>,
+    ) -> Result<Response<Told>, Status> {
+        let this_id = node_id(self.this).to_string();
+        let told = WatchStream::new(self.leader.subscribe()).map(move |leader| {
+            let this_id = this_id.clone();
+            Ok(match leader {
+                Some((seed, address)) => v1::GetCurrentLeaderResponse {
+                    leader_id: node_id(seed).to_string(),
+                    leader_address: address.ip().to_string(),
+                    leader_port: address.port().into(),
+                    this_id,
+                },
+                None => v1::GetCurrentLeaderResponse { this_id, ..Default::default() },
+            })
+        });
+        Ok(Response::new(Box::pin(told)))
+    }
+
+    async fn get_ca_certificate(
+        &self,
+        request: Request<v1::GetCaCertificateRequest>,
+    ) -> Result<Response<v1::GetCaCertificateResponse>, Status> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        sleep(self.slow).await;
+        let ca_certificate = Peer::of(&request).to_string().into_bytes();
+        Ok(Response::new(v1::GetCaCertificateResponse { ca_certificate }))
+    }
+}
+
+fn local(this: u8) -> Local {
+    Local { this, leader: Arc::default(), asked: Arc::default(), slow: Duration::ZERO }
+}
+
+fn app(local: &Local) -> App {
+    App::Grpc(Routes::new(CuratorLocalServer::new(local.clone())))
+}
+
+async fn server(authority: &Authority) -> Running {
+    Running::start(authority.node(1).await, app(&local(1)), Limits::default()).await
+}
+
+/// Who the server takes the caller for.
+async fn who(
+    running: &Running,
+    authority: &Authority,
+    credentials: Option<&Credentials>,
+) -> Result<String, Status> {
+    let connection = running.dial(authority, credentials).await;
+    let connection = connection.map_err(|error| Status::unavailable(error.to_string()))?;
+    let mut client = CuratorLocalClient::new(connection.channel);
+    let asked = client.get_ca_certificate(v1::GetCaCertificateRequest {}).await?;
+    Ok(String::from_utf8(asked.into_inner().ca_certificate).unwrap())
+}
+
+/// The causes of a failure in one text.
+fn causes(status: &Status) -> String {
+    let mut text = status.to_string();
+    let mut source = std::error::Error::source(status);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+#[tokio::test]
+async fn each_caller_is_taken_for_who_its_certificate_says() {
+    let authority = Authority::new().await;
+    let running = server(&authority).await;
+    running.up(&[1, 2]);
+    let none = who(&running, &authority, None).await;
+    assert_eq!(none.unwrap(), "a caller without a certificate");
+    let key_holder = self_signed(9, None);
+    let key_holder = who(&running, &authority, Some(&key_holder)).await;
+    assert_eq!(key_holder.unwrap(), format!("the key of {}", node_id(9)));
+    let node = authority.node(2).await;
+    let node = who(&running, &authority, Some(&node)).await;
+    assert_eq!(node.unwrap(), format!("node {}", node_id(2)));
+    let user = authority.user("ann", Role::Operator, 3).await;
+    let user = who(&running, &authority, Some(&user)).await;
+    assert_eq!(user.unwrap(), "operator ann");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_no_caller_s_ends_the_handshake() {
+    let authority = Authority::new().await;
+    let foreign = Authority::new().await;
+    let running = server(&authority).await;
+    running.up(&[1, 2]);
+    let ago = clock::now() - Duration::from_secs(100 * 24 * 60 * 60);
+    let revoked = authority.user("eve", Role::Viewer, 4).await;
+    let serial = Facts::read(&revoked.certificate).unwrap().serial;
+    running.standing.send_modify(|standing| {
+        Arc::make_mut(standing).serials = BTreeSet::from([serial]);
+    });
+    // A node under the name of another, a user whose role there is not.
+    let pretender = authority.sign(&node_id(5).to_string(), Template::Node, 6, clock::now()).await;
+    let nobody = authority.sign("x", Template::User { role: "king" }, 7, clock::now()).await;
+    let peer = Template::EtcdPeer { host: crate::pki::Host::Name("a".to_owned()) };
+    for (bad, reason) in [
+        (foreign.node(2).await, "UnknownCA"),
+        (
+            authority.sign("old", Template::User { role: "owner" }, 8, ago).await,
+            "CertificateExpired",
+        ),
+        (revoked, "CertificateRevoked"),
+        (pretender, "CertificateUnknown"),
+        (nobody, "CertificateUnknown"),
+        (authority.sign("peer", peer, 9, clock::now()).await, "CertificateUnknown"),
+    ] {
+        let refused = who(&running, &authority, Some(&bad)).await.unwrap_err();
+        let causes = causes(&refused);
+        // What the client sees depends on whether it had sent its first call by then.
+        let told = [reason, "BrokenPipe", "reset", "closed", "broken pipe", "unavailable"];
+        assert!(told.iter().any(|told| causes.contains(told)), "{reason}: {causes}");
+    }
+    assert_eq!(running.metrics.handshakes_failed.get(), 6);
+    assert!(running.metrics.calls().next().is_none());
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_not_up_is_refused_at_each_call() {
+    let authority = Authority::new().await;
+    let running = server(&authority).await;
+    let node = authority.node(2).await;
+    let unknown = who(&running, &authority, Some(&node)).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::Unavailable);
+    running.up(&[1]);
+    let down = who(&running, &authority, Some(&node)).await.unwrap_err();
+    assert_eq!(down.code(), Code::PermissionDenied);
+    assert_eq!(down.message(), format!("node {} is not in state UP", node_id(2)));
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_revoked_hears_so_in_words_at_every_call() {
+    let authority = Authority::new().await;
+    let running = server(&authority).await;
+    running.up(&[1, 2]);
+    let node = authority.node(2).await;
+    let serial = Facts::read(&node.certificate).unwrap().serial;
+    running.standing.send_modify(|standing| {
+        Arc::make_mut(standing).serials = BTreeSet::from([serial]);
+    });
+    for _ in 0..20 {
+        let refused = who(&running, &authority, Some(&node)).await.unwrap_err();
+        assert!(is_removal(&refused), "{refused:?}");
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn who_is_revoked_loses_its_open_streams_at_once_and_nobody_else_does() {
+    let authority = Authority::new().await;
+    let running = server(&authority).await;
+    let open = async |credentials: &Credentials| {
+        let connection = running.dial(&authority, Some(credentials)).await.unwrap();
+        let mut client = CuratorLocalClient::new(connection.channel);
+        let request = v1::GetCurrentLeaderRequest {};
+        let mut stream = client.get_current_leader(request).await.unwrap().into_inner();
+        stream.message().await.unwrap().unwrap();
+        stream
+    };
+    let [ann, bob] =
+        [("ann", 3), ("bob", 4)].map(|(name, seed)| authority.user(name, Role::Viewer, seed));
+    let (ann, bob) = (ann.await, bob.await);
+    let (mut anns, mut bobs) = (open(&ann).await, open(&bob).await);
+    running.standing.send_modify(|standing| {
+        Arc::make_mut(standing).users.insert("ann".to_owned());
+    });
+    let cut = timeout(SOON, anns.message()).await.unwrap().unwrap_err();
+    assert_eq!(cut.code(), Code::Unauthenticated);
+    assert_eq!(cut.message(), "the certificate of viewer ann was revoked");
+    assert_eq!(running.metrics.cut.get(), 1);
+    assert!(timeout(Duration::from_millis(200), bobs.message()).await.is_err());
+    assert!(who(&running, &authority, Some(&ann)).await.is_err());
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn whoever_is_revoked_hears_so_although_it_is_the_handshake_that_fails() {
+    let authority = Authority::new().await;
+    let running = server(&authority).await;
+    let node = authority.node(5).await;
+    let serial = Facts::read(&node.certificate).unwrap().serial;
+    running.up(&[5]);
+    let (host, port) = (running.address.ip().to_string(), running.address.port());
+    let patience = Patience { attempt: Duration::from_secs(2), total: SOON };
+    let client = Client::fixed(vec![Candidate { node: None, host, port }], node, patience);
+    let call = || {
+        client.call(Repeat::Allowed, |channel| async {
+            let mut local = CuratorLocalClient::new(channel);
+            local.get_ca_certificate(v1::GetCaCertificateRequest {}).await.map(drop)
+        })
+    };
+    running.standing.send_modify(|standing| {
+        Arc::make_mut(standing).serials.insert(serial);
+    });
+    let refused = call().await.unwrap_err();
+    assert!(is_removal(&refused), "{refused:?}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn new_credentials_hold_for_the_next_connection_and_old_ones_go_on() {
+    let authority = Authority::new().await;
+    let running = server(&authority).await;
+    let first = running.dial(&authority, None).await.unwrap();
+    assert_eq!(first.node, node_id(1));
+    running.credentials.send_replace(Some(authority.node(2).await));
+    let end = Instant::now() + SOON;
+    while running.dial(&authority, None).await.unwrap().node != node_id(2) {
+        assert!(Instant::now() < end);
+        tokio::task::yield_now().await;
+    }
+    let mut client = CuratorLocalClient::new(first.channel);
+    client.get_ca_certificate(v1::GetCaCertificateRequest {}).await.unwrap();
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_takes_no_other_cluster_s_node_and_no_other_node() {
+    let authority = Authority::new().await;
+    let foreign = Authority::new().await;
+    let running = server(&authority).await;
+    let error = running.dial(&foreign, None).await.unwrap_err();
+    assert!(matches!(error, client::DialError::Handshake { .. }), "{error:?}");
+    let (host, port) = (running.address.ip().to_string(), running.address.port());
+    let trust = Trust::Authority(authority.der.clone());
+    let other = dial(&host, port, Expect::Node(node_id(2)), &trust, None).await.unwrap_err();
+    let source = std::error::Error::source(&other).unwrap().to_string();
+    assert!(source.contains(&node_id(1).to_string()), "{source}");
+    // Unchecked, it is told what there is to compare.
+    let shown = dial(&host, port, Expect::AnyNode, &Trust::Unchecked, None).await.unwrap();
+    let facts = Facts::read(&shown.certificate).unwrap();
+    assert_eq!(facts.public_key, key(1).verifying_key().to_bytes());
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_that_stops_ends_its_streams_with_a_reason_and_at_once() {
+    let authority = Authority::new().await;
+    let running = server(&authority).await;
+    let connection = running.dial(&authority, Some(&self_signed(9, None))).await.unwrap();
+    let mut client = CuratorLocalClient::new(connection.channel);
+    let stream = client.get_current_leader(v1::GetCurrentLeaderRequest {}).await.unwrap();
+    let mut stream = stream.into_inner();
+    stream.message().await.unwrap().unwrap();
+    let began = Instant::now();
+    let (ended, ()) = tokio::join!(stream.message(), running.stop());
+    assert_eq!(ended.unwrap_err().code(), Code::Unavailable);
+    assert!(began.elapsed() < Limits::default().stop, "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_call_ends_at_its_deadline_and_is_counted() {
+    let authority = Authority::new().await;
+    let mut local = local(1);
+    local.slow = Duration::from_secs(600);
+    let limits = Limits { deadline: Duration::from_millis(50), ..Limits::default() };
+    let running = Running::start(authority.node(1).await, app(&local), limits).await;
+    let late = who(&running, &authority, None).await.unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded);
+    let (path, calls) = running.metrics.calls().next().unwrap();
+    assert_eq!(path, "/polis.v1.CuratorLocal/GetCaCertificate");
+    assert_eq!(calls.codes().collect::<Vec<_>>(), [(Code::DeadlineExceeded, 1)]);
+    running.stop().await;
+}
+
+/// Two curators, of which the test says who leads.
+struct Pair {
+    running: [Running; 2],
+    locals: [Local; 2],
+    client: Client,
+}
+
+impl Pair {
+    async fn start(authority: &Authority) -> Self {
+        let (one, two) = (local(1), local(2));
+        let limits = Limits::default;
+        let running = [
+            Running::start(authority.node(1).await, app(&one), limits()).await,
+            Running::start(authority.node(2).await, app(&two), limits()).await,
+        ];
+        let user = authority.user("ann", Role::Viewer, 3).await;
+        let client = client(&running, user);
+        Self { running, locals: [one, two], client }
+    }
+
+    /// A client of both for somebody else.
+    fn of(&self, credentials: Credentials) -> Client {
+        client(&self.running, credentials)
+    }
+
+    fn leads(&self, which: usize) {
+        let leader = (u8::try_from(which).unwrap() + 1, self.running[which].address);
+        for local in &self.locals {
+            local.leader.send_replace(Some(leader));
+        }
+    }
+
+    async fn call(&self) -> Result<(), Status> {
+        let call = |channel| async {
+            let mut client = CuratorLocalClient::new(channel);
+            client.get_ca_certificate(v1::GetCaCertificateRequest {}).await.map(drop)
+        };
+        self.client.call(Repeat::Allowed, call).await
+    }
+
+    fn asked(&self) -> [usize; 2] {
+        [0, 1].map(|which: usize| self.locals[which].asked.load(Ordering::Relaxed))
+    }
+}
+
+fn client(servers: &[Running], credentials: Credentials) -> Client {
+    let candidate = |running: &Running| Candidate {
+        node: None,
+        host: running.address.ip().to_string(),
+        port: running.address.port(),
+    };
+    let patience = Patience { attempt: Duration::from_secs(2), total: SOON };
+    Client::fixed(servers.iter().map(candidate).collect(), credentials, patience)
+}
+
+#[tokio::test]
+async fn a_client_asks_the_leader_wherever_it_began() {
+    let pair = Pair::start(&Authority::new().await).await;
+    pair.leads(1);
+    pair.call().await.unwrap();
+    pair.call().await.unwrap();
+    assert_eq!(pair.asked(), [0, 2]);
+    assert_eq!(*pair.client.leader_id().borrow(), Some(node_id(2)));
+}
+
+#[tokio::test]
+async fn a_call_that_may_be_repeated_survives_the_end_of_the_leader() {
+    let pair = Pair::start(&Authority::new().await).await;
+    pair.leads(0);
+    pair.call().await.unwrap();
+    let Pair { running: [first, second], locals, client } = pair;
+    let address = second.address;
+    let lead = async {
+        first.stop().await;
+        for local in &locals {
+            local.leader.send_replace(Some((2, address)));
+        }
+    };
+    let call = |channel| async {
+        let mut client = CuratorLocalClient::new(channel);
+        client.get_ca_certificate(v1::GetCaCertificateRequest {}).await.map(drop)
+    };
+    // Made while the first stops, and still after it.
+    let calls = async {
+        let end = Instant::now() + SOON;
+        while locals[1].asked.load(Ordering::Relaxed) == 0 {
+            assert!(Instant::now() < end);
+            client.call(Repeat::Allowed, call).await.unwrap();
+        }
+    };
+    tokio::join!(lead, calls);
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn a_call_that_may_not_be_repeated_is_waited_for_as_long_as_there_is_time() {
+    let authority = Authority::new().await;
+    let attempt = Duration::from_millis(200);
+    let local = Local { slow: 3 * attempt, ..local(1) };
+    let running = Running::start(authority.node(1).await, app(&local), Limits::default()).await;
+    running.up(&[1, 5]);
+    local.leader.send_replace(Some((1, running.address)));
+    let (host, port) = (running.address.ip().to_string(), running.address.port());
+    let patience = Patience { attempt, total: SOON };
+    let candidates = vec![Candidate { node: None, host, port }];
+    let client = Client::fixed(candidates, authority.node(5).await, patience);
+    let call = |channel| async {
+        let mut client = CuratorLocalClient::new(channel);
+        client.get_ca_certificate(v1::GetCaCertificateRequest {}).await.map(drop)
+    };
+    client.call(Repeat::Never, call).await.unwrap();
+    assert_eq!(local.asked.load(Ordering::Relaxed), 1);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn who_follows_hears_of_a_new_leader_before_a_call_fails() {
+    let pair = Pair::start(&Authority::new().await).await;
+    pair.leads(0);
+    pair.call().await.unwrap();
+    let mut leader = pair.client.leader_id();
+    let follow = pair.client.follow();
+    let change = async {
+        pair.leads(1);
+        leader.wait_for(|leader| *leader == Some(node_id(2))).await.unwrap();
+    };
+    tokio::select! {
+        never = follow => match never {},
+        changed = timeout(SOON, change) => changed.unwrap(),
+    }
+    pair.call().await.unwrap();
+    assert_eq!(pair.asked(), [1, 1]);
+}
+
+#[tokio::test]
+async fn where_nobody_leads_the_client_says_whom_it_asked() {
+    let pair = Pair::start(&Authority::new().await).await;
+    let error = pair.client.leader().await.unwrap_err().to_string();
+    assert!(error.contains("it knows of no leader"), "{error}");
+    assert!(pair.running.iter().all(|one| error.contains(&one.address.to_string())), "{error}");
+}
+
+#[tokio::test]
+async fn one_curator_with_an_old_copy_does_not_hide_the_leader() {
+    let authority = Authority::new().await;
+    let pair = Pair::start(&authority).await;
+    pair.leads(1);
+    // The first has not heard yet that node 5 is a member.
+    pair.running[0].up(&[1, 2]);
+    pair.running[1].up(&[1, 2, 5]);
+    let client = pair.of(authority.node(5).await);
+    let leader = timeout(SOON, client.leader()).await.unwrap().unwrap();
+    assert_eq!(leader.connection.node, node_id(2));
+}
+
+#[tokio::test]
+async fn a_leader_at_the_end_of_a_long_list_is_found_although_the_first_refuses() {
+    let authority = Authority::new().await;
+    let pair = Pair::start(&authority).await;
+    pair.leads(1);
+    let [stale, leader] = &pair.running;
+    // The first does not know the way, either.
+    pair.locals[0].leader.send_replace(None);
+    stale.up(&[1, 2]);
+    leader.up(&[1, 2, 5]);
+    let at = |host: String, running: &Running| Candidate {
+        node: None,
+        host,
+        port: running.address.port(),
+    };
+    let here = || "127.0.0.1".to_owned();
+    let nobody = (2..12).map(|last| at(format!("127.0.0.{last}"), leader));
+    let candidates = [at(here(), stale)].into_iter().chain(nobody).chain([at(here(), leader)]);
+    let patience = Patience { attempt: SOON, total: SOON };
+    let client = Client::fixed(candidates.collect(), authority.node(5).await, patience);
+    let found = timeout(SOON, client.leader()).await.unwrap().unwrap();
+    assert_eq!(found.connection.node, node_id(2));
+}
+
+#[tokio::test]
+async fn a_refusal_counts_where_nobody_leads() {
+    let authority = Authority::new().await;
+    let pair = Pair::start(&authority).await;
+    for running in &pair.running {
+        running.up(&[1, 2]);
+    }
+    let removed = Standing { removed: [node_id(5)].into(), ..Standing::default() };
+    pair.running[1].standing.send_modify(|standing| {
+        *standing = Arc::new(Standing { nodes: standing.nodes.clone(), ..removed });
+    });
+    let client = pair.of(authority.node(5).await);
+    let refusal = client.leader().await.unwrap_err();
+    assert!(is_removal(&refusal.into()), "of two refusals, the one that is for ever");
+}
+
+#[tokio::test]
+async fn a_node_that_was_taken_out_of_the_cluster_leads_nobody() {
+    let authority = Authority::new().await;
+    let pair = Pair::start(&authority).await;
+    pair.leads(1);
+    let shown = authority.node(2).await.certificate;
+    let serial = Facts::read(&shown).unwrap().serial;
+    let fallen = [
+        Standing { serials: [serial].into(), ..Standing::default() },
+        Standing { removed: [node_id(2)].into(), ..Standing::default() },
+    ];
+    for standing in fallen {
+        let standing = watch::Sender::new(Arc::new(standing));
+        let user = authority.user("ann", Role::Viewer, 3).await;
+        let client = pair.of(user).wary(standing.subscribe());
+        let error = client.leader().await.unwrap_err().to_string();
+        assert!(error.contains("it was taken out of the cluster"), "{error}");
+        standing.send_replace(Arc::default());
+        client.leader().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_alert_of_somebody_who_has_proved_nothing_is_no_removal() {
+    let authority = Authority::new().await;
+    let stranger = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let port = stranger.local_addr().unwrap().port();
+    let candidates = vec![Candidate { node: None, host: "127.0.0.1".to_owned(), port }];
+    let patience = Patience { attempt: Duration::from_secs(2), total: SOON };
+    let client = Client::fixed(candidates, authority.node(5).await, patience);
+    let forge = async {
+        let (mut socket, _from) = stranger.accept().await.unwrap();
+        // Record of type alert, TLS 1.2 as always, two bytes: fatal, certificate_revoked.
+        let alert = [21, 3, 3, 0, 2, 2, 44];
+        tokio::io::AsyncWriteExt::write_all(&mut socket, &alert).await.unwrap();
+        socket
+    };
+    let (leader, _socket) = tokio::join!(client.leader(), forge);
+    let error = leader.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("CertificateRevoked"), "{text}");
+    assert!(!is_removal(&error.into()), "{text}");
+}
