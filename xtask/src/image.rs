@@ -163,7 +163,7 @@ fn build(config: &Config) -> Result<Manifest> {
 
 /// Cargo as this workspace sets it up: the caller's environment neither moves the
 /// programs elsewhere nor takes the place of the flags that make them static.
-fn cargo(workspace: &Path) -> Command {
+pub(crate) fn cargo(workspace: &Path) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(workspace).env("CARGO_TARGET_DIR", workspace.join("target"));
     for name in ["CARGO_BUILD_TARGET", "CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS"] {

@@ -23,6 +23,7 @@ mod run;
 mod several;
 mod terminal;
 mod test;
+mod trees;
 
 use std::process::ExitCode;
 

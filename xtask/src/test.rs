@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum as _;
 
-use crate::{host, image, run};
+use crate::{host, image, run, trees};
 
 /// Where stories keep their logs, a folder each. A story that could not run
 /// leaves a file `skipped` there with the reason.
@@ -185,6 +185,7 @@ fn lint(report: &mut Report) {
     report.step("formatting", cargo().args(["fmt", "--all", "--check"]));
     let lints = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
     report.step("lints", cargo().args(lints));
+    report.call("crates", trees::check);
     let mut gallery = cargo();
     gallery.args(["run", "--quiet", "--package", "xtask", "--", "gallery", "--check"]);
     report.step("gallery", &mut gallery);
