@@ -17,6 +17,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     thread,
+    time::Instant,
 };
 
 use crate::{
@@ -30,7 +31,7 @@ use crate::{
     payload::{Payload, Source, parallel},
     program,
     root::Sources,
-    step::{Inputs, Observer, Steps},
+    step::{Inputs, Observer, Report, Steps},
     system,
     tree::Tree,
     uki::{self, Section},
@@ -77,9 +78,15 @@ pub fn build(config: &Config, observer: &dyn Observer) -> Result<Manifest> {
     layout::plan("", 0, config.size)?;
     let _guard = guard(&config.out)?;
     let steps = Steps::open(config.out.join("steps"), observer)?;
-    let Payload { root, lock } = payload(&config.source, &steps)?;
-    let builder =
-        Builder { config, payload: &root, lock: &lock, release: release(&lock)?, steps: &steps };
+    let payload = payload(&config.source, &steps)?;
+    let builder = Builder {
+        config,
+        payload: &payload.root,
+        packages: payload.lock.print() + &payload.listing(),
+        release: release(&payload.lock)?,
+        content: &payload,
+        steps: &steps,
+    };
     let manifest = builder.build();
     steps.digests.save()?;
     manifest
@@ -94,14 +101,22 @@ fn guard(out: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Brings the payload here.
+/// Brings the payload here, and tells what of it is not of the lock.
 fn payload(source: &Source, steps: &Steps<'_>) -> Result<Payload> {
+    let start = Instant::now();
     let lock = source.read()?;
-    let root = source.tree(&lock);
-    let inputs = Inputs::recipe(&[]).text("payload.lock", &lock.print());
-    let prepare = || source.prepare(&lock, steps.observer);
-    steps.run("payload", inputs, std::slice::from_ref(&root), prepare)?;
-    Ok(Payload { root, lock })
+    let (payload, why) = match source.ready(&lock) {
+        Some(payload) => (payload, None),
+        None => {
+            steps.observer.begin("payload");
+            (source.prepare(&lock, steps.observer)?, Some("not in the cache".to_owned()))
+        }
+    };
+    steps.observer.step(&Report { name: "payload", time: start.elapsed(), why });
+    for moved in &payload.moved {
+        steps.observer.moved(moved);
+    }
+    Ok(payload)
 }
 
 /// The release that the locked kernel calls itself: its package's name says so.
@@ -116,8 +131,12 @@ fn release(lock: &Lock) -> Result<String> {
 
 struct Builder<'a> {
     config: &'a Config,
+    /// Where the payload is unpacked.
     payload: &'a Path,
-    lock: &'a Lock,
+    /// What it consists of ...
+    content: &'a Payload,
+    /// ... as a text that changes with it.
+    packages: String,
     release: String,
     steps: &'a Steps<'a>,
 }
@@ -133,7 +152,7 @@ struct Plan {
 impl Builder<'_> {
     fn build(&self) -> Result<Manifest> {
         self.modules()?;
-        let sources = Sources::open(self.payload, self.lock, &self.release, &self.out("modules"))?;
+        let sources = Sources::open(self.content, &self.release, &self.out("modules"))?;
         self.unpack(&sources)?;
         let plan = self.plan(&sources)?;
         let image_version = self.image_version(&plan)?;
@@ -151,6 +170,7 @@ impl Builder<'_> {
         self.uki(&cmdline, &os_release)?;
         let mut manifest = Manifest {
             folder: self.config.out.clone(),
+            moved: self.content.moved.clone(),
             version: self.config.version.clone(),
             image_version,
             kernel_release: self.release.clone(),
@@ -181,7 +201,7 @@ impl Builder<'_> {
 
     /// Asks kmod what depends on what, for all modules of the kernel.
     fn modules(&self) -> Result<()> {
-        let inputs = Inputs::recipe(&[RECIPE]).text("payload.lock", &self.lock.print());
+        let inputs = Inputs::recipe(&[RECIPE]).text("payload.lock", &self.packages);
         let names = ["modules.dep", "modules.alias", "modules.softdep"];
         let outputs = names.map(|name| self.out("modules").join(name));
         self.steps.run("modules", inputs, &outputs, || {
@@ -206,7 +226,7 @@ impl Builder<'_> {
         let names: Vec<&str> = modules.iter().map(|(_, name)| name.as_str()).collect();
         let outputs: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
         let inputs = Inputs::recipe(&[])
-            .text("payload.lock", &self.lock.print())
+            .text("payload.lock", &self.packages)
             .text("the list of plain modules", &names.join(" "));
         self.steps.run("unpack", inputs, &outputs, || {
             fs::create_dir_all(&folder).at("make", &folder)?;
@@ -245,7 +265,7 @@ impl Builder<'_> {
     /// the image says it.
     fn image_version(&self, plan: &Plan) -> Result<String> {
         let inputs = self
-            .content(plan)?
+            .of_the_system(plan)?
             .text("the initramfs's files", &plan.initramfs_listing)
             .text("version", &self.config.version)
             .text("command line", CMDLINE);
@@ -253,9 +273,9 @@ impl Builder<'_> {
     }
 
     /// The inputs that say what is in the system, but for its version.
-    fn content(&self, plan: &Plan) -> Result<Inputs> {
+    fn of_the_system(&self, plan: &Plan) -> Result<Inputs> {
         Inputs::recipe(&[include_str!("system.rs"), include_str!("verity.rs")])
-            .text("payload.lock", &self.lock.print())
+            .text("payload.lock", &self.packages)
             .text("the list of files", &plan.root_listing)
             .file("init", &self.config.init, self.digests())?
             .file("node", &self.config.node, self.digests())
@@ -264,7 +284,7 @@ impl Builder<'_> {
     /// What is taken from the payload as it is: the kernel, and firmware for machines in QEMU.
     fn kernel(&self) -> Result<()> {
         let inputs = Inputs::recipe(&[RECIPE, include_str!("packages.rs")])
-            .text("payload.lock", &self.lock.print());
+            .text("payload.lock", &self.packages);
         let mut pairs = vec![(format!("boot/vmlinuz-{}", self.release), self.out("vmlinuz"))];
         for name in FIRMWARE {
             pairs.push((format!("usr/share/OVMF/{name}"), self.out("firmware").join(name)));
@@ -281,7 +301,7 @@ impl Builder<'_> {
 
     fn initramfs(&self, plan: &Plan) -> Result<()> {
         let inputs = Inputs::recipe(&[include_str!("cpio.rs")])
-            .text("payload.lock", &self.lock.print())
+            .text("payload.lock", &self.packages)
             .text("the list of files", &plan.initramfs_listing)
             .file("init", &self.config.init, self.digests())?;
         let output = self.out("initramfs.cpio");
@@ -292,7 +312,7 @@ impl Builder<'_> {
     }
 
     fn system(&self, plan: &Plan, os_release: &str) -> Result<Verity> {
-        let inputs = self.content(plan)?.text("os-release", os_release);
+        let inputs = self.of_the_system(plan)?.text("os-release", os_release);
         let output = self.out("system.img");
         self.steps.run("system", inputs, std::slice::from_ref(&output), || {
             let mut tree = plan.root.clone();
@@ -304,7 +324,7 @@ impl Builder<'_> {
     fn uki(&self, cmdline: &str, os_release: &str) -> Result<()> {
         let (kernel, initramfs) = (self.out("vmlinuz"), self.out("initramfs.cpio"));
         let inputs = Inputs::recipe(&[RECIPE, include_str!("uki.rs")])
-            .text("payload.lock", &self.lock.print())
+            .text("payload.lock", &self.packages)
             .text("command line", cmdline)
             .text("os-release", os_release)
             .file("initramfs", &initramfs, self.digests())?
@@ -316,7 +336,7 @@ impl Builder<'_> {
                 Section::new(".osrel", os_release),
                 Section::new(".cmdline", cmdline),
                 Section::new(".uname", self.release.as_str()),
-                Section::new(".pkgs", self.lock.listing()),
+                Section::new(".pkgs", self.content.listing()),
                 Section::new(".linux", read(&kernel)?),
                 Section::new(".initrd", read(&initramfs)?),
             ];

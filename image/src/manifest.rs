@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use crate::{
     disk,
     error::{At as _, Error, Result},
-    esp, layout, program,
+    esp, layout,
+    moved::Moved,
+    program,
     verity::Verity,
 };
 
@@ -26,6 +28,8 @@ pub struct Manifest {
     /// The folder; not written down, so that it may be moved.
     #[serde(skip)]
     pub folder: PathBuf,
+    /// The packages that are not of the lock.
+    pub moved: Vec<Moved>,
     /// Version of Polis.
     pub version: String,
     /// First 16 digits of the hash of the content.

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polis_image::{
-    Config, Format, Inspection, Manifest, Observer, Options, Report, Source, System,
+    Config, Format, Inspection, Manifest, Moved, Observer, Options, Report, Source, System,
 };
 
 use crate::host;
@@ -63,12 +63,27 @@ struct Build {
     /// Size of the disk in bytes.
     #[arg(long, value_name = "BYTES", default_value_t = polis_image::SIZE_DEFAULT)]
     size: u64,
-    /// Take Debian's packages from this mirror instead of the host's.
-    #[arg(long, value_name = "URL")]
-    mirror: Option<String>,
+    #[command(flatten)]
+    packages: Packages,
     /// Lock the packages that are current now, then build.
     #[arg(long)]
     update_payload: bool,
+}
+
+/// Where Debian's packages come from: the same for every command that builds an image.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Packages {
+    /// Take Debian's packages from this mirror instead of the host's.
+    #[arg(long, value_name = "URL")]
+    mirror: Option<String>,
+    /// Refuse packages that are not of the lock file; without this, the build goes on
+    /// with the versions of today, and says which.
+    #[arg(long)]
+    locked: bool,
+    /// Ask this archive of old versions first for what the mirror no longer has
+    /// [default: POLIS_SNAPSHOT].
+    #[arg(long, value_name = "URL")]
+    snapshot: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -95,7 +110,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
 fn build_and_report(arguments: &Build) -> Result<()> {
     let start = Instant::now();
-    let mut config = config(arguments.mirror.clone())?;
+    let mut config = config(&arguments.packages);
     config.size = arguments.size;
     if let Some(path) = &arguments.parameters {
         config.parameters = Some(checked_parameters(path)?);
@@ -150,7 +165,12 @@ fn checked_parameters(path: &Path) -> Result<Vec<u8>> {
 
 /// The image of these sources, for the commands that boot it.
 pub(crate) fn built() -> Result<Manifest> {
-    build(&config(None)?)
+    built_from(&Packages::default())
+}
+
+/// The same, from these packages.
+pub(crate) fn built_from(packages: &Packages) -> Result<Manifest> {
+    build(&config(packages))
 }
 
 fn build(config: &Config) -> Result<Manifest> {
@@ -217,21 +237,27 @@ fn build_programs(programs: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn config(mirror: Option<String>) -> Result<Config> {
+fn config(packages: &Packages) -> Config {
     let workspace = workspace();
     let cache = match env::var_os("POLIS_CACHE") {
         Some(folder) => PathBuf::from(folder),
         None => workspace.join("target/payload"),
     };
-    Ok(Config {
-        source: Source { lock: workspace.join("image/payload.lock"), cache, mirror },
+    let mut source = Source::new(workspace.join("image/payload.lock"), cache);
+    let Packages { mirror, locked, snapshot } = packages.clone();
+    let named = env::var("POLIS_SNAPSHOT").ok().filter(|url| !url.is_empty());
+    source.mirror = mirror;
+    source.locked = locked;
+    source.snapshot = snapshot.or(named);
+    Config {
+        source,
         init: workspace.join(TARGET).join("init"),
         node: workspace.join(TARGET).join("node"),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         out: workspace.join("target/image"),
         parameters: None,
         size: polis_image::SIZE_DEFAULT,
-    })
+    }
 }
 
 /// The folder of the workspace: this package's parent.
@@ -263,7 +289,11 @@ pub(crate) fn verify() -> Result<()> {
     host::require(&[host::PAYLOAD, host::BUILD])?;
     cargo_build()?;
     let folder = workspace().join("target/image/verify");
-    let digests = polis_image::verify_reproducible(&config(None)?, &folder, &Terminal::default())?;
+    let digests = polis_image::verify_reproducible(
+        &config(&Packages::default()),
+        &folder,
+        &Terminal::default(),
+    )?;
     for (name, digest) in digests {
         println!("{digest}  {name}");
     }
@@ -283,6 +313,9 @@ fn report(manifest: &Manifest, file: &Path, sha256: &str) {
     line("what a node needs", sizes.uki + sizes.erofs + sizes.verity);
     line("ESP partition", sizes.esp_partition);
     line("SYSTEM-A partition", sizes.system_partition);
+    if !manifest.moved.is_empty() {
+        println!("NOT OF THE LOCK: {} packages moved, see above", manifest.moved.len());
+    }
     println!("image {} ({})", manifest.image_version, file.display());
     println!("sha256 {sha256}");
 }
@@ -311,6 +344,15 @@ fn print(inspection: &Inspection) {
     match &inspection.system {
         System::Intact => println!("system: intact"),
         System::Damaged { root_hash } => println!("system: DAMAGED (its root hash is {root_hash})"),
+    }
+    match &inspection.moved[..] {
+        [] => println!("payload: of the lock"),
+        moved => {
+            println!("payload: NOT OF THE LOCK, {} packages moved:", moved.len());
+            for moved in moved {
+                println!("  {moved}");
+            }
+        }
     }
     println!("packages:");
     for line in inspection.packages.lines() {
@@ -372,6 +414,10 @@ impl Observer for Terminal {
         self.show(|running| running.retain(|other| other != name));
     }
 
+    fn moved(&self, moved: &Moved) {
+        self.bar.suspend(|| println!("{:<10} {moved}", "moved"));
+    }
+
     fn progress(&self, what: &str, done: u64, total: u64) {
         if done == total {
             self.style(SPINNER);
@@ -396,5 +442,17 @@ mod tests {
             assert!(set.contains(&(name.as_ref(), None)));
         }
         assert!(set.contains(&("CARGO_TARGET_DIR".as_ref(), Some("/w/target".as_ref()))));
+    }
+
+    #[test]
+    fn a_build_is_told_where_packages_come_from() {
+        let packages = Packages {
+            mirror: Some("http://m.example/debian".to_owned()),
+            locked: true,
+            snapshot: Some("http://old.example/debian".to_owned()),
+        };
+        let source = config(&packages).source;
+        assert!(source.locked);
+        assert_eq!((source.mirror, source.snapshot), (packages.mirror, packages.snapshot));
     }
 }

@@ -80,6 +80,8 @@ pub(crate) struct Args {
     /// Name of the machine, and of its folder in target/run.
     #[arg(long, default_value = "polis", value_parser = name)]
     pub(crate) name: String,
+    #[command(flatten)]
+    packages: image::Packages,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -133,7 +135,7 @@ fn boot(args: Args) -> Result<()> {
     }
     host::require_memory(args.nodes.into(), shape(&args).0)?;
     host::require(if args.tpm { &[QEMU, host::TPM] } else { &[QEMU] })?;
-    let image = built_image()?;
+    let image = image_from(&args.packages)?;
     if args.nodes > 1 {
         return several::run(&args, &image);
     }
@@ -182,9 +184,13 @@ fn boot(args: Args) -> Result<()> {
 /// The image of these sources, built where it is not yet; `POLIS_IMAGE_DIR`
 /// names a folder with one that is to be used as it is.
 pub(crate) fn built_image() -> Result<Image> {
+    image_from(&image::Packages::default())
+}
+
+fn image_from(packages: &image::Packages) -> Result<Image> {
     let folder = match env::var_os("POLIS_IMAGE_DIR") {
         Some(folder) => PathBuf::from(folder),
-        None => image::built()?.folder,
+        None => image::built_from(packages)?.folder,
     };
     Ok(Image::load(&folder)?)
 }
