@@ -3,11 +3,13 @@
 //! ```text
 //! payload --> modules --> unpack --+--> initramfs ------------+
 //!    |                             |                          v
-//!    |   init, node ---------------+--> system --root hash--> uki --> image
+//!    |   init, node --> strip -----+--> system --root hash--> uki --> image
 //!    +--> kernel ---------------------------------------------^
 //! ```
 //!
-//! `initramfs`, `system` and `kernel` run at the same time.
+//! `initramfs`, `system` and `kernel` run at the same time. Only the programs of a
+//! development image are stripped here: those of a product come from cargo as they
+//! are shipped.
 //!
 //! Invariants:
 //! - A step reads nothing that is not among its inputs.
@@ -26,7 +28,7 @@ use crate::{
     error::{At as _, Error, Result},
     layout,
     lock::Lock,
-    manifest::{self, Manifest, Options, Sizes},
+    manifest::{self, Kind, Manifest, Options, Sizes},
     packages::{Category, FIRMWARE},
     payload::{Payload, Source, parallel},
     program,
@@ -52,6 +54,8 @@ const RECIPE: &str = include_str!("build.rs");
 /// What to build from, and where to.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// What the image is for.
+    pub kind: Kind,
     /// Where packages come from.
     pub source: Source,
     /// The static program that is PID 1.
@@ -79,8 +83,10 @@ pub fn build(config: &Config, observer: &dyn Observer) -> Result<Manifest> {
     let _guard = guard(&config.out)?;
     let steps = Steps::open(config.out.join("steps"), observer)?;
     let payload = payload(&config.source, &steps)?;
+    let programs = programs(config, &steps)?;
     let builder = Builder {
         config,
+        programs: &programs,
         payload: &payload.root,
         packages: payload.lock.print() + &payload.listing(),
         release: release(&payload.lock)?,
@@ -119,6 +125,38 @@ fn payload(source: &Source, steps: &Steps<'_>) -> Result<Payload> {
     Ok(payload)
 }
 
+/// Our programs as they go into the image.
+#[derive(Debug)]
+struct Programs {
+    init: PathBuf,
+    node: PathBuf,
+}
+
+/// Takes what a debugger reads out of the programs of a development image: it is
+/// four fifths of their size, and size costs boot time under emulation.
+fn programs(config: &Config, steps: &Steps<'_>) -> Result<Programs> {
+    let Config { init, node, kind, .. } = config;
+    if *kind == Kind::Product {
+        return Ok(Programs { init: init.clone(), node: node.clone() });
+    }
+    let folder = config.out.join("programs");
+    let programs = Programs { init: folder.join("init"), node: folder.join("node") };
+    let inputs = Inputs::recipe(&[]).file("init", init, &steps.digests)?.file(
+        "node",
+        node,
+        &steps.digests,
+    )?;
+    let outputs = [programs.init.clone(), programs.node.clone()];
+    steps.run("strip", inputs, &outputs, || {
+        fs::create_dir_all(&folder).at("make", &folder)?;
+        for (from, to) in [(init, &programs.init), (node, &programs.node)] {
+            program::run(program::host("strip").arg("-o").arg(to).arg(from))?;
+        }
+        Ok(())
+    })?;
+    Ok(programs)
+}
+
 /// The release that the locked kernel calls itself: its package's name says so.
 fn release(lock: &Lock) -> Result<String> {
     lock.packages
@@ -131,6 +169,7 @@ fn release(lock: &Lock) -> Result<String> {
 
 struct Builder<'a> {
     config: &'a Config,
+    programs: &'a Programs,
     /// Where the payload is unpacked.
     payload: &'a Path,
     /// What it consists of ...
@@ -156,7 +195,7 @@ impl Builder<'_> {
         self.unpack(&sources)?;
         let plan = self.plan(&sources)?;
         let image_version = self.image_version(&plan)?;
-        let os_release = os_release(&self.config.version, &image_version);
+        let os_release = os_release(self.config, &image_version);
         let (initramfs, system, kernel) = thread::scope(|scope| {
             let initramfs = scope.spawn(|| self.initramfs(&plan));
             let kernel = scope.spawn(|| self.kernel());
@@ -170,6 +209,7 @@ impl Builder<'_> {
         self.uki(&cmdline, &os_release)?;
         let mut manifest = Manifest {
             folder: self.config.out.clone(),
+            kind: self.config.kind,
             moved: self.content.moved.clone(),
             version: self.config.version.clone(),
             image_version,
@@ -241,7 +281,7 @@ impl Builder<'_> {
     }
 
     fn plan(&self, sources: &Sources<'_>) -> Result<Plan> {
-        let Config { init, node, .. } = self.config;
+        let Programs { init, node } = self.programs;
         let unpacked = self.out("unpacked");
         let root = sources.root(init, node, &unpacked)?;
         let initramfs = sources.initramfs(init, &unpacked)?;
@@ -268,6 +308,7 @@ impl Builder<'_> {
             .of_the_system(plan)?
             .text("the initramfs's files", &plan.initramfs_listing)
             .text("version", &self.config.version)
+            .text("kind", self.config.kind.word())
             .text("command line", CMDLINE);
         Ok(inputs.digest()[..16].to_owned())
     }
@@ -277,8 +318,8 @@ impl Builder<'_> {
         Inputs::recipe(&[include_str!("system.rs"), include_str!("verity.rs")])
             .text("payload.lock", &self.packages)
             .text("the list of files", &plan.root_listing)
-            .file("init", &self.config.init, self.digests())?
-            .file("node", &self.config.node, self.digests())
+            .file("init", &self.programs.init, self.digests())?
+            .file("node", &self.programs.node, self.digests())
     }
 
     /// What is taken from the payload as it is: the kernel, and firmware for machines in QEMU.
@@ -303,7 +344,7 @@ impl Builder<'_> {
         let inputs = Inputs::recipe(&[include_str!("cpio.rs")])
             .text("payload.lock", &self.packages)
             .text("the list of files", &plan.initramfs_listing)
-            .file("init", &self.config.init, self.digests())?;
+            .file("init", &self.programs.init, self.digests())?;
         let output = self.out("initramfs.cpio");
         self.steps.run("initramfs", inputs, std::slice::from_ref(&output), || {
             let archive = cpio::write(&plan.initramfs)?;
@@ -404,10 +445,11 @@ fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn os_release(version: &str, image_version: &str) -> String {
+fn os_release(config: &Config, image_version: &str) -> String {
+    let Config { version, kind, .. } = config;
     format!(
         "ID=polis\nNAME=\"Polis\"\nPRETTY_NAME=\"Polis {version}\"\nVERSION_ID={version}\n\
-         IMAGE_ID=polis\nIMAGE_VERSION={image_version}\n"
+         VARIANT_ID={kind}\nIMAGE_ID=polis\nIMAGE_VERSION={image_version}\n"
     )
 }
 

@@ -19,7 +19,7 @@ use crate::{
     error::{At as _, Error, Result},
     esp,
     layout::{self, SECTOR},
-    manifest,
+    manifest::{self, Kind},
     moved::{self, Moved},
     uki,
     verity::{self, BLOCK},
@@ -39,6 +39,8 @@ pub struct Inspection {
     pub sections: Vec<(String, usize)>,
     /// The image's `os-release`.
     pub os_release: String,
+    /// What the image is for, if it says so.
+    pub kind: Option<Kind>,
     /// Release of the kernel.
     pub kernel_release: String,
     /// The kernel's command line.
@@ -132,6 +134,7 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
     let packages = text(".pkgs").unwrap_or_default();
     Ok(Inspection {
         partitions: disk.partitions().values().filter_map(part).collect(),
+        kind: kind(&os_release),
         os_release,
         kernel_release: text(".uname").unwrap_or_default(),
         moved: moved::marked(&packages),
@@ -144,6 +147,11 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
         system: verity.check(window(system)?, path)?,
         cmdline,
     })
+}
+
+fn kind(os_release: &str) -> Option<Kind> {
+    let word = os_release.lines().find_map(|line| line.strip_prefix("VARIANT_ID="))?;
+    Kind::ALL.into_iter().find(|kind| kind.word() == word)
 }
 
 fn place(entry: &Partition) -> Option<(u64, u64)> {
@@ -217,7 +225,7 @@ mod tests {
         let verity = Verity { root_hash: hex(&root), salt: "0102".to_owned(), blocks: 200 };
         let cmdline = cmdline(&verity);
         let sections = [
-            Section::new(".osrel", "ID=polis\n"),
+            Section::new(".osrel", "ID=polis\nVARIANT_ID=development\n"),
             Section::new(".cmdline", cmdline.as_str()),
             Section::new(".uname", "6.0"),
             Section::new(".pkgs", PACKAGES),
@@ -228,6 +236,7 @@ mod tests {
         fs::write(folder.join("polis.efi"), image).unwrap();
         Manifest {
             folder: folder.to_owned(),
+            kind: Kind::Development,
             moved: moved::marked(PACKAGES),
             version: "0".to_owned(),
             image_version: "0".to_owned(),
@@ -261,6 +270,7 @@ mod tests {
         assert_eq!(found.parameters, Some(3));
         assert_eq!(found.cmdline, manifest.cmdline);
         assert_eq!(found.packages, PACKAGES);
+        assert_eq!(found.kind, Some(manifest.kind));
         assert_eq!(found.moved, manifest.moved);
         assert_eq!(found.moved[0].to_string(), "etcd 1 -> 2");
         assert_eq!(found.system, System::Intact);

@@ -42,7 +42,7 @@ pub use digest::sha256;
 pub use error::{Error, Result};
 pub use inspect::{Inspection, Part, System, inspect};
 pub use lock::{Lock, Package};
-pub use manifest::{Format, Manifest, Options, SIZE_DEFAULT, Sizes, assemble};
+pub use manifest::{Format, Kind, Manifest, Options, SIZE_DEFAULT, Sizes, assemble};
 pub use moved::Moved;
 pub use packages::Category;
 pub use payload::Source;

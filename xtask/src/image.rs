@@ -5,7 +5,10 @@ use std::{
     io::{self, IsTerminal as _},
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -13,7 +16,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polis_image::{
-    Config, Format, Inspection, Manifest, Moved, Observer, Options, Report, Source, System,
+    Config, Format, Inspection, Kind, Manifest, Moved, Observer, Options, Report, Source, System,
 };
 
 use crate::host;
@@ -25,8 +28,20 @@ const SPINNER: &str = "{spinner} {msg} {elapsed}";
 /// ... and while bytes are counted.
 const BAR: &str = "{spinner} {prefix} {wide_bar} {bytes}/{total_bytes} {eta}";
 
-/// Where cargo leaves the programs, below the workspace.
-const TARGET: &str = "target/x86_64-unknown-linux-gnu/appliance";
+/// Where cargo leaves programs, a folder a profile, below the workspace.
+const TARGET: &str = "target/x86_64-unknown-linux-gnu";
+/// The package with the programs.
+const PACKAGE: &str = "polis";
+/// The programs of an image.
+const PROGRAMS: &[&str] = &["init", "node"];
+/// The operator's program.
+const POLISCTL: &str = "polisctl";
+/// The feature of faults and workloads that the kernel command line asks for.
+/// Only a development image has it.
+const FAULTS: &str = "polis/fault-injection";
+
+/// Whether this process has built [`POLISCTL`] with the image of daily work.
+static POLISCTL_BUILT: AtomicBool = AtomicBool::new(false);
 
 /// Arguments of `cargo xtask image`.
 #[derive(Debug, clap::Args)]
@@ -104,17 +119,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
             print(&polis_image::inspect(&file)?);
             Ok(())
         }
-        Some(Sub::Verify) => verify(),
+        Some(Sub::Verify) => verify(Kind::Product),
     }
 }
 
 fn build_and_report(arguments: &Build) -> Result<()> {
     let start = Instant::now();
-    let mut config = config(&arguments.packages);
+    let mut config = config(Kind::Product, &arguments.packages);
     config.size = arguments.size;
-    if let Some(path) = &arguments.parameters {
-        config.parameters = Some(checked_parameters(path)?);
-    }
     if matches!(arguments.format, FileFormat::Qcow2) {
         host::require(&[host::QEMU_IMG])?;
     }
@@ -123,7 +135,16 @@ fn build_and_report(arguments: &Build) -> Result<()> {
         let lock = config.source.update()?;
         println!("locked {} packages in {}", lock.packages.len(), config.source.lock.display());
     }
-    let manifest = build(&config)?;
+    let manifest = match &arguments.parameters {
+        None => build(&config, PROGRAMS)?,
+        Some(path) => {
+            // Whoever puts parameters on an image has them checked by the node's parser.
+            host::require(&[host::PAYLOAD, host::BUILD])?;
+            cargo_build(Kind::Product, &[PROGRAMS, &[POLISCTL]].concat())?;
+            config.parameters = Some(checked_parameters(path)?);
+            assembled(&config)?
+        }
+    };
     let built = manifest.path(&manifest.image);
     let file = match (arguments.format, &arguments.out) {
         (FileFormat::Raw, None) => built,
@@ -152,7 +173,7 @@ fn build_and_report(arguments: &Build) -> Result<()> {
 fn checked_parameters(path: &Path) -> Result<Vec<u8>> {
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     // The node's own parser, without a dependency on all of the node.
-    let checked = Command::new(polisctl()?)
+    let checked = Command::new(programs(Kind::Product).join(POLISCTL))
         .args(["parameters", "check"])
         .arg(path)
         .output()
@@ -164,18 +185,40 @@ fn checked_parameters(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// The image of these sources, for the commands that boot it.
-pub(crate) fn built() -> Result<Manifest> {
-    built_from(&Packages::default())
+pub(crate) fn built(kind: Kind) -> Result<Manifest> {
+    built_from(kind, &Packages::default())
 }
 
-/// The same, from these packages.
-pub(crate) fn built_from(packages: &Packages) -> Result<Manifest> {
-    build(&config(packages))
+/// The same, from these packages. With the image of daily work comes [`polisctl`],
+/// so nothing waits for it later.
+pub(crate) fn built_from(kind: Kind, packages: &Packages) -> Result<Manifest> {
+    let config = config(kind, packages);
+    match kind {
+        Kind::Product => build(&config, PROGRAMS),
+        Kind::Development => {
+            let manifest = build(&config, &[PROGRAMS, &[POLISCTL]].concat())?;
+            POLISCTL_BUILT.store(true, Ordering::Relaxed);
+            Ok(manifest)
+        }
+    }
 }
 
-fn build(config: &Config) -> Result<Manifest> {
+/// The folder of an image and of its parts.
+pub(crate) fn folder(kind: Kind) -> PathBuf {
+    workspace().join(match kind {
+        Kind::Product => "target/image",
+        Kind::Development => "target/image-development",
+    })
+}
+
+fn build(config: &Config, programs: &[&str]) -> Result<Manifest> {
     host::require(&[host::PAYLOAD, host::BUILD])?;
-    cargo_build()?;
+    cargo_build(config.kind, programs)?;
+    assembled(config)
+}
+
+/// The image, of programs that cargo has built.
+fn assembled(config: &Config) -> Result<Manifest> {
     let manifest = polis_image::build(config, &Terminal::default())?;
     link(&config.source.root()?)?;
     Ok(manifest)
@@ -192,52 +235,74 @@ fn cargo(workspace: &Path) -> Command {
     command
 }
 
-/// Builds the two programs of the image with the image's profile.
-fn cargo_build() -> Result<()> {
+/// Builds programs as an image of this kind has them, in one go.
+fn cargo_build(kind: Kind, programs: &[&str]) -> Result<()> {
     let start = Instant::now();
-    build_programs(&["init", "node"])?;
+    build_programs(kind, programs)?;
     println!("{:<10} {:>7.2} s", "cargo", start.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// Builds `polisctl` beside them, of the same library, and says where it is.
+/// Where `polisctl` is; it is built unless it came with the image.
 pub(crate) fn polisctl() -> Result<PathBuf> {
-    host::require(&[host::BUILD])?;
-    build_programs(&["polisctl"])?;
-    Ok(workspace().join(TARGET).join("polisctl"))
+    if !POLISCTL_BUILT.swap(true, Ordering::Relaxed) {
+        host::require(&[host::BUILD])?;
+        build_programs(Kind::Development, &[POLISCTL])?;
+    }
+    Ok(programs(Kind::Development).join(POLISCTL))
 }
 
 /// Builds the program that measures a curator, of the same library, and says where it is.
 pub(crate) fn curator_load() -> Result<PathBuf> {
     host::require(&[host::BUILD])?;
-    build_programs(&["curator-load"])?;
-    Ok(workspace().join(TARGET).join("curator-load"))
+    build_programs(Kind::Product, &["curator-load"])?;
+    Ok(programs(Kind::Product).join("curator-load"))
 }
 
-fn build_programs(programs: &[&str]) -> Result<()> {
+/// Where cargo leaves the programs of an image of this kind.
+fn programs(kind: Kind) -> PathBuf {
+    workspace().join(TARGET).join(match kind {
+        Kind::Product => "appliance",
+        Kind::Development => "debug",
+    })
+}
+
+fn build_programs(kind: Kind, programs: &[&str]) -> Result<()> {
     let workspace = workspace();
-    // Paths of this machine would otherwise be in the binaries, as places of panics.
-    let home =
-        env::var("CARGO_HOME").or_else(|_unset| env::var("HOME").map(|home| home + "/.cargo"));
-    let flags = [(workspace.display().to_string(), "/polis"), (home.unwrap_or_default(), "/cargo")]
-        .iter()
-        .filter(|(from, _)| !from.is_empty())
-        .map(|(from, to)| format!("\"--remap-path-prefix={from}={to}\""))
-        .collect::<Vec<_>>()
-        .join(",");
     let status = cargo(&workspace)
         .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })
-        .args(["--profile", "appliance", "--package", "polis"])
+        .args(cargo_arguments(kind, &workspace))
+        .args(["--package", PACKAGE])
         .args(programs.iter().flat_map(|program| ["--bin", program]))
-        .arg("--config")
-        .arg(format!("target.x86_64-unknown-linux-gnu.rustflags=[{flags}]"))
         .status()
         .context("cannot start cargo")?;
     anyhow::ensure!(status.success(), "cargo build ended with {status}");
     Ok(())
 }
 
-fn config(packages: &Packages) -> Config {
+/// What makes the programs of one kind of image differ from those of the other.
+fn cargo_arguments(kind: Kind, workspace: &Path) -> Vec<String> {
+    match kind {
+        // Without further flags, since then the tests use the same libraries.
+        Kind::Development => vec!["--features".to_owned(), FAULTS.to_owned()],
+        Kind::Product => {
+            // Paths of this machine would otherwise be in the binaries, as places of panics.
+            let home = env::var("CARGO_HOME")
+                .or_else(|_unset| env::var("HOME").map(|home| home + "/.cargo"));
+            let home = home.unwrap_or_default();
+            let flags = [(workspace.display().to_string(), "/polis"), (home, "/cargo")]
+                .iter()
+                .filter(|(from, _)| !from.is_empty())
+                .map(|(from, to)| format!("\"--remap-path-prefix={from}={to}\""))
+                .collect::<Vec<_>>()
+                .join(",");
+            let flags = format!("target.x86_64-unknown-linux-gnu.rustflags=[{flags}]");
+            ["--profile", "appliance", "--config", &flags].map(str::to_owned).to_vec()
+        }
+    }
+}
+
+fn config(kind: Kind, packages: &Packages) -> Config {
     let workspace = workspace();
     let cache = match env::var_os("POLIS_CACHE") {
         Some(folder) => PathBuf::from(folder),
@@ -250,11 +315,12 @@ fn config(packages: &Packages) -> Config {
     source.locked = locked;
     source.snapshot = snapshot.or(named);
     Config {
+        kind,
         source,
-        init: workspace.join(TARGET).join("init"),
-        node: workspace.join(TARGET).join("node"),
+        init: programs(kind).join("init"),
+        node: programs(kind).join("node"),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        out: workspace.join("target/image"),
+        out: folder(kind),
         parameters: None,
         size: polis_image::SIZE_DEFAULT,
     }
@@ -284,16 +350,13 @@ fn link(root: &Path) -> Result<PathBuf> {
     Ok(link)
 }
 
-/// Builds twice from the same inputs, and fails where the results differ.
-pub(crate) fn verify() -> Result<()> {
-    host::require(&[host::PAYLOAD, host::BUILD])?;
-    cargo_build()?;
-    let folder = workspace().join("target/image/verify");
-    let digests = polis_image::verify_reproducible(
-        &config(&Packages::default()),
-        &folder,
-        &Terminal::default(),
-    )?;
+/// Builds an image and then the same again, and fails where the results differ.
+pub(crate) fn verify(kind: Kind) -> Result<()> {
+    let manifest = built(kind)?;
+    let config = config(kind, &Packages::default());
+    let folder = folder(kind).join("verify");
+    let digests =
+        polis_image::verify_reproducible(&manifest, &config, &folder, &Terminal::default())?;
     for (name, digest) in digests {
         println!("{digest}  {name}");
     }
@@ -344,6 +407,10 @@ fn print(inspection: &Inspection) {
     match &inspection.system {
         System::Intact => println!("system: intact"),
         System::Damaged { root_hash } => println!("system: DAMAGED (its root hash is {root_hash})"),
+    }
+    match inspection.kind {
+        Some(kind) => println!("kind: {kind}"),
+        None => println!("kind: unknown"),
     }
     match &inspection.moved[..] {
         [] => println!("payload: of the lock"),
@@ -445,13 +512,24 @@ mod tests {
     }
 
     #[test]
+    fn a_product_has_no_faults_to_inject_and_no_path_of_this_machine() {
+        let product = cargo_arguments(Kind::Product, Path::new("/w"));
+        assert!(!product.iter().any(|argument| argument.contains("fault-injection")));
+        assert!(product.iter().any(|flags| flags.contains("--remap-path-prefix=/w=/polis")));
+        let development = cargo_arguments(Kind::Development, Path::new("/w"));
+        assert!(development.contains(&FAULTS.to_owned()));
+        assert_ne!(folder(Kind::Product), folder(Kind::Development));
+        assert_ne!(programs(Kind::Product), programs(Kind::Development));
+    }
+
+    #[test]
     fn a_build_is_told_where_packages_come_from() {
         let packages = Packages {
             mirror: Some("http://m.example/debian".to_owned()),
             locked: true,
             snapshot: Some("http://old.example/debian".to_owned()),
         };
-        let source = config(&packages).source;
+        let source = config(Kind::Development, &packages).source;
         assert!(source.locked);
         assert_eq!((source.mirror, source.snapshot), (packages.mirror, packages.snapshot));
     }
