@@ -1,7 +1,9 @@
 //! `cargo xtask image`: builds the disk image, or looks into one.
 
 use std::{
-    env, fs,
+    env,
+    ffi::OsStr,
+    fs,
     io::{self, IsTerminal as _},
     path::{Path, PathBuf},
     process::Command,
@@ -226,13 +228,24 @@ fn assembled(config: &Config) -> Result<Manifest> {
 
 /// Cargo as this workspace sets it up: the caller's environment neither moves the
 /// programs elsewhere nor takes the place of the flags that make them static.
-fn cargo(workspace: &Path) -> Command {
+pub(crate) fn cargo(workspace: &Path) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(workspace).env("CARGO_TARGET_DIR", workspace.join("target"));
     for name in ["CARGO_BUILD_TARGET", "CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS"] {
         command.env_remove(name);
     }
+    for (name, _) in env::vars_os().filter(|(name, _)| of_this_package(name)) {
+        command.env_remove(name);
+    }
     command
+}
+
+/// Whether cargo has set this variable to tell us which package we are. The build
+/// script of `ring` runs again when one of them changes, and then most of the
+/// workspace is compiled again: once for this program, once for what it builds.
+fn of_this_package(variable: &OsStr) -> bool {
+    let variable = variable.to_string_lossy();
+    variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
 }
 
 /// Builds programs as an image of this kind has them, in one go.
@@ -509,6 +522,11 @@ mod tests {
             assert!(set.contains(&(name.as_ref(), None)));
         }
         assert!(set.contains(&("CARGO_TARGET_DIR".as_ref(), Some("/w/target".as_ref()))));
+        // Cargo has set both for this test.
+        for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME"] {
+            assert!(env::var_os(name).is_some());
+            assert!(set.contains(&(name.as_ref(), None)), "{name}");
+        }
     }
 
     #[test]

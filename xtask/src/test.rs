@@ -241,9 +241,7 @@ fn skipped_stories(folder: &Path) -> Vec<String> {
 }
 
 fn cargo() -> Command {
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(image::workspace());
-    cargo
+    image::cargo(&image::workspace())
 }
 
 /// Where `cargo install` puts programs, which need not be on the path.
