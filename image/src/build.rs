@@ -8,8 +8,7 @@
 //! ```
 //!
 //! `initramfs`, `system` and `kernel` run at the same time. Only the programs of a
-//! development image are stripped here: those of a product come from cargo as they
-//! are shipped.
+//! development image are stripped here: others come from cargo as they are shipped.
 //!
 //! Invariants:
 //! - A step reads nothing that is not among its inputs.
@@ -136,7 +135,7 @@ struct Programs {
 /// four fifths of their size, and size costs boot time under emulation.
 fn programs(config: &Config, steps: &Steps<'_>) -> Result<Programs> {
     let Config { init, node, kind, .. } = config;
-    if *kind == Kind::Product {
+    if *kind != Kind::Development {
         return Ok(Programs { init: init.clone(), node: node.clone() });
     }
     let folder = config.out.join("programs");

@@ -30,10 +30,12 @@ pub enum Kind {
     Product,
     /// For tests and trials: quick to build, with faults to inject.
     Development,
+    /// For measurements: the product, with workloads to measure.
+    Measurement,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 2] = [Self::Product, Self::Development];
+    pub(crate) const ALL: [Self; 3] = [Self::Product, Self::Development, Self::Measurement];
 
     /// The word in `os-release`.
     #[must_use]
@@ -41,6 +43,7 @@ impl Kind {
         match self {
             Self::Product => "product",
             Self::Development => "development",
+            Self::Measurement => "measurement",
         }
     }
 }

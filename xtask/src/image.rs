@@ -39,7 +39,7 @@ const PROGRAMS: &[&str] = &["init", "node"];
 /// The operator's program.
 const POLISCTL: &str = "polisctl";
 /// The feature of faults and workloads that the kernel command line asks for.
-/// Only a development image has it.
+/// The product does not have it.
 const FAULTS: &str = "polis/fault-injection";
 
 /// Whether this process has built [`POLISCTL`] with the image of daily work.
@@ -196,7 +196,7 @@ pub(crate) fn built(kind: Kind) -> Result<Manifest> {
 pub(crate) fn built_from(kind: Kind, packages: &Packages) -> Result<Manifest> {
     let config = config(kind, packages);
     match kind {
-        Kind::Product => build(&config, PROGRAMS),
+        Kind::Product | Kind::Measurement => build(&config, PROGRAMS),
         Kind::Development => {
             let manifest = build(&config, &[PROGRAMS, &[POLISCTL]].concat())?;
             POLISCTL_BUILT.store(true, Ordering::Relaxed);
@@ -210,6 +210,7 @@ pub(crate) fn folder(kind: Kind) -> PathBuf {
     workspace().join(match kind {
         Kind::Product => "target/image",
         Kind::Development => "target/image-development",
+        Kind::Measurement => "target/image-measurement",
     })
 }
 
@@ -275,7 +276,7 @@ pub(crate) fn curator_load() -> Result<PathBuf> {
 /// Where cargo leaves the programs of an image of this kind.
 fn programs(kind: Kind) -> PathBuf {
     workspace().join(TARGET).join(match kind {
-        Kind::Product => "appliance",
+        Kind::Product | Kind::Measurement => "appliance",
         Kind::Development => "debug",
     })
 }
@@ -293,26 +294,30 @@ fn build_programs(kind: Kind, programs: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// What makes the programs of one kind of image differ from those of the other.
+/// What makes the programs of one kind of image differ from those of the others.
 fn cargo_arguments(kind: Kind, workspace: &Path) -> Vec<String> {
+    let faults = ["--features", FAULTS].map(str::to_owned).to_vec();
     match kind {
         // Without further flags, since then the tests use the same libraries.
-        Kind::Development => vec!["--features".to_owned(), FAULTS.to_owned()],
-        Kind::Product => {
-            // Paths of this machine would otherwise be in the binaries, as places of panics.
-            let home = env::var("CARGO_HOME")
-                .or_else(|_unset| env::var("HOME").map(|home| home + "/.cargo"));
-            let home = home.unwrap_or_default();
-            let flags = [(workspace.display().to_string(), "/polis"), (home, "/cargo")]
-                .iter()
-                .filter(|(from, _)| !from.is_empty())
-                .map(|(from, to)| format!("\"--remap-path-prefix={from}={to}\""))
-                .collect::<Vec<_>>()
-                .join(",");
-            let flags = format!("target.x86_64-unknown-linux-gnu.rustflags=[{flags}]");
-            ["--profile", "appliance", "--config", &flags].map(str::to_owned).to_vec()
-        }
+        Kind::Development => faults,
+        Kind::Product => shipped(workspace),
+        Kind::Measurement => [shipped(workspace), faults].concat(),
     }
+}
+
+/// The profile of programs that are shipped, without a path of this machine: those
+/// would be in the binaries, as places of panics.
+fn shipped(workspace: &Path) -> Vec<String> {
+    let home =
+        env::var("CARGO_HOME").or_else(|_unset| env::var("HOME").map(|home| home + "/.cargo"));
+    let flags = [(workspace.display().to_string(), "/polis"), (home.unwrap_or_default(), "/cargo")]
+        .iter()
+        .filter(|(from, _)| !from.is_empty())
+        .map(|(from, to)| format!("\"--remap-path-prefix={from}={to}\""))
+        .collect::<Vec<_>>()
+        .join(",");
+    let flags = format!("target.x86_64-unknown-linux-gnu.rustflags=[{flags}]");
+    ["--profile", "appliance", "--config", &flags].map(str::to_owned).to_vec()
 }
 
 fn config(kind: Kind, packages: &Packages) -> Config {
@@ -536,6 +541,9 @@ mod tests {
         assert!(product.iter().any(|flags| flags.contains("--remap-path-prefix=/w=/polis")));
         let development = cargo_arguments(Kind::Development, Path::new("/w"));
         assert!(development.contains(&FAULTS.to_owned()));
+        // What is measured differs from what is shipped by the workloads alone.
+        let measured = cargo_arguments(Kind::Measurement, Path::new("/w"));
+        assert_eq!(measured, [product, vec!["--features".to_owned(), FAULTS.to_owned()]].concat());
         assert_ne!(folder(Kind::Product), folder(Kind::Development));
         assert_ne!(programs(Kind::Product), programs(Kind::Development));
     }

@@ -56,7 +56,7 @@ const GOES_ON: usize = 50;
 pub(super) fn measure(runs: u32) -> Result<Table> {
     host::require(&[run::QEMU])?;
     host::require_memory(NODES.into(), MEMORY)?;
-    let image = run::built_image(Kind::Product)?;
+    let image = run::built_image(Kind::Measurement)?;
     let folder = crate::image::workspace().join("target/bench/cluster");
     if folder.exists() {
         fs::remove_dir_all(&folder).context("cannot empty target/bench/cluster")?;

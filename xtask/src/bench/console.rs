@@ -44,7 +44,7 @@ struct Lane {
 
 pub(super) fn measure(args: &Args) -> Result<Table> {
     host::require(&[run::QEMU])?;
-    let manifest = crate::image::built(Kind::Product)?;
+    let manifest = crate::image::built(Kind::Measurement)?;
     let image = Image::load(&manifest.folder)?;
     let folder = crate::image::workspace().join("target/bench/console");
     if folder.exists() {

@@ -64,7 +64,7 @@ impl Flushes {
 
 pub(super) fn measure(args: &Args) -> Result<Table> {
     host::require(&[run::QEMU])?;
-    let manifest = crate::image::built(Kind::Product)?;
+    let manifest = crate::image::built(Kind::Measurement)?;
     let image = Image::load(&manifest.folder)?;
     let folder = crate::image::workspace().join("target/bench/storage");
     if folder.exists() {
