@@ -1,9 +1,11 @@
 //! A private apt root: Debian's packages, verified by apt, without installing
 //! anything on the host and without root.
 //!
-//! Two jobs. [`Apt::resolve`] asks the signed indices which version of each
-//! package is current; it runs when the lock file is renewed. [`Apt::fetch`]
-//! downloads one locked file, which apt compares with the hash in the lock.
+//! Three jobs. [`Apt::resolve`] asks the signed indices which version of each
+//! package is current; it runs when the lock file is renewed, and when the
+//! mirror no longer has what is locked. [`Apt::dependencies`] then names what
+//! those versions depend on. [`Apt::fetch`] downloads one file, which apt
+//! compares with the hash in the lock or in the index.
 //!
 //! Invariants:
 //! - An index that is not signed by one of Debian's keys yields no package.
@@ -20,7 +22,7 @@ use crate::{
     error::{At as _, Error, Result},
     lock::{Lock, Package},
     mirror::Mirror,
-    packages::{Category, KERNEL, PACKAGES},
+    packages::{Category, KERNEL, Selection},
     program,
 };
 
@@ -31,6 +33,25 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Where apt has the program that downloads one file.
 const FETCHER: &str = "/usr/lib/apt/apt-helper";
 
+/// What vouches for an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// One of Debian's keys has signed it.
+    Debian,
+    /// The test that has written it.
+    #[cfg(test)]
+    Test,
+}
+
+/// Outcome of asking for one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fetched {
+    /// It is here, with the hash that it must have.
+    Here,
+    /// The archive does not have it.
+    Gone,
+}
+
 /// An apt root of our own.
 #[derive(Debug)]
 pub(crate) struct Apt {
@@ -39,7 +60,7 @@ pub(crate) struct Apt {
 
 impl Apt {
     /// Sets up `root`; what is there already is used.
-    pub(crate) fn open(root: &Path, mirror: &Mirror) -> Result<Self> {
+    pub(crate) fn open(root: &Path, mirror: &Mirror, trust: Trust) -> Result<Self> {
         for folder in [
             "etc/apt/apt.conf.d",
             "etc/apt/preferences.d",
@@ -57,41 +78,64 @@ impl Apt {
         };
         // Nothing is installed in this root, and nothing ever will be.
         write("var/lib/dpkg/status", "")?;
-        write("etc/apt/sources.list.d/debian.sources", &sources(mirror))?;
+        write("etc/apt/sources.list.d/debian.sources", &sources(mirror, trust))?;
         write("apt.conf", &configuration(root))?;
         Ok(Self { configuration: root.join("apt.conf") })
     }
 
     /// Fetches the indices and locks the current version of every package.
-    pub(crate) fn resolve(&self, mirror: &Mirror) -> Result<Lock> {
+    pub(crate) fn resolve(&self, mirror: &Mirror, selection: &Selection) -> Result<Lock> {
         program::run(self.command("apt-get").arg("update"))?;
-        let kernel = self.kernel()?;
-        let names: Vec<&str> = PACKAGES
+        let mut wanted = Vec::new();
+        for (category, name) in selection.packages {
+            let name = if *name == KERNEL { self.kernel()? } else { (*name).to_owned() };
+            wanted.push((*category, name));
+        }
+        let names: Vec<&str> = wanted.iter().map(|(_, name)| name.as_str()).collect();
+        let output = self.print_uris("download", &names)?;
+        let mut packages = wanted
             .iter()
-            .map(|(_, name)| if *name == KERNEL { kernel.as_str() } else { name })
-            .collect();
-        let output = program::run(
-            self.command("apt-get").args(["--quiet=2", "--print-uris", "download"]).args(&names),
-        )?;
-        let output = String::from_utf8_lossy(&output);
-        let mut packages = PACKAGES
-            .iter()
-            .zip(&names)
-            .map(|((category, _), name)| find(&output, mirror, *category, name))
+            .map(|(category, name)| find(&output, mirror, *category, name))
             .collect::<Result<Vec<_>>>()?;
         packages.sort_by(|a, b| (a.category, &a.name).cmp(&(b.category, &b.name)));
         Ok(Lock { packages })
     }
 
-    /// Downloads one locked package to `target`; apt checks its hash.
-    pub(crate) fn fetch(&self, mirror: &Mirror, package: &Package, target: &Path) -> Result<()> {
+    /// Everything that apt would install for these packages on an empty machine,
+    /// themselves included. The indices are those of the last [`Self::resolve`].
+    pub(crate) fn dependencies(&self, mirror: &Mirror, names: &[&str]) -> Result<Vec<Package>> {
+        let output = self.print_uris("install", names)?;
+        Ok(output.lines().filter_map(|line| parse(line, mirror, Category::Library)).collect())
+    }
+
+    /// What apt would download, a line each.
+    fn print_uris(&self, command: &str, names: &[&str]) -> Result<String> {
+        let mut apt = self.command("apt-get");
+        apt.args(["--quiet=2", "--yes", "--print-uris", command]).args(names);
+        match program::run(&mut apt) {
+            Ok(output) => Ok(String::from_utf8_lossy(&output).into_owned()),
+            Err(Error::Program { program, status, output }) => Err(match unknown(&output) {
+                Some(package) => Error::NoPackage { package },
+                None => Error::Program { program, status, output },
+            }),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Downloads one package to `target`; apt checks its hash.
+    pub(crate) fn fetch(
+        &self,
+        mirror: &Mirror,
+        package: &Package,
+        target: &Path,
+    ) -> Result<Fetched> {
         let uri = format!("{}/{}", mirror.base(package.origin), package.path);
         let mut command = self.command(FETCHER);
         command.arg("download-file").arg(uri).arg(target);
         command.arg(format!("SHA256:{}", package.sha256));
         match program::run(&mut command) {
-            Ok(_) => Ok(()),
-            Err(Error::Program { output, .. }) => Err(failure(package, &output)),
+            Ok(_) => Ok(Fetched::Here),
+            Err(Error::Program { output, .. }) => failure(package, &output),
             Err(other) => Err(other),
         }
     }
@@ -114,17 +158,28 @@ impl Apt {
     }
 }
 
-/// Tells an archive that has moved on from one that was not reached.
-fn failure(package: &Package, output: &str) -> Error {
+/// Tells an archive that does not have a file from one that was not reached.
+fn failure(package: &Package, output: &str) -> Result<Fetched> {
     let last = output.split("; ").find(|line| line.starts_with("E: ")).unwrap_or(output);
-    let output = last.trim_start_matches("E: ").to_owned();
-    let (package, version) = (package.name.clone(), package.version.clone());
     // The status is the server's; apt repeats it in every language.
-    if output.contains(" 404 ") {
-        Error::Vanished { package, version, output }
-    } else {
-        Error::Fetch { package, version, output }
+    if last.contains(" 404 ") {
+        return Ok(Fetched::Gone);
     }
+    Err(Error::Fetch {
+        package: package.name.clone(),
+        version: package.version.clone(),
+        output: last.trim_start_matches("E: ").to_owned(),
+    })
+}
+
+/// The package that no index has, by apt's complaint.
+fn unknown(output: &str) -> Option<String> {
+    // A package that others only refer to is known, but has no version.
+    ["E: Unable to locate package ", "E: Can't select candidate version from package "]
+        .iter()
+        .find_map(|complaint| output.split("; ").find_map(|line| line.strip_prefix(complaint)))
+        .and_then(|rest| rest.split(' ').next())
+        .map(str::to_owned)
 }
 
 /// The whole of apt's configuration: each default that would look at the host is replaced.
@@ -147,15 +202,19 @@ Acquire::AllowDowngradeToInsecureRepositories "false";
 Acquire::ForceHash "SHA256";
 Acquire::Languages "none";
 Acquire::Retries "3";
+Acquire::http::Proxy::127.0.0.1 "DIRECT";
 "#
     )
 }
 
-fn sources(mirror: &Mirror) -> String {
+fn sources(mirror: &Mirror, trust: Trust) -> String {
+    let trust = match trust {
+        Trust::Debian => format!("Signed-By: {KEYRING}"),
+        #[cfg(test)]
+        Trust::Test => "Trusted: yes".to_owned(),
+    };
     let stanza = |uri: &str, suites: &str| {
-        format!(
-            "Types: deb\nURIs: {uri}\nSuites: {suites}\nComponents: main\nSigned-By: {KEYRING}\n"
-        )
+        format!("Types: deb\nURIs: {uri}\nSuites: {suites}\nComponents: main\n{trust}\n")
     };
     format!(
         "{}\n{}",
@@ -168,26 +227,25 @@ fn sources(mirror: &Mirror) -> String {
 fn find(output: &str, mirror: &Mirror, category: Category, name: &str) -> Result<Package> {
     output
         .lines()
-        .find_map(|line| parse(line, mirror, category, name))
+        .filter_map(|line| parse(line, mirror, category))
+        .find(|package| package.name == name)
         .ok_or_else(|| Error::NoPackage { package: name.to_owned() })
 }
 
-fn parse(line: &str, mirror: &Mirror, category: Category, name: &str) -> Option<Package> {
+fn parse(line: &str, mirror: &Mirror, category: Category) -> Option<Package> {
     let mut words = line.split(' ');
     let uri = words.next()?.trim_matches('\'');
     let file = words.next()?;
     let size = words.next()?.parse().ok()?;
     let sha256 = words.next()?.strip_prefix("SHA256:")?;
     let mut parts = file.split('_');
-    if parts.next()? != name {
-        return None;
-    }
+    let name = parts.next()?.to_owned();
     // The epoch's colon cannot stand in a file name.
     let version = parts.next()?.replace("%3a", ":");
     let (origin, path) = mirror.split(uri)?;
     Some(Package {
         category,
-        name: name.to_owned(),
+        name,
         version,
         origin,
         size,
@@ -222,14 +280,14 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_that_moved_on_is_told_from_one_out_of_reach() {
+    fn a_file_that_is_gone_is_told_from_an_archive_out_of_reach() {
         let mirror = Mirror { archive: "a".to_owned(), security: "s".to_owned() };
         let line = "'a/pool/x/ab_1_amd64.deb' ab_1_amd64.deb 3 SHA256:00";
-        let package = parse(line, &mirror, Category::Tool, "ab").unwrap();
-        let gone =
-            failure(&package, "Err:1 a; E: Failed to fetch a  404  Not Found; E: Download Failed");
-        assert!(gone.help().unwrap().contains("--update-payload"), "{gone}");
-        let away = failure(&package, "E: Failed to fetch a  Could not connect; E: Download Failed");
+        let package = parse(line, &mirror, Category::Tool).unwrap();
+        let gone = "Err:1 a; E: Failed to fetch a  404  Not Found; E: Download Failed";
+        assert_eq!(failure(&package, gone).unwrap(), Fetched::Gone);
+        let away = "E: Failed to fetch a  Could not connect; E: Download Failed";
+        let away = failure(&package, away).unwrap_err();
         assert!(matches!(away, Error::Fetch { .. }));
         assert!(away.to_string().ends_with("Could not connect"), "{away}");
     }
@@ -237,8 +295,9 @@ mod tests {
     #[test]
     fn every_source_names_the_keys_that_must_have_signed_it() {
         let mirror = Mirror { archive: "a".to_owned(), security: "s".to_owned() };
-        let sources = sources(&mirror);
+        let sources = sources(&mirror, Trust::Debian);
         assert_eq!(sources.matches("Signed-By: /usr/share/keyrings/").count(), 2);
+        assert!(!sources.contains("Trusted"));
         assert!(configuration(Path::new("/r")).contains(r#"Trusted "/dev/null""#));
     }
 }

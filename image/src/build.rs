@@ -3,11 +3,12 @@
 //! ```text
 //! payload --> modules --> unpack --+--> initramfs ------------+
 //!    |                             |                          v
-//!    |   init, node ---------------+--> system --root hash--> uki --> image
+//!    |   init, node --> strip -----+--> system --root hash--> uki --> image
 //!    +--> kernel ---------------------------------------------^
 //! ```
 //!
-//! `initramfs`, `system` and `kernel` run at the same time.
+//! `initramfs`, `system` and `kernel` run at the same time. Only the programs of a
+//! development image are stripped here: others come from cargo as they are shipped.
 //!
 //! Invariants:
 //! - A step reads nothing that is not among its inputs.
@@ -17,6 +18,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     thread,
+    time::Instant,
 };
 
 use crate::{
@@ -25,12 +27,12 @@ use crate::{
     error::{At as _, Error, Result},
     layout,
     lock::Lock,
-    manifest::{self, Manifest, Options, Sizes},
+    manifest::{self, Kind, Manifest, Options, Sizes},
     packages::{Category, FIRMWARE},
     payload::{Payload, Source, parallel},
     program,
     root::Sources,
-    step::{Inputs, Observer, Steps},
+    step::{Inputs, Observer, Report, Steps},
     system,
     tree::Tree,
     uki::{self, Section},
@@ -51,6 +53,8 @@ const RECIPE: &str = include_str!("build.rs");
 /// What to build from, and where to.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// What the image is for.
+    pub kind: Kind,
     /// Where packages come from.
     pub source: Source,
     /// The static program that is PID 1.
@@ -77,9 +81,17 @@ pub fn build(config: &Config, observer: &dyn Observer) -> Result<Manifest> {
     layout::plan("", 0, config.size)?;
     let _guard = guard(&config.out)?;
     let steps = Steps::open(config.out.join("steps"), observer)?;
-    let Payload { root, lock } = payload(&config.source, &steps)?;
-    let builder =
-        Builder { config, payload: &root, lock: &lock, release: release(&lock)?, steps: &steps };
+    let payload = payload(&config.source, &steps)?;
+    let programs = programs(config, &steps)?;
+    let builder = Builder {
+        config,
+        programs: &programs,
+        payload: &payload.root,
+        packages: payload.lock.print() + &payload.listing(),
+        release: release(&payload.lock)?,
+        content: &payload,
+        steps: &steps,
+    };
     let manifest = builder.build();
     steps.digests.save()?;
     manifest
@@ -94,14 +106,54 @@ fn guard(out: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Brings the payload here.
+/// Brings the payload here, and tells what of it is not of the lock.
 fn payload(source: &Source, steps: &Steps<'_>) -> Result<Payload> {
+    let start = Instant::now();
     let lock = source.read()?;
-    let root = source.tree(&lock);
-    let inputs = Inputs::recipe(&[]).text("payload.lock", &lock.print());
-    let prepare = || source.prepare(&lock, steps.observer);
-    steps.run("payload", inputs, std::slice::from_ref(&root), prepare)?;
-    Ok(Payload { root, lock })
+    let (payload, why) = match source.ready(&lock) {
+        Some(payload) => (payload, None),
+        None => {
+            steps.observer.begin("payload");
+            (source.prepare(&lock, steps.observer)?, Some("not in the cache".to_owned()))
+        }
+    };
+    steps.observer.step(&Report { name: "payload", time: start.elapsed(), why });
+    for moved in &payload.moved {
+        steps.observer.moved(moved);
+    }
+    Ok(payload)
+}
+
+/// Our programs as they go into the image.
+#[derive(Debug)]
+struct Programs {
+    init: PathBuf,
+    node: PathBuf,
+}
+
+/// Takes what a debugger reads out of the programs of a development image: it is
+/// four fifths of their size, and size costs boot time under emulation.
+fn programs(config: &Config, steps: &Steps<'_>) -> Result<Programs> {
+    let Config { init, node, kind, .. } = config;
+    if *kind != Kind::Development {
+        return Ok(Programs { init: init.clone(), node: node.clone() });
+    }
+    let folder = config.out.join("programs");
+    let programs = Programs { init: folder.join("init"), node: folder.join("node") };
+    let inputs = Inputs::recipe(&[]).file("init", init, &steps.digests)?.file(
+        "node",
+        node,
+        &steps.digests,
+    )?;
+    let outputs = [programs.init.clone(), programs.node.clone()];
+    steps.run("strip", inputs, &outputs, || {
+        fs::create_dir_all(&folder).at("make", &folder)?;
+        for (from, to) in [(init, &programs.init), (node, &programs.node)] {
+            program::run(program::host("strip").arg("-o").arg(to).arg(from))?;
+        }
+        Ok(())
+    })?;
+    Ok(programs)
 }
 
 /// The release that the locked kernel calls itself: its package's name says so.
@@ -116,8 +168,13 @@ fn release(lock: &Lock) -> Result<String> {
 
 struct Builder<'a> {
     config: &'a Config,
+    programs: &'a Programs,
+    /// Where the payload is unpacked.
     payload: &'a Path,
-    lock: &'a Lock,
+    /// What it consists of ...
+    content: &'a Payload,
+    /// ... as a text that changes with it.
+    packages: String,
     release: String,
     steps: &'a Steps<'a>,
 }
@@ -133,11 +190,11 @@ struct Plan {
 impl Builder<'_> {
     fn build(&self) -> Result<Manifest> {
         self.modules()?;
-        let sources = Sources::open(self.payload, self.lock, &self.release, &self.out("modules"))?;
+        let sources = Sources::open(self.content, &self.release, &self.out("modules"))?;
         self.unpack(&sources)?;
         let plan = self.plan(&sources)?;
         let image_version = self.image_version(&plan)?;
-        let os_release = os_release(&self.config.version, &image_version);
+        let os_release = os_release(self.config, &image_version);
         let (initramfs, system, kernel) = thread::scope(|scope| {
             let initramfs = scope.spawn(|| self.initramfs(&plan));
             let kernel = scope.spawn(|| self.kernel());
@@ -151,6 +208,8 @@ impl Builder<'_> {
         self.uki(&cmdline, &os_release)?;
         let mut manifest = Manifest {
             folder: self.config.out.clone(),
+            kind: self.config.kind,
+            moved: self.content.moved.clone(),
             version: self.config.version.clone(),
             image_version,
             kernel_release: self.release.clone(),
@@ -181,7 +240,7 @@ impl Builder<'_> {
 
     /// Asks kmod what depends on what, for all modules of the kernel.
     fn modules(&self) -> Result<()> {
-        let inputs = Inputs::recipe(&[RECIPE]).text("payload.lock", &self.lock.print());
+        let inputs = Inputs::recipe(&[RECIPE]).text("payload.lock", &self.packages);
         let names = ["modules.dep", "modules.alias", "modules.softdep"];
         let outputs = names.map(|name| self.out("modules").join(name));
         self.steps.run("modules", inputs, &outputs, || {
@@ -206,7 +265,7 @@ impl Builder<'_> {
         let names: Vec<&str> = modules.iter().map(|(_, name)| name.as_str()).collect();
         let outputs: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
         let inputs = Inputs::recipe(&[])
-            .text("payload.lock", &self.lock.print())
+            .text("payload.lock", &self.packages)
             .text("the list of plain modules", &names.join(" "));
         self.steps.run("unpack", inputs, &outputs, || {
             fs::create_dir_all(&folder).at("make", &folder)?;
@@ -221,7 +280,7 @@ impl Builder<'_> {
     }
 
     fn plan(&self, sources: &Sources<'_>) -> Result<Plan> {
-        let Config { init, node, .. } = self.config;
+        let Programs { init, node } = self.programs;
         let unpacked = self.out("unpacked");
         let root = sources.root(init, node, &unpacked)?;
         let initramfs = sources.initramfs(init, &unpacked)?;
@@ -245,26 +304,27 @@ impl Builder<'_> {
     /// the image says it.
     fn image_version(&self, plan: &Plan) -> Result<String> {
         let inputs = self
-            .content(plan)?
+            .of_the_system(plan)?
             .text("the initramfs's files", &plan.initramfs_listing)
             .text("version", &self.config.version)
+            .text("kind", self.config.kind.word())
             .text("command line", CMDLINE);
         Ok(inputs.digest()[..16].to_owned())
     }
 
     /// The inputs that say what is in the system, but for its version.
-    fn content(&self, plan: &Plan) -> Result<Inputs> {
+    fn of_the_system(&self, plan: &Plan) -> Result<Inputs> {
         Inputs::recipe(&[include_str!("system.rs"), include_str!("verity.rs")])
-            .text("payload.lock", &self.lock.print())
+            .text("payload.lock", &self.packages)
             .text("the list of files", &plan.root_listing)
-            .file("init", &self.config.init, self.digests())?
-            .file("node", &self.config.node, self.digests())
+            .file("init", &self.programs.init, self.digests())?
+            .file("node", &self.programs.node, self.digests())
     }
 
     /// What is taken from the payload as it is: the kernel, and firmware for machines in QEMU.
     fn kernel(&self) -> Result<()> {
         let inputs = Inputs::recipe(&[RECIPE, include_str!("packages.rs")])
-            .text("payload.lock", &self.lock.print());
+            .text("payload.lock", &self.packages);
         let mut pairs = vec![(format!("boot/vmlinuz-{}", self.release), self.out("vmlinuz"))];
         for name in FIRMWARE {
             pairs.push((format!("usr/share/OVMF/{name}"), self.out("firmware").join(name)));
@@ -281,9 +341,9 @@ impl Builder<'_> {
 
     fn initramfs(&self, plan: &Plan) -> Result<()> {
         let inputs = Inputs::recipe(&[include_str!("cpio.rs")])
-            .text("payload.lock", &self.lock.print())
+            .text("payload.lock", &self.packages)
             .text("the list of files", &plan.initramfs_listing)
-            .file("init", &self.config.init, self.digests())?;
+            .file("init", &self.programs.init, self.digests())?;
         let output = self.out("initramfs.cpio");
         self.steps.run("initramfs", inputs, std::slice::from_ref(&output), || {
             let archive = cpio::write(&plan.initramfs)?;
@@ -292,7 +352,7 @@ impl Builder<'_> {
     }
 
     fn system(&self, plan: &Plan, os_release: &str) -> Result<Verity> {
-        let inputs = self.content(plan)?.text("os-release", os_release);
+        let inputs = self.of_the_system(plan)?.text("os-release", os_release);
         let output = self.out("system.img");
         self.steps.run("system", inputs, std::slice::from_ref(&output), || {
             let mut tree = plan.root.clone();
@@ -304,7 +364,7 @@ impl Builder<'_> {
     fn uki(&self, cmdline: &str, os_release: &str) -> Result<()> {
         let (kernel, initramfs) = (self.out("vmlinuz"), self.out("initramfs.cpio"));
         let inputs = Inputs::recipe(&[RECIPE, include_str!("uki.rs")])
-            .text("payload.lock", &self.lock.print())
+            .text("payload.lock", &self.packages)
             .text("command line", cmdline)
             .text("os-release", os_release)
             .file("initramfs", &initramfs, self.digests())?
@@ -316,7 +376,7 @@ impl Builder<'_> {
                 Section::new(".osrel", os_release),
                 Section::new(".cmdline", cmdline),
                 Section::new(".uname", self.release.as_str()),
-                Section::new(".pkgs", self.lock.listing()),
+                Section::new(".pkgs", self.content.listing()),
                 Section::new(".linux", read(&kernel)?),
                 Section::new(".initrd", read(&initramfs)?),
             ];
@@ -384,10 +444,11 @@ fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn os_release(version: &str, image_version: &str) -> String {
+fn os_release(config: &Config, image_version: &str) -> String {
+    let Config { version, kind, .. } = config;
     format!(
         "ID=polis\nNAME=\"Polis\"\nPRETTY_NAME=\"Polis {version}\"\nVERSION_ID={version}\n\
-         IMAGE_ID=polis\nIMAGE_VERSION={image_version}\n"
+         VARIANT_ID={kind}\nIMAGE_ID=polis\nIMAGE_VERSION={image_version}\n"
     )
 }
 

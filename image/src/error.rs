@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::layout;
+use crate::{layout, moved::Moved};
 
 /// What every function of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -70,15 +70,19 @@ pub enum Error {
         /// Its name.
         package: String,
     },
-    /// The mirror does not have a locked package.
-    #[error("the mirror no longer has {package} {version}: {output}")]
+    /// The mirror no longer has what is locked, and nothing else may be used.
+    #[error("the mirror no longer has these packages of the lock:{}", lines(moved))]
+    NotLocked {
+        /// The packages, with what the archive has today.
+        moved: Vec<Moved>,
+    },
+    /// The mirror does not have a file that its own index names.
+    #[error("the mirror's index names {package} {version}, and the mirror does not have it")]
     Vanished {
         /// Its name.
         package: String,
-        /// The version in the lock file.
+        /// The version that the index names.
         version: String,
-        /// What apt said.
-        output: String,
     },
     /// A locked package could not be brought here.
     #[error("cannot fetch {package} {version}: {output}")]
@@ -163,15 +167,23 @@ impl Error {
             Self::NoLock { .. } | Self::Stale { .. } | Self::Lock { .. } => {
                 format!("renew the lock file: {UPDATE}")
             }
+            Self::NotLocked { .. } => format!(
+                "name an archive that has old versions (--snapshot URL), renew the lock file \
+                 ({UPDATE}), or build without --locked: the image is then marked as not of the lock"
+            ),
             Self::Vanished { .. } => {
-                format!("Debian has replaced it; renew the lock file: {UPDATE}")
+                "the mirror is being renewed: try again later, or name another: --mirror URL"
+                    .to_owned()
             }
             Self::Fetch { .. } => {
                 "look at the network, or name another mirror: --mirror URL".to_owned()
             }
-            Self::NoPackage { .. } | Self::Library { .. } => {
-                "correct the package list in image/src/packages.rs".to_owned()
+            Self::NoPackage { .. } => {
+                "correct the package list in image/src/packages.rs, or name an archive that has \
+                 the locked version: --snapshot URL"
+                    .to_owned()
             }
+            Self::Library { .. } => "correct the package list in image/src/packages.rs".to_owned(),
             Self::Layout(layout::Error::TooSmall { needed, .. }) => {
                 format!("ask for more: --size {}", needed.next_multiple_of(1 << 30))
             }
@@ -181,6 +193,11 @@ impl Error {
             _ => return None,
         })
     }
+}
+
+/// A line for each package.
+fn lines(moved: &[Moved]) -> String {
+    moved.iter().map(|moved| format!("\n  {moved}")).collect()
 }
 
 /// Names the operation and its object in an I/O error.

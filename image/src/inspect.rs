@@ -19,7 +19,9 @@ use crate::{
     error::{At as _, Error, Result},
     esp,
     layout::{self, SECTOR},
-    manifest, uki,
+    manifest::{self, Kind},
+    moved::{self, Moved},
+    uki,
     verity::{self, BLOCK},
 };
 
@@ -37,12 +39,17 @@ pub struct Inspection {
     pub sections: Vec<(String, usize)>,
     /// The image's `os-release`.
     pub os_release: String,
+    /// What the image is for, if it says so.
+    pub kind: Option<Kind>,
     /// Release of the kernel.
     pub kernel_release: String,
     /// The kernel's command line.
     pub cmdline: String,
-    /// The packages, a line each: category, name, version, SHA-256.
+    /// The packages, a line each: category, name, version, SHA-256, and of those
+    /// that are not of the lock, what the lock has.
     pub packages: String,
+    /// The packages that are not of the lock.
+    pub moved: Vec<Moved>,
     /// Length of the parameters file on the ESP, if there is one.
     pub parameters: Option<usize>,
     /// Whether the system is what the command line says.
@@ -123,11 +130,15 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
     let cmdline =
         text(".cmdline").ok_or_else(|| foreign("its kernel image has no command line"))?;
     let verity = Expected::parse(&cmdline).map_err(|reason| foreign(&reason))?;
+    let os_release = text(".osrel").unwrap_or_default();
+    let packages = text(".pkgs").unwrap_or_default();
     Ok(Inspection {
         partitions: disk.partitions().values().filter_map(part).collect(),
-        os_release: text(".osrel").unwrap_or_default(),
+        kind: kind(&os_release),
+        os_release,
         kernel_release: text(".uname").unwrap_or_default(),
-        packages: text(".pkgs").unwrap_or_default(),
+        moved: moved::marked(&packages),
+        packages,
         sections: sections
             .into_iter()
             .map(|section| (section.name, section.content.len()))
@@ -136,6 +147,11 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
         system: verity.check(window(system)?, path)?,
         cmdline,
     })
+}
+
+fn kind(os_release: &str) -> Option<Kind> {
+    let word = os_release.lines().find_map(|line| line.strip_prefix("VARIANT_ID="))?;
+    Kind::ALL.into_iter().find(|kind| kind.word() == word)
 }
 
 fn place(entry: &Partition) -> Option<(u64, u64)> {
@@ -200,6 +216,8 @@ mod tests {
         verity::Verity,
     };
 
+    const PACKAGES: &str = "node etcd 2 00 locked=1\nnode xfsprogs 1 00\n";
+
     /// Parts as a build leaves them, but small.
     fn parts(folder: &Path) -> Manifest {
         let data = vec![0x5a; 200 * BLOCK];
@@ -207,10 +225,10 @@ mod tests {
         let verity = Verity { root_hash: hex(&root), salt: "0102".to_owned(), blocks: 200 };
         let cmdline = cmdline(&verity);
         let sections = [
-            Section::new(".osrel", "ID=polis\n"),
+            Section::new(".osrel", "ID=polis\nVARIANT_ID=development\n"),
             Section::new(".cmdline", cmdline.as_str()),
             Section::new(".uname", "6.0"),
-            Section::new(".pkgs", "node etcd 1 00\n"),
+            Section::new(".pkgs", PACKAGES),
             Section::new(".linux", "kernel"),
         ];
         let image = uki::build(&uki::tests::stub(), &sections).unwrap();
@@ -218,6 +236,8 @@ mod tests {
         fs::write(folder.join("polis.efi"), image).unwrap();
         Manifest {
             folder: folder.to_owned(),
+            kind: Kind::Development,
+            moved: moved::marked(PACKAGES),
             version: "0".to_owned(),
             image_version: "0".to_owned(),
             kernel_release: "6.0".to_owned(),
@@ -249,7 +269,10 @@ mod tests {
         let found = inspect(&out).unwrap();
         assert_eq!(found.parameters, Some(3));
         assert_eq!(found.cmdline, manifest.cmdline);
-        assert_eq!(found.packages, "node etcd 1 00\n");
+        assert_eq!(found.packages, PACKAGES);
+        assert_eq!(found.kind, Some(manifest.kind));
+        assert_eq!(found.moved, manifest.moved);
+        assert_eq!(found.moved[0].to_string(), "etcd 1 -> 2");
         assert_eq!(found.system, System::Intact);
         let names: Vec<_> = found.partitions.iter().map(|part| part.name.as_str()).collect();
         assert_eq!(names, ["POLIS-ESP", "POLIS-SYSTEM-A"]);

@@ -10,6 +10,8 @@
 //! - The library prints nothing: it tells an [`Observer`].
 
 mod apt;
+#[cfg(test)]
+mod archive_tests;
 mod build;
 mod cpio;
 mod digest;
@@ -23,6 +25,7 @@ mod lock;
 mod manifest;
 mod mirror;
 mod modules;
+mod moved;
 mod packages;
 mod payload;
 pub mod program;
@@ -39,7 +42,8 @@ pub use digest::sha256;
 pub use error::{Error, Result};
 pub use inspect::{Inspection, Part, System, inspect};
 pub use lock::{Lock, Package};
-pub use manifest::{Format, Manifest, Options, SIZE_DEFAULT, Sizes, assemble};
+pub use manifest::{Format, Kind, Manifest, Options, SIZE_DEFAULT, Sizes, assemble};
+pub use moved::Moved;
 pub use packages::Category;
 pub use payload::Source;
 pub use step::{Observer, Report, Silent};

@@ -12,7 +12,7 @@ use std::{collections::BTreeSet, fmt::Write as _};
 
 use crate::{
     error::{Error, Result},
-    packages::{Category, KERNEL, PACKAGES},
+    packages::{Category, KERNEL, Selection},
 };
 
 const HEAD: &str = "\
@@ -61,7 +61,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Reads the text of a lock file and checks it against the package list.
+    /// Reads the text of a lock file.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut packages = Vec::new();
         for (index, line) in text.lines().enumerate() {
@@ -72,9 +72,7 @@ impl Lock {
                 parse_line(line).map_err(|reason| Error::Lock { line: index + 1, reason })?;
             packages.push(package);
         }
-        let lock = Self { packages };
-        lock.check()?;
-        Ok(lock)
+        Ok(Self { packages })
     }
 
     /// The text of the lock file.
@@ -90,19 +88,10 @@ impl Lock {
         text
     }
 
-    /// What an image carries as its package list: a line each.
-    #[must_use]
-    pub fn listing(&self) -> String {
-        self.packages.iter().fold(String::new(), |text, package| {
-            let Package { category, name, version, sha256, .. } = package;
-            text + &format!("{category} {name} {version} {sha256}\n")
-        })
-    }
-
     /// Whether the lock names what the builder asks for, neither more nor less.
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self, selection: &Selection) -> Result<()> {
         let wanted: BTreeSet<_> =
-            PACKAGES.iter().map(|(category, name)| (*category, *name)).collect();
+            selection.packages.iter().map(|(category, name)| (*category, *name)).collect();
         let locked: BTreeSet<_> = self
             .packages
             .iter()
@@ -160,9 +149,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::packages::POLIS;
 
     fn lock() -> Lock {
-        let packages = PACKAGES
+        let packages = POLIS
+            .packages
             .iter()
             .map(|(category, name)| Package {
                 category: *category,
@@ -179,14 +170,16 @@ mod tests {
 
     #[test]
     fn what_is_printed_is_read_again() {
-        assert_eq!(Lock::parse(&lock().print()).unwrap(), lock());
+        let read = Lock::parse(&lock().print()).unwrap();
+        assert_eq!(read, lock());
+        read.check(&POLIS).unwrap();
     }
 
     #[test]
     fn a_lock_without_a_wanted_package_is_stale() {
         let mut lock = lock();
         let gone = lock.packages.remove(3).name;
-        let error = Lock::parse(&lock.print()).unwrap_err();
+        let error = lock.check(&POLIS).unwrap_err();
         assert!(matches!(&error, Error::Stale { difference } if difference.contains(&gone)));
         assert!(error.help().unwrap().contains("--update-payload"));
     }
@@ -200,7 +193,8 @@ mod tests {
     proptest! {
         #[test]
         fn noise_is_refused_and_never_a_panic(text in "\\PC*") {
-            prop_assert!(Lock::parse(&text).is_err());
+            let lock = Lock::parse(&text);
+            prop_assert!(lock.and_then(|lock| lock.check(&POLIS)).is_err());
         }
     }
 }

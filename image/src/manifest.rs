@@ -1,7 +1,7 @@
 //! What a build has made: for those who boot it, measure it, or test it.
 
 use std::{
-    fs,
+    fmt, fs,
     path::{Path, PathBuf},
 };
 
@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use crate::{
     disk,
     error::{At as _, Error, Result},
-    esp, layout, program,
+    esp, layout,
+    moved::Moved,
+    program,
     verity::Verity,
 };
 
@@ -20,12 +22,48 @@ pub(crate) const FILE: &str = "manifest.json";
 /// Size of an image when nobody says one: the system, and some gigabytes for data.
 pub const SIZE_DEFAULT: u64 = 4 << 30;
 
+/// What an image is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// For machines that work: what `cargo xtask image` makes.
+    Product,
+    /// For tests and trials: quick to build, with faults to inject.
+    Development,
+    /// For measurements: the product, with workloads to measure.
+    Measurement,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 3] = [Self::Product, Self::Development, Self::Measurement];
+
+    /// The word in `os-release`.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Product => "product",
+            Self::Development => "development",
+            Self::Measurement => "measurement",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
 /// The parts of an image. Paths are names in the folder that holds the manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// The folder; not written down, so that it may be moved.
     #[serde(skip)]
     pub folder: PathBuf,
+    /// What the image is for.
+    pub kind: Kind,
+    /// The packages that are not of the lock.
+    pub moved: Vec<Moved>,
     /// Version of Polis.
     pub version: String,
     /// First 16 digits of the hash of the content.

@@ -59,15 +59,13 @@ impl Mirror {
         archive.map(|archive| Self::new(archive, security))
     }
 
-    fn new(archive: &str, security: Option<&str>) -> Self {
+    /// An archive by the URL of its root, and where its security archive is; by
+    /// convention that lies beside it.
+    pub(crate) fn new(archive: &str, security: Option<&str>) -> Self {
         let archive = archive.trim_end_matches('/').to_owned();
         let security = match security {
             Some(security) => security.trim_end_matches('/').to_owned(),
-            // By convention the security archive lies beside the main one.
-            None => match archive.strip_suffix("/debian") {
-                Some(base) => format!("{base}/debian-security"),
-                None => format!("{archive}-security"),
-            },
+            None => beside(&archive),
         };
         Self { archive, security }
     }
@@ -87,6 +85,19 @@ impl Mirror {
             let path = uri.strip_prefix(self.base(origin))?.strip_prefix('/')?;
             Some((origin, path))
         })
+    }
+}
+
+/// The security archive of `archive`: the folder `debian-security` where that has
+/// `debian`, which an archive of old versions has before a date.
+fn beside(archive: &str) -> String {
+    let mut folders: Vec<&str> = archive.split('/').collect();
+    match folders.iter_mut().rfind(|folder| **folder == "debian") {
+        Some(folder) => {
+            *folder = "debian-security";
+            folders.join("/")
+        }
+        None => format!("{archive}-security"),
     }
 }
 
@@ -117,6 +128,17 @@ http://security.example/debian-security/ bookworm-security main Debian
     fn another_distribution_is_no_mirror_of_debian() {
         assert_eq!(Mirror::parse("http://a.example/ubuntu noble main Ubuntu\n"), None);
         assert_eq!(Mirror::parse("http://a.example/x sid main Example\n"), None);
+    }
+
+    #[test]
+    fn an_archive_of_old_versions_has_a_security_archive_of_the_same_date() {
+        let mirror =
+            Mirror::new("http://old.example/debian/archive/debian/20260101T000000Z/", None);
+        assert_eq!(
+            mirror.security,
+            "http://old.example/debian/archive/debian-security/20260101T000000Z"
+        );
+        assert_eq!(Mirror::new("file:/srv/old", None).security, "file:/srv/old-security");
     }
 
     #[test]

@@ -63,8 +63,23 @@ impl fmt::Display for Category {
     }
 }
 
-/// Every package by name; the kernel stands for what it depends on.
-pub(crate) const PACKAGES: &[(Category, &str)] = &[
+/// What a payload consists of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Selection {
+    /// Every package by name; the kernel stands for what it depends on.
+    pub(crate) packages: &'static [(Category, &'static str)],
+    /// Programs that go into the image. Their libraries follow from them.
+    pub(crate) programs: &'static [&'static str],
+    /// Programs that the builder runs.
+    pub(crate) tools: &'static [&'static str],
+}
+
+/// The payload of an image.
+pub(crate) const POLIS: Selection =
+    Selection { packages: PACKAGES, programs: PROGRAMS, tools: TOOLS };
+
+/// The packages of an image, see [`Selection::packages`].
+const PACKAGES: &[(Category, &str)] = &[
     (Category::Kernel, KERNEL),
     (Category::Boot, "systemd-boot-efi"),
     (Category::Node, "cryptsetup-bin"),
@@ -107,8 +122,8 @@ pub(crate) const PROGRAMS: &[&str] = &[
     "usr/sbin/xfs_repair",
 ];
 
-/// Programs that the builder runs.
-pub(crate) const TOOLS: &[&str] = &["usr/bin/mkfs.erofs", "usr/bin/kmod", "usr/bin/xz"];
+/// The programs of [`Selection::tools`].
+const TOOLS: &[&str] = &["usr/bin/mkfs.erofs", "usr/bin/kmod", "usr/bin/xz"];
 
 /// Firmware files for virtual machines: with and without Secure Boot, and with
 /// the usual keys enrolled.

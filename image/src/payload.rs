@@ -1,9 +1,26 @@
-//! Brings the locked packages here and unpacks them, once for every checkout.
+//! Brings the packages here and unpacks them, once for every checkout.
 //!
 //! ```text
 //! payload.lock --> debs/<sha256>.deb --> trees/<hash of the lock>/  <-- target/payload/root
 //!              apt                   dpkg-deb
 //! ```
+//!
+//! A mirror has the current version of a package only, so after some weeks it
+//! lacks some of the locked ones:
+//!
+//! ```text
+//! the mirror has every file -----------------------------------> the lock's tree
+//!   | some are gone
+//! the snapshot archive, if one is named, has them -------------> the lock's tree
+//!   | some are gone there, too
+//! the mirror has the same bytes under another path ------------> the lock's tree
+//!   | it has other versions
+//! `locked` --> refused          else --> today's tree, and settled/<hash of the lock>.lock
+//! ```
+//!
+//! Today's packages are all taken from the archive as it is today, those that
+//! the mirror still has in the locked version too: Debian tests and ships its
+//! current versions together, and has never seen a mixture of ours.
 //!
 //! Package files are kept by their hash, trees by the hash of the whole lock:
 //! neither ever changes, so several builds may share them. The folder is
@@ -11,7 +28,7 @@
 //!
 //! Invariants:
 //! - A file enters `debs/` only under the hash that it has, and is unpacked only
-//!   if it still has it.
+//!   if it still has it. The hash is the lock's or that of a signed index.
 //! - A tree appears whole or not at all (unpacked aside, then renamed).
 //! - One process at a time writes, under a file lock.
 
@@ -20,7 +37,7 @@ use std::{
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     sync::{
-        Mutex,
+        Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
@@ -29,13 +46,14 @@ use std::{
 };
 
 use crate::{
-    apt::Apt,
+    apt::{Apt, Fetched, Trust},
     digest::{hash, sha256},
     elf,
     error::{At as _, Error, Result},
     lock::{Lock, Package},
     mirror::Mirror,
-    packages::{PROGRAMS, TOOLS},
+    moved::{self, Moved},
+    packages::{Category, POLIS, Selection},
     program,
     step::Observer,
 };
@@ -54,6 +72,15 @@ pub(crate) struct Payload {
     pub(crate) root: PathBuf,
     /// What they are.
     pub(crate) lock: Lock,
+    /// Those that are not as the lock file names them.
+    pub(crate) moved: Vec<Moved>,
+}
+
+impl Payload {
+    /// What an image carries as its package list.
+    pub(crate) fn listing(&self) -> String {
+        moved::listing(&self.lock, &self.moved)
+    }
 }
 
 /// Where packages are kept, and where they come from.
@@ -65,9 +92,45 @@ pub struct Source {
     pub cache: PathBuf,
     /// A mirror's URL; the host's own when absent.
     pub mirror: Option<String>,
+    /// The URL of an archive that has old versions, laid out like a mirror. It is
+    /// asked first for locked files that the mirror no longer has.
+    pub snapshot: Option<String>,
+    /// Whether to refuse packages that are not of the lock.
+    pub locked: bool,
+    pub(crate) selection: Selection,
+    pub(crate) trust: Trust,
+}
+
+/// What a tree still lacks, and what the package that brings it is for.
+#[derive(Debug, PartialEq, Eq)]
+struct Lacking {
+    category: Category,
+    what: What,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum What {
+    /// A library that a program or a library asks for.
+    Library { file: String, library: String },
+    /// The package whose folder of documents another one shares.
+    Package(String),
 }
 
 impl Source {
+    /// Packages of the lock file `lock`, kept in the folder `cache`, from the host's mirror.
+    #[must_use]
+    pub fn new(lock: impl Into<PathBuf>, cache: impl Into<PathBuf>) -> Self {
+        Self {
+            lock: lock.into(),
+            cache: cache.into(),
+            mirror: None,
+            snapshot: None,
+            locked: false,
+            selection: POLIS,
+            trust: Trust::Debian,
+        }
+    }
+
     /// Renews the lock file from the current indices and returns it.
     ///
     /// # Errors
@@ -76,50 +139,233 @@ impl Source {
     pub fn update(&self) -> Result<Lock> {
         let mirror = Mirror::find(self.mirror.as_deref())?;
         let _guard = self.guard()?;
-        let lock = Apt::open(&self.cache.join("apt"), &mirror)?.resolve(&mirror)?;
+        let lock = self.apt(&mirror)?.resolve(&mirror, &self.selection)?;
         fs::write(&self.lock, lock.print()).at("write", &self.lock)?;
         Ok(lock)
     }
 
-    /// Where the payload of the lock file is, or will be, unpacked.
+    /// Where the payload is, or will be, unpacked.
     ///
     /// # Errors
     ///
     /// The lock file is absent or wrong.
     pub fn root(&self) -> Result<PathBuf> {
-        Ok(self.tree(&self.read()?))
+        let lock = self.read()?;
+        let used = if self.tree(&lock).exists() { None } else { self.settled(&lock) };
+        Ok(self.tree(&used.unwrap_or(lock)))
     }
 
-    /// Reads the lock file.
+    /// Reads the lock file and checks it against the package list.
     pub(crate) fn read(&self) -> Result<Lock> {
         if !self.lock.exists() {
             return Err(Error::NoLock { path: self.lock.clone() });
         }
-        Lock::parse(&fs::read_to_string(&self.lock).at("read", &self.lock)?)
+        let lock = Lock::parse(&fs::read_to_string(&self.lock).at("read", &self.lock)?)?;
+        lock.check(&self.selection)?;
+        Ok(lock)
     }
 
     /// Where the tree of this lock is, or will be.
     pub(crate) fn tree(&self, lock: &Lock) -> PathBuf {
-        self.cache.join("trees").join(&hash(lock.print().as_bytes())[..16])
+        self.cache.join("trees").join(key(lock))
+    }
+
+    /// What an earlier build used where the mirror no longer had this lock, if its
+    /// tree is still there. It stays in use, so that two builds have the same inputs.
+    fn settled(&self, lock: &Lock) -> Option<Lock> {
+        let text = fs::read_to_string(self.settled_file(lock)).ok()?;
+        Lock::parse(&text).ok().filter(|used| self.tree(used).exists())
+    }
+
+    fn settled_file(&self, lock: &Lock) -> PathBuf {
+        self.cache.join("settled").join(format!("{}.lock", key(lock)))
+    }
+
+    /// The payload of `lock` if it is unpacked already, in the lock's versions or in
+    /// those that an earlier build settled on.
+    pub(crate) fn ready(&self, lock: &Lock) -> Option<Payload> {
+        if self.tree(lock).exists() {
+            return Some(self.payload(lock, lock.clone()));
+        }
+        // A snapshot archive may have what the build before had to do without.
+        if self.locked || self.snapshot.is_some() {
+            return None;
+        }
+        Some(self.payload(lock, self.settled(lock)?))
+    }
+
+    fn payload(&self, lock: &Lock, used: Lock) -> Payload {
+        Payload { root: self.tree(&used), moved: moved::between(lock, &used), lock: used }
     }
 
     /// Downloads what is missing and unpacks all of it, unless that was done before.
-    pub(crate) fn prepare(&self, lock: &Lock, observer: &dyn Observer) -> Result<()> {
-        let tree = self.tree(lock);
-        if tree.exists() {
-            return Ok(());
-        }
+    ///
+    /// # Errors
+    ///
+    /// The mirror is out of reach, or has other bytes than the lock or its index
+    /// says; it no longer has the lock, and that must be (`locked`); or what it has
+    /// today makes no payload.
+    pub(crate) fn prepare(&self, lock: &Lock, observer: &dyn Observer) -> Result<Payload> {
         let _guard = self.guard()?;
-        if tree.exists() {
+        if let Some(payload) = self.ready(lock) {
             // Another process was quicker.
-            return Ok(());
+            return Ok(payload);
         }
-        self.download(lock, observer)?;
-        let aside = self.cache.join("trees").join(format!("new-{}", std::process::id()));
-        self.unpack(lock, &aside, observer)?;
-        elf::closure(&aside, PROGRAMS)?;
-        elf::closure(&aside, TOOLS)?;
-        fs::rename(&aside, &tree).at("put in place", &tree)
+        let Some(today) = self.fetch(lock, observer)? else {
+            let aside = self.unpack(&lock.packages, observer)?;
+            elf::closure(&aside, self.selection.programs)?;
+            elf::closure(&aside, self.selection.tools)?;
+            self.put_in_place(&aside, lock)?;
+            return Ok(self.payload(lock, lock.clone()));
+        };
+        let used = self.follow(today, observer)?;
+        let settled = self.settled_file(lock);
+        let folder = self.cache.join("settled");
+        fs::create_dir_all(&folder).at("make", &folder)?;
+        fs::write(&settled, used.print()).at("write", &settled)?;
+        Ok(self.payload(lock, used))
+    }
+
+    /// Brings the files of `lock` here; where that cannot be done, returns what the
+    /// archive has today instead.
+    fn fetch(&self, lock: &Lock, observer: &dyn Observer) -> Result<Option<Lock>> {
+        let missing: Vec<&Package> =
+            lock.packages.iter().filter(|package| !self.has(package)).collect();
+        if missing.is_empty() {
+            return Ok(None);
+        }
+        let mirror = Mirror::find(self.mirror.as_deref())?;
+        let apt = self.apt(&mirror)?;
+        let mut gone = self.download(&apt, &mirror, &missing, observer)?;
+        if let Some(snapshot) = &self.snapshot
+            && !gone.is_empty()
+        {
+            gone = self.download(&apt, &Mirror::new(snapshot, None), &gone, observer)?;
+        }
+        if gone.is_empty() {
+            return Ok(None);
+        }
+        let today = apt.resolve(&mirror, &self.selection);
+        if let Ok(today) = &today {
+            // A security update that has become part of the release lies elsewhere.
+            let elsewhere: Vec<&Package> = today
+                .packages
+                .iter()
+                .filter(|now| gone.iter().any(|package| package.sha256 == now.sha256))
+                .collect();
+            self.download(&apt, &mirror, &elsewhere, observer)?;
+            gone.retain(|package| !self.has(package));
+            if gone.is_empty() {
+                return Ok(None);
+            }
+        }
+        if self.locked {
+            let moved = moved::replaced(&gone, today.as_ref().ok());
+            return Err(Error::NotLocked { moved });
+        }
+        today.map(Some)
+    }
+
+    /// Brings `today`'s packages here and unpacks them, and with them what they have
+    /// come to depend on since the package list was written. Returns all that was used.
+    fn follow(&self, mut today: Lock, observer: &dyn Observer) -> Result<Lock> {
+        let mirror = Mirror::find(self.mirror.as_deref())?;
+        let apt = self.apt(&mirror)?;
+        self.download_all(&apt, &mirror, &today.packages, observer)?;
+        let aside = self.unpack(&today.packages, observer)?;
+        let mut known: Option<Vec<Package>> = None;
+        while let Some(Lacking { category, what }) = self.lacking(&aside, &today)? {
+            let known = match &mut known {
+                Some(known) => known,
+                None => {
+                    let names: Vec<&str> =
+                        today.packages.iter().map(|package| package.name.as_str()).collect();
+                    known.insert(apt.dependencies(&mirror, &names)?)
+                }
+            };
+            known.retain(|package| today.packages.iter().all(|other| other.name != package.name));
+            let package = self.bringing(&apt, &mirror, known, &what, observer)?;
+            let package = Package { category, ..package };
+            self.extract(&package, &aside)?;
+            today.packages.push(package);
+        }
+        today.packages.sort_by(|a, b| (a.category, &a.name).cmp(&(b.category, &b.name)));
+        self.put_in_place(&aside, &today)?;
+        Ok(today)
+    }
+
+    /// What the tree at `root` lacks.
+    fn lacking(&self, root: &Path, lock: &Lock) -> Result<Option<Lacking>> {
+        let Selection { programs, tools, .. } = self.selection;
+        for (category, programs) in [(Category::Library, programs), (Category::Tool, tools)] {
+            match elf::closure(root, programs) {
+                Ok(_) => {}
+                Err(Error::Library { file, library }) => {
+                    let what = What::Library { file, library };
+                    return Ok(Some(Lacking { category, what }));
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        let documents = root.join("usr/share/doc");
+        // Terms that are handed out with a program may lie in the folder of another package.
+        for package in lock.packages.iter().filter(|package| package.category.in_image()) {
+            let Ok(shared) = fs::read_link(documents.join(&package.name)) else { continue };
+            if !documents.join(&shared).exists() {
+                let what = What::Package(shared.display().to_string());
+                return Ok(Some(Lacking { category: package.category, what }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The package among `known` that brings what is lacking.
+    fn bringing(
+        &self,
+        apt: &Apt,
+        mirror: &Mirror,
+        known: &[Package],
+        what: &What,
+        observer: &dyn Observer,
+    ) -> Result<Package> {
+        let (file, library) = match what {
+            What::Package(name) => {
+                let package = known.iter().find(|package| package.name == *name);
+                let package = package.ok_or_else(|| Error::NoPackage { package: name.clone() })?;
+                self.download_all(apt, mirror, std::slice::from_ref(package), observer)?;
+                return Ok(package.clone());
+            }
+            What::Library { file, library } => (file, library),
+        };
+        // A package of a library is called after it: `libab2` has `libab.so.2`. Whatever
+        // it is called, it has the file, and small packages are quick to look into.
+        let stem = library.split(".so").next().unwrap_or(library);
+        let mut likely: Vec<&Package> =
+            known.iter().filter(|package| package.name.starts_with("lib")).collect();
+        likely.sort_by_key(|package| (!package.name.starts_with(stem), package.size));
+        for package in likely {
+            self.download_all(apt, mirror, std::slice::from_ref(package), observer)?;
+            if self.brings(package, library)? {
+                return Ok(package.clone());
+            }
+        }
+        Err(Error::Library { file: file.clone(), library: library.clone() })
+    }
+
+    /// Whether a package that is here has this library.
+    fn brings(&self, package: &Package, library: &str) -> Result<bool> {
+        let listing =
+            program::run(program::host("dpkg-deb").arg("--contents").arg(self.deb(package)))?;
+        // With merged folders and without; what follows an arrow is where a link points.
+        let end = format!("{}/{library}", program::LIBRARIES.trim_start_matches("usr"));
+        Ok(String::from_utf8_lossy(&listing)
+            .lines()
+            .filter_map(|line| line.split(" -> ").next())
+            .any(|path| path.ends_with(&end)))
+    }
+
+    fn apt(&self, mirror: &Mirror) -> Result<Apt> {
+        Apt::open(&self.cache.join("apt"), mirror, self.trust)
     }
 
     fn guard(&self) -> Result<File> {
@@ -140,14 +386,32 @@ impl Source {
         sha256(&self.deb(package)).is_ok_and(|hash| hash == package.sha256)
     }
 
-    fn download(&self, lock: &Lock, observer: &dyn Observer) -> Result<()> {
-        let missing: Vec<&Package> =
-            lock.packages.iter().filter(|package| !self.has(package)).collect();
-        if missing.is_empty() {
-            return Ok(());
+    /// Brings files here that the archive's index names.
+    fn download_all(
+        &self,
+        apt: &Apt,
+        mirror: &Mirror,
+        packages: &[Package],
+        observer: &dyn Observer,
+    ) -> Result<()> {
+        let missing: Vec<&Package> = packages.iter().filter(|one| !self.has(one)).collect();
+        match self.download(apt, mirror, &missing, observer)?[..] {
+            [] => Ok(()),
+            [package, ..] => Err(Error::Vanished {
+                package: package.name.clone(),
+                version: package.version.clone(),
+            }),
         }
-        let mirror = Mirror::find(self.mirror.as_deref())?;
-        let apt = Apt::open(&self.cache.join("apt"), &mirror)?;
+    }
+
+    /// Brings files here; returns those that the archive does not have.
+    fn download<'a>(
+        &self,
+        apt: &Apt,
+        mirror: &Mirror,
+        missing: &[&'a Package],
+        observer: &dyn Observer,
+    ) -> Result<Vec<&'a Package>> {
         let folder = self.cache.join("debs");
         fs::create_dir_all(&folder).at("make", &folder)?;
         let total = missing.iter().map(|package| package.size).sum();
@@ -158,10 +422,14 @@ impl Source {
                 .filter_map(|path| Some(fs::metadata(path).ok()?.len()))
                 .sum()
         };
-        let fetch = |package: &&Package| {
+        let gone = Mutex::new(Vec::new());
+        let fetch = |package: &&'a Package| {
             let target = self.deb(package);
             let part = target.with_extension("part");
-            apt.fetch(&mirror, package, &part)?;
+            if apt.fetch(mirror, package, &part)? == Fetched::Gone {
+                gone.lock().unwrap_or_else(PoisonError::into_inner).push(*package);
+                return Ok(());
+            }
             if sha256(&part)? != package.sha256 {
                 let output = "what arrived has another hash".to_owned();
                 let (package, version) = (package.name.clone(), package.version.clone());
@@ -169,14 +437,19 @@ impl Source {
             }
             fs::rename(&part, &target).at("put in place", &target)
         };
-        parallel(&missing, fetch, || observer.progress("packages", arrived().min(total), total))?;
+        parallel(missing, fetch, || observer.progress("packages", arrived().min(total), total))?;
         observer.progress("packages", total, total);
-        Ok(())
+        let mut gone = gone.into_inner().unwrap_or_else(PoisonError::into_inner);
+        gone.sort_by_key(|package| (package.category, &package.name));
+        Ok(gone)
     }
 
-    fn unpack(&self, lock: &Lock, root: &Path, observer: &dyn Observer) -> Result<()> {
+    /// Unpacks packages that are here in a new folder, and says where.
+    fn unpack(&self, packages: &[Package], observer: &dyn Observer) -> Result<PathBuf> {
+        // One name, since one process at a time writes: what a failure left here goes.
+        let root = self.cache.join("trees/new");
         if root.exists() {
-            fs::remove_dir_all(root).at("clear", root)?;
+            fs::remove_dir_all(&root).at("clear", &root)?;
         }
         for name in MERGED {
             let folder = root.join("usr").join(name);
@@ -184,21 +457,38 @@ impl Source {
             let link = root.join(name);
             symlink(Path::new("usr").join(name), &link).at("make", &link)?;
         }
-        let total = lock.packages.iter().map(|package| package.size).sum();
+        let total = packages.iter().map(|package| package.size).sum();
         let done = AtomicU64::new(0);
         let unpack = |package: &Package| {
-            program::run(
-                program::host("dpkg-deb").arg("--extract").arg(self.deb(package)).arg(root),
-            )?;
+            self.extract(package, &root)?;
             done.fetch_add(package.size, Ordering::Relaxed);
             Ok(())
         };
-        parallel(&lock.packages, unpack, || {
+        parallel(packages, unpack, || {
             observer.progress("unpacking", done.load(Ordering::Relaxed), total);
         })?;
         observer.progress("unpacking", total, total);
-        Ok(())
+        Ok(root)
     }
+
+    fn extract(&self, package: &Package, root: &Path) -> Result<()> {
+        let mut dpkg = program::host("dpkg-deb");
+        program::run(dpkg.arg("--extract").arg(self.deb(package)).arg(root)).map(drop)
+    }
+
+    fn put_in_place(&self, aside: &Path, lock: &Lock) -> Result<()> {
+        let tree = self.tree(lock);
+        if tree.exists() {
+            // Another lock file, and today's packages were the same.
+            return fs::remove_dir_all(aside).at("clear", aside);
+        }
+        fs::rename(aside, &tree).at("put in place", &tree)
+    }
+}
+
+/// Names a lock in the cache.
+fn key(lock: &Lock) -> String {
+    hash(lock.print().as_bytes())[..16].to_owned()
 }
 
 /// Does `work` for each item, a few at a time, and calls `tick` meanwhile.
@@ -209,7 +499,7 @@ pub(crate) fn parallel<T: Sync>(
     mut tick: impl FnMut(),
 ) -> Result<()> {
     let queue = Mutex::new(items.iter());
-    let next = || queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).next();
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let (sender, receiver) = mpsc::sync_channel(items.len());
     thread::scope(|scope| {
         for _ in 0..WORKERS.min(items.len()) {
@@ -264,8 +554,7 @@ mod tests {
     #[test]
     fn a_package_file_that_changed_in_the_cache_is_missing() {
         let folder = tempfile::tempdir().unwrap();
-        let lock = folder.path().join("payload.lock");
-        let source = Source { lock, cache: folder.path().to_owned(), mirror: None };
+        let source = Source::new(folder.path().join("payload.lock"), folder.path());
         let package = Package {
             category: crate::packages::Category::Tool,
             name: "ab".to_owned(),
@@ -286,11 +575,7 @@ mod tests {
     #[test]
     fn a_source_without_a_lock_file_names_the_command() {
         let folder = tempfile::tempdir().unwrap();
-        let source = Source {
-            lock: folder.path().join("payload.lock"),
-            cache: folder.path().to_owned(),
-            mirror: None,
-        };
+        let source = Source::new(folder.path().join("payload.lock"), folder.path());
         let error = source.read().unwrap_err();
         assert!(error.help().unwrap().contains("cargo xtask image --update-payload"));
     }

@@ -10,9 +10,9 @@ use std::{
 use crate::{
     elf,
     error::{At as _, Result},
-    lock::Lock,
     modules::{self, Form, Index, Kept},
-    packages::PROGRAMS,
+    packages::POLIS,
+    payload::Payload,
     program::{LIBRARIES, LOADER},
     tree::Tree,
 };
@@ -29,19 +29,15 @@ const OF_THE_NODE: &[&str] = &["hostname", "hosts", "machine-id", "resolv.conf"]
 #[derive(Debug)]
 pub(crate) struct Sources<'a> {
     payload: &'a Path,
-    lock: &'a Lock,
+    content: &'a Payload,
     release: &'a str,
     index: Index,
 }
 
 impl<'a> Sources<'a> {
     /// Reads what `depmod` wrote to the folder `index` about the payload's modules.
-    pub(crate) fn open(
-        payload: &'a Path,
-        lock: &'a Lock,
-        release: &'a str,
-        index: &Path,
-    ) -> Result<Self> {
+    pub(crate) fn open(content: &'a Payload, release: &'a str, index: &Path) -> Result<Self> {
+        let payload = &content.root;
         let read = |folder: &Path, name: &str| {
             let path = folder.join(name);
             fs::read_to_string(&path).at("read", &path)
@@ -52,7 +48,7 @@ impl<'a> Sources<'a> {
             &read(index, "modules.softdep")?,
             &read(&payload.join("usr/lib/modules").join(release), "modules.builtin")?,
         );
-        Ok(Self { payload, lock, release, index })
+        Ok(Self { payload, content, release, index })
     }
 
     fn modules(&self) -> PathBuf {
@@ -82,10 +78,10 @@ impl<'a> Sources<'a> {
     }
 
     fn add_programs(&self, tree: &mut Tree) -> Result<()> {
-        for program in PROGRAMS {
+        for program in POLIS.programs {
             tree.program(program, self.payload.join(program));
         }
-        for library in elf::closure(self.payload, PROGRAMS)? {
+        for library in elf::closure(self.payload, POLIS.programs)? {
             // The payload has links from short names to long ones; the root needs the short ones.
             let path = format!("{LIBRARIES}/{library}");
             tree.file(&path, self.payload.join(&path));
@@ -135,12 +131,14 @@ impl<'a> Sources<'a> {
         tree.text("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n");
         tree.link("etc/mtab", "/proc/self/mounts");
         tree.link("var/run", "/run");
-        tree.text(PACKAGE_LIST, self.lock.listing());
+        tree.text(PACKAGE_LIST, self.content.listing());
     }
 
     /// Whoever hands out the image hands out these programs: their terms go with them.
     fn add_copyrights(&self, tree: &mut Tree) -> Result<()> {
-        for package in self.lock.packages.iter().filter(|package| package.category.in_image()) {
+        for package in
+            self.content.lock.packages.iter().filter(|package| package.category.in_image())
+        {
             let path = format!("usr/share/doc/{}/copyright", package.name);
             let source = self.payload.join(&path);
             let text = fs::read(&source).at("read", &source)?;

@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::{
     digest::{Digests, Stamp, hash},
     error::{At as _, Result},
+    moved::Moved,
 };
 
 /// What a step did, for whoever watches.
@@ -47,6 +48,8 @@ pub trait Observer: Sync {
     fn begin(&self, name: &'static str);
     /// A step has ended.
     fn step(&self, report: &Report);
+    /// A package is not of the lock.
+    fn moved(&self, moved: &Moved);
     /// Long work has got so far, in bytes. Ends with `done == total`.
     fn progress(&self, what: &str, done: u64, total: u64);
 }
@@ -58,6 +61,7 @@ pub struct Silent;
 impl Observer for Silent {
     fn begin(&self, _: &'static str) {}
     fn step(&self, _: &Report) {}
+    fn moved(&self, _: &Moved) {}
     fn progress(&self, _: &str, _: u64, _: u64) {}
 }
 
@@ -196,6 +200,7 @@ mod tests {
             self.0.lock().unwrap().push(report.why.clone());
         }
         fn begin(&self, _: &'static str) {}
+        fn moved(&self, _: &Moved) {}
         fn progress(&self, _: &str, _: u64, _: u64) {}
     }
 

@@ -57,6 +57,7 @@ pub(crate) struct Need {
 /// well-known types, which are a package of their own.
 pub(crate) const BUILD: &[Need] = &[
     Need { what: "cc", package: "gcc" },
+    Need { what: "strip", package: "binutils" },
     Need { what: "/usr/lib/x86_64-linux-gnu/libc.a", package: "libc6-dev" },
     Need { what: "protoc", package: "protobuf-compiler" },
     Need { what: "/usr/include/google/protobuf/descriptor.proto", package: "libprotobuf-dev" },

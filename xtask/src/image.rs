@@ -1,11 +1,16 @@
 //! `cargo xtask image`: builds the disk image, or looks into one.
 
 use std::{
-    env, fs,
+    env,
+    ffi::OsStr,
+    fs,
     io::{self, IsTerminal as _},
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -13,7 +18,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polis_image::{
-    Config, Format, Inspection, Manifest, Observer, Options, Report, Source, System,
+    Config, Format, Inspection, Kind, Manifest, Moved, Observer, Options, Report, Source, System,
 };
 
 use crate::host;
@@ -25,8 +30,18 @@ const SPINNER: &str = "{spinner} {msg} {elapsed}";
 /// ... and while bytes are counted.
 const BAR: &str = "{spinner} {prefix} {wide_bar} {bytes}/{total_bytes} {eta}";
 
-/// Where cargo leaves the programs, below the workspace.
-const TARGET: &str = "target/x86_64-unknown-linux-gnu/appliance";
+/// Where cargo leaves programs, a folder a profile, below the workspace.
+const TARGET: &str = "target/x86_64-unknown-linux-gnu";
+/// The programs of an image.
+const PROGRAMS: &[&str] = &["init", "node"];
+/// The operator's program.
+const POLISCTL: &str = "polisctl";
+/// The feature of faults and workloads that the kernel command line asks for.
+/// The product does not have it.
+const FAULTS: &str = "polis-node/fault-injection";
+
+/// Whether this process has built [`POLISCTL`] with the image of daily work.
+static POLISCTL_BUILT: AtomicBool = AtomicBool::new(false);
 
 /// Arguments of `cargo xtask image`.
 #[derive(Debug, clap::Args)]
@@ -63,12 +78,27 @@ struct Build {
     /// Size of the disk in bytes.
     #[arg(long, value_name = "BYTES", default_value_t = polis_image::SIZE_DEFAULT)]
     size: u64,
-    /// Take Debian's packages from this mirror instead of the host's.
-    #[arg(long, value_name = "URL")]
-    mirror: Option<String>,
+    #[command(flatten)]
+    packages: Packages,
     /// Lock the packages that are current now, then build.
     #[arg(long)]
     update_payload: bool,
+}
+
+/// Where Debian's packages come from: the same for every command that builds an image.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Packages {
+    /// Take Debian's packages from this mirror instead of the host's.
+    #[arg(long, value_name = "URL")]
+    mirror: Option<String>,
+    /// Refuse packages that are not of the lock file; without this, the build goes on
+    /// with the versions of today, and says which.
+    #[arg(long)]
+    locked: bool,
+    /// Ask this archive of old versions first for what the mirror no longer has
+    /// [default: POLIS_SNAPSHOT].
+    #[arg(long, value_name = "URL")]
+    snapshot: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -89,17 +119,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
             print(&polis_image::inspect(&file)?);
             Ok(())
         }
-        Some(Sub::Verify) => verify(),
+        Some(Sub::Verify) => verify(Kind::Product),
     }
 }
 
 fn build_and_report(arguments: &Build) -> Result<()> {
     let start = Instant::now();
-    let mut config = config(arguments.mirror.clone())?;
+    let mut config = config(Kind::Product, &arguments.packages);
     config.size = arguments.size;
-    if let Some(path) = &arguments.parameters {
-        config.parameters = Some(checked_parameters(path)?);
-    }
     if matches!(arguments.format, FileFormat::Qcow2) {
         host::require(&[host::QEMU_IMG])?;
     }
@@ -108,7 +135,16 @@ fn build_and_report(arguments: &Build) -> Result<()> {
         let lock = config.source.update()?;
         println!("locked {} packages in {}", lock.packages.len(), config.source.lock.display());
     }
-    let manifest = build(&config)?;
+    let manifest = match &arguments.parameters {
+        None => build(&config, PROGRAMS)?,
+        Some(path) => {
+            // Whoever puts parameters on an image has them checked by the node's parser.
+            host::require(&[host::PAYLOAD, host::BUILD])?;
+            cargo_build(Kind::Product, &[PROGRAMS, &[POLISCTL]].concat())?;
+            config.parameters = Some(checked_parameters(path)?);
+            assembled(&config)?
+        }
+    };
     let built = manifest.path(&manifest.image);
     let file = match (arguments.format, &arguments.out) {
         (FileFormat::Raw, None) => built,
@@ -137,7 +173,7 @@ fn build_and_report(arguments: &Build) -> Result<()> {
 fn checked_parameters(path: &Path) -> Result<Vec<u8>> {
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     // The node's own parser, without a dependency on all of the node.
-    let checked = Command::new(polisctl()?)
+    let checked = Command::new(programs(Kind::Product).join(POLISCTL))
         .args(["parameters", "check"])
         .arg(path)
         .output()
@@ -149,13 +185,41 @@ fn checked_parameters(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// The image of these sources, for the commands that boot it.
-pub(crate) fn built() -> Result<Manifest> {
-    build(&config(None)?)
+pub(crate) fn built(kind: Kind) -> Result<Manifest> {
+    built_from(kind, &Packages::default())
 }
 
-fn build(config: &Config) -> Result<Manifest> {
+/// The same, from these packages. With the image of daily work comes [`polisctl`],
+/// so nothing waits for it later.
+pub(crate) fn built_from(kind: Kind, packages: &Packages) -> Result<Manifest> {
+    let config = config(kind, packages);
+    match kind {
+        Kind::Product | Kind::Measurement => build(&config, PROGRAMS),
+        Kind::Development => {
+            let manifest = build(&config, &[PROGRAMS, &[POLISCTL]].concat())?;
+            POLISCTL_BUILT.store(true, Ordering::Relaxed);
+            Ok(manifest)
+        }
+    }
+}
+
+/// The folder of an image and of its parts.
+pub(crate) fn folder(kind: Kind) -> PathBuf {
+    workspace().join(match kind {
+        Kind::Product => "target/image",
+        Kind::Development => "target/image-development",
+        Kind::Measurement => "target/image-measurement",
+    })
+}
+
+fn build(config: &Config, programs: &[&str]) -> Result<Manifest> {
     host::require(&[host::PAYLOAD, host::BUILD])?;
-    cargo_build()?;
+    cargo_build(config.kind, programs)?;
+    assembled(config)
+}
+
+/// The image, of programs that cargo has built.
+fn assembled(config: &Config) -> Result<Manifest> {
     let manifest = polis_image::build(config, &Terminal::default())?;
     link(&config.source.root()?)?;
     Ok(manifest)
@@ -169,34 +233,82 @@ pub(crate) fn cargo(workspace: &Path) -> Command {
     for name in ["CARGO_BUILD_TARGET", "CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS"] {
         command.env_remove(name);
     }
+    for (name, _) in env::vars_os().filter(|(name, _)| of_this_package(name)) {
+        command.env_remove(name);
+    }
     command
 }
 
-/// Builds the two programs of the image with the image's profile.
-fn cargo_build() -> Result<()> {
+/// Whether cargo has set this variable to tell us which package we are. The build
+/// script of `ring` runs again when one of them changes, and then most of the
+/// workspace is compiled again: once for this program, once for what it builds.
+fn of_this_package(variable: &OsStr) -> bool {
+    let variable = variable.to_string_lossy();
+    variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
+}
+
+/// Builds programs as an image of this kind has them, in one go.
+fn cargo_build(kind: Kind, programs: &[&str]) -> Result<()> {
     let start = Instant::now();
-    build_programs(&["init", "node"])?;
+    build_programs(kind, programs)?;
     println!("{:<10} {:>7.2} s", "cargo", start.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// Builds `polisctl` beside them, of the same library, and says where it is.
+/// Where `polisctl` is; it is built unless it came with the image.
 pub(crate) fn polisctl() -> Result<PathBuf> {
-    host::require(&[host::BUILD])?;
-    build_programs(&["polisctl"])?;
-    Ok(workspace().join(TARGET).join("polisctl"))
+    if !POLISCTL_BUILT.swap(true, Ordering::Relaxed) {
+        host::require(&[host::BUILD])?;
+        build_programs(Kind::Development, &[POLISCTL])?;
+    }
+    Ok(programs(Kind::Development).join(POLISCTL))
 }
 
 /// Builds the program that measures a curator, of the same library, and says where it is.
 pub(crate) fn curator_load() -> Result<PathBuf> {
     host::require(&[host::BUILD])?;
-    build_programs(&["curator-load"])?;
-    Ok(workspace().join(TARGET).join("curator-load"))
+    build_programs(Kind::Product, &["curator-load"])?;
+    Ok(programs(Kind::Product).join("curator-load"))
 }
 
-fn build_programs(programs: &[&str]) -> Result<()> {
+/// Where cargo leaves the programs of an image of this kind.
+fn programs(kind: Kind) -> PathBuf {
+    workspace().join(TARGET).join(match kind {
+        Kind::Product | Kind::Measurement => "appliance",
+        Kind::Development => "debug",
+    })
+}
+
+fn build_programs(kind: Kind, programs: &[&str]) -> Result<()> {
     let workspace = workspace();
-    // Paths of this machine would otherwise be in the binaries, as places of panics.
+    let status = cargo(&workspace)
+        .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })
+        .args(cargo_arguments(kind, &workspace, programs))
+        .args(programs.iter().flat_map(|program| ["--package", package(program), "--bin", program]))
+        .status()
+        .context("cannot start cargo")?;
+    anyhow::ensure!(status.success(), "cargo build ended with {status}");
+    Ok(())
+}
+
+/// What makes the programs of one kind of image differ from those of the others.
+fn cargo_arguments(kind: Kind, workspace: &Path, programs: &[&str]) -> Vec<String> {
+    let faults = match programs.contains(&"node") {
+        true => ["--features", FAULTS].map(str::to_owned).to_vec(),
+        // Cargo refuses a feature of a package that it is not to build.
+        false => Vec::new(),
+    };
+    match kind {
+        // Without further flags, since then the tests use the same libraries.
+        Kind::Development => faults,
+        Kind::Product => shipped(workspace),
+        Kind::Measurement => [shipped(workspace), faults].concat(),
+    }
+}
+
+/// The profile of programs that are shipped, without a path of this machine: those
+/// would be in the binaries, as places of panics.
+fn shipped(workspace: &Path) -> Vec<String> {
     let home =
         env::var("CARGO_HOME").or_else(|_unset| env::var("HOME").map(|home| home + "/.cargo"));
     let flags = [(workspace.display().to_string(), "/polis"), (home.unwrap_or_default(), "/cargo")]
@@ -205,16 +317,8 @@ fn build_programs(programs: &[&str]) -> Result<()> {
         .map(|(from, to)| format!("\"--remap-path-prefix={from}={to}\""))
         .collect::<Vec<_>>()
         .join(",");
-    let status = cargo(&workspace)
-        .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })
-        .args(["--profile", "appliance"])
-        .args(programs.iter().flat_map(|program| ["--package", package(program), "--bin", program]))
-        .arg("--config")
-        .arg(format!("target.x86_64-unknown-linux-gnu.rustflags=[{flags}]"))
-        .status()
-        .context("cannot start cargo")?;
-    anyhow::ensure!(status.success(), "cargo build ended with {status}");
-    Ok(())
+    let flags = format!("target.x86_64-unknown-linux-gnu.rustflags=[{flags}]");
+    ["--profile", "appliance", "--config", &flags].map(str::to_owned).to_vec()
 }
 
 /// The package of a program. Cargo is given packages by name: for the whole workspace it
@@ -228,21 +332,28 @@ fn package(program: &str) -> &'static str {
     }
 }
 
-fn config(mirror: Option<String>) -> Result<Config> {
+fn config(kind: Kind, packages: &Packages) -> Config {
     let workspace = workspace();
     let cache = match env::var_os("POLIS_CACHE") {
         Some(folder) => PathBuf::from(folder),
         None => workspace.join("target/payload"),
     };
-    Ok(Config {
-        source: Source { lock: workspace.join("image/payload.lock"), cache, mirror },
-        init: workspace.join(TARGET).join("init"),
-        node: workspace.join(TARGET).join("node"),
+    let mut source = Source::new(workspace.join("image/payload.lock"), cache);
+    let Packages { mirror, locked, snapshot } = packages.clone();
+    let named = env::var("POLIS_SNAPSHOT").ok().filter(|url| !url.is_empty());
+    source.mirror = mirror;
+    source.locked = locked;
+    source.snapshot = snapshot.or(named);
+    Config {
+        kind,
+        source,
+        init: programs(kind).join("init"),
+        node: programs(kind).join("node"),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        out: workspace.join("target/image"),
+        out: folder(kind),
         parameters: None,
         size: polis_image::SIZE_DEFAULT,
-    })
+    }
 }
 
 /// The folder of the workspace: this package's parent.
@@ -269,12 +380,13 @@ fn link(root: &Path) -> Result<PathBuf> {
     Ok(link)
 }
 
-/// Builds twice from the same inputs, and fails where the results differ.
-pub(crate) fn verify() -> Result<()> {
-    host::require(&[host::PAYLOAD, host::BUILD])?;
-    cargo_build()?;
-    let folder = workspace().join("target/image/verify");
-    let digests = polis_image::verify_reproducible(&config(None)?, &folder, &Terminal::default())?;
+/// Builds an image and then the same again, and fails where the results differ.
+pub(crate) fn verify(kind: Kind) -> Result<()> {
+    let manifest = built(kind)?;
+    let config = config(kind, &Packages::default());
+    let folder = folder(kind).join("verify");
+    let digests =
+        polis_image::verify_reproducible(&manifest, &config, &folder, &Terminal::default())?;
     for (name, digest) in digests {
         println!("{digest}  {name}");
     }
@@ -294,6 +406,9 @@ fn report(manifest: &Manifest, file: &Path, sha256: &str) {
     line("what a node needs", sizes.uki + sizes.erofs + sizes.verity);
     line("ESP partition", sizes.esp_partition);
     line("SYSTEM-A partition", sizes.system_partition);
+    if !manifest.moved.is_empty() {
+        println!("NOT OF THE LOCK: {} packages moved, see above", manifest.moved.len());
+    }
     println!("image {} ({})", manifest.image_version, file.display());
     println!("sha256 {sha256}");
 }
@@ -322,6 +437,19 @@ fn print(inspection: &Inspection) {
     match &inspection.system {
         System::Intact => println!("system: intact"),
         System::Damaged { root_hash } => println!("system: DAMAGED (its root hash is {root_hash})"),
+    }
+    match inspection.kind {
+        Some(kind) => println!("kind: {kind}"),
+        None => println!("kind: unknown"),
+    }
+    match &inspection.moved[..] {
+        [] => println!("payload: of the lock"),
+        moved => {
+            println!("payload: NOT OF THE LOCK, {} packages moved:", moved.len());
+            for moved in moved {
+                println!("  {moved}");
+            }
+        }
     }
     println!("packages:");
     for line in inspection.packages.lines() {
@@ -383,6 +511,10 @@ impl Observer for Terminal {
         self.show(|running| running.retain(|other| other != name));
     }
 
+    fn moved(&self, moved: &Moved) {
+        self.bar.suspend(|| println!("{:<10} {moved}", "moved"));
+    }
+
     fn progress(&self, what: &str, done: u64, total: u64) {
         if done == total {
             self.style(SPINNER);
@@ -407,5 +539,36 @@ mod tests {
             assert!(set.contains(&(name.as_ref(), None)));
         }
         assert!(set.contains(&("CARGO_TARGET_DIR".as_ref(), Some("/w/target".as_ref()))));
+        // Cargo has set both for this test.
+        for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME"] {
+            assert!(env::var_os(name).is_some());
+            assert!(set.contains(&(name.as_ref(), None)), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_product_has_no_faults_to_inject_and_no_path_of_this_machine() {
+        let product = cargo_arguments(Kind::Product, Path::new("/w"), PROGRAMS);
+        assert!(!product.iter().any(|argument| argument.contains("fault-injection")));
+        assert!(product.iter().any(|flags| flags.contains("--remap-path-prefix=/w=/polis")));
+        let development = cargo_arguments(Kind::Development, Path::new("/w"), PROGRAMS);
+        assert!(development.contains(&FAULTS.to_owned()));
+        // What is measured differs from what is shipped by the workloads alone.
+        let measured = cargo_arguments(Kind::Measurement, Path::new("/w"), PROGRAMS);
+        assert_eq!(measured, [product, vec!["--features".to_owned(), FAULTS.to_owned()]].concat());
+        assert_ne!(folder(Kind::Product), folder(Kind::Development));
+        assert_ne!(programs(Kind::Product), programs(Kind::Development));
+    }
+
+    #[test]
+    fn a_build_is_told_where_packages_come_from() {
+        let packages = Packages {
+            mirror: Some("http://m.example/debian".to_owned()),
+            locked: true,
+            snapshot: Some("http://old.example/debian".to_owned()),
+        };
+        let source = config(Kind::Development, &packages).source;
+        assert!(source.locked);
+        assert_eq!((source.mirror, source.snapshot), (packages.mirror, packages.snapshot));
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask run`: boots the image in QEMU as a new cluster.
+//! `cargo xtask run`: boots the development image in QEMU as a new cluster.
 //!
 //! Of one node, unless `--nodes` says more: `several` is about those.
 //! In a terminal, the node's console appears in it and the serial line goes to
@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use polis_image::Kind;
 use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::fleet::PARAMETERS;
 use polis_qemu::host::{Wish, accelerator};
@@ -80,6 +81,8 @@ pub(crate) struct Args {
     /// Name of the machine, and of its folder in target/run.
     #[arg(long, default_value = "polis", value_parser = name)]
     pub(crate) name: String,
+    #[command(flatten)]
+    packages: image::Packages,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -133,7 +136,7 @@ fn boot(args: Args) -> Result<()> {
     }
     host::require_memory(args.nodes.into(), shape(&args).0)?;
     host::require(if args.tpm { &[QEMU, host::TPM] } else { &[QEMU] })?;
-    let image = built_image()?;
+    let image = image_from(Kind::Development, &args.packages)?;
     if args.nodes > 1 {
         return several::run(&args, &image);
     }
@@ -181,10 +184,14 @@ fn boot(args: Args) -> Result<()> {
 
 /// The image of these sources, built where it is not yet; `POLIS_IMAGE_DIR`
 /// names a folder with one that is to be used as it is.
-pub(crate) fn built_image() -> Result<Image> {
+pub(crate) fn built_image(kind: Kind) -> Result<Image> {
+    image_from(kind, &image::Packages::default())
+}
+
+fn image_from(kind: Kind, packages: &image::Packages) -> Result<Image> {
     let folder = match env::var_os("POLIS_IMAGE_DIR") {
         Some(folder) => PathBuf::from(folder),
-        None => image::built()?.folder,
+        None => image::built_from(kind, packages)?.folder,
     };
     Ok(Image::load(&folder)?)
 }

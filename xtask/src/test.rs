@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum as _;
+use polis_image::Kind;
 
 use crate::{host, image, run, trees};
 
@@ -160,7 +161,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 if report.image() {
                     // In this process: cargo may have put another program in the place of this
                     // one since it was started.
-                    report.call("two images", image::verify);
+                    report.call("two images", || image::verify(Kind::Development));
                 }
             }
             Part::Etcd => {
@@ -206,7 +207,7 @@ fn stories(report: &mut Report, runner: &Runner, filter: Option<&str>) -> Result
     }
     let images = match env::var_os("POLIS_IMAGE_DIR") {
         Some(folder) => std::path::absolute(folder).context("cannot tell the current folder")?,
-        None => image::workspace().join("target/image"),
+        None => image::folder(Kind::Development),
     };
     for (name, mut command) in runner.stories(filter) {
         command.env("POLIS_IMAGE_DIR", &images);
@@ -241,9 +242,7 @@ fn skipped_stories(folder: &Path) -> Vec<String> {
 }
 
 fn cargo() -> Command {
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(image::workspace());
-    cargo
+    image::cargo(&image::workspace())
 }
 
 /// Where `cargo install` puts programs, which need not be on the path.
@@ -346,7 +345,7 @@ impl Report {
         }
         let start = Instant::now();
         println!("test: image");
-        let failure = run::built_image().err().map(|error| format!("{error:#}"));
+        let failure = run::built_image(Kind::Development).err().map(|error| format!("{error:#}"));
         let built = failure.is_none();
         self.push("image", start, failure, Counts::default());
         self.image = Some(built);

@@ -25,12 +25,13 @@ const MODULES: &[(&str, &str)] = &[
     ("management", "cluster consensus"),
     ("console", "cluster consensus network parameters storage"),
     // The process, and the tree in it.
+    ("injection", "consensus"),
     (
         "root",
-        "cluster consensus console curator daemon liaison management network parameters roles \
-         storage",
+        "cluster consensus console curator daemon injection liaison management network parameters \
+         roles storage",
     ),
-    ("daemon", "consensus root storage"),
+    ("daemon", "injection root storage"),
 ];
 
 /// Modules that know each other: `daemon` is the process around the tree that `root`

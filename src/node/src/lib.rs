@@ -9,12 +9,15 @@
 //!   `tpm` (sealing to the machine's TPM).
 //! - The faces show all that: `management` and `console`.
 //! - `root` is the only module that knows every service; `daemon` is the process around it.
+//! - `injection` breaks the node on purpose, in development images only.
 
 pub mod cluster;
 pub mod consensus;
 pub mod console;
 pub mod curator;
 pub mod daemon;
+#[cfg(feature = "fault-injection")]
+pub mod injection;
 #[cfg(test)]
 mod layers;
 pub mod liaison;

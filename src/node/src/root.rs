@@ -19,14 +19,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use polis_proto::v1;
 use polis_tui::Snapshot;
 use tokio::sync::watch;
 
-use crate::daemon::exercise::{self, Exercise};
-use crate::daemon::fault::{self, Fault};
 use crate::daemon::{heartbeat, logs, memory};
 use crate::network::{self, names};
 use crate::roles;
@@ -50,8 +47,6 @@ pub struct Root {
     pub environment: Environment,
     /// The recovery key of the disk, if somebody gave it to this machine.
     pub recovery: recovery::Given,
-    /// What to break on purpose.
-    pub fault: Option<Fault>,
     /// Becomes true when the node is ready.
     pub ready: watch::Sender<bool>,
     /// Changes as long as the runtime runs.
@@ -73,7 +68,9 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     let membership = Membership::new(&values, &root);
     let control = Control::new(&values, &root);
     let faces = Faces::new(&values, &root);
-    let Root { recovery, fault, ready, beats, .. } = root;
+    let Root { ready, beats, .. } = root;
+    #[cfg(feature = "fault-injection")]
+    crate::injection::start(&ctx, &ready, &values.member.status(), &root.recovery);
 
     // Whatever fails for want of something outside may find it later: only a
     // service itself can tell that it never will, and then opens the trapdoor.
@@ -104,17 +101,6 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("management", forever, move |ctx| faces.management.clone().run(ctx));
     let memory = memory::Service { ready: ready.subscribe() };
     ctx.spawn("memory", forever, move |ctx| memory.clone().run(ctx));
-    if let Some(exercise) = Exercise::of_this_boot() {
-        let (ready, consensus) = (ready.subscribe(), values.member.status());
-        let exercise = exercise::Service { exercise, ready, consensus };
-        ctx.spawn("exercise", forever, move |ctx| exercise.clone().run(ctx));
-    }
-    if let Some(fault) = fault {
-        let struck = Arc::<AtomicBool>::default();
-        let ready = ready.subscribe();
-        let service = fault::Service { fault, recovery, ready, struck };
-        ctx.spawn("fault", fault.policy(), move |ctx| service.clone().run(ctx));
-    }
     ctx.healthy();
     ctx.cancelled().await;
     Ok(())

@@ -19,6 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use polis_image::Kind;
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::fleet::{Milestone, PARAMETERS, Part};
@@ -55,7 +56,7 @@ const GOES_ON: usize = 50;
 pub(super) fn measure(runs: u32) -> Result<Table> {
     host::require(&[run::QEMU])?;
     host::require_memory(NODES.into(), MEMORY)?;
-    let image = run::built_image()?;
+    let image = run::built_image(Kind::Measurement)?;
     let folder = crate::image::workspace().join("target/bench/cluster");
     if folder.exists() {
         fs::remove_dir_all(&folder).context("cannot empty target/bench/cluster")?;

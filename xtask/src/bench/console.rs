@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use polis_image::Manifest;
+use polis_image::{Kind, Manifest};
 use polis_proto::v1::ConsoleConfiguration;
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_qemu::args::{Cache, Disk, FwCfg};
@@ -44,7 +44,7 @@ struct Lane {
 
 pub(super) fn measure(args: &Args) -> Result<Table> {
     host::require(&[run::QEMU])?;
-    let manifest = crate::image::built()?;
+    let manifest = crate::image::built(Kind::Measurement)?;
     let image = Image::load(&manifest.folder)?;
     let folder = crate::image::workspace().join("target/bench/console");
     if folder.exists() {

@@ -11,6 +11,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use polis_image::Kind;
 use serde::Deserialize;
 
 use super::{Row, Table};
@@ -39,7 +40,7 @@ pub(super) fn measure(runs: u32) -> Result<Table> {
     let etcd = match std::env::var_os("POLIS_ETCD") {
         Some(path) => path.into(),
         None => {
-            crate::image::built()?;
+            crate::image::built(Kind::Product)?;
             workspace().join("target/payload/root/usr/bin/etcd")
         }
     };

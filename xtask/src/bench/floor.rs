@@ -5,7 +5,6 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use polis_image::{Manifest, Tree, program};
@@ -73,8 +72,7 @@ pub(super) fn make(manifest: &Manifest, folder: &Path) -> Result<Floor> {
 /// Builds `floor-init` as Polis's own programs are built.
 fn first_process() -> Result<PathBuf> {
     let workspace = workspace();
-    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .current_dir(&workspace)
+    let status = crate::image::cargo(&workspace)
         .args(["build", "--quiet", "--profile", "appliance"])
         .args(["--package", "polis-qemu", "--bin", "floor-init"])
         .status()

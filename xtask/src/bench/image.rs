@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use polis_image::Kind;
 
 use super::{Row, Table};
 use crate::image::workspace;
@@ -39,7 +40,7 @@ pub(super) fn measure(runs: u32) -> Result<Table> {
     build(None)?;
     table.rows.extend([same, changed, cold]);
 
-    let manifest = crate::image::built()?;
+    let manifest = crate::image::built(Kind::Product)?;
     let sizes = manifest.sizes;
     let parts = [
         ("kernel", sizes.kernel, None),

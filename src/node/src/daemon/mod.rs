@@ -18,9 +18,6 @@
 //!   within [`FLUSH_DEADLINE`].
 //! - The end never waits for a thread of the runtime: the runtime is not dropped.
 
-pub mod exercise;
-pub mod fault;
-mod flood;
 pub mod heartbeat;
 pub mod logs;
 pub mod memory;
@@ -152,7 +149,6 @@ enum End {
     Orphaned,
 }
 
-#[expect(clippy::panic, reason = "a fault that the stories ask for")]
 async fn run(
     environment: Environment,
     recovery: Result<recovery::Given, recovery::Error>,
@@ -164,13 +160,12 @@ async fn run(
         error!(error = &error as &dyn std::error::Error, "going on without the key that was typed");
         recovery::Given::nothing(Path::new("/sys"))
     });
-    let fault = fault::Fault::of_this_boot();
     let board = Board::new(environment.stages.clone(), lines.clone());
     let (ready, mut is_ready) = watch::channel(false);
     let (terminals, mut drawn_on) = watch::channel(Vec::new());
     let (beats, mut beaten) = watch::channel(0);
     let (end, mut asked_to_end) = watch::channel(None);
-    let root = Root { environment, recovery, fault, ready, beats, terminals, end };
+    let root = Root { environment, recovery, ready, beats, terminals, end };
     let supervisor =
         Supervisor::start(board, lines.clone(), logs, move |ctx| root::run(root.clone(), ctx));
     let end = loop {
@@ -210,9 +205,8 @@ async fn run(
             // Cancel-safe: waits for an event value.
             Ok(()) = is_ready.changed() => {
                 tell(control, &EventLine::new("ready")).await;
-                if fault == Some(fault::Fault::MainPanic) {
-                    panic!("as asked for by polis.fault");
-                }
+                #[cfg(feature = "fault-injection")]
+                crate::injection::main_task_is_ready();
             }
         }
     };

@@ -1,7 +1,7 @@
 //! Measures this process at rest, then while something writes more log lines than
 //! anybody reads: what the console costs then is a promise.
 //!
-//! A part of `node::exercise`. Two lines tell what was measured:
+//! A part of `generator`. Two lines tell what was measured:
 //!
 //! ```text
 //! POLIS exercise name=flood phase=rest cpu=0.42 node=21500

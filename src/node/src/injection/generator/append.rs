@@ -19,7 +19,7 @@ use std::fmt::Write as _;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::{Exercise, RETRY, Service};
+use super::{Generator, RETRY, Service};
 use crate::consensus::client::{Client, Guard, Kv, Op, Txn};
 use polis_base::serial::EventLine;
 use polis_runtime::event::Closed;
@@ -44,7 +44,7 @@ fn parts(key: &str) -> Option<(&str, u64)> {
 }
 
 fn line() -> EventLine {
-    EventLine::new("exercise").field("name", Exercise::Append.name())
+    EventLine::new("exercise").field("name", Generator::Append.name())
 }
 
 /// Tells what is there, then writes until the end.

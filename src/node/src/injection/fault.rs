@@ -1,8 +1,8 @@
-//! Breaks the node on purpose, for the stories that say what happens then.
+//! Fault injection: the node breaks itself, for the stories that show what follows.
 //!
-//! The door is the word `polis.fault=NAME` on the kernel command line, and each
-//! use of it is logged as an error. Whoever can choose the command line can
-//! choose the whole system, so the door lets nobody in who was not in already.
+//! `polis.fault=NAME` on the kernel command line selects the fault, and each use is
+//! logged as an error. The command line selects the whole system, so the word gives
+//! nobody a right that they did not have.
 //!
 //! It strikes once the node is ready.
 //!
@@ -172,7 +172,7 @@ impl Service {
 /// task is the runtime's to choose.
 fn hang(ctx: &Context) {
     error!("blocking every worker, as asked for by polis.fault");
-    for number in 0..2 * super::WORKERS {
+    for number in 0..2 * tokio::runtime::Handle::current().metrics().num_workers() {
         let name = format!("hang-{number}");
         ctx.spawn(&name, Policy::forever(), |_ctx| async { block() });
     }

@@ -1,7 +1,6 @@
-//! Works the node on purpose, for stories and measurements: mostly its data partition.
+//! The workload generator: load for stories and measurements, mostly on the data partition.
 //!
-//! The door is the word `polis.exercise=NAME` on the kernel command line, as for
-//! `node::fault`. What happens is told in lines `POLIS exercise name=NAME ...`.
+//! `polis.exercise=NAME` on the kernel command line selects it, as for `fault`. What happens is told in lines `POLIS exercise name=NAME ...`.
 //! It begins once the node is ready.
 //!
 //! | name | what happens | keys of its lines |
@@ -54,7 +53,7 @@ const WARM: u64 = 50;
 
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exercise {
+pub enum Generator {
     /// Count in etcd.
     Count,
     /// Write a history that can be checked.
@@ -67,7 +66,7 @@ pub enum Exercise {
     Flood,
 }
 
-impl Exercise {
+impl Generator {
     const ALL: [(&'static str, Self); 5] = [
         ("count", Self::Count),
         ("append", Self::Append),
@@ -102,7 +101,7 @@ impl Exercise {
 #[derive(Clone, Debug)]
 pub struct Service {
     /// What to do.
-    pub exercise: Exercise,
+    pub generator: Generator,
     /// Whether the node is ready.
     pub ready: watch::Receiver<bool>,
     /// etcd.
@@ -122,19 +121,19 @@ impl Service {
         ctx.healthy();
         let data = files::Root::live().data.mount.path().to_owned();
         let work = async {
-            match self.exercise {
-                Exercise::Count => self.count(&ctx).await,
-                Exercise::Append => append::run(self, &ctx).await,
-                Exercise::Fill => {
+            match self.generator {
+                Generator::Count => self.count(&ctx).await,
+                Generator::Append => append::run(self, &ctx).await,
+                Generator::Fill => {
                     let counted = self.clone();
                     let (counted, ()) = tokio::join!(counted.count(&ctx), self.fill(&ctx, &data));
                     counted
                 }
-                Exercise::Wal => {
+                Generator::Wal => {
                     self.wal(&ctx, &data).await;
                     Ok(())
                 }
-                Exercise::Flood => {
+                Generator::Flood => {
                     flood::run(&ctx, || self.line()).await;
                     Ok(())
                 }
@@ -149,7 +148,7 @@ impl Service {
     }
 
     fn line(&self) -> EventLine {
-        EventLine::new("exercise").field("name", self.exercise.name())
+        EventLine::new("exercise").field("name", self.generator.name())
     }
 
     async fn etcd(&mut self) -> Result<client::Client, Closed> {
@@ -276,11 +275,11 @@ mod tests {
 
     #[test]
     fn every_name_leads_to_its_exercise() {
-        for (name, exercise) in Exercise::ALL {
-            assert_eq!(Exercise::from_name(name), Some(exercise));
+        for (name, exercise) in Generator::ALL {
+            assert_eq!(Generator::from_name(name), Some(exercise));
             assert_eq!(exercise.name(), name);
         }
-        assert_eq!(Exercise::from_name("all"), None);
+        assert_eq!(Generator::from_name("all"), None);
     }
 
     #[test]

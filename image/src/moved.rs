@@ -1,0 +1,158 @@
+//! The packages in which a payload differs from the lock file.
+//!
+//! A Debian mirror keeps the current version of a package only, so a lock file
+//! ages. The builder then goes on with what the archive has today
+//! (`payload`), and this is what it says about it: to the person, in the
+//! manifest, and in the package list that the image carries.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    lock::{Lock, Package},
+    packages::Category,
+};
+
+/// The field of an image's package list that marks a package as not of the lock.
+const MARK: &str = " locked=";
+
+/// A package that is not as the lock file names it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    /// Its name today.
+    pub package: String,
+    /// The version in the lock file; absent when a dependency brought the package.
+    pub locked: Option<String>,
+    /// The version in the image; absent when the archive no longer has the package.
+    pub used: Option<String>,
+}
+
+impl fmt::Display for Moved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { package, locked, used } = self;
+        let locked = locked.as_deref().unwrap_or("(not in the lock)");
+        let used = used.as_deref().unwrap_or("(none)");
+        write!(f, "{package} {locked} -> {used}")
+    }
+}
+
+/// What `used` has in another version than `lock`, or beyond it, in the order of `used`.
+pub(crate) fn between(lock: &Lock, used: &Lock) -> Vec<Moved> {
+    let locked: BTreeMap<_, _> =
+        lock.packages.iter().map(|package| (identity(package), package)).collect();
+    used.packages
+        .iter()
+        .filter_map(|package| {
+            let before = locked.get(&identity(package));
+            if before.is_some_and(|before| before.sha256 == package.sha256) {
+                return None;
+            }
+            Some(Moved {
+                package: package.name.clone(),
+                locked: before.map(|before| before.version.clone()),
+                used: Some(package.version.clone()),
+            })
+        })
+        .collect()
+}
+
+/// What became of locked packages that are `gone`, by what the archive has `today`.
+pub(crate) fn replaced(gone: &[&Package], today: Option<&Lock>) -> Vec<Moved> {
+    gone.iter()
+        .map(|package| {
+            let packages = today.map_or(&[][..], |today| &today.packages);
+            let now = packages.iter().find(|now| identity(now) == identity(package));
+            Moved {
+                package: package.name.clone(),
+                locked: Some(package.version.clone()),
+                used: now.map(|now| now.version.clone()),
+            }
+        })
+        .collect()
+}
+
+/// By what a package is known in two locks: the name of the kernel's says its version.
+fn identity(package: &Package) -> &str {
+    if package.category == Category::Kernel { "" } else { &package.name }
+}
+
+/// What an image carries as its package list: a line each, with a mark at those
+/// that are not of the lock.
+pub(crate) fn listing(used: &Lock, moved: &[Moved]) -> String {
+    used.packages.iter().fold(String::new(), |text, package| {
+        let Package { category, name, version, sha256, .. } = package;
+        let mark = moved.iter().find(|moved| moved.package == *name);
+        let mark = mark.map_or_else(String::new, |moved| {
+            format!("{MARK}{}", moved.locked.as_deref().unwrap_or("-"))
+        });
+        text + &format!("{category} {name} {version} {sha256}{mark}\n")
+    })
+}
+
+/// The packages that a list marks as not of the lock.
+pub(crate) fn marked(listing: &str) -> Vec<Moved> {
+    let read = |line: &str| {
+        let (package, locked) = line.split_once(MARK)?;
+        let mut words = package.split(' ').skip(1);
+        Some(Moved {
+            package: words.next()?.to_owned(),
+            locked: (locked != "-").then(|| locked.to_owned()),
+            used: words.next().map(str::to_owned),
+        })
+    };
+    listing.lines().filter_map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::Origin;
+
+    fn package(category: Category, name: &str, version: &str) -> Package {
+        Package {
+            category,
+            name: name.to_owned(),
+            version: version.to_owned(),
+            origin: Origin::Archive,
+            size: 1,
+            sha256: crate::digest::hash(format!("{name} {version}").as_bytes()),
+            path: format!("pool/{name}_{version}.deb"),
+        }
+    }
+
+    #[test]
+    fn a_list_says_again_what_it_was_marked_with() {
+        let lock = Lock {
+            packages: vec![
+                package(Category::Kernel, "linux-image-1", "1"),
+                package(Category::Node, "same", "3"),
+                package(Category::Library, "libmoved", "4"),
+            ],
+        };
+        let used = Lock {
+            packages: vec![
+                package(Category::Kernel, "linux-image-2", "2"),
+                package(Category::Node, "same", "3"),
+                package(Category::Library, "libmoved", "5"),
+                package(Category::Library, "libnew", "6"),
+            ],
+        };
+        let moved = between(&lock, &used);
+        let shown: Vec<_> = moved.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            shown,
+            ["linux-image-2 1 -> 2", "libmoved 4 -> 5", "libnew (not in the lock) -> 6"]
+        );
+        assert_eq!(marked(&listing(&used, &moved)), moved);
+        assert!(marked(&listing(&lock, &[])).is_empty());
+    }
+
+    #[test]
+    fn a_package_that_only_lies_elsewhere_has_not_moved() {
+        let lock = Lock { packages: vec![package(Category::Node, "same", "3")] };
+        let mut used = lock.clone();
+        used.packages[0].path = "pool/updates/same_3.deb".to_owned();
+        assert!(between(&lock, &used).is_empty());
+    }
+}
