@@ -371,7 +371,7 @@ fn words(config: &Config) -> &'static str {
 }
 
 /// A command line with more words.
-fn with(line: &str, words: &str) -> String {
+pub(crate) fn with(line: &str, words: &str) -> String {
     format!("{line} {words}").trim().to_owned()
 }
 

@@ -16,12 +16,14 @@
 //! node means by its lines (the stories in `tests/`).
 
 pub mod args;
+pub mod cache;
 pub mod disk;
 pub mod fleet;
 mod gateway;
 pub mod history;
 pub mod host;
 pub mod image;
+pub mod kernel;
 mod lease;
 pub mod line;
 pub mod machine;

@@ -11,7 +11,8 @@ use polis_image::{Manifest, Options, assemble};
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_proto::v1::node_parameters::Cluster;
 use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, NodeParameters};
-use polis_qemu::args::{Cache, Disk, FwCfg};
+use polis_qemu::args::{self, Disk, FwCfg};
+use polis_qemu::cache::Cache;
 use polis_qemu::host::{Wish, accelerator};
 use polis_qemu::{Bus, Config, Event, Image, Machine};
 use prost::Message as _;
@@ -23,6 +24,12 @@ pub(crate) const BOOT: Duration = Duration::from_secs(300);
 
 /// Longest that a running node may take to notice and tell something.
 pub(crate) const SOON: Duration = Duration::from_secs(120);
+
+/// The folder in `target` with a folder for each story.
+const E2E: &str = "e2e";
+
+/// The folder in `target` with what stories share, from one run to the next.
+const CACHE: &str = "e2e-templates";
 
 /// Size of a story's disk: the system, and enough for a data partition.
 const DISK_SIZE: u64 = 2 << 30;
@@ -55,6 +62,8 @@ fn number<T: FromStr>(name: &str) -> Result<Option<T>> {
 pub(crate) struct World {
     dir: PathBuf,
     pub(crate) image: Image,
+    /// The same for direct boots that start sooner: see [`Image::quick`].
+    pub(crate) quick: Image,
     pub(crate) manifest: Manifest,
     boots: Cell<u32>,
 }
@@ -70,9 +79,11 @@ impl World {
             fs::remove_dir_all(&dir)?;
         }
         fs::create_dir_all(&dir)?;
+        let image = Image::load(built)?;
         Ok(Self {
             dir,
-            image: Image::load(built)?,
+            quick: image.quick(&Cache::new(&target(CACHE)))?,
+            image,
             manifest: Manifest::load(built)?,
             boots: Cell::new(0),
         })
@@ -93,7 +104,7 @@ impl World {
         let file = self.path("disk.img");
         let parameters = parameters.map(<[u8]>::to_vec);
         assemble(&self.manifest, &Options { parameters, size, ..Options::new(&file) })?;
-        Ok(Disk { file, bus: Bus::Virtio, cache: Cache::Unsafe })
+        Ok(Disk { file, bus: Bus::Virtio, cache: args::Cache::Unsafe })
     }
 
     /// `bytes` as the item of fw_cfg in which a node looks for its parameters.
@@ -113,9 +124,9 @@ impl World {
         })
     }
 
-    /// A direct boot without a disk and without parameters.
+    /// A quick direct boot without a disk and without parameters.
     pub(crate) fn bare(&self, append: &str) -> Config {
-        Config::new(self.image.direct(append), accelerator(Wish::Auto, 1))
+        Config::new(self.quick.direct(append), accelerator(Wish::Auto, 1))
     }
 
     /// Boots a machine. Each boot has a folder of its own: `1`, `2`, ...
@@ -148,7 +159,12 @@ pub(crate) fn skip(story: &str, reason: &str) -> Result<()> {
 }
 
 fn folder(story: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/e2e").join(story)
+    target(E2E).join(story)
+}
+
+/// A folder that git does not see.
+fn target(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("target").join(name)
 }
 
 /// Parameters that found a cluster and ask for nothing else.
