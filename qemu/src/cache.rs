@@ -20,7 +20,7 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
@@ -158,8 +158,8 @@ fn lock_of(entry: &Path) -> PathBuf {
 /// Whether there is an entry, and not older than it may be.
 fn good(dir: &Path, age_max: Option<Duration>) -> bool {
     let Ok(made) = fs::metadata(dir).and_then(|found| found.modified()) else { return false };
-    let age = SystemTime::now().duration_since(made).unwrap_or_default();
-    age_max.is_none_or(|max| age <= max)
+    // By the clock that the file system stamps with; a file from the future is new.
+    age_max.is_none_or(|max| made.elapsed().unwrap_or_default() <= max)
 }
 
 /// Takes the lock in this file, which whoever removes an entry removes too.
@@ -243,7 +243,7 @@ mod tests {
         let dir = cache.entry(&wanted, write).unwrap().dir;
         fs::write(dir.join("it"), "old").unwrap();
         drop(cache.entry(&wanted, |_| -> Result<(), Error> { panic!("it is there") }).unwrap());
-        File::open(&dir).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        File::open(&dir).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
         drop(cache.entry(&wanted, write).unwrap());
         assert_eq!(fs::read_to_string(dir.join("it")).unwrap(), "whole");
     }

@@ -17,6 +17,7 @@
 
 pub mod args;
 pub mod cache;
+pub mod cut;
 pub mod disk;
 pub mod fleet;
 mod gateway;
@@ -29,6 +30,7 @@ pub mod line;
 pub mod machine;
 pub mod operator;
 pub mod qmp;
+pub mod recording;
 pub mod screen;
 pub mod segment;
 pub mod serial;

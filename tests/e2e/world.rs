@@ -46,6 +46,11 @@ pub(crate) fn cuts(usual: u32) -> Result<u32> {
     Ok(number("POLIS_CUTS")?.unwrap_or(usual))
 }
 
+/// Whether a story that draws a sample is to show its promise at many more moments.
+pub(crate) fn all() -> bool {
+    std::env::var_os("POLIS_ALL").is_some_and(|all| all == "1")
+}
+
 /// What draws a story's moments: `POLIS_SEED`, or another each time. A story prints
 /// it, so that the same moments can be had again.
 pub(crate) fn seed() -> Result<u64> {
