@@ -34,6 +34,7 @@ pub mod recording;
 pub mod screen;
 pub mod segment;
 pub mod serial;
+pub mod template;
 pub mod tpm;
 
 pub use args::{Accelerator, Bus, Config, Disk, Firmware, Network, Reset, Screen};
