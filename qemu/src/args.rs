@@ -181,6 +181,16 @@ pub struct WriteError {
     pub sector: u64,
 }
 
+/// A file behind the guest's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Made by this machine, which can be saved.
+    Own(PathBuf),
+    /// Of a machine that was saved. This one starts with a private copy, and stands
+    /// still until its state is loaded.
+    Saved(PathBuf),
+}
+
 /// A machine. Start from [`Config::new`] and change what the story is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -188,12 +198,17 @@ pub struct Config {
     pub firmware: Firmware,
     /// The disk, if there is one.
     pub disk: Option<Disk>,
-    /// How the disk fails, if it does; it must be a raw one.
+    /// How the disk fails, if it does; it must be a raw one, and not recorded.
     pub write_error: Option<WriteError>,
+    /// An empty file for a recording of everything that is written to the disk, which
+    /// must be a raw one.
+    pub recording: Option<PathBuf>,
     /// How instructions are run.
     pub accelerator: Accelerator,
     /// Memory in MiB.
     pub memory: u32,
+    /// The file behind it, of a machine that is saved or was: see `template`.
+    pub memory_file: Option<Memory>,
     /// Virtual processors.
     pub cpus: u32,
     /// The network card.
@@ -229,8 +244,10 @@ impl Config {
             firmware,
             disk: None,
             write_error: None,
+            recording: None,
             accelerator,
             memory: 512,
+            memory_file: None,
             cpus: 1,
             network: Network::Virtio,
             link: Link::Nat,
@@ -272,12 +289,7 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
     machine(&mut args, config);
     firmware(&mut args, &config.firmware, words(config));
     if let Some(disk) = &config.disk {
-        self::disk(
-            &mut args,
-            disk,
-            config.write_error,
-            matches!(config.firmware, Firmware::Uefi { .. }),
-        );
+        self::disk(&mut args, config, disk);
     }
     network(&mut args, config);
     // Behind `-nodefaults`, so that there is exactly the card that was asked for.
@@ -320,7 +332,8 @@ fn machine(args: &mut Args, config: &Config) {
         Firmware::Uefi { secure: true, .. } => ",smm=on",
         Firmware::Uefi { .. } | Firmware::UefiDirect { .. } | Firmware::Direct { .. } => "",
     };
-    args.flag("-machine", format!("q35{smm}"));
+    let backend = if config.memory_file.is_some() { ",memory-backend=ram" } else { "" };
+    args.flag("-machine", format!("q35{smm}{backend}"));
     args.flag(
         "-accel",
         match config.accelerator {
@@ -343,12 +356,33 @@ fn machine(args: &mut Args, config: &Config) {
     );
     args.flag("-smp", config.cpus.to_string());
     args.flag("-m", config.memory.to_string());
+    if let Some(memory) = &config.memory_file {
+        memory_file(args, config.memory, memory);
+    }
     if let Some(clock) = config.clock {
         let clock = OffsetDateTime::from(clock);
         args.flag("-rtc", format!("base={}T{}", clock.date(), hms(clock.time())));
     }
     // The second source of early randomness: the firmware seeds the kernel from it.
     args.flag("-device", "virtio-rng-pci");
+}
+
+fn memory_file(args: &mut Args, mebibytes: u32, memory: &Memory) {
+    let (file, share) = match memory {
+        Memory::Own(file) => (file, "on"),
+        Memory::Saved(file) => (file, "off"),
+    };
+    let file = path(file);
+    args.flag(
+        "-object",
+        format!("memory-backend-file,id=ram,size={mebibytes}M,mem-path={file},share={share}"),
+    );
+    // Another number in each machine: on it the kernel reseeds its random numbers.
+    args.flag("-device", "vmgenid,guid=auto");
+    if matches!(memory, Memory::Saved(_)) {
+        args.word("-S");
+        args.flag("-incoming", "defer");
+    }
 }
 
 /// As QEMU takes it: whole seconds, two digits each.
@@ -371,7 +405,7 @@ fn words(config: &Config) -> &'static str {
 }
 
 /// A command line with more words.
-fn with(line: &str, words: &str) -> String {
+pub(crate) fn with(line: &str, words: &str) -> String {
     format!("{line} {words}").trim().to_owned()
 }
 
@@ -413,7 +447,7 @@ fn kernel(args: &mut Args, kernel: &Path, initramfs: &Path, cmdline: &str) {
     args.flag("-append", cmdline);
 }
 
-fn disk(args: &mut Args, disk: &Disk, write_error: Option<WriteError>, bootable: bool) {
+fn disk(args: &mut Args, config: &Config, disk: &Disk) {
     let format = match disk.file.extension() {
         Some(extension) if extension == "qcow2" => "qcow2",
         _ => "raw",
@@ -422,28 +456,39 @@ fn disk(args: &mut Args, disk: &Disk, write_error: Option<WriteError>, bootable:
         Cache::Unsafe => "unsafe",
         Cache::Writeback => "writeback",
     };
-    let file = path(&disk.file);
-    let file = match write_error {
-        None => format!("file={file}"),
-        // The layer between the format and the file fails what the rule matches;
-        // `report` on the drive tells the guest, as a broken disk would.
-        Some(WriteError { sector }) => format!(
-            "werror=report,file.driver=blkdebug,file.image.driver=file,\
-             file.image.filename={file},file.inject-error.0.event=write_aio,\
-             file.inject-error.0.iotype=write,file.inject-error.0.errno=5,\
-             file.inject-error.0.sector={sector},file.inject-error.0.once=on"
-        ),
-    };
     // `discard` lets a trimmed file system give space back to the sparse file.
+    let drive = |cache, file: String| {
+        format!("if=none,id=disk,format={format},cache={cache},discard=unmap,{file}")
+    };
+    let file = path(&disk.file);
     args.flag(
         "-drive",
-        format!("if=none,id=disk,format={format},cache={cache},discard=unmap,{file}"),
+        match (&config.recording, config.write_error) {
+            (None, None) => drive(cache, format!("file={file}")),
+            (Some(log), _) => drive("writeback", recorded(&file, &path(log))),
+            // The layer between the format and the file fails what the rule matches;
+            // `report` on the drive tells the guest, as a broken disk would.
+            (None, Some(WriteError { sector })) => drive(
+                cache,
+                format!(
+                    "werror=report,file.driver=blkdebug,file.image.driver=file,\
+                     file.image.filename={file},file.inject-error.0.event=write_aio,\
+                     file.inject-error.0.iotype=write,file.inject-error.0.errno=5,\
+                     file.inject-error.0.sector={sector},file.inject-error.0.once=on"
+                ),
+            ),
+        },
     );
+    let bootable = matches!(config.firmware, Firmware::Uefi { .. });
     // With `-kernel`, a boot index would put the disk's boot sector before the kernel.
     let boot = if bootable { ",bootindex=0" } else { "" };
     match disk.bus {
         Bus::Virtio => {
-            args.flag("-device", format!("virtio-blk-pci,drive=disk,serial=polis{boot}"));
+            // Merged requests have as many parts as a system call takes, and the recording
+            // adds one: they would fail. It also holds the guest's own writes that way.
+            let merging = if config.recording.is_some() { ",request-merging=off" } else { "" };
+            let device = format!("virtio-blk-pci,drive=disk,serial=polis{merging}{boot}");
+            args.flag("-device", device);
         }
         Bus::Nvme => args.flag("-device", format!("nvme,drive=disk,serial=polis{boot}")),
         // `ide.0` is the first port of the SATA controller that every q35 has.
@@ -455,6 +500,17 @@ fn disk(args: &mut Args, disk: &Disk, write_error: Option<WriteError>, bootable:
             args.flag("-device", format!("usb-storage,bus=xhci.0,drive=disk,serial=polis{boot}"));
         }
     }
+}
+
+/// The layer between the format and the file writes down what passes. It meets flushes
+/// only where the cache of the drive is not `unsafe`; that the files below it leave
+/// them out makes them cost nothing all the same.
+fn recorded(file: &str, log: &str) -> String {
+    format!(
+        "file.driver=blklogwrites,file.file.driver=file,file.file.filename={file},\
+         file.file.cache.no-flush=on,file.log.driver=file,file.log.filename={log},\
+         file.log.cache.no-flush=on"
+    )
 }
 
 fn network(args: &mut Args, config: &Config) {

@@ -144,6 +144,40 @@ fn a_secure_boot_machine_has_guarded_flash_and_smm() {
 }
 
 #[test]
+fn a_saved_machine_has_its_memory_in_a_file_and_a_restored_one_a_copy_of_it() {
+    let show =
+        |memory_file| show(&Config { memory_file, ..Config::new(direct(), Accelerator::Tcg) });
+    let saved = show(Some(Memory::Own("m,1".into())));
+    assert!(saved.contains(
+        "-machine q35,memory-backend=ram\n-accel tcg,thread=multi\n\
+         -cpu Nehalem,+rdrand,+aes\n-smp 1\n-m 512\n\
+         -object memory-backend-file,id=ram,size=512M,mem-path=m,,1,share=on\n\
+         -device vmgenid,guid=auto\n-device virtio-rng-pci"
+    ));
+    let restored = show(Some(Memory::Saved("m,1".into())));
+    assert!(
+        restored
+            .contains("mem-path=m,,1,share=off\n-device vmgenid,guid=auto\n-S\n-incoming defer\n")
+    );
+    assert!(!show(None).contains("vmgenid"));
+}
+
+#[test]
+fn a_recorded_disk_has_its_flushes_in_the_recording() {
+    let config = Config { recording: Some("l,1.log".into()), ..with_disk(direct(), Bus::Virtio) };
+    let shown = show(&config);
+    let drive = shown.lines().find(|line| line.starts_with("-drive")).unwrap();
+    assert_eq!(
+        drive,
+        "-drive if=none,id=disk,format=raw,cache=writeback,discard=unmap,\
+         file.driver=blklogwrites,file.file.driver=file,file.file.filename=a,,b.img,\
+         file.file.cache.no-flush=on,file.log.driver=file,file.log.filename=l,,1.log,\
+         file.log.cache.no-flush=on"
+    );
+    assert!(shown.contains("-device virtio-blk-pci,drive=disk,serial=polis,request-merging=off\n"));
+}
+
+#[test]
 fn each_bus_names_its_own_controller() {
     let devices = |bus| {
         let shown = show(&with_disk(uefi(false), bus));

@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::args::Firmware;
+use crate::args::{Firmware, with};
+use crate::cache::{self, Cache, Key, Wanted};
+use crate::kernel;
 
 /// Why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +33,14 @@ pub enum Error {
         /// What it lacks.
         key: &'static str,
     },
+    /// The unpacked kernel could not be written.
+    #[error("cannot write {path}")]
+    Write {
+        /// The file.
+        path: String,
+        /// The system's complaint.
+        source: io::Error,
+    },
     /// The variables of the firmware could not be copied.
     #[error("cannot copy the firmware's variables to {path}")]
     Variables {
@@ -39,7 +49,20 @@ pub enum Error {
         /// The system's complaint.
         source: io::Error,
     },
+    /// The kernel is not what Debian's is.
+    #[error(transparent)]
+    Kernel(#[from] kernel::Error),
+    /// The unpacked kernel cannot be kept.
+    #[error(transparent)]
+    Cache(#[from] cache::Error),
 }
+
+/// Turns off the kernel's mitigations. QEMU's translated processor has Meltdown by
+/// its model, so each system call would flush the TLB twice; that is a tenth of a boot.
+const UNMITIGATED: &str = "mitigations=off";
+
+/// Name of the unpacked kernel in its entry.
+const UNPACKED: &str = "vmlinux";
 
 /// A built image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,8 +124,29 @@ impl Image {
         Firmware::Direct {
             kernel: self.kernel.clone(),
             initramfs: self.initramfs.clone(),
-            cmdline: format!("{} {append}", self.cmdline).trim_end().to_owned(),
+            cmdline: with(&self.cmdline, append),
         }
+    }
+
+    /// The same image for direct boots that cost two thirds on one translated processor:
+    /// with its kernel unpacked, once, into `cache`, and without mitigations. That is
+    /// also what tells them from the product; boots by UEFI are the same.
+    ///
+    /// # Errors
+    /// When the kernel cannot be read, unpacked or kept.
+    pub fn quick(&self, cache: &Cache) -> Result<Self, Error> {
+        let path = self.kernel.display().to_string();
+        let packed = fs::read(&self.kernel).map_err(|source| Error::Read { path, source })?;
+        let key = Key::default().part(&packed).digits();
+        let wanted = Wanted { kind: "kernel", key, age_max: None };
+        let entry = cache.entry(&wanted, |dir| {
+            let file = dir.join(UNPACKED);
+            let kernel = kernel::unpack(&packed)?;
+            let path = file.display().to_string();
+            fs::write(&file, kernel).map_err(|source| Error::Write { path, source })
+        })?;
+        let cmdline = with(&self.cmdline, UNMITIGATED);
+        Ok(Self { kernel: entry.dir.join(UNPACKED), cmdline, ..self.clone() })
     }
 
     /// A UEFI boot. The variables live in `dir` and stay if they are there already.
@@ -175,5 +219,15 @@ mod tests {
         };
         assert_eq!(cmdline, "quiet polis.x=1");
         assert_eq!(kernel, dir.path().join("vmlinuz"));
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_be_unpacked_is_named_and_not_kept() {
+        let (dir, image) = built();
+        fs::write(dir.path().join("vmlinuz"), "no kernel").unwrap();
+        let cache = Cache::new(&dir.path().join("cache"));
+        for _again in 0..2 {
+            assert!(matches!(image.quick(&cache), Err(Error::Kernel(_))));
+        }
     }
 }

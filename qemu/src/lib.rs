@@ -16,20 +16,25 @@
 //! node means by its lines (the stories in `tests/`).
 
 pub mod args;
+pub mod cache;
+pub mod cut;
 pub mod disk;
 pub mod fleet;
 mod gateway;
 pub mod history;
 pub mod host;
 pub mod image;
+pub mod kernel;
 mod lease;
 pub mod line;
 pub mod machine;
 pub mod operator;
 pub mod qmp;
+pub mod recording;
 pub mod screen;
 pub mod segment;
 pub mod serial;
+pub mod template;
 pub mod tpm;
 
 pub use args::{Accelerator, Bus, Config, Disk, Firmware, Network, Reset, Screen};

@@ -254,6 +254,12 @@ impl Machine {
         })
     }
 
+    /// Puts lines before the first: a machine that was saved has said them.
+    pub(crate) fn has_said<'a>(&mut self, lines: impl Iterator<Item = &'a str>) {
+        self.port.has_said(lines);
+        self.cursor = self.port.count();
+    }
+
     /// Waits for an event line `POLIS word` for which `matches` holds.
     ///
     /// # Errors

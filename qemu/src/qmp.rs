@@ -106,6 +106,14 @@ impl Client {
         self.execute("system_powerdown", Value::Null).map(drop)
     }
 
+    /// Stops the processors. What is on its way to the disk arrives before this returns.
+    ///
+    /// # Errors
+    /// When QEMU is gone.
+    pub fn stop(&mut self) -> Result<(), Error> {
+        self.execute("stop", Value::Null).map(drop)
+    }
+
     /// Plugs the network cable, or pulls it: the guest sees its carrier come or go.
     ///
     /// # Errors

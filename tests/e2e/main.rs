@@ -26,6 +26,7 @@ mod operate;
 mod outage;
 mod owner;
 mod power_cut;
+mod recorded;
 mod replaced;
 mod restart;
 mod segment;

@@ -19,8 +19,7 @@ fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -
     let world = World::new("operate")?;
     let owner = Owner::new(&world.path("owner"))?;
     let config = Config { forwards: owner.forwards.clone(), ..world.founder("")? };
-    let mut machine = world.boot(&config)?;
-    let founded = home(&mut machine)?;
+    let (mut machine, founded) = world.at_home(&config)?;
     owner.take(&founded.ca)?;
     let node = founded.node.as_str();
 

@@ -126,7 +126,7 @@ fn disowned(cluster: &mut Fleet, number: usize) -> Result<()> {
 fn data_is_lost(world: &World, cluster: &mut Fleet) -> Result<()> {
     let heir = &mut cluster.nodes[HEIR];
     let id = heir.id.clone();
-    heir.config.firmware = world.image.direct("polis.fault=lose-etcd");
+    heir.config.firmware = world.quick.direct("polis.fault=lose-etcd");
     cluster.cut_power(HEIR);
     cluster.boot_again(HEIR)?;
     let lost = guru(cluster.machine(HEIR)?, "0801")?;

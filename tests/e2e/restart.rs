@@ -16,8 +16,7 @@ const LOGS: &str = "logs are kept on the disk";
 fn a_reset_and_an_orderly_stop_end_at_home_as_the_same_node() -> Result<()> {
     let world = World::new("restart-reset")?;
     let config = world.founder("")?;
-    let mut machine = world.boot(&config)?;
-    let founded = home(&mut machine)?;
+    let (mut machine, founded) = world.at_home(&config)?;
 
     // Of the boot that ends here: behind the reset it would be taken for the next one's.
     machine.wait_until_said(POWER_BUTTON, SOON)?;
@@ -39,8 +38,7 @@ fn a_reset_and_an_orderly_stop_end_at_home_as_the_same_node() -> Result<()> {
 fn a_reboot_by_the_keyboard_is_orderly_and_ends_at_home() -> Result<()> {
     let world = World::new("restart-keyboard")?;
     let config = polis_qemu::Config { reset: Reset::Exit, ..world.founder("")? };
-    let mut machine = world.boot(&config)?;
-    let founded = home(&mut machine)?;
+    let (mut machine, founded) = world.at_home(&config)?;
     machine.qmp.press(&["ctrl", "alt", "delete"])?;
     orderly_end(&mut machine, "reboot")?;
     machine.wait_end(SOON)?;
@@ -54,8 +52,7 @@ fn a_reboot_by_the_keyboard_is_orderly_and_ends_at_home() -> Result<()> {
 fn a_power_cut_after_ready_ends_at_home_as_the_same_node() -> Result<()> {
     let world = World::new("restart-power-cut")?;
     let config = world.founder("")?;
-    let mut machine = world.boot(&config)?;
-    let founded = home(&mut machine)?;
+    let (mut machine, founded) = world.at_home(&config)?;
     for cut in 1..=2 {
         machine.kill();
         machine = world.boot(&config)?;

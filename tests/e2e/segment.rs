@@ -38,7 +38,7 @@ fn a_node_on_a_segment_is_reached_through_its_gateway() -> Result<()> {
 }
 
 /// A client that knows no authority: it gets an answer, and can do nothing with it.
-fn hello() -> Result<ClientConnection> {
+pub(crate) fn hello() -> Result<ClientConnection> {
     let provider = Arc::new(crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?

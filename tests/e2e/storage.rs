@@ -69,6 +69,11 @@ pub(crate) fn founder(world: &World, kind: Kind, append: &str) -> Result<Config>
 /// Waits until the node is home with a partition of this kind, and has read the number.
 pub(crate) fn home_and_counting(machine: &mut Machine, kind: Kind) -> Result<u64> {
     home(machine)?;
+    counting(machine, kind)
+}
+
+/// The same of a machine that is home already.
+pub(crate) fn counting(machine: &mut Machine, kind: Kind) -> Result<u64> {
     is_ready_as(machine, kind)?;
     let found = machine.wait_for("exercise", SOON, |event| event.get("found").is_some())?;
     number(&found, "found")

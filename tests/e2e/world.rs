@@ -2,19 +2,25 @@
 
 use std::cell::Cell;
 use std::fs;
+use std::io::Read as _;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use polis_image::{Manifest, Options, assemble};
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_proto::v1::node_parameters::Cluster;
 use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, NodeParameters};
-use polis_qemu::args::{Cache, Disk, FwCfg};
-use polis_qemu::host::{Wish, accelerator};
-use polis_qemu::{Bus, Config, Event, Image, Machine};
+use polis_qemu::args::{self, Disk, Forward, FwCfg, Sockets, argv};
+use polis_qemu::cache::{Cache, Key, Wanted};
+use polis_qemu::host::{Wish, accelerator, version};
+use polis_qemu::{Accelerator, Bus, Config, Event, Image, Machine, Reset, template};
 use prost::Message as _;
+
+use crate::restart::POWER_BUTTON;
+use crate::segment::hello;
 
 /// Longest that any boot may take to `ready`. A first boot takes some twenty
 /// seconds on an idle host; one with two processors runs stories side by side
@@ -23,6 +29,19 @@ pub(crate) const BOOT: Duration = Duration::from_secs(300);
 
 /// Longest that a running node may take to notice and tell something.
 pub(crate) const SOON: Duration = Duration::from_secs(120);
+
+/// The folder in `target` with a folder for each story.
+const E2E: &str = "e2e";
+
+/// The folder in `target` with what stories share, from one run to the next.
+const CACHE: &str = "e2e-templates";
+
+/// The clock of a saved machine stands still, and certificates begin a day before they
+/// are made: one that is as old as a long run is good, one of yesterday is not.
+const SAVED_MAX: Duration = Duration::from_secs(6 * 60 * 60);
+
+/// Longest that one connection waits for its answer.
+const ANSWER: Duration = Duration::from_secs(20);
 
 /// Size of a story's disk: the system, and enough for a data partition.
 const DISK_SIZE: u64 = 2 << 30;
@@ -37,6 +56,11 @@ pub(crate) const OWNER: [u8; 32] = [
 /// How often a story cuts the power: `POLIS_CUTS`, or as `usual`.
 pub(crate) fn cuts(usual: u32) -> Result<u32> {
     Ok(number("POLIS_CUTS")?.unwrap_or(usual))
+}
+
+/// Whether a story that draws a sample is to show its promise at many more moments.
+pub(crate) fn all() -> bool {
+    std::env::var_os("POLIS_ALL").is_some_and(|all| all == "1")
 }
 
 /// What draws a story's moments: `POLIS_SEED`, or another each time. A story prints
@@ -55,7 +79,10 @@ fn number<T: FromStr>(name: &str) -> Result<Option<T>> {
 pub(crate) struct World {
     dir: PathBuf,
     pub(crate) image: Image,
+    /// The same for direct boots that start sooner: see [`Image::quick`].
+    pub(crate) quick: Image,
     pub(crate) manifest: Manifest,
+    cache: Cache,
     boots: Cell<u32>,
 }
 
@@ -70,9 +97,13 @@ impl World {
             fs::remove_dir_all(&dir)?;
         }
         fs::create_dir_all(&dir)?;
+        let image = Image::load(built)?;
+        let cache = Cache::new(&target(CACHE));
         Ok(Self {
             dir,
-            image: Image::load(built)?,
+            quick: image.quick(&cache)?,
+            cache,
+            image,
             manifest: Manifest::load(built)?,
             boots: Cell::new(0),
         })
@@ -93,7 +124,7 @@ impl World {
         let file = self.path("disk.img");
         let parameters = parameters.map(<[u8]>::to_vec);
         assemble(&self.manifest, &Options { parameters, size, ..Options::new(&file) })?;
-        Ok(Disk { file, bus: Bus::Virtio, cache: Cache::Unsafe })
+        Ok(Disk { file, bus: Bus::Virtio, cache: args::Cache::Unsafe })
     }
 
     /// `bytes` as the item of fw_cfg in which a node looks for its parameters.
@@ -113,15 +144,71 @@ impl World {
         })
     }
 
-    /// A direct boot without a disk and without parameters.
+    /// A quick direct boot without a disk and without parameters.
     pub(crate) fn bare(&self, append: &str) -> Config {
-        Config::new(self.image.direct(append), accelerator(Wish::Auto, 1))
+        Config::new(self.quick.direct(append), accelerator(Wish::Auto, 1))
+    }
+
+    /// A machine of [`World::founder`] that is home, and who it is: started from one that
+    /// was saved when it was, once for all stories, so it costs a thirtieth of a boot.
+    /// What `config` forwards and does at a reset may be its own; every other machine
+    /// boots. All that start so are the same node.
+    pub(crate) fn at_home(&self, config: &Config) -> Result<(Machine, Identity)> {
+        if config.accelerator == Accelerator::Kvm {
+            // A boot takes two seconds, and a state is of one processor's model.
+            let mut machine = self.boot(config)?;
+            let identity = home(&mut machine)?;
+            return Ok((machine, identity));
+        }
+        let template = Config { forwards: Vec::new(), reset: Reset::Restart, ..config.clone() };
+        let wanted = Wanted { kind: "home", key: self.key(&template), age_max: Some(SAVED_MAX) };
+        let saved = self.cache.entry(&wanted, |dir| self.save_at_home(&template, dir))?;
+        let machine = template::restore(config, &saved.dir, &self.next_boot())?;
+        let ready = machine.seen(|event| event.word == "ready");
+        let identity = identity(&machine, ready.last().context("saved before it was ready")?)?;
+        // It starts with nothing translated, so its first answer takes some seconds.
+        for forward in &config.forwards {
+            answers(forward)?;
+        }
+        Ok((machine, identity))
+    }
+
+    /// Boots a machine until it is at rest, and saves it in `dir`.
+    fn save_at_home(&self, template: &Config, dir: &Path) -> Result<()> {
+        let config = template::to_be_saved(template, dir);
+        let mut machine = Machine::start(&config, &dir.join("boot"))?;
+        home(&mut machine)?;
+        // The last that a boot says, some seconds later; a driver may come later still.
+        machine.wait_for("memory", SOON, |_| true)?;
+        machine.wait_until_said(POWER_BUTTON, SOON)?;
+        Ok(template::save(machine, &config, dir)?)
+    }
+
+    /// The hash of whatever makes a saved machine another one.
+    fn key(&self, config: &Config) -> String {
+        let nowhere = || PathBuf::from("socket");
+        let sockets =
+            Sockets { qmp: nowhere(), console: nowhere(), unread_port: nowhere(), tpm: nowhere() };
+        // The folder of the story is in some of the words, and is not part of the machine.
+        let own = self.dir.display().to_string();
+        let words = argv(config, &sockets).into_iter();
+        let words = words.map(|word| word.to_string_lossy().replace(&own, ""));
+        let version = format!("{:?}", version());
+        [self.image.version.clone(), version]
+            .into_iter()
+            .chain(words)
+            .fold(Key::default(), |key, part| key.part(part.as_bytes()))
+            .digits()
     }
 
     /// Boots a machine. Each boot has a folder of its own: `1`, `2`, ...
     pub(crate) fn boot(&self, config: &Config) -> Result<Machine> {
+        Ok(Machine::start(config, &self.next_boot())?)
+    }
+
+    fn next_boot(&self) -> PathBuf {
         self.boots.set(self.boots.get() + 1);
-        Ok(Machine::start(config, &self.path(&self.boots.get().to_string()))?)
+        self.path(&self.boots.get().to_string())
     }
 }
 
@@ -138,6 +225,27 @@ impl Drop for World {
     }
 }
 
+/// Waits until a port of a machine answers a TLS client.
+fn answers(forward: &Forward) -> Result<()> {
+    let deadline = Instant::now() + BOOT;
+    loop {
+        let answer =
+            TcpStream::connect((Ipv4Addr::LOCALHOST, forward.host)).and_then(|mut line| {
+                line.set_read_timeout(Some(ANSWER))?;
+                hello().map_err(std::io::Error::other)?.write_tls(&mut line)?;
+                line.read_exact(&mut [0])
+            });
+        match answer {
+            Ok(()) => return Ok(()),
+            // The machine took the connection and lost it, or did not take it yet.
+            Err(_) if Instant::now() < deadline => {}
+            Err(error) => {
+                return Err(error).with_context(|| format!("port {} is silent", forward.guest));
+            }
+        }
+    }
+}
+
 /// Says, where the runner lists it, that a story cannot be told on this host.
 pub(crate) fn skip(story: &str, reason: &str) -> Result<()> {
     let dir = folder(story);
@@ -148,7 +256,12 @@ pub(crate) fn skip(story: &str, reason: &str) -> Result<()> {
 }
 
 fn folder(story: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/e2e").join(story)
+    target(E2E).join(story)
+}
+
+/// A folder that git does not see.
+fn target(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target").join(name)
 }
 
 /// Parameters that found a cluster and ask for nothing else.
@@ -190,6 +303,13 @@ pub(crate) fn home_with<T>(
     look: impl FnOnce(&Machine) -> T,
 ) -> Result<(Identity, T)> {
     let ready = machine.wait_for("ready", BOOT, |_| true)?;
+    let identity = identity(machine, &ready)?;
+    let seen = look(machine);
+    Ok((identity, seen))
+}
+
+/// The identity of a machine that is home, with every promise about that moment.
+fn identity(machine: &Machine, ready: &Event) -> Result<Identity> {
     let this_boot = this_boot(machine);
     let last = |word: &str| {
         let found = this_boot.iter().rev().find(|event| event.word == word);
@@ -211,8 +331,7 @@ pub(crate) fn home_with<T>(
     ensure!(!identity.ca.is_empty(), "ready without the CA's fingerprint: {ready}");
     ensure!(!identity.member.is_empty(), "no member ID: {etcd}");
     ensure!(!ready.text("address").is_empty(), "ready without an address: {ready}");
-    let seen = look(machine);
-    Ok((identity, seen))
+    Ok(identity)
 }
 
 /// The events since the machine booted last: a boot's first line is about its kernel.

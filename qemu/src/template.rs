@@ -1,0 +1,145 @@
+//! Saved machines: one is stopped at some moment and saved, and any number start there.
+//!
+//! ```text
+//! running --save--> folder: memory, state, disk.img, said --restore--> running, again and again
+//! ```
+//!
+//! The guest's memory is a file (`x-ignore-shared`): while the saved machine runs it
+//! writes there, and a restored one maps the same file privately. So a restore copies
+//! nothing but the disk, and starts in a second. The state of the devices is a stream
+//! of some megabytes.
+//!
+//! A restored machine has the same devices, kernel command line and card address as the
+//! saved one. Ports that are forwarded and what a reset does may differ. Its guest
+//! knows neither that it was saved nor that time has passed: its clock goes on where it
+//! stood. A `vmgenid` has the kernel reseed its random numbers.
+//!
+//! All machines of one template are the same node: two of them never share a segment.
+//!
+//! What this module does not do: decide which machine is worth saving, or keep the
+//! folder (`cache`).
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::args::{Config, Memory};
+use crate::disk;
+use crate::machine::{Error, Machine};
+
+/// Longest that a state may take to be written or read: it takes a tenth of a second.
+const MOVE_MAX: Duration = Duration::from_secs(60);
+
+/// QEMU says on request only how far it is.
+const LOOK: Duration = Duration::from_millis(10);
+
+const MEMORY: &str = "memory";
+const STATE: &str = "state";
+const DISK: &str = "disk.img";
+const SAID: &str = "said";
+
+/// The machine that is to be saved in `dir`: the same, with its memory in a file there.
+#[must_use]
+pub fn to_be_saved(config: &Config, dir: &Path) -> Config {
+    Config { memory_file: Some(Memory::Own(dir.join(MEMORY))), ..config.clone() }
+}
+
+/// Stops a machine of [`to_be_saved`], saves it in the same folder and ends it.
+///
+/// # Errors
+/// When QEMU cannot save it, or its disk cannot be copied.
+pub fn save(mut machine: Machine, config: &Config, dir: &Path) -> Result<(), Error> {
+    machine.qmp.stop()?;
+    memory_stays(&mut machine)?;
+    let state = format!("exec:cat > {}", quoted(&dir.join(STATE)));
+    machine.qmp.execute("migrate", json!({ "uri": state }))?;
+    until(|| {
+        let answer = machine.qmp.execute("query-migrate", Value::Null)?;
+        match answer["status"].as_str() {
+            Some("completed") => Ok(true),
+            Some("failed" | "cancelled") => Err(failed("save the machine", &answer.to_string())),
+            _ => Ok(false),
+        }
+    })?;
+    if let Some(disk) = &config.disk {
+        let copied = disk::copy(&disk.file, &dir.join(DISK));
+        copied.map_err(host("copy the machine's disk"))?;
+    }
+    let said: String = machine.lines().iter().map(|line| line.text.clone() + "\n").collect();
+    fs::write(dir.join(SAID), said).map_err(host("keep the machine's lines"))?;
+    machine.kill();
+    Ok(())
+}
+
+/// Starts the machine that was saved in `saved`, with a copy of its disk in the place
+/// that `config` names. Its first lines are those of the saved one; a wait looks at
+/// what it says from now on.
+///
+/// # Errors
+/// When QEMU refuses the state, as it does for another machine.
+pub fn restore(config: &Config, saved: &Path, logs: &Path) -> Result<Machine, Error> {
+    if let Some(disk) = &config.disk {
+        let copied = disk::copy(&saved.join(DISK), &disk.file);
+        copied.map_err(host("copy the saved disk"))?;
+    }
+    let said = fs::read_to_string(saved.join(SAID)).map_err(host("read the saved lines"))?;
+    let memory = Some(Memory::Saved(saved.join(MEMORY)));
+    let mut machine = Machine::start(&Config { memory_file: memory, ..config.clone() }, logs)?;
+    machine.has_said(said.lines());
+    memory_stays(&mut machine)?;
+    let state = format!("exec:cat {}", quoted(&saved.join(STATE)));
+    machine.qmp.execute("migrate-incoming", json!({ "uri": state }))?;
+    until(|| {
+        let answer = machine.qmp.execute("query-status", Value::Null)?;
+        Ok(answer["status"] != "inmigrate")
+    })?;
+    machine.qmp.execute("cont", Value::Null)?;
+    Ok(machine)
+}
+
+/// Keeps the memory out of the stream: it is in the file.
+fn memory_stays(machine: &mut Machine) -> Result<(), Error> {
+    let ignore = json!([{ "capability": "x-ignore-shared", "state": true }]);
+    let arguments = json!({ "capabilities": ignore });
+    Ok(machine.qmp.execute("migrate-set-capabilities", arguments).map(drop)?)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the rule is for the node; this runs on the host")]
+fn until(mut done: impl FnMut() -> Result<bool, Error>) -> Result<(), Error> {
+    let deadline = Instant::now() + MOVE_MAX;
+    while !done()? {
+        if Instant::now() > deadline {
+            return Err(failed("move the machine's state", "it takes too long"));
+        }
+        thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+fn host(doing: &str) -> impl FnOnce(io::Error) -> Error {
+    let doing = doing.to_owned();
+    move |source| Error::Host { doing, source }
+}
+
+fn failed(doing: &str, why: &str) -> Error {
+    host(doing)(io::Error::other(why.to_owned()))
+}
+
+/// A path as one word of a shell.
+fn quoted(path: &Path) -> String {
+    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_one_word_of_a_shell() {
+        assert_eq!(quoted(Path::new("/a b/it's")), r"'/a b/it'\''s'");
+    }
+}
