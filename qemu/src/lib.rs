@@ -26,6 +26,7 @@ mod lease;
 pub mod line;
 pub mod machine;
 pub mod operator;
+pub mod patience;
 pub mod qmp;
 pub mod screen;
 pub mod segment;
