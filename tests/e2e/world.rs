@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -14,6 +13,7 @@ use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, NodeParameters};
 use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::host::{Wish, accelerator};
 use polis_qemu::{Bus, Config, Event, Image, Machine};
+use polis_tests::workspace;
 use prost::Message as _;
 
 /// Longest that any boot may take to `ready`. A first boot takes some twenty
@@ -33,23 +33,6 @@ pub(crate) const OWNER: [u8; 32] = [
     0xd7, 0x5a, 0x98, 0x01, 0x82, 0xb1, 0x0a, 0xb7, 0xd5, 0x4b, 0xfe, 0xd3, 0xc9, 0x64, 0x07, 0x3a,
     0x0e, 0xe1, 0x72, 0xf3, 0xda, 0xa6, 0x23, 0x25, 0xaf, 0x02, 0x1a, 0x68, 0xf7, 0x07, 0x51, 0x1a,
 ];
-
-/// How often a story cuts the power: `POLIS_CUTS`, or as `usual`.
-pub(crate) fn cuts(usual: u32) -> Result<u32> {
-    Ok(number("POLIS_CUTS")?.unwrap_or(usual))
-}
-
-/// What draws a story's moments: `POLIS_SEED`, or another each time. A story prints
-/// it, so that the same moments can be had again.
-pub(crate) fn seed() -> Result<u64> {
-    Ok(number("POLIS_SEED")?.unwrap_or_else(rand::random))
-}
-
-fn number<T: FromStr>(name: &str) -> Result<Option<T>> {
-    let Some(text) = std::env::var_os(name) else { return Ok(None) };
-    let number = text.to_str().and_then(|text| text.parse().ok());
-    number.map(Some).with_context(|| format!("{name} is to be a number, and is {text:?}"))
-}
 
 /// A story's own corner. Its disks go when the story ends; its logs stay.
 pub(crate) struct World {
@@ -138,17 +121,8 @@ impl Drop for World {
     }
 }
 
-/// Says, where the runner lists it, that a story cannot be told on this host.
-pub(crate) fn skip(story: &str, reason: &str) -> Result<()> {
-    let dir = folder(story);
-    fs::create_dir_all(&dir)?;
-    fs::write(dir.join("skipped"), reason)?;
-    eprintln!("skipped: {reason}");
-    Ok(())
-}
-
 fn folder(story: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/e2e").join(story)
+    workspace().join("target/e2e").join(story)
 }
 
 /// Parameters that found a cluster and ask for nothing else.

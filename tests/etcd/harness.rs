@@ -18,6 +18,8 @@ use polis::pki::{Host, Overview};
 use polis::serial::Lines;
 use polis::stage::Board;
 use polis::supervisor::{Context, Policy, Supervisor};
+use polis_qemu::patience::Deadline;
+use polis_tests::patiently;
 use tokio::sync::{mpsc, watch};
 
 /// Longer than anything here may take on a busy machine.
@@ -168,9 +170,9 @@ impl Node {
         let (logs, name) = (self.logs.clone(), self.name.clone());
         async move {
             let found = until(&mut status, "status", |status| so(status).then(|| status.clone()));
-            match tokio::time::timeout(PATIENCE, found).await {
+            match patiently(PATIENCE, found).await {
                 Ok(found) => found.unwrap(),
-                Err(_elapsed) => {
+                Err(_late) => {
                     let log: Vec<_> =
                         logs.backlog(&Query::all()).iter().map(|entry| entry.line()).collect();
                     let last = log[log.len().saturating_sub(60)..].join("\n");
@@ -241,9 +243,9 @@ pub(crate) fn eventually(
 ) -> impl Future<Output = ()> {
     let at = std::panic::Location::caller();
     async move {
-        let end = tokio::time::Instant::now() + PATIENCE;
+        let mut end = Deadline::within(PATIENCE);
         while !so() {
-            assert!(tokio::time::Instant::now() < end, "{at}: waited for {what}");
+            assert!(!end.is_over(), "{at}: waited for {what}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

@@ -18,6 +18,7 @@ use polis::trapdoor::{Report, code};
 use polis::{network, recovery};
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
+use polis_tests::{Story, story};
 use tokio::sync::watch;
 
 use crate::curators::{Cluster, Founder};
@@ -166,7 +167,7 @@ impl Newcomer {
                 end = watching => end,
             }
         };
-        let end = tokio::time::timeout(PATIENCE, end).await.expect("a boot ends");
+        let end = polis_tests::patiently(PATIENCE, end).await.expect("a boot ends");
         supervisor.stop().await;
         end
     }
@@ -186,7 +187,10 @@ impl Newcomer {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] =
+    &[story!(threads a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way)];
+
 async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way() {
     let machine = Machine::new();
     let Founder { node, cluster, curator, owner, .. } = Founder::start(&machine).await;
