@@ -20,7 +20,7 @@
 //! A line that was cut off with its machine counts as never said.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::line::Event;
 
@@ -316,6 +316,20 @@ fn grown(before: &Listing, later: &Listing) -> Result<(), Violation> {
     Ok(())
 }
 
+/// The longest time between two of these, from `since` until `end`, which count as
+/// one each; nothing where the end comes first.
+#[must_use]
+pub fn longest_gap(mut times: Vec<Instant>, since: Instant, end: Instant) -> Duration {
+    if end <= since {
+        return Duration::ZERO;
+    }
+    times.retain(|time| (since..end).contains(time));
+    times.extend([since, end]);
+    times.sort();
+    let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
+    gaps.max().unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -434,5 +448,17 @@ mod tests {
         let cut = "8.1 POLIS exercise name=append writer=polis-0a holds=\"1@2\" as_of=5 t=8.100\n";
         let log = cut.to_owned() + &found(6, &[(A, &[(1, 2)])]);
         assert_eq!(check(&[log]).unwrap().listings, 1);
+    }
+
+    #[test]
+    fn only_what_nobody_wrote_between_the_cut_and_the_vote_is_a_gap() {
+        let start = Instant::now();
+        let at = |second| start + Duration::from_secs(second);
+        let times = || [5, 12, 14, 60].map(at).to_vec();
+        let gap = |since, end| longest_gap(times(), at(since), at(end)).as_secs();
+        assert_eq!(gap(10, 15), 2);
+        assert_eq!(gap(10, 20), 6, "nothing was written before the vote");
+        assert_eq!(gap(10, 70), 46);
+        assert_eq!(gap(20, 10), 0, "it voted before anything was cut");
     }
 }

@@ -29,6 +29,7 @@ mod lease;
 pub mod line;
 pub mod machine;
 pub mod operator;
+pub mod patience;
 pub mod qmp;
 pub mod recording;
 pub mod screen;

@@ -8,7 +8,8 @@
 //!
 //! Waiting goes forward only: each line is looked at once, in the order in which
 //! the guest wrote it, so a second boot cannot be taken for the first. Lines
-//! that a wait passes over are still there for [`Machine::seen`].
+//! that a wait passes over are still there for [`Machine::seen`]. A wait ends by the
+//! clock of [`crate::patience`], which leaves out what the host kept from the machines.
 //!
 //! Invariants:
 //! - A machine ends when its value is dropped, when this process dies, and at no
@@ -32,6 +33,7 @@ use tempfile::TempDir;
 use crate::args::{Config, Sockets, argv};
 use crate::host::QEMU;
 use crate::line::{Event, Line, RACE, fatal};
+use crate::patience::Deadline;
 use crate::qmp;
 use crate::screen::Picture;
 use crate::serial::{Next, Port};
@@ -316,10 +318,13 @@ impl Machine {
         within: Duration,
         pick: impl Fn(&Line) -> Option<T>,
     ) -> Result<T, Error> {
-        let deadline = Instant::now() + within;
+        let mut deadline = Deadline::within(within);
         loop {
-            let line = match self.port.next(self.cursor, deadline) {
+            // Late at once where the deadline has come.
+            let look = deadline.look().unwrap_or_else(Instant::now);
+            let line = match self.port.next(self.cursor, look) {
                 Next::Line(line) => line,
+                Next::Late if !deadline.is_over() => continue,
                 Next::Late => {
                     let outcome = self.lateness(within);
                     return Err(self.failed(what, outcome));
@@ -339,7 +344,8 @@ impl Machine {
         }
     }
 
-    /// The next line, whatever it says; nothing at the deadline or at the end of the machine.
+    /// The next line, whatever it says; nothing after `within`, by the wall clock, or at
+    /// the end of the machine.
     pub fn next_line(&mut self, within: Duration) -> Option<Line> {
         match self.port.next(self.cursor, Instant::now() + within) {
             Next::Line(line) => {
@@ -432,11 +438,13 @@ impl Machine {
     /// # Errors
     /// When it has not within `within`.
     pub fn wait_end(&mut self, within: Duration) -> Result<ExitStatus, Error> {
-        let deadline = Instant::now() + within;
+        let mut deadline = Deadline::within(within);
         loop {
-            match self.port.next(self.cursor, deadline) {
+            let look = deadline.look().unwrap_or_else(Instant::now);
+            match self.port.next(self.cursor, look) {
                 Next::Line(_) => self.cursor += 1,
                 Next::Closed => break,
+                Next::Late if !deadline.is_over() => {}
                 Next::Late => {
                     let outcome = self.lateness(within);
                     return Err(self.failed("the end of the machine", outcome));
@@ -517,7 +525,7 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListener, Error> {
 pub(crate) fn accept(listener: &UnixListener, child: &mut Child) -> Result<UnixStream, Error> {
     /// How often the child is looked at: it may die without ever connecting.
     const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    let deadline = Instant::now() + START_MAX;
+    let mut deadline = Deadline::within(START_MAX);
     let host = |source| Error::Host { doing: "connect to QEMU".to_owned(), source };
     loop {
         let mut fds = [PollFd::new(listener, PollFlags::IN)];
@@ -527,7 +535,7 @@ pub(crate) fn accept(listener: &UnixListener, child: &mut Child) -> Result<UnixS
             Err(error) => return Err(host(error.into())),
         }
         let ended = child.try_wait().map_err(host)?;
-        if ended.is_some() || Instant::now() > deadline {
+        if ended.is_some() || deadline.is_over() {
             let said = match ended {
                 Some(status) => status.to_string(),
                 None => format!("no connection within {START_MAX:?}"),

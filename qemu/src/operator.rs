@@ -2,15 +2,24 @@
 //!
 //! What is run is the very program that people run, so whatever a story does to
 //! its cluster, they can do.
+//!
+//! `--timeout` is the program's own wall time. Here it is a deadline by the clock of
+//! [`crate::patience`] instead: the program gets as much wall time as that clock can
+//! ever take, and is ended when the deadline has come.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Read};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::machine::Error;
+use crate::machine::{Error, end};
+use crate::patience::{Deadline, SLOWEST};
 
 /// A port of a node, and the port of this host that leads to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,29 +70,31 @@ impl Operator {
     ///
     /// # Errors
     /// [`Error::Operator`] with what it said where its status is not 0.
+    pub fn run(&self, args: &[impl AsRef<OsStr>]) -> Result<String, Error> {
+        let mut args: Vec<OsString> = args.iter().map(|arg| arg.as_ref().to_owned()).collect();
+        let shown: Vec<_> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
+        let deadline = stretched(&mut args).map(Deadline::within);
+        let host = |source| Error::Host { doing: "run polisctl".to_owned(), source };
+        let child = self.command(&args).spawn().map_err(host)?;
+        let ended = finished(child, deadline).map_err(host)?;
+        if ended.success {
+            return Ok(ended.printed);
+        }
+        let (command, status, said) = (shown.join(" "), ended.status, ended.said);
+        Err(Error::Operator { command, status, said })
+    }
+
     #[expect(
         clippy::disallowed_methods,
         reason = "the rule is for the node; this runs on the host"
     )]
-    pub fn run(&self, args: &[impl AsRef<OsStr>]) -> Result<String, Error> {
-        let output = Command::new(&self.program)
-            .arg("--config")
-            .arg(&self.config)
-            // A time that is given comes later, and counts.
-            .args(["--context", &self.context])
-            .args(args)
-            .output()
-            .map_err(|source| Error::Host { doing: "start polisctl".to_owned(), source })?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-        if output.status.success() {
-            return Ok(text(&output.stdout));
-        }
-        let words = args.iter().map(|arg| arg.as_ref().to_string_lossy());
-        Err(Error::Operator {
-            command: words.collect::<Vec<_>>().join(" "),
-            status: output.status.to_string(),
-            said: text(&output.stderr),
-        })
+    fn command(&self, args: &[OsString]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("--config").arg(&self.config);
+        // A time that is given comes later, and counts.
+        command.args(["--context", &self.context]).args(args);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
     }
 
     /// The same, with the document that it prints for programs.
@@ -100,6 +111,77 @@ impl Operator {
     }
 }
 
+/// The last `--timeout` of a command line, which is made as long as the clock of
+/// deadlines can ever take. Nothing where there is none: the program's own counts.
+fn stretched(args: &mut [OsString]) -> Option<Duration> {
+    let at = args.iter().rposition(|arg| arg == "--timeout")? + 1;
+    let given = args.get(at).and_then(|text| duration(text.to_str()?))?;
+    args[at] = format!("{}s", (given * SLOWEST).as_secs()).into();
+    Some(given)
+}
+
+/// Whole seconds or minutes, as stories write them: `90s`, `2m`.
+fn duration(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        _ => return None,
+    };
+    Some(Duration::from_secs(number.parse::<u64>().ok()?.checked_mul(seconds)?))
+}
+
+/// How a program ended.
+struct Ended {
+    success: bool,
+    status: String,
+    /// What it wrote to its standard output, and to its standard error.
+    printed: String,
+    said: String,
+}
+
+/// Waits for a program, and ends it when `deadline` comes.
+fn finished(mut child: Child, mut deadline: Option<Deadline>) -> io::Result<Ended> {
+    /// A deadline that is not there: looked at again after this.
+    const HOUR: Duration = Duration::from_secs(3600);
+    let missing = || io::Error::from(io::ErrorKind::BrokenPipe);
+    let stdout = child.stdout.take().ok_or_else(missing)?;
+    let stderr = child.stderr.take().ok_or_else(missing)?;
+    let (closed, done) = mpsc::sync_channel::<()>(0);
+    let read = |mut from: Box<dyn Read + Send>, closed| {
+        thread::spawn(move || {
+            let mut text = Vec::new();
+            let _cut = from.read_to_end(&mut text);
+            // With the last of these, the waiter below learns that both are closed.
+            drop::<mpsc::SyncSender<()>>(closed);
+            String::from_utf8_lossy(&text).trim().to_owned()
+        })
+    };
+    let stdout = read(Box::new(stdout), closed.clone());
+    let stderr = read(Box::new(stderr), closed);
+    let mut late = false;
+    loop {
+        let look = deadline.as_mut().map_or(Some(Instant::now() + HOUR), Deadline::look);
+        let Some(look) = look else {
+            late = true;
+            break;
+        };
+        match done.recv_timeout(look.saturating_duration_since(Instant::now())) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) | Ok(()) => break,
+        }
+    }
+    let (success, status) = if late {
+        end(&mut child);
+        (false, "a deadline: the machines had the time that was given".to_owned())
+    } else {
+        let status = child.wait()?;
+        (status.success(), status.to_string())
+    };
+    let text = |thread: thread::JoinHandle<String>| thread.join().unwrap_or_default();
+    Ok(Ended { success, status, printed: text(stdout), said: text(stderr) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,5 +192,34 @@ mod tests {
         let error = operator.run(&["node", "list"]).unwrap_err().to_string();
         assert!(error.contains("polisctl node list"), "{error}");
         assert!(error.contains("--config"), "{error}");
+    }
+
+    fn args(words: &[&str]) -> Vec<OsString> {
+        words.iter().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn the_last_timeout_is_the_deadline_and_the_program_gets_more() {
+        let mut both = args(&["--timeout", "2m", "node", "list", "--timeout", "30s"]);
+        assert_eq!(stretched(&mut both), Some(Duration::from_secs(30)));
+        assert_eq!(both, args(&["--timeout", "2m", "node", "list", "--timeout", "240s"]));
+        assert_eq!(stretched(&mut args(&["node", "list"])), None);
+        assert_eq!(stretched(&mut args(&["node", "list", "--timeout"])), None);
+        assert_eq!(stretched(&mut args(&["--timeout", "soon"])), None);
+        assert_eq!(duration("é"), None);
+    }
+
+    #[test]
+    fn a_program_that_does_not_end_is_ended_at_its_deadline_and_what_it_said_is_kept() {
+        #[expect(clippy::disallowed_methods, reason = "a test may start a program")]
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo printed; echo said >&2; exec sleep 600"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let began = Instant::now();
+        let deadline = Deadline::within(Duration::from_millis(200));
+        let ended = finished(command.spawn().unwrap(), Some(deadline)).unwrap();
+        assert!(!ended.success && ended.status.contains("deadline"), "{}", ended.status);
+        assert_eq!((ended.printed.as_str(), ended.said.as_str()), ("printed", "said"));
+        assert!(began.elapsed() < Duration::from_secs(60));
     }
 }

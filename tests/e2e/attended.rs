@@ -9,6 +9,7 @@ use polis_base::recovery::form;
 use polis_proto::v1::cluster_configuration::{ColdStart, StorageSecurityPolicy};
 use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration};
 use polis_qemu::{Config, Machine};
+use polis_tests::{Story, story};
 use prost::Message as _;
 
 use crate::esp;
@@ -18,7 +19,11 @@ use crate::world::{BOOT, OWNER, SOON, World, home, with_cluster};
 
 const SHARE: &str = "polis/cold_start.pb";
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] =
+    &[story!(an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar)
+        .takes(110)];
+
 fn an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar() -> Result<()> {
     let world = World::new("attended")?;
     let owner = Owner::new(&world.path("owner"))?;

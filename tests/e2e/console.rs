@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_proto::v1::{ConsoleConfiguration, NodeParameters};
+use polis_qemu::patience::Deadline;
 use polis_qemu::{Config, Machine, screen};
+use polis_tests::{Story, story};
 use prost::Message as _;
 
 use crate::restart::POWER_BUTTON;
@@ -82,9 +84,9 @@ impl Terminal {
 
     /// Looks until the screen has `text` on it.
     fn wait_for(&mut self, text: &str) -> Result<()> {
-        let deadline = Instant::now() + SOON;
+        let mut deadline = Deadline::within(SOON);
         while !self.screen().contains(text) {
-            ensure!(Instant::now() < deadline, "{text:?} is not on\n{}", self.screen());
+            ensure!(!deadline.is_over(), "{text:?} is not on\n{}", self.screen());
             self.listen()?;
         }
         Ok(())
@@ -111,7 +113,14 @@ fn with_terminal(world: &World) -> Result<Config> {
     })
 }
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine).takes(60),
+    story!(a_line_that_nobody_reads_holds_up_nothing_and_shows_the_newest_when_somebody_does)
+        .takes(50),
+    story!(every_stage_of_a_boot_is_on_the_screen).takes(50),
+];
+
 fn a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine() -> Result<()> {
     let world = World::new("console-line")?;
     let mut machine = world.boot(&with_terminal(&world)?)?;
@@ -135,9 +144,9 @@ fn a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine() -> Resul
     terminal.press("1")?;
     terminal.wait_for("Load")?;
     let last = |terminal: &Terminal| terminal.parser.screen().rows(0, 132).last();
-    let deadline = Instant::now() + SOON;
+    let mut deadline = Deadline::within(SOON);
     while !last(&terminal).is_some_and(|row| row.contains("[F1 Boot]")) {
-        ensure!(Instant::now() < deadline, "not grown:\n{}", terminal.screen());
+        ensure!(!deadline.is_over(), "not grown:\n{}", terminal.screen());
         terminal.listen()?;
     }
 
@@ -159,7 +168,6 @@ fn a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine() -> Resul
     Ok(())
 }
 
-#[test]
 fn a_line_that_nobody_reads_holds_up_nothing_and_shows_the_newest_when_somebody_does() -> Result<()>
 {
     let world = World::new("console-unread")?;
@@ -179,7 +187,6 @@ fn a_line_that_nobody_reads_holds_up_nothing_and_shows_the_newest_when_somebody_
     Ok(())
 }
 
-#[test]
 fn every_stage_of_a_boot_is_on_the_screen() -> Result<()> {
     let world = World::new("console-screen")?;
     let mut machine = world.boot(&world.founder("")?)?;
@@ -192,10 +199,10 @@ fn every_stage_of_a_boot_is_on_the_screen() -> Result<()> {
     // Some seconds later a driver has taken over the screen from the firmware's.
     machine.wait_for("memory", SOON, |_| true)?;
     let shown = |machine: &mut Machine, name: &str| -> Result<()> {
-        let deadline = Instant::now() + SOON;
+        let mut deadline = Deadline::within(SOON);
         // The bars at the top and at the bottom are blue.
         while machine.picture(name)?.share(screen::is_blue) < 0.05 {
-            ensure!(Instant::now() < deadline, "no console on the screen: {name}.png");
+            ensure!(!deadline.is_over(), "no console on the screen: {name}.png");
             let _line = machine.next_line(Duration::from_millis(200));
         }
         Ok(())

@@ -6,10 +6,21 @@
 
 use anyhow::{Result, ensure};
 use polis_qemu::Machine;
+use polis_tests::{Story, story};
 
 use crate::world::{SOON, World, home};
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(etcd_that_is_killed_is_restarted_with_its_membership),
+    story!(an_etcd_with_a_damaged_database_opens_the_trapdoor_after_three_deaths).takes(45),
+    story!(a_service_that_panics_is_restarted_and_says_why),
+    story!(a_service_that_dies_past_its_bound_opens_the_trapdoor),
+    story!(a_node_that_is_killed_opens_the_trapdoor),
+    story!(a_node_whose_main_panics_opens_the_trapdoor),
+    story!(a_node_that_hangs_opens_the_trapdoor).takes(50),
+];
+
 fn etcd_that_is_killed_is_restarted_with_its_membership() -> Result<()> {
     let (_world, mut machine, before) = faulty("kill-etcd")?;
     let death = machine.wait_for("service", SOON, |event| !event.is("state", "healthy"))?;
@@ -24,7 +35,6 @@ fn etcd_that_is_killed_is_restarted_with_its_membership() -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn an_etcd_with_a_damaged_database_opens_the_trapdoor_after_three_deaths() -> Result<()> {
     let (_world, mut machine, _) = faulty("damage-etcd")?;
     let guru = machine.wait_for("guru", SOON, |_| true)?;
@@ -33,7 +43,6 @@ fn an_etcd_with_a_damaged_database_opens_the_trapdoor_after_three_deaths() -> Re
     documented(&guru)
 }
 
-#[test]
 fn a_service_that_panics_is_restarted_and_says_why() -> Result<()> {
     let (_world, mut machine, _) = faulty("service-panic")?;
     let death = machine.wait_for("service", SOON, |event| event.text("cause").contains("panic"))?;
@@ -44,7 +53,6 @@ fn a_service_that_panics_is_restarted_and_says_why() -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn a_service_that_dies_past_its_bound_opens_the_trapdoor() -> Result<()> {
     let (_world, mut machine, _) = faulty("service-flaps")?;
     let mut deaths = 0;
@@ -57,7 +65,6 @@ fn a_service_that_dies_past_its_bound_opens_the_trapdoor() -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn a_node_that_is_killed_opens_the_trapdoor() -> Result<()> {
     let (_world, mut machine, _) = faulty("kill-node")?;
     let guru = machine.wait_for("guru", SOON, |_| true)?;
@@ -65,7 +72,6 @@ fn a_node_that_is_killed_opens_the_trapdoor() -> Result<()> {
     documented(&guru)
 }
 
-#[test]
 fn a_node_whose_main_panics_opens_the_trapdoor() -> Result<()> {
     let (_world, mut machine, _) = faulty("main-panic")?;
     let guru = machine.wait_for("guru", SOON, |_| true)?;
@@ -73,7 +79,6 @@ fn a_node_whose_main_panics_opens_the_trapdoor() -> Result<()> {
     documented(&guru)
 }
 
-#[test]
 fn a_node_that_hangs_opens_the_trapdoor() -> Result<()> {
     let (_world, mut machine, _) = faulty("node-hangs polis.node-deadline=15")?;
     let guru = machine.wait_for("guru", SOON, |_| true)?;

@@ -4,38 +4,47 @@ use anyhow::{Context as _, Result, ensure};
 use polis_qemu::Fleet;
 use polis_qemu::fleet::Part;
 use polis_qemu::history::Summary;
+use polis_tests::{Story, draws_all, story};
 
 use crate::esp;
 use crate::fleet::{APPEND, blank_disk, checked, fleet, writes_go_on};
 use crate::world::{BOOT, SOON, World};
 
-const VOTERS: [usize; 3] = [0, 1, 2];
-
-/// Those whose disks are lost. That of the last one is found whole later.
-const LOST: [usize; 2] = [0, 1];
-const INTACT: usize = 2;
+/// Voters in an ordinary run: the lost one and the intact one. With `--all` another one
+/// is lost, whose place a new machine takes.
+const DRAWN: usize = 2;
+const ALL: usize = 3;
 
 /// Where a machine that founds a cluster looks for what it begins with.
 const SNAPSHOT: &str = "polis/etcd_snapshot.db";
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] =
+    &[story!(a_cluster_that_is_lost_begins_again_from_a_snapshot_and_an_old_disk_comes_back)
+        .cluster()
+        .takes(150)];
+
 fn a_cluster_that_is_lost_begins_again_from_a_snapshot_and_an_old_disk_comes_back() -> Result<()> {
     let world = World::new("disaster")?;
-    let mut cluster = fleet(&world, VOTERS.len(), APPEND)?;
+    let voters = if draws_all() { ALL } else { DRAWN };
+    let mut cluster = fleet(&world, voters, APPEND)?;
     cluster.found()?;
-    let others = VOTERS[1..].iter().map(|number| (*number, Part::Voter));
+    let others = (1..voters).map(|number| (number, Part::Voter));
     cluster.admit(&others.collect::<Vec<_>>())?;
-    cluster.wait_whole(VOTERS.len())?;
-    writes_go_on(&mut cluster, &VOTERS)?;
-    let before = checked(&world, VOTERS.len())?;
-    restored(&world, &mut cluster, &before)?;
-    comes_back(&mut cluster)?;
-    Ok(cluster.wait_whole(VOTERS.len())?)
+    cluster.wait_whole(voters)?;
+    writes_go_on(&mut cluster, &(0..voters).collect::<Vec<_>>())?;
+    let before = checked(&world, voters)?;
+    // The disks of all but the last are lost; its disk is found whole later.
+    let intact = voters - 1;
+    restored(&world, &mut cluster, &before, intact)?;
+    comes_back(&mut cluster, intact)?;
+    Ok(cluster.wait_whole(voters)?)
 }
 
 /// Saves etcd, destroys all machines, and brings the cluster up on new ones.
-/// `before` sums up what was acknowledged before the snapshot.
-fn restored(world: &World, cluster: &mut Fleet, before: &Summary) -> Result<()> {
+/// `before` sums up what was acknowledged before the snapshot; the disks of the nodes
+/// before `intact` are lost.
+fn restored(world: &World, cluster: &mut Fleet, before: &Summary, intact: usize) -> Result<()> {
     let told = |cluster: &Fleet| cluster.operator.document(&["--timeout", "2m", "cluster", "info"]);
     let ca = told(cluster)?["ca_fingerprint"].clone();
     let old: Vec<String> = cluster.nodes.iter().map(|node| node.id.clone()).collect();
@@ -47,7 +56,7 @@ fn restored(world: &World, cluster: &mut Fleet, before: &Summary) -> Result<()> 
     }
 
     let blank = world.disk(None)?;
-    for number in LOST {
+    for number in 0..intact {
         cluster.nodes[number].config.disk = Some(blank_disk(world, &blank, number)?);
     }
     let first = cluster.nodes[0].config.disk.as_ref().context("no disk")?.file.clone();
@@ -70,21 +79,21 @@ fn restored(world: &World, cluster: &mut Fleet, before: &Summary) -> Result<()> 
     for id in &old {
         ensure!(nodes.iter().any(|node| node["id"] == **id), "{id} was forgotten");
     }
-    for number in LOST {
-        let id = &old[number];
+    for id in &old[..intact] {
         cluster.operator.run(&["--timeout", "2m", "node", "delete", id, "--force", "--yes"])?;
     }
-    Ok(cluster.admit(&[(1, Part::Voter)])?)
+    let others = (1..intact).map(|number| (number, Part::Voter));
+    Ok(cluster.admit(&others.collect::<Vec<_>>())?)
 }
 
 /// A voter of the lost cluster, whose disk is whole, is given parameters like a new
 /// machine. It is the node that it was, and gives up its etcd on an operator's word and
 /// not before.
-fn comes_back(cluster: &mut Fleet) -> Result<()> {
-    let id = cluster.nodes[INTACT].id.clone();
-    cluster.give_ticket(INTACT)?;
-    cluster.boot(INTACT)?;
-    let machine = cluster.machine(INTACT)?;
+fn comes_back(cluster: &mut Fleet, intact: usize) -> Result<()> {
+    let id = cluster.nodes[intact].id.clone();
+    cluster.give_ticket(intact)?;
+    cluster.boot(intact)?;
+    let machine = cluster.machine(intact)?;
     machine.wait_for("stage", BOOT, |stage| {
         let waits = stage.is("name", "cluster") && stage.is("state", "waiting");
         waits && stage.text("for").contains("founded again from a snapshot")
@@ -95,10 +104,12 @@ fn comes_back(cluster: &mut Fleet) -> Result<()> {
         cluster.operator.run(&roles).map(drop)
     };
     role(cluster, "--remove")?;
-    let ready = cluster.machine(INTACT)?.wait_for("ready", BOOT, |_| true)?;
+    let ready = cluster.machine(intact)?.wait_for("ready", BOOT, |_| true)?;
     ensure!(ready.is("node", &id), "another node: {ready}");
     role(cluster, "--add")?;
-    let machine = cluster.machine(INTACT)?;
-    machine.wait_for("etcd", SOON, |etcd| etcd.is("state", "voter") && etcd.is("members", "3"))?;
+    let machine = cluster.machine(intact)?;
+    let members = (intact + 1).to_string();
+    machine
+        .wait_for("etcd", SOON, |etcd| etcd.is("state", "voter") && etcd.is("members", &members))?;
     Ok(())
 }

@@ -7,6 +7,7 @@ use gpt::GptConfig;
 use polis_image::program;
 use polis_qemu::args::Disk;
 use polis_qemu::{Config, disk};
+use polis_tests::{Story, story, workspace};
 use prost::Message as _;
 
 use crate::world::{BOOT, World, bootstrap};
@@ -14,7 +15,14 @@ use crate::world::{BOOT, World, bootstrap};
 /// Where a file system of type erofs has its superblock.
 const SUPERBLOCK: u64 = 1024;
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(a_disk_without_room_for_data_is_called_too_small),
+    story!(a_machine_without_a_disk_stops_in_stage_1_and_says_so),
+    story!(a_system_with_a_flipped_byte_in_its_superblock_is_refused_by_partition_and_block),
+    story!(a_system_with_a_flipped_byte_in_a_program_is_refused_by_partition_and_block),
+];
+
 fn a_disk_without_room_for_data_is_called_too_small() -> Result<()> {
     let world = World::new("disk-too-small")?;
     let parts = world.manifest.sizes.esp_partition + world.manifest.sizes.system_partition;
@@ -34,7 +42,6 @@ fn a_disk_without_room_for_data_is_called_too_small() -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn a_machine_without_a_disk_stops_in_stage_1_and_says_so() -> Result<()> {
     let world = World::new("disk-absent")?;
     let mut machine = world.boot(&world.bare(""))?;
@@ -44,7 +51,6 @@ fn a_machine_without_a_disk_stops_in_stage_1_and_says_so() -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn a_system_with_a_flipped_byte_in_its_superblock_is_refused_by_partition_and_block() -> Result<()>
 {
     let world = World::new("disk-flipped-superblock")?;
@@ -57,7 +63,6 @@ fn a_system_with_a_flipped_byte_in_its_superblock_is_refused_by_partition_and_bl
     names(&guru, 0)
 }
 
-#[test]
 fn a_system_with_a_flipped_byte_in_a_program_is_refused_by_partition_and_block() -> Result<()> {
     let world = World::new("disk-flipped-program")?;
     let config = world.founder("")?;
@@ -78,7 +83,7 @@ fn names(guru: &polis_qemu::Event, block: u64) -> Result<()> {
 /// Where a file of the system begins in its partition: the first byte of the
 /// first extent, as the tools of its file system see it.
 fn first_byte(world: &World, path: &str) -> Result<u64> {
-    let payload = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/payload/root");
+    let payload = workspace().join("target/payload/root");
     let mut dump = program::payload(&payload, "usr/bin/dump.erofs");
     dump.arg("-e").arg(format!("--path={path}"));
     let text = program::run(dump.arg(world.manifest.path(&world.manifest.system)))?;

@@ -7,9 +7,10 @@ use polis_proto::v1::node_parameters::Cluster;
 use polis_qemu::host::{Wish, accelerator};
 use polis_qemu::image::Flash;
 use polis_qemu::{Config, Machine};
+use polis_tests::{Story, story};
 use prost::Message as _;
 
-use crate::world::{SOON, World, bootstrap, home_with, this_boot};
+use crate::world::{World, bootstrap, home_with, this_boot};
 
 /// The stages that a boot goes through one after the other.
 const IN_ORDER: [&str; 3] = ["kernel", "initramfs", "system"];
@@ -17,10 +18,13 @@ const IN_ORDER: [&str; 3] = ["kernel", "initramfs", "system"];
 /// The stages that wait for each other as their services need it.
 const SERVICES: [&str; 6] = ["storage", "network", "parameters", "cluster", "consensus", "roles"];
 
-/// Most resident memory that each process may have at rest, in KiB.
-const MEMORY: [(&str, u64); 2] = [("init", 4 * 1024), ("node", 40 * 1024)];
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(a_machine_with_firmware_and_parameters_on_its_esp_founds_a_cluster).takes(35),
+    story!(a_machine_with_parameters_in_fw_cfg_founds_a_cluster),
+    story!(where_both_sources_differ_fw_cfg_wins_and_a_warning_names_both),
+];
 
-#[test]
 fn a_machine_with_firmware_and_parameters_on_its_esp_founds_a_cluster() -> Result<()> {
     let world = World::new("first-boot-uefi")?;
     let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
@@ -32,7 +36,6 @@ fn a_machine_with_firmware_and_parameters_on_its_esp_founds_a_cluster() -> Resul
     founds_a_cluster(&mut machine, &world.image.version)
 }
 
-#[test]
 fn a_machine_with_parameters_in_fw_cfg_founds_a_cluster() -> Result<()> {
     let world = World::new("first-boot-direct")?;
     let mut machine = world.boot(&world.founder("")?)?;
@@ -65,7 +68,6 @@ fn founds_a_cluster(machine: &mut Machine, image: &str) -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn where_both_sources_differ_fw_cfg_wins_and_a_warning_names_both() -> Result<()> {
     let world = World::new("parameters-both")?;
     // What lies on the ESP would end this boot, if anyone took it.
@@ -91,19 +93,4 @@ fn where_both_sources_differ_fw_cfg_wins_and_a_warning_names_both() -> Result<()
         warning.map(drop).context("no warning names both sources")
     })?
     .1
-}
-
-#[test]
-fn a_machine_at_rest_keeps_to_its_memory() -> Result<()> {
-    let world = World::new("memory")?;
-    let mut machine = world.boot(&world.founder("")?)?;
-    let memory = machine
-        .wait_for("ready", crate::world::BOOT, |_| true)
-        .and_then(|_ready| machine.wait_for("memory", SOON, |_| true))?;
-    for (process, most) in MEMORY {
-        let resident: u64 =
-            memory.text(process).parse().with_context(|| format!("no `{process}`: {memory}"))?;
-        ensure!(resident <= most, "{process} has {resident} KiB resident, more than {most}");
-    }
-    Ok(())
 }

@@ -8,8 +8,10 @@ use polis_proto::v1::{
 };
 use polis_qemu::host::{Wish, accelerator};
 use polis_qemu::image::Flash;
+use polis_qemu::patience::Deadline;
 use polis_qemu::screen::{is_black, is_red};
 use polis_qemu::{Config, Machine};
+use polis_tests::{Story, story};
 use prost::Message as _;
 
 use crate::world::{BOOT, OWNER, SOON, World, bootstrap, guru, with_cluster};
@@ -17,7 +19,18 @@ use crate::world::{BOOT, OWNER, SOON, World, bootstrap, guru, with_cluster};
 /// Attempts that end by themselves; the one after them holds.
 const REBOOTS: usize = 3;
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(a_machine_without_parameters_says_where_it_looked).takes(15),
+    story!(a_guru_meditation_fills_the_screen_of_a_machine_with_firmware).takes(25),
+    story!(truncated_parameters_are_called_malformed),
+    story!(an_unknown_field_is_named),
+    story!(an_owner_key_of_31_bytes_is_called_too_short),
+    story!(an_empty_ticket_is_refused_before_anything_else_of_a_registration),
+    story!(a_hundred_kilobytes_of_noise_are_refused_unread),
+    story!(a_machine_reboots_three_times_after_a_guru_meditation_and_then_holds).takes(60),
+];
+
 fn a_machine_without_parameters_says_where_it_looked() -> Result<()> {
     let world = World::new("guru-absent")?;
     let config = Config { disk: Some(world.disk(None)?), ..world.bare("") };
@@ -31,7 +44,6 @@ fn a_machine_without_parameters_says_where_it_looked() -> Result<()> {
     shows_red(&mut machine)
 }
 
-#[test]
 fn a_guru_meditation_fills_the_screen_of_a_machine_with_firmware() -> Result<()> {
     let world = World::new("guru-screen")?;
     let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
@@ -44,13 +56,11 @@ fn a_guru_meditation_fills_the_screen_of_a_machine_with_firmware() -> Result<()>
     shows_red(&mut machine)
 }
 
-#[test]
 fn truncated_parameters_are_called_malformed() -> Result<()> {
     let whole = bootstrap().encode_to_vec();
     refuses("guru-truncated", &whole[..whole.len() / 2], "0604", &[])
 }
 
-#[test]
 fn an_unknown_field_is_named() -> Result<()> {
     let mut bytes = bootstrap().encode_to_vec();
     // Field 99 as a number: what a newer version might have.
@@ -58,7 +68,6 @@ fn an_unknown_field_is_named() -> Result<()> {
     refuses("guru-unknown-field", &bytes, "0605", &["99"])
 }
 
-#[test]
 fn an_owner_key_of_31_bytes_is_called_too_short() -> Result<()> {
     let short =
         ClusterBootstrap { owner_public_key: OWNER[..31].to_vec(), ..ClusterBootstrap::default() };
@@ -66,7 +75,6 @@ fn an_owner_key_of_31_bytes_is_called_too_short() -> Result<()> {
     refuses("guru-owner-key", &bytes, "0609", &["owner_public_key", "31", "32"])
 }
 
-#[test]
 fn an_empty_ticket_is_refused_before_anything_else_of_a_registration() -> Result<()> {
     let node = cluster_directory::Node {
         id: "polis-00112233445566778899aabbccddeeff".to_owned(),
@@ -83,7 +91,6 @@ fn an_empty_ticket_is_refused_before_anything_else_of_a_registration() -> Result
     refuses("guru-ticket", &parameters.encode_to_vec(), "0610", &["register_ticket"])
 }
 
-#[test]
 fn a_hundred_kilobytes_of_noise_are_refused_unread() -> Result<()> {
     let noise: Vec<u8> = (0..100_000).map(|_| rand::random()).collect();
     refuses("guru-noise", &noise, "0603", &["65536"])
@@ -108,7 +115,6 @@ fn refuses(story: &str, parameters: &[u8], code: &str, words: &[&str]) -> Result
     Ok(())
 }
 
-#[test]
 fn a_machine_reboots_three_times_after_a_guru_meditation_and_then_holds() -> Result<()> {
     let world = World::new("guru-reboots")?;
     let disk = Some(world.disk(None)?);
@@ -130,7 +136,7 @@ fn a_machine_reboots_three_times_after_a_guru_meditation_and_then_holds() -> Res
 pub(crate) fn shows_red(machine: &mut Machine) -> Result<()> {
     /// Text and a border cover little of a screen, and always more than this.
     const RED_MIN: f64 = 0.005;
-    let deadline = std::time::Instant::now() + SOON;
+    let mut deadline = Deadline::within(SOON);
     loop {
         let picture = machine.picture("guru")?;
         let (red, black) = (picture.share(is_red), picture.share(is_black));
@@ -138,7 +144,7 @@ pub(crate) fn shows_red(machine: &mut Machine) -> Result<()> {
             return Ok(());
         }
         ensure!(
-            std::time::Instant::now() < deadline,
+            !deadline.is_over(),
             "no guru meditation on the screen: {:.1} % red, {:.1} % black; see guru.png",
             red * 100.0,
             black * 100.0

@@ -10,9 +10,10 @@ use polis_qemu::args::{Disk, Firmware};
 use polis_qemu::host::{Wish, accelerator, has_device};
 use polis_qemu::image::Flash;
 use polis_qemu::{Bus, Config, Network, Screen};
+use polis_tests::{Story, skip, story};
 use prost::Message as _;
 
-use crate::world::{World, bootstrap, home, skip};
+use crate::world::{World, bootstrap, home};
 
 #[derive(Clone, Copy)]
 enum Start {
@@ -28,7 +29,16 @@ struct Hardware {
     cpus: u32,
 }
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(an_nvme_disk_an_e1000e_card_and_a_virtio_screen_behind_firmware).takes(40),
+    story!(a_sata_disk_and_no_screen_at_all).takes(25),
+    story!(a_usb_disk_behind_firmware).takes(45),
+    story!(firmware_that_is_built_for_secure_boot).takes(40),
+    story!(four_processors).takes(45),
+    story!(an_igb_card_and_an_nvme_disk),
+];
+
 fn an_nvme_disk_an_e1000e_card_and_a_virtio_screen_behind_firmware() -> Result<()> {
     ready(
         "hardware-nvme",
@@ -42,7 +52,6 @@ fn an_nvme_disk_an_e1000e_card_and_a_virtio_screen_behind_firmware() -> Result<(
     )
 }
 
-#[test]
 fn a_sata_disk_and_no_screen_at_all() -> Result<()> {
     ready(
         "hardware-ahci",
@@ -56,7 +65,6 @@ fn a_sata_disk_and_no_screen_at_all() -> Result<()> {
     )
 }
 
-#[test]
 fn a_usb_disk_behind_firmware() -> Result<()> {
     ready(
         "hardware-usb",
@@ -73,7 +81,6 @@ fn a_usb_disk_behind_firmware() -> Result<()> {
 /// The flash has no keys enrolled (setup mode): a Secure Boot build of the
 /// firmware, with its system management mode and its stricter memory, runs the
 /// unsigned image. Enforcing is for an image that is signed.
-#[test]
 fn firmware_that_is_built_for_secure_boot() -> Result<()> {
     ready(
         "hardware-secure-boot",
@@ -87,7 +94,6 @@ fn firmware_that_is_built_for_secure_boot() -> Result<()> {
     )
 }
 
-#[test]
 fn four_processors() -> Result<()> {
     ready(
         "hardware-four-processors",
@@ -101,10 +107,9 @@ fn four_processors() -> Result<()> {
     )
 }
 
-#[test]
 fn an_igb_card_and_an_nvme_disk() -> Result<()> {
     if !has_device("igb") {
-        return skip("hardware-igb", "this QEMU has no igb card; 8.0 and later do");
+        return skip("this QEMU has no igb card; 8.0 and later do");
     }
     ready(
         "hardware-igb",

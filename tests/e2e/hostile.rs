@@ -15,12 +15,14 @@ use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_qemu::Config;
+use polis_qemu::patience::Deadline;
+use polis_tests::{Story, patiently, story};
 use polis_wire::rpc::client::{Channel, Expect, Trust, dial};
 use polis_wire::rpc::{Credentials, provider};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -42,7 +44,10 @@ const GROWTH_MAX: u64 = 96 << 20;
 /// Longest that one act of harm waits for its victim.
 const ACT: Duration = Duration::from_secs(10);
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] =
+    &[story!(callers_that_mean_harm_on_every_port_keep_nobody_else_from_being_served).takes(110)];
+
 fn callers_that_mean_harm_on_every_port_keep_nobody_else_from_being_served() -> Result<()> {
     let world = World::new("hostile")?;
     let owner = Owner::with_ports(&world.path("owner"), &[PEERS, METRICS])?;
@@ -125,11 +130,11 @@ impl Victim {
 
     /// Does it again until it succeeds: a newcomer may have to make way.
     async fn patiently<T, F: Future<Output = Result<T>>>(&self, work: impl Fn() -> F) -> Result<T> {
-        let end = Instant::now() + SOON;
+        let mut end = Deadline::within(SOON);
         loop {
-            match timeout(SOON, work()).await? {
+            match patiently(SOON, Box::pin(work())).await? {
                 Ok(done) => return Ok(done),
-                Err(error) if Instant::now() > end => return Err(error),
+                Err(error) if end.is_over() => return Err(error),
                 Err(_crowded) => sleep(Duration::from_millis(100)).await,
             }
         }
@@ -198,14 +203,14 @@ impl Victim {
 
     /// Waits until what only held a place is gone.
     async fn let_go(&self) -> Result<()> {
-        let end = Instant::now() + SOON;
+        let mut end = Deadline::within(SOON);
         loop {
             let page = self.patiently(|| self.page()).await?;
             let open = page.lines().filter_map(|line| line.strip_prefix("polis_rpc_connections{"));
             let open = open.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u32>().ok()).sum();
             match open {
                 0..=16 => return Ok(()),
-                open if Instant::now() > end => bail!("{open} connections are still held"),
+                open if end.is_over() => bail!("{open} connections are still held"),
                 _ => sleep(Duration::from_millis(500)).await,
             }
         }

@@ -5,6 +5,7 @@
 
 use anyhow::{Result, ensure};
 use polis_qemu::{Event, Machine};
+use polis_tests::{Story, story};
 
 use crate::guru::shows_red;
 use crate::world::{BOOT, Identity, SOON, World, home};
@@ -12,7 +13,12 @@ use crate::world::{BOOT, Identity, SOON, World, home};
 /// As people type: small and large letters, dashes and spaces.
 const KEY: &str = "rphl-UABC 2345";
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(a_recovery_key_typed_at_the_serial_port_starts_the_node_again).takes(40),
+    story!(a_recovery_key_typed_at_the_screen_starts_the_node_again).takes(40),
+];
+
 fn a_recovery_key_typed_at_the_serial_port_starts_the_node_again() -> Result<()> {
     let (_world, mut machine, before) = locked("serial")?;
     machine.wait_for_text("U asks for its recovery key", SOON)?;
@@ -23,7 +29,6 @@ fn a_recovery_key_typed_at_the_serial_port_starts_the_node_again() -> Result<()>
     unlocked(&mut machine, &before)
 }
 
-#[test]
 fn a_recovery_key_typed_at_the_screen_starts_the_node_again() -> Result<()> {
     let (_world, mut machine, before) = locked("screen")?;
     shows_red(&mut machine)?;

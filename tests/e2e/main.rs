@@ -6,7 +6,9 @@
 //! A story waits for event lines of the serial port, as its contract has them, or
 //! asks the operator's program again until a deadline. `cargo xtask test e2e` builds
 //! the image and runs them; `docs/testing.md` says how to run one.
-#![cfg(test)]
+
+#![expect(clippy::print_stdout, reason = "the runner keeps what a story says")]
+#![expect(clippy::print_stderr, reason = "the same")]
 
 mod attended;
 mod console;
@@ -26,6 +28,7 @@ mod operate;
 mod outage;
 mod owner;
 mod power_cut;
+mod product;
 mod recorded;
 mod replaced;
 mod restart;
@@ -36,3 +39,42 @@ mod storage_faults;
 mod storage_kinds;
 mod three;
 mod world;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use polis_tests::{Story, Suite};
+
+/// A host that stalls for seconds can spoil a story, so it may try once more, and is
+/// then named as flaky.
+const SUITE: Suite = Suite { name: "e2e", retries: 1, deadline: Duration::from_secs(16 * 60) };
+
+const FILES: &[&[Story]] = &[
+    attended::STORIES,
+    console::STORIES,
+    deaths::STORIES,
+    disaster::STORIES,
+    disks::STORIES,
+    first_boot::STORIES,
+    guru::STORIES,
+    hardware::STORIES,
+    hostile::STORIES,
+    keys::STORIES,
+    locked::STORIES,
+    newcomer::STORIES,
+    operate::STORIES,
+    outage::STORIES,
+    power_cut::STORIES,
+    product::STORIES,
+    recorded::STORIES,
+    replaced::STORIES,
+    restart::STORIES,
+    segment::STORIES,
+    storage_faults::STORIES,
+    storage_kinds::STORIES,
+    three::STORIES,
+];
+
+fn main() -> ExitCode {
+    polis_tests::main(SUITE, FILES)
+}

@@ -1,6 +1,9 @@
 //! Power cuts of a machine on its way from a ticket to a vote, and of whoever
 //! leads while it is on it: one member alone, of two, of three.
 //!
+//! The whole story is told with `--all`. In an ordinary run, `outage` takes its machines
+//! on such ways: one beside a single voter, one beside three.
+//!
 //! Each moment is a share of the very boot that it cuts, so a slow host is cut at
 //! the same place as a quick one. The seed is printed; `POLIS_SEED` draws the
 //! same shares again, and `POLIS_CUTS` says how many cuts there are.
@@ -10,16 +13,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_qemu::fleet::{Asks, Part, asks};
+use polis_qemu::history::longest_gap;
+use polis_qemu::patience::Deadline;
 use polis_qemu::{Event, Fleet, Machine};
+use polis_tests::{Story, cuts, seed, story};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use crate::fleet::{
-    APPEND, acknowledged_at, blank_disk, checked, fleet, longest_gap, writes_go_on,
-};
-use crate::world::{BOOT, World, cuts, seed};
+use crate::fleet::{APPEND, acknowledged_at, blank_disk, checked, fleet, writes_go_on};
+use crate::world::{BOOT, World};
 
-/// Cuts in an ordinary run: each costs a boot.
+/// Cuts, unless `POLIS_CUTS` says another number: each costs a boot.
 const CUTS: u32 = 4;
 
 /// The usual length of the way from `POLIS boot` to a vote, as a multiple of
@@ -39,7 +43,7 @@ const SPARE: usize = 99;
 
 /// Whose power goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Victim {
+pub(crate) enum Victim {
     Newcomer,
     /// The leader of etcd's members.
     Leader,
@@ -47,9 +51,15 @@ enum Victim {
     Curator,
 }
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] =
+    &[story!(whoever_loses_its_power_while_a_machine_is_let_in_the_machine_ends_as_a_voter)
+        .cluster()
+        .takes(400)
+        .one_of("newcomer", 0)];
+
 fn whoever_loses_its_power_while_a_machine_is_let_in_the_machine_ends_as_a_voter() -> Result<()> {
-    let (seed, wanted) = (seed()?, cuts(CUTS)?);
+    let (seed, wanted) = (seed()?, cuts(CUTS, CUTS)?);
     eprintln!("POLIS_SEED={seed} POLIS_CUTS={wanted}");
 
     let world = World::new("newcomer")?;
@@ -60,51 +70,77 @@ fn whoever_loses_its_power_while_a_machine_is_let_in_the_machine_ends_as_a_voter
     // The third enters between the first way and the second; its boot costs no time.
     cluster.give_ticket(2)?;
     cluster.boot(2)?;
-    let dice = StdRng::seed_from_u64(seed);
-    let mut story = Story { cluster, dice, cuts: 0, wanted, gaps: Vec::new() };
-    story.way(1, &[0], &[Victim::Newcomer, Victim::Leader])?;
-    story.cluster.let_in(&[(2, Part::Voter)])?;
+    let mut ways = Ways::drawn(seed, wanted);
+    ways.way(&mut cluster, 1, &[0], &[Victim::Newcomer, Victim::Leader])?;
+    cluster.let_in(&[(2, Part::Voter)])?;
     let voters = [0, 1, 2];
-    let mut ways = 1;
+    let mut taken = 1;
     // One way after the other, until there were enough cuts; each ends with a vote.
-    while story.cuts < story.wanted {
-        ways += 1;
-        if ways > 2 {
-            removed(&mut story.cluster)?;
-            story.cluster.nodes[3].config.disk = Some(blank_disk(&world, &blank, 3)?);
+    while ways.cuts < ways.wanted {
+        taken += 1;
+        if taken > 2 {
+            removed(&mut cluster)?;
+            cluster.nodes[3].config.disk = Some(blank_disk(&world, &blank, 3)?);
         }
-        let leader = if story.dice.random() { Victim::Leader } else { Victim::Curator };
-        let mut victims = [leader, Victim::Newcomer];
-        if story.dice.random() {
-            victims.reverse();
-        }
-        story.way(3, &voters, &victims)?;
+        let victims = ways.one_each();
+        ways.way(&mut cluster, 3, &voters, &victims)?;
     }
-    writes_go_on(&mut story.cluster, &voters)?;
+    writes_go_on(&mut cluster, &voters)?;
     let summary = checked(&world, 4)?;
-    eprintln!("{} cuts on {ways} ways; {summary:?}", story.cuts);
-    eprintln!("longest times without a write, from the first cut to the vote: {:.1?}", story.gaps);
+    eprintln!("{} cuts on {taken} ways; {summary:?}", ways.cuts);
+    eprintln!("longest times without a write, from the first cut to the vote: {:.1?}", ways.gaps);
     Ok(())
 }
 
-struct Story {
-    cluster: Fleet,
+/// Ways of machines from nothing to a vote, with power cuts.
+pub(crate) struct Ways {
     dice: StdRng,
     cuts: u32,
+    /// After so many cuts there is none.
     wanted: u32,
+    /// Nodes beside the voters.
+    pub(crate) workers: usize,
     /// On each way beside three voters, the longest time without a write from the
     /// first cut until the newcomer votes.
     gaps: Vec<Duration>,
 }
 
-impl Story {
+impl Ways {
+    /// Ways with so many cuts, at moments that `seed` draws.
+    pub(crate) fn drawn(seed: u64, wanted: u32) -> Self {
+        let dice = StdRng::seed_from_u64(seed);
+        Self { dice, cuts: 0, wanted, workers: 0, gaps: Vec::new() }
+    }
+
+    /// A leader and the newcomer, in either order.
+    pub(crate) fn one_each(&mut self) -> [Victim; 2] {
+        let leader = if self.dice.random() { Victim::Leader } else { Victim::Curator };
+        let mut victims = [leader, Victim::Newcomer];
+        if self.dice.random() {
+            victims.reverse();
+        }
+        victims
+    }
+
+    /// The newcomer or the only voter.
+    pub(crate) fn either(&mut self) -> Victim {
+        if self.dice.random() { Victim::Newcomer } else { Victim::Leader }
+    }
+
     /// Takes machine `newcomer` from nothing to a vote beside `voters`, and cuts
     /// the power of each of `victims` on the way.
-    fn way(&mut self, newcomer: usize, voters: &[usize], victims: &[Victim]) -> Result<()> {
-        self.cluster.give_ticket(newcomer)?;
-        let (etcd, curator) = self.leaders()?;
+    pub(crate) fn way(
+        &mut self,
+        cluster: &mut Fleet,
+        newcomer: usize,
+        voters: &[usize],
+        victims: &[Victim],
+    ) -> Result<()> {
+        let nodes = voters.len() + 1 + self.workers;
+        cluster.give_ticket(newcomer)?;
+        let (etcd, curator) = leaders(cluster)?;
         let mut victims = victims.iter();
-        self.cluster.boot(newcomer)?;
+        cluster.boot(newcomer)?;
         let mut cut: Option<Instant> = None;
         let mut died = None;
         let mut votes = false;
@@ -115,7 +151,7 @@ impl Story {
             // A vote that comes before the moment is the moment.
             if !votes {
                 let members = voters.len() + 1;
-                votes = follow(&mut self.cluster, newcomer, members, share)? == End::Votes;
+                votes = follow(cluster, newcomer, members, share)? == End::Votes;
             }
             if votes {
                 voted.get_or_insert_with(Instant::now);
@@ -133,27 +169,27 @@ impl Story {
                 votes = false;
                 // A learner may have a vote by now and not have said so.
                 let learns = |event: &Event| event.word == "etcd" && event.is("state", "learner");
-                if !self.cluster.machine(newcomer)?.seen(learns).is_empty() {
+                if !cluster.machine(newcomer)?.seen(learns).is_empty() {
                     voted.get_or_insert_with(Instant::now);
                 }
             } else {
                 died = Some(machine);
             }
-            self.cluster.cut_power(machine);
-            self.cluster.boot(machine)?;
+            cluster.cut_power(machine);
+            cluster.boot(machine)?;
         }
-        self.cluster.wait_whole(voters.len() + 1)?;
-        let nodes = self.cluster.operator.document(&["node", "list"])?;
-        let nodes = nodes.as_array().context("no nodes")?;
+        cluster.wait_whole(nodes)?;
+        let listed = cluster.operator.document(&["node", "list"])?;
+        let listed = listed.as_array().context("no nodes")?;
         // One may have asked to be let in, and wait.
-        let up = nodes.iter().filter(|node| node["state"] != "new").count();
-        ensure!(up == voters.len() + 1, "one node too many: {nodes:?}");
+        let up = listed.iter().filter(|node| node["state"] != "new").count();
+        ensure!(up == nodes, "one node too many: {listed:?}");
         let Some(since) = cut.filter(|_| voters.len() > 2) else { return Ok(()) };
         let end = voted.context("it never voted")?;
         let others = voters.iter().filter(|voter| Some(**voter) != died);
         let mut times = Vec::new();
         for &other in others {
-            times.extend(acknowledged_at(self.cluster.machine(other)?));
+            times.extend(acknowledged_at(cluster.machine(other)?));
         }
         let gap = longest_gap(times, since, end);
         eprintln!("without a write for {gap:.1?}");
@@ -161,15 +197,15 @@ impl Story {
         self.gaps.push(gap);
         Ok(())
     }
+}
 
-    /// Who leads etcd, and the curators.
-    fn leaders(&self) -> Result<(usize, usize)> {
-        let etcd = self.cluster.etcd_leader()?;
-        let status = self.cluster.operator.document(&["--timeout", "2m", "cluster", "status"])?;
-        let named = |node: &polis_qemu::fleet::Node| status["leader"] == node.id.as_str();
-        let curator = self.cluster.nodes.iter().position(named);
-        Ok((etcd, curator.with_context(|| format!("no leader: {status}"))?))
-    }
+/// Who leads etcd, and the curators.
+fn leaders(cluster: &Fleet) -> Result<(usize, usize)> {
+    let etcd = cluster.etcd_leader()?;
+    let status = cluster.operator.document(&["--timeout", "2m", "cluster", "status"])?;
+    let named = |node: &polis_qemu::fleet::Node| status["leader"] == node.id.as_str();
+    let curator = cluster.nodes.iter().position(named);
+    Ok((etcd, curator.with_context(|| format!("no leader: {status}"))?))
 }
 
 /// How a boot of the newcomer went.
@@ -187,7 +223,7 @@ fn follow(cluster: &mut Fleet, newcomer: usize, members: usize, share: Option<f6
     let operator = cluster.operator.clone();
     let members = members.to_string();
     let machine = cluster.machine(newcomer)?;
-    let begun = Instant::now();
+    let mut patience = Deadline::within(BOOT);
     let named = |machine: &Machine| -> String {
         let seen = machine.seen(|event| event.text("node").starts_with("polis-"));
         seen.last().map_or(String::new(), |event| event.text("node").to_owned())
@@ -211,12 +247,16 @@ fn follow(cluster: &mut Fleet, newcomer: usize, members: usize, share: Option<f6
     // A second cut on the same way may be drawn for a time that has gone by.
     let mut due = share.and_then(|share| moment(machine, share));
     loop {
-        let end = due.unwrap_or(begun + BOOT);
+        // A moment is one of the wall clock; a deadline is not.
+        let end = due.or_else(|| patience.look()).unwrap_or_else(Instant::now);
         let left = end.saturating_duration_since(Instant::now());
         let Some(line) = machine.next_line(left) else {
             ensure!(Instant::now() >= end, "the machine ended by itself");
             let node = named(machine);
-            ensure!(due.is_some(), "{node:?} does not vote after {BOOT:?}");
+            if due.is_none() {
+                ensure!(!patience.is_over(), "{node:?} does not vote after {BOOT:?}");
+                continue;
+            }
             remember(cluster, newcomer, node);
             return Ok(End::Due);
         };

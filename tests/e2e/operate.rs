@@ -7,6 +7,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_qemu::Config;
+use polis_tests::{Story, story};
 use serde_json::Value;
 
 use crate::owner::Owner;
@@ -14,7 +15,10 @@ use crate::world::{BOOT, SOON, World, home};
 
 const JSON: [&str; 2] = ["--output", "json"];
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] =
+    &[story!(an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine).takes(60)];
+
 fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -> Result<()> {
     let world = World::new("operate")?;
     let owner = Owner::new(&world.path("owner"))?;
@@ -73,7 +77,7 @@ fn document(owner: &Owner, arguments: &[&str]) -> Result<Value> {
 fn looks_at_the_screen(owner: &Owner, node: &str) -> Result<()> {
     // `script` belongs to Debian's essential packages and brings a terminal.
     let mut child = Command::new("script")
-        .args(["-qfec", &owner.command_line(&["console", node]), "/dev/null"])
+        .args(["-qfec", &owner.command_line(&["console", node])?, "/dev/null"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

@@ -1,63 +1,103 @@
-//! One cluster, three voters and two workers, and everything that may befall it.
+//! One cluster, three voters, a worker and a newcomer, and everything that may befall it.
 //!
 //! The cluster is raised once, since that takes longer than any outage. Every
 //! voter writes from its first boot to the end, and what they were told is
 //! compared with what is found, at each boot of each and at the very end.
+//!
+//! Two machines come to their vote on ways on which the power goes, at moments that the
+//! seed draws (`newcomer`): the second, beside one voter, and the last, beside three.
+//! With `--all` there is a second worker, and every voter is rebooted, not the leader and
+//! another.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use polis_qemu::Fleet;
 use polis_qemu::fleet::Part;
 use polis_qemu::machine::Error;
+use polis_tests::{Story, draws_all, pick, seed, story};
 
 use crate::fleet::{
     APPEND, ask_until, becomes, catch_up, checked, fleet, writes_go_on, writes_have_stopped,
 };
+use crate::newcomer::Ways;
 use crate::world::{BOOT, SOON, World};
 
 const VOTERS: [usize; 3] = [0, 1, 2];
-const WORKERS: [usize; 2] = [3, 4];
-const ALL: usize = VOTERS.len() + WORKERS.len();
+/// Workers in an ordinary run, and with `--all`.
+const WORKERS: [usize; 2] = [1, 2];
 
-#[test]
-fn three_voters_and_two_workers_keep_every_acknowledged_write_through_each_outage() -> Result<()> {
+/// Power cuts on the two ways: one beside a single voter, two beside three.
+const CUTS: u32 = 3;
+
+/// What this file tells.
+pub(crate) const STORIES: &[Story] =
+    &[story!(three_voters_and_their_workers_keep_every_acknowledged_write_through_each_outage)
+        .cluster()
+        .takes(320)];
+
+fn three_voters_and_their_workers_keep_every_acknowledged_write_through_each_outage() -> Result<()>
+{
+    let (seed, whole) = (seed()?, draws_all());
+    let workers = WORKERS[usize::from(whole)];
+    eprintln!("POLIS_SEED={seed}, {workers} workers");
+    let mut ways = Ways::drawn(seed, CUTS);
     let world = World::new("outage")?;
-    let mut cluster = fleet(&world, ALL, APPEND)?;
+    // The last machine is the newcomer.
+    let mut cluster = fleet(&world, VOTERS.len() + workers + 1, APPEND)?;
     let began = Instant::now();
     let chapter = |title: &str| eprintln!("{:6.1} s  {title}", began.elapsed().as_secs_f64());
 
-    raised(&mut cluster)?;
-    chapter("three vote, two work");
+    raised(&mut cluster, &mut ways)?;
+    chapter("three vote, the others work");
     leader_dies(&mut cluster)?;
     chapter("the leader was killed, and came back");
     leader_is_cut_off(&mut cluster)?;
     chapter("the leader was cut off, and came back");
     majority_is_cut_off(&mut cluster)?;
     chapter("the majority was cut off, and came back");
-    restarted_one_by_one(&mut cluster)?;
-    chapter("all voters were rebooted, one by one");
+    restarted_one_by_one(&mut cluster, seed)?;
+    chapter("voters were rebooted, one by one");
     all_die_and_move(&mut cluster)?;
     chapter("all lost their power, and came back at other addresses");
 
-    let summary = checked(&world, VOTERS.len())?;
+    ways.workers = workers;
+    let victims = ways.one_each();
+    let newcomer = members(&cluster);
+    ways.way(&mut cluster, newcomer, &VOTERS, &victims)?;
+    writes_go_on(&mut cluster, &[0, 1, 2, newcomer])?;
+    chapter("a newcomer votes, and the power of a leader and its own was cut on its way");
+
+    let summary = checked(&world, cluster.nodes.len())?;
     chapter(&format!("{summary:?}"));
-    ensure!(summary.acknowledged.len() == VOTERS.len(), "not all wrote: {summary:?}");
+    ensure!(summary.acknowledged.len() == VOTERS.len() + 1, "not all wrote: {summary:?}");
     ensure!(summary.listings >= 10, "too seldom read: {summary:?}");
     Ok(())
 }
 
-fn raised(cluster: &mut Fleet) -> Result<()> {
+/// How many machines are members until the newcomer comes.
+fn members(cluster: &Fleet) -> usize {
+    cluster.nodes.len() - 1
+}
+
+fn workers(cluster: &Fleet) -> Range<usize> {
+    VOTERS.len()..members(cluster)
+}
+
+fn raised(cluster: &mut Fleet, ways: &mut Ways) -> Result<()> {
     cluster.found()?;
-    let voters = VOTERS[1..].iter().map(|number| (*number, Part::Voter));
-    let workers = WORKERS.iter().map(|number| (*number, Part::Worker));
-    cluster.admit(&voters.chain(workers).collect::<Vec<_>>())?;
-    cluster.wait_whole(ALL)?;
-    let members = cluster.operator.document(&["etcd", "members"])?;
-    let members = members.as_array().context("no members")?;
-    let voters = members.iter().filter(|member| member["role"] == "voter").count();
-    let leaders = members.iter().filter(|member| member["leader"] == true).count();
-    ensure!((members.len(), voters, leaders) == (3, 3, 1), "{members:?}");
+    let victim = ways.either();
+    ways.way(cluster, VOTERS[1], &[VOTERS[0]], &[victim])?;
+    let workers = workers(cluster).map(|number| (number, Part::Worker));
+    let rest = std::iter::once((VOTERS[2], Part::Voter)).chain(workers);
+    cluster.admit(&rest.collect::<Vec<_>>())?;
+    cluster.wait_whole(members(cluster))?;
+    let listed = cluster.operator.document(&["etcd", "members"])?;
+    let listed = listed.as_array().context("no members")?;
+    let voters = listed.iter().filter(|member| member["role"] == "voter").count();
+    let leaders = listed.iter().filter(|member| member["leader"] == true).count();
+    ensure!((listed.len(), voters, leaders) == (3, 3, 1), "{listed:?}");
     writes_go_on(cluster, &VOTERS)
 }
 
@@ -90,10 +130,10 @@ fn leader_dies(cluster: &mut Fleet) -> Result<()> {
     cluster.boot_again(leader)?;
     listed(cluster, leader)?;
     writes_go_on(cluster, &VOTERS)?;
-    Ok(cluster.wait_whole(ALL)?)
+    Ok(cluster.wait_whole(members(cluster))?)
 }
 
-/// Waits until somebody else leads, and both workers are heard by whoever does.
+/// Waits until somebody else leads, and the leader hears the workers.
 fn followed(cluster: &Fleet, dead: usize) -> Result<()> {
     let dead = cluster.nodes[dead].id.as_str();
     ask_until("the workers follow the new leader", || {
@@ -104,7 +144,7 @@ fn followed(cluster: &Fleet, dead: usize) -> Result<()> {
             let id = cluster.nodes[*number].id.as_str();
             nodes.iter().any(|node| node["id"] == id && node["health"] == "healthy")
         };
-        Ok((new && WORKERS.iter().all(healthy)).then_some(()))
+        Ok((new && workers(cluster).all(|number| healthy(&number))).then_some(()))
     })
 }
 
@@ -125,35 +165,42 @@ fn leader_is_cut_off(cluster: &mut Fleet) -> Result<()> {
     cluster.segment.links().heal();
     becomes(cluster, leader, "home")?;
     writes_go_on(cluster, &VOTERS)?;
-    Ok(cluster.wait_whole(ALL)?)
+    Ok(cluster.wait_whole(members(cluster))?)
 }
 
 /// Nobody hears anybody: nothing is acknowledged until they are joined again.
 fn majority_is_cut_off(cluster: &mut Fleet) -> Result<()> {
-    for number in 0..ALL {
+    for number in 0..members(cluster) {
         catch_up(cluster.machine(number)?);
     }
     for number in 0..2 {
         cluster.segment.links().isolate(Fleet::port(number));
     }
-    for number in 0..ALL {
+    for number in 0..members(cluster) {
         becomes(cluster, number, "split")?;
     }
     for number in VOTERS {
         writes_have_stopped(cluster, number)?;
     }
     cluster.segment.links().heal();
-    for number in 0..ALL {
+    for number in 0..members(cluster) {
         becomes(cluster, number, "home")?;
     }
     writes_go_on(cluster, &VOTERS)?;
-    Ok(cluster.wait_whole(ALL)?)
+    Ok(cluster.wait_whole(members(cluster))?)
 }
 
-/// Each voter is rebooted in order, once the cluster is whole. The others never
-/// lose the quorum.
-fn restarted_one_by_one(cluster: &mut Fleet) -> Result<()> {
-    for number in VOTERS {
+/// Voters are rebooted one by one, each once the cluster is whole: one that follows, then
+/// the leader; with `--all`, every one. The others never lose the quorum.
+fn restarted_one_by_one(cluster: &mut Fleet, seed: u64) -> Result<()> {
+    let leader = cluster.etcd_leader()?;
+    let mut order = but(leader);
+    if !draws_all() {
+        let drawn = pick(seed, "rebooted", order.len(), 1);
+        order = drawn.into_iter().map(|at| order[at]).collect();
+    }
+    order.push(leader);
+    for number in order {
         let split = |cluster: &mut Fleet| -> Result<usize> {
             let mut times = 0;
             for other in but(number) {
@@ -170,7 +217,7 @@ fn restarted_one_by_one(cluster: &mut Fleet) -> Result<()> {
         writes_go_on(cluster, &but(number))?;
         cluster.machine(number)?.wait_for("ready", BOOT, |_| true)?;
         listed(cluster, number)?;
-        cluster.wait_whole(ALL)?;
+        cluster.wait_whole(members(cluster))?;
         ensure!(split(cluster)? == before, "the others lost the quorum meanwhile");
     }
     writes_go_on(cluster, &VOTERS)
@@ -181,12 +228,12 @@ fn restarted_one_by_one(cluster: &mut Fleet) -> Result<()> {
 /// the others knew it, and no leader could tell.
 fn all_die_and_move(cluster: &mut Fleet) -> Result<()> {
     let before: Vec<_> = cluster.nodes.iter().map(|node| node.address).collect();
-    (0..ALL).for_each(|number| cluster.cut_power(number));
+    (0..members(cluster)).for_each(|number| cluster.cut_power(number));
     cluster.renumber()?;
-    for number in (0..ALL).rev() {
+    for number in (0..members(cluster)).rev() {
         cluster.boot(number)?;
     }
-    for number in 0..ALL {
+    for number in 0..members(cluster) {
         let address = cluster.nodes[number].address;
         ensure!(!before.contains(&address), "{address} is an old address");
         let ready = cluster.machine(number)?.wait_for("ready", BOOT, |_| true)?;
@@ -196,5 +243,5 @@ fn all_die_and_move(cluster: &mut Fleet) -> Result<()> {
         listed(cluster, number)?;
     }
     writes_go_on(cluster, &VOTERS)?;
-    cluster.wait_whole(ALL).context("not whole at the new addresses")
+    cluster.wait_whole(members(cluster)).context("not whole at the new addresses")
 }

@@ -1,14 +1,16 @@
 //! The owner of a story's cluster, with `polisctl` in hand.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use ed25519_dalek::SigningKey;
+use polis_qemu::Operator;
 use polis_qemu::args::Forward;
+use polis_tests::polisctl;
 use polis_wire::pki;
 use polis_wire::rpc::Credentials;
 
@@ -17,6 +19,9 @@ pub(crate) const SECRET: [u8; 32] = [
     0x9d, 0x61, 0xb1, 0x9d, 0xef, 0xfd, 0x5a, 0x60, 0xba, 0x84, 0x4a, 0xf4, 0x92, 0xec, 0x2c, 0xc4,
     0x44, 0x49, 0xc5, 0x69, 0x7b, 0x32, 0x69, 0x19, 0x70, 0x3b, 0xac, 0x03, 0x1c, 0xae, 0x7f, 0x60,
 ];
+
+/// What the owner calls the cluster.
+const CONTEXT: &str = "story";
 
 /// The ports of a node that `polisctl` calls.
 const PORTS: [u16; 2] = [7835, 7839];
@@ -48,7 +53,7 @@ impl Owner {
         let key = dir.join("owner.key");
         fs::write(&key, pki::key_pem(&SigningKey::from_bytes(&SECRET)).as_bytes())?;
         fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
-        let mut args = vec!["context".to_owned(), "set".to_owned(), "story".to_owned()];
+        let mut args = vec!["context".to_owned(), "set".to_owned(), CONTEXT.to_owned()];
         args.extend(["--key".to_owned(), key.display().to_string()]);
         for Forward { host, guest } in &owner.forwards {
             if *guest == PORTS[0] {
@@ -75,7 +80,7 @@ impl Owner {
     /// What the owner shows to servers, once ownership is taken.
     pub(crate) fn credentials(&self) -> Result<Credentials> {
         let der = |name: &str| {
-            let file = self.config.join("contexts/story").join(name);
+            let file = self.config.join("contexts").join(CONTEXT).join(name);
             let text = fs::read(&file).with_context(|| format!("no {}", file.display()))?;
             let (_, pem) = x509_parser::pem::parse_x509_pem(&text)?;
             anyhow::Ok(pem.contents)
@@ -88,28 +93,16 @@ impl Owner {
     }
 
     /// What a shell runs for `polisctl` with these arguments.
-    pub(crate) fn command_line(&self, args: &[&str]) -> String {
-        let program = polis_tests::polisctl();
+    pub(crate) fn command_line(&self, args: &[&str]) -> Result<String> {
+        let (program, config) = (polisctl()?, self.config.display());
         let program = program.display();
-        let config = self.config.display();
-        format!("'{program}' --config '{config}' --context story {}", args.join(" "))
+        Ok(format!("'{program}' --config '{config}' --context {CONTEXT} {}", args.join(" ")))
     }
 
     /// Runs `polisctl`; what it printed.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the rule is for the node; this runs on the host"
-    )]
-    pub(crate) fn run(&self, args: &[impl AsRef<std::ffi::OsStr>]) -> Result<String> {
-        let output = Command::new(polis_tests::polisctl())
-            .arg("--config")
-            .arg(&self.config)
-            .args(["--context", "story", "--timeout", "2m"])
-            .args(args)
-            .output()
-            .context("cannot start polisctl")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "polisctl ended with {}: {}", output.status, said.trim());
-        Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+    pub(crate) fn run(&self, args: &[impl AsRef<OsStr>]) -> Result<String> {
+        let timeout = ["--timeout", "2m"].map(OsStr::new).into_iter();
+        let args: Vec<&OsStr> = timeout.chain(args.iter().map(AsRef::as_ref)).collect();
+        Ok(Operator::new(&polisctl()?, &self.config, CONTEXT).run(&args)?)
     }
 }

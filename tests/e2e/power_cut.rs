@@ -1,16 +1,18 @@
 //! Power cuts at random moments of the first boot: the next boot reaches home.
 //!
 //! Each story draws its moment from its own part of the boot, so that together
-//! those of a kind of disk cover all of it. The moment is a share of this very
-//! boot, not a time: a slow host is cut at the same place as a quick one. The
-//! seed is printed; `POLIS_SEED=<seed>` draws the same shares again.
+//! those of a kind of disk cover all of it. An ordinary run draws some of them, and
+//! `--all` tells all. The moment is a share of this very boot, not a time: a slow host
+//! is cut at the same place as a quick one. The seed is printed; `POLIS_SEED=<seed>`
+//! draws the same stories and the same shares again.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use polis_tests::{Story, seed, share, story};
 
 use crate::storage::{Kind, founder, is_ready_as};
-use crate::world::{BOOT, World, home, seed};
+use crate::world::{BOOT, World, home};
 
 /// From the start of the kernel to `POLIS boot` nothing is written. Of what
 /// follows until `ready`, in a first boot, this is the usual length, as a
@@ -24,40 +26,47 @@ fn rest(kind: Kind) -> f64 {
     }
 }
 
-/// The stories of a kind: of so many moments each has its own.
+/// The stories: of the moments of a kind each has its own, and a run draws some.
 macro_rules! moments {
-    ($kind:ident of $moments:literal: $($name:ident $number:literal)*) => {$(
-        #[test]
-        fn $name() -> Result<()> {
-            cut(Kind::$kind, $number, $moments)
-        }
-    )*};
+    ($($kind:ident of $moments:literal, $promise:literal: $drawn:literal drawn, $cost:literal s {
+        $($name:ident $number:literal)*
+    })*) => {
+        /// What this file tells.
+        pub(crate) const STORIES: &[Story] =
+            &[$($(story!($name).takes($cost).one_of($promise, $drawn),)*)*];
+
+        $($(
+            fn $name() -> Result<()> {
+                cut(Kind::$kind, $number, $moments)
+            }
+        )*)*
+    };
 }
 
-moments! { Insecure of 10:
-    a_first_boot_that_is_cut_in_its_1st_tenth_is_finished_by_the_next 1
-    a_first_boot_that_is_cut_in_its_2nd_tenth_is_finished_by_the_next 2
-    a_first_boot_that_is_cut_in_its_3rd_tenth_is_finished_by_the_next 3
-    a_first_boot_that_is_cut_in_its_4th_tenth_is_finished_by_the_next 4
-    a_first_boot_that_is_cut_in_its_5th_tenth_is_finished_by_the_next 5
-    a_first_boot_that_is_cut_in_its_6th_tenth_is_finished_by_the_next 6
-    a_first_boot_that_is_cut_in_its_7th_tenth_is_finished_by_the_next 7
-    a_first_boot_that_is_cut_in_its_8th_tenth_is_finished_by_the_next 8
-    a_first_boot_that_is_cut_in_its_9th_tenth_is_finished_by_the_next 9
-    a_first_boot_that_is_cut_in_its_10th_tenth_is_finished_by_the_next 10
-}
-
-moments! { Encrypted of 3:
-    an_encrypted_first_boot_that_is_cut_in_its_1st_third_is_finished_by_the_next 1
-    an_encrypted_first_boot_that_is_cut_in_its_2nd_third_is_finished_by_the_next 2
-    an_encrypted_first_boot_that_is_cut_in_its_3rd_third_is_finished_by_the_next 3
-}
-
-moments! { Authenticated of 4:
-    an_authenticated_first_boot_that_is_cut_in_its_1st_quarter_is_finished_by_the_next 1
-    an_authenticated_first_boot_that_is_cut_in_its_2nd_quarter_is_finished_by_the_next 2
-    an_authenticated_first_boot_that_is_cut_in_its_3rd_quarter_is_finished_by_the_next 3
-    an_authenticated_first_boot_that_is_cut_in_its_4th_quarter_is_finished_by_the_next 4
+moments! {
+    Insecure of 10, "first boot, insecure": 2 drawn, 40 s {
+        a_first_boot_that_is_cut_in_its_1st_tenth_is_finished_by_the_next 1
+        a_first_boot_that_is_cut_in_its_2nd_tenth_is_finished_by_the_next 2
+        a_first_boot_that_is_cut_in_its_3rd_tenth_is_finished_by_the_next 3
+        a_first_boot_that_is_cut_in_its_4th_tenth_is_finished_by_the_next 4
+        a_first_boot_that_is_cut_in_its_5th_tenth_is_finished_by_the_next 5
+        a_first_boot_that_is_cut_in_its_6th_tenth_is_finished_by_the_next 6
+        a_first_boot_that_is_cut_in_its_7th_tenth_is_finished_by_the_next 7
+        a_first_boot_that_is_cut_in_its_8th_tenth_is_finished_by_the_next 8
+        a_first_boot_that_is_cut_in_its_9th_tenth_is_finished_by_the_next 9
+        a_first_boot_that_is_cut_in_its_10th_tenth_is_finished_by_the_next 10
+    }
+    Encrypted of 3, "first boot, encrypted": 1 drawn, 55 s {
+        an_encrypted_first_boot_that_is_cut_in_its_1st_third_is_finished_by_the_next 1
+        an_encrypted_first_boot_that_is_cut_in_its_2nd_third_is_finished_by_the_next 2
+        an_encrypted_first_boot_that_is_cut_in_its_3rd_third_is_finished_by_the_next 3
+    }
+    Authenticated of 4, "first boot, authenticated": 1 drawn, 90 s {
+        an_authenticated_first_boot_that_is_cut_in_its_1st_quarter_is_finished_by_the_next 1
+        an_authenticated_first_boot_that_is_cut_in_its_2nd_quarter_is_finished_by_the_next 2
+        an_authenticated_first_boot_that_is_cut_in_its_3rd_quarter_is_finished_by_the_next 3
+        an_authenticated_first_boot_that_is_cut_in_its_4th_quarter_is_finished_by_the_next 4
+    }
 }
 
 fn cut(kind: Kind, number: u32, moments: u32) -> Result<()> {
@@ -98,31 +107,4 @@ fn until_ready(machine: &mut polis_qemu::Machine, within: Duration) -> bool {
         }
     }
     false
-}
-
-/// A share of the boot in part `number` of so many, drawn by `seed`.
-fn share(seed: u64, number: u32, moments: u32) -> f64 {
-    // One step of SplitMix64: any generator does, as long as a seed gives the
-    // same share tomorrow.
-    let mut bits = seed.wrapping_add(u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    let high = u32::try_from((bits ^ (bits >> 31)) >> 32).unwrap_or_default();
-    let within = f64::from(high) / (f64::from(u32::MAX) + 1.0);
-    (f64::from(number - 1) + within) / f64::from(moments)
-}
-
-#[test]
-fn every_part_of_a_boot_has_its_moment_and_a_seed_repeats_it() -> Result<()> {
-    for seed in [0, 1, u64::MAX] {
-        for (moments, number) in [3, 4, 10].iter().flat_map(|n| (1..=*n).map(move |i| (*n, i))) {
-            let share = share(seed, number, moments);
-            let all = f64::from(moments);
-            let part = f64::from(number - 1) / all..f64::from(number) / all;
-            ensure!(part.contains(&share), "{share} for {number} of {moments} with {seed}");
-        }
-    }
-    ensure!(share(7, 3, 10).to_bits() == share(7, 3, 10).to_bits());
-    ensure!(share(7, 3, 10).to_bits() != share(8, 3, 10).to_bits());
-    Ok(())
 }

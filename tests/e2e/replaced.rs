@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use polis_qemu::Fleet;
 use polis_qemu::fleet::Part;
 use polis_qemu::host::free_port;
+use polis_tests::{Story, story};
 
 use crate::fleet::{ask_until, fleet};
 use crate::stolen::Stolen;
@@ -24,7 +25,10 @@ const HEIR: usize = 3;
 /// curator that follows hears of it by a watch.
 const AT_ONCE: Duration = Duration::from_secs(30);
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] =
+    &[story!(a_dead_voter_is_replaced_and_whoever_was_removed_is_told_so).cluster().takes(220)];
+
 fn a_dead_voter_is_replaced_and_whoever_was_removed_is_told_so() -> Result<()> {
     let world = World::new("replaced")?;
     let mut cluster = fleet(&world, 4, "")?;

@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use polis_qemu::{Machine, Reset};
+use polis_tests::{Story, story};
 
 use crate::world::{SOON, World, home};
 
@@ -12,7 +13,13 @@ pub(crate) const POWER_BUTTON: &str = r#"listening to the power key of "Power Bu
 /// that were there before.
 const LOGS: &str = "logs are kept on the disk";
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(a_reset_and_an_orderly_stop_end_at_home_as_the_same_node).takes(50),
+    story!(a_reboot_by_the_keyboard_is_orderly_and_ends_at_home).takes(40),
+    story!(a_power_cut_after_ready_ends_at_home_as_the_same_node).takes(45),
+];
+
 fn a_reset_and_an_orderly_stop_end_at_home_as_the_same_node() -> Result<()> {
     let world = World::new("restart-reset")?;
     let config = world.founder("")?;
@@ -34,7 +41,6 @@ fn a_reset_and_an_orderly_stop_end_at_home_as_the_same_node() -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn a_reboot_by_the_keyboard_is_orderly_and_ends_at_home() -> Result<()> {
     let world = World::new("restart-keyboard")?;
     let config = polis_qemu::Config { reset: Reset::Exit, ..world.founder("")? };
@@ -48,7 +54,6 @@ fn a_reboot_by_the_keyboard_is_orderly_and_ends_at_home() -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn a_power_cut_after_ready_ends_at_home_as_the_same_node() -> Result<()> {
     let world = World::new("restart-power-cut")?;
     let config = world.founder("")?;
@@ -67,7 +72,7 @@ fn a_power_cut_after_ready_ends_at_home_as_the_same_node() -> Result<()> {
     Ok(())
 }
 
-fn orderly_end(machine: &mut Machine, reason: &str) -> Result<()> {
+pub(crate) fn orderly_end(machine: &mut Machine, reason: &str) -> Result<()> {
     let off = machine.wait_for("off", SOON, |_| true)?;
     ensure!(off.is("reason", reason), "another reason than {reason}: {off}");
     Ok(())

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use polis_qemu::args::Link;
 use polis_qemu::{Config, Segment};
+use polis_tests::{Story, story};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto};
 
 use crate::world::{self, World};
@@ -15,7 +16,9 @@ use crate::world::{self, World};
 /// etcd's peers; the one port that every member serves.
 const PEERS: u16 = 7834;
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[story!(a_node_on_a_segment_is_reached_through_its_gateway)];
+
 fn a_node_on_a_segment_is_reached_through_its_gateway() -> Result<()> {
     let world = World::new("a_node_on_a_segment_is_reached_through_its_gateway")?;
     let mut segment = Segment::start(1, &world.path("network"))?;

@@ -7,13 +7,14 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_qemu::args::WriteError;
 use polis_qemu::{Config, disk};
+use polis_tests::{Story, skip, story};
 use sha2::{Digest as _, Sha256};
 
 use crate::storage::{
     COUNT, Kind, acknowledged, count_and_cut, data, file, founder, home_and_counting, number,
     search,
 };
-use crate::world::{BOOT, SOON, World, guru, home, skip};
+use crate::world::{BOOT, SOON, World, guru, home};
 
 /// How the content of the first two pages of a bbolt file begins: its magic number,
 /// the version of the format, the size of a page.
@@ -22,7 +23,17 @@ const DATABASE: [u8; 12] = [0xed, 0xda, 0x0c, 0xed, 2, 0, 0, 0, 0, 0x10, 0, 0];
 /// Where a LUKS2 header of the usual size ends, and the integrity device begins.
 const LUKS_SIZE: u64 = 16 << 20;
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(a_byte_that_was_changed_on_an_authenticated_disk_is_named_by_device_and_sector)
+        .takes(90),
+    story!(a_full_disk_is_told_and_nothing_acknowledged_is_lost).takes(80),
+    story!(a_write_that_the_disk_fails_is_told_and_the_next_boot_has_what_was_acknowledged)
+        .takes(70),
+    story!(an_ext4_in_the_free_space_and_in_the_data_partition_is_left_alone),
+    story!(a_luks_header_of_somebody_else_is_left_alone),
+];
+
 fn a_byte_that_was_changed_on_an_authenticated_disk_is_named_by_device_and_sector() -> Result<()> {
     let world = World::new("storage-changed")?;
     let config = founder(&world, Kind::Authenticated, COUNT)?;
@@ -61,7 +72,6 @@ fn first_sector(image: &Path, start: u64) -> Result<u64> {
     Ok((8 + journal + tags) * 512)
 }
 
-#[test]
 fn a_full_disk_is_told_and_nothing_acknowledged_is_lost() -> Result<()> {
     let world = World::new("storage-full")?;
     let config = founder(&world, Kind::Insecure, "polis.exercise=fill")?;
@@ -84,7 +94,6 @@ fn a_full_disk_is_told_and_nothing_acknowledged_is_lost() -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn a_write_that_the_disk_fails_is_told_and_the_next_boot_has_what_was_acknowledged() -> Result<()> {
     let world = World::new("storage-write-error")?;
     let config = founder(&world, Kind::Insecure, &format!("{COUNT} polis.guru-countdown=1"))?;
@@ -117,7 +126,6 @@ fn a_write_that_the_disk_fails_is_told_and_the_next_boot_has_what_was_acknowledg
     Ok(())
 }
 
-#[test]
 fn an_ext4_in_the_free_space_and_in_the_data_partition_is_left_alone() -> Result<()> {
     let world = World::new("storage-ext4")?;
     let folder = world.path("content");
@@ -129,14 +137,13 @@ fn an_ext4_in_the_free_space_and_in_the_data_partition_is_left_alone() -> Result
     let mut make = std::process::Command::new("mke2fs");
     match make.args(["-q", "-t", "ext4", "-d"]).arg(&folder).arg(&ext4).status() {
         Ok(made) => ensure!(made.success(), "mke2fs ended with {made}"),
-        Err(_absent) => return skip("storage-ext4", "this host has no mke2fs"),
+        Err(_absent) => return skip("this host has no mke2fs"),
     }
     let bytes = std::fs::read(&ext4)?;
     std::fs::remove_file(&ext4)?;
     refused(&world, &bytes[..1 << 20], "ext")
 }
 
-#[test]
 fn a_luks_header_of_somebody_else_is_left_alone() -> Result<()> {
     let world = World::new("storage-foreign-luks")?;
     let mut header = vec![0; 1 << 20];

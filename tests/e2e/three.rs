@@ -9,13 +9,23 @@ use polis_proto::v1::cluster_configuration::{ColdStart, StorageSecurityPolicy};
 use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration};
 use polis_qemu::Config;
 use polis_qemu::fleet::Part;
+use polis_tests::{Story, story};
 use prost::Message as _;
 
 use crate::attended::{private, waits};
 use crate::fleet::joined_by;
 use crate::world::{self, BOOT, SOON, World};
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_start)
+        .cluster()
+        .takes(200),
+    story!(an_encrypted_disk_is_opened_by_the_cluster_and_by_it_alone_until_the_node_is_deleted)
+        .cluster()
+        .takes(120),
+];
+
 fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_start() -> Result<()>
 {
     let world = World::new("three_machines_from_nothing")?;
@@ -106,7 +116,6 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
     Ok(())
 }
 
-#[test]
 fn an_encrypted_disk_is_opened_by_the_cluster_and_by_it_alone_until_the_node_is_deleted()
 -> Result<()> {
     let configuration = ClusterConfiguration {

@@ -5,7 +5,6 @@ use std::fs;
 use std::io::Read as _;
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -17,6 +16,7 @@ use polis_qemu::args::{self, Disk, Forward, FwCfg, Sockets, argv};
 use polis_qemu::cache::{Cache, Key, Wanted};
 use polis_qemu::host::{Wish, accelerator, version};
 use polis_qemu::{Accelerator, Bus, Config, Event, Image, Machine, Reset, template};
+use polis_tests::workspace;
 use prost::Message as _;
 
 use crate::restart::POWER_BUTTON;
@@ -53,28 +53,6 @@ pub(crate) const OWNER: [u8; 32] = [
     0x0e, 0xe1, 0x72, 0xf3, 0xda, 0xa6, 0x23, 0x25, 0xaf, 0x02, 0x1a, 0x68, 0xf7, 0x07, 0x51, 0x1a,
 ];
 
-/// How often a story cuts the power: `POLIS_CUTS`, or as `usual`.
-pub(crate) fn cuts(usual: u32) -> Result<u32> {
-    Ok(number("POLIS_CUTS")?.unwrap_or(usual))
-}
-
-/// Whether a story that draws a sample is to show its promise at many more moments.
-pub(crate) fn all() -> bool {
-    std::env::var_os("POLIS_ALL").is_some_and(|all| all == "1")
-}
-
-/// What draws a story's moments: `POLIS_SEED`, or another each time. A story prints
-/// it, so that the same moments can be had again.
-pub(crate) fn seed() -> Result<u64> {
-    Ok(number("POLIS_SEED")?.unwrap_or_else(rand::random))
-}
-
-fn number<T: FromStr>(name: &str) -> Result<Option<T>> {
-    let Some(text) = std::env::var_os(name) else { return Ok(None) };
-    let number = text.to_str().and_then(|text| text.parse().ok());
-    number.map(Some).with_context(|| format!("{name} is to be a number, and is {text:?}"))
-}
-
 /// A story's own corner. Its disks go when the story ends; its logs stay.
 pub(crate) struct World {
     dir: PathBuf,
@@ -87,10 +65,19 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A fresh folder `target/e2e/<story>`.
+    /// A fresh folder `target/e2e/<story>`, for machines of the development image.
     pub(crate) fn new(story: &str) -> Result<Self> {
-        let built = std::env::var_os("POLIS_IMAGE_DIR")
-            .context("POLIS_IMAGE_DIR names no image; use `cargo xtask test e2e`")?;
+        Self::with_image(story, "POLIS_IMAGE_DIR")
+    }
+
+    /// The same for machines of the product image.
+    pub(crate) fn of_product(story: &str) -> Result<Self> {
+        Self::with_image(story, "POLIS_PRODUCT_IMAGE_DIR")
+    }
+
+    fn with_image(story: &str, variable: &str) -> Result<Self> {
+        let built = std::env::var_os(variable)
+            .with_context(|| format!("{variable} names no image; use `cargo xtask test e2e`"))?;
         let built = Path::new(&built);
         let dir = folder(story);
         if dir.exists() {
@@ -246,22 +233,13 @@ fn answers(forward: &Forward) -> Result<()> {
     }
 }
 
-/// Says, where the runner lists it, that a story cannot be told on this host.
-pub(crate) fn skip(story: &str, reason: &str) -> Result<()> {
-    let dir = folder(story);
-    fs::create_dir_all(&dir)?;
-    fs::write(dir.join("skipped"), reason)?;
-    eprintln!("skipped: {reason}");
-    Ok(())
-}
-
 fn folder(story: &str) -> PathBuf {
     target(E2E).join(story)
 }
 
 /// A folder that git does not see.
 fn target(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target").join(name)
+    workspace().join("target").join(name)
 }
 
 /// Parameters that found a cluster and ask for nothing else.

@@ -10,6 +10,7 @@ use polis_node::consensus::Start;
 use polis_node::consensus::client::User;
 use polis_node::curator::Store;
 use polis_proto::v1::UserRole;
+use polis_tests::{Story, story};
 use polis_wire::identity::{Identity, NodeKey};
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::{Expect, Trust, dial};
@@ -90,7 +91,7 @@ async fn call(at: &Curator, trust: &Trust, shown: Option<&Credentials>, path: &s
         let mut answers = grpc.server_streaming(Request::new(()), path, codec).await?.into_inner();
         answers.message().await
     };
-    match tokio::time::timeout(Duration::from_secs(20), called).await {
+    match polis_tests::patiently(Duration::from_secs(20), called).await {
         Ok(Ok(_)) => Outcome::LetIn,
         Ok(Err(status)) => outcome(&status),
         Err(_elapsed) => Outcome::Silent,
@@ -113,7 +114,12 @@ fn outcome(status: &Status) -> Outcome {
     }
 }
 
-#[test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(every_rpc_of_the_descriptors_has_a_row),
+    story!(threads each_caller_is_let_in_where_the_table_says_so_and_nowhere_else),
+];
+
 fn every_rpc_of_the_descriptors_has_a_row() {
     let pool = DescriptorPool::decode(polis_proto::DESCRIPTORS).unwrap();
     let rows: BTreeMap<_, _> = ROWS.into();
@@ -129,7 +135,6 @@ fn every_rpc_of_the_descriptors_has_a_row() {
     assert!(left.is_empty(), "there is no such call: {left:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_caller_is_let_in_where_the_table_says_so_and_nowhere_else() {
     let machine = Machine::new();
     let node = machine.start(Start::Bootstrap);

@@ -6,11 +6,20 @@ use std::sync::Mutex;
 use polis_base::trapdoor::code;
 use polis_node::consensus::{Error, Probe, Service, Standing, Start, Step};
 use polis_runtime::supervisor::Context;
+use polis_tests::{Story, story};
 use tokio::sync::watch;
 
 use crate::harness::Machine;
 
-#[tokio::test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(async a_machine_founds_a_cluster_and_is_the_same_member_after_a_restart),
+    story!(async a_bootstrap_that_is_cut_off_after_every_step_ends_like_one_that_is_not),
+    story!(async a_killed_etcd_is_started_again_and_nothing_is_lost),
+    story!(async a_member_without_a_disk_opens_the_trapdoor),
+    story!(async a_damaged_member_is_neither_started_nor_made_anew),
+];
+
 async fn a_machine_founds_a_cluster_and_is_the_same_member_after_a_restart() {
     let machine = Machine::new();
     let mut node = machine.start(Start::Bootstrap);
@@ -35,7 +44,6 @@ async fn a_machine_founds_a_cluster_and_is_the_same_member_after_a_restart() {
     }
 }
 
-#[tokio::test]
 async fn a_bootstrap_that_is_cut_off_after_every_step_ends_like_one_that_is_not() {
     let mut machine = Machine::new();
     let cut = Arc::new(Mutex::new(None));
@@ -64,7 +72,6 @@ async fn a_bootstrap_that_is_cut_off_after_every_step_ends_like_one_that_is_not(
     node.stop().await;
 }
 
-#[tokio::test]
 async fn a_killed_etcd_is_started_again_and_nothing_is_lost() {
     let machine = Machine::new();
     let mut node = machine.start(Start::Bootstrap);
@@ -86,7 +93,6 @@ async fn a_killed_etcd_is_started_again_and_nothing_is_lost() {
     node.stop().await;
 }
 
-#[tokio::test]
 async fn a_member_without_a_disk_opens_the_trapdoor() {
     let machine = Machine::new();
     let node = machine.start(Start::Again);
@@ -95,7 +101,6 @@ async fn a_member_without_a_disk_opens_the_trapdoor() {
     node.stop().await;
 }
 
-#[tokio::test]
 async fn a_damaged_member_is_neither_started_nor_made_anew() {
     let machine = Machine::new();
     let node = machine.start(Start::Bootstrap);

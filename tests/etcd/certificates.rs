@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use polis_node::consensus::Start;
 use polis_node::consensus::client::{Client, User};
 use polis_runtime::event::until;
+use polis_tests::{Story, story};
 use polis_wire::identity::NodeKey;
 use polis_wire::pki::{
     Certificate, Crl, Error, Facts, Host, Issuer, Mode, Namespace, Overview, Reason, Template,
@@ -47,7 +48,15 @@ async fn cluster_of_one() -> (Machine, Node, Client) {
     (machine, node, client)
 }
 
-#[tokio::test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(async many_that_want_a_certificate_at_once_get_the_same),
+    story!(async a_change_of_the_crl_reaches_the_file_of_etcd_and_the_overview),
+    story!(async the_peer_port_is_for_certificates_of_peers_alone),
+    story!(async a_certificate_that_came_from_the_future_is_renewed_without_a_restart),
+    story!(async a_key_that_is_not_the_nodes_cannot_take_its_certificate),
+];
+
 async fn many_that_want_a_certificate_at_once_get_the_same() {
     let (_machine, node, client) = cluster_of_one().await;
     let status = node.status.borrow().clone();
@@ -77,7 +86,6 @@ async fn many_that_want_a_certificate_at_once_get_the_same() {
     node.stop().await;
 }
 
-#[tokio::test]
 async fn a_change_of_the_crl_reaches_the_file_of_etcd_and_the_overview() {
     let (machine, mut node, client) = cluster_of_one().await;
     let peers = authority("etcd-peers");
@@ -98,7 +106,6 @@ async fn a_change_of_the_crl_reaches_the_file_of_etcd_and_the_overview() {
     node.stop().await;
 }
 
-#[tokio::test]
 async fn the_peer_port_is_for_certificates_of_peers_alone() {
     let (machine, node, client) = cluster_of_one().await;
     let namespace = Namespace::new(client, "");
@@ -127,7 +134,6 @@ async fn the_peer_port_is_for_certificates_of_peers_alone() {
     node.stop().await;
 }
 
-#[tokio::test]
 async fn a_certificate_that_came_from_the_future_is_renewed_without_a_restart() {
     let machine = Machine::new();
     let node = machine.start(Start::Bootstrap);
@@ -168,7 +174,6 @@ async fn a_certificate_that_came_from_the_future_is_renewed_without_a_restart() 
     node.stop().await;
 }
 
-#[tokio::test]
 async fn a_key_that_is_not_the_nodes_cannot_take_its_certificate() {
     let (machine, node, client) = cluster_of_one().await;
     let other = NodeKey::generate().unwrap();

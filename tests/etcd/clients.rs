@@ -6,6 +6,7 @@ use std::time::Duration;
 use polis_node::consensus::Start;
 use polis_node::consensus::client::{Change, Client, Guard, Kv, Op, Txn, User};
 use polis_runtime::event::until;
+use polis_tests::{Story, story};
 use tokio::sync::watch;
 
 use crate::harness::{Machine, Node};
@@ -21,7 +22,17 @@ fn keys(entries: &[Kv]) -> Vec<&str> {
     entries.iter().map(|kv| kv.key.as_str()).collect()
 }
 
-#[tokio::test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(async a_namespace_sees_its_own_keys_only),
+    story!(async a_listing_of_many_pages_is_whole),
+    story!(async a_transaction_happens_whole_or_not_at_all),
+    story!(async a_pipe_tells_of_what_vanished_while_it_was_cut_off),
+    story!(async a_key_is_unknown_then_absent_then_there_then_gone),
+    story!(async what_is_written_under_a_lease_ends_with_it),
+    story!(async only_the_leader_writes),
+];
+
 async fn a_namespace_sees_its_own_keys_only() {
     let (_machine, node, client) = cluster_of_one().await;
     let inside = client.sub("kubernetes");
@@ -40,7 +51,6 @@ async fn a_namespace_sees_its_own_keys_only() {
     node.stop().await;
 }
 
-#[tokio::test]
 async fn a_listing_of_many_pages_is_whole() {
     let (_machine, node, client) = cluster_of_one().await;
     for first in (0..1300).step_by(100) {
@@ -53,7 +63,6 @@ async fn a_listing_of_many_pages_is_whole() {
     node.stop().await;
 }
 
-#[tokio::test]
 async fn a_transaction_happens_whole_or_not_at_all() {
     let (_machine, node, client) = cluster_of_one().await;
     let create = |value: &str| Txn {
@@ -87,7 +96,6 @@ async fn a_transaction_happens_whole_or_not_at_all() {
     node.stop().await;
 }
 
-#[tokio::test]
 async fn a_pipe_tells_of_what_vanished_while_it_was_cut_off() {
     let (_machine, node, client) = cluster_of_one().await;
     for key in ["n/a", "n/b", "n/c"] {
@@ -138,7 +146,6 @@ async fn a_pipe_tells_of_what_vanished_while_it_was_cut_off() {
     node.stop().await;
 }
 
-#[tokio::test]
 async fn a_key_is_unknown_then_absent_then_there_then_gone() {
     let (_machine, node, client) = cluster_of_one().await;
     let value = watch::Sender::new(None);
@@ -161,7 +168,6 @@ async fn a_key_is_unknown_then_absent_then_there_then_gone() {
     node.stop().await;
 }
 
-#[tokio::test]
 async fn what_is_written_under_a_lease_ends_with_it() {
     let (_machine, node, client) = cluster_of_one().await;
     let lease = client.lease(Duration::from_secs(2)).await.unwrap();
@@ -177,7 +183,6 @@ async fn what_is_written_under_a_lease_ends_with_it() {
     node.stop().await;
 }
 
-#[tokio::test]
 async fn only_the_leader_writes() {
     let (_machine, node, client) = cluster_of_one().await;
     let ttl = Duration::from_secs(5);

@@ -8,6 +8,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use polis_node::consensus::client::User;
 use polis_node::consensus::{MembersError, Refusal, Standing, Start, holds_entries};
 use polis_proto::v1;
+use polis_tests::{Story, story};
 use polis_wire::pki::{Crl, Overview};
 use prost::Message as _;
 
@@ -67,7 +68,15 @@ async fn put_and_read(writer: &Node, reader: &Node, value: &str) {
     assert_eq!(read.unwrap().value, value.as_bytes());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(threads a_member_whose_power_went_before_its_first_entry_begins_anew),
+    story!(threads a_newcomer_that_waits_for_another_one_leaves_the_log_alone),
+    story!(threads a_newcomer_to_a_cluster_with_a_past_takes_its_state_and_not_its_history),
+    story!(threads a_member_that_boots_without_a_quorum_names_the_voter_that_it_needs),
+    story!(threads three_members_grow_restart_and_shrink),
+];
+
 async fn a_member_whose_power_went_before_its_first_entry_begins_anew() {
     let [one, two] = [Machine::new(), Machine::new()];
     let first = one.start(Start::Bootstrap);
@@ -88,7 +97,6 @@ async fn a_member_whose_power_went_before_its_first_entry_begins_anew() {
     first.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_newcomer_that_waits_for_another_one_leaves_the_log_alone() {
     let [one, two, three] = [Machine::new(), Machine::new(), Machine::new()];
     let first = one.start(Start::Bootstrap);
@@ -124,7 +132,6 @@ async fn a_newcomer_that_waits_for_another_one_leaves_the_log_alone() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_newcomer_to_a_cluster_with_a_past_takes_its_state_and_not_its_history() {
     /// More than a log that goes back to the first entry can have.
     const ENTRIES: u64 = 3200;
@@ -172,7 +179,6 @@ fn snapshots(machine: &Machine) -> Vec<u64> {
     indexes
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_that_boots_without_a_quorum_names_the_voter_that_it_needs() {
     let [one, two] = [Machine::new(), Machine::new()];
     let first = one.start(Start::Bootstrap);
@@ -206,7 +212,6 @@ fn directory_entry(machine: &Machine) -> v1::cluster_directory::Node {
     v1::cluster_directory::Node { id: machine.name(), addresses }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_members_grow_restart_and_shrink() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [one, two, three] = &machines;

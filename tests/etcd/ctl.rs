@@ -7,6 +7,7 @@ use std::time::Duration;
 use polis_node::consensus::Start;
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
+use polis_tests::{Story, story};
 use polis_wire::identity::Fingerprint;
 use polis_wire::rpc::client::{Expect, Trust, dial};
 use serde_json::Value;
@@ -41,7 +42,7 @@ impl Person {
     /// Runs `polisctl`. A `@name` among the arguments is a file in the folder.
     async fn run(&self, arguments: &[&str]) -> Ended {
         #[expect(clippy::disallowed_methods, reason = "a test on a host reaps its own children")]
-        let mut command = tokio::process::Command::new(polis_tests::polisctl());
+        let mut command = tokio::process::Command::new(polis_tests::polisctl().unwrap());
         command.env_clear().env("XDG_CONFIG_HOME", self.folder.path());
         for argument in arguments {
             match argument.strip_prefix('@') {
@@ -118,7 +119,13 @@ fn write_private(file: &std::path::Path, bytes: &[u8]) {
     file.write_all(bytes).unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(threads ownership_is_taken_only_of_the_cluster_that_was_compared_and_by_its_key),
+    story!(threads an_owner_operates_the_cluster_and_lets_others_do_so),
+    story!(threads a_certificate_is_renewed_when_two_thirds_of_its_life_are_over),
+];
+
 async fn ownership_is_taken_only_of_the_cluster_that_was_compared_and_by_its_key() {
     let (_machine, node, cluster, curator, person) = cluster().await;
     let ca = Fingerprint::of_certificate(&cluster.authority);
@@ -183,7 +190,6 @@ fn rcgen_ca() -> String {
     parameters.self_signed(&key).unwrap().pem()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
     let (machine, node, cluster, curator, person) = cluster().await;
     let words = Fingerprint::of_certificate(&cluster.authority).words();
@@ -271,7 +277,6 @@ async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
     node.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_certificate_is_renewed_when_two_thirds_of_its_life_are_over() {
     let (machine, node, cluster, curator, person) = cluster().await;
     person.owns(&cluster).await;

@@ -9,6 +9,7 @@ use polis_node::curator::state::Request;
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
+use polis_tests::{Story, story};
 use polis_wire::identity::NodeKey;
 use polis_wire::rpc::client::{Client, Repeat};
 use rustix::process::{Signal, kill_process};
@@ -138,7 +139,12 @@ pub(crate) async fn write(
         .await
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(threads a_leader_that_is_cut_off_is_followed_by_another_and_nothing_is_lost_or_done_twice),
+    story!(threads a_lone_curator_does_not_wait_for_the_lock_of_its_last_boot),
+];
+
 async fn a_leader_that_is_cut_off_is_followed_by_another_and_nothing_is_lost_or_done_twice() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [one, two, three] = &machines;
@@ -264,7 +270,6 @@ async fn a_leader_that_is_cut_off_is_followed_by_another_and_nothing_is_lost_or_
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lone_curator_does_not_wait_for_the_lock_of_its_last_boot() {
     let machine = Machine::new();
     let node = machine.start(Start::Bootstrap);

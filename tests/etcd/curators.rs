@@ -123,7 +123,7 @@ pub(crate) async fn leader(curators: &[&Curator], within: Duration) -> usize {
         })
     });
     let first = futures::future::select_all(waits);
-    tokio::time::timeout(within, first).await.expect("somebody leads in time").0
+    polis_tests::patiently(within, first).await.expect("somebody leads in time").0
 }
 
 /// A cluster that one machine founded, with its owner.

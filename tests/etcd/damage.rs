@@ -7,13 +7,17 @@ use std::path::{Path, PathBuf};
 use polis_base::trapdoor::code;
 use polis_node::consensus::Start;
 use polis_node::consensus::client::User;
+use polis_tests::{Story, story};
 
 use crate::harness::Machine;
 
 /// Bytes that mean nothing to anyone.
 const NOISE: [u8; 4096] = [0x5a; 4096];
 
-#[tokio::test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] =
+    &[story!(async an_etcd_that_blames_its_files_is_started_three_times_and_no_more)];
+
 async fn an_etcd_that_blames_its_files_is_started_three_times_and_no_more() {
     let machine = Machine::new();
     let node = machine.start(Start::Bootstrap);

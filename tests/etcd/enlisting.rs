@@ -7,13 +7,17 @@ use polis_node::consensus::{Start, Status};
 use polis_node::network;
 use polis_node::roles::enlist;
 use polis_proto::v1;
+use polis_tests::{Story, story};
 use tokio::sync::watch;
 
 use crate::curator::admit;
 use crate::curators::{Founder, address, credentials};
 use crate::harness::{Machine, eventually, supervise};
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] =
+    &[story!(threads a_member_that_was_taken_out_beside_its_role_enters_again_as_another)];
+
 async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
     let machines = [Machine::new(), Machine::new()];
     let [one, two] = &machines;

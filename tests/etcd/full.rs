@@ -2,13 +2,16 @@
 
 use polis_node::consensus::client::{Error, User};
 use polis_node::consensus::{Alarm, Start};
+use polis_tests::{Story, story};
 
 use crate::harness::Machine;
 
 /// Above what an empty database has, below what a test can write quickly.
 const QUOTA: u64 = 16 << 20;
 
-#[tokio::test]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[story!(async a_full_database_is_given_room_again)];
+
 async fn a_full_database_is_given_room_again() {
     let mut machine = Machine::new();
     machine.config.quota = QUOTA;

@@ -11,11 +11,13 @@ use polis_base::files::Root;
 use polis_node::consensus::{
     Config, Members, Orders, PEER_PORT, Peer, Probe, QUOTA, Service, Standing, Start, Status,
 };
+use polis_qemu::patience::Deadline;
 use polis_runtime::board::Board;
 use polis_runtime::event::until;
 use polis_runtime::lines::Lines;
 use polis_runtime::logtree::{Query, Tree};
 use polis_runtime::supervisor::{Context, Policy, Supervisor};
+use polis_tests::patiently;
 use polis_wire::identity::NodeKey;
 use polis_wire::pki::{Host, Overview};
 use tokio::sync::{mpsc, watch};
@@ -168,9 +170,9 @@ impl Node {
         let (logs, name) = (self.logs.clone(), self.name.clone());
         async move {
             let found = until(&mut status, "status", |status| so(status).then(|| status.clone()));
-            match tokio::time::timeout(PATIENCE, found).await {
+            match patiently(PATIENCE, found).await {
                 Ok(found) => found.unwrap(),
-                Err(_elapsed) => {
+                Err(_late) => {
                     let log: Vec<_> =
                         logs.backlog(&Query::all()).iter().map(|entry| entry.line()).collect();
                     let last = log[log.len().saturating_sub(60)..].join("\n");
@@ -241,9 +243,9 @@ pub(crate) fn eventually(
 ) -> impl Future<Output = ()> {
     let at = std::panic::Location::caller();
     async move {
-        let end = tokio::time::Instant::now() + PATIENCE;
+        let mut end = Deadline::within(PATIENCE);
         while !so() {
-            assert!(tokio::time::Instant::now() < end, "{at}: waited for {what}");
+            assert!(!end.is_over(), "{at}: waited for {what}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

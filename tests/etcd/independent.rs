@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use polis_tests::{Story, skip, story, workspace};
 use serde_json::Value;
 
 use crate::ctl;
@@ -17,15 +18,7 @@ const PACKAGES: [&str; 3] = ["grpclib==0.4.9", "protobuf==7.36.2", "h2==4.4.1"];
 const FETCH: Duration = Duration::from_secs(150);
 
 fn target() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target")
-}
-
-/// Says, where the runner lists it, that a story cannot be told on this host.
-fn skip(story: &str, reason: &str) {
-    let folder = target().join("etcd").join(story);
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join("skipped"), reason).unwrap();
-    eprintln!("skipped: {reason}");
+    workspace().join("target")
 }
 
 async fn run(program: &Path, arguments: &[&str]) -> Result<String, String> {
@@ -63,12 +56,16 @@ async fn python() -> Result<PathBuf, String> {
     Ok(python)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_knows_nothing_lists_the_services_and_reads_what_the_cluster_is() {
+/// What this file tells.
+pub(crate) const STORIES: &[Story] =
+    &[story!(threads a_client_that_knows_nothing_lists_the_services_and_reads_what_the_cluster_is)];
+
+async fn a_client_that_knows_nothing_lists_the_services_and_reads_what_the_cluster_is()
+-> anyhow::Result<()> {
     let python = match python().await {
         Ok(python) => python,
         Err(reason) => {
-            return skip("independent-client", &format!("no independent client here: {reason}"));
+            return skip(&format!("no independent client here: {reason}"));
         }
     };
     let (machine, node, cluster, curator, person) = ctl::cluster().await;
@@ -77,7 +74,7 @@ async fn a_client_that_knows_nothing_lists_the_services_and_reads_what_the_clust
     let file = |name: &str| context.join(name).display().to_string();
     let (host, port) = (curator.address.ip().to_string(), curator.address.port().to_string());
     let key = person.path("polis/owner.key").display().to_string();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("etcd/independent.py");
+    let script = workspace().join("tests/etcd/independent.py");
     let script = script.display().to_string();
     let (ca, certificate, name) = (file("ca.pem"), file("certificate.pem"), machine.name());
     let said = run(&python, &[&script, &host, &port, &name, &ca, &certificate, &key]).await;
@@ -93,4 +90,5 @@ async fn a_client_that_knows_nothing_lists_the_services_and_reads_what_the_clust
     assert_eq!(said["info"]["nodesUp"], 1);
     curator.supervisor.stop().await;
     node.stop().await;
+    Ok(())
 }

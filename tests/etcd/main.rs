@@ -3,7 +3,9 @@
 //! Each starts the services of `polis` as a node does, in one process, with
 //! directories of its own and loopback addresses of its own, so that all of
 //! them may run side by side. `cargo xtask test` provides etcd.
-#![cfg(test)]
+
+#![expect(clippy::unwrap_used, reason = "a story fails where something else came")]
+#![expect(clippy::print_stdout, reason = "the runner keeps what a story says")]
 
 mod access;
 mod bootstrap;
@@ -21,3 +23,30 @@ mod independent;
 mod operating;
 mod registering;
 mod tls;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use polis_tests::{Story, Suite};
+
+const SUITE: Suite = Suite { name: "etcd", retries: 0, deadline: Duration::from_secs(240) };
+
+const FILES: &[&[Story]] = &[
+    access::STORIES,
+    bootstrap::STORIES,
+    certificates::STORIES,
+    clients::STORIES,
+    cluster::STORIES,
+    ctl::STORIES,
+    curator::STORIES,
+    damage::STORIES,
+    enlisting::STORIES,
+    full::STORIES,
+    independent::STORIES,
+    operating::STORIES,
+    registering::STORIES,
+];
+
+fn main() -> ExitCode {
+    polis_tests::main(SUITE, FILES)
+}

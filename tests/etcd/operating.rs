@@ -8,6 +8,7 @@ use polis_node::curator::state::Request as Change;
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
+use polis_tests::{Story, story};
 use polis_wire::pki::{Crl, Facts};
 use polis_wire::rpc::client::{Channel, Client, Expect, Repeat, Trust, dial};
 use sha2::{Digest as _, Sha256};
@@ -68,7 +69,15 @@ async fn join(
     (node, curator)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] = &[
+    story!(threads members_leave_one_by_one_and_never_one_too_many),
+    story!(threads a_learner_that_never_started_is_taken_out_and_the_next_one_enters),
+    story!(threads a_way_out_that_was_begun_is_gone_to_its_end_whoever_asked_for_it),
+    story!(threads a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever),
+    story!(threads a_lone_curator_tells_all_there_is_to_know),
+];
+
 async fn members_leave_one_by_one_and_never_one_too_many() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [one, two, three] = &machines;
@@ -172,7 +181,6 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_learner_that_never_started_is_taken_out_and_the_next_one_enters() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [one, two, three] = &machines;
@@ -201,7 +209,6 @@ async fn a_learner_that_never_started_is_taken_out_and_the_next_one_enters() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_way_out_that_was_begun_is_gone_to_its_end_whoever_asked_for_it() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [one, two, three] = &machines;
@@ -242,7 +249,7 @@ async fn a_way_out_that_was_begun_is_gone_to_its_end_whoever_asked_for_it() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let record = tokio::time::timeout(Duration::from_secs(45), out()).await.unwrap().unwrap();
+    let record = polis_tests::patiently(Duration::from_secs(45), out()).await.unwrap().unwrap();
     assert_eq!(record.roles, None);
     second.stop().await;
 
@@ -250,13 +257,12 @@ async fn a_way_out_that_was_begun_is_gone_to_its_end_whoever_asked_for_it() {
     let then = v1::departure::Then::Delete.into();
     let departure = v1::Departure { then, ..Default::default() };
     cluster.store.change(id, Change::Leave(departure)).await.unwrap();
-    let gone = tokio::time::timeout(Duration::from_secs(45), out()).await.unwrap();
+    let gone = polis_tests::patiently(Duration::from_secs(45), out()).await.unwrap();
     assert_eq!(gone, None);
     curator.supervisor.stop().await;
     first.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever() {
     let machines = [Machine::new(), Machine::new()];
     let [one, two] = &machines;
@@ -290,14 +296,13 @@ async fn a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(45), ends).await.unwrap();
+        polis_tests::patiently(Duration::from_secs(45), ends).await.unwrap();
         assert_eq!(cluster.store.node(id).await.unwrap(), before);
     }
     curator.supervisor.stop().await;
     first.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lone_curator_tells_all_there_is_to_know() {
     let machine = Machine::new();
     let Founder { node, cluster, curator, own, owner } = Founder::start(&machine).await;

@@ -16,6 +16,7 @@ use polis_node::storage::{self, Kind, Ready, Wanted};
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_runtime::event::until;
+use polis_tests::{Story, story};
 use polis_wire::identity::NodeId;
 use polis_wire::parameters::{Cluster as Told, DirectoryNode, Loaded, Network, Parameters};
 use polis_wire::parameters::{Register, Source, Ticket};
@@ -167,7 +168,7 @@ impl Newcomer {
                 end = watching => end,
             }
         };
-        let end = tokio::time::timeout(PATIENCE, end).await.expect("a boot ends");
+        let end = polis_tests::patiently(PATIENCE, end).await.expect("a boot ends");
         supervisor.stop().await;
         end
     }
@@ -187,7 +188,10 @@ impl Newcomer {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// What this file tells.
+pub(crate) const STORIES: &[Story] =
+    &[story!(threads a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way)];
+
 async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way() {
     let machine = Machine::new();
     let Founder { node, cluster, curator, owner, .. } = Founder::start(&machine).await;

@@ -46,7 +46,7 @@ pub(crate) async fn shake_hands(port: SocketAddr, ca: &[u8], shown: Option<&Issu
         tls.read_to_end(&mut answer).await?;
         Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer).into_owned())
     };
-    match tokio::time::timeout(Duration::from_secs(10), asked).await {
+    match polis_tests::patiently(Duration::from_secs(10), asked).await {
         Ok(Ok(answer)) if answer.contains("etcdserver") => Answer::Served,
         Ok(Ok(answer)) => Answer::Refused(answer),
         Ok(Err(error)) => Answer::Refused(error.to_string()),

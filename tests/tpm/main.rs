@@ -1,14 +1,16 @@
 //! What the node asks of a TPM, asked of an emulated one, without a machine.
 //!
 //! `cargo xtask test` provides `swtpm`.
-#![cfg(test)]
+#![expect(clippy::unwrap_used, reason = "a story fails where something else came")]
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use polis_node::tpm::{Error, Transport, seal, unseal};
 use polis_qemu::tpm::Tpm;
+use polis_tests::{Story, Suite, story};
 
 /// A TPM that is on, and what went over its bus.
 struct Bus {
@@ -65,7 +67,16 @@ impl Transport for Bus {
 
 const SECRET: &[u8] = b"a secret of any length that is longer than a key";
 
-#[test]
+const SUITE: Suite = Suite { name: "tpm", retries: 0, deadline: Duration::from_secs(120) };
+
+const STORIES: &[Story] = &[
+    story!(what_was_sealed_opens_after_a_restart_and_as_often_as_one_likes),
+    story!(who_listens_to_the_bus_learns_neither_the_key_nor_the_secret),
+    story!(a_register_that_changed_is_told_from_a_tpm_that_was_cleared),
+    story!(a_blob_opens_for_its_own_purpose_only),
+    story!(a_tpm_that_is_gone_is_an_outage_and_not_a_refusal),
+];
+
 fn what_was_sealed_opens_after_a_restart_and_as_often_as_one_likes() {
     let state = tempfile::tempdir().unwrap();
     let blob = seal(&mut Bus::switch_on(state.path()), &[7, 12], b"test", SECRET).unwrap();
@@ -78,7 +89,6 @@ fn what_was_sealed_opens_after_a_restart_and_as_often_as_one_likes() {
     }
 }
 
-#[test]
 fn who_listens_to_the_bus_learns_neither_the_key_nor_the_secret() {
     let state = tempfile::tempdir().unwrap();
     let mut bus = Bus::switch_on(state.path());
@@ -93,7 +103,6 @@ fn who_listens_to_the_bus_learns_neither_the_key_nor_the_secret() {
     }
 }
 
-#[test]
 fn a_register_that_changed_is_told_from_a_tpm_that_was_cleared() {
     let state = tempfile::tempdir().unwrap();
     let mut bus = Bus::switch_on(state.path());
@@ -118,7 +127,6 @@ fn a_register_that_changed_is_told_from_a_tpm_that_was_cleared() {
     assert!(matches!(refused, Error::Cleared), "{refused:?}");
 }
 
-#[test]
 fn a_blob_opens_for_its_own_purpose_only() {
     let state = tempfile::tempdir().unwrap();
     let mut bus = Bus::switch_on(state.path());
@@ -127,11 +135,14 @@ fn a_blob_opens_for_its_own_purpose_only() {
     assert!(matches!(refused, Error::Mismatch), "{refused:?}");
 }
 
-#[test]
 fn a_tpm_that_is_gone_is_an_outage_and_not_a_refusal() {
     let state = tempfile::tempdir().unwrap();
     let mut bus = Bus::switch_on(state.path());
     bus.stream.shutdown(std::net::Shutdown::Both).unwrap();
     let error = seal(&mut bus, &[7], b"test", SECRET).unwrap_err();
     assert!(error.retriable(), "{error:?}");
+}
+
+fn main() -> ExitCode {
+    polis_tests::main(SUITE, &[STORIES])
 }

@@ -1,0 +1,121 @@
+//! The command line of a binary with stories.
+
+use std::env;
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::thread;
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+
+use crate::queue::Turn;
+use crate::report::{Outcome, Report};
+use crate::runner::{Runner, SKIPPED};
+use crate::select::{Wanted, select};
+use crate::story::{Skip, Story, Suite, named};
+use crate::{ALL, SEED, draws_all, seed, workspace};
+
+/// How much less a story beside a cluster counts than the cluster, in steps of `nice`: a
+/// third of the weight, so it is slow and not still.
+const BESIDE: i32 = 5;
+
+/// Tells stories, each in a process of its own.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Only stories whose names contain one of these.
+    filters: Vec<String>,
+    /// Every story, also those that a sample would leave out.
+    #[arg(long)]
+    all: bool,
+    /// Print the names of the stories instead, and whether a sample has them.
+    #[arg(long)]
+    list: bool,
+    /// How many places there are; as many as processors, unless given.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    places: Option<u32>,
+    /// Write what came of it to this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Tell this story here, in this process.
+    #[arg(long, value_name = "NAME", hide = true)]
+    story: Option<String>,
+    /// Let others go first.
+    #[arg(long, requires = "story", hide = true)]
+    beside: bool,
+}
+
+pub(crate) fn run(suite: Suite, stories: &[Story]) -> Result<ExitCode> {
+    let args = Args::parse();
+    if let Some(name) = &args.story {
+        return tell(&named(stories, name)?, args.beside);
+    }
+    let wanted = Wanted { filters: args.filters, all: args.all || draws_all(), seed: seed()? };
+    let (told, not_drawn) = select(stories, &wanted);
+    if args.list {
+        for story in &told {
+            println!("{}", story.name());
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let places = args.places.map_or_else(|| u32::try_from(processors), Ok)?;
+    println!("{}: {} stories, {places} places, {SEED}={}", suite.name, told.len(), wanted.seed);
+
+    let own = env::current_exe().context("cannot find this program")?;
+    let launch = |story: &Story, turn: Turn| {
+        // The kernel ends the story when this process dies. `setpriv` belongs to
+        // util-linux, which every Debian has, and becomes the story.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(&own).args(["--story", &story.name()]);
+        if turn == Turn::Beside {
+            command.arg("--beside");
+        }
+        command.env(SEED, wanted.seed.to_string());
+        if wanted.all {
+            command.env(ALL, "1");
+        }
+        command
+    };
+    let logs = workspace().join("target/test").join(suite.name);
+    // A reader that went away must not end the stories.
+    let show = |line: &str| drop(writeln!(io::stdout(), "{line}"));
+    let runner = Runner { suite, places, logs, launch: &launch, show: &show };
+    let report = Report { not_drawn, ..runner.run(&told)? };
+    print(&suite, &report);
+    if let Some(file) = &args.report {
+        let text = serde_json::to_string_pretty(&report)?;
+        fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(if report.failed() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Tells a story in this process.
+fn tell(story: &Story, beside: bool) -> Result<ExitCode> {
+    if beside {
+        rustix::process::nice(BESIDE).context("cannot be nice")?;
+    }
+    let Err(error) = (story.tell)() else { return Ok(ExitCode::SUCCESS) };
+    if let Some(skip) = error.downcast_ref::<Skip>() {
+        println!("{skip}");
+        return Ok(ExitCode::from(SKIPPED));
+    }
+    eprintln!("Error: {error:?}");
+    Ok(ExitCode::FAILURE)
+}
+
+fn print(suite: &Suite, report: &Report) {
+    let (passed, failed) = (report.passed(), report.failed());
+    let skipped = report.stories.len() - passed - failed;
+    let not_drawn = report.not_drawn;
+    println!(
+        "{}: {passed} passed, {failed} failed, {skipped} skipped, {not_drawn} not drawn",
+        suite.name
+    );
+    for told in &report.stories {
+        if let Outcome::Failed(how) = &told.outcome {
+            println!("{}: failed: {}: {how}", suite.name, told.name);
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Which story starts next: places, and the order in which they are given.
+//!
+//! There are as many places as processors. A story of one machine takes one, a story of
+//! a cluster three, or all where there are fewer. Clusters come first, so that the places
+//! do not have to be emptied for them one by one; among equals the longest comes first,
+//! so that no long one is left when the others have ended.
+//!
+//! A cluster waits a lot: for an election, a heartbeat, a machine. So while one holds all
+//! places, one story of one machine runs *beside* it, at a lower priority: it gets what
+//! the cluster leaves over, and the cluster does not starve. On two processors that is
+//! one cluster with one story beside it, and then two stories at a time.
+//!
+//! This module only computes.
+
+use crate::story::Story;
+
+/// A story that waits for its turn, or has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    pub(crate) story: Story,
+    /// Which try this is, from 1.
+    pub(crate) try_number: u32,
+}
+
+/// How a job runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// On its own places.
+    Placed,
+    /// Beside a cluster, at a lower priority.
+    Beside,
+}
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    waiting: Vec<Job>,
+    places: u32,
+    running: Vec<(u32, Turn)>,
+}
+
+impl Queue {
+    pub(crate) fn new(stories: &[Story], places: u32) -> Self {
+        let waiting = stories.iter().map(|story| Job { story: *story, try_number: 1 }).collect();
+        let mut queue = Self { waiting, places: places.max(1), running: Vec::new() };
+        queue.sort();
+        queue
+    }
+
+    /// The next first.
+    fn sort(&mut self) {
+        // Stable: equals stay in the order of their files.
+        self.waiting.sort_by_key(|Job { story, .. }| {
+            std::cmp::Reverse((story.places.min(self.places), story.cost))
+        });
+    }
+
+    fn needs(&self, job: &Job) -> u32 {
+        job.story.places.min(self.places)
+    }
+
+    /// Takes the next story that may start now.
+    pub(crate) fn next(&mut self) -> Option<(Job, Turn)> {
+        let taken: u32 = self.held(Turn::Placed);
+        let beside: u32 = self.held(Turn::Beside);
+        let cluster = self.running.iter().any(|(places, _)| *places > 1);
+        let turn = |job: &Job| {
+            let needs = self.needs(job);
+            // One that ran beside a cluster that has ended is one like the others, but
+            // another cluster does not wait for it.
+            let others = if needs > 1 || cluster { taken } else { taken + beside };
+            if others + needs <= self.places {
+                return Some(Turn::Placed);
+            }
+            (needs == 1 && cluster && beside == 0).then_some(Turn::Beside)
+        };
+        let (at, turn) =
+            self.waiting.iter().enumerate().find_map(|(at, job)| Some((at, turn(job)?)))?;
+        let job = self.waiting.remove(at);
+        self.running.push((self.needs(&job), turn));
+        Some((job, turn))
+    }
+
+    fn held(&self, turn: Turn) -> u32 {
+        self.running.iter().filter(|(_, its)| *its == turn).map(|(places, _)| places).sum()
+    }
+
+    /// Gives back what a job held.
+    pub(crate) fn ended(&mut self, job: &Job, turn: Turn) {
+        let held = (self.needs(job), turn);
+        if let Some(at) = self.running.iter().position(|running| *running == held) {
+            self.running.swap_remove(at);
+        }
+    }
+
+    /// Puts a story back for another try.
+    pub(crate) fn again(&mut self, job: Job) {
+        self.waiting.push(Job { try_number: job.try_number + 1, ..job });
+        self.sort();
+    }
+
+    /// Whether every story has had its turn and has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn single(name: &'static str, cost: u32) -> Story {
+        Story::new("e2e::x", name, || Ok(())).takes(cost)
+    }
+
+    fn started(queue: &mut Queue) -> Vec<(Job, Turn)> {
+        std::iter::from_fn(|| queue.next()).collect()
+    }
+
+    fn names(started: &[(Job, Turn)]) -> Vec<(String, Turn)> {
+        started.iter().map(|(job, turn)| (job.story.name().replace("x::", ""), *turn)).collect()
+    }
+
+    fn placed(name: &str) -> (String, Turn) {
+        (name.to_owned(), Turn::Placed)
+    }
+
+    fn beside(name: &str) -> (String, Turn) {
+        (name.to_owned(), Turn::Beside)
+    }
+
+    #[test]
+    fn the_longest_come_first_and_no_more_than_there_are_places() {
+        let stories = [single("short", 5), single("long", 50), single("middle", 20)];
+        let mut queue = Queue::new(&stories, 2);
+        let running = started(&mut queue);
+        assert_eq!(names(&running), [placed("long"), placed("middle")]);
+        queue.ended(&running[1].0, running[1].1);
+        assert_eq!(names(&started(&mut queue)), [placed("short")]);
+        assert!(!queue.is_over());
+    }
+
+    #[test]
+    fn on_two_processors_a_cluster_has_both_and_one_story_beside_it() {
+        let cluster = |name, cost| single(name, cost).cluster();
+        let stories = [single("a", 9), single("b", 8), cluster("c", 3), cluster("d", 4)];
+        let mut queue = Queue::new(&stories, 2);
+        let first = started(&mut queue);
+        assert_eq!(names(&first), [placed("d"), beside("a")]);
+        // The next cluster does not wait for the story beside the last one.
+        queue.ended(&first[0].0, first[0].1);
+        let second = started(&mut queue);
+        assert_eq!(names(&second), [placed("c")]);
+        // Behind the clusters it takes a place like the others.
+        queue.ended(&second[0].0, second[0].1);
+        let third = started(&mut queue);
+        assert_eq!(names(&third), [placed("b")]);
+        queue.ended(&first[1].0, first[1].1);
+        queue.ended(&third[0].0, third[0].1);
+        assert!(queue.is_over());
+    }
+
+    #[test]
+    fn on_four_processors_a_cluster_takes_three_and_the_fourth_is_used() {
+        let stories = [single("a", 9), single("b", 8), single("c", 3).cluster()];
+        let mut queue = Queue::new(&stories, 4);
+        assert_eq!(names(&started(&mut queue)), [placed("c"), placed("a"), beside("b")]);
+    }
+
+    #[test]
+    fn on_one_processor_everything_has_its_turn() {
+        let stories = [single("a", 9), single("c", 3).cluster()];
+        let mut queue = Queue::new(&stories, 1);
+        // A cluster is one place of one, so nothing runs beside it.
+        let first = started(&mut queue);
+        assert_eq!(names(&first), [placed("a")]);
+        queue.ended(&first[0].0, first[0].1);
+        assert_eq!(names(&started(&mut queue)), [placed("c")]);
+    }
+
+    #[test]
+    fn a_story_that_is_told_again_comes_in_its_order() {
+        let stories = [single("a", 9), single("b", 8), single("c", 7)];
+        let mut queue = Queue::new(&stories, 1);
+        let first = queue.next().unwrap();
+        queue.ended(&first.0, first.1);
+        queue.again(first.0);
+        let again = queue.next().unwrap().0;
+        assert_eq!((again.story.name().as_str(), again.try_number), ("x::a", 2));
+    }
+
+    #[test]
+    fn a_cluster_that_is_told_again_gets_its_places_while_others_wait() {
+        let stories = [single("a", 9), single("b", 8), single("e", 7), single("c", 3).cluster()];
+        let mut queue = Queue::new(&stories, 2);
+        let first = started(&mut queue);
+        assert_eq!(names(&first), [placed("c"), beside("a")]);
+        queue.ended(&first[0].0, first[0].1);
+        queue.again(first[0].0);
+        assert_eq!(names(&started(&mut queue)), [placed("c")]);
+    }
+}

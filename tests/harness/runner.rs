@@ -1,0 +1,318 @@
+//! Runs each story in a process of its own, and ends the one whose time is up.
+//!
+//! ```text
+//! waiting --start--> running --ends----------------------> passed, skipped
+//!    ^                  |                                     ^
+//!    |                  +--fails, or its deadline: killed     |
+//!    +---------------------------+ (tries left) --no tries--> failed
+//! ```
+//!
+//! A story leads a process group, so the runner ends it with everything that it has
+//! started: QEMU, TPM, etcd, `polisctl`. The runner does that also behind a story that
+//! ended by itself. A runner that is killed takes its stories along, by the signal that
+//! the kernel sends them then, and these their machines, likewise.
+//!
+//! Invariants:
+//! - The runner signals only a group whose leader it has started and not reaped.
+//! - A deadline counts by the clock of `polis_qemu::patience`, for the story and all its
+//!   descendants.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use polis_qemu::patience::Clock;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use tempfile::TempDir;
+
+use crate::queue::{Job, Queue, Turn};
+use crate::report::{Outcome, Report, Told};
+use crate::story::{Story, Suite};
+
+/// How often the runner looks whether a story has ended. A story takes seconds.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How often it looks at the clock of each story, which costs a walk through `/proc`.
+const CLOCK: Duration = Duration::from_secs(10);
+
+/// Status of a story that this host cannot tell. Nothing else here ends with it.
+pub(crate) const SKIPPED: u8 = 77;
+
+/// How much of what a failed story said is shown: its end.
+const SHOWN: u64 = 64 * 1024;
+
+/// Runs stories.
+pub(crate) struct Runner<'a> {
+    pub(crate) suite: Suite,
+    pub(crate) places: u32,
+    /// The folder for what the stories say.
+    pub(crate) logs: PathBuf,
+    /// The command that tells a story.
+    pub(crate) launch: &'a dyn Fn(&Story, Turn) -> Command,
+    /// Shows a line, or several.
+    pub(crate) show: &'a dyn Fn(&str),
+}
+
+/// A story that is told right now.
+struct Running {
+    job: Job,
+    turn: Turn,
+    child: Child,
+    group: Pid,
+    clock: Clock,
+    began: Instant,
+    looked: Instant,
+    log: PathBuf,
+    /// Its temporary files, which a story that is killed leaves behind.
+    _files: TempDir,
+}
+
+/// How a try ended.
+enum End {
+    Status(ExitStatus),
+    /// Killed at its deadline.
+    Late,
+}
+
+impl Runner<'_> {
+    /// Tells all `stories`, and prints a line for each.
+    pub(crate) fn run(&self, stories: &[Story]) -> Result<Report> {
+        fs::create_dir_all(&self.logs)
+            .with_context(|| format!("cannot make {}", self.logs.display()))?;
+        let mut queue = Queue::new(stories, self.places);
+        let mut running: Vec<Running> = Vec::new();
+        let mut report = Report::default();
+        while !queue.is_over() {
+            while let Some((job, turn)) = queue.next() {
+                running.push(self.start(job, turn)?);
+            }
+            thread::sleep(LOOK);
+            let mut at = 0;
+            while at < running.len() {
+                let Some(end) = running[at].ended(self.suite.deadline)? else {
+                    at += 1;
+                    continue;
+                };
+                let ended = running.swap_remove(at);
+                queue.ended(&ended.job, ended.turn);
+                match self.told(&ended, &end) {
+                    Some(told) => report.stories.push(told),
+                    None => queue.again(ended.job),
+                }
+            }
+        }
+        Ok(report)
+    }
+
+    fn start(&self, job: Job, turn: Turn) -> Result<Running> {
+        let name = job.story.name();
+        let file = name.replace("::", ".");
+        let log = match job.try_number {
+            1 => self.logs.join(format!("{file}.log")),
+            number => self.logs.join(format!("{file}.{number}.log")),
+        };
+        let out = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
+        let files = tempfile::Builder::new().prefix("polis-").tempdir()?;
+        let mut command = (self.launch)(&job.story, turn);
+        command.env("TMPDIR", files.path()).stdin(Stdio::null());
+        command.stdout(out.try_clone()?).stderr(out).process_group(0);
+        let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let (began, clock) = (Instant::now(), Clock::of(child.id()));
+        Ok(Running {
+            job,
+            turn,
+            group: group.context("a process without a number")?,
+            child,
+            clock,
+            began,
+            looked: began,
+            log,
+            _files: files,
+        })
+    }
+
+    /// Prints how a try ended; nothing if the story is to be told again.
+    fn told(&self, ended: &Running, end: &End) -> Option<Told> {
+        let Job { story, try_number: tries } = ended.job;
+        let (name, took) = (story.name(), ended.began.elapsed());
+        let outcome = match (outcome(end, &ended.log, self.suite.deadline), tries) {
+            (Outcome::Passed, 2..) => Outcome::Flaky,
+            (outcome, _) => outcome,
+        };
+        let again = matches!(outcome, Outcome::Failed(_)) && tries <= self.suite.retries;
+        let word = match &outcome {
+            Outcome::Passed => "ok",
+            Outcome::Flaky => "FLAKY",
+            Outcome::Failed(_) if again => "AGAIN",
+            Outcome::Failed(_) => "FAILED",
+            Outcome::Skipped(_) => "skipped",
+        };
+        let mut line = format!("{word:>8} {:>7.1} s  {name}", took.as_secs_f64());
+        if let Outcome::Failed(how) | Outcome::Skipped(how) = &outcome {
+            line.push_str(": ");
+            line.push_str(how);
+        }
+        if matches!(outcome, Outcome::Failed(_)) {
+            let said = last(&ended.log, SHOWN).unwrap_or_default();
+            let said = String::from_utf8_lossy(&said);
+            let (log, said) = (ended.log.display(), said.trim_end());
+            let _infallible = write!(line, "\n--- {log}\n{said}\n---");
+        }
+        (self.show)(&line);
+        (!again).then_some(Told { name, outcome, seconds: took.as_secs_f64(), tries })
+    }
+}
+
+impl Running {
+    /// Whether it has ended, or is ended here because its time is up.
+    fn ended(&mut self, deadline: Duration) -> Result<Option<End>> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        // Not reaped yet: its number is still its own, and that of its group.
+        if waitid(WaitId::Pid(self.group), options).context("cannot wait")?.is_some() {
+            return self.sweep().map(|status| Some(End::Status(status)));
+        }
+        if self.looked.elapsed() < CLOCK.min(deadline) {
+            return Ok(None);
+        }
+        self.looked = Instant::now();
+        if self.clock.now() < deadline {
+            return Ok(None);
+        }
+        self.sweep().map(|_killed| Some(End::Late))
+    }
+
+    /// Kills whatever is left of the story's group, and reaps the story.
+    fn sweep(&mut self) -> Result<ExitStatus> {
+        // Refused only when nothing is left.
+        let _killed = kill_process_group(self.group, Signal::KILL);
+        self.child.wait().context("cannot wait for a story")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A runner that stops by an error leaves no story behind. One that has ended is
+        // reaped, and its number may be somebody else's.
+        if let Ok(None) = self.child.try_wait() {
+            let _ended = self.sweep();
+        }
+    }
+}
+
+fn outcome(end: &End, log: &Path, deadline: Duration) -> Outcome {
+    match end {
+        End::Late => Outcome::Failed(format!("killed at its deadline, {} s", deadline.as_secs())),
+        End::Status(status) if status.success() => Outcome::Passed,
+        End::Status(status) if status.code() == Some(i32::from(SKIPPED)) => {
+            let said = last(log, SHOWN).unwrap_or_default();
+            let said = String::from_utf8_lossy(&said);
+            let reason = said.lines().rev().find_map(|line| line.strip_prefix("skipped: "));
+            Outcome::Skipped(reason.unwrap_or("without a reason").to_owned())
+        }
+        End::Status(status) => Outcome::Failed(status.to_string()),
+    }
+}
+
+/// The end of a file, at most so many bytes.
+fn last(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    use std::io::{Seek as _, SeekFrom};
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(most)))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SUITE: Suite = Suite { name: "fake", retries: 1, deadline: Duration::from_secs(60) };
+
+    const fn fake(name: &'static str) -> Story {
+        Story::new("fake::x", name, || Ok(()))
+    }
+
+    /// A runner whose stories are the scripts of these names.
+    fn run(suite: Suite, stories: &[(&'static str, &str)], dir: &Path) -> Report {
+        let launch = |story: &Story, _turn: Turn| {
+            let script = stories.iter().find(|(name, _)| story.name() == format!("x::{name}"));
+            let mut command = Command::new("sh");
+            command.current_dir(dir).args(["-c", script.unwrap().1]);
+            command
+        };
+        let show = |_line: &str| ();
+        let logs = dir.join("logs");
+        let runner = Runner { suite, places: 2, logs, launch: &launch, show: &show };
+        let all: Vec<Story> = stories.iter().map(|(name, _)| fake(name)).collect();
+        let mut report = runner.run(&all).unwrap();
+        report.stories.sort_by(|one, other| one.name.cmp(&other.name));
+        report
+    }
+
+    /// Whether the process whose number stands in a file runs.
+    fn lives(file: &Path) -> bool {
+        let number = fs::read_to_string(file).unwrap();
+        let stat = fs::read_to_string(format!("/proc/{}/stat", number.trim()));
+        // One that has ended stays for a moment, until its new parent looks.
+        stat.is_ok_and(|stat| !stat.contains(") Z "))
+    }
+
+    #[test]
+    fn each_story_ends_as_it_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let scripts = [
+            ("a", "exit 0"),
+            ("b", "echo why; exit 3"),
+            ("c", "echo; echo 'skipped: no card'; exit 77"),
+            ("d", "[ -e tried ] || { touch tried; exit 1; }"),
+        ];
+        let report = run(SUITE, &scripts, dir.path());
+        let outcomes: Vec<_> =
+            report.stories.iter().map(|told| (&told.outcome, told.tries)).collect();
+        let failed = Outcome::Failed("exit status: 3".to_owned());
+        let skipped = Outcome::Skipped("no card".to_owned());
+        assert_eq!(
+            outcomes,
+            [(&Outcome::Passed, 1), (&failed, 2), (&skipped, 1), (&Outcome::Flaky, 2)]
+        );
+        assert_eq!((report.passed(), report.failed()), (2, 1));
+        assert_eq!(fs::read_to_string(dir.path().join("logs/x.b.2.log")).unwrap(), "why\n");
+    }
+
+    #[test]
+    fn a_story_that_hangs_is_killed_at_its_deadline_with_what_it_started() {
+        let dir = tempfile::tempdir().unwrap();
+        // A child that a story does not wait for, as QEMU is one, and a stubborn story.
+        let hangs = "echo $$ > story; sleep 600 & echo $! > machine; trap '' TERM; wait; wait";
+        let suite = Suite { retries: 0, deadline: Duration::from_millis(500), ..SUITE };
+        let began = Instant::now();
+        let report = run(suite, &[("hangs", hangs), ("quick", "exit 0")], dir.path());
+        let how = "killed at its deadline, 0 s".to_owned();
+        assert_eq!(report.stories[0].outcome, Outcome::Failed(how));
+        assert_eq!(report.stories[1].outcome, Outcome::Passed);
+        for file in ["story", "machine"] {
+            assert!(!lives(&dir.path().join(file)), "the {file} outlives its deadline");
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "nobody looked at the deadline");
+    }
+
+    #[test]
+    fn what_a_story_leaves_behind_ends_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = "sleep 600 & echo $! > left; echo \"$TMPDIR\" > files; touch \"$TMPDIR/x\"";
+        let report = run(SUITE, &[("leaves", script)], dir.path());
+        assert_eq!(report.passed(), 1);
+        assert!(!lives(&dir.path().join("left")));
+        let files = fs::read_to_string(dir.path().join("files")).unwrap();
+        assert!(!Path::new(files.trim()).exists(), "temporary files are left");
+    }
+}

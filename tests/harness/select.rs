@@ -1,0 +1,91 @@
+//! Which stories a run tells: those that a filter names, or all but what a sample leaves.
+
+use std::collections::BTreeMap;
+
+use crate::seed::pick;
+use crate::story::Story;
+
+/// What a run was asked for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wanted {
+    /// A story is wanted if its name contains one of these, or there is none.
+    pub(crate) filters: Vec<String>,
+    /// No sample is drawn.
+    pub(crate) all: bool,
+    pub(crate) seed: u64,
+}
+
+/// The stories to tell, and how many of the wanted ones a sample leaves out. What a
+/// filter names is told, drawn or not: the person has chosen.
+pub(crate) fn select(stories: &[Story], wanted: &Wanted) -> (Vec<Story>, usize) {
+    let Wanted { filters, all, seed } = wanted;
+    if !filters.is_empty() {
+        let named = |story: &&Story| filters.iter().any(|filter| story.name().contains(filter));
+        return (stories.iter().filter(named).copied().collect(), 0);
+    }
+    if *all {
+        return (stories.to_vec(), 0);
+    }
+    let mut samples: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    for sample in stories.iter().filter_map(|story| story.sample) {
+        samples.entry(sample.of).or_insert((0, sample.drawn)).0 += 1;
+    }
+    let mut drawn: BTreeMap<&str, (Vec<usize>, usize)> = samples
+        .into_iter()
+        .map(|(of, (count, drawn))| (of, (pick(*seed, of, count, drawn), 0)))
+        .collect();
+    let told: Vec<Story> = stories
+        .iter()
+        .filter(|story| {
+            let Some(sample) = story.sample else { return true };
+            // Each name was put in above.
+            drawn.get_mut(sample.of).is_none_or(|(numbers, next)| {
+                *next += 1;
+                numbers.contains(&(*next - 1))
+            })
+        })
+        .copied()
+        .collect();
+    let left = stories.len() - told.len();
+    (told, left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTHING: fn() -> anyhow::Result<()> = || Ok(());
+    const STORIES: [Story; 5] = [
+        Story::new("e2e::a", "plain", NOTHING),
+        Story::new("e2e::b", "first", NOTHING).one_of("b", 1),
+        Story::new("e2e::b", "second", NOTHING).one_of("b", 1),
+        Story::new("e2e::b", "third", NOTHING).one_of("b", 1),
+        Story::new("e2e::c", "whole", NOTHING).one_of("c", 0),
+    ];
+
+    fn names(wanted: &Wanted) -> (Vec<String>, usize) {
+        let (told, left) = select(&STORIES, wanted);
+        (told.iter().map(Story::name).collect(), left)
+    }
+
+    #[test]
+    fn of_each_sample_so_many_are_told_as_it_says_and_other_seeds_tell_others() {
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..50 {
+            let (told, left) = names(&Wanted { seed, ..Wanted::default() });
+            assert_eq!((told.len(), left), (2, 3), "{told:?}");
+            assert_eq!(told[0], "a::plain");
+            assert_eq!(names(&Wanted { seed, ..Wanted::default() }).0, told);
+            seen.insert(told[1].clone());
+        }
+        assert_eq!(seen.len(), 3, "{seen:?}");
+    }
+
+    #[test]
+    fn a_run_of_everything_and_a_filter_leave_nothing_out() {
+        assert_eq!(names(&Wanted { all: true, ..Wanted::default() }).0.len(), STORIES.len());
+        let filters = vec!["second".to_owned(), "c::".to_owned()];
+        let (told, left) = names(&Wanted { filters, ..Wanted::default() });
+        assert_eq!((told, left), (vec!["b::second".to_owned(), "c::whole".to_owned()], 0));
+    }
+}

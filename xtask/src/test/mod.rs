@@ -1,0 +1,224 @@
+//! `cargo xtask test`: formatting, lints, and every test, the last in QEMU.
+//!
+//! All parts run, whatever the ones before said, so one run lists every
+//! failure. The image is built once, before the first part that needs it.
+//!
+//! What cannot run on a host says so: a tool that is not installed here, a
+//! device that its QEMU does not have.
+
+mod report;
+mod steps;
+mod words;
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use polis_image::Kind;
+use polis_tests::{ALL, SEED};
+
+use self::report::Report;
+use self::words::{Part, Wanted};
+use crate::{host, image, run, trees};
+
+/// Where stories keep their logs, a folder each.
+const STORIES: &str = "target/e2e";
+
+/// What each story has said, and what came of all of them.
+const RESULTS: &str = "target/test";
+
+/// etcd of the payload, for the tests that drive a real one on the host.
+const ETCD: &str = "target/payload/root/usr/bin/etcd";
+
+/// The stories of the product image, which is not built where none of them is wanted.
+const PRODUCT: &str = "product::";
+
+/// Arguments of `cargo xtask test`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Parts to run (lint, unit, tpm, image, etcd, e2e), all if none is named; and
+    /// last, if only some tests are wanted, what their names contain.
+    #[arg(value_name = "PART|FILTER", value_parser = word)]
+    words: Vec<String>,
+    /// Show each promise at every moment, where an ordinary run draws a sample.
+    #[arg(long)]
+    all: bool,
+}
+
+/// An empty word would be a filter that lets everything through.
+fn word(text: &str) -> Result<String, &'static str> {
+    if text.is_empty() { Err("a part or a filter is wanted") } else { Ok(text.to_owned()) }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<()> {
+    let Wanted { parts, filter } = Wanted::read(&args.words).map_err(host::Usage)?;
+    let filter = filter.as_deref();
+    let wanted = |part| parts.contains(&part);
+    let mut needs = vec![host::BUILD];
+    if wanted(Part::Image) || wanted(Part::Etcd) || wanted(Part::E2e) {
+        needs.extend([host::PAYLOAD, run::QEMU]);
+    }
+    if wanted(Part::Tpm) || wanted(Part::E2e) {
+        needs.push(host::TPM);
+    }
+    host::require(&needs)?;
+    let stories = Stories { filter, all: args.all, seed: seed()? };
+    println!("test: {SEED}={} draws what this run shows of each sample", stories.seed);
+    let mut report = Report::default();
+    for part in Part::ALL.into_iter().filter(|part| wanted(*part)) {
+        match part {
+            Part::Lint => lint(&mut report),
+            Part::Unit => report.tests("unit", &mut quick(filter)),
+            Part::Tpm => report.stories("tpm", &mut stories.binary("tpm")?),
+            Part::Image => {
+                if report.image() {
+                    // In this process: cargo may have put another program in the place of this
+                    // one since it was started.
+                    report.call("two images", || image::verify(Kind::Development));
+                }
+            }
+            Part::Etcd => {
+                if report.image() {
+                    let mut command = stories.binary("etcd")?;
+                    command.env("POLIS_ETCD", image::workspace().join(ETCD));
+                    report.stories("etcd", &mut command);
+                }
+            }
+            Part::E2e => {
+                if report.image() {
+                    machines(&mut report, &stories)?;
+                }
+            }
+        }
+    }
+    report.close(&image::workspace().join(RESULTS))
+}
+
+fn lint(report: &mut Report) {
+    report.step("formatting", cargo().args(["fmt", "--all", "--check"]));
+    let lints = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
+    report.step("lints", cargo().args(lints));
+    report.call("crates", trees::check);
+    let mut gallery = cargo();
+    gallery.args(["run", "--quiet", "--package", "xtask", "--", "gallery", "--check"]);
+    report.step("gallery", &mut gallery);
+    if host::find("cargo-deny").is_some() || in_cargo_home("cargo-deny") {
+        // Advisories come from a database on the network, which a build must not need.
+        let checks = ["check", "bans", "licenses", "sources"];
+        report.step("licences", cargo().args(["deny", "--log-level", "warn"]).args(checks));
+    } else {
+        report.skip("licences: cargo-deny is not installed on this host");
+    }
+}
+
+/// Everything that needs no image.
+fn quick(filter: Option<&str>) -> Command {
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--lib", "--bins", "--no-fail-fast"]).args(filter);
+    command
+}
+
+/// The stories of whole machines.
+fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
+    let folder = image::workspace().join(STORIES);
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {STORIES}"))?;
+    }
+    if let Some((major, minor)) = polis_qemu::host::version() {
+        let accelerator = polis_qemu::host::accelerator(polis_qemu::host::Wish::Auto, 1);
+        println!("test: QEMU {major}.{minor}, {accelerator}; logs go to {STORIES}");
+    }
+    let mut command = stories.binary("e2e")?;
+    command.env("POLIS_IMAGE_DIR", images("POLIS_IMAGE_DIR", Kind::Development)?);
+    if stories.filter.is_none_or(|filter| PRODUCT.contains(filter) || filter.contains(PRODUCT)) {
+        if env::var_os("POLIS_PRODUCT_IMAGE_DIR").is_none() {
+            report.call("product", || image::built(Kind::Product).map(drop));
+        }
+        let product = images("POLIS_PRODUCT_IMAGE_DIR", Kind::Product)?;
+        command.env("POLIS_PRODUCT_IMAGE_DIR", product);
+    }
+    // A story fails with a sentence and the guest's last lines; frames of the
+    // harness would only bury them.
+    command.env("RUST_LIB_BACKTRACE", "0");
+    report.stories("e2e", &mut command);
+    Ok(())
+}
+
+/// The folder of an image: the one that `variable` names, or the one of these sources.
+fn images(variable: &str, kind: Kind) -> Result<PathBuf> {
+    match env::var_os(variable) {
+        Some(folder) => std::path::absolute(folder).context("cannot tell the current folder"),
+        None => Ok(image::folder(kind)),
+    }
+}
+
+/// What every binary with stories is asked for.
+struct Stories<'a> {
+    filter: Option<&'a str>,
+    all: bool,
+    seed: u64,
+}
+
+impl Stories<'_> {
+    /// The command that runs one of the binaries in `tests/`. It leaves its report at
+    /// [`steps::report_of`].
+    fn binary(&self, name: &'static str) -> Result<Command> {
+        let file = steps::report_of(name);
+        if let Some(folder) = file.parent() {
+            fs::create_dir_all(folder).with_context(|| format!("cannot make {RESULTS}"))?;
+        }
+        let mut command = cargo();
+        command.args(["test", "--quiet", "--package", "polis-tests", "--test", name, "--"]);
+        command.arg("--report").arg(file).args(self.filter);
+        command.env(SEED, self.seed.to_string());
+        if self.all {
+            command.env(ALL, "1");
+        }
+        Ok(command)
+    }
+}
+
+/// What this run draws by: `POLIS_SEED`, or a number that each commit has of its own, or
+/// any where there is no repository.
+fn seed() -> Result<u64> {
+    if env::var_os(SEED).is_some() {
+        return polis_tests::seed();
+    }
+    let mut git = Command::new("git");
+    git.current_dir(image::workspace()).args(["rev-parse", "HEAD"]);
+    let output = git.output().ok().filter(|output| output.status.success());
+    let commit = output.and_then(|output| of_commit(&String::from_utf8_lossy(&output.stdout)));
+    Ok(commit.unwrap_or_else(rand::random))
+}
+
+/// The first sixteen digits of a commit.
+fn of_commit(id: &str) -> Option<u64> {
+    u64::from_str_radix(id.trim().get(..16)?, 16).ok()
+}
+
+fn cargo() -> Command {
+    image::cargo(&image::workspace())
+}
+
+/// Where `cargo install` puts programs, which need not be on the path.
+fn in_cargo_home(program: &str) -> bool {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
+    home.is_some_and(|home| home.join("bin").join(program).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_commit_draws_with_a_seed_of_its_own() {
+        let one = of_commit("d04cf8aa0000000000000000000000000000000f\n");
+        assert_eq!(one, Some(0xd04c_f8aa_0000_0000));
+        assert_eq!(of_commit("fatal: not a git repository"), None);
+        assert_eq!(of_commit(""), None);
+    }
+}

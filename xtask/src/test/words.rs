@@ -1,0 +1,105 @@
+//! The words of `cargo xtask test`: parts, then at most one filter.
+
+use clap::ValueEnum as _;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Part {
+    /// Formatting, lints, licences.
+    Lint,
+    /// Tests without an image: seconds.
+    Unit,
+    /// Tests with an emulated TPM, on the host.
+    Tpm,
+    /// The image, built twice: the same inputs must give the same bytes.
+    Image,
+    /// Tests with a real etcd, on the host.
+    Etcd,
+    /// Stories of whole machines in QEMU: minutes.
+    E2e,
+}
+
+impl Part {
+    pub(super) const ALL: [Self; 6] =
+        [Self::Lint, Self::Unit, Self::Tpm, Self::Image, Self::Etcd, Self::E2e];
+
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Whether it has tests whose names a filter can be compared with.
+    fn has_tests(self) -> bool {
+        match self {
+            Self::Lint | Self::Image => false,
+            Self::Unit | Self::Tpm | Self::Etcd | Self::E2e => true,
+        }
+    }
+}
+
+/// What is to be run.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) parts: Vec<Part>,
+    pub(super) filter: Option<String>,
+}
+
+impl Wanted {
+    /// Reads the words of a command line: parts, then at most one filter.
+    pub(super) fn read(words: &[String]) -> Result<Self, String> {
+        let all = Part::ALL.map(Part::name).join(", ");
+        let parts: Vec<Part> = words
+            .iter()
+            .map_while(|word| Part::ALL.into_iter().find(|part| part.name() == *word))
+            .collect();
+        let (first, filter) = match &words[parts.len()..] {
+            [] => (parts.is_empty(), None),
+            [word] if parts.is_empty() => {
+                return Err(format!("there is no part `{word}`; the parts are {all}"));
+            }
+            [filter] => (false, Some(filter.clone())),
+            [filter, more, ..] => {
+                return Err(format!(
+                    "`{more}` comes after the filter `{filter}`: the parts come first ({all}), \
+                     then one filter"
+                ));
+            }
+        };
+        if let (Some(filter), Some(part)) = (&filter, parts.iter().find(|part| !part.has_tests())) {
+            let part = part.name();
+            return Err(format!(
+                "`{filter}` would be a filter, and `{part}` has no tests to filter"
+            ));
+        }
+        Ok(Self { parts: if first { Part::ALL.to_vec() } else { parts }, filter })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(words: &str) -> Result<Wanted, String> {
+        Wanted::read(&words.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn every_part_that_is_named_is_run_and_nothing_else() {
+        assert_eq!(read("").unwrap().parts, Part::ALL);
+        let wanted = read("lint unit").unwrap();
+        assert_eq!(wanted, Wanted { parts: vec![Part::Lint, Part::Unit], filter: None });
+        let wanted = read("unit e2e guru").unwrap();
+        assert_eq!(wanted.parts, [Part::Unit, Part::E2e]);
+        assert_eq!(wanted.filter.as_deref(), Some("guru"));
+    }
+
+    #[test]
+    fn words_that_mean_nothing_are_refused_with_what_is_allowed() {
+        for (words, told) in [
+            ("guru", "the parts are lint, unit, tpm, image, etcd, e2e"),
+            ("unit guru e2e", "the parts come first"),
+            ("lint guru", "`lint` has no tests to filter"),
+        ] {
+            let error = read(words).unwrap_err();
+            assert!(error.contains(told), "{words}: {error}");
+        }
+    }
+}
