@@ -17,7 +17,7 @@ use tokio::time::{Instant, interval_at, sleep, sleep_until};
 use super::{Caller, Callers, callers_at};
 
 /// Between two heartbeats of a node, as the curator asks for.
-const HEARTBEAT: Duration = polis_wire::nodes::HEARTBEAT;
+const HEARTBEAT: Duration = polis_wire::node_roles::HEARTBEAT;
 
 /// Between two changes that the watchers hear of.
 const CHANGE: Duration = Duration::from_millis(200);

@@ -24,7 +24,7 @@ use polis_runtime::logtree::Tree;
 use polis_runtime::supervisor::{Policy, Supervisor};
 use polis_wire::identity::{Identity, NodeKey};
 use polis_wire::pki::Host;
-use polis_wire::rpc::{Credentials, Limits, Listen, Metrics, Standing, Table};
+use polis_wire::rpc::{AccessList, Credentials, Limits, Listen, Metrics, Table};
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 

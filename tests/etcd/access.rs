@@ -81,7 +81,7 @@ enum Outcome {
 async fn call(at: &Curator, trust: &Trust, shown: Option<&Credentials>, path: &str) -> Outcome {
     let host = at.address.ip().to_string();
     let dialled = dial(&host, at.address.port(), Expect::AnyNode, trust, shown).await;
-    // A server of TLS 1.3 judges the certificate after the client is through.
+    // A server of TLS 1.3 classifies the certificate after the client is through.
     let Ok(connection) = dialled else { return Outcome::Cut };
     let mut grpc = tonic::client::Grpc::new(connection.channel);
     let called = async {

@@ -187,7 +187,7 @@ async fn a_member_that_boots_without_a_quorum_names_the_voter_that_it_needs() {
     second.stop().await;
     first.stop().await;
 
-    // As the liaison keeps it.
+    // As the agent keeps it.
     let last = v1::ClusterDirectory { nodes: [&one, &two].map(directory_entry).to_vec() };
     one.config.directory.write(&last.encode_to_vec()).unwrap();
     let mut first = one.start(Start::Again);

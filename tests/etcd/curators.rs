@@ -14,7 +14,7 @@ use polis_runtime::supervisor::Supervisor;
 use polis_wire::identity::{NodeId, NodeKey};
 use polis_wire::pki::Host;
 use polis_wire::rpc::client::{Candidate, Patience};
-use polis_wire::rpc::{self, Credentials, Limits, Listen, Metrics, Standing, Table};
+use polis_wire::rpc::{self, AccessList, Credentials, Limits, Listen, Metrics, Table};
 use tokio::sync::watch;
 
 use crate::harness::{Machine, Node, supervise};

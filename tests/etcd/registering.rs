@@ -8,7 +8,7 @@ use std::time::Duration;
 use polis_base::files::Root;
 use polis_base::recovery;
 use polis_base::trapdoor::{Report, code};
-use polis_node::cluster::unlock::vault;
+use polis_node::cluster::unlock::sealer;
 use polis_node::cluster::{self, Probe, State};
 use polis_node::consensus;
 use polis_node::network;
@@ -102,7 +102,7 @@ impl Newcomer {
             config: cluster::Config {
                 root: root.clone(),
                 probe,
-                chip: Arc::new(vault::Machine { dev: self.disk.path().to_owned() }),
+                tpm: Arc::new(sealer::Machine { dev: self.disk.path().to_owned() }),
                 efivars: self.disk.path().join("efivars"),
                 recovery: recovery::Given::nothing(self.disk.path()),
             },

@@ -66,14 +66,14 @@ impl Page {
         match self {
             Self::Cluster => Some((
                 "Log of the cluster",
-                &["root.cluster", "root.curator", "root.liaison", "root.roles"],
+                &["root.cluster", "root.curator", "root.agent", "root.roles"],
             )),
             Self::Etcd => Some(("Log of etcd", &["root.consensus"])),
             Self::Pki => Some((
                 "Log of the certificates",
                 &[
                     "root.credentials",
-                    "root.liaison.renewal",
+                    "root.agent.renewal",
                     "root.consensus.certificate",
                     "root.consensus.crl",
                 ],

@@ -11,8 +11,8 @@ use crate::guru::{self, Countdown, Guru};
 use crate::snapshot::{LogEntry, Severity};
 use crate::{Command, Key, Page, Snapshot, View, render, samples};
 
-#[path = "chance_tests.rs"]
-mod chance;
+#[path = "proptests.rs"]
+mod proptests;
 #[path = "cursor_tests.rs"]
 mod cursor;
 #[path = "glance_tests.rs"]

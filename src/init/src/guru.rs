@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Where the recovery key of the disk would help, `U` asks for it, on the terminal
-//! where it was pressed, and stops the countdown; with a key the vigil is over and
+//! where it was pressed, and stops the countdown; with a key the countdown is over and
 //! `node` is started again.
 //!
 //! Invariants:
@@ -52,7 +52,7 @@ const PHASE: Duration = Duration::from_millis(500);
 
 /// What happens if nobody does anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Vigil {
+enum Countdown {
     /// The machine reboots then.
     Until(Duration),
     /// Nothing, because someone asked for it.
@@ -63,7 +63,7 @@ enum Vigil {
     Uncounted,
 }
 
-impl Vigil {
+impl Countdown {
     fn countdown(self, now: Duration) -> guru::Countdown {
         match self {
             Self::Until(end) => {
@@ -82,20 +82,20 @@ impl Vigil {
         matches!(self, Self::Until(end) if now >= end)
     }
 
-    /// What a person's command makes of it: a new vigil, or the end.
+    /// What a person's command makes of it: a new countdown, or the end.
     fn command(self, command: Command) -> Result<Self, Reason> {
         match (self, command) {
             (_, Command::Reboot) => Err(Reason::Reboot),
             (_, Command::PowerOff) => Err(Reason::PowerOff),
             (Self::Until(_), Command::Hold) => Ok(Self::Held),
-            (vigil, Command::Hold | Command::Redraw | Command::Unlock | Command::Leave) => {
-                Ok(vigil)
+            (countdown, Command::Hold | Command::Redraw | Command::Unlock | Command::Leave) => {
+                Ok(countdown)
             }
         }
     }
 }
 
-/// What is to happen after the vigil.
+/// What is to happen after the countdown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
     /// The machine is to end.
@@ -131,12 +131,12 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Wish {
     announce(machine, &report);
     let ledger = remember(machine, &report, &log);
     let attempt = ledger.as_ref().map_or(1, |ledger| ledger.reboots.saturating_add(1));
-    let mut vigil = match ledger.as_ref().map(Ledger::rebooting) {
-        Some(Some(_counted)) => Vigil::Until(clock::uptime() + machine.countdown),
-        Some(None) => Vigil::Exhausted,
-        None => Vigil::Uncounted,
+    let mut countdown = match ledger.as_ref().map(Ledger::rebooting) {
+        Some(Some(_counted)) => Countdown::Until(clock::uptime() + machine.countdown),
+        Some(None) => Countdown::Exhausted,
+        None => Countdown::Uncounted,
     };
-    say_what_comes(machine, vigil, attempt);
+    say_what_comes(machine, countdown, attempt);
     if report.unlock {
         let text = "the disk is locked; U asks for its recovery key";
         machine.port.log(Severity::Info, text);
@@ -149,17 +149,17 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Wish {
     let mut line = Line::new(machine);
     loop {
         let now = clock::uptime();
-        if vigil.is_over(now) {
+        if countdown.is_over(now) {
             match count(machine, ledger.as_ref()) {
                 Ok(()) => return Wish::End(Reason::Reboot),
                 Err(error) => {
                     let text = format!("holding, since the reboot can't be counted: {error}");
                     machine.port.log(Severity::Error, &text);
-                    vigil = Vigil::Uncounted;
+                    countdown = Countdown::Uncounted;
                 }
             }
         }
-        shown.countdown = vigil.countdown(now);
+        shown.countdown = countdown.countdown(now);
         let phase = (now.as_millis() / PHASE.as_millis()).is_multiple_of(2);
         screens.draw(machine, &shown, phase, now);
         wait(machine, &screens.open, until_next(now));
@@ -175,12 +175,12 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Wish {
             return Wish::Unlock(key);
         }
         for command in commands {
-            let before = vigil;
-            match vigil.command(command) {
-                Ok(next) => vigil = next,
+            let before = countdown;
+            match countdown.command(command) {
+                Ok(next) => countdown = next,
                 Err(reason) => return Wish::End(reason),
             }
-            if vigil != before {
+            if countdown != before {
                 machine.port.log(Severity::Info, "holding, as asked; R reboots, P powers off");
             }
         }
@@ -237,19 +237,19 @@ fn count(machine: &Machine, ledger: Option<&Ledger>) -> std::io::Result<()> {
     machine.attempts.as_ref().ok_or_else(lost)?.save(&ledger)
 }
 
-fn say_what_comes(machine: &mut Machine, vigil: Vigil, attempt: u32) {
+fn say_what_comes(machine: &mut Machine, countdown: Countdown, attempt: u32) {
     let boots = REBOOTS_MAX + 1;
-    let text = match vigil {
-        Vigil::Until(_) => format!(
+    let text = match countdown {
+        Countdown::Until(_) => format!(
             "boot {attempt} of {boots} that failed in a row; rebooting in {} s; \
              H holds, R reboots, P powers off, L shows the log",
             machine.countdown.as_secs()
         ),
-        Vigil::Held | Vigil::Exhausted => format!(
+        Countdown::Held | Countdown::Exhausted => format!(
             "boot {attempt} of {boots} that failed in a row; holding; R reboots, P powers off, \
              L shows the log"
         ),
-        Vigil::Uncounted => "holding, since failed boots can't be counted; R reboots, \
+        Countdown::Uncounted => "holding, since failed boots can't be counted; R reboots, \
              P powers off, L shows the log"
             .to_owned(),
     };
@@ -474,34 +474,34 @@ mod tests {
     #[test]
     fn the_countdown_ends_at_its_time_and_shows_one_before() {
         let end = Duration::from_secs(70);
-        let vigil = Vigil::Until(end);
+        let countdown = Countdown::Until(end);
         let before = end - Duration::from_millis(1);
-        assert_eq!(vigil.countdown(before), guru::Countdown::Reboot { seconds: 1 });
+        assert_eq!(countdown.countdown(before), guru::Countdown::Reboot { seconds: 1 });
         assert_eq!(
-            vigil.countdown(Duration::from_secs(10)),
+            countdown.countdown(Duration::from_secs(10)),
             guru::Countdown::Reboot { seconds: 60 }
         );
-        assert!(!vigil.is_over(before));
-        assert!(vigil.is_over(end));
+        assert!(!countdown.is_over(before));
+        assert!(countdown.is_over(end));
     }
 
     #[test]
     fn a_held_machine_waits_for_ever_and_still_takes_a_command() {
-        let held = Vigil::Until(Duration::ZERO).command(Command::Hold).unwrap();
-        assert_eq!(held, Vigil::Held);
+        let held = Countdown::Until(Duration::ZERO).command(Command::Hold).unwrap();
+        assert_eq!(held, Countdown::Held);
         assert!(!held.is_over(Duration::MAX));
         assert_eq!(held.command(Command::Reboot), Err(Reason::Reboot));
-        let exhausted = Vigil::Exhausted.command(Command::Hold).unwrap();
-        assert_eq!(exhausted, Vigil::Exhausted);
+        let exhausted = Countdown::Exhausted.command(Command::Hold).unwrap();
+        assert_eq!(exhausted, Countdown::Exhausted);
         assert_eq!(exhausted.command(Command::PowerOff), Err(Reason::PowerOff));
     }
 
     #[test]
     fn a_machine_that_cannot_count_says_so_and_not_that_somebody_asked() {
         let now = Duration::from_secs(10);
-        assert_eq!(Vigil::Uncounted.countdown(now), guru::Countdown::Uncounted);
-        assert_eq!(Vigil::Held.countdown(now), guru::Countdown::Held);
-        assert_eq!(Vigil::Exhausted.countdown(now), guru::Countdown::Exhausted);
+        assert_eq!(Countdown::Uncounted.countdown(now), guru::Countdown::Uncounted);
+        assert_eq!(Countdown::Held.countdown(now), guru::Countdown::Held);
+        assert_eq!(Countdown::Exhausted.countdown(now), guru::Countdown::Exhausted);
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Invariants:
-//! - A `node` that never said anything is not judged: it may be one that knows no
+//! - A `node` that never said anything is not classified: it may be one that knows no
 //!   beat, and its start has other deadlines.
 //! - Time in which `init` did not run either does not count: a machine that was
 //!   paused, or that starves all its processes, has no `node` that hangs.

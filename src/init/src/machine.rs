@@ -23,7 +23,7 @@ use polis_base::trapdoor::{Report, code};
 use super::attempts::Store;
 use super::buttons::Buttons;
 use super::command_line::COUNTDOWN;
-use super::evidence::Evidence;
+use super::kernel_log::Evidence;
 use super::port::Port;
 use super::stage1::Start;
 
@@ -91,7 +91,7 @@ pub struct Machine {
     /// The kernel's log, once it can be read.
     pub kernel: Option<kmsg::Reader>,
     /// What the kernel's log said that explains a death.
-    pub evidence: Vec<Evidence>,
+    pub kernel_log: Vec<Evidence>,
     /// Signals to this process.
     pub signals: Option<Signals>,
     /// Power buttons.
@@ -119,7 +119,7 @@ impl Default for Machine {
             times: Times::new(),
             uevents: None,
             kernel: None,
-            evidence: Vec::new(),
+            kernel_log: Vec::new(),
             signals: None,
             buttons: Buttons::default(),
             watchdog: None,
@@ -180,11 +180,11 @@ impl Machine {
         let Some(kernel) = &mut self.kernel else { return false };
         let mut damaged = false;
         while let Ok(Some(record)) = kernel.next_record() {
-            let Some(evidence) = Evidence::find(&record) else { continue };
-            damaged |= matches!(&evidence, Evidence::Corrupt { device, .. }
+            let Some(kernel_log) = Evidence::find(&record) else { continue };
+            damaged |= matches!(&kernel_log, Evidence::Corrupt { device, .. }
                 if self.system.as_ref().is_some_and(|system| system.numbers == *device));
-            if self.evidence.len() < EVIDENCE_MAX && !self.evidence.contains(&evidence) {
-                self.evidence.push(evidence);
+            if self.kernel_log.len() < EVIDENCE_MAX && !self.kernel_log.contains(&kernel_log) {
+                self.kernel_log.push(kernel_log);
             }
         }
         damaged
@@ -194,7 +194,7 @@ impl Machine {
     #[must_use]
     pub fn damage(&self) -> Option<(&System, &str, u64)> {
         let system = self.system.as_ref()?;
-        self.evidence.iter().find_map(|evidence| match evidence {
+        self.kernel_log.iter().find_map(|kernel_log| match kernel_log {
             Evidence::Corrupt { device, kind, block } if *device == system.numbers => {
                 Some((system, kind.as_str(), *block))
             }

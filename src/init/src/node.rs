@@ -1,6 +1,6 @@
 //! Knows what `init` knows of `node`: its pipes, its messages, its last words.
 //!
-//! What this module does not do: judge (`life`) or act (`stage2`).
+//! What this module does not do: classify (`life`) or act (`stage2`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use polis_base::stage::Stage;
 use polis_base::sys::spawn::{Ended, Started};
 use polis_base::trapdoor::{Report, code};
 
-use super::evidence::Evidence;
+use super::kernel_log::Evidence;
 use super::relay::Partial;
 
 /// The longest message on the control channel.
@@ -168,8 +168,8 @@ impl Node {
 
     /// The report of its death.
     #[must_use]
-    pub fn death(&self, ended: Ended, evidence: &[Evidence]) -> Report {
-        let out_of_memory = evidence.iter().any(|evidence| evidence.killed(self.process));
+    pub fn death(&self, ended: Ended, kernel_log: &[Evidence]) -> Report {
+        let out_of_memory = kernel_log.iter().any(|kernel_log| kernel_log.killed(self.process));
         let (code, text) = match ended {
             Ended::Signal(_) if out_of_memory => (
                 code::NODE_OUT_OF_MEMORY,
@@ -274,8 +274,8 @@ mod tests {
     #[test]
     fn a_death_for_want_of_memory_is_told_from_a_murder() {
         let (node, _theirs) = node();
-        let evidence = [Evidence::OutOfMemory { process: 4242, name: "node".to_owned() }];
-        assert_eq!(node.death(Ended::Signal(9), &evidence).code, code::NODE_OUT_OF_MEMORY);
+        let kernel_log = [Evidence::OutOfMemory { process: 4242, name: "node".to_owned() }];
+        assert_eq!(node.death(Ended::Signal(9), &kernel_log).code, code::NODE_OUT_OF_MEMORY);
         let other = [Evidence::OutOfMemory { process: 1, name: "etcd".to_owned() }];
         assert_eq!(node.death(Ended::Signal(9), &other).code.anchor(), "0302");
     }

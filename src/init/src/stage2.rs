@@ -14,7 +14,7 @@
 //!
 //! Invariants:
 //! - The loop never blocks but in its one wait.
-//! - What `node` says last is read before its death is judged.
+//! - What `node` says last is read before its death is classified.
 
 use std::fs;
 use std::io::{self, PipeReader, Read};
@@ -293,7 +293,7 @@ impl Main<'_> {
         self.state = state;
         for effect in effects {
             match effect {
-                Effect::Forgive => self.forgive(),
+                Effect::Forgive => self.reset_attempts(),
                 Effect::AskToStop(reason) => self.ask_to_stop(reason),
                 Effect::Warn(text) => self.machine.port.log(Severity::Warning, &text),
             }
@@ -301,11 +301,11 @@ impl Main<'_> {
     }
 
     /// This boot is good.
-    fn forgive(&mut self) {
+    fn reset_attempts(&mut self) {
         let Some(store) = &self.machine.attempts else { return };
         let forgiven = store.load().and_then(|ledger| {
             let ready = ledger.ready();
-            // The ESP is written only when there is something to forgive.
+            // The ESP is written only when there is something to reset_attempts.
             if ready == ledger { Ok(()) } else { store.save(&ready) }
         });
         // A ledger that can't be read is replaced: this boot shows that the machine is well.
@@ -486,7 +486,9 @@ impl Main<'_> {
             Outcome::Death(ended) => {
                 self.machine.investigate();
                 let damage = self.machine.damage_report();
-                End::Guru(damage.unwrap_or_else(|| self.node.death(ended, &self.machine.evidence)))
+                End::Guru(
+                    damage.unwrap_or_else(|| self.node.death(ended, &self.machine.kernel_log)),
+                )
             }
         }
     }

@@ -19,7 +19,7 @@ const MODULES: &[(&str, &str)] = &[
     ("consensus", ""),
     ("curator", "consensus network parameters"),
     ("cluster", "consensus curator network parameters storage tpm"),
-    ("liaison", "cluster consensus network parameters storage"),
+    ("agent", "cluster consensus network parameters storage"),
     ("roles", "cluster consensus curator network"),
     // What shows the node.
     ("management", "cluster consensus"),
@@ -28,7 +28,7 @@ const MODULES: &[(&str, &str)] = &[
     ("injection", "consensus"),
     (
         "root",
-        "cluster consensus console curator daemon injection liaison management network parameters \
+        "cluster consensus console curator daemon injection agent management network parameters \
          roles storage",
     ),
     ("daemon", "injection root storage"),

@@ -5,12 +5,13 @@
 //!
 //! - The domains know each other through event values and typed handles: `storage`,
 //!   `parameters`, `network`, `consensus`, then `curator` (the records in etcd),
-//!   `cluster` (what this machine is), `liaison` and `roles` (what follows of it), and
+//!   `cluster` (what this machine is), `agent` and `roles` (what follows of it), and
 //!   `tpm` (sealing to the machine's TPM).
 //! - The faces show all that: `management` and `console`.
 //! - `root` is the only module that knows every service; `daemon` is the process around it.
 //! - `injection` breaks the node on purpose, in development images only.
 
+pub mod agent;
 pub mod cluster;
 pub mod consensus;
 pub mod console;
@@ -20,7 +21,6 @@ pub mod daemon;
 pub mod injection;
 #[cfg(test)]
 mod layers;
-pub mod liaison;
 pub mod management;
 pub mod network;
 pub mod parameters;

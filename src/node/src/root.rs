@@ -12,7 +12,7 @@
 //!      +-------> cluster --identity--> ----+   |
 //!                   | \--orders--> consensus <-+
 //!                   v                  v
-//!              credentials --> curator <---> liaison
+//!              credentials --> curator <---> agent
 //!                   |            |          management
 //!                   +--> roles <-+ ----> ready            console watches all
 //! ```
@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use crate::daemon::{heartbeat, logs, memory};
 use crate::network::{self, names};
 use crate::roles;
-use crate::{cluster, consensus, console, curator, liaison, management, parameters, storage};
+use crate::{agent, cluster, consensus, console, curator, management, parameters, storage};
 use polis_base::environment::Environment;
 use polis_base::sys::efivar;
 use polis_base::sys::reboot::Reason;
@@ -36,7 +36,7 @@ use polis_runtime::logtree::{kernel, ring};
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::MANAGEMENT_PORT;
 use polis_wire::identity::Identity;
-use polis_wire::nodes::Nodes;
+use polis_wire::node_roles::Nodes;
 use polis_wire::rpc;
 use polis_wire::rpc::client::{Candidate, Client, Patience};
 
@@ -94,9 +94,9 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("curator", forever, move |ctx| control.curator.clone().run(ctx));
     ctx.spawn("roles", forever, move |ctx| control.roles.clone().run(ctx));
     ctx.spawn("peers", forever, move |ctx| membership.peers.clone().run(ctx));
-    ctx.spawn("beacon", forever, move |ctx| membership.beacon.clone().run(ctx));
+    ctx.spawn("discovery", forever, move |ctx| membership.discovery.clone().run(ctx));
     ctx.spawn("enlist", forever, move |ctx| membership.enlist.clone().run(ctx));
-    ctx.spawn("liaison", forever, move |ctx| control.liaison.clone().run(ctx));
+    ctx.spawn("agent", forever, move |ctx| control.agent.clone().run(ctx));
     ctx.spawn("nodes", forever, move |ctx| faces.nodes.clone().run(ctx));
     ctx.spawn("management", forever, move |ctx| faces.management.clone().run(ctx));
     let memory = memory::Service { ready: ready.subscribe() };
@@ -124,7 +124,7 @@ struct Values {
     cluster: cluster::Writer,
     unlock_requests: watch::Sender<cluster::unlock::request::Open>,
     credentials: watch::Sender<Option<rpc::Credentials>>,
-    standing: watch::Sender<Arc<rpc::Standing>>,
+    standing: watch::Sender<Arc<rpc::AccessList>>,
     curator: watch::Sender<curator::Status>,
     candidates: watch::Sender<Vec<Candidate>>,
     report: watch::Sender<v1::NodeStatus>,
@@ -152,7 +152,7 @@ impl Values {
         let orders = watch::Sender::new(None);
         let candidates = watch::Sender::default();
         let credentials = watch::Sender::new(None);
-        let standing = watch::Sender::new(Arc::<rpc::Standing>::default());
+        let standing = watch::Sender::new(Arc::<rpc::AccessList>::default());
         Self {
             known: watch::Sender::new(None),
             network: watch::Sender::default(),
@@ -256,7 +256,7 @@ struct Membership {
     cluster: cluster::Service,
     credentials: cluster::credentials::Service,
     peers: cluster::peers::Service,
-    beacon: cluster::beacon::Service,
+    discovery: cluster::discovery::Service,
     enlist: roles::enlist::Service,
 }
 
@@ -269,7 +269,7 @@ impl Membership {
                 config: cluster::Config {
                     root: tree.clone(),
                     probe: cluster::Probe::default(),
-                    chip: Arc::new(cluster::unlock::vault::Machine { dev: PathBuf::from("/dev") }),
+                    tpm: Arc::new(cluster::unlock::sealer::Machine { dev: PathBuf::from("/dev") }),
                     efivars: PathBuf::from(efivar::DIRECTORY),
                     recovery: root.recovery.clone(),
                 },
@@ -294,7 +294,7 @@ impl Membership {
                 found: values.found.subscribe(),
                 peers: values.peers.clone(),
             },
-            beacon: cluster::beacon::Service {
+            discovery: cluster::discovery::Service {
                 key: tree.data.node.credentials.key.clone(),
                 identity: values.identity.subscribe(),
                 consensus: member.status(),
@@ -319,7 +319,7 @@ impl Membership {
 /// What leads the cluster, or follows who does, and when the node is ready.
 struct Control {
     curator: curator::Service,
-    liaison: liaison::Service,
+    agent: agent::Service,
     roles: roles::Service,
 }
 
@@ -340,10 +340,10 @@ impl Control {
                 directory: watch::Sender::default(),
                 status: values.curator.clone(),
             },
-            liaison: liaison::Service {
-                config: liaison::Config::live(tree),
+            agent: agent::Service {
+                config: agent::Config::live(tree),
                 client: values.client.clone(),
-                inputs: liaison::Inputs {
+                inputs: agent::Inputs {
                     environment: root.environment.clone(),
                     consensus: member.status(),
                     network: values.network.subscribe(),
@@ -351,7 +351,7 @@ impl Control {
                     parameters: values.known.subscribe(),
                     found: values.found.subscribe(),
                 },
-                outputs: liaison::Outputs {
+                outputs: agent::Outputs {
                     report: values.report.clone(),
                     candidates: values.candidates.clone(),
                     nodes: values.nodes.clone(),

@@ -15,7 +15,7 @@ use super::session::Session;
 use super::{Global, etcd, ownership, parameters, units};
 use polis_base::hex;
 use polis_wire::identity::{Fingerprint, NodeId};
-use polis_wire::nodes::is_consensus_member;
+use polis_wire::node_roles::is_consensus_member;
 use polis_wire::rpc::client::Repeat;
 
 /// Commands about the cluster.

@@ -5,7 +5,7 @@
 
 pub mod endpoint;
 pub mod identity;
-pub mod nodes;
+pub mod node_roles;
 pub mod parameters;
 pub mod pki;
 pub mod rpc;

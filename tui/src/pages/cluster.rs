@@ -39,7 +39,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         body.extend(identity(snapshot, width));
         return Content { body, ..Content::default() };
     };
-    let (mark, answer) = judge(known);
+    let (mark, answer) = classify(known);
     let mut head = headline(mark, &answer, width);
     if let Some(stale) = known.stale {
         let text = format!("No curator answers: what follows is {} old.", duration(stale));
@@ -113,12 +113,12 @@ fn standing(node: &Node) -> (Mark, &'static str) {
 
 pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     match &snapshot.nodes {
-        Some(known) if !known.nodes.is_empty() => judge(known),
+        Some(known) if !known.nodes.is_empty() => classify(known),
         _ => (Mark::Idle, alone(snapshot).to_owned()),
     }
 }
 
-fn judge(known: &Nodes) -> (Mark, String) {
+fn classify(known: &Nodes) -> (Mark, String) {
     let of = |word: &str| -> Vec<&Node> {
         known.nodes.iter().filter(|node| standing(node).1 == word).collect()
     };

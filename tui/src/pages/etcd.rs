@@ -74,7 +74,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         }
         return Content { head, ..Content::default() };
     };
-    let (mark, answer) = judge(etcd, snapshot);
+    let (mark, answer) = classify(etcd, snapshot);
     let mut body = headline(mark, &answer, width);
     for alarm in &etcd.alarms {
         body.extend(headline(Mark::Bad, &alarm_text(alarm), width));
@@ -111,7 +111,7 @@ fn voters(etcd: &Etcd) -> impl Iterator<Item = &Member> {
 /// What matters most: of alarms and members, the worse.
 pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     let Some(etcd) = &snapshot.etcd else { return (Mark::Idle, absent(snapshot)) };
-    let (mark, answer) = judge(etcd, snapshot);
+    let (mark, answer) = classify(etcd, snapshot);
     match etcd.alarms.first() {
         Some(alarm) if mark < Mark::Bad => (Mark::Bad, alarm_text(alarm)),
         _ => (mark, answer),
@@ -144,7 +144,7 @@ fn absent(snapshot: &Snapshot) -> String {
 
 /// What of the members matters most. Of others, a member that does not serve knows
 /// nothing, and what it knew before is not told as if it still were so.
-fn judge(etcd: &Etcd, snapshot: &Snapshot) -> (Mark, String) {
+fn classify(etcd: &Etcd, snapshot: &Snapshot) -> (Mark, String) {
     let all = voters(etcd).count();
     let silent: Vec<_> = voters(etcd).filter(|member| member.answers == Some(false)).collect();
     let is_coming = |member: &&Member| {

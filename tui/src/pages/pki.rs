@@ -36,7 +36,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         let head = headline(Mark::Idle, &absent(snapshot), width);
         return Content { head, ..Content::default() };
     };
-    let (mark, answer) = judge(pki);
+    let (mark, answer) = classify(pki);
     let mut head = headline(mark, &answer, width);
     let columns = Columns::of(width);
     head.extend([blank(), columns.head()]);
@@ -98,7 +98,7 @@ fn ends(pki: &Pki) -> Vec<End<'_>> {
 
 pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     match &snapshot.pki {
-        Some(pki) => judge(pki),
+        Some(pki) => classify(pki),
         None => (Mark::Idle, absent(snapshot)),
     }
 }
@@ -129,7 +129,7 @@ fn absent(snapshot: &Snapshot) -> String {
 
 /// What matters most: what has ended, what should have renewed itself, what a
 /// person must renew; then what comes next without anyone.
-fn judge(pki: &Pki) -> (Mark, String) {
+fn classify(pki: &Pki) -> (Mark, String) {
     let ends = ends(pki);
     let Some(first) = ends.first() else {
         return (Mark::Idle, "There are no certificates yet.".to_owned());

@@ -83,7 +83,7 @@ pub fn failing() -> Snapshot {
             Some("etcd was killed by signal 9 (SIGKILL): rejected connection on peer endpoint"),
         ),
         ("curator", ServiceState::Starting, 0, None),
-        ("liaison", ServiceState::Restarting, 2, Some("no curator answers")),
+        ("agent", ServiceState::Restarting, 2, Some("no curator answers")),
         ("promoter", ServiceState::Done, 0, None),
         ("names", ServiceState::Dead, 11, Some("panic: no key")),
     ] {

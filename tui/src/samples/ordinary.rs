@@ -35,7 +35,7 @@ const SERVICES: [(u16, &str); 35] = [
     (2, "standing"),
     (2, "status"),
     (1, "kernel"),
-    (1, "liaison"),
+    (1, "agent"),
     (2, "leader"),
     (1, "logs"),
     (1, "management"),

@@ -49,7 +49,7 @@ pub fn worker() -> Snapshot {
             (2, "tty1"),
             (1, "credentials"),
             (1, "kernel"),
-            (1, "liaison"),
+            (1, "agent"),
             (2, "leader"),
             (1, "management"),
             (2, "grpc"),

@@ -13,7 +13,7 @@
 //! - A read never takes more than `size_max` bytes, follows no link and opens
 //!   nothing but a regular file.
 //!
-//! What this module does not do: judge content. FAT has no journal: after a
+//! What this module does not do: classify content. FAT has no journal: after a
 //! power cut in the middle of a write to the ESP a name may stand for an empty
 //! file, or for another file's blocks. What must be trusted there carries a
 //! checksum of its own.

@@ -154,7 +154,7 @@ mod tests {
     use crate::cluster::sealed::Keeping;
     use crate::cluster::tests::{begun, bootstrap, half, register};
     use crate::cluster::unlock::keys::Secrets;
-    use crate::cluster::unlock::vault::Guarded;
+    use crate::cluster::unlock::sealer::Guarded;
     use crate::storage::Kind;
 
     fn sealed() -> Sealed {

@@ -1,7 +1,7 @@
 //! Ends the membership of a node that its cluster has removed.
 //!
 //! ```text
-//! a refusal names the node as removed (liaison) --+
+//! a refusal names the node as removed (agent) --+
 //! the own etcd does not come up, and a curator ---+--> [disowning]
 //!   says that the node was removed                        |
 //!                                                         v
@@ -37,7 +37,7 @@ use polis_base::files::{self, File, Root};
 use polis_base::stage::{Stage, State};
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
-use polis_wire::nodes::is_consensus_member;
+use polis_wire::node_roles::is_consensus_member;
 use polis_wire::rpc::client::{Channel, Client, Patience, Repeat, candidates};
 use polis_wire::rpc::is_removal;
 
@@ -220,7 +220,7 @@ async fn ask(
         Err(status) if is_removal(&status) => return Ok(Some(Word::Final(Verdict::Removed))),
         Err(status) => return Err(status.to_string()),
     };
-    let verdict = judge(&node);
+    let verdict = classify(&node);
     if verdict.is_some() || node.state() != v1::NodeState::Up {
         return Ok(verdict.map(Word::Final));
     }
@@ -234,7 +234,7 @@ async fn ask(
 
 /// What the record of a node says of it; a member of etcd with the role may be out of
 /// etcd all the same.
-fn judge(node: &v1::NodeInfo) -> Option<Verdict> {
+fn classify(node: &v1::NodeInfo) -> Option<Verdict> {
     let role = is_consensus_member(node.roles.as_ref());
     match node.state() {
         v1::NodeState::Decommissioned => Some(Verdict::Removed),
@@ -286,10 +286,10 @@ mod tests {
             roles,
             ..Default::default()
         };
-        assert_eq!(judge(&node(v1::NodeState::Up, Some(member))), None);
-        assert_eq!(judge(&node(v1::NodeState::Up, None)), Some(Verdict::NoMember));
-        assert_eq!(judge(&node(v1::NodeState::Decommissioned, None)), Some(Verdict::Removed));
-        assert_eq!(judge(&node(v1::NodeState::New, None)), None);
-        assert_eq!(judge(&v1::NodeInfo::default()), None);
+        assert_eq!(classify(&node(v1::NodeState::Up, Some(member))), None);
+        assert_eq!(classify(&node(v1::NodeState::Up, None)), Some(Verdict::NoMember));
+        assert_eq!(classify(&node(v1::NodeState::Decommissioned, None)), Some(Verdict::Removed));
+        assert_eq!(classify(&node(v1::NodeState::New, None)), None);
+        assert_eq!(classify(&v1::NodeInfo::default()), None);
     }
 }

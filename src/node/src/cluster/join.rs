@@ -1,219 +1,248 @@
-//! Opens the disk of a member with the help of others: a curator that has the
-//! cluster's half of its key, or a person who has the recovery key.
+//! Comes back as the member that this machine was before it was switched off.
 //!
 //! ```text
-//! no keeper of this machine has the cluster's half
-//!    |-- directory names others --> JoinNode, by the join key --> half --> slot 0
-//!    |                                  |--> refused: this node was removed
-//!    +-- unlock request: a recovery key ------------------------------> slot 1
+//! sealed configuration -> open disk -> node key: read, and the one that was sealed
+//!    |-- was a member of etcd --> orders: again --> etcd serves --> record checked --> [home]
+//!    |                                 '--> no answer: ask the others --> removed, or no role
+//!    '-- was none ------------------------------------------------------------------> [home]
 //! ```
 //!
-//! Both ways are open at once, and whichever comes first ends the wait.
-//!
 //! Invariants:
-//! - The half that a curator gives is kept on this machine only where the cluster
-//!   wants shares kept.
+//! - Nothing is made that was lost: a node key, a log of etcd or a data partition that
+//!   is not there any more is an error that says so.
 
-use std::net::IpAddr;
-use std::sync::Arc;
-
-use polis_proto::v1;
-use prost::Message as _;
 use tracing::{info, warn};
-use uuid::Uuid;
 
-use super::remote::{Remote, Strangers, join_key};
+use super::decide::{Record, Refusal};
+use super::disown::{Doubt, Told, Verdict};
+use super::membership;
+use super::partition::check_kind;
 use super::sealed::Sealed;
-use super::service::Consensus;
-use super::unlock::keeper::Slot;
-use super::unlock::keys::Half;
-use super::unlock::request::{self, Waiting};
-use super::unlock::vault::{Guarded, Vault};
-use super::unlock::{Keys, Unlocker};
-use super::{Error, Service};
+use super::service::{Config, Consensus, Home, KeyFile, read_record, waited_out};
+use super::unlock::Keys;
+use super::unlock::disk::Found;
+use super::{Error, KeyStatus, Service, parting, remote_unlock};
+use crate::consensus::{self, Start};
+use crate::curator::Store;
 use crate::parameters::ColdStart;
+use crate::storage::Kind;
 use crate::storage::key::RecoveryKey;
+use polis_base::files;
+use polis_base::recovery::form;
 use polis_base::stage::{self, Stage};
 use polis_base::sys::clock;
 use polis_runtime::event::until;
 use polis_runtime::supervisor::{Context, blocking};
-use polis_wire::identity::{Fingerprint, Identity};
-use polis_wire::rpc::client::{Channel, candidates};
-use polis_wire::{pki, rpc};
+use polis_wire::identity::{self, Identity, NodeKey};
 
 impl<C: Consensus> Service<C> {
-    /// The curators of other nodes, as they were known in the last boot, and as the
-    /// parameters of this machine name them; none where this node was alone or has no
-    /// key to ask with.
-    pub(super) async fn others(
-        &self,
-        unlocker: &Unlocker,
-        sealed: &Sealed,
-    ) -> Result<Option<Remote>, Error> {
-        let Some(secrets) = sealed.secrets.clone() else { return Ok(None) };
-        let file = self.config.root.esp.cluster_directory.clone();
-        let vault = unlocker.vault.clone();
-        let own = Identity::new(sealed.node_public_key).id;
-        let (known, key) = blocking(move || -> Result<_, Error> {
-            let directory = file.read()?.unwrap_or_default();
-            let directory = v1::ClusterDirectory::decode(directory.as_slice());
-            let directory = directory.unwrap_or_else(|error| {
-                warn!(%error, "the cluster's directory on the ESP is damaged");
-                v1::ClusterDirectory::default()
-            });
-            Ok((directory, join_key(&vault.open(&secrets)?)))
-        })
-        .await?;
-        let told = self.told(sealed);
-        let known = candidates(&known).into_iter().chain(candidates(&told));
-        let others: Vec<_> = known.filter(|one| one.node != Some(own)).collect();
-        if others.is_empty() {
-            return Ok(None);
-        }
-        Remote::new(&key, &sealed.cluster_ca, others).map(Some)
-    }
-
-    /// Waits for somebody who opens the disk.
-    pub(super) async fn helped(
+    /// Comes back as the member that this machine is. Without a sealed
+    /// configuration, only the recovery key leads there.
+    pub(super) async fn start_again(
         &mut self,
         ctx: &Context,
-        mut unlocker: Unlocker,
-        sealed: Option<&Sealed>,
-        curators: Option<Remote>,
-        partition: Uuid,
-    ) -> Result<Option<Keys>, Error> {
-        let credentials = meanwhile(&unlocker.vault, sealed).await;
-        let words = match &credentials {
-            Some((_, words)) => format!(" --fingerprint {words}"),
-            None => String::new(),
-        };
-        let by_hand = format!("run `polisctl node unlock NODE --at ADDRESS{words}`");
-        let what = match &curators {
-            Some(_) => format!(
-                "the key of this node's disk, which no keeper of this machine has: from a \
-                 curator of the cluster, or {by_hand}"
-            ),
-            None => format!(
-                "the key of this node's disk, which no keeper of this machine has (cold_start is \
-                 ATTENDED); {by_hand}"
-            ),
-        };
-        ctx.stage(Stage::Cluster, stage::State::Waiting(what));
-        let mut network = self.network.clone();
-        let address = until(&mut network, "the network", |status| status.primary);
-        let secrets = sealed.and_then(|sealed| sealed.secrets.as_ref());
-        let tpm = secrets.is_some_and(Guarded::is_sealed);
-        let asked = async {
-            match &curators {
-                Some(curators) => ask(ctx, curators, address, &by_hand, tpm).await,
-                None => std::future::pending().await,
+        sealed: Result<Sealed, Refusal>,
+    ) -> Result<Home<C::Kv>, Error> {
+        if let Ok(sealed) = &sealed {
+            let node = Identity::new(sealed.node_public_key).id;
+            self.status.named(node);
+            if sealed.disowned {
+                return Err(self.disown(ctx).await);
             }
+        }
+        let keys = self.open(ctx, sealed.as_ref()).await?;
+        // Opening may have made it anew.
+        let file = self.config.root.esp.sealed_configuration.clone();
+        let sealed = match (sealed, read_record(&file, Sealed::from_record).await?) {
+            (_, Record::Whole(sealed)) | (Ok(sealed), _) => sealed,
+            (Err(refusal), _) => return Err(refusal.into()),
         };
-        tokio::pin!(asked);
-        let mut waiting =
-            Waiting::new(&self.unlock_requests, credentials.map(|(credentials, _)| credentials));
-        self.status.waits_for_key(true);
-        let opened = loop {
-            let request = tokio::select! {
-                // Cancel-safe: it waits for a request and takes it in one step.
-                request = waiting.next() => request,
-                half = &mut asked => {
-                    break match (half, secrets) {
-                        (Ok(half), Some(secrets)) => {
-                            unlocker.with_half(secrets, half, partition).await.map(Some)
-                        }
-                        (Ok(_), None) => Err(Error::NoShare),
-                        (Err(error), _) => Err(error),
-                    };
+
+        let key = self.own_key(&sealed).await?;
+        let node = key.identity();
+        if !self.was_member_of_etcd().await? {
+            info!("this node has no member of etcd");
+            return self.without_etcd(node, sealed, keys).await;
+        }
+        self.give_orders(key, Start::Again);
+        let doubt = Doubt {
+            ctx,
+            root: self.config.root.clone(),
+            told: Told { parameters: self.parameters.clone(), ca: sealed.ca() },
+            own: node.id,
+        };
+        let store = tokio::select! {
+            // Cancel-safe, both: they wait, and ask.
+            store = self.store() => store?,
+            verdict = doubt.end() => match verdict {
+                Verdict::Removed => return Err(self.disown(ctx).await),
+                Verdict::NoMember => {
+                    self.leave_etcd().await?;
+                    ctx.stage(Stage::Cluster, stage::State::Started);
+                    return self.without_etcd(node, sealed, keys).await;
                 }
-            };
-            if let Some(opened) = answer(&mut unlocker, sealed, partition, request).await {
-                break opened;
+            },
+        };
+        self.with_etcd(node, sealed, keys, store).await
+    }
+
+    /// The key of the node that this machine was.
+    async fn own_key(&self, sealed: &Sealed) -> Result<NodeKey, Error> {
+        let store = KeyFile(self.config.root.data.node.credentials.key.clone());
+        let key = blocking(move || match identity::Store::read(&store) {
+            Ok(Some(der)) => NodeKey::from_pkcs8_der(&der).map_err(Error::Key),
+            Ok(None) => Err(Error::KeyLost),
+            Err(error) => Err(Error::Key(identity::Error::Read(error))),
+        })
+        .await?;
+        let (found, expected) = (key.identity(), Identity::new(sealed.node_public_key));
+        if found != expected {
+            return Err(Error::OtherNode { expected: expected.id, found: found.id });
+        }
+        Ok(key)
+    }
+
+    /// Comes back as a member of etcd, whose records say what is to be kept where.
+    async fn with_etcd(
+        &self,
+        node: Identity,
+        sealed: Sealed,
+        keys: Option<Keys>,
+        store: Store<C::Kv>,
+    ) -> Result<Home<C::Kv>, Error> {
+        let record = loop {
+            match membership::check(&store, &sealed, node).await {
+                Err(error) if waited_out(&error).await => {}
+                checked => break checked?,
             }
         };
-        self.status.waits_for_key(false);
-        ctx.stage(Stage::Cluster, stage::State::Started);
-        opened
-    }
-}
-
-/// Tries the recovery key of one request; nothing where it is another disk's.
-async fn answer(
-    unlocker: &mut Unlocker,
-    sealed: Option<&Sealed>,
-    partition: Uuid,
-    request: request::Request,
-) -> Option<Result<Option<Keys>, Error>> {
-    let request::Request { key, answer } = request;
-    let key: RecoveryKey = key;
-    match unlocker.recover(key, sealed, partition).await {
-        Err(Error::RecoveryKeyWrong { reason }) => {
-            warn!(reason, "a recovery key was given that does not open the disk");
-            // Whoever asked may have gone.
-            let _gone = answer.send(Err(request::Refused::Wrong(reason)));
-            None
+        let Config { root, .. } = &self.config;
+        loop {
+            match membership::renew_ended(&store, &record, node, root, clock::now()).await {
+                Err(error) if waited_out(&error).await => {}
+                renewed => break renewed?,
+            }
         }
-        opened => {
-            let told = opened.as_ref().map(drop);
-            let told = told.map_err(|error| request::Refused::Wrong(error.to_string()));
-            let _gone = answer.send(told);
-            Some(opened)
+        let shares = self.config.unlocker(self.disk()).shares;
+        let keeper = match &keys {
+            Some(keys) => loop {
+                match membership::converge(&store, node, keys, &sealed, root, &shares).await {
+                    Err(error) if waited_out(&error).await => {}
+                    converged => break converged?,
+                }
+            },
+            None => None,
+        };
+        // Where a power cut came between the last two steps of the bootstrap.
+        membership::conclude(root).await?;
+        let keys = (sealed.storage > Kind::Insecure).then(|| KeyStatus {
+            sealed: keys.as_ref().is_some_and(|keys| keys.secrets.is_sealed()),
+            keeper,
+            recovery_key_unsaved: !record.recovery_key.is_empty(),
+        });
+        Ok(Home { node, ca: sealed.cluster_ca, keys, store: Some(store) })
+    }
+
+    /// Comes back as a member of the cluster that is none of etcd.
+    async fn without_etcd(
+        &mut self,
+        node: Identity,
+        sealed: Sealed,
+        keys: Option<Keys>,
+    ) -> Result<Home<C::Kv>, Error> {
+        self.identity.send_replace(Some(node));
+        self.status.named(node.id);
+        membership::conclude(&self.config.root).await?;
+        let keys = match keys {
+            Some(keys) => {
+                let unlocker = self.config.unlocker(self.disk());
+                Some(remote_unlock::keep(&unlocker, &sealed, keys).await?)
+            }
+            None => None,
+        };
+        let keys = (sealed.storage > Kind::Insecure).then(|| KeyStatus {
+            sealed: keys.as_ref().is_some_and(|keys| keys.secrets.is_sealed()),
+            keeper: keys.as_ref().and_then(|keys| keys.keeper),
+            recovery_key_unsaved: false,
+        });
+        Ok(Home { node, ca: sealed.cluster_ca, keys, store: None })
+    }
+
+    /// Whether there is a member of etcd on the disk, or should be one. A node that
+    /// never was home with the role is told by the file of its roles; one that has
+    /// voted by a file of its own, so that a lost log is not taken for none.
+    async fn was_member_of_etcd(&self) -> Result<bool, Error> {
+        let data = self.config.root.data.clone();
+        blocking(move || {
+            if parting::finish(&data)? {
+                info!("removed what was left of a member of etcd that the cluster has taken out");
+                return Ok(false);
+            }
+            let files::Data { etcd, node, .. } = data;
+            let has_log = consensus::holds_entries(&etcd.log)?;
+            let begun = has_log || etcd.bootstrapping.read()?.is_some();
+            Ok(begun || node.voter.read()?.is_some() || node.roles.read()?.is_none())
+        })
+        .await
+    }
+
+    /// Opens the data partition of a member, if it needs a key.
+    async fn open(
+        &mut self,
+        ctx: &Context,
+        sealed: Result<&Sealed, &Refusal>,
+    ) -> Result<Option<Keys>, Error> {
+        let mut disk = self.disk();
+        let found = disk.look().await?;
+        if let Ok(sealed) = sealed {
+            check_kind(sealed.storage, found)?;
+        }
+        let Found::Locked(_, partition) = found else {
+            return match sealed {
+                Ok(_) => Ok(None),
+                Err(refusal) => Err(refusal.clone().into()),
+            };
+        };
+        let mut unlocker = self.config.unlocker(disk);
+        let failure = match sealed {
+            Err(refusal) if !unlocker.is_changing().await? => refusal.clone().into(),
+            sealed => match unlocker.by_itself(sealed.ok(), partition).await {
+                Ok(keys) => return Ok(Some(keys)),
+                Err(failure) => failure,
+            },
+        };
+        if matches!(failure, Error::Closed(_)) {
+            return Err(failure);
+        }
+        warn!(error = &failure as &dyn std::error::Error, "the disk does not open by itself");
+        let sealed = sealed.ok();
+        if let Some(key) = self.given().await? {
+            return unlocker.recover(key, sealed, partition).await;
+        }
+        let attended =
+            sealed.is_some_and(|sealed| sealed.keeping.cold_start == ColdStart::Attended);
+        let curators = match (&failure, sealed) {
+            (Error::NoShare, Some(sealed)) => self.others(&unlocker, sealed).await?,
+            _ => None,
+        };
+        match failure {
+            Error::NoShare if attended || curators.is_some() => {
+                // Rare, and its future is large.
+                Box::pin(self.helped(ctx, unlocker, sealed, curators, partition)).await
+            }
+            failure => Err(failure),
         }
     }
-}
 
-/// Asks for the cluster's half until somebody decides.
-async fn ask(
-    ctx: &Context,
-    curators: &Remote,
-    address: impl Future<Output = Result<IpAddr, polis_runtime::event::Closed>>,
-    by_hand: &str,
-    tpm: bool,
-) -> Result<Half, Error> {
-    address.await?;
-    info!("asking the cluster for its half of the disk's key");
-    let words = |why: &str| {
-        format!("the key of this node's disk: from a curator of the cluster ({why}), or {by_hand}")
-    };
-    let call = |mut curator: v1::curator_client::CuratorClient<Channel>| async move {
-        curator.join_node(v1::JoinNodeRequest { tpm }).await
-    };
-    let given = curators.insist_for(ctx, Strangers::Wait, words, call).await?;
-    Half::new(&given.cluster_unlock_key).ok_or(Error::NoShare)
-}
-
-/// Keeps the half that a curator gave, where the cluster wants that.
-pub(super) async fn keep(unlocker: &Unlocker, sealed: &Sealed, keys: Keys) -> Result<Keys, Error> {
-    if keys.keeper.is_some() || sealed.keeping.cold_start == ColdStart::Attended {
-        return Ok(keys);
+    /// The recovery key that somebody gave to this machine, if it is one.
+    async fn given(&mut self) -> Result<Option<RecoveryKey>, Error> {
+        // What the hypervisor gives is known once the parameters are.
+        until(&mut self.parameters, "the parameters", |known| known.as_ref().map(drop)).await?;
+        let given = self.config.recovery.clone();
+        let found = blocking(move || given.text().map_err(Error::RecoveryUnreadable)).await?;
+        let Some((text, source)) = found else { return Ok(None) };
+        info!("trying {source}");
+        let key = form::read(text.expose()).map_err(Error::RecoveryMalformed)?;
+        Ok(Some(RecoveryKey::new(key)))
     }
-    let shares = unlocker.shares.clone();
-    blocking(move || {
-        let keeper = shares.keep(Slot::Current, &keys.secrets, &keys.cluster)?;
-        Ok(Keys { keeper: Some(keeper), ..keys })
-    })
-    .await
-}
-
-/// What this machine serves with while its disk is locked, and the words of its
-/// key; nothing where it has no such key any more.
-async fn meanwhile(vault: &Vault, sealed: Option<&Sealed>) -> Option<(rpc::Credentials, String)> {
-    let sealed = sealed?.clone();
-    let vault = vault.clone();
-    let made = blocking(move || {
-        let Some(secrets) = &sealed.secrets else { return Ok(None) };
-        let join = vault.open(secrets)?.join_key();
-        let name = Identity::new(sealed.node_public_key).id.to_string();
-        let certificate = pki::self_signed(&name, &join, clock::now());
-        let certificate = certificate.map_err(|error| Error::Store(error.into()))?;
-        let words = Fingerprint::of_key(join.verifying_key().as_bytes()).words();
-        let key = Arc::new(pki::key_der(&join));
-        let authority = Some(sealed.cluster_ca);
-        Ok(Some((rpc::Credentials { certificate, key, authority }, words)))
-    });
-    made.await.unwrap_or_else(|error: Error| {
-        let error: &dyn std::error::Error = &error;
-        warn!(error, "a recovery key can be given at the console only");
-        None
-    })
 }

@@ -16,7 +16,7 @@ use super::sealed::{
     kind_message, kind_value, protection, tpm_message, tpm_value,
 };
 use super::unlock::keys::Secrets;
-use super::unlock::vault::{Guarded, from_fields, to_fields};
+use super::unlock::sealer::{Guarded, from_fields, to_fields};
 use crate::parameters::{self, Cluster, Register};
 use crate::storage::Kind;
 

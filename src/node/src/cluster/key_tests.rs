@@ -54,7 +54,7 @@ async fn an_authenticated_disk_comes_home_alone_whoever_keeps_the_share() {
 
 #[tokio::test]
 async fn a_power_cut_after_any_step_of_an_encrypted_bootstrap_loses_no_key() {
-    for tpm in [Chips::One(1, 1), Chips::None] {
+    for tpm in [Tpms::One(1, 1), Tpms::None] {
         for cold_start in [ColdStart::Automatic, ColdStart::Attended] {
             for steps in 1..=Step::ALL.len() {
                 let told = encrypted(TpmMode::BestEffort, cold_start);
@@ -93,9 +93,9 @@ async fn each_way_to_lose_a_key_has_a_code_touches_nothing_and_is_mended_by_the_
             },
             code::STORAGE_KEY_WRONG,
         ),
-        (|m| m.set(Chips::One(2, 1)), code::STORAGE_TPM_CLEARED),
-        (|m| m.set(Chips::None), code::STORAGE_TPM_ABSENT),
-        (|m| m.set(Chips::One(1, 2)), code::STORAGE_TPM_REFUSES),
+        (|m| m.set(Tpms::One(2, 1)), code::STORAGE_TPM_CLEARED),
+        (|m| m.set(Tpms::None), code::STORAGE_TPM_ABSENT),
+        (|m| m.set(Tpms::One(1, 2)), code::STORAGE_TPM_REFUSES),
     ];
     for (harm, expected) in harms {
         let (machine, saved) = Machine::with_tpm().member(automatic()).await;
@@ -155,14 +155,14 @@ async fn a_cluster_that_demands_a_tpm_gets_one_or_nothing() {
 
     // A member whose TPM is gone opens by its recovery key, each time.
     let (mut machine, saved) = Machine::with_tpm().member(required).await;
-    machine.set(Chips::None);
+    machine.set(Tpms::None);
     let before = machine.partition.lock().unwrap().clone();
     machine.recovery = Some(saved);
     machine.boot_home().await;
     assert_eq!(*machine.partition.lock().unwrap(), before, "nothing is sealed to nothing");
     machine.recovery = None;
     assert_eq!(machine.boot_refused(None).await.code, code::STORAGE_TPM_ABSENT);
-    machine.set(Chips::One(1, 1));
+    machine.set(Tpms::One(1, 1));
     machine.boot_home().await;
 }
 
@@ -170,7 +170,7 @@ async fn a_cluster_that_demands_a_tpm_gets_one_or_nothing() {
 async fn a_tpm_that_must_not_be_used_is_not() {
     let disabled = encrypted(TpmMode::Disabled, ColdStart::Automatic);
     let (machine, _saved) = Machine::with_tpm().member(disabled).await;
-    machine.set(Chips::None);
+    machine.set(Tpms::None);
     assert_eq!(machine.boot_home().await.keys.unwrap().keeper, Some(Keeper::Disk));
 }
 

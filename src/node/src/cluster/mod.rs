@@ -19,7 +19,7 @@
 //! parting     what a member of etcd leaves behind, and the way back from half of it
 //! disown      the end of a membership
 //! peers       where the other nodes are                   a service
-//! beacon      the same, where nobody can tell             a service
+//! discovery      the same, where nobody can tell             a service
 //! state       the word for it                             pure
 //! writer      the one way in which it changes
 //! service     when
@@ -33,11 +33,10 @@
 //!
 //! What this module does not do: touch disks (`storage`) or run etcd (`consensus`).
 
-mod again;
-pub mod beacon;
 mod bootstrap;
 pub mod credentials;
 pub mod decide;
+pub mod discovery;
 mod disown;
 mod error;
 mod join;
@@ -49,6 +48,7 @@ pub mod peers;
 pub mod record;
 mod register;
 mod remote;
+mod remote_unlock;
 pub mod sealed;
 mod service;
 pub mod state;
@@ -56,7 +56,7 @@ pub mod unlock;
 mod writer;
 
 use polis_wire::identity::NodeId;
-use polis_wire::nodes::Role;
+use polis_wire::node_roles::Role;
 
 pub use self::error::Error;
 pub use self::membership::{Probe, Step};
@@ -113,7 +113,7 @@ mod tests {
     use zeroize::Zeroizing;
 
     use super::unlock::keys::Half;
-    use super::unlock::vault::Chip;
+    use super::unlock::sealer::Tpm;
     use crate::parameters::{
         Bootstrap, ClusterConfiguration, DirectoryNode, Register, StoragePolicy, Ticket,
     };
@@ -171,47 +171,47 @@ mod tests {
 
     /// A TPM that only pretends; `tests/tpm` has one that does not.
     #[derive(Debug)]
-    pub(super) struct FakeChip(pub(super) Mutex<Chips>);
+    pub(super) struct FakeTpm(pub(super) Mutex<Tpms>);
 
     /// What a machine has of a TPM.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(super) enum Chips {
+    pub(super) enum Tpms {
         None,
         /// Which one, and how the machine was started.
         One(u8, u8),
     }
 
-    impl Default for FakeChip {
+    impl Default for FakeTpm {
         fn default() -> Self {
-            Self(Mutex::new(Chips::One(1, 1)))
+            Self(Mutex::new(Tpms::One(1, 1)))
         }
     }
 
-    impl Chip for FakeChip {
+    impl Tpm for FakeTpm {
         fn is_there(&self) -> bool {
-            *self.0.lock().unwrap() != Chips::None
+            *self.0.lock().unwrap() != Tpms::None
         }
 
         fn seal(&self, purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error> {
-            let Chips::One(chip, start) = *self.0.lock().unwrap() else {
+            let Tpms::One(tpm, start) = *self.0.lock().unwrap() else {
                 return Err(tpm::Error::Absent);
             };
             let ciphertext = secret.iter().map(|byte| byte ^ 0x55).collect();
             let (public, private) = (purpose.to_vec(), vec![start]);
-            Ok(Blob { public, private, root: vec![chip], ciphertext, ..blob() })
+            Ok(Blob { public, private, root: vec![tpm], ciphertext, ..blob() })
         }
 
         fn unseal(&self, purpose: &[u8], blob: &Blob) -> Result<Zeroizing<Vec<u8>>, tpm::Error> {
             match *self.0.lock().unwrap() {
-                Chips::None => Err(tpm::Error::Absent),
-                Chips::One(chip, _) if blob.root != [chip] => Err(tpm::Error::Cleared),
-                Chips::One(_, start) if blob.private != [start] => {
+                Tpms::None => Err(tpm::Error::Absent),
+                Tpms::One(tpm, _) if blob.root != [tpm] => Err(tpm::Error::Cleared),
+                Tpms::One(_, start) if blob.private != [start] => {
                     Err(tpm::Error::Changed(blob.pcrs.clone()))
                 }
-                Chips::One(..) if blob.public == purpose => {
+                Tpms::One(..) if blob.public == purpose => {
                     Ok(Zeroizing::new(blob.ciphertext.iter().map(|byte| byte ^ 0x55).collect()))
                 }
-                Chips::One(..) => Err(tpm::Error::Mismatch),
+                Tpms::One(..) => Err(tpm::Error::Mismatch),
             }
         }
     }

@@ -86,11 +86,11 @@ pub async fn membership(
         Ok(CuratorClient::new(channel).get_consensus_status(request).await?.into_inner())
     };
     let told = client.call(Repeat::Allowed, call).await?;
-    Ok(judge(own, voter, &told))
+    Ok(classify(own, voter, &told))
 }
 
 /// What a leader that tells `told` says of the member of this node.
-fn judge(own: NodeId, voter: Option<&[u8]>, told: &v1::ConsensusStatus) -> Membership {
+fn classify(own: NodeId, voter: Option<&[u8]>, told: &v1::ConsensusStatus) -> Membership {
     let out = |out| if out { Membership::Out } else { Membership::Member };
     // No list is no word; nor is one of a leader whose own etcd does not answer just then,
     // which tells of cluster 0.
@@ -162,23 +162,24 @@ mod tests {
             ..Default::default()
         };
         let vote = Vote { cluster: 7, member: 70 }.to_bytes();
-        let judge = |voter: Option<&[u8]>, told: &v1::ConsensusStatus| judge(own, voter, told);
+        let classify =
+            |voter: Option<&[u8]>, told: &v1::ConsensusStatus| classify(own, voter, told);
         for voter in [None, Some(&vote[..]), Some(&b""[..])] {
-            assert_eq!(judge(voter, &told(7, &[])), Membership::Member, "no list is no word");
-            assert_eq!(judge(voter, &told(7, &[(70, own), (71, other)])), Membership::Member);
-            let nobody = judge(voter, &told(0, &[(71, other)]));
+            assert_eq!(classify(voter, &told(7, &[])), Membership::Member, "no list is no word");
+            assert_eq!(classify(voter, &told(7, &[(70, own), (71, other)])), Membership::Member);
+            let nobody = classify(voter, &told(0, &[(71, other)]));
             assert_eq!(nobody, Membership::Member, "no cluster is no word");
         }
-        assert_eq!(judge(Some(&vote), &told(7, &[(71, other)])), Membership::Out);
+        assert_eq!(classify(Some(&vote), &told(7, &[(71, other)])), Membership::Out);
         // The role was taken and given: another member has its name.
-        assert_eq!(judge(Some(&vote), &told(7, &[(72, own), (71, other)])), Membership::Out);
+        assert_eq!(classify(Some(&vote), &told(7, &[(72, own), (71, other)])), Membership::Out);
         // Founded again from a snapshot, with or without it.
         for members in [&[(71, other)][..], &[(70, own), (71, other)]] {
-            assert_eq!(judge(Some(&vote), &told(8, members)), Membership::Elsewhere);
+            assert_eq!(classify(Some(&vote), &told(8, members)), Membership::Elsewhere);
         }
-        let nobody = judge(Some(b""), &told(7, &[(71, other)]));
+        let nobody = classify(Some(b""), &told(7, &[(71, other)]));
         assert_eq!(nobody, Membership::Member, "it does not know who it was");
         // Who has never voted goes by its name.
-        assert_eq!(judge(None, &told(8, &[(71, other)])), Membership::Out);
+        assert_eq!(classify(None, &told(8, &[(71, other)])), Membership::Out);
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn new_keys(
 ) -> Result<(Make, BegunKeys, Half), Error> {
     let cluster = Half::random()?;
     let recovery = keys::recovery_key()?;
-    let hidden = unlocker.vault.hide(tpm, &secrets)?;
+    let hidden = unlocker.sealer.hide(tpm, &secrets)?;
     // Until the cluster has its half, a share is kept also where none will be.
     unlocker.shares.keep(Slot::Current, &hidden, &cluster)?;
     let nonce = keys::nonce()?;

@@ -4,7 +4,7 @@
 //! directory on the ESP --at the start--+
 //!                                      +--> peers --> hosts file
 //! nodes, as the leader tells ----------+
-//! found on the segment (`beacon`) -----+
+//! found on the segment (`discovery`) -----+
 //! ```
 //!
 //! A member of etcd dials the others by name before any leader exists: after a cold
@@ -28,7 +28,7 @@ use polis_base::files::File;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
-use polis_wire::nodes::Nodes;
+use polis_wire::node_roles::Nodes;
 use polis_wire::rpc::client::candidates;
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
@@ -77,7 +77,7 @@ impl Service {
                         Ok(Newest::Told(nodes.unwrap_or_default()))
                     }
                     changed = self.found.changed() => {
-                        changed.map_err(|_closed| Closed("the beacon"))?;
+                        changed.map_err(|_closed| Closed("the discovery"))?;
                         Ok(Newest::Found(self.found.borrow_and_update().clone()))
                     }
                 }
@@ -161,8 +161,8 @@ mod tests {
         let file = root.esp.cluster_directory;
         file.write(&directory.encode_to_vec()).unwrap();
         let nodes = watch::Sender::new(None);
-        let beacon = watch::Sender::<Peers>::default();
-        let (peers, found) = (watch::Sender::default(), beacon.subscribe());
+        let discovery = watch::Sender::<Peers>::default();
+        let (peers, found) = (watch::Sender::default(), discovery.subscribe());
         let service = Service { directory: file, nodes: nodes.subscribe(), found, peers };
         let mut known = service.peers.subscribe();
         let (ctx, handles) = Context::for_test();
@@ -181,9 +181,10 @@ mod tests {
             assert_eq!(moved[&one], IpAddr::from([10, 0, 0, 9]));
             assert_eq!(moved[&two], IpAddr::from([10, 0, 0, 2]), "of it nothing newer is known");
             // What was found counts, although the leader said otherwise before.
-            beacon.send_replace([(one, [10, 0, 0, 5].into()), (two, [10, 0, 0, 6].into())].into());
+            discovery
+                .send_replace([(one, [10, 0, 0, 5].into()), (two, [10, 0, 0, 6].into())].into());
             let found = known.wait_for(|peers| peers[&one] != moved[&one]).await.unwrap().clone();
-            assert_eq!(found, *beacon.borrow());
+            assert_eq!(found, *discovery.borrow());
             handles.cancel().await;
         };
         let (ended, ()) = tokio::join!(service.run(ctx), look);
@@ -206,11 +207,11 @@ mod tests {
         };
         let told = [(up, info(v1::NodeState::Up)), (new, info(v1::NodeState::New))];
         let nodes = watch::Sender::new(Some(Arc::new(told.into())));
-        let beacon = watch::Sender::<Peers>::default();
+        let discovery = watch::Sender::<Peers>::default();
         let service = Service {
             directory: root.esp.cluster_directory,
             nodes: nodes.subscribe(),
-            found: beacon.subscribe(),
+            found: discovery.subscribe(),
             peers: watch::Sender::new([(deleted, [10, 0, 0, 2].into())].into()),
         };
         let mut known = service.peers.subscribe();

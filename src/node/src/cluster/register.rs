@@ -80,7 +80,7 @@ impl<C: Consensus> Service<C> {
             let node = NodeKey::from_seed(key.bytes()).public_key();
             let secrets = Secrets { key: Some(key), ..Secrets::random()? };
             // What the cluster wants of the TPM is not known yet.
-            let secrets = unlocker.vault.hide(TpmMode::BestEffort, &secrets)?;
+            let secrets = unlocker.sealer.hide(TpmMode::BestEffort, &secrets)?;
             Ok(Registering { register, node, secrets, disk: None })
         })
         .await?;
@@ -142,8 +142,8 @@ impl<C: Consensus> Service<C> {
             disk.mounted().await?;
         }
         let unlocker = self.config.unlocker(disk);
-        let (vault, guarded) = (unlocker.vault.clone(), registering.secrets.clone());
-        let secrets = blocking(move || vault.open(&guarded)).await?;
+        let (sealer, guarded) = (unlocker.sealer.clone(), registering.secrets.clone());
+        let secrets = blocking(move || sealer.open(&guarded)).await?;
         Ok((unlocker, secrets))
     }
 
@@ -186,7 +186,7 @@ impl<C: Consensus> Service<C> {
         loop {
             let committed = asking
                 .curators
-                .insist(ctx, |mut curator| {
+                .retry(ctx, |mut curator| {
                     let request = request.clone();
                     async move { curator.commit_node(request).await }
                 })
@@ -271,7 +271,7 @@ impl<C: Consensus> Service<C> {
         };
         loop {
             let answer = curators
-                .insist(ctx, |mut curator| {
+                .retry(ctx, |mut curator| {
                     let request = request.clone();
                     async move { curator.register_node(request).await }
                 })
@@ -340,7 +340,7 @@ impl<C: Consensus> Service<C> {
         // What the node keeps is hidden as the cluster demands from here on.
         let made = blocking(move || match kind {
             Kind::Insecure => {
-                let hidden = maker.vault.hide(keeping.tpm, &own)?;
+                let hidden = maker.sealer.hide(keeping.tpm, &own)?;
                 Ok((Make::Insecure, hidden, None))
             }
             kind => {
@@ -376,9 +376,9 @@ async fn bare(
     opened: Secrets,
     keys: Keys,
 ) -> Result<Keys, Error> {
-    let vault = unlocker.vault.clone();
+    let sealer = unlocker.sealer.clone();
     blocking(move || {
-        let secrets = vault.hide(keeping.tpm, &Secrets { key: None, ..opened })?;
+        let secrets = sealer.hide(keeping.tpm, &Secrets { key: None, ..opened })?;
         Ok(Keys { secrets, ..keys })
     })
     .await

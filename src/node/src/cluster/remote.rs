@@ -51,10 +51,10 @@ pub(super) enum Failure {
 
 impl Failure {
     /// What is waited for, where this is no end.
-    fn outage(self, strangers: Strangers) -> Result<String, Self> {
-        match (self, strangers) {
+    fn outage(self, untrusted: Untrusted) -> Result<String, Self> {
+        match (self, untrusted) {
             (Self::Outage(why), _) => Ok(why),
-            (Self::Stranger(who), Strangers::Wait) => {
+            (Self::Stranger(who), Untrusted::Wait) => {
                 Ok(format!("whoever answers at {who} is not of this cluster"))
             }
             (end, _) => Err(end),
@@ -62,9 +62,9 @@ impl Failure {
     }
 }
 
-/// What becomes of a machine to which only strangers answer.
+/// What becomes of a machine to which only untrusted answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Strangers {
+pub(super) enum Untrusted {
     /// It was told of the wrong cluster, and stops.
     End,
     /// It is a member: its cluster may come back to where it was.
@@ -118,27 +118,27 @@ impl Remote {
             Ok(answer) => return Ok(answer),
             Err(status) => status,
         };
-        match judge(&status) {
+        match classify(&status) {
             Failure::Outage(text) => Err(self.who_answers(text).await),
             failure => Err(failure),
         }
     }
 
     /// Asks until somebody decides, and says meanwhile what this waits for.
-    pub(super) async fn insist<T, F, R>(&self, ctx: &Context, call: F) -> Result<T, Failure>
+    pub(super) async fn retry<T, F, R>(&self, ctx: &Context, call: F) -> Result<T, Failure>
     where
         F: FnMut(CuratorClient<Channel>) -> R,
         R: Future<Output = Result<tonic::Response<T>, Status>>,
     {
         let words = |why: &str| format!("a curator of the cluster: {why}");
-        self.insist_for(ctx, Strangers::End, words, call).await
+        self.insist_for(ctx, Untrusted::End, words, call).await
     }
 
     /// The same, in other words for what this waits for.
     pub(super) async fn insist_for<T, F, R>(
         &self,
         ctx: &Context,
-        strangers: Strangers,
+        untrusted: Untrusted,
         words: impl Fn(&str) -> String,
         mut call: F,
     ) -> Result<T, Failure>
@@ -150,7 +150,7 @@ impl Remote {
         loop {
             let why = match self.ask(&mut call).await {
                 Ok(answer) => return Ok(answer),
-                Err(failure) => failure.outage(strangers)?,
+                Err(failure) => failure.outage(untrusted)?,
             };
             warn!(why, "no curator answers; asking again");
             ctx.stage(Stage::Cluster, stage::State::Waiting(words(&why)));
@@ -159,21 +159,21 @@ impl Remote {
         }
     }
 
-    /// Tells strangers from an outage: strangers are all that answer, and nobody
+    /// Tells untrusted from an outage: untrusted are all that answer, and nobody
     /// else may come back.
     async fn who_answers(&self, outage: String) -> Failure {
         let trust = Trust::Authority(self.authority.clone());
-        let mut strangers = Vec::new();
+        let mut untrusted = Vec::new();
         for candidate in &self.candidates {
             let expect = candidate.node.map_or(Expect::AnyNode, Expect::Node);
             match dial(&candidate.host, candidate.port, expect, &trust, None).await {
-                Err(error) if is_stranger(&error) => strangers.push(candidate.to_string()),
+                Err(error) if is_stranger(&error) => untrusted.push(candidate.to_string()),
                 _ => return Failure::Outage(outage),
             }
         }
-        match strangers.is_empty() {
+        match untrusted.is_empty() {
             true => Failure::Outage(outage),
-            false => Failure::Stranger(strangers.join(", ")),
+            false => Failure::Stranger(untrusted.join(", ")),
         }
     }
 }
@@ -190,7 +190,7 @@ fn is_stranger(error: &DialError) -> bool {
     )
 }
 
-fn judge(status: &Status) -> Failure {
+fn classify(status: &Status) -> Failure {
     let text = status.message().to_owned();
     let word = status.metadata().get(REASON).and_then(|word| word.to_str().ok());
     match (status.code(), word) {
@@ -241,7 +241,7 @@ mod tests {
         if let Some(word) = word {
             status.metadata_mut().insert(REASON, MetadataValue::from_static(word));
         }
-        judge(&status)
+        classify(&status)
     }
 
     #[test]
@@ -263,14 +263,14 @@ mod tests {
     #[test]
     fn a_member_waits_where_only_strangers_answer_and_a_newcomer_does_not() {
         let stranger = || Failure::Stranger("10.0.0.7:7835".to_owned());
-        let why = stranger().outage(Strangers::Wait).unwrap();
+        let why = stranger().outage(Untrusted::Wait).unwrap();
         assert!(why.contains("10.0.0.7:7835"), "{why}");
-        assert_eq!(stranger().outage(Strangers::End), Err(stranger()));
+        assert_eq!(stranger().outage(Untrusted::End), Err(stranger()));
         let refused = || refusal(Code::NotFound, Some("unknown"));
-        assert_eq!(refused().outage(Strangers::Wait), Err(refused()));
-        for strangers in [Strangers::Wait, Strangers::End] {
+        assert_eq!(refused().outage(Untrusted::Wait), Err(refused()));
+        for untrusted in [Untrusted::Wait, Untrusted::End] {
             let outage = Failure::Outage("gone".to_owned());
-            assert_eq!(outage.outage(strangers), Ok("gone".to_owned()));
+            assert_eq!(outage.outage(untrusted), Ok("gone".to_owned()));
         }
     }
 }

@@ -21,7 +21,7 @@ use zeroize::Zeroizing;
 
 use super::record::{self, Damage, Magic, Protection};
 use super::unlock::keys::Secrets;
-use super::unlock::vault::{Guarded, from_fields, to_fields};
+use super::unlock::sealer::{Guarded, from_fields, to_fields};
 use crate::parameters::{self, Bootstrap, Cluster, ColdStart, StoragePolicy, TpmMode};
 use crate::storage::Kind;
 

@@ -47,7 +47,7 @@ use super::unlock::Unlocker;
 use super::unlock::disk::{Disk, Found};
 use super::unlock::keeper::{Keeper, Shares};
 use super::unlock::request;
-use super::unlock::vault::{Chip, Vault};
+use super::unlock::sealer::{Sealer, Tpm};
 use super::{Error, KeyStatus, Status, Writer};
 use crate::consensus::{self, Orders, Peer, Start, client};
 use crate::curator::Store;
@@ -59,7 +59,7 @@ use polis_base::trapdoor::{Report, code};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::{self, Identity, NodeKey};
-use polis_wire::nodes::Role;
+use polis_wire::node_roles::Role;
 use polis_wire::pki;
 
 /// Wait between attempts at a store that does not answer: an election long.
@@ -96,7 +96,7 @@ pub struct Config {
     /// Sees every step of a bootstrap; for tests.
     pub probe: Probe,
     /// The machine's TPM.
-    pub chip: Arc<dyn Chip>,
+    pub tpm: Arc<dyn Tpm>,
     /// Where the kernel shows the variables of the firmware.
     pub efivars: PathBuf,
     /// The recovery key, if somebody gave it to this machine.
@@ -105,9 +105,9 @@ pub struct Config {
 
 impl Config {
     pub(super) fn unlocker(&self, disk: Disk) -> Unlocker {
-        let vault = Vault::new(Arc::clone(&self.chip));
-        let shares = Shares::new(vault.clone(), &self.root.esp, &self.efivars);
-        Unlocker { root: self.root.clone(), vault, shares, disk }
+        let sealer = Sealer::new(Arc::clone(&self.tpm));
+        let shares = Shares::new(sealer.clone(), &self.root.esp, &self.efivars);
+        Unlocker { root: self.root.clone(), sealer, shares, disk }
     }
 }
 

@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::cluster::membership::Step;
-use crate::cluster::tests::{Chips, FakeChip, bootstrap};
+use crate::cluster::tests::{FakeTpm, Tpms, bootstrap};
 use crate::cluster::unlock::keeper::Slot;
 use crate::cluster::unlock::keys::{Half, Secrets};
 use crate::cluster::unlock::request::{self, Requests};
-use crate::cluster::unlock::vault::Guarded;
+use crate::cluster::unlock::sealer::Guarded;
 use crate::parameters::{Cluster, ColdStart, Loaded, Parameters, Source, StoragePolicy, TpmMode};
 use crate::storage::key::{Key, RecoveryKey};
 use crate::storage::{Kind, Make, Ready, Wanted};
@@ -47,7 +47,7 @@ impl Consensus for Etcd {
 struct Machine {
     disk: tempfile::TempDir,
     etcd: Memory,
-    chip: Arc<FakeChip>,
+    tpm: Arc<FakeTpm>,
     /// The data partition, once it is made.
     partition: Arc<Mutex<Option<Partition>>>,
     /// What the hypervisor gives as recovery key.
@@ -91,7 +91,7 @@ impl Machine {
         Self {
             disk: tempfile::tempdir().unwrap(),
             etcd: Memory::default(),
-            chip: Arc::new(FakeChip(Mutex::new(Chips::None))),
+            tpm: Arc::new(FakeTpm(Mutex::new(Tpms::None))),
             partition: Arc::default(),
             recovery: None,
             firmware: false,
@@ -99,7 +99,7 @@ impl Machine {
     }
 
     fn with_tpm() -> Self {
-        Self { chip: Arc::default(), ..Self::new() }
+        Self { tpm: Arc::default(), ..Self::new() }
     }
 
     fn efivars(&self) -> PathBuf {
@@ -138,16 +138,16 @@ impl Machine {
             .cluster_unlock_key
     }
 
-    fn set(&self, chips: Chips) {
-        *self.chip.0.lock().unwrap() = chips;
+    fn set(&self, tpms: Tpms) {
+        *self.tpm.0.lock().unwrap() = tpms;
     }
 
     fn unlocker(&self) -> Unlocker {
-        let chip = Arc::clone(&self.chip) as Arc<dyn Chip>;
+        let tpm = Arc::clone(&self.tpm) as Arc<dyn Tpm>;
         let config = Config {
             root: self.root(),
             probe: Probe::default(),
-            chip,
+            tpm,
             efivars: self.efivars(),
             recovery: self.given(),
         };
@@ -182,7 +182,7 @@ impl Machine {
         let config = Config {
             root: root.clone(),
             probe: Probe::new(goes_on),
-            chip: Arc::clone(&self.chip) as Arc<dyn Chip>,
+            tpm: Arc::clone(&self.tpm) as Arc<dyn Tpm>,
             efivars: self.efivars(),
             recovery: self.given(),
         };

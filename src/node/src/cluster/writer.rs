@@ -1,6 +1,6 @@
 //! The one way in which the status of this machine changes.
 //!
-//! Four services know something of it: the cluster manager what leads home, `liaison`
+//! Four services know something of it: the cluster manager what leads home, `agent`
 //! whether the cluster is heard and what it says of the recovery key, and `roles` whether
 //! the member of etcd votes. None of them has the sender: each change is a method here.
 //!
@@ -16,7 +16,7 @@ use super::{State, Status};
 use polis_base::serial::EventLine;
 use polis_runtime::lines::Lines;
 use polis_wire::identity::NodeId;
-use polis_wire::nodes::Role;
+use polis_wire::node_roles::Role;
 
 /// Writes [`Status`]. Cheap to clone: all clones write the same one.
 #[derive(Clone, Debug, Default)]

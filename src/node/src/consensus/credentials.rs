@@ -70,10 +70,10 @@ pub(super) fn look(tree: &Etcd) -> Result<Found, Error> {
         ("key", tree.peer_pki.key.read()?.map(Zeroizing::new).is_some()),
         ("CRL", tree.peer_crl.read()?.is_some()),
     ];
-    Ok(judge(&parts))
+    Ok(classify(&parts))
 }
 
-fn judge(parts: &[(&'static str, bool)]) -> Found {
+fn classify(parts: &[(&'static str, bool)]) -> Found {
     if parts.iter().all(|(_, there)| !there) {
         return Found::Nothing;
     }
@@ -111,7 +111,8 @@ mod tests {
 
     #[test]
     fn a_disk_is_empty_complete_or_damaged() {
-        let parts = |there: [bool; 3]| judge(&[("a", there[0]), ("b", there[1]), ("c", there[2])]);
+        let parts =
+            |there: [bool; 3]| classify(&[("a", there[0]), ("b", there[1]), ("c", there[2])]);
         assert_eq!(parts([false; 3]), Found::Nothing);
         assert_eq!(parts([true; 3]), Found::Complete);
         assert_eq!(parts([true, false, false]), Found::Damaged { missing: "b" });

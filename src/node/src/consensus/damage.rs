@@ -62,7 +62,7 @@ pub(super) enum Verdict {
 }
 
 /// Looks for the first line in which etcd blames its files.
-pub(super) fn judge<'a>(lines: impl Iterator<Item = &'a Body> + Clone) -> Verdict {
+pub(super) fn classify<'a>(lines: impl Iterator<Item = &'a Body> + Clone) -> Verdict {
     if let Some(words) = lines.clone().find_map(damage) {
         return Verdict::Damaged(words);
     }
@@ -117,9 +117,9 @@ mod tests {
     use super::*;
     use polis_runtime::logtree::Parser;
 
-    fn judged(lines: &[&str]) -> Verdict {
+    fn classified(lines: &[&str]) -> Verdict {
         let lines: Vec<_> = lines.iter().map(|line| Parser::Zap.parse(line)).collect();
-        judge(lines.iter())
+        classify(lines.iter())
     }
 
     #[test]
@@ -128,11 +128,11 @@ mod tests {
         let db = r#"{"level":"panic","caller":"backend/backend.go:201","msg":"failed to open database","path":"/data","error":"invalid database"}"#;
         let page = "panic: assertion failed: Page expected to be: 36, but self identifies as 17";
         let said = |said: &str| Verdict::Damaged(said.to_owned());
-        assert_eq!(judged(&[wal]), said("discovery failed: walpb: crc mismatch"));
-        assert_eq!(judged(&[db]), said("failed to open database: invalid database"));
-        assert_eq!(judged(&["", page, "goroutine 1 [running]:"]), said(&page[7..]));
+        assert_eq!(classified(&[wal]), said("discovery failed: walpb: crc mismatch"));
+        assert_eq!(classified(&[db]), said("failed to open database: invalid database"));
+        assert_eq!(classified(&["", page, "goroutine 1 [running]:"]), said(&page[7..]));
         assert_eq!(
-            judged(&["unexpected fault address 0x7f", "fatal error: fault"]),
+            classified(&["unexpected fault address 0x7f", "fatal error: fault"]),
             Verdict::Fault
         );
     }
@@ -144,7 +144,7 @@ mod tests {
         let busy = r#"{"level":"fatal","msg":"discovery failed","error":"listen tcp: address already in use"}"#;
         let full = r#"{"level":"fatal","msg":"failed to save Raft hard state and entries","error":"no space left on device"}"#;
         for line in [warned, busy, full, "panic: nil map", "  freepages crc mismatch.go:12"] {
-            assert_eq!(judged(&[line]), Verdict::Sound, "{line}");
+            assert_eq!(classified(&[line]), Verdict::Sound, "{line}");
         }
     }
 
@@ -162,7 +162,7 @@ mod tests {
         #[test]
         fn noise_never_panics(lines in prop::collection::vec(any::<String>(), 0..5)) {
             let lines: Vec<_> = lines.iter().map(|line| Parser::Zap.parse(line)).collect();
-            let _verdict = judge(lines.iter());
+            let _verdict = classify(lines.iter());
         }
     }
 }

@@ -59,7 +59,7 @@ use polis_wire::pki::Host;
 pub use self::members::{Error as MembersError, Members};
 pub use self::quorum::Refusal;
 pub use self::service::{Service, forget, readahead};
-pub use self::status::{Alarm, Member, MemberId, Standing, Status};
+pub use self::status::{Alarm, Member, MemberId, MemberStatus, Status};
 pub use self::wal::holds_entries;
 
 /// Where peers reach each other.

@@ -10,7 +10,7 @@
 //! - An etcd that does not answer is waited for, and it is said for what. Only its own
 //!   end, the node's, or a wish to grow ends the watch.
 //! - Nobody is told that others may be added while the file `alone` is on the disk.
-//! - An etcd that has ended is judged by its own words, and by those of this run only.
+//! - An etcd that has ended is classified by its own words, and by those of this run only.
 //!
 //! What this module does not do: start etcd (`service`).
 
@@ -26,7 +26,7 @@ use super::awaited;
 use super::client::{self, Clients};
 use super::damage::{self, Verdict};
 use super::service::{STOP_MAX, Service};
-use super::{Alarm, Error, Member, MemberId, Standing, Status};
+use super::{Alarm, Error, Member, MemberId, MemberStatus, Status};
 use polis_base::serial::{EventLine, Severity};
 use polis_base::stage::{Stage, State};
 use polis_base::sys::clock;
@@ -170,9 +170,9 @@ impl<'a> Serving<'a> {
                 Event::Seen(Ok(seen)) => {
                     let learning = seen.members.iter().any(|member| member.learner);
                     pause = match seen.standing {
-                        Standing::Voter if !learning => LOOK,
-                        Standing::Voter | Standing::Learner { .. } => LOOK_LEARNING,
-                        Standing::Starting | Standing::Stopped => LOOK_SOON,
+                        MemberStatus::Voter if !learning => LOOK,
+                        MemberStatus::Voter | MemberStatus::Learner { .. } => LOOK_LEARNING,
+                        MemberStatus::Starting | MemberStatus::Stopped => LOOK_SOON,
                     };
                     self.seen(seen).await?;
                 }
@@ -269,7 +269,7 @@ impl<'a> Serving<'a> {
         let standing = seen.standing;
         self.alone_since = None;
         self.awaited = None;
-        let alone = standing == Standing::Voter && seen.members.len() == 1;
+        let alone = standing == MemberStatus::Voter && seen.members.len() == 1;
         let entered = self.service.status.borrow().standing != standing;
         self.service.status.send_if_modified(|status| {
             let changed = *status != seen;
@@ -278,7 +278,7 @@ impl<'a> Serving<'a> {
         });
         self.reported = report(self.service, self.ctx, self.reported.take());
         match standing {
-            Standing::Voter => {
+            MemberStatus::Voter => {
                 if entered {
                     let member = seen.member.map(|id| id.to_string()).unwrap_or_default();
                     info!(member, "etcd is serving, voter");
@@ -286,11 +286,11 @@ impl<'a> Serving<'a> {
                 self.ctx.stage(Stage::Consensus, State::Done);
                 self.ctx.healthy();
             }
-            Standing::Learner { behind } => {
+            MemberStatus::Learner { behind } => {
                 let what = format!("the leader to promote this learner, {behind} entries behind");
                 self.ctx.stage(Stage::Consensus, State::Waiting(what));
             }
-            Standing::Starting | Standing::Stopped => {}
+            MemberStatus::Starting | MemberStatus::Stopped => {}
         }
         if alone && !self.marked && !*self.growth.borrow() {
             self.service.config.tree.alone.save(Vec::new()).await?;
@@ -322,7 +322,7 @@ pub(super) async fn died(service: &Service, ctx: &Context, begun: Duration, exit
         ..Query::all()
     });
     let said = said.iter().filter(|entry| entry.at >= begun).map(|entry| &entry.body);
-    let words = match damage::judge(said.clone()) {
+    let words = match damage::classify(said.clone()) {
         Verdict::Damaged(words) => Some(words),
         Verdict::Fault => {
             let file = service.config.tree.data.path().join("member/snap/db");
@@ -405,9 +405,9 @@ async fn look(service: &Service, clients: &Clients) -> Result<Status, Silence> {
     let index = answer.raft_index();
     let applied = answer.raft_applied_index();
     let standing = if answer.is_learner() {
-        Standing::Learner { behind: index.saturating_sub(applied) }
+        MemberStatus::Learner { behind: index.saturating_sub(applied) }
     } else if leader.is_some() && !members.is_empty() {
-        Standing::Voter
+        MemberStatus::Voter
     } else {
         before.standing
     };

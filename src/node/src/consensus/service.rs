@@ -32,7 +32,8 @@ use super::credentials::{self, Credentials, Found};
 use super::members::Members;
 use super::serve::{After, ETCD, LOOK_SOON, Serving, Started, report};
 use super::{
-    Config, Error, Orders, Standing, Start, Status, bootstrap, chatter, maintenance, wal, watchers,
+    Config, Error, MemberStatus, Orders, Start, Status, bootstrap, chatter, maintenance, wal,
+    watchers,
 };
 use polis_base::files::{self, Etcd};
 use polis_base::stage::{Stage, State};
@@ -150,7 +151,7 @@ impl Service {
             Ok(_withdrawn) = given.wait_for(Option::is_none) => Err(Error::Left),
         };
         self.status.send_modify(|status| {
-            status.standing = Standing::Stopped;
+            status.standing = MemberStatus::Stopped;
             status.leader = None;
             status.clients = None;
             status.ready_to_grow = false;

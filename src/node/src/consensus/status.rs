@@ -22,7 +22,7 @@ impl fmt::Display for MemberId {
 
 /// What this member is to the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Standing {
+pub enum MemberStatus {
     /// Not serving yet.
     #[default]
     Starting,
@@ -37,7 +37,7 @@ pub enum Standing {
     Stopped,
 }
 
-impl Standing {
+impl MemberStatus {
     /// The word on the serial line.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -110,7 +110,7 @@ impl fmt::Display for Alarm {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// What it is to the others.
-    pub standing: Standing,
+    pub standing: MemberStatus,
     /// Its number; unknown until it first served.
     pub member: Option<MemberId>,
     /// The number of its cluster.
@@ -179,8 +179,8 @@ impl Status {
     #[must_use]
     pub fn figures(&self) -> Option<v1::ConsensusFigures> {
         let serves = match self.standing {
-            Standing::Learner { .. } | Standing::Voter => self.member.is_some(),
-            Standing::Starting | Standing::Stopped => false,
+            MemberStatus::Learner { .. } | MemberStatus::Voter => self.member.is_some(),
+            MemberStatus::Starting | MemberStatus::Stopped => false,
         };
         serves.then(|| v1::ConsensusFigures {
             leader: self.leader.map_or(0, |leader| leader.0),
@@ -195,7 +195,7 @@ impl Status {
     /// any request.
     #[must_use]
     pub fn voter(&self) -> Option<&Clients> {
-        self.clients.as_ref().filter(|_| self.standing == Standing::Voter)
+        self.clients.as_ref().filter(|_| self.standing == MemberStatus::Voter)
     }
 }
 

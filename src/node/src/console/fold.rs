@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use polis_tui::snapshot::{
-    Address, Authority, Certificate, Cluster, Crl, Etcd, Header, Interface, Logs, Member, Network,
-    Nodes, Pki, Service, ServiceState, Snapshot, Stage, StageState, Standing, Warning,
+    Address, Authority, Certificate, Cluster, Crl, Etcd, Header, Interface, Logs, Member,
+    MemberStatus, Network, Nodes, Pki, Service, ServiceState, Snapshot, Stage, StageState, Warning,
 };
 use time::OffsetDateTime;
 use time::format_description::BorrowedFormatItem;
@@ -236,10 +236,10 @@ fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
             id: member.id.0,
             url: member.peer_url.clone(),
             standing: match member.learner {
-                true => Standing::Learner {
+                true => MemberStatus::Learner {
                     caught_up: learner(status, own).or(told.map(|told| told.share)),
                 },
-                false => Standing::Voter,
+                false => MemberStatus::Voter,
             },
             leader: Some(member.id) == status.leader,
             own,
@@ -278,7 +278,7 @@ fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
 /// How many of the voters that answer may fail before too few are left, once it is
 /// known of each of them whether it answers.
 fn survives(members: &[Member]) -> Option<u32> {
-    let voters = members.iter().filter(|member| member.standing == Standing::Voter);
+    let voters = members.iter().filter(|member| member.standing == MemberStatus::Voter);
     let answers: Vec<bool> = voters.map(|voter| voter.answers).collect::<Option<_>>()?;
     let answer = answers.iter().filter(|answers| **answers).count();
     let needed = answers.len() / 2 + 1;
@@ -288,7 +288,7 @@ fn survives(members: &[Member]) -> Option<u32> {
 /// How far this node's learner is, in percent.
 fn learner(status: &consensus::Status, own: bool) -> Option<u8> {
     match status.standing {
-        consensus::Standing::Learner { behind } if own && status.index > 0 => {
+        consensus::MemberStatus::Learner { behind } if own && status.index > 0 => {
             let has = status.index.saturating_sub(behind);
             u8::try_from(has.saturating_mul(100) / status.index).ok()
         }

@@ -34,7 +34,7 @@ use crate::consensus::{Member, MemberId, Members, Status};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
-use polis_wire::nodes::Nodes;
+use polis_wire::node_roles::Nodes;
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::{Connection, Expect, Trust, dial};
 

@@ -19,7 +19,7 @@ use polis_base::sys::clock;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::{Fingerprint, NodeId};
-use polis_wire::nodes::{self, LATE, Role};
+use polis_wire::node_roles::{self, LATE, Role};
 
 /// Nodes that ask to be let in and have their words shown: more fit on no screen.
 const WORDS_MAX: usize = 32;

@@ -169,7 +169,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::consensus::{Member, Standing};
+    use crate::consensus::{Member, MemberStatus};
 
     #[test]
     fn every_member_is_shown_as_it_told_itself() {
@@ -181,7 +181,7 @@ mod tests {
             learner: false,
         };
         let status = consensus::Status {
-            standing: Standing::Voter,
+            standing: MemberStatus::Voter,
             member: Some(MemberId(1)),
             leader: Some(MemberId(2)),
             index: 10,

@@ -26,7 +26,7 @@ use super::leader::Leadership;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
-use polis_wire::nodes::LATE;
+use polis_wire::node_roles::LATE;
 
 /// Between two looks for nodes that are late; small beside [`LATE`].
 const LOOK: Duration = Duration::from_millis(500);

@@ -12,7 +12,7 @@ use super::store::{self, CONFLICTS_MAX, JOIN_KEYS, Outcome, Store, TICKET, node_
 use super::tickets;
 use polis_base::hex;
 use polis_wire::identity::{Fingerprint, Identity, NodeId, Spoken};
-use polis_wire::nodes::is_consensus_member;
+use polis_wire::node_roles::is_consensus_member;
 use polis_wire::pki::{self, Guard, Write};
 
 /// A registered machine is named by its key, so 32 bytes are all it may leave.

@@ -9,7 +9,7 @@
 //!   the same cause is one.
 //! - Whoever makes up keys displaces its own entries first: those of the address with
 //!   the most.
-//! - Strangers make at most one line of the log a second.
+//! - Untrusted make at most one line of the log a second.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -40,7 +40,7 @@ use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::CURATOR_PORT;
 use polis_wire::identity::Identity;
-use polis_wire::rpc::{self, App, Credentials, Limits, Listen, Metrics, Standing, Table};
+use polis_wire::rpc::{self, AccessList, App, Credentials, Limits, Listen, Metrics, Table};
 
 /// The services that only the leader answers.
 const OF_THE_LEADER: [&str; 3] = ["polis.v1.Aaa", "polis.v1.Curator", "polis.v1.Management"];
@@ -112,7 +112,7 @@ pub struct Service {
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// Who has access.
-    pub standing: watch::Sender<Arc<Standing>>,
+    pub standing: watch::Sender<Arc<AccessList>>,
     /// The copy of the records.
     pub directory: watch::Sender<Directory>,
     /// What everyone else may know.

@@ -14,7 +14,7 @@ use super::directory::Directory;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::pki::Crl;
-use polis_wire::rpc::Standing;
+use polis_wire::rpc::AccessList;
 
 /// Publishes who has access. A service of every curator.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ pub struct Service {
     /// The copy of the records.
     pub directory: watch::Receiver<Directory>,
     /// Who has access.
-    pub standing: watch::Sender<Arc<Standing>>,
+    pub standing: watch::Sender<Arc<AccessList>>,
 }
 
 impl Service {
@@ -64,7 +64,7 @@ struct Revoked {
     serials: BTreeSet<Vec<u8>>,
 }
 
-fn of(directory: &Directory, read: &mut Revoked) -> Standing {
+fn of(directory: &Directory, read: &mut Revoked) -> AccessList {
     let der = directory.crl();
     if read.der != der {
         match Crl::read(&der) {
@@ -81,7 +81,7 @@ fn of(directory: &Directory, read: &mut Revoked) -> Standing {
         nodes.map(|(id, _)| id).collect()
     };
     let revoked = directory.users().filter(|user| user.revoked);
-    Standing {
+    AccessList {
         nodes: Some(in_state(NodeState::Up)),
         removed: in_state(NodeState::Decommissioned),
         serials: read.serials.clone(),

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use super::Inputs;
 use super::text::{Kind, Page};
-use crate::consensus::Standing;
+use crate::consensus::MemberStatus;
 use crate::{cluster, consensus};
 use polis_base::stage::{self, Stages};
 use polis_base::sys::clock;
@@ -33,8 +33,12 @@ const CLUSTER: [cluster::State; 6] = [
 ];
 
 /// The standings of a member of etcd.
-const STANDINGS: [Standing; 4] =
-    [Standing::Starting, Standing::Learner { behind: 0 }, Standing::Voter, Standing::Stopped];
+const STANDINGS: [MemberStatus; 4] = [
+    MemberStatus::Starting,
+    MemberStatus::Learner { behind: 0 },
+    MemberStatus::Voter,
+    MemberStatus::Stopped,
+];
 
 /// Everything that is asked for numbers.
 #[derive(Clone)]

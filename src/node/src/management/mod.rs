@@ -40,7 +40,7 @@ use polis_runtime::logtree::ring;
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::{MANAGEMENT_PORT, METRICS_PORT};
 use polis_wire::pki::Overview;
-use polis_wire::rpc::{self, App, Credentials, Limits, Listen, Metrics, Standing, Table};
+use polis_wire::rpc::{self, AccessList, App, Credentials, Limits, Listen, Metrics, Table};
 
 /// What is fixed for the life of the process.
 #[derive(Clone, Debug)]
@@ -91,7 +91,7 @@ pub struct Inputs {
     /// Where a recovery key can be given while the disk is locked.
     pub unlock_requests: Requests,
     /// Who has access.
-    pub standing: watch::Receiver<Arc<Standing>>,
+    pub standing: watch::Receiver<Arc<AccessList>>,
 }
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.

@@ -56,7 +56,7 @@ impl Handlers {
 /// The member of etcd, once it serves.
 fn member(status: &consensus::Status) -> Option<v1::ConsensusMember> {
     let id = status.member.filter(|_| status.clients.is_some())?;
-    let learner = matches!(status.standing, consensus::Standing::Learner { .. });
+    let learner = matches!(status.standing, consensus::AccessList::Learner { .. });
     let known = status.members.iter().find(|member| member.id == id);
     Some(v1::ConsensusMember {
         id: id.0,

@@ -33,7 +33,7 @@ struct Owned {
     _cluster: watch::Sender<cluster::Status>,
     _ready: watch::Sender<bool>,
     _credentials: watch::Sender<Option<Credentials>>,
-    _standing: watch::Sender<Arc<Standing>>,
+    _standing: watch::Sender<Arc<AccessList>>,
     _snapshot: watch::Sender<Arc<Snapshot>>,
     _unlock_requests: watch::Sender<Open>,
 }
@@ -60,7 +60,7 @@ impl Running {
         let (snapshot, snapshots) = watch::channel(Arc::default());
         let (ready, readies) = watch::channel(true);
         let (credentials, own) = watch::channel(credentials);
-        let up = Standing { nodes: Some([node].into()), ..Standing::default() };
+        let up = AccessList { nodes: Some([node].into()), ..AccessList::default() };
         let (standing, standings) = watch::channel(Arc::new(up));
         let environment = Environment {
             control: 3,

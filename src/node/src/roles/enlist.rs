@@ -28,14 +28,14 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use crate::cluster::{self, ASK_AGAIN, Membership, TRUST};
-use crate::consensus::{self, Invitation, Member, MemberId, Orders, Peer, Standing, Start};
+use crate::consensus::{self, Invitation, Member, MemberId, MemberStatus, Orders, Peer, Start};
 use crate::network;
 use polis_base::files::{self, File};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::{self, NodeId, NodeKey};
-use polis_wire::nodes::{Nodes, Role, is_consensus_member};
+use polis_wire::node_roles::{Nodes, Role, is_consensus_member};
 use polis_wire::rpc::client::{Client, Repeat};
 
 /// Between two attempts, once the client has lost its patience.
@@ -143,17 +143,20 @@ impl Service {
         loop {
             let joins = self.orders.borrow().as_ref().is_some_and(|orders| orders.start.joins());
             let voted = until(&mut self.consensus, "etcd", |status| match status.standing {
-                Standing::Voter => Some(true),
-                Standing::Stopped if joins && !status.removed => Some(false),
-                Standing::Starting | Standing::Learner { .. } | Standing::Stopped => None,
+                MemberStatus::Voter => Some(true),
+                MemberStatus::Stopped if joins && !status.removed => Some(false),
+                MemberStatus::Starting | MemberStatus::Learner { .. } | MemberStatus::Stopped => {
+                    None
+                }
             });
             if voted.await? {
                 break;
             }
             // The members may be others by now than those that it was told.
             self.order().await?;
-            let started =
-                |status: &consensus::Status| (status.standing != Standing::Stopped).then_some(());
+            let started = |status: &consensus::Status| {
+                (status.standing != MemberStatus::Stopped).then_some(())
+            };
             until(&mut self.consensus, "etcd", started).await?;
         }
         // From here on it is the member that it is. What it was invited with grows old: were

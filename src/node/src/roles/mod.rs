@@ -28,7 +28,7 @@ use polis_base::stage::{Stage, State};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
-use polis_wire::nodes::Role;
+use polis_wire::node_roles::Role;
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]

@@ -11,7 +11,7 @@
 //! machine  how a step is taken                       partitions, mkfs.xfs, mount
 //! patience  how long a step may take
 //! service  when                                      event values
-//! tend, health  what is done and noticed while it is mounted
+//! maintenance, health  what is done and noticed while it is mounted
 //! key, luks  what opens an encrypted partition, and how
 //! wipe   blocks of an authenticated device are written before they are used
 //! ```
@@ -29,12 +29,12 @@ pub mod health;
 pub mod key;
 pub mod luks;
 pub mod machine;
+pub mod maintenance;
 pub mod patience;
 pub mod plan;
 pub mod probe;
 pub mod service;
 pub mod table;
-pub mod tend;
 pub mod wipe;
 
 use std::path::PathBuf;

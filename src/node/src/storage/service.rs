@@ -42,11 +42,11 @@ use super::health::{self, Devices, Health};
 use super::key::{Key, Make, Passphrase};
 use super::luks::{self, OpenError};
 use super::machine::{self, Live};
+use super::maintenance::maintain;
 use super::patience::{Patient, within};
 use super::plan::{self, Place, Plan};
 use super::table::Partition;
 use super::table::Table;
-use super::tend::tend;
 use super::{Error, Kind, Ready, Status, Wanted};
 use polis_base::files::Root;
 use polis_base::stage::{Stage, State};
@@ -147,7 +147,7 @@ impl Service {
         let mount = self.config.root.data.mount.path();
         let watched = health::watch(ctx, &self.health, &devices, mount);
         let tended = async {
-            tend(live, partition).await;
+            maintain(live, partition).await;
             std::future::pending::<()>().await;
         };
         let found = tokio::select! {

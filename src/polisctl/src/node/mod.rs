@@ -22,7 +22,7 @@ use super::session::{PATIENCE, Session, refused};
 use super::{Global, ask, key, parameters};
 use polis_wire::endpoint::{self, Endpoint, MANAGEMENT_PORT};
 use polis_wire::identity::Spoken;
-use polis_wire::nodes::Role;
+use polis_wire::node_roles::Role;
 use polis_wire::rpc::REASON;
 use polis_wire::rpc::client::Repeat;
 

@@ -10,7 +10,7 @@ use crate::cluster::word;
 use crate::output::{fields, or_dash, table};
 use crate::{parameters, units};
 use polis_wire::identity::Fingerprint;
-use polis_wire::nodes::Role;
+use polis_wire::node_roles::Role;
 
 /// A node, as programs read it.
 #[derive(Debug, Serialize)]

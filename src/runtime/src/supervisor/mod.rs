@@ -26,7 +26,7 @@
 //!   than [`STOP_DEADLINE`].
 //!
 //! What this module does not do: order start-up (services wait for the event
-//! values they need) or judge health (a service says so).
+//! values they need) or classify health (a service says so).
 
 mod blocking;
 mod context;

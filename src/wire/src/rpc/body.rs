@@ -18,8 +18,8 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Code, Status};
 
+use super::access_list::Fallen;
 use super::metrics::Metrics;
-use super::standing::Fallen;
 
 /// A request, up to a length.
 #[derive(Debug)]
@@ -179,7 +179,7 @@ impl End {
         Arc::new(Self { token: stopping.child_token(), fallen: OnceLock::new() })
     }
 
-    /// Ends the streams of a peer that has lost its standing.
+    /// Ends the streams of a peer that has lost its access_list.
     pub(super) fn cut(&self, fallen: Fallen) {
         // Whatever it lost first is the reason.
         let _first = self.fallen.set(fallen);

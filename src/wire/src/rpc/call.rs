@@ -1,7 +1,7 @@
 //! Lets one call in, or refuses it before a byte of its body is read.
 //!
 //! ```text
-//! path in the table? --> standing? --> rule? --> stranger: a token? --> service, until its deadline
+//! path in the table? --> access_list? --> rule? --> stranger: a token? --> service, until its deadline
 //! ```
 //!
 //! Invariants:
@@ -99,7 +99,7 @@ impl Line {
 
     /// Whether the call may be made.
     fn admit(&self, path: &str) -> Result<&Rule, Status> {
-        let Shared { table, standing, strangers, .. } = &*self.shared;
+        let Shared { table, access_list, strangers, .. } = &*self.shared;
         let rule = table.rule(path);
         if !self.caller.peer.is_known() {
             let address = self.caller.address.ip();
@@ -109,7 +109,7 @@ impl Line {
                 return Err(Status::resource_exhausted(text));
             }
         }
-        standing.borrow().check(&self.caller, clock::now())?;
+        access_list.borrow().check(&self.caller, clock::now())?;
         let rule = rule?;
         rule.check(&self.caller.peer)?;
         Ok(rule)

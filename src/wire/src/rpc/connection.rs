@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! [handshake] --in time--> [serving] --+-- the caller hangs up
-//!      |                               +-- its standing is lost: cut
+//!      |                               +-- its access_list is lost: cut
 //!      +-- too slow, refused,          +-- an answer is left lying: cut
 //!          or crowded out              +-- idle, or the server stops: no new calls, then the end
 //! ```
@@ -40,7 +40,7 @@ const WINDOW: u32 = 64 << 10;
 const WINDOW_ALL: u32 = 256 << 10;
 /// Bytes of the headers of one call: ours have some hundred.
 const HEADERS_MAX: u32 = 16 << 10;
-/// How long a peer that has lost its standing may take to hear so.
+/// How long a peer that has lost its access_list may take to hear so.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Longest pause between two looks at a connection.
 const LOOK: Duration = Duration::from_secs(5);
@@ -203,15 +203,15 @@ where
         Held::Known(_) => limits.idle,
     };
     let mut connection = pin!(connection);
-    let mut standing = shared.standing.clone();
-    // Who has no standing at the start hears why at its first call.
-    standing.mark_unchanged();
+    let mut access_list = shared.access_list.clone();
+    // Who has no access_list at the start hears why at its first call.
+    access_list.mark_unchanged();
     let mut look = interval(LOOK.min(limits.stall / 4).min(idle / 4).max(Duration::from_millis(1)));
     let mut finishing = false;
     let mut cut_at = None;
     loop {
         let stopping = (!finishing).then_some(&shared.stopping);
-        let next = next_event(connection.as_mut(), held, &mut standing, stopping, &mut look);
+        let next = next_event(connection.as_mut(), held, &mut access_list, stopping, &mut look);
         let next = match cut_at {
             Some(at) => timeout_at(at, next).await.unwrap_or(Event::Ended),
             None => next.await,
@@ -231,7 +231,7 @@ where
                 finish(connection.as_mut());
             }
             Event::StandingChanged | Event::CertificateEnded => {
-                let checked = standing.borrow_and_update().check(caller, clock::now());
+                let checked = access_list.borrow_and_update().check(caller, clock::now());
                 if let (Err(fallen), None) = (checked, cut_at) {
                     shared.metrics.cut.up();
                     info!(address = %caller.address, "a connection is cut: {fallen}");
@@ -261,7 +261,7 @@ where
 async fn next_event<C: Future>(
     connection: Pin<&mut C>,
     held: &Held,
-    standing: &mut tokio::sync::watch::Receiver<Arc<super::Standing>>,
+    access_list: &mut tokio::sync::watch::Receiver<Arc<super::AccessList>>,
     stopping: Option<&CancellationToken>,
     look: &mut Interval,
 ) -> Event {
@@ -272,7 +272,7 @@ async fn next_event<C: Future>(
         }
     };
     let changed = async {
-        if standing.changed().await.is_err() {
+        if access_list.changed().await.is_err() {
             // Nobody will ever change it again.
             std::future::pending::<()>().await;
         }

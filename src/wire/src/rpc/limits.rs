@@ -130,13 +130,13 @@ const ADDRESSES_MAX: usize = 1024;
 
 /// The calls of strangers, by address and in all.
 #[derive(Debug)]
-pub(super) struct Strangers {
+pub(super) struct Untrusted {
     each: (u32, u32),
     all: Bucket,
     addresses: BTreeMap<IpAddr, Bucket>,
 }
 
-impl Strangers {
+impl Untrusted {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
             each: limits.stranger_rate,
@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn one_stranger_does_not_take_the_calls_of_another() {
         let limits = Limits { stranger_rate: (1, 2), ..Limits::default() };
-        let mut strangers = Strangers::new(&limits);
+        let mut strangers = Untrusted::new(&limits);
         let [a, b] = [1, 2].map(|host| IpAddr::from([10, 0, 0, host]));
         assert_eq!([(); 3].map(|()| strangers.take(a, seconds(0))), [true, true, false]);
         assert!(strangers.take(b, seconds(0)));
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn addresses_without_number_are_not_remembered_without_number() {
-        let mut strangers = Strangers::new(&Limits::default());
+        let mut strangers = Untrusted::new(&Limits::default());
         let mut let_through = 0;
         for host in 0..10_000_u32 {
             let address = IpAddr::from(host.to_be_bytes());

@@ -29,7 +29,7 @@ pub struct Metrics {
     pub crowded_out: Counter,
     /// Handshakes that did not come to an end, or a good one.
     pub handshakes_failed: Counter,
-    /// Connections that were cut because their peer had lost its standing.
+    /// Connections that were cut because their peer had lost its access_list.
     pub cut: Counter,
     /// Connections that were cut because an answer was left lying.
     pub stalled: Counter,

@@ -7,7 +7,7 @@
 //! ```text
 //! socket --> slot --> TLS 1.3 --> Caller --> HTTP/2 --> each call:
 //!   |         |         |                                 path known?       access
-//!   |         |         +-- verifier: cluster CA,         peer in standing? standing
+//!   |         |         +-- verifier: cluster CA,         peer in access_list? access_list
 //!   |         |             self-signed, none             rule lets it in?  access
 //!   |         +-- limits: how many, from where            tokens, size, deadline
 //!   +-- swapped at run time: certificate, roots           the service
@@ -17,7 +17,7 @@
 //! - Only the server layer decides who may call what; a service finds the
 //!   [`Peer`] in the extensions of each request.
 //! - An RPC whose descriptor says nothing about access serves nobody.
-//! - Who lost its standing is refused at its next call, and what it has open is
+//! - Who lost its access_list is refused at its next call, and what it has open is
 //!   cut at once.
 //! - Whoever has no certificate of the cluster can neither fill the memory nor
 //!   take the connections of those who have one.
@@ -26,6 +26,7 @@
 //! (`curator`), or issue certificates (`pki`).
 
 pub mod access;
+pub mod access_list;
 mod body;
 mod call;
 pub mod client;
@@ -34,7 +35,6 @@ pub mod limits;
 pub mod metrics;
 pub mod peer;
 mod server;
-pub mod standing;
 mod tls;
 
 #[cfg(test)]
@@ -53,12 +53,12 @@ use tonic::metadata::MetadataValue;
 use crate::identity::NodeId;
 
 pub use self::access::Table;
+pub use self::access_list::{AccessList, is_removal};
 pub use self::call::{App, Page};
 pub use self::limits::Limits;
 pub use self::metrics::Metrics;
 pub use self::peer::{Caller, Peer, Role};
 pub use self::server::{Config, Error, Listen, Server};
-pub use self::standing::{Standing, is_removal};
 pub use self::tls::{Credentials, provider};
 
 /// Metadata of a refusal: the word for its cause.

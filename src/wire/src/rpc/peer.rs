@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Pure: whether a signature is good is for `tls`, whether the peer still has
-//! access is for `standing`.
+//! access is for `access_list`.
 
 use std::fmt;
 use std::net::SocketAddr;

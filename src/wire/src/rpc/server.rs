@@ -25,10 +25,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, debug, error, info, warn};
 
 use super::access::Table;
+use super::access_list::AccessList;
 use super::call::App;
-use super::limits::{Bucket, Full, Limits, Room, Strangers};
+use super::limits::{Bucket, Full, Limits, Room, Untrusted};
 use super::metrics::Metrics;
-use super::standing::Standing;
 use super::tls::Credentials;
 use super::{connection, tls};
 use polis_base::sys::clock;
@@ -70,7 +70,7 @@ pub struct Server {
     /// With what it serves; the port is closed while there is nothing.
     pub credentials: watch::Receiver<Option<Credentials>>,
     /// Who has access.
-    pub standing: watch::Receiver<Arc<Standing>>,
+    pub access_list: watch::Receiver<Arc<AccessList>>,
     /// Who may call what.
     pub table: Arc<Table>,
     /// What is counted.
@@ -105,11 +105,11 @@ pub enum Error {
 pub(super) struct Shared {
     pub(super) limits: Limits,
     pub(super) tls: ArcSwap<ServerConfig>,
-    pub(super) standing: watch::Receiver<Arc<Standing>>,
+    pub(super) access_list: watch::Receiver<Arc<AccessList>>,
     pub(super) table: Arc<Table>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) app: App,
-    pub(super) strangers: Mutex<Strangers>,
+    pub(super) strangers: Mutex<Untrusted>,
     pub(super) stranger_room: Room<std::net::IpAddr>,
     pub(super) known_room: Room<String>,
     pub(super) stopping: CancellationToken,
@@ -136,18 +136,18 @@ impl Server {
     pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
         let first = until(&mut self.credentials, "the credentials", Clone::clone);
         let Some(first) = ctx.until_cancelled(first).await else { return Ok(()) };
-        let config = tls::server(&first?, self.standing.clone(), self.app.alpn());
+        let config = tls::server(&first?, self.access_list.clone(), self.app.alpn());
         let config = config.map_err(Error::Credentials)?;
         let listener = self.listen()?;
         let address = listener.local_addr().map_err(|source| self.cannot_listen(source))?;
         let limits = self.config.limits.clone();
         let shared = Arc::new(Shared {
             tls: ArcSwap::from_pointee(config),
-            standing: self.standing.clone(),
+            access_list: self.access_list.clone(),
             table: Arc::clone(&self.table),
             metrics: Arc::clone(&self.metrics),
             app: self.app.clone(),
-            strangers: Mutex::new(Strangers::new(&limits)),
+            strangers: Mutex::new(Untrusted::new(&limits)),
             stranger_room: Room::new(limits.strangers, limits.strangers_per_address, Full::Replace),
             known_room: Room::new(limits.known, limits.known_per_name, Full::Refuse),
             stopping: CancellationToken::new(),
@@ -202,7 +202,7 @@ impl Server {
     /// Takes new credentials for the connections that come.
     fn renew(&mut self, shared: &Shared) {
         let Some(credentials) = self.credentials.borrow_and_update().clone() else { return };
-        match tls::server(&credentials, self.standing.clone(), self.app.alpn()) {
+        match tls::server(&credentials, self.access_list.clone(), self.app.alpn()) {
             Ok(config) => {
                 shared.tls.store(Arc::new(config));
                 info!("{} has new credentials", self.config.name);

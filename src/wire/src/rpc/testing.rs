@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 use super::client::{Connection, DialError, Expect, Trust, dial};
 use super::server::BACKLOG;
 use super::{
-    App, Config, Credentials, Error, Limits, Listen, Metrics, Role, Server, Standing, Table,
+    AccessList, App, Config, Credentials, Error, Limits, Listen, Metrics, Role, Server, Table,
 };
 use crate::identity::NodeId;
 use crate::pki::memory::Memory;
@@ -117,7 +117,7 @@ pub struct Running {
     /// The credentials it serves with.
     pub credentials: watch::Sender<Option<Credentials>>,
     /// What it knows of nodes and users.
-    pub standing: watch::Sender<Arc<Standing>>,
+    pub access_list: watch::Sender<Arc<AccessList>>,
     /// What it counts.
     pub metrics: Arc<Metrics>,
     handles: Handles,
@@ -144,12 +144,12 @@ impl Running {
         let table = Arc::new(Table::polis().unwrap());
         let metrics = Arc::new(Metrics::new(&table));
         let credentials = watch::Sender::new(Some(credentials));
-        let standing = watch::Sender::new(Arc::new(Standing::default()));
+        let access_list = watch::Sender::new(Arc::new(AccessList::default()));
         let (listening, mut listens) = watch::channel(None);
         let server = Server {
             config: Config { name: "test", listen: Listen::Bound(bound), limits },
             credentials: credentials.subscribe(),
-            standing: standing.subscribe(),
+            access_list: access_list.subscribe(),
             table,
             metrics: Arc::clone(&metrics),
             app,
@@ -159,13 +159,13 @@ impl Running {
         #[expect(clippy::disallowed_methods, reason = "a test has no supervisor")]
         let task = tokio::spawn(server.run(ctx));
         let address = listens.wait_for(Option::is_some).await.unwrap().unwrap();
-        Self { address, credentials, standing, metrics, handles, task }
+        Self { address, credentials, access_list, metrics, handles, task }
     }
 
     /// Says which nodes are UP.
     pub fn up(&self, seeds: &[u8]) {
         let nodes = seeds.iter().map(|seed| node_id(*seed)).collect();
-        self.standing.send_modify(|standing| Arc::make_mut(standing).nodes = Some(nodes));
+        self.access_list.send_modify(|access_list| Arc::make_mut(access_list).nodes = Some(nodes));
     }
 
     /// Connects as `credentials` say.

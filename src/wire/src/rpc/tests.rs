@@ -136,8 +136,8 @@ async fn a_certificate_that_is_no_caller_s_ends_the_handshake() {
     let ago = clock::now() - Duration::from_secs(100 * 24 * 60 * 60);
     let revoked = authority.user("eve", Role::Viewer, 4).await;
     let serial = Facts::read(&revoked.certificate).unwrap().serial;
-    running.standing.send_modify(|standing| {
-        Arc::make_mut(standing).serials = BTreeSet::from([serial]);
+    running.access_list.send_modify(|access_list| {
+        Arc::make_mut(access_list).serials = BTreeSet::from([serial]);
     });
     // A node under the name of another, a user whose role there is not.
     let pretender = authority.sign(&node_id(5).to_string(), Template::Node, 6, clock::now()).await;
@@ -186,8 +186,8 @@ async fn a_node_that_is_revoked_hears_so_in_words_at_every_call() {
     running.up(&[1, 2]);
     let node = authority.node(2).await;
     let serial = Facts::read(&node.certificate).unwrap().serial;
-    running.standing.send_modify(|standing| {
-        Arc::make_mut(standing).serials = BTreeSet::from([serial]);
+    running.access_list.send_modify(|access_list| {
+        Arc::make_mut(access_list).serials = BTreeSet::from([serial]);
     });
     for _ in 0..20 {
         let refused = who(&running, &authority, Some(&node)).await.unwrap_err();
@@ -212,8 +212,8 @@ async fn who_is_revoked_loses_its_open_streams_at_once_and_nobody_else_does() {
         [("ann", 3), ("bob", 4)].map(|(name, seed)| authority.user(name, Role::Viewer, seed));
     let (ann, bob) = (ann.await, bob.await);
     let (mut anns, mut bobs) = (open(&ann).await, open(&bob).await);
-    running.standing.send_modify(|standing| {
-        Arc::make_mut(standing).users.insert("ann".to_owned());
+    running.access_list.send_modify(|access_list| {
+        Arc::make_mut(access_list).users.insert("ann".to_owned());
     });
     let cut = timeout(SOON, anns.message()).await.unwrap().unwrap_err();
     assert_eq!(cut.code(), Code::Unauthenticated);
@@ -240,8 +240,8 @@ async fn whoever_is_revoked_hears_so_although_it_is_the_handshake_that_fails() {
             local.get_ca_certificate(v1::GetCaCertificateRequest {}).await.map(drop)
         })
     };
-    running.standing.send_modify(|standing| {
-        Arc::make_mut(standing).serials.insert(serial);
+    running.access_list.send_modify(|access_list| {
+        Arc::make_mut(access_list).serials.insert(serial);
     });
     let refused = call().await.unwrap_err();
     assert!(is_removal(&refused), "{refused:?}");
@@ -500,9 +500,9 @@ async fn a_refusal_counts_where_nobody_leads() {
     for running in &pair.running {
         running.up(&[1, 2]);
     }
-    let removed = Standing { removed: [node_id(5)].into(), ..Standing::default() };
-    pair.running[1].standing.send_modify(|standing| {
-        *standing = Arc::new(Standing { nodes: standing.nodes.clone(), ..removed });
+    let removed = AccessList { removed: [node_id(5)].into(), ..AccessList::default() };
+    pair.running[1].access_list.send_modify(|access_list| {
+        *access_list = Arc::new(AccessList { nodes: access_list.nodes.clone(), ..removed });
     });
     let client = pair.of(authority.node(5).await);
     let refusal = client.leader().await.unwrap_err();
@@ -517,16 +517,16 @@ async fn a_node_that_was_taken_out_of_the_cluster_leads_nobody() {
     let shown = authority.node(2).await.certificate;
     let serial = Facts::read(&shown).unwrap().serial;
     let fallen = [
-        Standing { serials: [serial].into(), ..Standing::default() },
-        Standing { removed: [node_id(2)].into(), ..Standing::default() },
+        AccessList { serials: [serial].into(), ..AccessList::default() },
+        AccessList { removed: [node_id(2)].into(), ..AccessList::default() },
     ];
-    for standing in fallen {
-        let standing = watch::Sender::new(Arc::new(standing));
+    for access_list in fallen {
+        let access_list = watch::Sender::new(Arc::new(access_list));
         let user = authority.user("ann", Role::Viewer, 3).await;
-        let client = pair.of(user).wary(standing.subscribe());
+        let client = pair.of(user).wary(access_list.subscribe());
         let error = client.leader().await.unwrap_err().to_string();
         assert!(error.contains("it was taken out of the cluster"), "{error}");
-        standing.send_replace(Arc::default());
+        access_list.send_replace(Arc::default());
         client.leader().await.unwrap();
     }
 }

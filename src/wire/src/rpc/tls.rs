@@ -1,4 +1,4 @@
-//! Makes the TLS configuration of a server, and judges the certificates of callers.
+//! Makes the TLS configuration of a server, and classifies the certificates of callers.
 //!
 //! Invariants:
 //! - TLS 1.3 only, no resumption and no early data: each connection proves the
@@ -22,8 +22,8 @@ use rustls::{
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 
+use super::access_list::AccessList;
 use super::peer::{self, Peer};
-use super::standing::Standing;
 
 /// The cryptography of every TLS connection of ours.
 #[must_use]
@@ -85,10 +85,10 @@ impl Credentials {
 /// The configuration of a server with these credentials.
 pub(super) fn server(
     credentials: &Credentials,
-    standing: watch::Receiver<Arc<Standing>>,
+    access_list: watch::Receiver<Arc<AccessList>>,
     alpn: &'static [u8],
 ) -> Result<ServerConfig, rustls::Error> {
-    let verifier = Verifier::new(credentials.authority.as_deref(), standing)?;
+    let verifier = Verifier::new(credentials.authority.as_deref(), access_list)?;
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(Arc::new(verifier))
@@ -102,23 +102,23 @@ pub(super) fn server(
 /// Judges the certificates of callers.
 #[derive(Debug)]
 struct Verifier {
-    /// `None` where there is no cluster whose certificates could be judged.
+    /// `None` where there is no cluster whose certificates could be classified.
     cluster: Option<Arc<dyn ClientCertVerifier>>,
-    standing: watch::Receiver<Arc<Standing>>,
+    access_list: watch::Receiver<Arc<AccessList>>,
 }
 
 impl Verifier {
     fn new(
         authority: Option<&[u8]>,
-        standing: watch::Receiver<Arc<Standing>>,
+        access_list: watch::Receiver<Arc<AccessList>>,
     ) -> Result<Self, rustls::Error> {
-        let Some(authority) = authority else { return Ok(Self { cluster: None, standing }) };
+        let Some(authority) = authority else { return Ok(Self { cluster: None, access_list }) };
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from(authority.to_vec()))?;
         let built = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
             .build()
             .map_err(|error| rustls::Error::General(error.to_string()))?;
-        Ok(Self { cluster: Some(built), standing })
+        Ok(Self { cluster: Some(built), access_list })
     }
 }
 
@@ -157,12 +157,12 @@ impl ClientCertVerifier for Verifier {
             })?;
         let (peer, certificate) = peer::certified(end_entity)
             .map_err(|unfit| CertificateError::Other(rustls::OtherError(Arc::new(unfit))))?;
-        let standing = self.standing.borrow();
+        let access_list = self.access_list.borrow();
         // A caller may lose an alert: it has sent its first call by then, and sees a
         // connection that breaks. A node that was removed would wait for an end of
         // the outage, so it gets as far as its first call, which tells it.
         let revoked = matches!(&peer, Peer::User { name, .. }
-            if standing.serials.contains(&certificate.serial) || standing.users.contains(name));
+            if access_list.serials.contains(&certificate.serial) || access_list.users.contains(name));
         if revoked {
             return Err(CertificateError::Revoked.into());
         }

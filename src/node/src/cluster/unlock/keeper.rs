@@ -26,7 +26,7 @@ use tracing::{info, warn};
 use zeroize::Zeroizing;
 
 use super::keys::{Half, Secrets};
-use super::vault::{Guarded, Vault, blob_message, blob_value};
+use super::sealer::{Guarded, Sealer, blob_message, blob_value};
 use crate::cluster::Error;
 use crate::cluster::record::{self, Damage, Magic, Protection};
 use polis_base::files::{Esp, File};
@@ -69,15 +69,15 @@ pub(in crate::cluster) enum Slot {
 /// The places of this machine. Calls block.
 #[derive(Clone, Debug)]
 pub(in crate::cluster) struct Shares {
-    vault: Vault,
+    sealer: Sealer,
     places: [(File, Variable); 2],
 }
 
 impl Shares {
-    pub(in crate::cluster) fn new(vault: Vault, esp: &Esp, efivars: &Path) -> Self {
+    pub(in crate::cluster) fn new(sealer: Sealer, esp: &Esp, efivars: &Path) -> Self {
         let variable = |name| Variable::new(efivars, name);
         Self {
-            vault,
+            sealer,
             places: [
                 (esp.cold_start.clone(), variable("PolisColdStart")),
                 (esp.cold_start_next.clone(), variable("PolisColdStartNext")),
@@ -93,7 +93,7 @@ impl Shares {
         share: &Half,
     ) -> Result<Keeper, Error> {
         let (file, variable) = self.place(slot);
-        let guarded = self.vault.hide_share(like, share)?;
+        let guarded = self.sealer.hide_share(like, share)?;
         let record = Zeroizing::new(to_record(&guarded));
         let keeper = match guarded {
             Guarded::Tpm(_) => Keeper::Tpm,
@@ -130,7 +130,7 @@ impl Shares {
             match from_record(&record) {
                 Ok(guarded) => {
                     let keeper = if guarded.is_sealed() { Keeper::Tpm } else { Keeper::Disk };
-                    return Ok(Some((self.vault.open_share(&guarded)?, keeper)));
+                    return Ok(Some((self.sealer.open_share(&guarded)?, keeper)));
                 }
                 Err(damage) => {
                     warn!(file = %file.path().display(), "the share is damaged: {damage}");
@@ -140,7 +140,7 @@ impl Shares {
         match variable.read() {
             Ok(None) => Ok(None),
             Ok(Some(record)) => match from_record(&Zeroizing::new(record)) {
-                Ok(guarded) => Ok(Some((self.vault.open_share(&guarded)?, Keeper::Firmware))),
+                Ok(guarded) => Ok(Some((self.sealer.open_share(&guarded)?, Keeper::Firmware))),
                 Err(damage) => {
                     warn!("the share in the firmware is damaged: {damage}");
                     Ok(None)
@@ -214,7 +214,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::cluster::tests::{FakeChip, half};
+    use crate::cluster::tests::{FakeTpm, half};
     use polis_base::files::Root;
 
     struct World {
@@ -231,8 +231,8 @@ mod tests {
             std::fs::create_dir(&efivars).unwrap();
             std::fs::write(efivars.join("Boot0000-of-the-firmware"), b"").unwrap();
         }
-        let vault = Vault::new(Arc::new(FakeChip::default()));
-        let shares = Shares::new(vault, &root.esp, &efivars);
+        let sealer = Sealer::new(Arc::new(FakeTpm::default()));
+        let shares = Shares::new(sealer, &root.esp, &efivars);
         World { base, shares }
     }
 
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn the_strongest_keeper_keeps_it_and_only_the_last_shows_it_on_the_disk() {
-        let sealed = Vault::new(Arc::new(FakeChip::default()))
+        let sealed = Sealer::new(Arc::new(FakeTpm::default()))
             .hide(
                 crate::parameters::TpmMode::Required,
                 &Secrets { node: half(1), join: half(2), key: None },
@@ -276,7 +276,7 @@ mod tests {
     fn a_share_moves_and_is_never_in_two_places() {
         let world = world(true);
         world.shares.keep(Slot::Current, &plain(), &half(7)).unwrap();
-        let sealed = Vault::new(Arc::new(FakeChip::default()))
+        let sealed = Sealer::new(Arc::new(FakeTpm::default()))
             .hide(
                 crate::parameters::TpmMode::Required,
                 &Secrets { node: half(1), join: half(2), key: None },

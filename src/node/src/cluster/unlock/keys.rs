@@ -11,7 +11,7 @@
 //! - Neither half says anything about the passphrase without the other.
 //! - Nothing here prints a key, and each is wiped with its last copy.
 //!
-//! What this module does not do: keep or fetch them (`vault`, `keeper`).
+//! What this module does not do: keep or fetch them (`sealer`, `keeper`).
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! Opens the encrypted data partition of a member.
 //!
 //! ```text
-//! sealed configuration --vault--> node's half ----+
+//! sealed configuration --sealer--> node's half ----+
 //! keeper -----------------------> cluster's half -+--> slot 0 --> open
 //!     | none                                          | refused, or a half is missing
 //!     v                                               v
@@ -21,7 +21,7 @@
 //!
 //! ```text
 //! keys     the halves of the disk's key                          pure
-//! vault    secrets, plain or sealed to the TPM
+//! sealer    secrets, plain or sealed to the TPM
 //! keeper   the share for a machine that is alone
 //! disk     what is asked of storage, and what comes of it
 //! request  where a recovery key is given over the network
@@ -40,7 +40,7 @@ pub(super) mod disk;
 pub mod keeper;
 pub mod keys;
 pub mod request;
-pub mod vault;
+pub mod sealer;
 
 use uuid::Uuid;
 
@@ -49,7 +49,7 @@ use tracing::{info, warn};
 use self::disk::Disk;
 use self::keeper::{Shares, Slot};
 use self::keys::{Half, Secrets};
-use self::vault::{Guarded, Vault};
+use self::sealer::{Guarded, Sealer};
 use super::Error;
 use super::sealed::{Keeping, Sealed, change_from_record, change_to_record};
 use crate::parameters::TpmMode;
@@ -78,7 +78,7 @@ pub(super) struct Keys {
 #[derive(Clone, Debug)]
 pub(super) struct Unlocker {
     pub(super) root: Root,
-    pub(super) vault: Vault,
+    pub(super) sealer: Sealer,
     pub(super) shares: Shares,
     pub(super) disk: Disk,
 }
@@ -137,8 +137,8 @@ impl Unlocker {
         cluster: Half,
         partition: Uuid,
     ) -> Result<Keys, Error> {
-        let (vault, guarded) = (self.vault.clone(), secrets.clone());
-        let opened = blocking(move || vault.open(&guarded)).await?;
+        let (sealer, guarded) = (self.sealer.clone(), secrets.clone());
+        let opened = blocking(move || sealer.open(&guarded)).await?;
         let passphrase = keys::passphrase(&opened.node, &cluster, partition)?;
         match self.disk.open(Key::Passphrase(passphrase), None).await? {
             Ok(_kind) => {
@@ -155,9 +155,9 @@ impl Unlocker {
         secrets: &Guarded<Secrets>,
         slot: Slot,
     ) -> Result<(Secrets, Keys), Error> {
-        let (vault, shares, secrets) = (self.vault.clone(), self.shares.clone(), secrets.clone());
+        let (sealer, shares, secrets) = (self.sealer.clone(), self.shares.clone(), secrets.clone());
         blocking(move || {
-            let opened = vault.open(&secrets)?;
+            let opened = sealer.open(&secrets)?;
             let (cluster, keeper) = shares.fetch(slot)?.ok_or(Error::NoShare)?;
             let join_key = opened.join_key().verifying_key().to_bytes();
             Ok((opened, Keys { secrets, join_key, cluster, keeper: Some(keeper) }))
@@ -176,11 +176,11 @@ impl Unlocker {
         let keeping = sealed.map_or_else(Keeping::default, |sealed| sealed.keeping);
         let (secrets, cluster) = (Secrets::random()?, Half::random()?);
         let passphrase = keys::passphrase(&secrets.node, &cluster, partition)?;
-        let (vault, shares) = (self.vault.clone(), self.shares.clone());
+        let (sealer, shares) = (self.sealer.clone(), self.shares.clone());
         let change = self.root.esp.key_change.clone();
         let join_key = secrets.join_key().verifying_key().to_bytes();
         let prepared = blocking(move || -> Result<_, Error> {
-            let hidden = match vault.hide(keeping.tpm, &secrets) {
+            let hidden = match sealer.hide(keeping.tpm, &secrets) {
                 Err(Error::Tpm(error)) if keeping.tpm == TpmMode::Required => {
                     let error = &error as &dyn std::error::Error;
                     warn!(

@@ -13,7 +13,7 @@ use crate::curator::nodes;
 use crate::curator::state::{Commitment, Refusal, Registration, Request as Change};
 use polis_base::sys::clock;
 use polis_wire::identity::{Identity, NodeId};
-use polis_wire::nodes::HEARTBEAT;
+use polis_wire::node_roles::HEARTBEAT;
 use polis_wire::rpc::{Caller, Peer};
 
 /// Machines that may wait for approval: more than anyone reads through, and few
@@ -44,7 +44,7 @@ fn address<T>(request: &Request<T>) -> Option<IpAddr> {
 
 impl Lead {
     /// Refuses a machine that asks to be let in, and remembers that.
-    fn turn_away(&self, who: Identity, from: Option<IpAddr>, error: Error) -> Status {
+    fn reject(&self, who: Identity, from: Option<IpAddr>, error: Error) -> Status {
         let decided = error.decided().filter(|_| !error.deposed());
         if let (Some(word), Some(from)) = (decided, from) {
             self.handlers.0.refusals.add(who.public_key, from, word, seconds());
@@ -125,7 +125,7 @@ impl Curator for Handlers {
             self.check_room(identity.id)?;
             lead.store().register(&register_ticket, registration).await
         };
-        let node = registered.await.map_err(|error| lead.turn_away(identity, from, error))?;
+        let node = registered.await.map_err(|error| lead.reject(identity, from, error))?;
         let configuration = lead.store().configuration().await;
         let configuration = configuration.map_err(|error| lead.refuse(error))?;
         Ok(Response::new(v1::RegisterNodeResponse {
@@ -148,7 +148,7 @@ impl Curator for Handlers {
             recovery_key: request.recovery_key,
         };
         let entered = lead.store().enter(identity, commitment).await;
-        entered.map_err(|error| lead.turn_away(identity, from, error))?;
+        entered.map_err(|error| lead.reject(identity, from, error))?;
         let issued = Box::pin(lead.store().ensure_node_certificate(identity, clock::now())).await;
         let issued = issued.map_err(|error| lead.refuse(error))?;
         Ok(Response::new(v1::CommitNodeResponse {
@@ -177,7 +177,7 @@ impl Curator for Handlers {
         let lead = self.lead()?;
         let issue = async {
             let node = lead.store().node(id).await?;
-            // Standing is looked at in a copy; what is signed is not taken back.
+            // AccessList is looked at in a copy; what is signed is not taken back.
             if node.state() != v1::NodeState::Up {
                 return Err(Error::Refused(Refusal::NotUp));
             }

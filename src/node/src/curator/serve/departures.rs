@@ -42,7 +42,7 @@ use polis_base::sys::clock;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
-use polis_wire::nodes::is_consensus_member;
+use polis_wire::node_roles::is_consensus_member;
 use polis_wire::pki::Reason;
 
 /// Calls that may wait for one another.

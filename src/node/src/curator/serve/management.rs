@@ -17,7 +17,7 @@ use crate::curator::state::{Refusal, Request as Change};
 use crate::curator::tickets::Wish;
 use polis_base::recovery::form;
 use polis_wire::identity::{InvalidFingerprint, NodeId};
-use polis_wire::nodes::is_consensus_member;
+use polis_wire::node_roles::is_consensus_member;
 
 /// Names in one filter.
 const IDS_MAX: usize = 1024;

@@ -40,8 +40,8 @@ use tracing::{debug, info};
 
 pub use self::channel::Channel;
 pub use self::dial::{Connection, Error as DialError, Expect, Trust, dial};
+use super::access_list::{AccessList, Fallen, is_removal};
 use super::is_not_leader;
-use super::standing::{Fallen, Standing, is_removal};
 use super::tls::Credentials;
 use crate::endpoint::{CURATOR_PORT, Endpoint};
 use crate::identity::NodeId;
@@ -164,7 +164,7 @@ pub struct Client {
     candidates: watch::Receiver<Vec<Candidate>>,
     credentials: watch::Receiver<Option<Credentials>>,
     /// Who is a node of the cluster no more, where that is known.
-    standing: Option<watch::Receiver<Arc<Standing>>>,
+    access_list: Option<watch::Receiver<Arc<AccessList>>>,
     patience: Patience,
     found: Arc<Mutex<Found>>,
     /// Who leads, for those who want to know.
@@ -201,13 +201,13 @@ impl Client {
     ) -> Self {
         let found = Arc::default();
         let leader = watch::Sender::new(None);
-        Self { candidates, credentials, standing: None, patience, found, leader }
+        Self { candidates, credentials, access_list: None, patience, found, leader }
     }
 
     /// The same client, which believes no node that was taken out of the cluster.
     #[must_use]
-    pub fn wary(self, standing: watch::Receiver<Arc<Standing>>) -> Self {
-        Self { standing: Some(standing), ..self }
+    pub fn wary(self, access_list: watch::Receiver<Arc<AccessList>>) -> Self {
+        Self { access_list: Some(access_list), ..self }
     }
 
     /// A client of a program that runs once.
@@ -261,7 +261,7 @@ impl Client {
                             Status::deadline_exceeded("the leader does not answer in time")
                         }
                     };
-                    match judge(&status, repeat) {
+                    match classify(&status, repeat) {
                         Verdict::Final => return Err(status),
                         Verdict::Again => {
                             debug!(%status, "the call is made again");
@@ -340,9 +340,10 @@ impl Client {
         let mut asked = BTreeSet::new();
         let first = last.into_iter().chain(candidates);
         let first: Vec<_> = first.filter(|candidate| asked.insert(candidate.clone())).collect();
-        let standing = self.standing.as_ref().map(|standing| Arc::clone(&standing.borrow()));
-        let standing = standing.unwrap_or_default();
-        let (connection, news) = search(first, asked, &credentials, &standing).await?;
+        let access_list =
+            self.access_list.as_ref().map(|access_list| Arc::clone(&access_list.borrow()));
+        let access_list = access_list.unwrap_or_default();
+        let (connection, news) = search(first, asked, &credentials, &access_list).await?;
         info!(leader = %connection.node, address = %connection.address, "found the leader");
         found.count += 1;
         found.last = Some(Candidate {
@@ -371,14 +372,14 @@ async fn search(
     first: Vec<Candidate>,
     mut asked: BTreeSet<Candidate>,
     credentials: &Credentials,
-    standing: &Standing,
+    access_list: &AccessList,
 ) -> Result<(Connection, Streaming<v1::GetCurrentLeaderResponse>), Error> {
     if first.is_empty() {
         return Err(Error::NoCandidates);
     }
     let ask_later = |candidate: Candidate, delay: Duration| async move {
         sleep(delay).await;
-        let answer = ask(&candidate, credentials, standing).await;
+        let answer = ask(&candidate, credentials, access_list).await;
         (candidate, answer)
     };
     let last = u32::try_from(first.len() - 1).unwrap_or(u32::MAX);
@@ -420,7 +421,7 @@ async fn search(
 }
 
 /// Asks one candidate who leads.
-async fn ask(candidate: &Candidate, credentials: &Credentials, standing: &Standing) -> Answer {
+async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &AccessList) -> Answer {
     let Some(authority) = &credentials.authority else {
         return Answer::Nothing("the cluster's CA is not known".to_owned());
     };
@@ -436,7 +437,7 @@ async fn ask(candidate: &Candidate, credentials: &Credentials, standing: &Standi
         }
         Err(error) => return Answer::Nothing(chain(&error)),
     };
-    if standing.is_gone(connection.node, &connection.certificate) {
+    if access_list.is_gone(connection.node, &connection.certificate) {
         return Answer::Nothing("it was taken out of the cluster".to_owned());
     }
     let mut local = CuratorLocalClient::new(connection.channel.clone());
@@ -473,7 +474,7 @@ enum Verdict {
     Again,
 }
 
-fn judge(status: &Status, repeat: Repeat) -> Verdict {
+fn classify(status: &Status, repeat: Repeat) -> Verdict {
     if is_not_leader(status) {
         return Verdict::Again;
     }
@@ -536,14 +537,14 @@ mod tests {
     #[test]
     fn a_call_that_did_nothing_is_made_again_and_one_that_may_have_is_not() {
         let outage = Status::unavailable("gone");
-        assert_eq!(judge(&outage, Repeat::Allowed), Verdict::Again);
-        assert_eq!(judge(&outage, Repeat::Never), Verdict::Final);
-        assert_eq!(judge(&not_leader(None), Repeat::Never), Verdict::Again);
+        assert_eq!(classify(&outage, Repeat::Allowed), Verdict::Again);
+        assert_eq!(classify(&outage, Repeat::Never), Verdict::Final);
+        assert_eq!(classify(&not_leader(None), Repeat::Never), Verdict::Again);
         let refusal = Status::not_found("no such node");
-        assert_eq!(judge(&refusal, Repeat::Allowed), Verdict::Final);
+        assert_eq!(classify(&refusal, Repeat::Allowed), Verdict::Final);
         let broken = Status::from_error(Box::new(std::io::Error::other("reset")));
-        assert_eq!(judge(&broken, Repeat::Allowed), Verdict::Again);
-        assert_eq!(judge(&broken, Repeat::Never), Verdict::Final);
+        assert_eq!(classify(&broken, Repeat::Allowed), Verdict::Again);
+        assert_eq!(classify(&broken, Repeat::Never), Verdict::Final);
     }
 
     #[test]

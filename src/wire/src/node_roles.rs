@@ -1,7 +1,7 @@
 //! What every node takes the others for: the words that leader and member share.
 //!
-//! The leader judges by them, members hear and show by them. Whoever tells of nodes
-//! (`curator`, `liaison`) and whoever only listens meet here, and need not know each
+//! The leader classifies by them, members hear and show by them. Whoever tells of nodes
+//! (`curator`, `agent`) and whoever only listens meet here, and need not know each
 //! other for it.
 
 use std::collections::BTreeMap;

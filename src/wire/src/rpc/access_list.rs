@@ -18,7 +18,7 @@ use crate::identity::NodeId;
 use crate::pki::Facts;
 
 /// Metadata of a refusal of a caller, whatever it calls: the word for the cause.
-const STANDING: &str = "polis-standing";
+const STANDING: &str = "polis-access_list";
 /// The word of a refusal that names a revoked certificate.
 const REVOKED: &str = "revoked";
 /// The word of a refusal that names a decommissioned node.
@@ -34,7 +34,7 @@ pub fn is_removal(status: &Status) -> bool {
 
 /// Who has access.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct AccessList {
     /// The nodes in state UP; `None` where that is not known yet.
     pub nodes: Option<BTreeSet<NodeId>>,
     /// The nodes that were members and never will be again.
@@ -73,14 +73,14 @@ impl From<Fallen> for Status {
             Fallen::Ended(_) => (Self::unauthenticated(text), "ended"),
             Fallen::Removed(_) => (Self::permission_denied(text), DECOMMISSIONED),
             Fallen::NotUp(_) => (Self::permission_denied(text), "not-up"),
-            Fallen::Unknown => (Self::unavailable(text), "standing"),
+            Fallen::Unknown => (Self::unavailable(text), "access_list"),
         };
         status.metadata_mut().insert(STANDING, MetadataValue::from_static(word));
         status
     }
 }
 
-impl Standing {
+impl AccessList {
     /// Whether `node`, which shows `certificate`, was taken out of the cluster.
     pub(super) fn is_gone(&self, node: NodeId, certificate: &[u8]) -> bool {
         let serial = Facts::read(certificate).map(|facts| facts.serial);
@@ -137,27 +137,27 @@ mod tests {
     #[test]
     fn a_user_has_access_until_it_is_revoked_or_its_certificate_ends() {
         let user = caller(Peer::User { name: "ann".to_owned(), role: Role::Owner });
-        let mut standing = Standing::default();
-        assert_eq!(standing.check(&user, at(100)), Ok(()));
-        assert_eq!(standing.check(&user, at(101)), Err(Fallen::Ended("owner ann".to_owned())));
-        standing.users.insert("ann".to_owned());
-        assert_eq!(standing.check(&user, at(1)), Err(Fallen::Revoked("owner ann".to_owned())));
-        let standing = Standing { serials: [vec![7]].into(), ..Standing::default() };
-        assert_eq!(standing.check(&user, at(1)), Err(Fallen::Revoked("owner ann".to_owned())));
+        let mut access_list = AccessList::default();
+        assert_eq!(access_list.check(&user, at(100)), Ok(()));
+        assert_eq!(access_list.check(&user, at(101)), Err(Fallen::Ended("owner ann".to_owned())));
+        access_list.users.insert("ann".to_owned());
+        assert_eq!(access_list.check(&user, at(1)), Err(Fallen::Revoked("owner ann".to_owned())));
+        let access_list = AccessList { serials: [vec![7]].into(), ..AccessList::default() };
+        assert_eq!(access_list.check(&user, at(1)), Err(Fallen::Revoked("owner ann".to_owned())));
     }
 
     #[test]
     fn a_node_has_access_while_it_is_up() {
         let id = NodeId::from_public_key(&[1; 32]);
         let node = caller(Peer::Node(id));
-        let mut standing = Standing::default();
-        assert_eq!(standing.check(&node, at(1)), Err(Fallen::Unknown));
-        standing.nodes = Some([id].into());
-        assert_eq!(standing.check(&node, at(1)), Ok(()));
-        standing.nodes = Some(BTreeSet::new());
-        assert_eq!(standing.check(&node, at(1)), Err(Fallen::NotUp(id)));
-        standing.removed.insert(id);
-        assert_eq!(standing.check(&node, at(1)), Err(Fallen::Removed(id)));
+        let mut access_list = AccessList::default();
+        assert_eq!(access_list.check(&node, at(1)), Err(Fallen::Unknown));
+        access_list.nodes = Some([id].into());
+        assert_eq!(access_list.check(&node, at(1)), Ok(()));
+        access_list.nodes = Some(BTreeSet::new());
+        assert_eq!(access_list.check(&node, at(1)), Err(Fallen::NotUp(id)));
+        access_list.removed.insert(id);
+        assert_eq!(access_list.check(&node, at(1)), Err(Fallen::Removed(id)));
     }
 
     #[test]
@@ -174,8 +174,8 @@ mod tests {
 
     #[test]
     fn who_has_no_certificate_of_the_cluster_has_no_standing_to_lose() {
-        let standing = Standing { serials: [vec![7]].into(), ..Standing::default() };
-        assert_eq!(standing.check(&caller(Peer::None), at(1000)), Ok(()));
-        assert_eq!(standing.check(&caller(Peer::Key([1; 32])), at(1000)), Ok(()));
+        let access_list = AccessList { serials: [vec![7]].into(), ..AccessList::default() };
+        assert_eq!(access_list.check(&caller(Peer::None), at(1000)), Ok(()));
+        assert_eq!(access_list.check(&caller(Peer::Key([1; 32])), at(1000)), Ok(()));
     }
 }

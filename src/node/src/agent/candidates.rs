@@ -17,12 +17,12 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::Service;
-use super::hearing::keep;
+use super::node_watch::keep;
 use crate::network::names::Peers;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
-use polis_wire::nodes::{Nodes, is_consensus_member};
+use polis_wire::node_roles::{Nodes, is_consensus_member};
 use polis_wire::rpc::client::{Candidate, candidates};
 
 /// Keeps the candidates and the file until cancelled.
@@ -70,7 +70,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
                 // Cancel-safe, all: they wait for event values.
                 heard = nodes.changed() => changed(heard, "the nodes"),
                 named = cluster.changed() => changed(named, "the cluster"),
-                moved = found.changed() => changed(moved, "the beacon"),
+                moved = found.changed() => changed(moved, "the discovery"),
                 told = parameters.changed() => changed(told, "the parameters"),
             }
         };

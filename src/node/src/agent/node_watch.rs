@@ -1,7 +1,7 @@
 //! Hears of every node from the leader: who they are, and what this one is to do.
 //!
 //! ```text
-//! [asking] --stream--> [hearing, not all yet] --current--> [hearing]
+//! [asking] --stream--> [node_watch, not all yet] --current--> [node_watch]
 //!    ^                            |                            |
 //!    +--------- broken, or another leads ----------------------+
 //! ```
@@ -26,9 +26,9 @@ use polis_runtime::event::{Closed, until};
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
-use polis_wire::nodes::{Nodes, Role};
+use polis_wire::node_roles::{Nodes, Role};
 use polis_wire::pki::Crl;
-use polis_wire::rpc::Standing;
+use polis_wire::rpc::AccessList;
 use polis_wire::rpc::client::Repeat;
 
 /// Between two attempts at a stream.
@@ -131,12 +131,12 @@ impl Heard {
     }
 
     /// Who has access, where `before` had it.
-    fn standing(&self, before: &Standing) -> Standing {
+    fn standing(&self, before: &AccessList) -> AccessList {
         let in_state = |state| {
             let nodes = self.nodes.iter().filter(move |(_, node)| node.state() == state);
             nodes.map(|(id, _)| *id).collect()
         };
-        Standing {
+        AccessList {
             nodes: Some(in_state(v1::NodeState::Up)),
             removed: in_state(v1::NodeState::Decommissioned),
             serials: self.revoked.clone().unwrap_or_else(|| before.serials.clone()),
@@ -203,7 +203,7 @@ mod tests {
         heard.apply(v1::WatchEvent { nodes, ..Default::default() });
         assert!(!heard.current);
         heard.apply(v1::WatchEvent { current: true, ..Default::default() });
-        let before = Standing { serials: [vec![7]].into(), ..Standing::default() };
+        let before = AccessList { serials: [vec![7]].into(), ..AccessList::default() };
         let standing = heard.standing(&before);
         assert_eq!(standing.nodes, Some([NodeId::from_public_key(&[1; 32])].into()));
         assert_eq!(standing.serials, before.serials, "no CRL was heard: the last one holds");

@@ -31,7 +31,7 @@ impl Evidence {
     /// Looks at one record.
     #[must_use]
     pub fn find(record: &Record) -> Option<Self> {
-        // Only the kernel itself gives evidence: a process may write to its log, too.
+        // Only the kernel itself gives kernel_log: a process may write to its log, too.
         if record.facility != 0 {
             return None;
         }
@@ -103,9 +103,9 @@ mod tests {
     #[test]
     fn a_process_that_ran_out_of_memory_is_told_by_its_number() {
         let text = "Out of memory: Killed process 123 (node) total-vm:512kB, anon-rss:1kB";
-        let evidence = Evidence::find(&record(text)).unwrap();
-        assert!(evidence.killed(Pid::from_raw(123).unwrap()));
-        assert!(!evidence.killed(Pid::from_raw(124).unwrap()));
+        let kernel_log = Evidence::find(&record(text)).unwrap();
+        assert!(kernel_log.killed(Pid::from_raw(123).unwrap()));
+        assert!(!kernel_log.killed(Pid::from_raw(124).unwrap()));
     }
 
     #[test]

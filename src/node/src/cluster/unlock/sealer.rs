@@ -69,7 +69,7 @@ impl<T> fmt::Debug for Guarded<T> {
 }
 
 /// What seals.
-pub trait Chip: fmt::Debug + Send + Sync {
+pub trait Tpm: fmt::Debug + Send + Sync {
     /// Whether there is one.
     fn is_there(&self) -> bool;
 
@@ -95,7 +95,7 @@ pub struct Machine {
     pub dev: PathBuf,
 }
 
-impl Chip for Machine {
+impl Tpm for Machine {
     fn is_there(&self) -> bool {
         Device::open(&self.dev).is_ok()
     }
@@ -128,13 +128,13 @@ fn patiently<T>(call: impl Fn() -> Result<T, tpm::Error>) -> Result<T, tpm::Erro
 
 /// Seals and opens the two kinds of secrets. Its calls block.
 #[derive(Clone, Debug)]
-pub(in crate::cluster) struct Vault {
-    chip: std::sync::Arc<dyn Chip>,
+pub(in crate::cluster) struct Sealer {
+    tpm: std::sync::Arc<dyn Tpm>,
 }
 
-impl Vault {
-    pub(in crate::cluster) fn new(chip: std::sync::Arc<dyn Chip>) -> Self {
-        Self { chip }
+impl Sealer {
+    pub(in crate::cluster) fn new(tpm: std::sync::Arc<dyn Tpm>) -> Self {
+        Self { tpm }
     }
 
     /// Hides the secrets of this node as `mode` demands.
@@ -185,10 +185,10 @@ impl Vault {
     }
 
     fn seal(&self, mode: TpmMode, purpose: &[u8], secret: &[u8]) -> Result<Option<Blob>, Error> {
-        if mode == TpmMode::Disabled || (mode == TpmMode::BestEffort && !self.chip.is_there()) {
+        if mode == TpmMode::Disabled || (mode == TpmMode::BestEffort && !self.tpm.is_there()) {
             return Ok(None);
         }
-        match self.chip.seal(purpose, secret) {
+        match self.tpm.seal(purpose, secret) {
             Ok(blob) => Ok(Some(blob)),
             Err(error) if mode == TpmMode::BestEffort => {
                 let error = &error as &dyn std::error::Error;
@@ -200,7 +200,7 @@ impl Vault {
     }
 
     fn unseal(&self, purpose: &[u8], blob: &Blob) -> Result<Zeroizing<Vec<u8>>, Error> {
-        self.chip.unseal(purpose, blob).map_err(Error::Tpm)
+        self.tpm.unseal(purpose, blob).map_err(Error::Tpm)
     }
 }
 

@@ -25,7 +25,7 @@ const START: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Works until there is nothing left. A step that has begun goes on when this is dropped.
-pub async fn tend(live: &Live, partition: &Partition) {
+pub async fn maintain(live: &Live, partition: &Partition) {
     if live.kind == Kind::Authenticated {
         wait(live).await;
         if let Err(error) = release(live).await {

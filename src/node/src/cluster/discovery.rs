@@ -19,7 +19,7 @@
 //! - A node that hears a leader believes nothing that is said here, and forgets what
 //!   it found before: in the next outage, everyone may be anywhere again.
 //! - Only nodes that were known before are heard, and answered.
-//! - Strangers make this node verify a bounded number of signatures a second.
+//! - Untrusted make this node verify a bounded number of signatures a second.
 //!
 //! What this module does not do: find nodes beyond the own segment, or by IPv6;
 //! or help a node whose disk waits for a key, since its own key is on that disk.
@@ -48,7 +48,7 @@ pub const PORT: u16 = 7836;
 const LOOK: Duration = Duration::from_secs(2);
 
 /// What a message begins with.
-const MAGIC: &[u8; 15] = b"polis beacon 1\0";
+const MAGIC: &[u8; 15] = b"polis discovery 1\0";
 
 /// Magic, kind, public key, address; then the signature of all that.
 const SIGNED: usize = MAGIC.len() + 1 + 32 + 4;
@@ -102,13 +102,13 @@ enum Kind {
 
 /// A message, and the proof of who sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Beacon {
+struct Discovery {
     kind: Kind,
     key: [u8; 32],
     address: Ipv4Addr,
 }
 
-impl Beacon {
+impl Discovery {
     fn signed(&self, key: &NodeKey) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.push(self.kind as u8);
@@ -240,8 +240,8 @@ impl Service {
 
     async fn ask(&self, socket: &UdpSocket, key: &NodeKey) {
         let Some((address, everyone)) = place(&self.network.borrow()) else { return };
-        let beacon = Beacon { kind: Kind::Asks, key: key.public_key(), address };
-        match socket.send_to(&beacon.signed(key), (everyone, PORT)).await {
+        let discovery = Discovery { kind: Kind::Asks, key: key.public_key(), address };
+        match socket.send_to(&discovery.signed(key), (everyone, PORT)).await {
             Ok(_sent) => debug!(%everyone, "asked where the other nodes are"),
             Err(error) => debug!(%error, %everyone, "cannot ask where the other nodes are"),
         }
@@ -255,12 +255,12 @@ impl Service {
         from: SocketAddr,
         may_verify: &mut impl FnMut() -> bool,
     ) {
-        let heard = judge(bytes, from.ip(), &self.peers.borrow(), key.id(), may_verify);
-        let Some(beacon) = heard else { return };
-        let (node, at) = (beacon.node(), IpAddr::V4(beacon.address));
+        let heard = classify(bytes, from.ip(), &self.peers.borrow(), key.id(), may_verify);
+        let Some(discovery) = heard else { return };
+        let (node, at) = (discovery.node(), IpAddr::V4(discovery.address));
         let own = place(&self.network.borrow());
-        if let (Kind::Asks, Some((address, _))) = (beacon.kind, own) {
-            let answer = Beacon { kind: Kind::Answers, key: key.public_key(), address };
+        if let (Kind::Asks, Some((address, _))) = (discovery.kind, own) {
+            let answer = Discovery { kind: Kind::Answers, key: key.public_key(), address };
             if let Err(error) = socket.send_to(&answer.signed(key), from).await {
                 warn!(%error, %node, "cannot answer a node that looks for its cluster");
             }
@@ -281,17 +281,17 @@ impl Service {
 }
 
 /// What another node said, if one that is known did.
-fn judge(
+fn classify(
     bytes: &[u8],
     from: IpAddr,
     peers: &Peers,
     own: NodeId,
     may_verify: &mut impl FnMut() -> bool,
-) -> Option<Beacon> {
-    let beacon = Beacon::read(bytes)?;
-    let node = beacon.node();
-    let known = node != own && peers.contains_key(&node) && from == beacon.address;
-    (known && may_verify() && beacon.is_genuine(bytes)).then_some(beacon)
+) -> Option<Discovery> {
+    let discovery = Discovery::read(bytes)?;
+    let node = discovery.node();
+    let known = node != own && peers.contains_key(&node) && from == discovery.address;
+    (known && may_verify() && discovery.is_genuine(bytes)).then_some(discovery)
 }
 
 /// Where this node is, and the address of everyone on its segment.
@@ -317,19 +317,22 @@ mod tests {
     }
 
     fn asks(key: &NodeKey) -> Vec<u8> {
-        Beacon { kind: Kind::Asks, key: key.public_key(), address: HERE }.signed(key)
+        Discovery { kind: Kind::Asks, key: key.public_key(), address: HERE }.signed(key)
     }
 
     /// What a node with the key 9, which knows that of key 1, makes of it.
-    fn heard(bytes: &[u8], from: Ipv4Addr) -> Option<Beacon> {
+    fn heard(bytes: &[u8], from: Ipv4Addr) -> Option<Discovery> {
         let peers = [1, 9].map(|seed| (key(seed).id(), IpAddr::from([10, 0, 2, 99])));
-        judge(bytes, from.into(), &peers.into(), key(9).id(), &mut || true)
+        classify(bytes, from.into(), &peers.into(), key(9).id(), &mut || true)
     }
 
     #[test]
     fn a_known_node_is_heard_from_where_it_says_that_it_is() {
-        let beacon = heard(&asks(&key(1)), HERE).unwrap();
-        assert_eq!((beacon.kind, beacon.node(), beacon.address), (Kind::Asks, key(1).id(), HERE));
+        let discovery = heard(&asks(&key(1)), HERE).unwrap();
+        assert_eq!(
+            (discovery.kind, discovery.node(), discovery.address),
+            (Kind::Asks, key(1).id(), HERE)
+        );
         assert_eq!(heard(&asks(&key(1)), Ipv4Addr::new(10, 0, 2, 18)), None, "sent on");
         assert_eq!(heard(&asks(&key(2)), HERE), None, "a stranger");
         assert_eq!(heard(&asks(&key(9)), HERE), None, "itself");
@@ -337,13 +340,13 @@ mod tests {
 
     #[test]
     fn nobody_speaks_for_another() {
-        let forged = Beacon { kind: Kind::Asks, key: key(1).public_key(), address: HERE };
+        let forged = Discovery { kind: Kind::Asks, key: key(1).public_key(), address: HERE };
         assert_eq!(heard(&forged.signed(&key(2)), HERE), None);
         let genuine = asks(&key(1));
         for at in 0..genuine.len() {
             let mut changed = genuine.clone();
             changed[at] ^= 1;
-            let claimed = Beacon::read(&changed).map_or(HERE, |beacon| beacon.address);
+            let claimed = Discovery::read(&changed).map_or(HERE, |discovery| discovery.address);
             assert_eq!(heard(&changed, claimed), None, "byte {at}");
         }
         assert_eq!(heard(&genuine[..LENGTH - 1], HERE), None);
@@ -421,9 +424,9 @@ mod tests {
     proptest! {
         #[test]
         fn noise_says_nothing(noise in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _beacon = Beacon::read(&noise);
+            let _beacon = Discovery::read(&noise);
             let framed = [&MAGIC[..], &noise].concat();
-            let from = Beacon::read(&framed).map_or(HERE, |beacon| beacon.address);
+            let from = Discovery::read(&framed).map_or(HERE, |discovery| discovery.address);
             prop_assert_eq!(heard(&framed, from), None);
         }
     }

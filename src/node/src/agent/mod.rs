@@ -4,12 +4,12 @@
 //! the one client for the leader; it outlives every leader.
 //!
 //! ```text
-//! directory file, nodes, beacon, parameters --> candidates --> Client --> the leader
+//! directory file, nodes, discovery, parameters --> candidates --> Client --> the leader
 //!                                                         ^
 //! report     what this node says about itself, on change --+
 //! heartbeat  every five seconds ---------------------------+--> contact --+
 //! renewal    the certificate, after two thirds ------------+              v
-//! hearing    every node, newest value first ---------------+         split: cut off?
+//! node_watch    every node, newest value first ---------------+         split: cut off?
 //!              |--> nodes  --> candidates, directory file
 //!              |--> roles  --> disk, `roles`
 //!              +--> standing, where no curator runs
@@ -24,8 +24,8 @@
 //! role asks for (`roles`).
 
 mod candidates;
-mod hearing;
 mod heartbeat;
+mod node_watch;
 mod renewal;
 mod report;
 mod split;
@@ -44,9 +44,9 @@ use polis_base::files::{self, File};
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::CURATOR_PORT;
 use polis_wire::identity::NodeId;
-use polis_wire::nodes::{HEARTBEAT, Nodes};
+use polis_wire::node_roles::{HEARTBEAT, Nodes};
 use polis_wire::rpc::client::{Candidate, Client};
-use polis_wire::rpc::{Credentials, Standing};
+use polis_wire::rpc::{AccessList, Credentials};
 
 pub use self::report::Subject;
 
@@ -116,7 +116,7 @@ pub struct Outputs {
     /// ever heard.
     pub roles: watch::Sender<Option<v1::NodeRoles>>,
     /// Who has access; written where no curator runs.
-    pub standing: watch::Sender<Arc<Standing>>,
+    pub standing: watch::Sender<Arc<AccessList>>,
     /// What this node serves and calls with.
     pub credentials: watch::Sender<Option<Credentials>>,
     /// What this machine is to its cluster: here it may become split, and heal.
@@ -157,7 +157,7 @@ impl Service {
         start! {
             "report" report
             "candidates" candidates
-            "watch" hearing
+            "watch" node_watch
             "heartbeat" heartbeat
             "renewal" renewal
             "split" split
