@@ -1,4 +1,4 @@
-//! The side that asks: nodes with heartbeats, watchers, and an operator who writes.
+//! The load: nodes with heartbeats, watchers, and an operator who writes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,10 +19,10 @@ use super::{Caller, Callers, callers_at};
 /// Between two heartbeats of a node, as the curator asks for.
 const HEARTBEAT: Duration = polis_wire::node_roles::HEARTBEAT;
 
-/// Between two changes that the watchers hear of.
+/// Between two changes that the watchers receive.
 const CHANGE: Duration = Duration::from_millis(200);
 
-/// Until the first heartbeats of all nodes have been told to all watchers.
+/// Until all watchers have received the first heartbeats of all nodes.
 const WARM_UP: Duration = Duration::from_secs(12);
 
 /// Handshakes side by side.
@@ -31,7 +31,7 @@ const AT_ONCE: usize = 32;
 /// The label whose value is the number of the change.
 const LABEL: &str = "number";
 
-/// What was seen, in milliseconds.
+/// The measurements, in milliseconds.
 #[derive(Debug, Default, Serialize)]
 struct Seen {
     heartbeats: Vec<f64>,
@@ -60,7 +60,7 @@ impl Shared {
     }
 }
 
-/// Asks for so long, and prints what was seen.
+/// Sends requests for so long, and prints the measurements.
 pub(super) async fn run(folder: &Path, watchers: usize, span: Duration) -> Result<()> {
     let text = std::fs::read(callers_at(folder)).context("cannot read the callers")?;
     let callers: Callers = serde_json::from_slice(&text).context("cannot read the callers")?;
@@ -96,7 +96,7 @@ pub(super) async fn run(folder: &Path, watchers: usize, span: Duration) -> Resul
         sleep_until(end).await;
     };
     tokio::select! {
-        // Cancel-safe: what is under way when time is up does not count.
+        // Cancel-safe: requests under way when time is up do not count.
         _ = all => {}
         // Cancel-safe: only waits.
         () = tell => {}

@@ -20,7 +20,7 @@ use polis_wire::rpc::Credentials;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-/// Who calls, as one process leaves it for the other.
+/// The callers, as one process leaves them for the other.
 #[derive(Debug, Serialize, Deserialize)]
 struct Callers {
     address: String,

@@ -1,4 +1,4 @@
-//! The side that is measured: a member of etcd and its curator, as a node runs them.
+//! The measured side: a member of etcd and its curator, as a node runs them.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -69,7 +69,7 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
         config: curator::Config {
             listen: Listen::Bound(Arc::new(bound)),
             port: address.port(),
-            // All callers have one address here, and nobody is a stranger.
+            // All callers have one address here, and are known.
             limits: Limits { handshakes_per_address: 256, ..Limits::default() },
             ..curator::Config::live()
         },
@@ -80,7 +80,7 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
         credentials: credentials.subscribe(),
         metrics: Arc::new(Metrics::new(&table)),
         table,
-        standing: watch::Sender::new(Arc::<Standing>::default()),
+        standing: watch::Sender::new(Arc::<AccessList>::default()),
         directory: watch::Sender::default(),
         status: watch::Sender::default(),
     };
@@ -107,14 +107,14 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
     credentials.send_replace(Some(own));
     until(&mut serving, "the curator", |status| status.is_ready().then_some(())).await?;
     println!("ready");
-    // Until whoever started this closes it.
+    // Until the process that started this one closes it.
     let ended = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
     ended.await.context("cannot wait")?.context("cannot read")?;
     supervisor.stop().await;
     Ok(())
 }
 
-/// Founds the cluster, and lets everyone in.
+/// Founds the cluster, and admits all nodes.
 async fn populate(
     store: &Store<Client>,
     key: &NodeKey,

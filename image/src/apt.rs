@@ -1,16 +1,16 @@
 //! A private apt root: Debian's packages, verified by apt, without installing
 //! anything on the host and without root.
 //!
-//! Three jobs. [`Apt::resolve`] asks the signed indices which version of each
-//! package is current; it runs when the lock file is renewed, and when the
-//! mirror no longer has what is locked. [`Apt::dependencies`] then names what
-//! those versions depend on. [`Apt::fetch`] downloads one file, which apt
-//! compares with the hash in the lock or in the index.
+//! Three jobs. [`Apt::resolve`] asks the signed indices which version of each package
+//! is current; it runs when the lock file is renewed, and when the mirror no longer has
+//! a locked version. [`Apt::dependencies`] then names the dependencies of those
+//! versions. [`Apt::fetch`] downloads one file, which apt compares with the hash in the
+//! lock or in the index.
 //!
 //! Invariants:
 //! - An index that is not signed by one of Debian's keys yields no package.
-//! - The host's own apt is not changed, and nothing of it is believed: only the
-//!   address of its mirror is read (`mirror`).
+//! - The host's own apt is not changed, and its data is not trusted: only the address
+//!   of its mirror is read (`mirror`).
 
 use std::{
     fs,
@@ -30,10 +30,10 @@ use crate::{
 const SUITE: &str = "trixie";
 /// Debian's keys, as its own package installs them.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Where apt has the program that downloads one file.
+/// The program of apt that downloads one file.
 const FETCHER: &str = "/usr/lib/apt/apt-helper";
 
-/// What vouches for an index.
+/// The source of trust in an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trust {
     /// One of Debian's keys has signed it.
@@ -43,10 +43,10 @@ pub(crate) enum Trust {
     Test,
 }
 
-/// Outcome of asking for one file.
+/// The outcome of a request for one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fetched {
-    /// It is here, with the hash that it must have.
+    /// It is downloaded, with the required hash.
     Here,
     /// The archive does not have it.
     Gone,
@@ -59,7 +59,7 @@ pub(crate) struct Apt {
 }
 
 impl Apt {
-    /// Sets up `root`; what is there already is used.
+    /// Sets up `root`; existing files are used.
     pub(crate) fn open(root: &Path, mirror: &Mirror, trust: Trust) -> Result<Self> {
         for folder in [
             "etc/apt/apt.conf.d",
@@ -76,7 +76,7 @@ impl Apt {
             let path = root.join(path);
             fs::write(&path, text).at("write", &path)
         };
-        // Nothing is installed in this root, and nothing ever will be.
+        // This root never has an installed package.
         write("var/lib/dpkg/status", "")?;
         write("etc/apt/sources.list.d/debian.sources", &sources(mirror, trust))?;
         write("apt.conf", &configuration(root))?;
@@ -140,7 +140,7 @@ impl Apt {
         }
     }
 
-    /// The package that the kernel's metapackage stands for.
+    /// The package that the kernel's metapackage depends on.
     fn kernel(&self) -> Result<String> {
         let output = program::run(self.command("apt-cache").args(["depends", KERNEL]))?;
         String::from_utf8_lossy(&output)
@@ -158,7 +158,7 @@ impl Apt {
     }
 }
 
-/// Tells an archive that does not have a file from one that was not reached.
+/// Distinguishes an archive that lacks a file from one that was not reached.
 fn failure(package: &Package, output: &str) -> Result<Fetched> {
     let last = output.split("; ").find(|line| line.starts_with("E: ")).unwrap_or(output);
     // The status is the server's; apt repeats it in every language.
@@ -172,7 +172,7 @@ fn failure(package: &Package, output: &str) -> Result<Fetched> {
     })
 }
 
-/// The package that no index has, by apt's complaint.
+/// The package that is missing in every index, by apt's error message.
 fn unknown(output: &str) -> Option<String> {
     // A package that others only refer to is known, but has no version.
     ["E: Unable to locate package ", "E: Can't select candidate version from package "]
@@ -182,7 +182,7 @@ fn unknown(output: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// The whole of apt's configuration: each default that would look at the host is replaced.
+/// The whole configuration of apt: replaces each default that would read the host's.
 fn configuration(root: &Path) -> String {
     let root = root.display();
     format!(

@@ -1,5 +1,5 @@
-//! Tests of `payload` against an archive that moves on: a small Debian archive on
-//! this host, made by the test itself and served to the host's own apt.
+//! Tests of `payload` against an archive that changes: a small Debian archive on this
+//! host, made by the test itself and served to the host's own apt.
 
 use std::{
     fs,
@@ -29,10 +29,10 @@ const SELECTION: Selection = Selection {
     tools: &[],
 };
 
-/// What the tests run on this host.
+/// The tools that the tests run on this host.
 const TOOLS: &[&str] = &["/usr/bin/apt-get", "/usr/bin/dpkg-deb", "/usr/lib/apt/apt-helper"];
 
-/// The smallest file that says of itself that it is a program, and what it needs.
+/// The smallest ELF file that is a program with these needed libraries.
 fn elf(needs: &[&str]) -> Vec<u8> {
     const HEADER: u64 = 64;
     let mut strings = vec![0];
@@ -53,7 +53,7 @@ fn elf(needs: &[&str]) -> Vec<u8> {
     let strings_at = HEADER + dynamic.len() as u64;
     file.extend((strings_at + strings.len() as u64).to_le_bytes());
     file.extend([0; 4]);
-    // Sizes of the headers; there are no segments, and three sections, the last with names.
+    // Sizes of the headers; zero segments, and three sections, the last with names.
     for half in [64_u16, 56, 0, 64, 3, 2] {
         file.extend(half.to_le_bytes());
     }
@@ -193,7 +193,7 @@ impl World {
         world
     }
 
-    /// The mirror now has these packages, and no other.
+    /// The mirror now has only these packages.
     fn publish(&self, debs: &[Deb]) {
         let served = self.folder.path().join("served");
         for old in [served.join("debian"), served.join("debian-security")] {
@@ -206,7 +206,7 @@ impl World {
         suite(&served.join("debian-security"), "trixie-security", &[]);
     }
 
-    /// An archive of old versions that has these packages, and no index.
+    /// An archive of old versions that has these packages, and lacks an index.
     fn snapshot(&mut self, debs: &[Deb]) {
         pool(&self.folder.path().join("served/old/debian"), debs);
         self.source.snapshot = Some(format!("{}/old/debian", self.server));
@@ -249,14 +249,14 @@ fn suite(root: &Path, name: &str, debs: &[Deb]) {
     fs::write(folder.join("Release"), release).unwrap();
 }
 
-/// Serves the files of a folder until the tests end, and says where.
+/// Serves the files of a folder until the tests end, and returns the URL.
 fn serve(folder: PathBuf) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let folder = folder.clone();
-            // A client that went away wants no answer.
+            // A client that went away does not need an answer.
             thread::spawn(move || answer(&stream, &folder).unwrap_or_default());
         }
     });
@@ -280,7 +280,7 @@ fn answer(stream: &TcpStream, folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether this host can run these tests; a line says so where it cannot.
+/// Whether this host can run these tests; prints a line if it cannot.
 fn runs_here() -> bool {
     let missing = TOOLS.iter().find(|tool| !Path::new(tool).exists());
     if let Some(missing) = missing {
@@ -327,7 +327,7 @@ fn a_build_goes_on_with_what_the_archive_has_today_and_says_what_moved() {
     assert!(!world.source.tree(&world.lock()).exists());
     assert_eq!(world.source.root().unwrap(), payload.root);
 
-    // The next build uses the same, whatever the mirror has by then.
+    // The next build uses the same, independent of the mirror's content.
     world.publish(&[]);
     let again = world.source.ready(&world.lock()).unwrap();
     assert_eq!((&again.root, &again.moved), (&payload.root, &payload.moved));
@@ -403,7 +403,7 @@ fn other_bytes_under_a_locked_name_are_refused() {
     assert!(error.to_string().contains("Hash Sum mismatch"), "{error}");
     assert_eq!(world.trees(), 0);
 
-    // The mirror itself is believed no more than a snapshot is.
+    // The mirror itself is trusted no more than a snapshot is.
     world.source.snapshot = None;
     world.publish(&[forged, library]);
     let error = world.prepare().unwrap_err();
@@ -447,7 +447,7 @@ fn a_new_version_brings_the_packages_that_it_has_come_to_need() {
         ],
     );
     let common = Deb::build("two-common", "2.0", "", &[terms]);
-    // Apt would install it; the image needs nothing of it.
+    // Apt would install it; the image does not need it.
     let other = Deb::build("other", "1", "", &[]);
     world.publish(&[tool, library, two, common, other]);
     let payload = world.prepare().unwrap();
@@ -472,7 +472,7 @@ fn a_library_that_no_dependency_brings_stops_the_build() {
     }
     let (tool, library) = (Deb::tool("1", "", &["libone.so.1"]), Deb::library("1"));
     let world = World::new(&tool, &library);
-    // There is such a package, but nothing depends on it.
+    // The package exists, but nothing depends on it.
     let file = format!("{LIBRARIES}/libtwo.so.2");
     let two = Deb::build("libtwo2", "2", "", &[(&file, Content::Bytes(elf(&[])))]);
     world.publish(&[Deb::tool("2", "", &["libtwo.so.2"]), library, two]);

@@ -11,8 +11,8 @@
 //! development image are stripped here: others come from cargo as they are shipped.
 //!
 //! Invariants:
-//! - A step reads nothing that is not among its inputs.
-//! - Nothing of the host, the user or the clock reaches an output.
+//! - A step reads only its inputs.
+//! - The host, the user and the clock have no influence on an output.
 
 use std::{
     fs::{self, File},
@@ -41,16 +41,16 @@ use crate::{
 
 /// Where systemd's stub is in the payload.
 const STUB: &str = "usr/lib/systemd/boot/efi/linuxx64.efi.stub";
-/// What every image is started with. Serial last, so that it is `/dev/console`;
-/// the kernel's own tests of its ciphers cost most of a second, and a busy host
-/// makes the check of the timer fail. With `gpt` the kernel reads the backup of
-/// a partition table that a power cut has torn.
+/// The command line of every image. Serial last, so that it is `/dev/console`; the
+/// kernel's own tests of its ciphers cost most of a second, and a busy host makes the
+/// check of the timer fail. With `gpt` the kernel reads the backup of a partition table
+/// that a power cut has torn.
 const CMDLINE: &str = "console=tty0 console=ttyS0,115200 quiet loglevel=4 panic=30 \
     gpt cryptomgr.notests no_timer_check";
 /// This file's own text: a recipe of the steps whose work is done here.
 const RECIPE: &str = include_str!("build.rs");
 
-/// What to build from, and where to.
+/// The inputs of a build, and its output folder.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// What the image is for.
@@ -75,9 +75,9 @@ pub struct Config {
 ///
 /// # Errors
 ///
-/// A step failed; the error says which object was in the way.
+/// A step failed; the error names the object.
 pub fn build(config: &Config, observer: &dyn Observer) -> Result<Manifest> {
-    // A size that cannot be is refused now, and not after all the work.
+    // An invalid size is rejected now, and not after all the work.
     layout::plan("", 0, config.size)?;
     let _guard = guard(&config.out)?;
     let steps = Steps::open(config.out.join("steps"), observer)?;
@@ -97,7 +97,8 @@ pub fn build(config: &Config, observer: &dyn Observer) -> Result<Manifest> {
     manifest
 }
 
-/// One build at a time in one folder: a second waits, and then finds all cached.
+/// One build at a time in one folder: a second waits, and then finds all outputs
+/// cached.
 fn guard(out: &Path) -> Result<File> {
     fs::create_dir_all(out).at("make", out)?;
     let path = out.join("guard");
@@ -106,7 +107,7 @@ fn guard(out: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Brings the payload here, and tells what of it is not of the lock.
+/// Fetches the payload, and reports packages that differ from the lock.
 fn payload(source: &Source, steps: &Steps<'_>) -> Result<Payload> {
     let start = Instant::now();
     let lock = source.read()?;
@@ -131,8 +132,8 @@ struct Programs {
     node: PathBuf,
 }
 
-/// Takes what a debugger reads out of the programs of a development image: it is
-/// four fifths of their size, and size costs boot time under emulation.
+/// Strips debug information from the programs of a development image: it is four fifths
+/// of their size, and size costs boot time under emulation.
 fn programs(config: &Config, steps: &Steps<'_>) -> Result<Programs> {
     let Config { init, node, kind, .. } = config;
     if *kind != Kind::Development {
@@ -156,7 +157,7 @@ fn programs(config: &Config, steps: &Steps<'_>) -> Result<Programs> {
     Ok(programs)
 }
 
-/// The release that the locked kernel calls itself: its package's name says so.
+/// The release of the locked kernel, from its package's name.
 fn release(lock: &Lock) -> Result<String> {
     lock.packages
         .iter()
@@ -171,7 +172,7 @@ struct Builder<'a> {
     programs: &'a Programs,
     /// Where the payload is unpacked.
     payload: &'a Path,
-    /// What it consists of ...
+    /// Its content ...
     content: &'a Payload,
     /// ... as a text that changes with it.
     packages: String,
@@ -238,7 +239,7 @@ impl Builder<'_> {
         &self.steps.digests
     }
 
-    /// Asks kmod what depends on what, for all modules of the kernel.
+    /// Runs kmod to find the dependencies of all modules of the kernel.
     fn modules(&self) -> Result<()> {
         let inputs = Inputs::recipe(&[RECIPE]).text("payload.lock", &self.packages);
         let names = ["modules.dep", "modules.alias", "modules.softdep"];
@@ -284,8 +285,8 @@ impl Builder<'_> {
         let unpacked = self.out("unpacked");
         let root = sources.root(init, node, &unpacked)?;
         let initramfs = sources.initramfs(init, &unpacked)?;
-        // Which file it is, not where it lies on this host: the lock and the hashes of our two
-        // programs say what is in it.
+        // The file's identity, not its place on this host: the lock and the hashes of
+        // our two programs cover its content.
         let origin = |path: &Path| {
             let inside =
                 path.strip_prefix(self.payload).or_else(|_outside| path.strip_prefix(&unpacked));
@@ -300,8 +301,8 @@ impl Builder<'_> {
         })
     }
 
-    /// What the image is made of, in one hash: known before the image is, since
-    /// the image says it.
+    /// One hash of all inputs of the image: known before the image is, since the image
+    /// contains it.
     fn image_version(&self, plan: &Plan) -> Result<String> {
         let inputs = self
             .of_the_system(plan)?
@@ -312,7 +313,7 @@ impl Builder<'_> {
         Ok(inputs.digest()[..16].to_owned())
     }
 
-    /// The inputs that say what is in the system, but for its version.
+    /// The inputs of the system, except its version.
     fn of_the_system(&self, plan: &Plan) -> Result<Inputs> {
         Inputs::recipe(&[include_str!("system.rs"), include_str!("verity.rs")])
             .text("payload.lock", &self.packages)
@@ -321,7 +322,8 @@ impl Builder<'_> {
             .file("node", &self.programs.node, self.digests())
     }
 
-    /// What is taken from the payload as it is: the kernel, and firmware for machines in QEMU.
+    /// Copies unchanged parts of the payload: the kernel, and firmware for machines in
+    /// QEMU.
     fn kernel(&self) -> Result<()> {
         let inputs = Inputs::recipe(&[RECIPE, include_str!("packages.rs")])
             .text("payload.lock", &self.packages);
@@ -439,7 +441,7 @@ impl Builder<'_> {
     }
 }
 
-/// A step's panic is its caller's.
+/// A step's panic becomes its caller's.
 fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
@@ -470,7 +472,7 @@ mod tests {
     fn the_command_line_fits_what_every_kernel_accepts() {
         let verity = Verity { root_hash: "a".repeat(64), salt: "b".repeat(64), blocks: u64::MAX };
         let line = cmdline(&verity);
-        // COMMAND_LINE_SIZE of x86 less what a person may add.
+        // COMMAND_LINE_SIZE of x86 minus the words that a person may add.
         assert!(line.len() < 1024, "{line}");
         assert!(line.ends_with("no_timer_check") && !line.contains("  "), "{line}");
     }

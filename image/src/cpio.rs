@@ -1,8 +1,8 @@
-//! Writes a file tree as the archive that the kernel unpacks at boot ("newc").
+//! The archive format that the kernel unpacks at boot ("newc"), written from a file tree.
 //!
-//! The format is 110 bytes of hexadecimal before each name; a crate for it
-//! would be larger than this file, and would have to be told to leave out
-//! times, owners and inode numbers, which is the point here.
+//! The format is 110 bytes of hexadecimal before each name; a crate for it would be
+//! larger than this file, and would need options to leave out times, owners and inode
+//! numbers, which is the point here.
 
 use std::io::Write as _;
 

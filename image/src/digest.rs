@@ -1,12 +1,11 @@
-//! Content hashes, remembered by what the kernel says about a file.
+//! Content hashes, cached by the file metadata that the kernel reports.
 //!
-//! Hashing hundreds of megabytes each time would cost more than a build that
-//! has nothing to do may take, so a file whose size, times and inode are as
-//! they were is taken to have the hash it had.
+//! Hashing hundreds of megabytes each time would cost more than a build without work
+//! may take, so a file with unchanged size, times and inode keeps its known hash.
 //!
 //! Invariants:
-//! - The change time is part of the stamp: nobody can set it back, so a file
-//!   written in place is never mistaken for its past self.
+//! - The change time is part of the stamp: programs cannot set it back, so a file
+//!   written in place never matches its earlier stamp.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +28,7 @@ use crate::error::{At as _, Result};
 /// How much of a file is read at a time.
 const CHUNK: usize = 1 << 20;
 
-/// What the kernel says about a file; changes whenever the file does.
+/// The kernel's metadata of a file; changes whenever the file does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stamp {
     size: u64,
@@ -58,7 +57,7 @@ pub(crate) struct Digests {
 }
 
 impl Digests {
-    /// Opens the memory kept in `store`; one that cannot be read is empty.
+    /// Opens the cache kept in `store`; an unreadable one counts as empty.
     pub(crate) fn open(store: PathBuf) -> Self {
         let known = fs::read(&store)
             .ok()
@@ -81,7 +80,7 @@ impl Digests {
         Ok(digest)
     }
 
-    /// Writes down what is known.
+    /// Saves the known hashes.
     pub(crate) fn save(&self) -> Result<()> {
         let entries: Vec<_> = self.known().clone().into_iter().collect();
         let bytes = serde_json::to_vec(&entries).map_err(std::io::Error::from);
@@ -89,7 +88,8 @@ impl Digests {
     }
 
     fn known(&self) -> std::sync::MutexGuard<'_, BTreeMap<PathBuf, (Stamp, String)>> {
-        // A panic while the lock was held leaves the map whole: it is only ever replaced by entry.
+        // A panic while the lock was held leaves the map consistent: it is only ever
+        // changed by entry.
         self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
@@ -132,9 +132,9 @@ fn hash_sparse(file: &File) -> io::Result<String> {
 fn next_data(file: &File, at: u64, length: u64) -> io::Result<(u64, u64)> {
     let start = match seek(file, SeekFrom::Data(at)) {
         Ok(start) => start,
-        // Nothing but a hole follows.
+        // Only a hole follows.
         Err(Errno::NXIO) => return Ok((length, length)),
-        // Not every file system knows its holes.
+        // Not every file system reports its holes.
         Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok((at, length)),
         Err(error) => return Err(error.into()),
     };

@@ -1,9 +1,9 @@
-//! Writes the disk image: partition table, ESP, system.
+//! The disk image: partition table, ESP, system.
 //!
 //! Invariants:
-//! - The file is sparse: what is zero is not stored.
-//! - The file appears whole or not at all; one that a machine has open stays as
-//!   that machine left it.
+//! - The file is sparse: zeros are not stored.
+//! - The file appears whole or not at all; a file that a machine has open keeps its
+//!   content.
 
 use std::{
     collections::BTreeMap,
@@ -33,14 +33,15 @@ pub(crate) fn write(path: &Path, layout: &Layout, parts: &mut [&mut dyn io::Read
     let aside = aside(path);
     let outcome = write_aside(&aside, layout, parts);
     if outcome.is_err() {
-        // What was begun is of no use; that it cannot be removed changes nothing for the caller.
+        // The unfinished file is useless; a failure to remove it does not matter to the
+        // caller.
         fs::remove_file(&aside).unwrap_or_default();
     }
     outcome?;
     fs::rename(&aside, path).at("put in place", path)
 }
 
-/// A name beside `path`, for what is not whole yet.
+/// A name beside `path`, for an unfinished file.
 pub(crate) fn aside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".new-{}", std::process::id()));
@@ -62,7 +63,7 @@ fn write_aside(path: &Path, layout: &Layout, parts: &mut [&mut dyn io::Read]) ->
     write_table(path, &mut file, layout)
 }
 
-/// Copies a part to its place, leaving holes where it is zero.
+/// Copies a part to its place, leaving holes for zeros.
 fn copy(part: &mut dyn io::Read, file: &mut File, start: u64) -> io::Result<()> {
     let mut piece = vec![0; PIECE];
     let mut place = start;
@@ -150,7 +151,7 @@ impl<D: io::Read + io::Seek> io::Read for Window<D> {
     }
 }
 
-/// The library that reads the ESP wants to be able to write; nothing here lets it.
+/// The library that reads the ESP requires a writer; this one rejects every write.
 impl<D> io::Write for Window<D> {
     fn write(&mut self, _: &[u8]) -> io::Result<usize> {
         Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "opened to be looked at"))

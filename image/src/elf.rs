@@ -1,8 +1,8 @@
-//! Checks that programs of the payload find the libraries that they ask for.
+//! The check that programs of the payload find their libraries.
 //!
-//! Packages are listed by hand and no dependency is followed, so this is what
-//! keeps the list honest: from each program on, every `DT_NEEDED` name must be
-//! a file of the payload.
+//! Packages are listed by hand without following dependencies, so this check keeps the
+//! list complete: from each program on, every `DT_NEEDED` name must be a file of the
+//! payload.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -39,7 +39,7 @@ pub(crate) fn closure(root: &Path, programs: &[&str]) -> Result<BTreeSet<String>
     Ok(found)
 }
 
-/// What one file asks for.
+/// The libraries that one file needs.
 fn needed(path: &Path) -> Result<Vec<String>> {
     let bytes = fs::read(path).at("read", path)?;
     parse(&bytes).map_err(|error| Error::Malformed {

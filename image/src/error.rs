@@ -1,13 +1,13 @@
-//! Says why an image could not be built, and what to do next.
+//! The errors of building an image, with the next step for the operator.
 
 use std::{io, path::PathBuf};
 
 use crate::{layout, moved::Moved};
 
-/// What every function of this crate returns.
+/// The result of every function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The command that renews the lock file; named wherever that is the next step.
+/// The command that renews the lock file; named in every error that it resolves.
 const UPDATE: &str = "cargo xtask image --update-payload";
 
 /// Why an image could not be built or read.
@@ -38,39 +38,39 @@ pub enum Error {
         program: String,
         /// Its exit status, in words.
         status: String,
-        /// The end of what it wrote.
+        /// The end of its output.
         output: String,
     },
     /// The host's apt knows no Debian mirror.
     #[error("the host's apt is set up with no Debian mirror")]
     NoMirror,
-    /// There is no lock file to build from.
+    /// The lock file is missing.
     #[error("there is no lock file {path}", path = path.display())]
     NoLock {
         /// Where it was expected.
         path: PathBuf,
     },
-    /// A line of the lock file makes no sense.
+    /// A line of the lock file is malformed.
     #[error("line {line} of the lock file is wrong: {reason}")]
     Lock {
         /// Counted from 1.
         line: usize,
-        /// What was wrong with it.
+        /// The fault.
         reason: String,
     },
-    /// The lock file does not name what the builder asks for.
+    /// The lock file and the builder's list name different packages.
     #[error("the lock file and the package list differ: {difference}")]
     Stale {
         /// The packages on one side only.
         difference: String,
     },
-    /// The archive offers no such package.
+    /// The archive does not offer the package.
     #[error("the archive has no package {package}")]
     NoPackage {
         /// Its name.
         package: String,
     },
-    /// The mirror no longer has what is locked, and nothing else may be used.
+    /// The mirror no longer has a locked version, and other versions are not allowed.
     #[error("the mirror no longer has these packages of the lock:{}", lines(moved))]
     NotLocked {
         /// The packages, with what the archive has today.
@@ -84,14 +84,14 @@ pub enum Error {
         /// The version that the index names.
         version: String,
     },
-    /// A locked package could not be brought here.
+    /// A locked package could not be fetched.
     #[error("cannot fetch {package} {version}: {output}")]
     Fetch {
         /// Its name.
         package: String,
         /// The version in the lock file.
         version: String,
-        /// What apt said.
+        /// The message of apt.
         output: String,
     },
     /// A program of the payload needs a library that the payload lacks.
@@ -102,29 +102,29 @@ pub enum Error {
         /// The name it asks for.
         library: String,
     },
-    /// A file that the payload should have is not in it.
+    /// A required file is missing in the payload.
     #[error("the payload has no {path}")]
     Absent {
         /// Path inside the payload.
         path: String,
     },
-    /// A binary file is not what its name says.
+    /// A binary file has the wrong format.
     #[error("{path} is no {expected}: {reason}", path = path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What it should have been.
+        /// The expected format.
         expected: &'static str,
-        /// Why it is not.
+        /// The reason.
         reason: String,
     },
-    /// The stub has no room for our sections, or is laid out as no stub is.
+    /// The stub has no room for our sections, or an unexpected layout.
     #[error("cannot build a unified kernel image: {reason}")]
     Uki {
-        /// What stood in the way.
+        /// The reason.
         reason: String,
     },
-    /// There is no such disk.
+    /// The disk cannot be laid out.
     #[error(transparent)]
     Layout(#[from] layout::Error),
     /// The partition table could not be written or read.
@@ -132,7 +132,7 @@ pub enum Error {
     Gpt {
         /// The image.
         path: PathBuf,
-        /// What the table's library said.
+        /// The error of the table's library.
         source: gpt::GptError,
     },
     /// The ESP could not be written or read.
@@ -140,10 +140,10 @@ pub enum Error {
     Esp {
         /// The operation, with its object.
         what: String,
-        /// What the file system's library said.
+        /// The error of the file system's library.
         source: io::Error,
     },
-    /// A file does not hold an image of ours.
+    /// A file does not hold an image of Polis.
     #[error("{path} holds no image of Polis: {reason}", path = path.display())]
     Foreign {
         /// The file.
@@ -157,7 +157,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The next step for whoever reads the error.
+    /// The next step for the operator.
     #[must_use]
     pub fn help(&self) -> Option<String> {
         Some(match self {

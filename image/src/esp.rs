@@ -1,11 +1,10 @@
-//! Writes the EFI system partition, and reads files from one.
+//! The EFI system partition: writing one, and reading files from one.
 //!
-//! The file system is made in memory and is small: what a step or a test needs
-//! is a handful of files, and the rest of it is zero, which a sparse file does
-//! not store.
+//! The file system is made in memory and is small: a step or a test needs a handful of
+//! files, and the rest of it is zero, which a sparse file does not store.
 //!
 //! Invariants:
-//! - Every time stamp is the earliest that FAT can say; the volume's ID follows
+//! - Every time stamp is the earliest that FAT can express; the volume's ID follows
 //!   from the seed.
 
 use std::io::{self, Cursor, Read, Seek, Write};
@@ -21,9 +20,9 @@ use crate::{
     layout::{ESP_SIZE, SECTOR},
 };
 
-/// Where firmware looks for what to start.
+/// The path of the program that firmware starts.
 pub(crate) const LOADER: &str = "EFI/BOOT/BOOTX64.EFI";
-/// Where a node looks for its parameters.
+/// The path of the node's parameters.
 pub(crate) const PARAMETERS: &str = "polis/parameters.pb";
 
 /// Volume label, padded as FAT wants it.
@@ -58,7 +57,7 @@ pub(crate) fn build(seed: &str, files: &[(&str, &[u8])]) -> Result<Vec<u8>> {
             let what = format!("write {path}");
             add(&fat, path, content).map_err(failed(&what))?;
         }
-        // Counts the free clusters, which are then written down for others to find.
+        // Counts the free clusters, and stores the count for other readers.
         fat.stats().map_err(failed("count what is free"))?;
         fat.unmount().map_err(failed("finish"))?;
     }
@@ -76,7 +75,7 @@ fn add<D: Read + Write + Seek>(
 ) -> Result<(), fatfs::Error<io::Error>> {
     let root = fat.root_dir();
     for (slash, _) in path.match_indices('/') {
-        // Making a folder that is there opens it.
+        // Creating an existing folder opens it.
         root.create_dir(&path[..slash])?;
     }
     let mut file = root.create_file(path)?;
@@ -84,7 +83,7 @@ fn add<D: Read + Write + Seek>(
     fatfs::Write::flush(&mut file)
 }
 
-/// The bytes of a file on an ESP; nothing when there is no such file.
+/// The bytes of a file on an ESP; `None` if the file does not exist.
 pub(crate) fn read(disk: impl Read + Write + Seek, path: &str) -> Result<Option<Vec<u8>>> {
     let failed = |error: fatfs::Error<io::Error>| Error::Esp {
         what: format!("read {path}"),

@@ -1,8 +1,8 @@
-//! Looks into an image file: what is in it, from the file alone.
+//! The inspection of an image file, from the file alone.
 //!
-//! Nothing that the build left beside the image is read, so this works on an
-//! image that came from elsewhere; and the system is hashed again, so that
-//! *intact* means what the machine will find.
+//! It reads no other output of the build, so it works on an image that came from
+//! elsewhere; and it hashes the system again, so that *intact* means the same as for
+//! the machine.
 
 use std::{
     env,
@@ -25,12 +25,12 @@ use crate::{
     verity::{self, BLOCK},
 };
 
-/// How files of QEMU's format begin.
+/// The first bytes of files of QEMU's format.
 const QCOW2: &[u8] = b"QFI\xfb";
 /// The largest system that is read into memory to be hashed.
 const SYSTEM_MAX: u64 = 8 << 30;
 
-/// What an image file holds.
+/// The content of an image file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inspection {
     /// The partitions, in order.
@@ -39,20 +39,20 @@ pub struct Inspection {
     pub sections: Vec<(String, usize)>,
     /// The image's `os-release`.
     pub os_release: String,
-    /// What the image is for, if it says so.
+    /// The purpose of the image, if it is recorded.
     pub kind: Option<Kind>,
     /// Release of the kernel.
     pub kernel_release: String,
     /// The kernel's command line.
     pub cmdline: String,
-    /// The packages, a line each: category, name, version, SHA-256, and of those
-    /// that are not of the lock, what the lock has.
+    /// The packages, a line each: category, name, version, SHA-256, and for those that
+    /// differ from the lock, the locked version.
     pub packages: String,
-    /// The packages that are not of the lock.
+    /// The packages that differ from the lock.
     pub moved: Vec<Moved>,
-    /// Length of the parameters file on the ESP, if there is one.
+    /// Length of the parameters file on the ESP, if present.
     pub parameters: Option<usize>,
-    /// Whether the system is what the command line says.
+    /// Whether the system matches the command line.
     pub system: System,
 }
 
@@ -83,7 +83,7 @@ pub enum System {
 ///
 /// # Errors
 ///
-/// The file cannot be read, or is no image of Polis.
+/// The file cannot be read, or is not an image of Polis.
 pub fn inspect(path: &Path) -> Result<Inspection> {
     let mut magic = Vec::new();
     let file = File::open(path).at("open", path)?;
@@ -102,7 +102,7 @@ pub fn inspect(path: &Path) -> Result<Inspection> {
     inspection
 }
 
-/// Reads `path`; errors speak of `named`.
+/// Reads `path`; errors name `named`.
 fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
     let foreign =
         |reason: &str| Error::Foreign { path: named.to_owned(), reason: reason.to_owned() };
@@ -164,7 +164,7 @@ fn part(entry: &Partition) -> Option<Part> {
     Some(Part { name: entry.name.clone(), guids, place: place(entry)? })
 }
 
-/// What the command line says of the system.
+/// The words of the command line about the system.
 #[derive(Debug)]
 struct Expected {
     root_hash: String,
@@ -218,7 +218,7 @@ mod tests {
 
     const PACKAGES: &str = "node etcd 2 00 locked=1\nnode xfsprogs 1 00\n";
 
-    /// Parts as a build leaves them, but small.
+    /// Parts like those of a build, but small.
     fn parts(folder: &Path) -> Manifest {
         let data = vec![0x5a; 200 * BLOCK];
         let (root, tree) = verity::tree(&data, &[1, 2]);
@@ -277,7 +277,7 @@ mod tests {
         let names: Vec<_> = found.partitions.iter().map(|part| part.name.as_str()).collect();
         assert_eq!(names, ["POLIS-ESP", "POLIS-SYSTEM-A"]);
         assert!(found.sections.contains(&(".linux".to_owned(), 6)));
-        // The command line names the ESP that is there.
+        // The command line names the ESP of the image.
         assert!(found.cmdline.contains(&format!("polis.esp={}", found.partitions[0].guids.1)));
         assert_eq!(fs::metadata(&out).unwrap().len(), SIZE_DEFAULT);
     }

@@ -1,4 +1,4 @@
-//! Decides where everything lies on the disk: sizes in, partition table out.
+//! The layout of the disk: sizes in, partition table out.
 //!
 //! Pure: it opens nothing and writes nothing. [`crate::disk`] carries a plan
 //! out, and `storage` on the machine adds the data partition behind it.
@@ -33,7 +33,7 @@ pub const ESP_SIZE: u64 = 96 << 20;
 /// the data partition where it was.
 const SLOT_STEP: u64 = 128 << 20;
 
-/// What the table's backup takes at the end of the disk: 33 sectors, aligned.
+/// The size of the table's backup at the end of the disk: 33 sectors, aligned.
 const TAIL: u64 = ALIGNMENT;
 
 /// Namespace of the GUIDs that are derived from an image's content.
@@ -50,7 +50,7 @@ pub const SYSTEM_A: Kind =
 pub const DATA: Kind =
     Kind { name: "POLIS-DATA", type_guid: uuid!("5141e997-d959-497c-b0e8-f6f81294567c") };
 
-/// What a partition is for: the name and the type GUID by which it is found.
+/// The purpose of a partition: the name and the type GUID by which it is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
     /// Name in the partition table.
@@ -83,10 +83,10 @@ pub struct Layout {
     pub size: u64,
 }
 
-/// Why there is no such disk.
+/// Why the disk cannot be laid out.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The disk is smaller than what must be on it.
+    /// The disk is smaller than its required content.
     #[error("a disk of {size} bytes is too small: ESP and system need {needed} bytes")]
     TooSmall {
         /// Bytes asked for.
@@ -94,7 +94,7 @@ pub enum Error {
         /// Bytes needed.
         needed: u64,
     },
-    /// A table in sectors cannot say such a size.
+    /// The size is not a whole number of sectors.
     #[error("a disk of {size} bytes is no multiple of {SECTOR}")]
     Ragged {
         /// Bytes asked for.

@@ -1,13 +1,13 @@
-//! Builds the disk image: same inputs, same bytes.
+//! The builder of the disk image: same inputs, same bytes.
 //!
-//! [`build()`] runs every step that has something to do and leaves the image and
-//! its parts in one folder, with a [`Manifest`] that describes them.
-//! [`assemble`] puts parts that are there on another disk, with other
-//! parameters. `docs/images.md` tells the whole story.
+//! [`build()`] runs every step whose inputs have changed and leaves the image and its
+//! parts in one folder, with a [`Manifest`] that describes them. [`assemble`] puts
+//! existing parts on another disk, with other parameters. `docs/images.md` has the
+//! details.
 //!
 //! Invariants:
 //! - No root, no mount, nothing installed on the host.
-//! - The library prints nothing: it tells an [`Observer`].
+//! - The library prints nothing: it calls an [`Observer`].
 
 mod apt;
 #[cfg(test)]

@@ -5,8 +5,8 @@
 //! node etcd-server 3.5.16-4 archive 11302964 0875... pool/main/e/etcd/....deb
 //! ```
 //!
-//! The hashes come from indices that apt has verified against Debian's keys, so
-//! a file that matches is as good as one that apt itself would install.
+//! The hashes come from indices that apt has verified against Debian's keys, so a
+//! matching file is as trustworthy as one that apt itself would install.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -88,7 +88,7 @@ impl Lock {
         text
     }
 
-    /// Whether the lock names what the builder asks for, neither more nor less.
+    /// Whether the lock names exactly the builder's packages.
     pub(crate) fn check(&self, selection: &Selection) -> Result<()> {
         let wanted: BTreeSet<_> =
             selection.packages.iter().map(|(category, name)| (*category, *name)).collect();

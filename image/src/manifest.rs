@@ -1,4 +1,4 @@
-//! What a build has made: for those who boot it, measure it, or test it.
+//! The manifest of a build, for the programs that boot, measure or test the image.
 
 use std::{
     fmt, fs,
@@ -19,7 +19,7 @@ use crate::{
 /// Name of the file in the output folder.
 pub(crate) const FILE: &str = "manifest.json";
 
-/// Size of an image when nobody says one: the system, and some gigabytes for data.
+/// Default size of an image: the system, and some gigabytes for data.
 pub const SIZE_DEFAULT: u64 = 4 << 30;
 
 /// What an image is for.
@@ -57,12 +57,12 @@ impl fmt::Display for Kind {
 /// The parts of an image. Paths are names in the folder that holds the manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// The folder; not written down, so that it may be moved.
+    /// The folder; not stored, so that it may be moved.
     #[serde(skip)]
     pub folder: PathBuf,
     /// What the image is for.
     pub kind: Kind,
-    /// The packages that are not of the lock.
+    /// The packages that differ from the lock.
     pub moved: Vec<Moved>,
     /// Version of Polis.
     pub version: String,
@@ -135,7 +135,7 @@ impl Options {
 /// File formats of disk images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Byte for byte what is on the disk.
+    /// Byte for byte as on the disk.
     Raw,
     /// QEMU's own.
     Qcow2,
@@ -146,7 +146,7 @@ impl Manifest {
     ///
     /// # Errors
     ///
-    /// There is none, or it is of another version.
+    /// The manifest is missing, or of another version.
     pub fn load(folder: &Path) -> Result<Self> {
         let path = folder.join(FILE);
         let bytes = fs::read(&path).at("read", &path)?;
@@ -170,8 +170,8 @@ impl Manifest {
     }
 }
 
-/// Puts the parts together on a disk, with other parameters or another size than
-/// the built image has. Builds nothing, so it takes as long as copying.
+/// Puts the parts together on a disk, with other parameters or another size than the
+/// built image. Builds nothing, so it takes as long as copying.
 ///
 /// # Errors
 ///

@@ -1,7 +1,7 @@
-//! Finds the Debian mirror that this host is set up with.
+//! The Debian mirror that this host is configured with.
 //!
-//! No mirror's name stands in this repository: the host's administrator chose
-//! one, or the caller names one.
+//! This repository does not name a mirror: the host's administrator chose one, or the
+//! caller names one.
 
 use crate::{
     error::{Error, Result},
@@ -9,7 +9,7 @@ use crate::{
     program,
 };
 
-/// What apt is asked to print for each index that it knows.
+/// The format in which apt prints each index that it knows.
 const FORMAT: &str = "$(SITE) $(RELEASE) $(COMPONENT) $(ORIGIN)";
 
 /// Suites by which Debian's archive is known before its lists are fetched.
@@ -24,7 +24,7 @@ pub(crate) struct Mirror {
 }
 
 impl Mirror {
-    /// Takes the caller's, or else the host's.
+    /// Returns the caller's mirror, or else the host's.
     pub(crate) fn find(named: Option<&str>) -> Result<Self> {
         if let Some(url) = named {
             return Ok(Self::new(url, None));
@@ -70,7 +70,7 @@ impl Mirror {
         Self { archive, security }
     }
 
-    /// Where packages of this origin are.
+    /// The root for packages of this origin.
     pub(crate) fn base(&self, origin: Origin) -> &str {
         match origin {
             Origin::Archive => &self.archive,
@@ -78,7 +78,7 @@ impl Mirror {
         }
     }
 
-    /// Tells which archive a URI points into, and where in it.
+    /// Returns the archive that a URI points into, and the path in it.
     pub(crate) fn split<'a>(&self, uri: &'a str) -> Option<(Origin, &'a str)> {
         // The security archive's root may extend the other's: try it first.
         [Origin::Security, Origin::Archive].into_iter().find_map(|origin| {

@@ -1,24 +1,24 @@
-//! Chooses kernel modules: all that a node may need, and the few that reach a disk.
+//! The choice of kernel modules: all that a node may need, and the few that reach a disk.
 //!
-//! Debian's kernel has four thousand modules. The root keeps those that are not
-//! left out by the lists below, the initramfs the few that lead to a disk. Most
-//! are packed as Debian ships them, and the kernel unpacks them; those that a
-//! boot waits for are unpacked, since that costs more than reading them.
+//! Debian's kernel has four thousand modules. The root keeps those that the lists below
+//! do not leave out, the initramfs the few that lead to a disk. Most are packed as
+//! Debian ships them, and the kernel unpacks them; those that a boot waits for are
+//! stored unpacked, since unpacking costs more than reading them.
 //!
 //! Invariants:
-//! - Whatever a kept module depends on is kept, even from a folder left out.
+//! - The dependencies of a kept module are kept, even from a folder left out.
 //! - The index files name kept modules only.
 //!
-//! What this module does not do: read modules. Kmod's `depmod` has done that,
-//! and here its text output is filtered.
+//! What this module does not do: read modules. Kmod's `depmod` has done that, and this
+//! module filters its text output.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::error::{Error, Result};
 
-/// Folders (below `kernel/`) of what a node has no use for.
+/// Folders (below `kernel/`) of modules that a node does not use.
 const LEFT_OUT: &[&str] = &[
-    // People: sound, cameras, television, gamepads, braille, touch screens.
+    // Devices for people: sound, cameras, television, gamepads, braille, touch screens.
     "sound",
     "drivers/accessibility",
     "drivers/input/gameport",
@@ -105,7 +105,7 @@ const LEFT_OUT: &[&str] = &[
     // Flash chips without a controller, and being a target of others.
     "drivers/mtd",
     "drivers/target",
-    // File systems that no volume of a node has.
+    // File systems that volumes of a node do not use.
     "fs/9p",
     "fs/adfs",
     "fs/affs",
@@ -153,8 +153,8 @@ const INITRAMFS_PLAIN: &[&str] = &[
     "dm_verity",
     "efivarfs",
     "erofs",
-    // What `node` needs at once: the ESP, which also counts attempts, the parameters,
-    // and the file system of the data partition.
+    // The modules that `node` needs at once: the ESP, which also counts attempts, the
+    // parameters, and the file system of the data partition.
     "nls_cp437",
     "qemu_fw_cfg",
     "vfat",
@@ -185,7 +185,7 @@ const INITRAMFS_PACKED: &[&str] = &[
     "uas",
     "usb_storage",
     "vmd",
-    // USB, for disks and for the keyboard of who must answer.
+    // USB, for disks and for an operator's keyboard.
     "ehci_pci",
     "hid_generic",
     "ohci_pci",
@@ -194,8 +194,8 @@ const INITRAMFS_PACKED: &[&str] = &[
     "xhci_pci",
 ];
 
-/// Modules of the root that are in it unpacked, for the file system to compress:
-/// what a boot waits for. LZ4 unpacks several times as fast as XZ.
+/// Modules of the root that are in it unpacked, for the file system to compress: a boot
+/// waits for them. LZ4 unpacks several times as fast as XZ.
 const ROOT_PLAIN: &[&str] = &[
     // The data partition: its ciphers, plain and fast, its integrity, its file system.
     "aegis128",
@@ -211,8 +211,8 @@ const ROOT_PLAIN: &[&str] = &[
     "virtio_net",
 ];
 
-/// Modules that the root must have, whatever folder is left out one day: what
-/// the node asks for by name, and the hardware that it is tested on.
+/// Modules that the root must have, even if a list leaves out their folder one day: the
+/// node asks for them by name, or is tested on their hardware.
 const ROOT: &[&str] = &[
     "aegis128",
     "aegis128_aesni",
@@ -239,16 +239,16 @@ const ROOT: &[&str] = &[
 /// How a module's file is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// As the kernel maps it.
+    /// Plain, as the kernel maps it.
     Plain,
-    /// As Debian ships it.
+    /// Packed, as Debian ships it.
     Packed,
 }
 
 /// Modules that were chosen: path below the kernel's folder → form.
 pub(crate) type Kept = BTreeMap<String, Form>;
 
-/// What `depmod` wrote about the modules of one kernel.
+/// The output of `depmod` about the modules of one kernel.
 #[derive(Debug)]
 pub(crate) struct Index {
     /// Module path below the kernel's folder → paths that it depends on, nearest first.
@@ -295,7 +295,7 @@ impl Index {
         self.choose(INITRAMFS_PLAIN, self.named(INITRAMFS_PACKED)?)
     }
 
-    /// Some modules in plain form, others packed, and what both depend on.
+    /// Some modules in plain form, others packed, and the dependencies of both.
     fn choose(&self, plain: &[&str], packed: impl IntoIterator<Item = String>) -> Result<Kept> {
         let mut kept: Kept =
             self.close(packed).into_iter().map(|path| (path, Form::Packed)).collect();
@@ -303,7 +303,7 @@ impl Index {
         Ok(kept)
     }
 
-    /// Paths of modules by name. One that is built into the kernel has none.
+    /// Paths of modules by name. A built-in module has no path.
     fn named(&self, names: &[&str]) -> Result<Vec<String>> {
         let mut paths = Vec::new();
         for module in names {
@@ -316,7 +316,7 @@ impl Index {
         Ok(paths)
     }
 
-    /// Adds what modules depend on, firmly or softly, until nothing is missing.
+    /// Adds the dependencies of modules, firm or soft, until the set is complete.
     fn close(&self, wanted: impl IntoIterator<Item = String>) -> BTreeSet<String> {
         let mut kept = BTreeSet::new();
         let mut queue: VecDeque<String> = wanted.into_iter().collect();
@@ -331,7 +331,7 @@ impl Index {
         kept
     }
 
-    /// What a module wants loaded before it, if there is such a module: by name or alias.
+    /// The soft dependencies of a module that exist: by name or alias.
     fn softly_needed(&self, module: &str) -> Vec<String> {
         let mut paths = Vec::new();
         for line in self.soft.lines() {
@@ -353,14 +353,14 @@ impl Index {
         paths
     }
 
-    /// `modules.dep` for these modules; `place` says what a module's file is called there.
+    /// `modules.dep` for these modules; `place` maps a module to its file's path there.
     pub(crate) fn dep(&self, kept: &Kept, place: impl Fn(&str, Form) -> String) -> String {
         let mut text = String::new();
         for (path, form) in kept {
             text += &place(path, *form);
             text.push(':');
             for needed in self.dependencies.get(path).into_iter().flatten() {
-                // What a kept module depends on is kept.
+                // The dependencies of a kept module are kept.
                 if let Some(form) = kept.get(needed) {
                     text.push(' ');
                     text += &place(needed, *form);
@@ -406,7 +406,7 @@ pub(crate) fn in_form(path: &str, form: Form) -> String {
     }
 }
 
-/// What a module is called, wherever its file lies and however it is packed.
+/// The name of a module, independent of its file's folder and form.
 pub(crate) fn name(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
     file.split(".ko").next().unwrap_or(file).replace('-', "_")
@@ -464,7 +464,7 @@ kernel/sound/s.ko.xz:
         let kept = index().choose(&["b_c"], packed).unwrap();
         let packed: Vec<_> =
             kept.iter().filter(|(_, form)| **form == Form::Packed).map(|(path, _)| path).collect();
-        // What `s` wants loaded before it stays packed, as `s` does.
+        // The soft dependency of `s` stays packed, as `s` does.
         assert_eq!(packed, ["kernel/drivers/net/a.ko.xz", "kernel/sound/s.ko.xz"]);
         assert_eq!(in_form("kernel/lib/d.ko.xz", kept["kernel/lib/d.ko.xz"]), "kernel/lib/d.ko");
     }

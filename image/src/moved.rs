@@ -1,9 +1,9 @@
 //! The packages in which a payload differs from the lock file.
 //!
-//! A Debian mirror keeps the current version of a package only, so a lock file
-//! ages. The builder then goes on with what the archive has today
-//! (`payload`), and this is what it says about it: to the person, in the
-//! manifest, and in the package list that the image carries.
+//! A Debian mirror keeps the current version of a package only, so a lock file ages.
+//! The builder then continues with the archive's current packages (`payload`), and
+//! reports the differences: to the person, in the manifest, and in the package list
+//! that the image carries.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -14,10 +14,11 @@ use crate::{
     packages::Category,
 };
 
-/// The field of an image's package list that marks a package as not of the lock.
+/// The field of an image's package list that marks a package as different from the
+/// lock.
 const MARK: &str = " locked=";
 
-/// A package that is not as the lock file names it.
+/// A package that differs from the lock file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moved {
     /// Its name today.
@@ -37,7 +38,8 @@ impl fmt::Display for Moved {
     }
 }
 
-/// What `used` has in another version than `lock`, or beyond it, in the order of `used`.
+/// The packages of `used` that `lock` has in another version or not at all, in the
+/// order of `used`.
 pub(crate) fn between(lock: &Lock, used: &Lock) -> Vec<Moved> {
     let locked: BTreeMap<_, _> =
         lock.packages.iter().map(|package| (identity(package), package)).collect();
@@ -57,7 +59,8 @@ pub(crate) fn between(lock: &Lock, used: &Lock) -> Vec<Moved> {
         .collect()
 }
 
-/// What became of locked packages that are `gone`, by what the archive has `today`.
+/// The replacements of locked packages that are `gone`, from the archive's packages of
+/// `today`.
 pub(crate) fn replaced(gone: &[&Package], today: Option<&Lock>) -> Vec<Moved> {
     gone.iter()
         .map(|package| {
@@ -72,13 +75,13 @@ pub(crate) fn replaced(gone: &[&Package], today: Option<&Lock>) -> Vec<Moved> {
         .collect()
 }
 
-/// By what a package is known in two locks: the name of the kernel's says its version.
+/// The name of a package in two locks: the kernel's package name contains its version.
 fn identity(package: &Package) -> &str {
     if package.category == Category::Kernel { "" } else { &package.name }
 }
 
-/// What an image carries as its package list: a line each, with a mark at those
-/// that are not of the lock.
+/// The package list of an image: a line each, with a mark at those that differ from the
+/// lock.
 pub(crate) fn listing(used: &Lock, moved: &[Moved]) -> String {
     used.packages.iter().fold(String::new(), |text, package| {
         let Package { category, name, version, sha256, .. } = package;
@@ -90,7 +93,7 @@ pub(crate) fn listing(used: &Lock, moved: &[Moved]) -> String {
     })
 }
 
-/// The packages that a list marks as not of the lock.
+/// The packages that a list marks as different from the lock.
 pub(crate) fn marked(listing: &str) -> Vec<Moved> {
     let read = |line: &str| {
         let (package, locked) = line.split_once(MARK)?;

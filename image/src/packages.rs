@@ -1,8 +1,7 @@
 //! The list of Debian packages that an image is made of and made with.
 //!
-//! The list is explicit: nothing is pulled in by a dependency, since no
-//! maintainer script is ever run. That it is complete is checked by
-//! [`crate::elf`], program by program.
+//! The list is explicit: dependencies are not followed, since maintainer scripts are
+//! never run. [`crate::elf`] checks that it is complete, program by program.
 
 use std::fmt;
 
@@ -17,7 +16,7 @@ pub(crate) const KERNEL: &str = "linux-image-amd64";
 pub enum Category {
     /// The kernel and its modules.
     Kernel,
-    /// What firmware starts.
+    /// Programs that firmware starts.
     Boot,
     /// Programs that run on a node.
     Node,
@@ -63,10 +62,10 @@ impl fmt::Display for Category {
     }
 }
 
-/// What a payload consists of.
+/// The contents of a payload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Selection {
-    /// Every package by name; the kernel stands for what it depends on.
+    /// Every package by name; the kernel's metapackage stands for its dependency.
     pub(crate) packages: &'static [(Category, &'static str)],
     /// Programs that go into the image. Their libraries follow from them.
     pub(crate) programs: &'static [&'static str],

@@ -1,4 +1,4 @@
-//! Brings the packages here and unpacks them, once for every checkout.
+//! The payload: Debian packages, fetched and unpacked once for every checkout.
 //!
 //! ```text
 //! payload.lock --> debs/<sha256>.deb --> trees/<hash of the lock>/  <-- target/payload/root
@@ -18,17 +18,17 @@
 //! `locked` --> refused          else --> today's tree, and settled/<hash of the lock>.lock
 //! ```
 //!
-//! Today's packages are all taken from the archive as it is today, those that
-//! the mirror still has in the locked version too: Debian tests and ships its
-//! current versions together, and has never seen a mixture of ours.
+//! Today's packages are all taken from the archive as it is today, even those that the
+//! mirror still has in the locked version: Debian tests and ships its current versions
+//! together, and never tests a mixture.
 //!
-//! Package files are kept by their hash, trees by the hash of the whole lock:
-//! neither ever changes, so several builds may share them. The folder is
-//! `POLIS_CACHE` when that is set, else it is below `target/`.
+//! Package files are kept by their hash, trees by the hash of the whole lock: neither
+//! ever changes, so several builds may share them. The folder is `POLIS_CACHE` if that
+//! is set, else it is below `target/`.
 //!
 //! Invariants:
-//! - A file enters `debs/` only under the hash that it has, and is unpacked only
-//!   if it still has it. The hash is the lock's or that of a signed index.
+//! - A file enters `debs/` only under its own hash, and is unpacked only while the hash
+//!   still matches. The hash is the lock's or that of a signed index.
 //! - A tree appears whole or not at all (unpacked aside, then renamed).
 //! - One process at a time writes, under a file lock.
 
@@ -58,9 +58,10 @@ use crate::{
     step::Observer,
 };
 
-/// Items of work at a time. Each is a process of its own, and mirrors ask for moderation.
+/// Parallel items of work. Each is a process of its own, and mirrors ask for
+/// moderation.
 const WORKERS: usize = 4;
-/// How often the progress of downloads is looked at.
+/// How often the progress of downloads is checked.
 const TICK: Duration = Duration::from_millis(100);
 /// Folders that Debian has merged: links must be there before anything is unpacked.
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
@@ -70,20 +71,20 @@ const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 pub(crate) struct Payload {
     /// Where the packages are unpacked.
     pub(crate) root: PathBuf,
-    /// What they are.
+    /// Its packages.
     pub(crate) lock: Lock,
-    /// Those that are not as the lock file names them.
+    /// Those that differ from the lock file.
     pub(crate) moved: Vec<Moved>,
 }
 
 impl Payload {
-    /// What an image carries as its package list.
+    /// The package list of an image.
     pub(crate) fn listing(&self) -> String {
         moved::listing(&self.lock, &self.moved)
     }
 }
 
-/// Where packages are kept, and where they come from.
+/// The place of packages, and their sources.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// The lock file.
@@ -95,13 +96,13 @@ pub struct Source {
     /// The URL of an archive that has old versions, laid out like a mirror. It is
     /// asked first for locked files that the mirror no longer has.
     pub snapshot: Option<String>,
-    /// Whether to refuse packages that are not of the lock.
+    /// Whether to reject packages that differ from the lock.
     pub locked: bool,
     pub(crate) selection: Selection,
     pub(crate) trust: Trust,
 }
 
-/// What a tree still lacks, and what the package that brings it is for.
+/// A gap in a tree, and the category of the package that fills it.
 #[derive(Debug, PartialEq, Eq)]
 struct Lacking {
     category: Category,
@@ -110,7 +111,7 @@ struct Lacking {
 
 #[derive(Debug, PartialEq, Eq)]
 enum What {
-    /// A library that a program or a library asks for.
+    /// A library that a program or a library needs.
     Library { file: String, library: String },
     /// The package whose folder of documents another one shares.
     Package(String),
@@ -135,7 +136,8 @@ impl Source {
     ///
     /// # Errors
     ///
-    /// There is no mirror, its indices are not signed by Debian, or it lacks a package.
+    /// The mirror is missing, its indices are not signed by Debian, or it lacks a
+    /// package.
     pub fn update(&self) -> Result<Lock> {
         let mirror = Mirror::find(self.mirror.as_deref())?;
         let _guard = self.guard()?;
@@ -165,13 +167,14 @@ impl Source {
         Ok(lock)
     }
 
-    /// Where the tree of this lock is, or will be.
+    /// The path of the tree of this lock.
     pub(crate) fn tree(&self, lock: &Lock) -> PathBuf {
         self.cache.join("trees").join(key(lock))
     }
 
-    /// What an earlier build used where the mirror no longer had this lock, if its
-    /// tree is still there. It stays in use, so that two builds have the same inputs.
+    /// The packages of an earlier build for a lock that the mirror no longer had, if
+    /// their tree still exists. They stay in use, so that two builds have the same
+    /// inputs.
     fn settled(&self, lock: &Lock) -> Option<Lock> {
         let text = fs::read_to_string(self.settled_file(lock)).ok()?;
         Lock::parse(&text).ok().filter(|used| self.tree(used).exists())
@@ -187,7 +190,7 @@ impl Source {
         if self.tree(lock).exists() {
             return Some(self.payload(lock, lock.clone()));
         }
-        // A snapshot archive may have what the build before had to do without.
+        // A snapshot archive may have packages that the earlier build lacked.
         if self.locked || self.snapshot.is_some() {
             return None;
         }
@@ -198,17 +201,18 @@ impl Source {
         Payload { root: self.tree(&used), moved: moved::between(lock, &used), lock: used }
     }
 
-    /// Downloads what is missing and unpacks all of it, unless that was done before.
+    /// Downloads the missing packages and unpacks all of them, unless that is already
+    /// done.
     ///
     /// # Errors
     ///
-    /// The mirror is out of reach, or has other bytes than the lock or its index
-    /// says; it no longer has the lock, and that must be (`locked`); or what it has
-    /// today makes no payload.
+    /// The mirror is out of reach, or has other bytes than the lock or its index names;
+    /// it no longer has the locked versions, which `locked` requires; or its current
+    /// packages are not a complete payload.
     pub(crate) fn prepare(&self, lock: &Lock, observer: &dyn Observer) -> Result<Payload> {
         let _guard = self.guard()?;
         if let Some(payload) = self.ready(lock) {
-            // Another process was quicker.
+            // Another process has already finished.
             return Ok(payload);
         }
         let Some(today) = self.fetch(lock, observer)? else {
@@ -226,8 +230,8 @@ impl Source {
         Ok(self.payload(lock, used))
     }
 
-    /// Brings the files of `lock` here; where that cannot be done, returns what the
-    /// archive has today instead.
+    /// Fetches the files of `lock`; if that is not possible, returns the archive's
+    /// current packages instead.
     fn fetch(&self, lock: &Lock, observer: &dyn Observer) -> Result<Option<Lock>> {
         let missing: Vec<&Package> =
             lock.packages.iter().filter(|package| !self.has(package)).collect();
@@ -247,7 +251,7 @@ impl Source {
         }
         let today = apt.resolve(&mirror, &self.selection);
         if let Ok(today) = &today {
-            // A security update that has become part of the release lies elsewhere.
+            // A security update that has become part of the release has another path.
             let elsewhere: Vec<&Package> = today
                 .packages
                 .iter()
@@ -266,8 +270,8 @@ impl Source {
         today.map(Some)
     }
 
-    /// Brings `today`'s packages here and unpacks them, and with them what they have
-    /// come to depend on since the package list was written. Returns all that was used.
+    /// Fetches and unpacks `today`'s packages, together with dependencies that are
+    /// newer than the package list. Returns all packages used.
     fn follow(&self, mut today: Lock, observer: &dyn Observer) -> Result<Lock> {
         let mirror = Mirror::find(self.mirror.as_deref())?;
         let apt = self.apt(&mirror)?;
@@ -294,7 +298,7 @@ impl Source {
         Ok(today)
     }
 
-    /// What the tree at `root` lacks.
+    /// The gap in the tree at `root`, if any.
     fn lacking(&self, root: &Path, lock: &Lock) -> Result<Option<Lacking>> {
         let Selection { programs, tools, .. } = self.selection;
         for (category, programs) in [(Category::Library, programs), (Category::Tool, tools)] {
@@ -308,7 +312,7 @@ impl Source {
             }
         }
         let documents = root.join("usr/share/doc");
-        // Terms that are handed out with a program may lie in the folder of another package.
+        // A program's licence terms may be in the folder of another package.
         for package in lock.packages.iter().filter(|package| package.category.in_image()) {
             let Ok(shared) = fs::read_link(documents.join(&package.name)) else { continue };
             if !documents.join(&shared).exists() {
@@ -319,7 +323,7 @@ impl Source {
         Ok(None)
     }
 
-    /// The package among `known` that brings what is lacking.
+    /// The package among `known` that fills the gap.
     fn bringing(
         &self,
         apt: &Apt,
@@ -337,8 +341,8 @@ impl Source {
             }
             What::Library { file, library } => (file, library),
         };
-        // A package of a library is called after it: `libab2` has `libab.so.2`. Whatever
-        // it is called, it has the file, and small packages are quick to look into.
+        // A package of a library is named after it: `libab2` has `libab.so.2`. Under
+        // any name it contains the file, and small packages are quick to search.
         let stem = library.split(".so").next().unwrap_or(library);
         let mut likely: Vec<&Package> =
             known.iter().filter(|package| package.name.starts_with("lib")).collect();
@@ -352,11 +356,11 @@ impl Source {
         Err(Error::Library { file: file.clone(), library: library.clone() })
     }
 
-    /// Whether a package that is here has this library.
+    /// Whether a fetched package has this library.
     fn brings(&self, package: &Package, library: &str) -> Result<bool> {
         let listing =
             program::run(program::host("dpkg-deb").arg("--contents").arg(self.deb(package)))?;
-        // With merged folders and without; what follows an arrow is where a link points.
+        // With merged folders and without; behind an arrow is the target of a link.
         let end = format!("{}/{library}", program::LIBRARIES.trim_start_matches("usr"));
         Ok(String::from_utf8_lossy(&listing)
             .lines()
@@ -380,13 +384,13 @@ impl Source {
         self.cache.join("debs").join(format!("{}.deb", package.sha256))
     }
 
-    /// Whether the file of `package` is there with the hash by which it is called:
-    /// whatever the cache went through since, nothing else is unpacked.
+    /// Whether the file of `package` exists and matches the hash in its name: only such
+    /// a file is unpacked, even from a damaged cache.
     fn has(&self, package: &Package) -> bool {
         sha256(&self.deb(package)).is_ok_and(|hash| hash == package.sha256)
     }
 
-    /// Brings files here that the archive's index names.
+    /// Fetches files that the archive's index names.
     fn download_all(
         &self,
         apt: &Apt,
@@ -404,7 +408,7 @@ impl Source {
         }
     }
 
-    /// Brings files here; returns those that the archive does not have.
+    /// Fetches files; returns those that the archive does not have.
     fn download<'a>(
         &self,
         apt: &Apt,
@@ -444,9 +448,10 @@ impl Source {
         Ok(gone)
     }
 
-    /// Unpacks packages that are here in a new folder, and says where.
+    /// Unpacks fetched packages in a new folder, and returns its path.
     fn unpack(&self, packages: &[Package], observer: &dyn Observer) -> Result<PathBuf> {
-        // One name, since one process at a time writes: what a failure left here goes.
+        // A fixed name, since one process at a time writes: remains of a failure are
+        // removed.
         let root = self.cache.join("trees/new");
         if root.exists() {
             fs::remove_dir_all(&root).at("clear", &root)?;
@@ -479,7 +484,7 @@ impl Source {
     fn put_in_place(&self, aside: &Path, lock: &Lock) -> Result<()> {
         let tree = self.tree(lock);
         if tree.exists() {
-            // Another lock file, and today's packages were the same.
+            // Another lock file led to the same packages.
             return fs::remove_dir_all(aside).at("clear", aside);
         }
         fs::rename(aside, &tree).at("put in place", &tree)

@@ -1,5 +1,5 @@
-//! Starts programs: the host's, and those of the payload with the payload's
-//! own loader and libraries, so that a build does not depend on the host's.
+//! The start of programs: the host's, and those of the payload with the payload's own
+//! loader and libraries, so that a build does not depend on the host's.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,7 +23,7 @@ pub(crate) fn host(program: &str) -> Command {
         reason = "the builder runs on a host, where a parent waits for its own children"
     )]
     let mut command = Command::new(program);
-    // Messages are matched and shown: one language, whatever the caller's is.
+    // Messages are matched and shown: in one language, independent of the caller's.
     command.env("LC_ALL", "C.UTF-8");
     command
 }
@@ -40,7 +40,7 @@ pub fn payload(root: &Path, program: &str) -> Command {
     command
 }
 
-/// Runs a command to its end and returns what it wrote.
+/// Runs a command to its end and returns its output.
 ///
 /// # Errors
 ///
@@ -59,7 +59,7 @@ pub fn run(command: &mut Command) -> Result<Vec<u8>> {
     Err(Error::Program { program, status: output.status.to_string(), output: text })
 }
 
-/// The program that a command is for: behind the loader, the one it loads.
+/// The program that a command runs: behind the loader, the loaded one.
 fn name(command: &Command) -> String {
     let mut arguments = command.get_args();
     let program = match arguments.find(|argument| *argument == "--argv0") {

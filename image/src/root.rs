@@ -1,4 +1,4 @@
-//! Decides what is in the root file system and in the initramfs.
+//! The contents of the root file system and of the initramfs.
 //!
 //! Both are plans ([`Tree`]): nothing is written here.
 
@@ -25,7 +25,7 @@ const MOUNT_POINTS: &[&str] =
 /// Files that differ from node to node; the node writes them where it may.
 const OF_THE_NODE: &[&str] = &["hostname", "hosts", "machine-id", "resolv.conf"];
 
-/// What both trees are made from.
+/// The sources of both trees.
 #[derive(Debug)]
 pub(crate) struct Sources<'a> {
     payload: &'a Path,
@@ -35,7 +35,7 @@ pub(crate) struct Sources<'a> {
 }
 
 impl<'a> Sources<'a> {
-    /// Reads what `depmod` wrote to the folder `index` about the payload's modules.
+    /// Reads the output of `depmod` in the folder `index` about the payload's modules.
     pub(crate) fn open(content: &'a Payload, release: &'a str, index: &Path) -> Result<Self> {
         let payload = &content.root;
         let read = |folder: &Path, name: &str| {
@@ -55,7 +55,7 @@ impl<'a> Sources<'a> {
         self.payload.join("usr/lib/modules").join(self.release)
     }
 
-    /// The root file system, but for `etc/os-release`, which says what all of it is;
+    /// The root file system, except `etc/os-release`, which identifies all of it;
     /// `unpacked` holds plain modules as `<name>.ko`.
     pub(crate) fn root(&self, init: &Path, node: &Path, unpacked: &Path) -> Result<Tree> {
         let mut tree = Tree::default();
@@ -68,7 +68,8 @@ impl<'a> Sources<'a> {
         }
         tree.program("init", init);
         tree.program("usr/bin/node", node);
-        // The kernel asks for modules by running this; `init` knows it by its name.
+        // The kernel runs this to load modules; `init` recognises the request by the
+        // name.
         tree.link("usr/sbin/modprobe", "/init");
         self.add_programs(&mut tree)?;
         self.add_modules(&mut tree, unpacked)?;
@@ -134,7 +135,7 @@ impl<'a> Sources<'a> {
         tree.text(PACKAGE_LIST, self.content.listing());
     }
 
-    /// Whoever hands out the image hands out these programs: their terms go with them.
+    /// The image distributes these programs, so it includes their licence terms.
     fn add_copyrights(&self, tree: &mut Tree) -> Result<()> {
         for package in
             self.content.lock.packages.iter().filter(|package| package.category.in_image())
@@ -190,7 +191,7 @@ fn add_index(
     tree.text(&format!("{folder}/modules.softdep"), index.softdep(kept));
 }
 
-/// What a module's file is called in the initramfs, which has one folder for all.
+/// The file name of a module in the initramfs, which has one folder for all.
 fn flat(path: &str, form: Form) -> String {
     let file = format!("{}.ko", modules::name(path));
     match form {

@@ -1,8 +1,8 @@
-//! Runs the steps of a build, each only when one of its inputs has changed.
+//! The steps of a build, each run only when one of its inputs has changed.
 //!
-//! A step names its inputs (content hashes under labels that a person
-//! understands), its outputs, and the work. After the work a record is
-//! written; the next time, an equal record means that there is nothing to do.
+//! A step names its inputs (content hashes under readable labels), its outputs, and the
+//! work. After the work a record is written; the next time, an equal record means that
+//! the step is up to date.
 //!
 //! ```text
 //! record absent ------------------\
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Invariants:
-//! - The record is removed before the work and written after it, so work that
-//!   was cut short is done again.
+//! - The record is removed before the work and written after it, so interrupted work is
+//!   done again.
 //! - The source text of a step is one of its inputs: a changed recipe runs.
 
 use std::{
@@ -31,14 +31,14 @@ use crate::{
     moved::Moved,
 };
 
-/// What a step did, for whoever watches.
+/// The report of a step, for observers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The step.
     pub name: &'static str,
     /// How long it took.
     pub time: Duration,
-    /// Why it ran; nothing when its outputs were there already.
+    /// Why it ran; `None` when its outputs were up to date.
     pub why: Option<String>,
 }
 
@@ -48,13 +48,13 @@ pub trait Observer: Sync {
     fn begin(&self, name: &'static str);
     /// A step has ended.
     fn step(&self, report: &Report);
-    /// A package is not of the lock.
+    /// A package differs from the lock.
     fn moved(&self, moved: &Moved);
     /// Long work has got so far, in bytes. Ends with `done == total`.
     fn progress(&self, what: &str, done: u64, total: u64);
 }
 
-/// Watches nothing.
+/// Ignores all reports.
 #[derive(Clone, Copy, Debug)]
 pub struct Silent;
 
@@ -105,7 +105,7 @@ impl Inputs {
     }
 }
 
-/// What is written down about a step that has run.
+/// The record of a step that has run.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record<T> {
     inputs: Inputs,
@@ -128,7 +128,7 @@ impl<'a> Steps<'a> {
         Ok(Self { folder, digests, observer })
     }
 
-    /// Runs `work` unless its outputs are those of the same inputs.
+    /// Runs `work` unless its outputs are up to date.
     pub(crate) fn run<T: Serialize + DeserializeOwned>(
         &self,
         name: &'static str,
@@ -171,7 +171,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Option<Record<T>> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-/// Says which output is not as the step left it.
+/// Returns the output that has changed since the step, if any.
 fn touched<T>(record: &Record<T>, outputs: &[PathBuf]) -> Option<String> {
     outputs.iter().find_map(|output| {
         let name = output.file_name().unwrap_or(output.as_os_str()).display();

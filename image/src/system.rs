@@ -1,9 +1,9 @@
-//! Makes the content of a system partition: an erofs file system with a
-//! dm-verity hash tree behind it.
+//! The content of a system partition: an erofs file system with a dm-verity hash tree
+//! behind it.
 //!
-//! Everything is in one file system, our own programs too. Compressing all of
-//! it takes a second on four cores, and only what changes often could be moved
-//! out: some 20 MB of 90, at the price of a second device to open at each boot.
+//! Everything is in one file system, including our own programs. Compressing all of it
+//! takes a second on four cores, and only frequently changed files could be moved out:
+//! some 20 MB of 90, at the price of a second device to open at each boot.
 
 use std::{fs, path::Path};
 
@@ -15,11 +15,11 @@ use crate::{
     verity::{self, Verity},
 };
 
-/// UUID of the file system: it tells nothing apart that the hash does not.
+/// UUID of the file system: fixed, since the hash already identifies it.
 const UUID: &str = "00000000-0000-0000-0000-0000706f6c69";
-/// LZ4 at level 9 of 12: the last three take ten times as long for half a
-/// percent. Clusters of 64 KiB, since reading is bound by hashing, not by
-/// seeking. No times, no owners, no extended attributes.
+/// LZ4 at level 9 of 12: the last three are ten times as slow for half a percent.
+/// Clusters of 64 KiB, since reading is bound by hashing, not by seeking. No times, no
+/// owners, no extended attributes.
 const OPTIONS: &[&str] = &["-zlz4hc,level=9", "-C65536", "-T0", "--all-root", "-x-1", "--quiet"];
 /// Modules are packed already: trying again costs time and gains nothing.
 const HINTS: &str = "0 \\.ko\\.xz$\n";
@@ -47,12 +47,12 @@ pub(crate) fn make(
     append_verity(output, seed)
 }
 
-/// Appends the hash tree to a file system and says how to open the two.
+/// Appends the hash tree to a file system and returns the parameters for opening both.
 fn append_verity(path: &Path, seed: &str) -> Result<Verity> {
     let mut data = fs::read(path).at("read", path)?;
     data.resize(data.len().next_multiple_of(verity::BLOCK), 0);
     let blocks = (data.len() / verity::BLOCK) as u64;
-    // The salt need not be secret, only the image's own: two images share no hash.
+    // The salt need not be secret, only unique to the image: two images share no hash.
     let salt = hash(seed.as_bytes());
     let (root, tree) = verity::tree(&data, &verity::bytes(&salt).unwrap_or_default());
     data.extend(tree);

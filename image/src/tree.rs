@@ -1,11 +1,11 @@
-//! A file tree in memory: what goes into the root and into the initramfs.
+//! A file tree in memory: the plan of the root or of the initramfs.
 //!
-//! A tree is a plan: paths in order, with what each is. It is then laid out in
-//! a folder for `mkfs.erofs`, or written as a cpio archive ([`crate::cpio`]).
+//! A tree is a plan: paths in order, with the kind of each. It is then laid out in a
+//! folder for `mkfs.erofs`, or written as a cpio archive ([`crate::cpio`]).
 //!
 //! Invariants:
 //! - Every folder on the way to a file is in the tree.
-//! - The order is that of the paths, whatever the order of insertion.
+//! - The order is that of the paths, independent of the order of insertion.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use crate::{
     error::{At as _, Result},
 };
 
-/// What one path is.
+/// The kind of one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
     Folder {
@@ -40,7 +40,7 @@ pub(crate) enum Entry {
     },
 }
 
-/// Where a file's bytes come from.
+/// The source of a file's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Bytes(Vec<u8>),
@@ -111,8 +111,8 @@ impl Tree {
         self.0.iter().map(|(path, entry)| (path.as_str(), entry))
     }
 
-    /// A text that changes whenever the tree does. `origin` names a file that is
-    /// taken from elsewhere; what is in it is the caller's to know.
+    /// A text that changes whenever the tree does. `origin` names a file of the host;
+    /// the name must cover the file's content.
     pub(crate) fn listing(&self, origin: impl Fn(&Path) -> String) -> String {
         let mut text = String::new();
         for (path, entry) in self.iter() {
@@ -132,8 +132,8 @@ impl Tree {
         text
     }
 
-    /// Lays the tree out below `root`, which is emptied first. Devices are left
-    /// out: making them takes a privilege, and the root needs none.
+    /// Lays the tree out below `root`, which is emptied first. Devices are left out:
+    /// making them takes a privilege, and the root does not need them.
     pub(crate) fn lay_out(&self, root: &Path) -> Result<()> {
         if root.exists() {
             fs::remove_dir_all(root).at("clear", root)?;

@@ -1,4 +1,4 @@
-//! Builds the unified kernel image, and takes one apart.
+//! The unified kernel image: building one, and taking one apart.
 //!
 //! systemd's stub is a small UEFI program that looks for sections in its own
 //! file: the kernel, the initramfs, the command line. Those are appended here.
@@ -8,8 +8,8 @@
 //!            ^ new entries, in the room before the first section
 //! ```
 //!
-//! Written by hand rather than with `objcopy`, which is not in Rust's reach and
-//! moves what need not move; `object` checks and reads what is here patched.
+//! Written by hand rather than with `objcopy`, which Rust cannot call and which moves
+//! sections without need; `object` checks and reads the patched file.
 //!
 //! Invariants:
 //! - The stub's own sections, their addresses and the headers' size stay as they are.
@@ -102,7 +102,7 @@ pub(crate) fn build(stub: &[u8], sections: &[Section]) -> Result<Vec<u8>> {
         .copy_from_slice(&total.to_le_bytes());
     patch(&mut image, SIZE_OF_INITIALIZED_DATA, optional.size_of_initialized_data() + added);
     patch(&mut image, SIZE_OF_IMAGE, address.next_multiple_of(alignment.section));
-    // Firmware does not look at it, and a wrong one is worse than none.
+    // Firmware does not check it, and a zero is better than a wrong value.
     patch(&mut image, CHECKSUM, 0);
     Ok(image)
 }
@@ -173,7 +173,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The least that passes for a stub: headers, room, and one section.
+    /// The smallest valid stub: headers, room, and one section.
     pub(crate) fn stub() -> Vec<u8> {
         let mut stub = vec![0; 0x600];
         stub[..2].copy_from_slice(b"MZ");

@@ -1,4 +1,4 @@
-//! Proves that the same inputs give the same bytes: builds again, and compares.
+//! The check that the same inputs give the same bytes: it builds again, and compares.
 
 use std::{fs, path::Path};
 
@@ -10,17 +10,17 @@ use crate::{
     step::Observer,
 };
 
-/// Size of the disks: hashing gigabytes of zeros would prove nothing more.
+/// Size of the disks: hashing gigabytes of zeros would add nothing to the check.
 const SIZE: u64 = 512 << 20;
 
-/// What is compared, by name in the output folder.
+/// The compared files, by name in the output folder.
 const OUTPUTS: &[&str] = &["vmlinuz", "initramfs.cpio", "system.img", "polis.efi", "polis.img"];
 
-/// Builds what `built` was built from again, in another folder below `folder` and
-/// with no step cached, and returns the hash of each output.
+/// Builds from the inputs of `built` again, in another folder below `folder` and with
+/// no step cached, and returns the hash of each output.
 ///
-/// The steps of `built` may have been cached. So what this compares is also what
-/// a step was built from once with what it would be built from now.
+/// The steps of `built` may have been cached. So this also compares the earlier inputs
+/// of a step with its current ones.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Computes the hash tree by which the kernel checks each block of the system.
+//! The hash tree by which the kernel checks each block of the system.
 //!
 //! The same tree as `veritysetup format --no-superblock` appends: SHA-256,
 //! blocks of 4096 bytes, the salt before each block. Written here because it
@@ -21,7 +21,7 @@ pub(crate) const BLOCK: usize = 4096;
 /// Size of a hash.
 const HASH: usize = 32;
 
-/// What the kernel must be told to open the system.
+/// The parameters with which the kernel opens the system.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Verity {
     /// Hash of the root of the tree, in hexadecimal.
@@ -68,7 +68,7 @@ fn level(data: &[u8], salt: &[u8]) -> Vec<u8> {
     hashes
 }
 
-/// The bytes that hexadecimal digits say, as in a salt.
+/// The bytes of hexadecimal digits, as in a salt.
 pub(crate) fn bytes(digits: &str) -> Option<Vec<u8>> {
     if !digits.len().is_multiple_of(2) {
         return None;

@@ -1,8 +1,8 @@
-//! Turns a description of a machine into the arguments of QEMU.
+//! The arguments of QEMU, from a description of a machine.
 //!
 //! [`argv`] is a pure function: the same description gives the same arguments,
-//! and a snapshot test reads them. Each flag that is not plain says here why it
-//! is there.
+//! and a snapshot test reads them. Each flag with a non-obvious purpose has a comment
+//! here.
 //!
 //! What this module does not do: look at the host (`host`), make files
 //! (`disk`, `image`), or start anything (`machine`).
@@ -40,7 +40,7 @@ impl std::fmt::Display for Accelerator {
     }
 }
 
-/// What brings the kernel into memory.
+/// How the kernel gets into memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Firmware {
     /// UEFI from two flash chips; it finds the kernel on the disk's ESP.
@@ -92,14 +92,14 @@ pub enum Bus {
     Usb,
 }
 
-/// Whether what the guest flushed is flushed on the host too.
+/// Whether the guest's flushes are flushed on the host too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
     /// Flushes end in the host's page cache. A raw disk survives the death of
     /// QEMU all the same, since the page cache is the host's and not QEMU's;
     /// only the host's own power cut would lose writes.
     Unsafe,
-    /// Flushes reach the host's disk: what a machine that is kept deserves.
+    /// Flushes reach the host's disk: for a machine that is kept.
     Writeback,
 }
 
@@ -110,7 +110,7 @@ pub struct Disk {
     pub file: PathBuf,
     /// How the guest sees it.
     pub bus: Bus,
-    /// How much a flush is worth.
+    /// How far a flush goes.
     pub cache: Cache,
 }
 
@@ -127,7 +127,7 @@ pub enum Network {
     None,
 }
 
-/// What the network card is plugged into.
+/// The network that the card is plugged into.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Link {
     /// QEMU's own NAT, which answers DHCP. The machine is alone there.
@@ -147,7 +147,7 @@ pub enum Screen {
     None,
 }
 
-/// What QEMU does when the guest resets itself.
+/// The reaction of QEMU when the guest resets itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reset {
     /// The machine starts again.
@@ -174,14 +174,14 @@ pub struct FwCfg {
     pub file: PathBuf,
 }
 
-/// One write to the disk that fails, the first to this place, and none after it.
+/// One write to the disk that fails: the first to this place; later writes succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteError {
     /// In units of 512 bytes.
     pub sector: u64,
 }
 
-/// A file behind the guest's memory.
+/// The file behind the guest's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// Made by this machine, which can be saved.
@@ -191,7 +191,7 @@ pub enum Memory {
     Saved(PathBuf),
 }
 
-/// A machine. Start from [`Config::new`] and change what the story is about.
+/// A machine. Start from [`Config::new`] and change the parts that the story is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// What brings the kernel.
@@ -221,18 +221,18 @@ pub struct Config {
     pub screen: Screen,
     /// Files for the firmware configuration device.
     pub fw_cfg: Vec<FwCfg>,
-    /// Whether there is a watchdog, which resets the machine.
+    /// Whether the machine has a watchdog, which resets it.
     pub watchdog: bool,
-    /// Whether there is a console beside the screen, the guest's `hvc0`.
+    /// Whether the machine has a console beside the screen, the guest's `hvc0`.
     pub console: bool,
-    /// Whether there is a second serial port, the guest's `ttyS1`, whose other end takes
-    /// nothing.
+    /// Whether the machine has a second serial port, the guest's `ttyS1`, whose other
+    /// end is not read.
     pub unread_port: bool,
     /// What a reset does.
     pub reset: Reset,
     /// The folder of the machine's TPM, if it has one.
     pub tpm: Option<PathBuf>,
-    /// What its clock says when it starts; `None` for what the host's does.
+    /// The time of its clock when it starts; `None` for the host's time.
     pub clock: Option<SystemTime>,
 }
 
@@ -264,8 +264,8 @@ impl Config {
     }
 }
 
-/// The sockets on which the launcher listens and to which QEMU connects. That
-/// way round nothing has to be polled for, and nothing the guest says first is lost.
+/// The sockets on which the launcher listens and to which QEMU connects. That way round
+/// the launcher does not poll, and the guest's first output is not lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sockets {
     /// The machine protocol.
@@ -292,7 +292,7 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
         self::disk(&mut args, config, disk);
     }
     network(&mut args, config);
-    // Behind `-nodefaults`, so that there is exactly the card that was asked for.
+    // Behind `-nodefaults`, so that the machine has exactly the configured card.
     args.flag(
         "-vga",
         match config.screen {
@@ -323,7 +323,7 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
 }
 
 fn machine(args: &mut Args, config: &Config) {
-    // No floppy, no default card, no default monitor: only what stands here.
+    // No floppy, no default card, no default monitor: only the devices listed here.
     args.word("-nodefaults");
     // A configuration file of the host's user must not change a test.
     args.word("-no-user-config");
@@ -391,12 +391,12 @@ fn hms(time: time::Time) -> String {
     format!("{hour:02}:{minute:02}:{second:02}")
 }
 
-/// Keeps the kernel from patching, while it boots, the code that every processor
-/// reads its clock with: that was where the translating threads raced. What is
-/// lost is a clock that a translated processor does not have either.
+/// Keeps the kernel from patching, while it boots, the code that every processor reads
+/// its clock with: that was where the translating threads raced. It gives up a clock
+/// that a translated processor does not have either.
 const STEADY: &str = "tsc=unstable";
 
-/// What the kernel must be told about how it is run.
+/// The words of the kernel command line that depend on how it is run.
 fn words(config: &Config) -> &'static str {
     match config.accelerator {
         Accelerator::Tcg if config.cpus > 1 => STEADY,
@@ -502,9 +502,9 @@ fn disk(args: &mut Args, config: &Config, disk: &Disk) {
     }
 }
 
-/// The layer between the format and the file writes down what passes. It meets flushes
-/// only where the cache of the drive is not `unsafe`; that the files below it leave
-/// them out makes them cost nothing all the same.
+/// The layer between the format and the file records the requests that pass. It sees
+/// flushes only where the cache of the drive is not `unsafe`; the files below it skip
+/// them, so they cost nothing all the same.
 fn recorded(file: &str, log: &str) -> String {
     format!(
         "file.driver=blklogwrites,file.file.driver=file,file.file.filename={file},\
@@ -564,7 +564,8 @@ fn channels(args: &mut Args, config: &Config, sockets: &Sockets) {
     }
 }
 
-/// A path inside an option: QEMU takes a comma for the next key unless it is doubled.
+/// A path inside an option: QEMU reads a comma as the end of the value unless it is
+/// doubled.
 fn path(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }

@@ -1,8 +1,8 @@
-//! Things that are costly to make and the same for every story: a folder of entries,
-//! each keyed by what it was made of.
+//! The cache of costly objects that are the same for every story: a folder of entries,
+//! each keyed by its inputs.
 //!
 //! Stories run in several threads and processes at once. The first that asks for an
-//! entry makes it; the others wait for that one and use the same.
+//! entry makes it; the others wait for it and use the same.
 //!
 //! ```text
 //! [absent] --make, under an exclusive lock--> [there] --used, under shared locks
@@ -11,10 +11,10 @@
 //! ```
 //!
 //! Invariants:
-//! - An entry is whole: it is made under another name and then renamed.
-//! - An entry that somebody uses is not removed: its user holds a shared lock.
+//! - An entry is complete: it is made under another name and then renamed.
+//! - An entry in use is not removed: its user holds a shared lock.
 //!
-//! What this module does not do: know what an entry is (`kernel`, `template`).
+//! What this module does not do: interpret an entry (`kernel`, `template`).
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -27,7 +27,7 @@ use sha2::{Digest as _, Sha256};
 /// Digits of a key: enough for the few entries of a kind.
 const KEY_DIGITS: usize = 16;
 
-/// Why an entry cannot be had, beside what its maker says.
+/// Why an entry cannot be provided, apart from its maker's errors.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot keep {path}")]
 pub struct Error {
@@ -43,10 +43,10 @@ pub struct Cache {
     dir: PathBuf,
 }
 
-/// What an entry is called and how long it is good.
+/// The name of an entry and its lifetime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted<'a> {
-    /// Of each kind the folder holds those keys that are in use.
+    /// The folder holds, of each kind, the keys that are in use.
     pub kind: &'a str,
     /// From [`Key`].
     pub key: String,
@@ -63,7 +63,7 @@ pub struct Entry {
     _lock: File,
 }
 
-/// The hash of everything that an entry was made of.
+/// The hash of all inputs of an entry.
 #[derive(Clone, Debug, Default)]
 pub struct Key(Sha256);
 
@@ -86,14 +86,14 @@ impl Key {
 }
 
 impl Cache {
-    /// Entries live in `dir`, which may not be there yet.
+    /// Entries are stored in `dir`, which is made if missing.
     #[must_use]
     pub fn new(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
     }
 
-    /// The entry, made by `make` in the folder that it is given if there is none. An
-    /// entry of the same kind with another key goes unless it is in use.
+    /// The entry; if it is missing, `make` makes it in the folder that it is given. An
+    /// entry of the same kind with another key is removed unless it is in use.
     ///
     /// # Errors
     /// When `make` fails, or the folder cannot be used.
@@ -122,12 +122,12 @@ impl Cache {
                 fs::rename(&new, &dir).map_err(kept)?;
                 self.forget_others(wanted.kind, &dir).map_err(kept)?;
             }
-            // Another run may remove it before the next look: then it is made again.
+            // Another run may remove it before the next check: then it is made again.
             drop(exclusive);
         }
     }
 
-    /// Removes the entries of a kind but for `keep` and for those in use.
+    /// Removes the entries of a kind except `keep` and those in use.
     fn forget_others(&self, kind: &str, keep: &Path) -> io::Result<()> {
         for entry in fs::read_dir(&self.dir)? {
             let path = entry?.path();
@@ -155,19 +155,19 @@ fn lock_of(entry: &Path) -> PathBuf {
     entry.with_extension("lock")
 }
 
-/// Whether there is an entry, and not older than it may be.
+/// Whether the entry exists, and is not older than allowed.
 fn good(dir: &Path, age_max: Option<Duration>) -> bool {
     let Ok(made) = fs::metadata(dir).and_then(|found| found.modified()) else { return false };
     // By the clock that the file system stamps with; a file from the future is new.
     age_max.is_none_or(|max| made.elapsed().unwrap_or_default() <= max)
 }
 
-/// Takes the lock in this file, which whoever removes an entry removes too.
+/// Takes the lock in this file, which the remover of an entry removes too.
 fn locked(path: &Path, lock: fn(&File) -> io::Result<()>) -> io::Result<File> {
     loop {
         let file = File::options().create(true).append(true).open(path)?;
         lock(&file)?;
-        // A lock on a file that is gone keeps no one out.
+        // A lock on a removed file excludes no other process.
         match fs::metadata(path) {
             Ok(there) if there.ino() == file.metadata()?.ino() => return Ok(file),
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -1,9 +1,9 @@
 //! Power cuts of a disk with a volatile cache, made from a recording of the disk.
 //!
-//! Killing QEMU loses nothing that the guest has written. A real disk may lose each
-//! write since the last flush, whatever it answered, in any order, and may have half
-//! of one. [`Cut::draw`] chooses such a moment and [`Cut::disk`] makes the disk that
-//! the next boot would find.
+//! Killing QEMU loses none of the guest's writes. A real disk may lose each write since
+//! the last flush, even an acknowledged one, in any order, and may keep half of one.
+//! [`Cut::draw`] chooses such a moment and [`Cut::disk`] makes the disk that the next
+//! boot would find.
 //!
 //! Most windows between two flushes hold a write or two, and the making of a file
 //! system is one window of many: a window is drawn in proportion to its writes.
@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Invariants:
-//! - What a flush or a durable write covers is in every disk that is made.
+//! - Every disk contains the data covered by a flush or a durable write.
 //! - The same recording and the same random numbers give the same disk.
 
 use std::fmt;
@@ -27,7 +27,7 @@ use std::path::Path;
 use crate::disk;
 use crate::recording::{Deed, Recording};
 
-/// What a disk writes whole or not at all.
+/// The unit that a disk writes whole or not at all.
 const SECTOR: u64 = 512;
 
 /// How much is copied at a time.
@@ -63,14 +63,14 @@ impl Random {
     }
 }
 
-/// What the disk does with the writes that no flush has covered.
+/// The fate of the writes that are not covered by a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// It loses all of them.
     All,
-    /// It loses each of them or not.
+    /// It loses each of them or not, at random.
     Half,
-    /// The same, and of one it has some sectors and not others.
+    /// The same, and it keeps some sectors of one write and not others.
     Torn,
 }
 
@@ -81,9 +81,9 @@ pub struct Cut {
     pub window: Range<usize>,
     /// The first entry that never reached the disk.
     pub end: usize,
-    /// What is lost.
+    /// The writes that are lost.
     pub loss: Loss,
-    /// Says of each write whether it is lost.
+    /// Decides for each write whether it is lost.
     random: Random,
 }
 
@@ -100,7 +100,7 @@ impl fmt::Display for Cut {
     }
 }
 
-/// Some bytes that the disk has.
+/// A range of bytes on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     at: u64,
@@ -110,7 +110,8 @@ struct Piece {
 }
 
 impl Cut {
-    /// Draws a cut in one of the windows that lie within `among`; `None` if there is none.
+    /// Draws a cut in one of the windows that lie within `among`; `None` without a
+    /// window.
     pub fn draw(recording: &Recording, among: &Range<usize>, random: &mut Random) -> Option<Self> {
         let mut windows = recording.windows();
         windows.retain(|window| among.start <= window.start && window.end <= among.end);
@@ -125,7 +126,7 @@ impl Cut {
         Some(Self { window, end, loss, random: Random(random.next()) })
     }
 
-    /// No cut at all: everything that was recorded is on the disk.
+    /// No cut at all: the disk contains every recorded write.
     #[must_use]
     pub fn none(recording: &Recording) -> Self {
         let end = recording.entries().len();
@@ -162,10 +163,10 @@ impl Cut {
         Ok(())
     }
 
-    /// What is on the disk, in the order in which it was written.
+    /// The ranges on the disk, in the order in which they were written.
     fn pieces(&self, recording: &Recording) -> Vec<Piece> {
         let mut random = self.random.clone();
-        // Drawn first, so that it is one whatever else is lost.
+        // Drawn first, so that the torn write does not depend on the other losses.
         let torn = self.window.start + random.below(self.end - self.window.start);
         let mut pieces = Vec::new();
         for (number, entry) in recording.entries().iter().enumerate().take(self.end) {
@@ -310,7 +311,7 @@ mod tests {
             let kept = left(&cut, &said());
             prop_assert_eq!(&kept, &left(&draw(), &said()));
             if cut.window.start == 2 {
-                // The flushed `a` may only give way to what was written over it.
+                // The flushed `a` may only be replaced by a write over it.
                 prop_assert!(kept.starts_with("aa") || kept[..2].contains(['b', '0']), "{}", kept);
             }
         }

@@ -1,4 +1,4 @@
-//! Makes the disks of machines: copies of an image, larger, smaller or damaged.
+//! The disks of machines: copies of an image, larger, smaller or damaged.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -25,7 +25,7 @@ pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
     while at < length {
         let start = match rustix::fs::seek(&source, SeekFrom::Data(at)) {
             Ok(start) => start,
-            // Nothing but a hole is left.
+            // Only a hole is left.
             Err(Errno::NXIO) => break,
             Err(error) => return Err(error.into()),
         };

@@ -1,4 +1,4 @@
-//! Raises a cluster of several machines on one segment, and keeps hold of it.
+//! A fleet: a cluster of several machines on one segment.
 //!
 //! ```text
 //!             boot        ready, ownership       parameters     approve, roles
@@ -8,15 +8,15 @@
 //!                                              (side by side)
 //! ```
 //!
-//! Nodes count from 0; their folders, and whatever people see, count from 1.
+//! Nodes count from 0; their folders, and all names that people see, count from 1.
 //!
 //! Invariants:
-//! - Each step waits for what the node itself says on its serial line; nothing
-//!   is guessed from the time that went by.
+//! - Each step waits for a line on the node's own serial port, never for a length of
+//!   time.
 //! - A node is approved only with the fingerprint that its own machine showed.
 //!
-//! What this module does not do: make disks, or decide what a machine is like.
-//! It plugs each in, and gives those that register their parameters.
+//! What this module does not do: make disks, or configure machines. It plugs each in,
+//! and gives parameters to those that register.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -37,10 +37,10 @@ const PORTS: [u16; 3] = [CURATOR, 7839, 7840];
 /// The item of fw_cfg in which a node looks for its parameters.
 pub const PARAMETERS: &str = "opt/polis/parameters.pb";
 
-/// Where the fingerprint stands in what a registering node waits for.
+/// The text before the fingerprint in the waiting message of a registering node.
 const SHOWN: &str = "fingerprint is ";
 
-/// What happened to a node, and when.
+/// An event of a node, with its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Milestone {
     /// Which node, from 0.
@@ -51,7 +51,7 @@ pub struct Milestone {
     pub at: Duration,
 }
 
-/// What a node is to be.
+/// The part that a node plays in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// A member that votes in etcd.
@@ -63,25 +63,25 @@ pub enum Part {
 /// One machine of the cluster.
 #[derive(Debug)]
 pub struct Node {
-    /// What the machine is like.
+    /// The machine's configuration.
     pub config: Config,
     /// Its address, at every boot until [`Fleet::renumber`].
     pub address: Ipv4Addr,
-    /// Its ID, once it has told.
+    /// Its ID, once it has reported it.
     pub id: String,
     /// Off, or on.
     pub machine: Option<Machine>,
-    /// How the host reaches it.
+    /// The ports through which the host reaches it.
     pub ways: Vec<Way>,
     dir: PathBuf,
 }
 
-/// The machines, what joins them, and who operates them.
+/// The machines, their segment, and their operator.
 #[derive(Debug)]
 pub struct Fleet {
     /// Each is at the port of its number.
     pub nodes: Vec<Node>,
-    /// What joins them.
+    /// The segment that joins them.
     pub segment: Segment,
     /// The owner of the cluster.
     pub operator: Operator,
@@ -91,7 +91,7 @@ pub struct Fleet {
     diary: Diary,
 }
 
-/// What happened, and when.
+/// The events so far, with their times.
 #[derive(Debug)]
 struct Diary {
     began: Instant,
@@ -163,14 +163,14 @@ impl Fleet {
         })
     }
 
-    /// Has each milestone told when it is reached.
+    /// Reports each milestone when it is reached.
     #[must_use]
     pub fn telling(mut self, tell: fn(&Milestone)) -> Self {
         self.diary.tell = tell;
         self
     }
 
-    /// What happened so far, in order.
+    /// The events so far, in order.
     #[must_use]
     pub fn milestones(&self) -> Vec<Milestone> {
         let mut all = self.diary.milestones.lock().map(|all| all.clone()).unwrap_or_default();
@@ -221,11 +221,11 @@ impl Fleet {
         Ok(ready)
     }
 
-    /// Boots these nodes with a ticket, side by side, lets them in, and makes each
-    /// what it is to be.
+    /// Boots these nodes with a ticket, side by side, approves them, and gives each its
+    /// part.
     ///
     /// # Errors
-    /// Those of the first node that does not get there.
+    /// Those of the first node that fails.
     pub fn admit(&mut self, parts: &[(usize, Part)]) -> Result<(), Error> {
         for &(number, _) in parts {
             self.give_ticket(number)?;
@@ -234,10 +234,10 @@ impl Fleet {
         self.let_in(parts)
     }
 
-    /// Writes parameters for a node that is to ask for admission.
+    /// Writes parameters for a node that will ask for admission.
     ///
     /// # Errors
-    /// When the cluster gives no ticket.
+    /// When the cluster does not issue a ticket.
     pub fn give_ticket(&mut self, number: usize) -> Result<(), Error> {
         let node = &mut self.nodes[number];
         let doing = || format!("make {}", node.dir.display());
@@ -251,11 +251,11 @@ impl Fleet {
         Ok(())
     }
 
-    /// Lets in those of these nodes, all of them on, that ask; waits until each is
-    /// what it is to be.
+    /// Approves those of these nodes, all of them on, that ask; waits until each has
+    /// its part.
     ///
     /// # Errors
-    /// Those of the first node that does not get there.
+    /// Those of the first node that fails.
     pub fn let_in(&mut self, parts: &[(usize, Part)]) -> Result<(), Error> {
         let mut nodes = std::mem::take(&mut self.nodes);
         let (operator, diary, patience) = (&self.operator, &self.diary, self.patience);
@@ -294,7 +294,7 @@ impl Fleet {
     /// Switches a machine on that is a member already, and waits until it is ready.
     ///
     /// # Errors
-    /// When it does not get there.
+    /// When it does not become ready.
     pub fn boot_again(&mut self, number: usize) -> Result<Event, Error> {
         self.boot(number)?;
         let patience = self.patience;
@@ -339,10 +339,10 @@ impl Fleet {
         Port::Machine(u8::try_from(number).unwrap_or(u8::MAX))
     }
 
-    /// The node whose member of etcd leads, as the cluster says now.
+    /// The node whose member of etcd leads, as the cluster reports now.
     ///
     /// # Errors
-    /// When nobody answers, or nobody of this fleet leads.
+    /// When the cluster does not answer, or the leader is not a node of this fleet.
     pub fn etcd_leader(&self) -> Result<usize, Error> {
         let members = self.operator.document(&["--timeout", "2m", "etcd", "members"])?;
         let leader = members
@@ -360,7 +360,7 @@ impl Fleet {
     /// Waits until `nodes` nodes are up and healthy and every voter answers.
     ///
     /// # Errors
-    /// When that does not come.
+    /// When the deadline passes first.
     pub fn wait_whole(&self, nodes: usize) -> Result<(), Error> {
         let timeout = format!("{}s", self.patience.as_secs());
         let nodes = nodes.to_string();
@@ -369,7 +369,7 @@ impl Fleet {
 }
 
 impl Node {
-    /// Follows a machine from its boot to what it is to be.
+    /// Follows a machine from its boot until it has its part.
     fn enter(
         &mut self,
         operator: &Operator,
@@ -406,7 +406,7 @@ impl Node {
         let roles = ["node", "roles", &self.id, "--add", "consensus-member"];
         operator.run(&[&["--timeout", "2m"][..], &roles].concat())?;
         reached("has its role");
-        // One that has little to learn votes before it has said that it learns.
+        // A node with little to learn may vote before it has reported that it learns.
         let member = |etcd: &Event| etcd.is("state", "learner") || etcd.is("state", "voter");
         let first = machine.wait_for("etcd", patience, member)?;
         if first.is("state", "learner") {
@@ -418,7 +418,7 @@ impl Node {
     }
 }
 
-/// What a booting node says that a person has to do.
+/// The action that a booting node requires from a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asks {
     /// Compare this fingerprint.
@@ -427,7 +427,7 @@ pub enum Asks {
     Ready(Event),
 }
 
-/// What the node asks a person for with this event, if anything.
+/// The action that the node requires with this event, if any.
 #[must_use]
 pub fn asks(event: &Event) -> Option<Asks> {
     if event.word == "ready" {

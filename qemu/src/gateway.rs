@@ -1,4 +1,4 @@
-//! The way out of a segment: a QEMU without a guest, for the sake of its NAT.
+//! The gateway of a segment: a QEMU without a guest, used for its NAT.
 //!
 //! It answers DHCP (16 leases from 10.0.2.15 on) and name queries, and forwards
 //! ports of the host's loopback interface to machines.
@@ -67,7 +67,7 @@ impl Gateway {
         let line = format!("hostfwd_add nat tcp:127.0.0.1:{host}-{address}:{port}");
         let arguments = json!({ "command-line": line });
         let answer = self.qmp.execute("human-monitor-command", arguments)?;
-        // The human monitor says nothing where all is well.
+        // The human monitor prints nothing on success.
         match answer.as_str().unwrap_or_default().trim() {
             "" => Ok(()),
             reason => {

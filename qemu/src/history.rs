@@ -1,37 +1,37 @@
-//! Checks what a cluster has kept against what its nodes said that it keeps.
+//! A history of acknowledged writes, checked against the data that a cluster still holds.
 //!
-//! `polis.exercise=append` makes each node write numbered keys and say on its
-//! serial line what etcd has acknowledged, and after each boot what it finds.
-//! A [`History`] gathers all of that from the serial logs, whichever way the
-//! machines ended, and [`History::check`] finds the first lie.
+//! `polis.exercise=append` makes each node write numbered keys and print on its serial
+//! line each number that etcd has acknowledged, and after each boot the numbers that it
+//! finds. A [`History`] gathers both from the serial logs, however the machines ended,
+//! and [`History::check`] finds the first contradiction.
 //!
 //! ```text
 //! serial.log of each node --read--> acknowledgements, listings --check--> Summary | Violation
 //! ```
 //!
-//! What is checked:
+//! The checks:
 //! - An acknowledged number is in every listing of its revision or later, with
 //!   the revision that was acknowledged: it is there, once.
 //! - The numbers of a writer are acknowledged in order, at growing revisions, and
 //!   found without holes.
-//! - Whatever was found once is found ever after, the same.
-//! - What is written after a listing gets a later revision than the listing.
+//! - A number that was found once is found in every later listing, unchanged.
+//! - A write after a listing gets a later revision than the listing.
 //!
-//! A line that was cut off with its machine counts as never said.
+//! A line that was cut off with its machine is ignored.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::line::Event;
 
-/// Numbers that may be found beyond the last acknowledged one: a power cut takes
-/// lines with it that were said and not yet sent.
+/// Numbers that may be found beyond the last acknowledged one: a power cut loses lines
+/// that were printed and not yet sent.
 const UNTOLD_MAX: u64 = 20;
 
-/// What was said, by everyone.
+/// The reports of all writers.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// In the order in which each writer said them.
+    /// In the order in which each writer reported them.
     acknowledged: BTreeMap<String, Vec<Written>>,
     listings: Vec<Listing>,
 }
@@ -52,64 +52,64 @@ struct Listing {
     held: BTreeMap<(String, u64), u64>,
 }
 
-/// A history without a lie in it.
+/// A history without a contradiction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Acknowledged numbers, of each writer.
     pub acknowledged: BTreeMap<String, usize>,
-    /// How often everything was read.
+    /// How many listings were read.
     pub listings: usize,
-    /// Acknowledged numbers that no listing is late enough for.
+    /// Acknowledged numbers that are newer than every listing.
     pub unread: usize,
 }
 
-/// What cannot be.
+/// A contradiction in a history.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// An acknowledged write is not there.
+    /// An acknowledged write is missing.
     #[error(
         "{writer} was told that {number} is kept (revision {revision}), and the listing of revision {as_of} has it not"
     )]
     Lost {
-        /// Who wrote.
+        /// The writer.
         writer: String,
-        /// What.
+        /// The number.
         number: u64,
         /// As acknowledged.
         revision: u64,
-        /// When it was missed.
+        /// The revision of the listing that lacks it.
         as_of: u64,
     },
-    /// It is there, and came to be at another time.
+    /// It is present, but at another revision.
     #[error(
         "{number} of {writer} was kept at revision {said} and is found at {found}: it was written twice"
     )]
     Twice {
-        /// Who wrote.
+        /// The writer.
         writer: String,
-        /// What.
+        /// The number.
         number: u64,
-        /// As said first.
+        /// The first reported revision.
         said: u64,
-        /// As found later.
+        /// The revision found later.
         found: u64,
     },
-    /// Something was seen, and then not.
+    /// A number was found, and later missing.
     #[error("{number} of {writer} was found at revision {before}, and not at {as_of}")]
     Vanished {
-        /// Who wrote.
+        /// The writer.
         writer: String,
-        /// What.
+        /// The number.
         number: u64,
         /// Of the listing that has it.
         before: u64,
-        /// Of the one that has it not.
+        /// Of the listing that lacks it.
         as_of: u64,
     },
     /// A number is missing below another.
     #[error("{writer} wrote {number} last, and {missing} is not there")]
     Hole {
-        /// Who wrote.
+        /// The writer.
         writer: String,
         /// The highest.
         number: u64,
@@ -119,49 +119,49 @@ pub enum Violation {
     /// A later write has no later revision.
     #[error("{number} of {writer} was kept at revision {revision}, which is not after {after}")]
     Order {
-        /// Who wrote.
+        /// The writer.
         writer: String,
-        /// What.
+        /// The number.
         number: u64,
-        /// When.
+        /// Its revision.
         revision: u64,
-        /// What it should come after.
+        /// The revision that it should follow.
         after: u64,
     },
-    /// A number was acknowledged although a higher one was before.
+    /// A number was acknowledged after a higher one.
     #[error("{writer} said {number} after {before}")]
     Backwards {
-        /// Who wrote.
+        /// The writer.
         writer: String,
-        /// What.
+        /// The number.
         number: u64,
-        /// What was said before.
+        /// The number acknowledged before.
         before: u64,
     },
-    /// A number is there that nobody can have written.
+    /// A number was found that no writer can have written.
     #[error("{number} of {writer} is found, and {last} was acknowledged last")]
     Invented {
-        /// Who.
+        /// The writer.
         writer: String,
-        /// What.
+        /// The number.
         number: u64,
         /// The last that was acknowledged.
         last: u64,
     },
-    /// Lines of a listing did not get through: nothing can be said.
+    /// Lines of a listing were lost: it cannot be checked.
     #[error("the listing of revision {as_of} tells of {told} numbers, and has {count}")]
     Unheard {
         /// Of the listing.
         as_of: u64,
-        /// How many there are.
+        /// The number of entries that it announces.
         count: usize,
-        /// How many were told.
+        /// The number of entries that were printed.
         told: usize,
     },
 }
 
 impl History {
-    /// Takes what a node said in its life, boot after boot, from its serial log.
+    /// Adds the reports of a node, boot after boot, from its serial log.
     pub fn read(&mut self, log: &str) {
         let mut open = Listing::default();
         let mut seen = 0;
@@ -176,7 +176,7 @@ impl History {
                 self.acknowledged.entry(writer).or_default().push(written);
             } else if let (Some(holds), Some(as_of)) = (event.get("holds"), number("as_of")) {
                 if open.as_of != as_of {
-                    // The one before it was cut off with its machine.
+                    // The listing before it was cut off with its machine.
                     open = Listing { as_of, ..Listing::default() };
                 }
                 for pair in holds.split_ascii_whitespace() {
@@ -197,7 +197,7 @@ impl History {
         }
     }
 
-    /// Looks for a lie.
+    /// Searches for a contradiction.
     ///
     /// # Errors
     /// The first one.
@@ -300,7 +300,7 @@ fn in_order(writer: &str, all: &[Written]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Whether everything in `before` is in `later`, which was read later.
+/// Whether `later`, which was read later, contains everything in `before`.
 fn grown(before: &Listing, later: &Listing) -> Result<(), Violation> {
     for ((writer, number), said) in &before.held {
         let (writer, number, said) = (writer.clone(), *number, *said);
@@ -316,8 +316,8 @@ fn grown(before: &Listing, later: &Listing) -> Result<(), Violation> {
     Ok(())
 }
 
-/// The longest time between two of these, from `since` until `end`, which count as
-/// one each; nothing where the end comes first.
+/// The longest time between two of these, from `since` until `end`, which count as one
+/// each; `None` if the end comes first.
 #[must_use]
 pub fn longest_gap(mut times: Vec<Instant>, since: Instant, end: Instant) -> Duration {
     if end <= since {
@@ -373,7 +373,7 @@ mod tests {
         let b = found(1, &[])
             + &kept(B, 1, 3)
             + &kept(B, 2, 5)
-            // A boot, which finds one more of A than A could say.
+            // A boot, which finds one number of A beyond its last report.
             + &found(7, &[(A, &[(1, 2), (2, 4), (3, 6)]), (B, &[(1, 3), (2, 5)])])
             + &kept(B, 3, 8);
         let summary = check(&[a, b]).unwrap();
@@ -415,7 +415,7 @@ mod tests {
         assert!(matches!(check(&[log]), Err(Violation::Order { revision: 4, after: 5, .. })));
         let log = kept(A, 2, 4) + &kept(A, 2, 5);
         assert!(matches!(check(&[log]), Err(Violation::Backwards { number: 2, before: 2, .. })));
-        // Written after a listing, and told to be older.
+        // Written after a listing, with an older revision.
         let log = found(9, &[]) + &kept(A, 1, 8);
         assert!(matches!(check(&[log]), Err(Violation::Order { revision: 8, after: 9, .. })));
     }

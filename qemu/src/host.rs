@@ -1,4 +1,4 @@
-//! Asks the host what its QEMU can do.
+//! The capabilities of the host's QEMU.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -10,7 +10,7 @@ use crate::args::Accelerator;
 /// The program that every machine runs in.
 pub const QEMU: &str = "qemu-system-x86_64";
 
-/// How instructions should be run, as a person asks for it.
+/// The accelerator that a person asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
     /// KVM where it works, else translation.
@@ -32,7 +32,7 @@ pub fn accelerator(wish: Wish, cpus: u32) -> Accelerator {
     };
     match (kvm, cpus) {
         (true, _) => Accelerator::Kvm,
-        // Two threads get by: see `args`.
+        // Two threads rarely race: see `args`.
         (false, 3..) if version().is_none_or(|version| version < (8, 1)) => Accelerator::TcgSingle,
         (false, _) => Accelerator::Tcg,
     }
@@ -61,21 +61,21 @@ fn starts_with_kvm() -> io::Result<bool> {
         .stderr(Stdio::null())
         .spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // Refused by a QEMU that ended already, which its status tells.
+        // Fails if QEMU has already ended; the status below covers that.
         let _sent = stdin.write_all(b"{\"execute\":\"qmp_capabilities\"}{\"execute\":\"quit\"}\n");
     }
     Ok(child.wait()?.success())
 }
 
-/// A port of the loopback interface that nobody has now.
+/// A free port of the loopback interface.
 ///
 /// # Errors
-/// When there is none.
+/// When all ports are in use.
 pub fn free_port() -> std::io::Result<u16> {
     Ok(std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-/// Major and minor version of QEMU, or nothing if it cannot be asked.
+/// Major and minor version of QEMU, or `None` if it cannot be asked.
 #[must_use]
 pub fn version() -> Option<(u32, u32)> {
     static VERSION: OnceLock<Option<(u32, u32)>> = OnceLock::new();

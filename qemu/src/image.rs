@@ -1,4 +1,4 @@
-//! Finds what `cargo xtask image` built, and makes a machine's firmware of it.
+//! A built image: the output of `cargo xtask image`, and the firmware of a machine for it.
 //!
 //! The folder holds `manifest.json`, which names the rest: the raw disk image,
 //! kernel and initramfs on their own (for direct boots), and a folder with the
@@ -17,7 +17,7 @@ use crate::kernel;
 /// Why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nothing was built, or not there.
+    /// The image is not built, or is in another folder.
     #[error("cannot read {path}; build an image with `cargo xtask image`")]
     Read {
         /// The file.
@@ -25,12 +25,12 @@ pub enum Error {
         /// The system's complaint.
         source: io::Error,
     },
-    /// The manifest is of another time.
+    /// The manifest is of another version.
     #[error("{path} has no `{key}`; build the image again with `cargo xtask image`")]
     Manifest {
         /// The manifest.
         path: String,
-        /// What it lacks.
+        /// The missing key.
         key: &'static str,
     },
     /// The unpacked kernel could not be written.
@@ -49,7 +49,7 @@ pub enum Error {
         /// The system's complaint.
         source: io::Error,
     },
-    /// The kernel is not what Debian's is.
+    /// The kernel has another format than Debian's.
     #[error(transparent)]
     Kernel(#[from] kernel::Error),
     /// The unpacked kernel cannot be kept.
@@ -67,7 +67,7 @@ const UNPACKED: &str = "vmlinux";
 /// A built image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// The raw disk image: never to be started, only to be copied.
+    /// The raw disk image: copied for each machine, never started itself.
     pub disk: PathBuf,
     /// The kernel on its own.
     pub kernel: PathBuf,
@@ -95,7 +95,7 @@ impl Image {
     /// Reads the manifest in `dir`.
     ///
     /// # Errors
-    /// When there is none, or it lacks something.
+    /// When it cannot be read, or lacks a key.
     pub fn load(dir: &Path) -> Result<Self, Error> {
         let file = dir.join("manifest.json");
         let path = file.display().to_string();
@@ -128,9 +128,10 @@ impl Image {
         }
     }
 
-    /// The same image for direct boots that cost two thirds on one translated processor:
-    /// with its kernel unpacked, once, into `cache`, and without mitigations. That is
-    /// also what tells them from the product; boots by UEFI are the same.
+    /// The same image for direct boots that cost two thirds on one translated
+    /// processor: with its kernel unpacked, once, into `cache`, and without
+    /// mitigations. These are the only differences from the product; boots by UEFI are
+    /// the same.
     ///
     /// # Errors
     /// When the kernel cannot be read, unpacked or kept.
@@ -149,7 +150,7 @@ impl Image {
         Ok(Self { kernel: entry.dir.join(UNPACKED), cmdline, ..self.clone() })
     }
 
-    /// A UEFI boot. The variables live in `dir` and stay if they are there already.
+    /// A UEFI boot. The variables are kept in `dir`; existing ones stay.
     ///
     /// # Errors
     /// When the firmware is not in the image's folder, or cannot be copied.

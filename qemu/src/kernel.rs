@@ -5,8 +5,8 @@
 //! instructions until `init` starts. QEMU also takes the unpacked kernel, an ELF
 //! file with a PVH entry point, and this module takes that out of the `bzImage`.
 //!
-//! What such a boot skips are the boot stub and the random address of the kernel
-//! (KASLR): the stories of UEFI and of the kinds of disks boot the packed one.
+//! Such a boot skips the boot stub and the random address of the kernel (KASLR): the
+//! stories of UEFI and of the kinds of disks boot the packed one.
 //!
 //! What this module does not do: keep the result (`cache`).
 
@@ -14,7 +14,7 @@ use std::io::Read as _;
 
 use ruzstd::decoding::StreamingDecoder;
 
-/// Five times what Debian's kernel is when unpacked.
+/// Five times the size of Debian's unpacked kernel.
 const UNPACKED_MAX: u32 = 256 << 20;
 
 /// Fields of the header of a `bzImage`, by their offset: see
@@ -35,21 +35,21 @@ mod field {
 /// Where every `bzImage` has these four bytes.
 const MAGIC: &[u8; 4] = b"HdrS";
 
-/// The first version of the header that says where the payload is.
+/// The first version of the header that gives the place of the payload.
 const VERSION_MIN: u16 = 0x0208;
 
-/// A header that says nothing about its sectors means four.
+/// A header with zero sectors means four.
 const SETUP_SECTORS_DEFAULT: u8 = 4;
 
 const SECTOR: usize = 512;
 
-/// Bytes behind the packed kernel, which say how long it is when unpacked.
+/// Bytes behind the packed kernel, which hold its unpacked size.
 const SIZE: usize = 4;
 
-/// How a packed kernel begins that zstd has packed.
+/// The first bytes of a kernel packed by zstd.
 const ZSTD: &[u8; 4] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-/// How an ELF file begins.
+/// The first bytes of an ELF file.
 const ELF: &[u8; 4] = b"\x7fELF";
 
 /// Why a kernel cannot be unpacked.
@@ -58,19 +58,19 @@ pub enum Error {
     /// The header is missing, or older than its field about the payload.
     #[error("the kernel is not a bzImage that says where its payload is")]
     Header,
-    /// The header names a place that the file does not have.
+    /// The header names a place outside of the file.
     #[error("the kernel ends before its payload does")]
     Short,
     /// Another format than Debian's kernel uses.
     #[error("the kernel's payload is not packed by zstd")]
     Format,
-    /// More than a kernel is.
+    /// The size is larger than any kernel.
     #[error("the kernel says that it is {0} bytes when unpacked")]
     Size(u32),
     /// The payload is damaged.
     #[error("cannot unpack the kernel's payload: {0}")]
     Unpack(String),
-    /// It can be unpacked, but is not what its header says.
+    /// It can be unpacked, but differs from its header.
     #[error("the kernel's payload is not an ELF file of the size that it gives")]
     Content,
 }
@@ -78,7 +78,7 @@ pub enum Error {
 /// The ELF file in a `bzImage`.
 ///
 /// # Errors
-/// When `image` is not one whose payload zstd has packed, or is damaged.
+/// When `image` is not a `bzImage` with a zstd payload, or is damaged.
 pub fn unpack(image: &[u8]) -> Result<Vec<u8>, Error> {
     let (packed, size) = payload(image)?;
     if !packed.starts_with(ZSTD) {
@@ -87,7 +87,7 @@ pub fn unpack(image: &[u8]) -> Result<Vec<u8>, Error> {
     let damaged = |error: &dyn std::fmt::Display| Error::Unpack(error.to_string());
     let decoder = StreamingDecoder::new(packed).map_err(|error| damaged(&error))?;
     let mut kernel = Vec::new();
-    // One byte more than it should be: enough to see that it is too long.
+    // One byte more than announced: enough to detect that it is too long.
     decoder.take(u64::from(size) + 1).read_to_end(&mut kernel).map_err(|error| damaged(&error))?;
     if kernel.len() as u64 != u64::from(size) || !kernel.starts_with(ELF) {
         return Err(Error::Content);

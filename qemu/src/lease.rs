@@ -1,13 +1,13 @@
-//! Asks the gateway for a machine's address before the machine does.
+//! An early DHCP request, which fixes a machine's address before the machine boots.
 //!
-//! The gateway gives addresses in the order in which they are asked for, and the
-//! same one to the same hardware address for as long as it runs. Asked once in
-//! the order of the ports, a machine's address follows from its port: ports can
-//! be forwarded before anybody boots, and a cluster that is kept finds its
-//! addresses again behind a new gateway.
+//! The gateway gives addresses in the order of the requests, and the same one to the
+//! same hardware address for as long as it runs. If the requests come once in the order
+//! of the ports, a machine's address follows from its port: ports can be forwarded
+//! before the first boot, and a cluster that is kept finds its addresses again behind a
+//! new gateway.
 //!
-//! What this module does not do: keep the lease. It asks for an offer, which is
-//! all that the gateway's table needs.
+//! What this module does not do: keep the lease. It asks for an offer, which is enough
+//! for the gateway's table.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use crate::segment::{read, write_frame};
 
-/// Between two requests: the gateway may not be plugged in yet.
+/// Between two requests: the gateway may still be starting.
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// How long a gateway may take to its first offer.
@@ -119,7 +119,7 @@ mod tests {
 
     const MAC: [u8; 6] = [0x52, 0x54, 0, 0x70, 0x6f, 1];
 
-    /// What a gateway makes of a request.
+    /// A gateway's answer to a request.
     fn answered(address: Ipv4Addr) -> Vec<u8> {
         let mut frame = discover(MAC);
         frame[UDP..UDP + 4].copy_from_slice(&[0, 67, 0, 68]);

@@ -1,4 +1,4 @@
-//! Runs Polis in virtual machines, for the tests, the demonstrations and the measurements.
+//! Virtual machines that run Polis, for the tests, the demonstrations and the measurements.
 //!
 //! ```text
 //! image::Image --> args::Config --argv--> machine::Machine --+--> serial   what the guest says
@@ -8,12 +8,12 @@
 //!                 fleet::Fleet: several machines on a segment, one cluster
 //! ```
 //!
-//! A story starts a [`Machine`], waits for event lines of its serial port and
-//! pulls at it from the outside. Nothing here sleeps or guesses: whatever the
-//! guest does is learnt from a line, from QMP, or from the end of the process.
+//! A story starts a [`Machine`], waits for event lines of its serial port and acts on
+//! it from the outside. The crate never sleeps or guesses: it observes the guest by its
+//! lines, by QMP, or by the end of the process.
 //!
-//! What this crate does not do: build images (`polis-image`), or know what the
-//! node means by its lines (the stories in `tests/`).
+//! What this crate does not do: build images (`polis-image`), or interpret the node's
+//! lines (the stories in `tests/`).
 
 pub mod args;
 pub mod cache;

@@ -1,11 +1,10 @@
-//! Reads the lines of a guest's serial port.
+//! The lines of a guest's serial port, parsed.
 //!
-//! This is a reader of its own for the format that the node writes, kept apart
-//! from the node's writer on purpose: a change there that breaks the contract
-//! makes the stories fail instead of following along.
+//! This parser is separate from the node's writer on purpose: a change there that
+//! breaks the contract makes the stories fail instead of following along.
 //!
-//! Firmware clears screens and moves cursors on the same port, so control
-//! sequences are taken out before a line is looked at.
+//! Firmware clears screens and moves cursors on the same port, so control sequences are
+//! removed before a line is parsed.
 
 use std::fmt;
 use std::time::Duration;
@@ -47,7 +46,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Reads a line. `None` if it is no event line, or not a well-formed one.
+    /// Reads a line. `None` if it is not a well-formed event line.
     #[must_use]
     pub fn parse(text: &str, at: Duration) -> Option<Self> {
         let mut scan = Scanner(text.strip_prefix(PREFIX)?);
@@ -68,13 +67,13 @@ impl Event {
         Some(Self { at, word, fields })
     }
 
-    /// The value of `key`, or nothing.
+    /// The value of `key`, or `None`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.fields.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 
-    /// The value of `key`; empty if the line does not have it.
+    /// The value of `key`; empty if the line lacks the key.
     #[must_use]
     pub fn text(&self, key: &str) -> &str {
         self.get(key).unwrap_or_default()
@@ -103,7 +102,7 @@ impl fmt::Display for Event {
 struct Scanner<'a>(&'a str);
 
 impl<'a> Scanner<'a> {
-    /// Takes what stands before `stop` and drops `stop`; all of it if there is none.
+    /// Takes the text before `stop` and drops `stop`; without a `stop`, all of it.
     fn until(&mut self, stop: char) -> &'a str {
         let (taken, rest) = self.0.split_once(stop).unwrap_or((self.0, ""));
         self.0 = rest;
@@ -146,7 +145,7 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// What a terminal would show of `bytes`: control sequences and control characters are left out.
+/// The visible text of `bytes`: control sequences and control characters are left out.
 #[must_use]
 pub fn clean(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
@@ -169,11 +168,11 @@ pub fn clean(bytes: &[u8]) -> String {
     clean
 }
 
-/// Why a guest of several translated processors may end before it begins: one of
-/// them runs an instruction that another is changing.
+/// Why a guest of several translated processors may end early: one of them runs an
+/// instruction that another is changing.
 pub(crate) const RACE: &str = "the guest's kernel tripped over an old race in QEMU's translator";
 
-/// Why a guest that printed this line will never do what a story waits for.
+/// Why a guest that printed this line will never reach a story's goal.
 #[must_use]
 pub fn fatal(text: &str) -> Option<&'static str> {
     const FATAL: [(&str, &str); 4] = [

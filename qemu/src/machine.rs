@@ -1,4 +1,4 @@
-//! Runs one machine: a QEMU child, its serial port, its protocol, its console.
+//! A running machine: a QEMU child, its serial port, its protocol, its console.
 //!
 //! ```text
 //! start --> [running] --wait_for*--> [running] --kill, quit, off--> [ended]
@@ -6,18 +6,19 @@
 //!                +------------------- dropped --------------------------+
 //! ```
 //!
-//! Waiting goes forward only: each line is looked at once, in the order in which
-//! the guest wrote it, so a second boot cannot be taken for the first. Lines
-//! that a wait passes over are still there for [`Machine::seen`]. A wait ends by the
-//! clock of [`crate::patience`], which leaves out what the host kept from the machines.
+//! Waiting goes forward only: each line is looked at once, in the order in which the
+//! guest wrote it, so the lines of a second boot are never mixed up with the first.
+//! [`Machine::seen`] still returns lines that a wait passed over. A wait ends by the
+//! clock of [`crate::patience`], which leaves out time that the host gave to other
+//! work.
 //!
 //! Invariants:
-//! - A machine ends when its value is dropped, when this process dies, and at no
-//!   other process's cost: only the own child is ever signalled.
-//! - A wait fails at once when what it waits for can no longer happen: the
-//!   firmware gave up, the kernel panicked, the trapdoor opened, QEMU ended.
-//! - A failure says what was waited for, what the guest said last, and where the
-//!   whole log is.
+//! - A machine ends when its value is dropped, or when this process dies, and never
+//!   affects another process: only its own child is signalled.
+//! - A wait fails at once when its line can no longer come: the firmware gave up, the
+//!   kernel panicked, the trapdoor opened, QEMU ended.
+//! - A failure names the awaited line, the guest's last lines, and the path of the
+//!   whole log.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -45,10 +46,10 @@ const START_MAX: Duration = Duration::from_secs(60);
 /// How many of the guest's last lines a failure shows.
 const LAST_LINES: usize = 20;
 
-/// Why a machine did not do what was asked of it.
+/// Why an operation on a machine failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file or a socket of the launcher.
+    /// A file or a socket of the launcher failed.
     #[error("cannot {doing}")]
     Host {
         /// Verb and object.
@@ -56,26 +57,26 @@ pub enum Error {
         /// The system's complaint.
         source: io::Error,
     },
-    /// QEMU did not come up.
+    /// QEMU did not start.
     #[error("QEMU ended before the machine ran: {said}")]
     Refused {
-        /// What it wrote to its standard error.
+        /// Its standard error.
         said: String,
     },
-    /// The machine protocol.
+    /// The machine protocol failed.
     #[error(transparent)]
     Qmp(#[from] qmp::Error),
-    /// What an operator asked for.
+    /// An operator's command failed.
     #[error("`polisctl {command}` ended with {status}: {said}")]
     Operator {
         /// The arguments.
         command: String,
         /// How it ended.
         status: String,
-        /// What it wrote to its standard error.
+        /// Its standard error.
         said: String,
     },
-    /// A machine that should be on.
+    /// The machine is off.
     #[error("machine {number} is off")]
     IsOff {
         /// Counted from 1.
@@ -84,12 +85,12 @@ pub enum Error {
     /// A thread that followed a machine has a bug.
     #[error("the thread that followed a machine panicked")]
     Panicked,
-    /// A wait that ended otherwise.
+    /// A wait failed.
     #[error("waited for {what}, but {outcome}\n{last}whole log: {log}")]
     Wait {
-        /// What did not come.
+        /// The awaited line.
         what: String,
-        /// What came instead.
+        /// The event that ended the wait.
         outcome: Outcome,
         /// The last event of each kind, and the last lines.
         last: String,
@@ -109,15 +110,16 @@ impl Error {
 /// What ended a wait.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Outcome {
-    /// The time was up, and the guest still had something to say.
+    /// The time was up, and the guest was still printing.
     #[error("it did not come within {within:.0?} (the last line is {silent:.0?} old)")]
     Late {
-        /// The time that was given.
+        /// The time limit.
         within: Duration,
         /// The age of the last line.
         silent: Duration,
     },
-    /// The guest has crashed: it said nothing for most of the time, not even goodbye.
+    /// The guest has crashed: it was silent for most of the time, without a closing
+    /// line.
     #[error(
         "the guest went silent {silent:.0?} ago without `POLIS off` or `POLIS guru`: it crashed"
     )]
@@ -140,27 +142,27 @@ pub enum Outcome {
     /// Firmware or kernel gave up.
     #[error("{why}: {line}")]
     Fatal {
-        /// In words.
+        /// The reason, in words.
         why: &'static str,
-        /// The line that says so.
+        /// The line that shows it.
         line: String,
     },
     /// The process is gone.
     #[error("QEMU ended ({status})")]
     Ended {
-        /// How.
+        /// Its status, in words.
         status: String,
     },
 }
 
-/// A guest that says nothing for so long, before a deadline, is taken for dead.
+/// A guest that is silent for so long, before a deadline, is considered dead.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// A running machine.
 #[derive(Debug)]
 pub struct Machine {
     child: Child,
-    /// The machine protocol, for what has no method here.
+    /// The machine protocol, for commands without a method here.
     pub qmp: qmp::Client,
     port: Port,
     console: Option<UnixStream>,
@@ -168,7 +170,7 @@ pub struct Machine {
     _unread: Option<UnixStream>,
     dir: PathBuf,
     started: Instant,
-    /// The next line that a wait looks at.
+    /// The next line that a wait reads.
     cursor: usize,
     /// The first line since the machine was reset last.
     epoch: usize,
@@ -231,7 +233,8 @@ impl Machine {
             Ok(channels) => channels,
             Err(error) => {
                 end(&mut child);
-                // A QEMU that dies while it starts says why; that is the better error.
+                // A QEMU that dies while it starts prints the reason, which is the
+                // better error.
                 let said = fs::read_to_string(&log).unwrap_or_default().trim().to_owned();
                 return Err(if said.is_empty() { error } else { Error::Refused { said } });
             }
@@ -256,7 +259,7 @@ impl Machine {
         })
     }
 
-    /// Puts lines before the first: a machine that was saved has said them.
+    /// Puts lines before the first: the output of the saved machine.
     pub(crate) fn has_said<'a>(&mut self, lines: impl Iterator<Item = &'a str>) {
         self.port.has_said(lines);
         self.cursor = self.port.count();
@@ -308,10 +311,10 @@ impl Machine {
         self.wait_for_text(text, within).map(drop)
     }
 
-    /// Waits for the first line that `pick` makes something of.
+    /// Waits for the first line for which `pick` returns a value.
     ///
     /// # Errors
-    /// When none comes within `within`, or none can come.
+    /// When the line does not come within `within`, or can no longer come.
     pub fn wait<T>(
         &mut self,
         what: &str,
@@ -344,8 +347,8 @@ impl Machine {
         }
     }
 
-    /// The next line, whatever it says; nothing after `within`, by the wall clock, or at
-    /// the end of the machine.
+    /// The next line; `None` after `within`, by the wall clock, or at the end of the
+    /// machine.
     pub fn next_line(&mut self, within: Duration) -> Option<Line> {
         match self.port.next(self.cursor, Instant::now() + within) {
             Next::Line(line) => {
@@ -394,7 +397,7 @@ impl Machine {
         self.dir.join("serial.log")
     }
 
-    /// When QEMU was started: what the times of lines count from.
+    /// The time at which QEMU was started: the times of lines count from it.
     #[must_use]
     pub fn started(&self) -> Instant {
         self.started
@@ -416,10 +419,10 @@ impl Machine {
         self.console.take()
     }
 
-    /// What the screen shows now; also kept as `name.png` beside the logs.
+    /// The current content of the screen; also kept as `name.png` beside the logs.
     ///
     /// # Errors
-    /// When there is no screen, or it cannot be written.
+    /// When the machine has no screen, or the file cannot be written.
     pub fn picture(&mut self, name: &str) -> Result<Picture, Error> {
         let absolute = std::path::absolute(&self.dir)
             .map_err(|source| Error::Host { doing: "find the logs' folder".to_owned(), source })?;
@@ -436,7 +439,7 @@ impl Machine {
     /// Waits until QEMU has ended by itself, as after a power-off.
     ///
     /// # Errors
-    /// When it has not within `within`.
+    /// When it has not ended within `within`.
     pub fn wait_end(&mut self, within: Duration) -> Result<ExitStatus, Error> {
         let mut deadline = Deadline::within(within);
         loop {
@@ -469,14 +472,14 @@ impl Drop for Machine {
     }
 }
 
-/// Kills the child if it still runs, and says how it ended.
+/// Kills the child if it still runs, and returns how it ended.
 pub(crate) fn end(child: &mut Child) -> String {
-    // Refused only when it has ended already.
+    // Fails only if it has already ended.
     let _killed = child.kill();
     child.wait().map_or_else(|error| error.to_string(), |status| status.to_string())
 }
 
-/// Whether nothing that a story waits for can follow this line.
+/// Whether this line rules out every event that a story waits for.
 fn hopeless(line: &Line) -> Option<Outcome> {
     if let Some(why) = fatal(&line.text) {
         return Some(Outcome::Fatal { why, line: line.text.clone() });
@@ -523,7 +526,7 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListener, Error> {
 
 /// Takes the connection that QEMU makes while it starts.
 pub(crate) fn accept(listener: &UnixListener, child: &mut Child) -> Result<UnixStream, Error> {
-    /// How often the child is looked at: it may die without ever connecting.
+    /// How often the child is checked: it may die without ever connecting.
     const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     let mut deadline = Deadline::within(START_MAX);
     let host = |source| Error::Host { doing: "connect to QEMU".to_owned(), source };

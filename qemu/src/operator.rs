@@ -1,11 +1,11 @@
-//! Operates a cluster as a person does: by calling `polisctl`.
+//! The operator of a cluster, who calls `polisctl` as a person does.
 //!
-//! What is run is the very program that people run, so whatever a story does to
-//! its cluster, they can do.
+//! A story runs the same program that people run, so it can only do things to its
+//! cluster that they can do.
 //!
 //! `--timeout` is the program's own wall time. Here it is a deadline by the clock of
 //! [`crate::patience`] instead: the program gets as much wall time as that clock can
-//! ever take, and is ended when the deadline has come.
+//! ever take, and is killed when the deadline has come.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
@@ -66,10 +66,10 @@ impl Operator {
         self.run(&args).map(drop)
     }
 
-    /// Runs `polisctl`; what it printed.
+    /// Runs `polisctl`; returns its output.
     ///
     /// # Errors
-    /// [`Error::Operator`] with what it said where its status is not 0.
+    /// [`Error::Operator`] with its output if its status is not 0.
     pub fn run(&self, args: &[impl AsRef<OsStr>]) -> Result<String, Error> {
         let mut args: Vec<OsString> = args.iter().map(|arg| arg.as_ref().to_owned()).collect();
         let shown: Vec<_> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
@@ -91,16 +91,16 @@ impl Operator {
     fn command(&self, args: &[OsString]) -> Command {
         let mut command = Command::new(&self.program);
         command.arg("--config").arg(&self.config);
-        // A time that is given comes later, and counts.
+        // An explicit timeout comes later, and takes precedence.
         command.args(["--context", &self.context]).args(args);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
 
-    /// The same, with the document that it prints for programs.
+    /// The same, with the JSON document that it prints for programs.
     ///
     /// # Errors
-    /// As [`Operator::run`], or when that is no JSON.
+    /// As [`Operator::run`], or when the output is not JSON.
     pub fn document(&self, args: &[&str]) -> Result<Value, Error> {
         let said = self.run(&[args, &["--output", "json"]].concat())?;
         serde_json::from_str(&said).map_err(|error| Error::Operator {
@@ -112,7 +112,7 @@ impl Operator {
 }
 
 /// The last `--timeout` of a command line, which is made as long as the clock of
-/// deadlines can ever take. Nothing where there is none: the program's own counts.
+/// deadlines can ever take. `None` without one: the program's own default applies.
 fn stretched(args: &mut [OsString]) -> Option<Duration> {
     let at = args.iter().rposition(|arg| arg == "--timeout")? + 1;
     let given = args.get(at).and_then(|text| duration(text.to_str()?))?;
@@ -142,7 +142,7 @@ struct Ended {
 
 /// Waits for a program, and ends it when `deadline` comes.
 fn finished(mut child: Child, mut deadline: Option<Deadline>) -> io::Result<Ended> {
-    /// A deadline that is not there: looked at again after this.
+    /// Without a deadline, the wait is renewed after this.
     const HOUR: Duration = Duration::from_secs(3600);
     let missing = || io::Error::from(io::ErrorKind::BrokenPipe);
     let stdout = child.stdout.take().ok_or_else(missing)?;
@@ -152,7 +152,8 @@ fn finished(mut child: Child, mut deadline: Option<Deadline>) -> io::Result<Ende
         thread::spawn(move || {
             let mut text = Vec::new();
             let _cut = from.read_to_end(&mut text);
-            // With the last of these, the waiter below learns that both are closed.
+            // When the last of these is dropped, the waiter below learns that both are
+            // closed.
             drop::<mpsc::SyncSender<()>>(closed);
             String::from_utf8_lossy(&text).trim().to_owned()
         })

@@ -2,7 +2,7 @@
 //!
 //! The wall clock also counts the time in which a guest was ready to run and the host
 //! gave its processors to something else. A deadline by that clock fails on a busy
-//! host, and nothing is wrong with the guest. This clock leaves that time out:
+//! host, although the guest is healthy. This clock leaves that time out:
 //!
 //! ```text
 //! counted = wall - run delay - stolen, and at least wall / SLOWEST
@@ -12,20 +12,20 @@
 //! stolen      time that a hypervisor took from this host, per processor (/proc/stat)
 //! ```
 //!
-//! It looks at one process and all its descendants: the QEMUs, TPMs and programs that a
-//! story has started, and the story itself. A guest that waits for a timer, and one that
-//! loops on an idle host, have no run delay, so their deadlines come in wall time.
-//! A kernel without these numbers makes this the wall clock.
+//! It covers one process and all its descendants: the QEMUs, TPMs and programs that a
+//! story has started, and the story itself. A guest that waits for a timer, and one
+//! that loops on an idle host, have no run delay, so their deadlines come in wall time.
+//! On a kernel without these numbers this is the wall clock.
 //!
-//! Processor time (`utime`, `stime`) is no measure here: an idle guest uses none, and a
-//! deadline that counted it would not come.
+//! Processor time (`utime`, `stime`) does not work as a measure here: an idle guest
+//! does not use any, and a deadline that counted it would not come.
 //!
 //! Invariants:
 //! - It never goes back, never runs faster than the wall, and never slower than a
 //!   [`SLOWEST`]th of it: a silent guest fails, however busy the host is.
 //!
-//! What this module does not do: measure. What a boot takes, or a moment within one, is
-//! wall time.
+//! What this module does not do: measure. The duration of a boot, or of a moment within
+//! one, is wall time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -33,11 +33,11 @@ use std::path::Path;
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How much longer than its deadline a wait may take on the wall. A guest that gets less
-/// than an eighth of a processor is beyond what a story can tell.
+/// How much longer than its deadline a wait may take on the wall. A story cannot judge
+/// a guest that gets less than an eighth of a processor.
 pub const SLOWEST: u32 = 8;
 
-/// Shortest wait before a deadline is looked at again.
+/// Shortest wait before a deadline is checked again.
 const LOOK_MIN: Duration = Duration::from_millis(50);
 
 /// A clock that counts the time in which a process and its descendants could run.
@@ -47,7 +47,7 @@ pub struct Clock {
     last: Mutex<Last>,
 }
 
-/// What the last look saw.
+/// The result of the last check.
 #[derive(Debug)]
 struct Last {
     at: Instant,
@@ -55,12 +55,12 @@ struct Last {
     host: Host,
 }
 
-/// What the host says about its processors at one moment.
+/// The host's processor counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Host {
     /// How long each thread has waited for a processor, by process and thread.
     delays: BTreeMap<(u32, u32), Duration>,
-    /// How long a hypervisor ran something else, per processor.
+    /// How long a hypervisor ran other work, per processor.
     stolen: Duration,
 }
 
@@ -72,7 +72,7 @@ impl Clock {
         Self { root, last: Mutex::new(last) }
     }
 
-    /// What it shows.
+    /// Its current time.
     pub fn now(&self) -> Duration {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, host) = (Instant::now(), Host::look(self.root));
@@ -92,7 +92,8 @@ pub fn own() -> &'static Clock {
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     end: Duration,
-    /// Before this moment it cannot have come: the clock is no faster than the wall.
+    /// The deadline cannot come before this moment: the clock runs at most as fast as
+    /// the wall.
     earliest: Instant,
 }
 
@@ -103,7 +104,7 @@ impl Deadline {
         Self { end: own().now() + within, earliest: Instant::now() + within }
     }
 
-    /// Until when to wait before the next look; nothing if the deadline has come.
+    /// The time of the next check; `None` if the deadline has come.
     pub fn look(&mut self) -> Option<Instant> {
         let now = Instant::now();
         if now >= self.earliest {
@@ -122,9 +123,9 @@ impl Deadline {
     }
 }
 
-/// How much of `wall` counts, from what the host said at its start and at its end.
+/// How much of `wall` counts, from the host's counters at its start and at its end.
 fn counted(wall: Duration, before: &Host, after: &Host) -> Duration {
-    // A thread that began in between has waited since then at the longest.
+    // A thread that began in between has waited at most since then.
     let waited = after.delays.iter().map(|(thread, delay)| {
         delay.saturating_sub(before.delays.get(thread).copied().unwrap_or_default())
     });
@@ -268,7 +269,7 @@ mod tests {
 
     #[test]
     fn threads_that_wait_for_a_processor_slow_the_clock_down() {
-        // A kernel without the numbers has nothing to count.
+        // A kernel without the numbers has nothing to test.
         if run_delay(&fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default())
             .is_none()
         {
@@ -281,7 +282,7 @@ mod tests {
             for _ in 0..processors * 4 {
                 scope.spawn(|| while Instant::now() < end {});
             }
-            // The threads have to be there when they are looked at.
+            // The threads must exist when the clock reads them.
             while Instant::now() + Duration::from_millis(50) < end {
                 std::thread::yield_now();
             }

@@ -1,8 +1,8 @@
-//! Speaks QEMU's machine protocol: what a hand on the power switch, a keyboard
-//! or a camera in front of the screen would do to a machine.
+//! A client of QEMU's machine protocol: it acts as a hand on the power switch, a
+//! keyboard or a camera in front of the screen.
 //!
-//! One command at a time, each answered before the next is sent. Events that
-//! come in between are dropped: the serial line tells the same story better.
+//! One command at a time, each answered before the next is sent. Events in between are
+//! dropped: the serial line is the better source.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -14,23 +14,23 @@ use serde_json::{Value, json};
 /// QEMU answers at once, except while its host is very busy or a screen is being written.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// Why a command did not happen.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// QEMU has ended, or hangs.
     #[error("cannot speak to QEMU while sending `{command}`")]
     Lost {
-        /// What was being said.
+        /// The command.
         command: String,
         /// The socket's complaint.
         source: io::Error,
     },
-    /// QEMU understood and said no.
+    /// QEMU rejected the command.
     #[error("QEMU refuses `{command}`: {reason}")]
     Refused {
-        /// What was being said.
+        /// The command.
         command: String,
-        /// QEMU's words.
+        /// QEMU's reason.
         reason: String,
     },
 }
@@ -43,7 +43,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Takes over a fresh connection: hears the greeting and leaves negotiation.
+    /// Takes over a fresh connection: reads the greeting and leaves negotiation.
     ///
     /// # Errors
     /// When QEMU does not answer, or not in its protocol.
@@ -59,7 +59,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Sends one command and waits for what it returns.
+    /// Sends one command and waits for its result.
     ///
     /// # Errors
     /// When QEMU refuses or is gone.
@@ -98,7 +98,7 @@ impl Client {
         self.execute("system_reset", Value::Null).map(drop)
     }
 
-    /// The power button: the guest decides what to do about it.
+    /// The power button: the guest handles it.
     ///
     /// # Errors
     /// When QEMU is gone.
@@ -106,7 +106,7 @@ impl Client {
         self.execute("system_powerdown", Value::Null).map(drop)
     }
 
-    /// Stops the processors. What is on its way to the disk arrives before this returns.
+    /// Stops the processors. Writes under way reach the disk before this returns.
     ///
     /// # Errors
     /// When QEMU is gone.
@@ -117,12 +117,12 @@ impl Client {
     /// Plugs the network cable, or pulls it: the guest sees its carrier come or go.
     ///
     /// # Errors
-    /// When there is no card, or QEMU is gone.
+    /// When the machine has no network card, or QEMU is gone.
     pub fn cable(&mut self, plugged: bool) -> Result<(), Error> {
         self.execute("set_link", json!({ "name": "net", "up": plugged })).map(drop)
     }
 
-    /// Ends QEMU as an orderly program ends.
+    /// Ends QEMU in order.
     ///
     /// # Errors
     /// When QEMU is gone already.
@@ -140,10 +140,10 @@ impl Client {
         self.execute("send-key", json!({ "keys": keys })).map(drop)
     }
 
-    /// Writes what the screen shows to `file`, in `format` (`png` or `ppm`).
+    /// Writes the content of the screen to `file`, in `format` (`png` or `ppm`).
     ///
     /// # Errors
-    /// When there is no screen, or the file cannot be written.
+    /// When the machine has no screen, or the file cannot be written.
     pub fn screendump(&mut self, file: &Path, format: &str) -> Result<(), Error> {
         let arguments = json!({ "filename": file, "format": format });
         self.execute("screendump", arguments).map(drop)
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// A QEMU that answers each line it hears with the next of `answers`.
+    /// A QEMU that answers each line it receives with the next of `answers`.
     fn fake(answers: &'static [&'static str]) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         thread::spawn(move || {

@@ -14,24 +14,24 @@
 //! recording ends where an entry is all zeros, or where the file ends.
 //!
 //! Invariants:
-//! - Each entry lies within the disk, and what it wrote within the recording, whatever
-//!   the file holds: a recording that says otherwise is refused.
+//! - Each entry lies within the disk, and its data within the recording: a recording
+//!   that violates this is rejected.
 //!
 //! What this module does not do: make disks out of a recording (`cut`).
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 
-/// How a recording begins.
+/// The first bytes of a recording.
 const MAGIC: u64 = 0x006a_7366_7773_6872;
 
 /// The only version of the format.
 const VERSION: u64 = 1;
 
-/// Bytes of the super that have a meaning.
+/// Bytes of the super that are used.
 const SUPER: usize = 28;
 
-/// Bytes of an entry that have a meaning.
+/// Bytes of an entry that are used.
 const ENTRY: usize = 32;
 
 /// A sector holds an entry, and no disk has larger ones.
@@ -53,15 +53,15 @@ pub enum Error {
     /// The file.
     #[error("cannot read the recording")]
     Read(#[from] io::Error),
-    /// It does not begin like one.
+    /// It lacks the magic number.
     #[error("the file is no recording of a disk")]
     Foreign,
-    /// An entry that no disk can have met.
+    /// An entry that is impossible on the disk.
     #[error("entry {number} of the recording {why}")]
     Entry {
         /// Counted from 0.
         number: usize,
-        /// What is wrong with it.
+        /// The fault.
         why: &'static str,
     },
     /// More than a machine writes in a test.
@@ -69,32 +69,32 @@ pub enum Error {
     Long,
 }
 
-/// What reached the disk.
+/// A request that reached the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
     /// Bytes, which are in the recording from here on.
     Write {
         /// Their place in the recording.
         data: u64,
-        /// Whether the disk had them for good when it answered.
+        /// Whether the data was durable when the disk answered.
         durable: bool,
     },
     /// The place was given back, and reads as zeros.
     Discard,
-    /// Everything before it is on the disk for good.
+    /// Everything before it is durable on the disk.
     Flush,
 }
 
 /// One entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What it did.
+    /// The request.
     pub deed: Deed,
     /// First byte on the disk.
     pub at: u64,
     /// Bytes.
     pub length: u64,
-    /// Where it ends in the recording.
+    /// Its end in the recording.
     pub end: u64,
 }
 
@@ -108,7 +108,7 @@ impl Recording {
     /// Reads the recording of a disk of `disk` bytes.
     ///
     /// # Errors
-    /// When `log` cannot be read, or holds something that did not happen to that disk.
+    /// When `log` cannot be read, or holds an entry that is impossible on that disk.
     pub fn read(log: &mut (impl Read + Seek), disk: u64) -> Result<Self, Error> {
         let length = log.seek(SeekFrom::End(0))?;
         log.rewind()?;
@@ -166,8 +166,8 @@ impl Recording {
         windows.filter(|window| !window.is_empty()).collect()
     }
 
-    /// The last flush in the first `length` bytes of the recording: what was
-    /// acknowledged when it had this length needs no later one.
+    /// The last flush in the first `length` bytes of the recording: writes acknowledged
+    /// at this length need no later flush.
     #[must_use]
     pub fn flushed(&self, length: u64) -> Option<usize> {
         let there = self.entries.partition_point(|entry| entry.end <= length);
@@ -175,7 +175,7 @@ impl Recording {
     }
 }
 
-/// Understands an entry whose head is at `at` in the recording.
+/// Decodes an entry whose head is at `at` in the recording.
 fn entry(head: &[u8; ENTRY], sector: u64, at: u64, disk: u64) -> Result<Entry, &'static str> {
     let [first, sectors, flags, own] = [0, 8, 16, 24].map(|field| number(head, field));
     if flags & !flag::ALL != 0 {
@@ -203,7 +203,7 @@ fn entry(head: &[u8; ENTRY], sector: u64, at: u64, disk: u64) -> Result<Entry, &
     Ok(Entry { deed, at: first, length, end })
 }
 
-/// Whether there were bytes enough to fill `buffer`.
+/// Whether the input had enough bytes to fill `buffer`.
 fn filled(log: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
     match log.read_exact(buffer) {
         Ok(()) => Ok(true),

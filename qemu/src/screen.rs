@@ -1,4 +1,4 @@
-//! Looks at a picture of a guest's screen.
+//! A picture of a guest's screen, for checks of its colours.
 
 use std::fs;
 use std::io;

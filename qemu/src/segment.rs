@@ -1,5 +1,5 @@
-//! Joins machines to one Ethernet segment: a learning switch, and a gateway
-//! that answers DHCP and lets the host in. Needs no rights on the host.
+//! One Ethernet segment for several machines: a learning switch, and a gateway that
+//! answers DHCP and forwards the host's ports. Needs no rights on the host.
 //!
 //! ```text
 //!  machine 0 --+                          each port: a unix socket on which the
@@ -8,17 +8,18 @@
 //!                             without a guest)
 //! ```
 //!
-//! The gateway is QEMU's own NAT. It takes every IP packet that it sees for its
-//! own and resets connections that it does not know, whoever they are for; so
-//! the switch never floods a unicast frame to it.
+//! The gateway is QEMU's own NAT. It treats every IP packet that it sees as its own and
+//! resets unknown connections, even between other machines; so the switch never floods
+//! a unicast frame to it.
 //!
-//! Links are cut, slowed and healed here, pair by pair, without the machines'
-//! seeing their carrier go: that is what a broken switch between two racks looks
-//! like. A pulled cable is `set_link` of the machine's own protocol.
+//! Links are cut, slowed and healed here, pair by pair, while the machines keep their
+//! carrier: like a broken switch between two racks. A pulled cable is `set_link` of the
+//! machine's own protocol.
 //!
 //! Invariants:
-//! - A port that does not drain loses frames, as on a real switch, and slows nobody.
-//! - A machine that comes back to its port takes it over; the old line is dead.
+//! - A port that does not drain loses frames, as on a real switch, and does not slow
+//!   other ports.
+//! - A machine that comes back to its port takes it over; the old line is closed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _};
@@ -51,7 +52,7 @@ pub enum Port {
     Gateway,
 }
 
-/// Where a machine is plugged in.
+/// The place where a machine is plugged in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plug {
     /// The switch listens there.
@@ -78,7 +79,7 @@ pub struct Segment {
     switch: Switch,
     gateway: Gateway,
     dir: PathBuf,
-    /// What the gateway gives to each machine.
+    /// The address that the gateway gives to each machine.
     addresses: Vec<Ipv4Addr>,
 }
 
@@ -118,7 +119,7 @@ impl Segment {
     pub fn renumber(&mut self) -> Result<(), Error> {
         self.gateway = Gateway::start(&self.switch.socket(Port::Gateway), &self.dir)?;
         let machines = (0_u8..).zip(0..self.addresses.len());
-        // It gives its addresses in order, and strangers take those of the start.
+        // It gives its addresses in order, so dummy machines take those of the start.
         for (machine, _) in machines.clone() {
             let stranger = [0x52, 0x54, 0, 0x70, 0, machine];
             self.offered(machine, stranger)?;
@@ -133,7 +134,7 @@ impl Segment {
     /// [`Segment::renumber`].
     ///
     /// # Panics
-    /// When the segment has no such machine.
+    /// When the number is not that of a machine of the segment.
     #[must_use]
     pub fn address(&self, machine: u8) -> Ipv4Addr {
         self.addresses[usize::from(machine)]
@@ -145,8 +146,8 @@ impl Segment {
         Plug { socket: self.switch.socket(Port::Machine(machine)), machine }
     }
 
-    /// Lets the host reach `port` of the machine with `address` as its own
-    /// loopback port `host`.
+    /// Forwards the host's loopback port `host` to `port` of the machine with
+    /// `address`.
     ///
     /// # Errors
     /// When the port is taken, or the gateway is gone.
@@ -161,8 +162,8 @@ impl Segment {
     }
 }
 
-/// The links of a segment, from whatever thread. Of one that has ended, nothing is
-/// left to cut; the default are those of none.
+/// The links of a segment, usable from any thread. After the segment has ended, a cut
+/// has no effect; the default belongs to no segment.
 #[derive(Clone, Debug, Default)]
 pub struct Links {
     state: Arc<Mutex<State>>,
@@ -182,7 +183,7 @@ impl Links {
         state.cut.extend(others.into_iter().map(|other| pair(port, other)));
     }
 
-    /// Cuts `machine` off from all others, but for the gateway: the host reaches it.
+    /// Cuts `machine` off from all others, except the gateway: the host reaches it.
     pub fn part(&self, machine: Port) {
         let mut state = lock(&self.state);
         let others: Vec<Port> = state.lines.keys().copied().collect();
@@ -216,7 +217,7 @@ struct Parcel {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Who was heard from where.
+    /// The port where each hardware address was last seen.
     learnt: BTreeMap<[u8; 6], Port>,
     lines: BTreeMap<Port, SyncSender<Parcel>>,
     cut: BTreeSet<(Port, Port)>,
@@ -224,7 +225,7 @@ struct State {
 }
 
 impl State {
-    /// Sends `frame`, which came in at `from`, where it belongs.
+    /// Sends `frame`, which came in at `from`, to its destination.
     fn pass(&mut self, from: Port, frame: &Arc<[u8]>) {
         let Some((&to, rest)) = frame.split_first_chunk::<6>() else { return };
         let Some(&sender) = rest.first_chunk::<6>() else { return };
@@ -294,7 +295,7 @@ impl Switch {
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        // Each port's writer ends with its line, and wakes the one that accepts.
+        // Each port's writer ends with its line, and wakes the accepting thread.
         self.lock().lines.clear();
         let ports = fs_entries(self.dir.path());
         for socket in ports {
@@ -309,7 +310,8 @@ fn fs_entries(dir: &Path) -> Vec<PathBuf> {
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    // Nothing here panics with the lock held, and a table of addresses cannot be half true.
+    // No code here panics with the lock held, and the table of addresses is always
+    // consistent.
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -337,7 +339,7 @@ fn serve(
     }
 }
 
-/// Writes what is due, until the segment ends.
+/// Writes due frames, until the segment ends.
 #[expect(
     clippy::disallowed_methods,
     reason = "the rule is for the node's runtime; this is a thread of its own"
@@ -397,7 +399,7 @@ mod tests {
         read(line).unwrap().last().copied().unwrap()
     }
 
-    /// Makes the switch know both machines, and is there once it does.
+    /// Makes the switch learn both machines, and returns once it has.
     fn acquainted() -> (Switch, UnixStream, UnixStream) {
         let switch = Switch::start(2).unwrap();
         let mut a = plug(&switch, Port::Machine(0));
@@ -416,7 +418,7 @@ mod tests {
         (switch, a, b)
     }
 
-    /// The next frame that is not left over from the acquaintance.
+    /// The next frame after those of `acquainted`.
     fn next(line: &mut UnixStream) -> u8 {
         loop {
             match get(line) {

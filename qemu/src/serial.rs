@@ -1,7 +1,7 @@
-//! Reads a guest's serial port into memory and into a file, line by line.
+//! The reader of a guest's serial port: into memory and into a file, line by line.
 //!
-//! A thread reads until the port closes, which is when QEMU ends. Everyone else
-//! waits on what it has read; nobody polls.
+//! A thread reads until the port closes, which is when QEMU ends. All other threads
+//! wait on its result, without polling.
 //!
 //! ```text
 //! QEMU's standard output --> thread --+--> serial.log
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Invariants:
-//! - A line is in the file before anyone is told of it, so the file of a story
-//!   that failed holds what it failed over.
+//! - A line is in the file before any waiter receives it, so the file of a failed story
+//!   holds the line that it failed on.
 //! - Memory is bounded: a line is cut at [`LINE_MAX`], and past [`LINES_MAX`]
 //!   lines only the file grows.
 
@@ -29,7 +29,7 @@ const LINE_MAX: usize = 64 * 1024;
 /// A boot prints some hundreds of lines; a guest that prints this many is in a loop.
 const LINES_MAX: usize = 200_000;
 
-/// What has been read so far. Cheap to clone.
+/// The lines read so far. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Port(Arc<Shared>);
 
@@ -45,19 +45,19 @@ struct State {
     closed: bool,
 }
 
-/// What [`Port::next`] met.
+/// The result of [`Port::next`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     /// The line at that place.
     Line(Line),
-    /// No line came in time.
+    /// The line did not come in time.
     Late,
-    /// No line will ever come: the port is closed.
+    /// The port is closed: the line will never come.
     Closed,
 }
 
 impl Port {
-    /// Starts to read `source`; `started` is when QEMU was.
+    /// Starts to read `source`; `started` is the time of QEMU's start.
     ///
     /// # Errors
     /// When the log file cannot be made.
@@ -114,7 +114,7 @@ impl Port {
         }
     }
 
-    /// Takes lines for read that came at another port, before anything comes at this one.
+    /// Adds lines that came at another port, before the first line of this one.
     pub(crate) fn has_said<'a>(&self, lines: impl Iterator<Item = &'a str>) {
         let lines = lines.map(|text| Line { at: Duration::ZERO, text: text.to_owned() });
         self.state().lines.extend(lines.take(LINES_MAX));
@@ -153,7 +153,8 @@ impl Port {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state is whole between any two statements: a panic elsewhere does not spoil it.
+        // The state is consistent between any two statements: a panic elsewhere does no
+        // harm.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! Saved machines: one is stopped at some moment and saved, and any number start there.
+//! Saved machines: a machine is stopped at some moment and saved, and any number start there.
 //!
 //! ```text
 //! running --save--> folder: memory, state, disk.img, said --restore--> running, again and again
@@ -6,13 +6,13 @@
 //!
 //! The guest's memory is a file (`x-ignore-shared`): while the saved machine runs it
 //! writes there, and a restored one maps the same file privately. So a restore copies
-//! nothing but the disk, and starts in a second. The state of the devices is a stream
-//! of some megabytes.
+//! only the disk, and starts in a second. The state of the devices is a stream of some
+//! megabytes.
 //!
 //! A restored machine has the same devices, kernel command line and card address as the
-//! saved one. Ports that are forwarded and what a reset does may differ. Its guest
-//! knows neither that it was saved nor that time has passed: its clock goes on where it
-//! stood. A `vmgenid` has the kernel reseed its random numbers.
+//! saved one. Its forwarded ports and its reaction to a reset may differ. Its guest
+//! cannot see that it was saved or that time has passed: its clock continues where it
+//! stopped. A `vmgenid` makes the kernel reseed its random numbers.
 //!
 //! All machines of one template are the same node: two of them never share a segment.
 //!
@@ -34,7 +34,7 @@ use crate::machine::{Error, Machine};
 /// Longest that a state may take to be written or read: it takes a tenth of a second.
 const MOVE_MAX: Duration = Duration::from_secs(60);
 
-/// QEMU says on request only how far it is.
+/// QEMU reports its progress only on request.
 const LOOK: Duration = Duration::from_millis(10);
 
 const MEMORY: &str = "memory";
@@ -42,7 +42,7 @@ const STATE: &str = "state";
 const DISK: &str = "disk.img";
 const SAID: &str = "said";
 
-/// The machine that is to be saved in `dir`: the same, with its memory in a file there.
+/// The machine to be saved in `dir`: the same, with its memory in a file there.
 #[must_use]
 pub fn to_be_saved(config: &Config, dir: &Path) -> Config {
     Config { memory_file: Some(Memory::Own(dir.join(MEMORY))), ..config.clone() }
@@ -76,11 +76,11 @@ pub fn save(mut machine: Machine, config: &Config, dir: &Path) -> Result<(), Err
 }
 
 /// Starts the machine that was saved in `saved`, with a copy of its disk in the place
-/// that `config` names. Its first lines are those of the saved one; a wait looks at
-/// what it says from now on.
+/// that `config` names. Its first lines are those of the saved one; a wait starts with
+/// its new lines.
 ///
 /// # Errors
-/// When QEMU refuses the state, as it does for another machine.
+/// When QEMU rejects the state, as it does for another machine.
 pub fn restore(config: &Config, saved: &Path, logs: &Path) -> Result<Machine, Error> {
     if let Some(disk) = &config.disk {
         let copied = disk::copy(&saved.join(DISK), &disk.file);
@@ -101,7 +101,7 @@ pub fn restore(config: &Config, saved: &Path, logs: &Path) -> Result<Machine, Er
     Ok(machine)
 }
 
-/// Keeps the memory out of the stream: it is in the file.
+/// Keeps the memory out of the stream, because it is in the file.
 fn memory_stays(machine: &mut Machine) -> Result<(), Error> {
     let ignore = json!([{ "capability": "x-ignore-shared", "state": true }]);
     let arguments = json!({ "capabilities": ignore });

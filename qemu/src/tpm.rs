@@ -1,7 +1,7 @@
-//! Runs an emulated TPM 2.0 beside a machine, or for a test alone.
+//! An emulated TPM 2.0 beside a machine, or for a test alone.
 //!
-//! The TPM is `swtpm`; what it keeps lies in a folder, so one folder is one TPM: the
-//! same over any number of boots, cleared when the folder is removed.
+//! The TPM is `swtpm`; its state is in a folder, so one folder is one TPM: the same
+//! over any number of boots, cleared when the folder is removed.
 //!
 //! Invariants:
 //! - It ends with its machine, with its value and with this process.
@@ -24,7 +24,7 @@ pub struct Tpm {
 
 impl Tpm {
     /// Switches on the TPM whose state is in `state`, for a QEMU that connects to
-    /// `socket`. The listener is made here, so that nobody has to wait for it.
+    /// `socket`. The listener is made here, so that QEMU can connect without waiting.
     ///
     /// # Errors
     ///
@@ -62,7 +62,7 @@ impl Tpm {
         Ok(Self { child })
     }
 
-    /// Forgets everything that the TPM in `state` keeps, as its owner can.
+    /// Clears the state of the TPM in `state`, as its owner can.
     ///
     /// # Errors
     ///
@@ -74,14 +74,14 @@ impl Tpm {
 
 impl Drop for Tpm {
     fn drop(&mut self) {
-        // Refused only when it has ended already.
+        // Fails only if it has already ended.
         let _killed = self.child.kill();
         let _ended = self.child.wait();
     }
 }
 
-/// The TPM under `setpriv`, as QEMU is. It takes no socket as its standard input,
-/// so a shell moves that to descriptor 3, and becomes the TPM.
+/// The TPM under `setpriv`, like QEMU. It does not accept a socket as its standard
+/// input, so a shell moves that to descriptor 3, and becomes the TPM.
 #[expect(clippy::disallowed_methods, reason = "the rule is for the node; this runs on the host")]
 fn command() -> Command {
     let mut command = Command::new("setpriv");
@@ -96,7 +96,7 @@ pub(crate) fn args(socket: &Path) -> [(&'static str, String); 3] {
     [
         ("-chardev", format!("socket,id=tpm,path={socket}")),
         ("-tpmdev", "emulator,id=tpm,chardev=tpm".to_owned()),
-        // The interface that machines with a TPM in their firmware have.
+        // The interface of machines with a TPM in their firmware.
         ("-device", "tpm-crb,tpmdev=tpm".to_owned()),
     ]
 }

@@ -1,5 +1,5 @@
-//! A machine that nobody's keeper opens: after each start it waits for a person, who
-//! opens it from afar with `polisctl` and the recovery key.
+//! A machine that no keeper opens: after each start it waits for a person, who opens it
+//! from afar with `polisctl` and the recovery key.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::world::{BOOT, OWNER, SOON, World, home, with_cluster};
 
 const SHARE: &str = "polis/cold_start.pb";
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar)
         .takes(110)];
@@ -51,13 +51,14 @@ fn an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar()
     owner.run(&["node", "reboot", &founded.node])?;
     machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
 
-    // While the machine is off, nobody who has its disk has both halves of the key.
+    // While the machine is off, a person with its disk does not have both halves of the
+    // key.
     let words = waits(&mut machine)?;
     machine.kill();
     ensure!(esp::read(&file(&config)?, SHARE)?.is_none(), "a share is on the disk");
 
-    // It waits again, and for nobody else: not for another key, not for somebody who
-    // reads another machine's words.
+    // It waits again, and accepts nothing else: not another key, not a person who reads
+    // another machine's words.
     let mut machine = world.boot(&config)?;
     let again = waits(&mut machine)?;
     ensure!(again == words, "the words were {words}, and are {again}");
@@ -88,7 +89,7 @@ fn an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar()
     );
     machine.kill();
 
-    // What was made anew on the way has left no share, either.
+    // The data that was made anew on the way has left no share, either.
     let mut machine = world.boot(&config)?;
     waits(&mut machine)?;
     machine.kill();
@@ -96,7 +97,8 @@ fn an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar()
     Ok(())
 }
 
-/// Waits until the machine says what it waits for; the words that it shows meanwhile.
+/// Waits until the machine prints what it waits for; returns the words that it shows
+/// meanwhile.
 pub(crate) fn waits(machine: &mut Machine) -> Result<String> {
     let waits = machine.wait_for("stage", BOOT, |stage| {
         stage.is("name", "cluster") && stage.is("state", "waiting")

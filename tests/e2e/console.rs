@@ -15,7 +15,7 @@ use prost::Message as _;
 use crate::restart::POWER_BUTTON;
 use crate::world::{BOOT, SOON, World, bootstrap, home, this_boot};
 
-/// How often a terminal looks for what it was sent.
+/// How often a terminal looks for its input.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The pages, and words that each of them has on a machine that founded a cluster.
@@ -30,7 +30,7 @@ const PAGES: [(&str, &str); 7] = [
 ];
 
 /// A person's terminal at the other end of a line: it has a size, knows it, and
-/// is not asked for anything else.
+/// receives no other question.
 struct Terminal {
     line: UnixStream,
     parser: vt100::Parser,
@@ -49,7 +49,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// Reads what came, and answers who asks where the cursor is.
+    /// Reads the output, and answers a question about the place of the cursor.
     fn listen(&mut self) -> Result<()> {
         let mut bytes = [0; 65536];
         match self.line.read(&mut bytes) {
@@ -97,13 +97,13 @@ fn size(cells: u16) -> Result<NonZero<u16>> {
     NonZero::new(cells).context("a terminal without a cell")
 }
 
-/// A machine whose console is on `hvc0` too, and on a serial port that nobody reads.
+/// A machine whose console is on `hvc0` too, and on a serial port without a reader.
 fn with_terminal(world: &World) -> Result<Config> {
     let parameters = NodeParameters {
         console: Some(ConsoleConfiguration { tui: ["hvc0", "ttyS1"].map(str::to_owned).into() }),
         ..bootstrap()
     };
-    // First the machine, then what it is told: both write the same file.
+    // First the machine, then its parameters: both write the same file.
     let founder = world.founder("")?;
     Ok(Config {
         console: true,
@@ -113,7 +113,7 @@ fn with_terminal(world: &World) -> Result<Config> {
     })
 }
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine).takes(60),
     story!(a_line_that_nobody_reads_holds_up_nothing_and_shows_the_newest_when_somebody_does)
@@ -136,7 +136,7 @@ fn a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine() -> Resul
         terminal.wait_for(&format!("[F{number} {page}]"))?;
         terminal.wait_for(words)?;
     }
-    // The size that the terminal told, not one that was assumed.
+    // The size that the terminal reported, not an assumed one.
     let last = terminal.parser.screen().rows(0, 100).last().unwrap_or_default();
     ensure!(last.contains("[F7 Network]"), "another size than 30 rows:\n{}", terminal.screen());
 
@@ -155,7 +155,7 @@ fn a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine() -> Resul
     terminal.press("PR")?;
     terminal.wait_for("yes, reboot it now")?;
     terminal.wait_for("only voter")?;
-    // Sooner, nobody has read the question, and no answer counts.
+    // Before that, the question cannot have been read, and no answer counts.
     let read = Instant::now() + 2 * polis_tui::READ;
     while Instant::now() < read {
         terminal.listen()?;
@@ -176,7 +176,7 @@ fn a_line_that_nobody_reads_holds_up_nothing_and_shows_the_newest_when_somebody_
     let mut terminal = Terminal::new(&mut machine, [24, 80])?;
     terminal.wait_for(&identity.node)?;
     terminal.wait_for("after the kernel started")?;
-    // Nor does a port hold up the end, which takes what it holds to nobody.
+    // A port does not hold up the end either, which discards what the port holds.
     machine.wait_until_said("the console is on /dev/ttyS1", SOON)?;
     machine.wait_until_said(POWER_BUTTON, SOON)?;
     machine.qmp.power_button()?;

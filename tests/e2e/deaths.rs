@@ -10,7 +10,7 @@ use polis_tests::{Story, story};
 
 use crate::world::{SOON, World, home};
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(etcd_that_is_killed_is_restarted_with_its_membership),
     story!(an_etcd_with_a_damaged_database_opens_the_trapdoor_after_three_deaths).takes(45),
@@ -26,7 +26,7 @@ fn etcd_that_is_killed_is_restarted_with_its_membership() -> Result<()> {
     let death = machine.wait_for("service", SOON, |event| !event.is("state", "healthy"))?;
     ensure!(death.text("name").contains("consensus"), "another service died: {death}");
     ensure!(death.text("cause").contains("signal"), "not killed by a signal: {death}");
-    // Healthy is what it says once it votes.
+    // It reports itself healthy once it votes.
     let etcd = machine.wait_for("etcd", SOON, |event| event.is("state", "voter"))?;
     machine.wait_for("service", SOON, |event| {
         event.is("name", death.text("name")) && event.is("state", "healthy")
@@ -83,7 +83,8 @@ fn a_node_that_hangs_opens_the_trapdoor() -> Result<()> {
     let (_world, mut machine, _) = faulty("node-hangs polis.node-deadline=15")?;
     let guru = machine.wait_for("guru", SOON, |_| true)?;
     ensure!(guru.text("code").starts_with("#0309."), "not the code of a hung node: {guru}");
-    // It says what its threads are at, and the guru meditation has ended all of them.
+    // It prints the state of its threads, and the guru meditation has ended all of
+    // them.
     ensure!(guru.text("cause").contains("threads: "), "no word about the threads: {guru}");
     documented(&guru)
 }

@@ -15,10 +15,10 @@ use crate::world::{BOOT, SOON, World};
 const DRAWN: usize = 2;
 const ALL: usize = 3;
 
-/// Where a machine that founds a cluster looks for what it begins with.
+/// The place where a founding machine looks for its initial data.
 const SNAPSHOT: &str = "polis/etcd_snapshot.db";
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(a_cluster_that_is_lost_begins_again_from_a_snapshot_and_an_old_disk_comes_back)
         .cluster()
@@ -41,9 +41,9 @@ fn a_cluster_that_is_lost_begins_again_from_a_snapshot_and_an_old_disk_comes_bac
     Ok(cluster.wait_whole(voters)?)
 }
 
-/// Saves etcd, destroys all machines, and brings the cluster up on new ones.
-/// `before` sums up what was acknowledged before the snapshot; the disks of the nodes
-/// before `intact` are lost.
+/// Saves etcd, destroys all machines, and brings the cluster up on new ones. `before`
+/// sums up the acknowledged writes before the snapshot; the disks of the nodes before
+/// `intact` are lost.
 fn restored(world: &World, cluster: &mut Fleet, before: &Summary, intact: usize) -> Result<()> {
     let told = |cluster: &Fleet| cluster.operator.document(&["--timeout", "2m", "cluster", "info"]);
     let ca = told(cluster)?["ca_fingerprint"].clone();
@@ -61,7 +61,7 @@ fn restored(world: &World, cluster: &mut Fleet, before: &Summary, intact: usize)
     }
     let first = cluster.nodes[0].config.disk.as_ref().context("no disk")?.file.clone();
     esp::write(&first, SNAPSHOT, &std::fs::read(&file)?)?;
-    // The owner's certificate is as good as it was: nobody takes ownership again.
+    // The owner's certificate is as good as it was: ownership is not taken again.
     let ready = cluster.boot_again(0)?;
     ready.text("node").clone_into(&mut cluster.nodes[0].id);
     ensure!(!old.contains(&cluster.nodes[0].id), "a new machine with an old name: {ready}");

@@ -15,7 +15,7 @@ use crate::world::{BOOT, World, bootstrap};
 /// Where a file system of type erofs has its superblock.
 const SUPERBLOCK: u64 = 1024;
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(a_disk_without_room_for_data_is_called_too_small),
     story!(a_machine_without_a_disk_stops_in_stage_1_and_says_so),

@@ -1,4 +1,4 @@
-//! Reaches into the ESP of a machine that is off, as whoever has its disk can.
+//! The ESP of a machine that is off, as a person with its disk can change it.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, anyhow};
 use fatfs::{FileSystem, FsOptions, LossyOemCpConverter, NullTimeProvider, StdIoWrapper};
 use gpt::GptConfig;
 
-/// What it is called in the partition table.
+/// Its name in the partition table.
 const NAME: &str = "POLIS-ESP";
 
 type Fat = FileSystem<StdIoWrapper<Part>, NullTimeProvider, LossyOemCpConverter>;

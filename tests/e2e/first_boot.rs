@@ -18,7 +18,7 @@ const IN_ORDER: [&str; 3] = ["kernel", "initramfs", "system"];
 /// The stages that wait for each other as their services need it.
 const SERVICES: [&str; 6] = ["storage", "network", "parameters", "cluster", "consensus", "roles"];
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(a_machine_with_firmware_and_parameters_on_its_esp_founds_a_cluster).takes(35),
     story!(a_machine_with_parameters_in_fw_cfg_founds_a_cluster),
@@ -70,7 +70,7 @@ fn founds_a_cluster(machine: &mut Machine, image: &str) -> Result<()> {
 
 fn where_both_sources_differ_fw_cfg_wins_and_a_warning_names_both() -> Result<()> {
     let world = World::new("parameters-both")?;
-    // What lies on the ESP would end this boot, if anyone took it.
+    // The content of the ESP would end this boot, if the machine took it.
     let mut other = bootstrap();
     if let Some(Cluster::ClusterBootstrap(bootstrap)) = &mut other.cluster {
         bootstrap.cluster_configuration = Some(ClusterConfiguration {

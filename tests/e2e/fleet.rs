@@ -1,4 +1,4 @@
-//! Clusters of several machines, and what stories ask of each.
+//! Clusters of several machines, and the requests of stories to each.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
@@ -53,14 +53,14 @@ pub(crate) fn joined_by(
     }))
 }
 
-/// A disk like `blank`, which nobody has booted yet, for the machine `number`.
+/// A disk like `blank`, not booted yet, for the machine `number`.
 pub(crate) fn blank_disk(world: &World, blank: &Disk, number: usize) -> Result<Disk> {
     let file = world.path(&format!("disk-{number}.img"));
     copy(&blank.file, &file)?;
     Ok(Disk { file, ..blank.clone() })
 }
 
-/// Passes over everything that a machine has said so far.
+/// Skips all output of a machine so far.
 pub(crate) fn catch_up(machine: &mut Machine) {
     while machine.next_line(Duration::ZERO).is_some() {}
 }
@@ -81,7 +81,7 @@ pub(crate) fn writes_go_on(fleet: &mut Fleet, numbers: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a node has had two writes in a row fail, and none succeed between.
+/// Waits until a node has had two failed writes in a row, and no success between.
 pub(crate) fn writes_have_stopped(fleet: &mut Fleet, number: usize) -> Result<()> {
     let machine = fleet.machine(number)?;
     catch_up(machine);
@@ -103,7 +103,7 @@ pub(crate) fn acknowledged_at(machine: &Machine) -> Vec<Instant> {
     acknowledged.into_iter().map(|event| machine.started() + event.at).collect()
 }
 
-/// Waits until a node says that its state is this.
+/// Waits until a node reports this state.
 pub(crate) fn becomes(fleet: &mut Fleet, number: usize, state: &str) -> Result<()> {
     let machine = fleet.machine(number)?;
     let seen = machine.wait_for("cluster", SOON, |event| event.is("state", state));

@@ -19,7 +19,7 @@ use crate::world::{BOOT, OWNER, SOON, World, bootstrap, guru, with_cluster};
 /// Attempts that end by themselves; the one after them holds.
 const REBOOTS: usize = 3;
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(a_machine_without_parameters_says_where_it_looked).takes(15),
     story!(a_guru_meditation_fills_the_screen_of_a_machine_with_firmware).takes(25),
@@ -149,8 +149,8 @@ pub(crate) fn shows_red(machine: &mut Machine) -> Result<()> {
             red * 100.0,
             black * 100.0
         );
-        // The border blinks, and painting takes a moment after the line: look
-        // again when the guest says something, or at the next blink.
+        // The border blinks, and painting takes a moment after the line: look again
+        // when the guest prints something, or at the next blink.
         machine.next_line(std::time::Duration::from_millis(300));
     }
 }

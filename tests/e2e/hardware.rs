@@ -29,7 +29,7 @@ struct Hardware {
     cpus: u32,
 }
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(an_nvme_disk_an_e1000e_card_and_a_virtio_screen_behind_firmware).takes(40),
     story!(a_sata_disk_and_no_screen_at_all).takes(25),

@@ -37,14 +37,14 @@ const METRICS: u16 = 7840;
 /// Every port that a node opens.
 const PORTS: [u16; 4] = [PEERS, CURATOR, MANAGEMENT, METRICS];
 
-/// Bytes by which `node` may grow: three servers have room for 256 handshakes each
-/// from one address, of 64 KiB at worst, and the rest is for what was served.
+/// Bytes by which `node` may grow: three servers have room for 256 handshakes each from
+/// one address, of 64 KiB at worst, and the rest is for the served calls.
 const GROWTH_MAX: u64 = 96 << 20;
 
-/// Longest that one act of harm waits for its victim.
+/// Longest that one attack waits for its victim.
 const ACT: Duration = Duration::from_secs(10);
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(callers_that_mean_harm_on_every_port_keep_nobody_else_from_being_served).takes(110)];
 
@@ -72,7 +72,7 @@ fn callers_that_mean_harm_on_every_port_keep_nobody_else_from_being_served() -> 
     println!("{said}");
     let again = machine.seen(|event| event.word == "boot" || event.word == "ready");
     ensure!(again.len() == 2, "it was not ready all the time: {again:?}");
-    // What listens has not died of it once.
+    // The listeners have not died of it once.
     let listens = |name: &str| name.starts_with("root.management") || name == "root.curator.server";
     let died = machine.seen(|event| {
         event.word == "service" && event.is("state", "dead") && listens(event.text("name"))
@@ -89,7 +89,8 @@ struct Victim {
 }
 
 impl Victim {
-    /// All harm at once; meanwhile its owner works, and its memory is watched.
+    /// All attacks at once; meanwhile the victim's owner works, and the victim's memory is
+    /// watched.
     async fn besieged(&self) -> Result<()> {
         let before = self.patiently(|| self.memory()).await?;
         let over = AtomicBool::new(false);
@@ -148,7 +149,7 @@ impl Victim {
         Ok(timeout(ACT, TcpStream::connect(self.address(port))).await??)
     }
 
-    /// A connection on which nothing was said yet but who both are.
+    /// A connection on which only the identities of both sides were exchanged.
     async fn tls(&self, port: u16) -> Result<TlsStream<TcpStream>> {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.credentials.authority.clone().context("no CA")?.into())?;
@@ -189,12 +190,12 @@ impl Victim {
         let mut stream = self.tls(METRICS).await?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await?;
         let mut page = Vec::new();
-        // Whoever closes without a farewell has said everything all the same.
+        // A peer that closes without a farewell may still have sent everything.
         let _end = timeout(ACT, stream.read_to_end(&mut page)).await?;
         Ok(String::from_utf8(page)?)
     }
 
-    /// The resident bytes of `node`, by its own word.
+    /// The resident bytes of `node`, as it reports them.
     async fn memory(&self) -> Result<u64> {
         let page = self.page().await?;
         ensure!(page.lines().any(|line| line == "polis_ready 1"), "it is not ready: {page}");
@@ -222,7 +223,7 @@ impl Victim {
             b"GET / HTTP/1.1\r\n\r\n".to_vec(),
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
             vec![0; 5000],
-            // A record of TLS that says that it is as long as can be.
+            // A record of TLS with the greatest possible length in its header.
             [&[0x16, 3, 1, 0xff, 0xff][..], &[1; 100]].concat(),
             (0..10_000_u32).flat_map(u32::to_le_bytes).collect(),
         ];
@@ -234,7 +235,7 @@ impl Victim {
             timeout(ACT, stream.read_to_end(&mut answer)).await??;
             anyhow::Ok(())
         });
-        // Whether it is heard out is the victim's affair.
+        // The victim may cut it off early.
         let _ended = join_all(acts).await;
         // The same behind a good handshake.
         if let (true, Ok(mut stream)) = (port != PEERS, self.tls(port).await) {
@@ -289,7 +290,7 @@ impl Victim {
         Ok(())
     }
 
-    /// Readers that take nothing of what they asked for.
+    /// Readers that never read the answers to their requests.
     async fn slow(&self) {
         let logs = async {
             let mut client = NodeManagementClient::new(self.channel(MANAGEMENT).await?);

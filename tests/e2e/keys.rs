@@ -1,6 +1,6 @@
-//! Who opens an authenticated disk: the machine itself, as long as everything is as
-//! it was; the recovery key alone, as soon as one thing is not, and each such thing
-//! has words of its own.
+//! The keepers of an authenticated disk: the machine itself opens it, as long as
+//! everything is as it was; only the recovery key opens it as soon as one thing is not,
+//! and each such thing has words of its own.
 
 use std::fs;
 use std::io::Read as _;
@@ -24,8 +24,8 @@ use crate::world::{Identity, OWNER, SOON, World, guru, home, with_cluster};
 const SEALED: &str = "polis/sealed_configuration.pb";
 const SHARE: &str = "polis/cold_start.pb";
 
-/// What `cluster_bootstrap` says when nobody says anything: authenticated, a TPM
-/// where there is one, and home without help.
+/// The defaults of `cluster_bootstrap`: authenticated, a TPM where there is one, and home
+/// without help.
 fn ordinary() -> Vec<u8> {
     let bootstrap = ClusterBootstrap {
         owner_public_key: OWNER.to_vec(),
@@ -35,7 +35,7 @@ fn ordinary() -> Vec<u8> {
     with_cluster(bootstrap).encode_to_vec()
 }
 
-/// A machine that was home and is off, with whatever keeps its key.
+/// A machine that was home and is off, with the keeper of its key.
 struct Member {
     world: World,
     config: Config,
@@ -66,7 +66,7 @@ impl Member {
         owner.run(&["node", "recovery-key", &identity.node, "--confirm"])?;
         machine.wait_until_said("is saved", SOON)?;
         machine.kill();
-        // What founded it is gone: nothing but the disk leads home now.
+        // The founding parameters are gone: only the disk leads home now.
         let config = Config { fw_cfg: Vec::new(), forwards: Vec::new(), ..config };
         Ok(Self { world, config, identity, recovery })
     }
@@ -97,7 +97,7 @@ impl Member {
     }
 }
 
-/// What the recovery key is tried for on a machine that is locked.
+/// The uses of the recovery key on a machine that is locked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mend {
     /// Nothing: another harm of the same run shows it.
@@ -108,8 +108,8 @@ enum Mend {
     ForGood,
 }
 
-/// For each of a story's harms, what the recovery key is tried for: for one of them, which
-/// the seed draws, everything; with `--all`, for each as `usual` says.
+/// For each of a story's harms, the use of the recovery key: for one of them, which the
+/// seed draws, everything; with `--all`, for each as `usual` says.
 fn mends<const HARMS: usize>(story: &str, usual: [Mend; HARMS]) -> Result<[Mend; HARMS]> {
     if draws_all() {
         return Ok(usual);
@@ -200,7 +200,7 @@ fn strange_share() -> Vec<u8> {
     [&body[..], &checksum].concat()
 }
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(each_harm_to_the_keys_on_the_esp_is_told_apart_and_mended_by_the_recovery_key)
         .takes(130),

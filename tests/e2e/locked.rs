@@ -1,7 +1,7 @@
 //! A locked disk, and a person with its recovery key in front of the machine.
 //!
-//! The word `polis.fault=locked` locks it: what is told here is the way of the
-//! key from the keyboard into `node`, which is started once more for it.
+//! The word `polis.fault=locked` locks it: the story follows the key on its way from the
+//! keyboard into `node`, which is started once more for it.
 
 use anyhow::{Result, ensure};
 use polis_qemu::{Event, Machine};
@@ -13,7 +13,7 @@ use crate::world::{BOOT, Identity, SOON, World, home};
 /// As people type: small and large letters, dashes and spaces.
 const KEY: &str = "rphl-UABC 2345";
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(a_recovery_key_typed_at_the_serial_port_starts_the_node_again).takes(40),
     story!(a_recovery_key_typed_at_the_screen_starts_the_node_again).takes(40),
@@ -61,7 +61,8 @@ fn locked(story: &str) -> Result<(World, Machine, Identity)> {
     Ok((world, machine, identity))
 }
 
-/// Waits until the node is what it was before, and checks that all of the key came to it.
+/// Waits until the node has its earlier identity, and checks that all of the key came to
+/// it.
 fn unlocked(machine: &mut Machine, before: &Identity) -> Result<()> {
     machine.wait_for_text("starting node again", SOON)?;
     let again = machine.wait_for("ready", BOOT, |_| true)?;

@@ -1,7 +1,7 @@
-//! Stories of whole machines, told against QEMU and the serial line.
+//! Stories of whole machines, run against QEMU and the serial line.
 //!
 //! Each file is a theme, each test a story, and each story gets a folder in
-//! `target/e2e` with the logs of every boot. `world` is what they share.
+//! `target/e2e` with the logs of every boot. `world` is their shared part.
 //!
 //! A story waits for event lines of the serial port, as its contract has them, or
 //! asks the operator's program again until a deadline. `cargo xtask test e2e` builds

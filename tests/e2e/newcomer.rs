@@ -1,8 +1,8 @@
-//! Power cuts of a machine on its way from a ticket to a vote, and of whoever
-//! leads while it is on it: one member alone, of two, of three.
+//! Power cuts of a machine on its way from a ticket to a vote, and of the leader in that
+//! time: one member alone, of two, of three.
 //!
-//! The whole story is told with `--all`. In an ordinary run, `outage` takes its machines
-//! on such ways: one beside a single voter, one beside three.
+//! The whole story runs with `--all`. In an ordinary run, `outage` takes its machines on
+//! such ways: one beside a single voter, one beside three.
 //!
 //! Each moment is a share of the very boot that it cuts, so a slow host is cut at
 //! the same place as a quick one. The seed is printed; `POLIS_SEED` draws the
@@ -51,7 +51,7 @@ pub(crate) enum Victim {
     Curator,
 }
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(whoever_loses_its_power_while_a_machine_is_let_in_the_machine_ends_as_a_voter)
         .cluster()
@@ -96,7 +96,7 @@ fn whoever_loses_its_power_while_a_machine_is_let_in_the_machine_ends_as_a_voter
 pub(crate) struct Ways {
     dice: StdRng,
     cuts: u32,
-    /// After so many cuts there is none.
+    /// The number of cuts; no cut comes after them.
     wanted: u32,
     /// Nodes beside the voters.
     pub(crate) workers: usize,
@@ -167,7 +167,7 @@ impl Ways {
             cut.get_or_insert_with(Instant::now);
             if machine == newcomer {
                 votes = false;
-                // A learner may have a vote by now and not have said so.
+                // A learner may have a vote by now without a line that says it.
                 let learns = |event: &Event| event.word == "etcd" && event.is("state", "learner");
                 if !cluster.machine(newcomer)?.seen(learns).is_empty() {
                     voted.get_or_insert_with(Instant::now);
@@ -181,7 +181,7 @@ impl Ways {
         cluster.wait_whole(nodes)?;
         let listed = cluster.operator.document(&["node", "list"])?;
         let listed = listed.as_array().context("no nodes")?;
-        // One may have asked to be let in, and wait.
+        // One may be registered, and wait for approval.
         let up = listed.iter().filter(|node| node["state"] != "new").count();
         ensure!(up == nodes, "one node too many: {listed:?}");
         let Some(since) = cut.filter(|_| voters.len() > 2) else { return Ok(()) };
@@ -199,7 +199,7 @@ impl Ways {
     }
 }
 
-/// Who leads etcd, and the curators.
+/// The leader of etcd, and of the curators.
 fn leaders(cluster: &Fleet) -> Result<(usize, usize)> {
     let etcd = cluster.etcd_leader()?;
     let status = cluster.operator.document(&["--timeout", "2m", "cluster", "status"])?;
@@ -217,8 +217,8 @@ enum End {
     Due,
 }
 
-/// Lets the newcomer in, step by step, until it is one of so many `members` that
-/// vote, or the moment comes that is `share` of its boot.
+/// Admits the newcomer, step by step, until it is one of so many `members` that vote, or
+/// the moment comes that is `share` of its boot.
 fn follow(cluster: &mut Fleet, newcomer: usize, members: usize, share: Option<f64>) -> Result<End> {
     let operator = cluster.operator.clone();
     let members = members.to_string();
@@ -283,7 +283,7 @@ fn follow(cluster: &mut Fleet, newcomer: usize, members: usize, share: Option<f6
     }
 }
 
-/// Keeps the name of a node; one that comes back may vote before it says it.
+/// Keeps the name of a node; one that comes back may vote before it prints it.
 fn remember(cluster: &mut Fleet, number: usize, node: String) {
     if !node.is_empty() {
         cluster.nodes[number].id = node;

@@ -15,7 +15,7 @@ use crate::world::{BOOT, SOON, World, home};
 
 const JSON: [&str; 2] = ["--output", "json"];
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine).takes(60)];
 

@@ -1,8 +1,9 @@
-//! One cluster, three voters, a worker and a newcomer, and everything that may befall it.
+//! One cluster, three voters, a worker and a newcomer, and every outage that may befall
+//! it.
 //!
-//! The cluster is raised once, since that takes longer than any outage. Every
-//! voter writes from its first boot to the end, and what they were told is
-//! compared with what is found, at each boot of each and at the very end.
+//! The cluster is raised once, since that takes longer than any outage. Every voter
+//! writes from its first boot to the end, and the acknowledgements are compared with the
+//! content of etcd, at each boot of each and at the very end.
 //!
 //! Two machines come to their vote on ways on which the power goes, at moments that the
 //! seed draws (`newcomer`): the second, beside one voter, and the last, beside three.
@@ -31,7 +32,7 @@ const WORKERS: [usize; 2] = [1, 2];
 /// Power cuts on the two ways: one beside a single voter, two beside three.
 const CUTS: u32 = 3;
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(three_voters_and_their_workers_keep_every_acknowledged_write_through_each_outage)
         .cluster()
@@ -106,8 +107,8 @@ fn but(one: usize) -> Vec<usize> {
     VOTERS.into_iter().filter(|number| *number != one).collect()
 }
 
-/// The leader's power is cut. Writes go on, the workers find the new leader, and
-/// nobody can remove one of the two that are left.
+/// The leader's power is cut. Writes go on, the workers find the new leader, and neither
+/// of the two that are left can be removed.
 fn leader_dies(cluster: &mut Fleet) -> Result<()> {
     let leader = cluster.etcd_leader()?;
     cluster.cut_power(leader);
@@ -133,7 +134,7 @@ fn leader_dies(cluster: &mut Fleet) -> Result<()> {
     Ok(cluster.wait_whole(members(cluster))?)
 }
 
-/// Waits until somebody else leads, and the leader hears the workers.
+/// Waits until another node leads, and the leader has contact with the workers.
 fn followed(cluster: &Fleet, dead: usize) -> Result<()> {
     let dead = cluster.nodes[dead].id.as_str();
     ask_until("the workers follow the new leader", || {
@@ -155,7 +156,7 @@ fn listed(cluster: &mut Fleet, number: usize) -> Result<()> {
     Ok(())
 }
 
-/// The leader loses its network. The others go on without it; it says that it is
+/// The leader loses its network. The others go on without it; it reports that it is
 /// split, and heals by itself.
 fn leader_is_cut_off(cluster: &mut Fleet) -> Result<()> {
     let leader = cluster.etcd_leader()?;
@@ -168,7 +169,7 @@ fn leader_is_cut_off(cluster: &mut Fleet) -> Result<()> {
     Ok(cluster.wait_whole(members(cluster))?)
 }
 
-/// Nobody hears anybody: nothing is acknowledged until they are joined again.
+/// No node reaches another: nothing is acknowledged until they are joined again.
 fn majority_is_cut_off(cluster: &mut Fleet) -> Result<()> {
     for number in 0..members(cluster) {
         catch_up(cluster.machine(number)?);
@@ -223,9 +224,9 @@ fn restarted_one_by_one(cluster: &mut Fleet, seed: u64) -> Result<()> {
     writes_go_on(cluster, &VOTERS)
 }
 
-/// The power of all goes at once, and comes back one after the other, the last one
-/// first, while the DHCP server has forgotten who had which address: nobody is where
-/// the others knew it, and no leader could tell.
+/// The power of all goes at once, and comes back one after the other, the last one first,
+/// while the DHCP server has forgotten who had which address: every node has moved from
+/// the address that the others knew, and no leader could publish the new ones.
 fn all_die_and_move(cluster: &mut Fleet) -> Result<()> {
     let before: Vec<_> = cluster.nodes.iter().map(|node| node.address).collect();
     (0..members(cluster)).for_each(|number| cluster.cut_power(number));

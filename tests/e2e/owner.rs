@@ -20,13 +20,13 @@ pub(crate) const SECRET: [u8; 32] = [
     0x44, 0x49, 0xc5, 0x69, 0x7b, 0x32, 0x69, 0x19, 0x70, 0x3b, 0xac, 0x03, 0x1c, 0xae, 0x7f, 0x60,
 ];
 
-/// What the owner calls the cluster.
+/// The owner's name for the cluster.
 const CONTEXT: &str = "story";
 
 /// The ports of a node that `polisctl` calls.
 const PORTS: [u16; 2] = [7835, 7839];
 
-/// What QEMU's NAT gives to its only machine.
+/// The address that QEMU's NAT gives to its only machine.
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 
 /// The owner, and the ways to the only node of the cluster.
@@ -77,7 +77,7 @@ impl Owner {
         Ok(format!("127.0.0.1:{host}"))
     }
 
-    /// What the owner shows to servers, once ownership is taken.
+    /// The credentials that the owner shows to servers, once ownership is taken.
     pub(crate) fn credentials(&self) -> Result<Credentials> {
         let der = |name: &str| {
             let file = self.config.join("contexts").join(CONTEXT).join(name);
@@ -92,14 +92,14 @@ impl Owner {
         })
     }
 
-    /// What a shell runs for `polisctl` with these arguments.
+    /// The command that a shell runs for `polisctl` with these arguments.
     pub(crate) fn command_line(&self, args: &[&str]) -> Result<String> {
         let (program, config) = (polisctl()?, self.config.display());
         let program = program.display();
         Ok(format!("'{program}' --config '{config}' --context {CONTEXT} {}", args.join(" ")))
     }
 
-    /// Runs `polisctl`; what it printed.
+    /// Runs `polisctl`; returns its output.
     pub(crate) fn run(&self, args: &[impl AsRef<OsStr>]) -> Result<String> {
         let timeout = ["--timeout", "2m"].map(OsStr::new).into_iter();
         let args: Vec<&OsStr> = timeout.chain(args.iter().map(AsRef::as_ref)).collect();

@@ -1,10 +1,10 @@
 //! Power cuts at random moments of the first boot: the next boot reaches home.
 //!
-//! Each story draws its moment from its own part of the boot, so that together
-//! those of a kind of disk cover all of it. An ordinary run draws some of them, and
-//! `--all` tells all. The moment is a share of this very boot, not a time: a slow host
-//! is cut at the same place as a quick one. The seed is printed; `POLIS_SEED=<seed>`
-//! draws the same stories and the same shares again.
+//! Each story draws its moment from its own part of the boot, so that together those of
+//! a kind of disk cover all of it. An ordinary run draws some of them, and `--all` runs
+//! all. The moment is a share of this very boot, not a time: a slow host is cut at the
+//! same place as a quick one. The seed is printed; `POLIS_SEED=<seed>` draws the same
+//! stories and the same shares again.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ macro_rules! moments {
     ($($kind:ident of $moments:literal, $promise:literal: $drawn:literal drawn, $cost:literal s {
         $($name:ident $number:literal)*
     })*) => {
-        /// What this file tells.
+        /// The stories of this file.
         pub(crate) const STORIES: &[Story] =
             &[$($(story!($name).takes($cost).one_of($promise, $drawn),)*)*];
 
@@ -91,7 +91,7 @@ fn cut(kind: Kind, number: u32, moments: u32) -> Result<()> {
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     is_ready_as(&machine, kind)?;
-    // What was finished is whole: the third boot has nothing left to found.
+    // The founding is complete: the third boot has nothing left to found.
     machine.kill();
     let mut machine = world.boot(&config)?;
     let again = home(&mut machine)?;

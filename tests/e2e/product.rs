@@ -11,7 +11,7 @@ use crate::world::{SOON, World, home};
 /// Most resident memory that each process may have at rest, in KiB.
 const MEMORY: [(&str, u64); 2] = [("init", 4 * 1024), ("node", 40 * 1024)];
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(a_product_ignores_fault_injection_and_keeps_to_its_memory).takes(40)];
 
@@ -22,7 +22,7 @@ fn a_product_ignores_fault_injection_and_keeps_to_its_memory() -> Result<()> {
     let firmware = world.image.direct("polis.fault=kill-node polis.exercise=count");
     let mut machine = world.boot(&Config { firmware, ..world.founder("")? })?;
     home(&mut machine)?;
-    // Said when a node has been at rest for some seconds; a guru would end the wait.
+    // Printed when a node has been at rest for some seconds; a guru would end the wait.
     let memory = machine.wait_for("memory", SOON, |_| true)?;
     for (process, most) in MEMORY {
         let resident: u64 =

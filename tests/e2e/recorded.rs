@@ -1,4 +1,4 @@
-//! Power cuts of a disk that loses what was not flushed, made from a recording.
+//! Power cuts of a disk that loses unflushed writes, made from a recording.
 //!
 //! Killing QEMU, as `power_cut` and `storage_kinds` do, keeps every write that the
 //! guest has made, in its order. A disk with a volatile cache may lose each write since
@@ -45,7 +45,7 @@ const COUNTED: u64 = 60;
 /// written whole before it counts, all of that is recorded, and each place copies it.
 const DISK_SIZE: u64 = 768 << 20;
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(an_insecure_disk_that_loses_what_was_not_flushed_comes_home).takes(90),
     story!(an_encrypted_disk_that_loses_what_was_not_flushed_comes_home).takes(90),
@@ -87,7 +87,7 @@ fn comes_home(kind: Kind) -> Result<()> {
     let places = cuts(FEW, ALL)?;
     let mut random = Random::new(seed);
     for place in 1..=places {
-        // Two of three while the machine founds: what is written once is behind there.
+        // Two of three while the machine founds: the one-time writes are over after that.
         let among = match place % 3 {
             0 => recorded.ready + 1..recorded.recording.entries().len(),
             _ => 0..recorded.ready,
@@ -102,15 +102,15 @@ fn comes_home(kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// Lets a machine found and count, and records what reaches its disk.
+/// Makes a machine found and count, and records the writes that reach its disk.
 fn record(world: &World, config: &Config, kind: Kind) -> Result<Recorded> {
     let (before, log) = (world.path("disk-before.img"), world.path("disk.log"));
     disk::copy(&file(config)?, &before)?;
     File::create(&log)?;
     let config = Config { recording: Some(log.clone()), ..config.clone() };
     let mut machine = world.boot(&config)?;
-    // A line comes after the flush that it rests on: what is in the recording now
-    // holds that flush.
+    // A line comes after the flush that it rests on: the recording contains that flush by
+    // now.
     let (identity, ready) = home_with(&mut machine, |_| length(&log))?;
     let ready = ready?;
     let mut told = Vec::new();
@@ -140,7 +140,7 @@ fn record(world: &World, config: &Config, kind: Kind) -> Result<Recorded> {
 }
 
 impl Recorded {
-    /// Boots what the cut leaves of the disk.
+    /// Boots the disk as the cut leaves it.
     fn boot(&self, world: &World, config: &Config, kind: Kind, cut: &Cut) -> Result<()> {
         cut.disk(&self.recording, &self.log, &self.before, &file(config)?)?;
         let covered = |flush: usize| flush < cut.window.start;

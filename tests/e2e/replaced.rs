@@ -1,5 +1,5 @@
-//! Members that die for ever, are removed while they are off or while they run,
-//! or come back without their data; and the machine that takes a place.
+//! Members that die for good, are removed while they are off or while they run, or come
+//! back without their data; and the machine that takes a place.
 
 use std::time::{Duration, Instant};
 
@@ -21,11 +21,11 @@ const DEAD: usize = 2;
 /// Takes the place of the dead one, and loses its data.
 const HEIR: usize = 3;
 
-/// Longest that a certificate may be good after the command that ends it: a
-/// curator that follows hears of it by a watch.
+/// Longest that a certificate may be good after the command that ends it: a curator
+/// that follows learns it from a watch.
 const AT_ONCE: Duration = Duration::from_secs(30);
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(a_dead_voter_is_replaced_and_whoever_was_removed_is_told_so).cluster().takes(220)];
 
@@ -38,14 +38,14 @@ fn a_dead_voter_is_replaced_and_whoever_was_removed_is_told_so() -> Result<()> {
     cluster.admit(&[(SECOND, Part::Voter), (DEAD, Part::Voter)])?;
     cluster.wait_whole(3)?;
     chapter("three vote");
-    // Boots while the rest goes on, and waits to be let in.
+    // Boots while the rest goes on, and waits for approval.
     cluster.give_ticket(HEIR)?;
     cluster.boot(HEIR)?;
     dead_one_is_deleted(&mut cluster)?;
     chapter("the dead one is deleted, and its keys open nothing");
     cluster.let_in(&[(HEIR, Part::Voter)])?;
     chapter("a new machine votes in its place");
-    // It finds nobody who takes its certificate, and asks.
+    // No curator takes its certificate, so it registers.
     cluster.boot(DEAD)?;
     role_is_taken_while_off(&mut cluster)?;
     chapter("one has lost its role while it was off, and got it again");
@@ -105,8 +105,8 @@ fn dead_one_is_deleted(cluster: &mut Fleet) -> Result<()> {
     Ok(())
 }
 
-/// A voter that is off is taken out of etcd, and gets the role again before it is
-/// back. It finds out that its member is no more, leaves, and enters as another.
+/// A voter that is off is taken out of etcd, and gets the role again before it is back.
+/// It finds that its member was removed, leaves, and enters as another.
 fn role_is_taken_while_off(cluster: &mut Fleet) -> Result<()> {
     let id = cluster.nodes[SECOND].id.clone();
     cluster.cut_power(SECOND);
@@ -119,14 +119,14 @@ fn role_is_taken_while_off(cluster: &mut Fleet) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a machine says that it was removed, and stops.
+/// Waits until a machine reports that it was removed, and stops.
 fn disowned(cluster: &mut Fleet, number: usize) -> Result<()> {
     let machine = cluster.machine(number)?;
     machine.wait_for("cluster", SOON, |event| event.is("state", "disowning"))?;
     guru(machine, "0711").map(drop)
 }
 
-/// A voter whose data is gone stops, and says what to do. That is done.
+/// A voter whose data is gone stops, and prints the next step. The story takes it.
 fn data_is_lost(world: &World, cluster: &mut Fleet) -> Result<()> {
     let heir = &mut cluster.nodes[HEIR];
     let id = heir.id.clone();

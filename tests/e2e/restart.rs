@@ -6,14 +6,14 @@ use polis_tests::{Story, story};
 
 use crate::world::{SOON, World, home};
 
-/// Said when the driver of the power button has come; a press before is lost.
+/// Printed when the driver of the power button has come; a press before is lost.
 pub(crate) const POWER_BUTTON: &str = r#"listening to the power key of "Power Button""#;
 
-/// Said when the log goes to the disk, with the number of the boot and of the bytes
+/// Printed when the log goes to the disk, with the number of the boot and of the bytes
 /// that were there before.
 const LOGS: &str = "logs are kept on the disk";
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(a_reset_and_an_orderly_stop_end_at_home_as_the_same_node).takes(50),
     story!(a_reboot_by_the_keyboard_is_orderly_and_ends_at_home).takes(40),

@@ -1,4 +1,4 @@
-//! Machines on one segment: how they are reached, and what a cut does.
+//! Machines on one segment: how they are reached, and the effect of a cut.
 
 use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -16,7 +16,7 @@ use crate::world::{self, World};
 /// etcd's peers; the one port that every member serves.
 const PEERS: u16 = 7834;
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[story!(a_node_on_a_segment_is_reached_through_its_gateway)];
 
 fn a_node_on_a_segment_is_reached_through_its_gateway() -> Result<()> {
@@ -31,7 +31,8 @@ fn a_node_on_a_segment_is_reached_through_its_gateway() -> Result<()> {
     let host = polis_qemu::host::free_port()?;
     segment.forward(host, address, PEERS)?;
     let outside = SocketAddr::from((Ipv4Addr::LOCALHOST, host));
-    // The gateway takes the connection before the node does: only an answer tells.
+    // The gateway takes the connection before the node does: only an answer proves that
+    // the node is reached.
     let mut line = TcpStream::connect(outside)?;
     line.set_read_timeout(Some(Duration::from_secs(20)))?;
     hello()?.write_tls(&mut line)?;

@@ -1,5 +1,5 @@
-//! Takes the keys of a node from its disk, as whoever has an unprotected one can,
-//! and tries them on the others.
+//! The keys of a node, taken from its disk as a person with an unprotected disk can,
+//! and tried on the others.
 
 use std::fs::File;
 use std::io::{BufReader, Read as _};
@@ -27,16 +27,16 @@ use zeroize::Zeroizing;
 /// Files of a file system begin at the start of one of its blocks.
 const BLOCK: usize = 4096;
 
-/// Longest that a server may take to say yes or no.
+/// Longest that a server may take to accept or reject.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// What a node proves itself with.
+/// The credentials of a node.
 pub(crate) struct Stolen {
     /// To curators, and to the management of nodes.
     node: Credentials,
     /// To members of etcd.
     peer: Vec<u8>,
-    /// Whom the members of etcd have their certificates from.
+    /// The issuers of the certificates of the members of etcd.
     peers: Vec<u8>,
 }
 
@@ -91,8 +91,8 @@ impl Stolen {
         Ok(Self { node, peer, peers })
     }
 
-    /// Whether a curator, the management of a node, and a member of etcd take it
-    /// for what it was, at these ports of this host.
+    /// Whether a curator, the management of a node, and a member of etcd accept its
+    /// former credentials, at these ports of this host.
     pub(crate) async fn is_taken(&self, ports: [u16; 3], node: &str) -> Result<[bool; 3]> {
         let [curator, management, etcd] = ports;
         let authority = self.node.authority.clone().context("no CA")?;
@@ -136,7 +136,7 @@ impl Stolen {
         let name = ServerName::try_from(node.to_owned())?;
         let stream = TlsConnector::from(Arc::new(config)).connect(name, socket).await;
         let Ok(mut stream) = stream else { return Ok(false) };
-        // In TLS 1.3 the server says only afterwards what it thinks of a certificate.
+        // In TLS 1.3 the server reports its judgement of a certificate only afterwards.
         let request = b"GET /version HTTP/1.0\r\nHost: etcd\r\n\r\n";
         let mut answer = [0; 4];
         let answered = async {

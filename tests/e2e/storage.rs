@@ -1,7 +1,8 @@
-//! What stories of the data partition share: kinds, the counter in etcd, the disk.
+//! The shared part of the stories of the data partition: kinds, the counter in etcd,
+//! the disk.
 //!
-//! `polis.exercise=count` makes a node count in etcd and tell each number that
-//! etcd has acknowledged, and what it found after a boot.
+//! `polis.exercise=count` makes a node count in etcd and print each number that etcd
+//! has acknowledged, and the number that it found after a boot.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -17,7 +18,7 @@ use prost::Message as _;
 
 use crate::world::{OWNER, SOON, World, home, with_cluster};
 
-/// What the values that are counted begin with.
+/// The start of the counted values.
 pub(crate) const PLAINTEXT: &[u8] = b"polis-exercise-known-plaintext";
 
 /// Counts in etcd.
@@ -79,7 +80,7 @@ pub(crate) fn counting(machine: &mut Machine, kind: Kind) -> Result<u64> {
     number(&found, "found")
 }
 
-/// Checks that the machine has said that its partition is of this kind.
+/// Checks that the machine has reported a partition of this kind.
 pub(crate) fn is_ready_as(machine: &Machine, kind: Kind) -> Result<()> {
     let said = format!("kind={}", kind.name());
     let ready = |line: &str| line.contains("storage is ready") && line.contains(&said);
@@ -93,8 +94,8 @@ pub(crate) fn acknowledged(machine: &mut Machine, number: u64) -> Result<Event> 
     Ok(machine.wait_for("exercise", SOON, reached)?)
 }
 
-/// Lets it count for a while and cuts the power. Returns the last number of which
-/// the machine has told that it was acknowledged.
+/// Makes it count for a while and cuts the power. Returns the last number that the
+/// machine has printed as acknowledged.
 pub(crate) fn count_and_cut(mut machine: Machine, after: Duration) -> Result<u64> {
     let end = Instant::now() + after;
     while machine.next_line(end.saturating_duration_since(Instant::now())).is_some() {}

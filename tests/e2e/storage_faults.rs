@@ -23,7 +23,7 @@ const DATABASE: [u8; 12] = [0xed, 0xda, 0x0c, 0xed, 2, 0, 0, 0, 0, 0x10, 0, 0];
 /// Where a LUKS2 header of the usual size ends, and the integrity device begins.
 const LUKS_SIZE: u64 = 16 << 20;
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(a_byte_that_was_changed_on_an_authenticated_disk_is_named_by_device_and_sector)
         .takes(90),
@@ -80,7 +80,7 @@ fn a_full_disk_is_told_and_nothing_acknowledged_is_lost() -> Result<()> {
     let full = machine.wait_for("storage", BOOT, |event| event.is("state", "full"))?;
     ensure!(number(&full, "free")? < 32 << 20, "not full: {full}");
     machine.wait_for("exercise", BOOT, |event| event.get("emptied").is_some())?;
-    // There may be room before the exercise has said so.
+    // There may be room before the exercise has reported it.
     machine.wait_until_said("POLIS storage state=room", SOON)?;
     let counted = machine.seen(|event| event.get("acknowledged").is_some());
     let counted = counted.last().map_or(Ok(0), |event| number(event, "acknowledged"))?;
@@ -194,7 +194,7 @@ fn put(image: &Path, start: u64, bytes: &[u8]) -> Result<()> {
     Ok(File::options().write(true).open(image)?.write_all_at(bytes, start)?)
 }
 
-/// What the 64 MiB from `start` on hold.
+/// The content of the 64 MiB from `start` on.
 fn digest(image: &Path, start: u64) -> Result<Vec<u8>> {
     let mut bytes = vec![0; 64 << 20];
     File::open(image)?.read_exact_at(&mut bytes, start)?;

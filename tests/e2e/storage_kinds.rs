@@ -1,5 +1,5 @@
-//! Each kind of data partition: it begins, comes back, keeps what was acknowledged
-//! whenever the power goes, grows with its disk, and hides what it should.
+//! Each kind of data partition: it begins, comes back, keeps acknowledged writes at any
+//! power cut, grows with its disk, and hides what it should.
 
 use std::time::Duration;
 
@@ -22,10 +22,10 @@ const ALL: u32 = 7;
 /// Longest that a node counts before its power goes.
 const COUNTING: f64 = 6.0;
 
-/// Said when a file system has grown, before its new size.
+/// Printed when a file system has grown, before its new size.
 const GROWN: &str = "the file system has grown mib=";
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(an_insecure_disk_keeps_what_was_acknowledged_and_shows_it_to_everybody).takes(90),
     story!(an_encrypted_disk_keeps_what_was_acknowledged_and_shows_it_to_nobody).takes(110),
@@ -123,10 +123,10 @@ fn grow(kind: Kind, before: u64, mib: u64) -> Result<()> {
     let size = lines.iter().find_map(|line| Some(line.text.split_once(GROWN)?.1));
     let size = size.context("no size")?;
     let size: u64 = size.trim().parse().with_context(|| format!("a size of {size}"))?;
-    // What integrity keeps for itself is less than a fiftieth.
+    // Integrity keeps less than a fiftieth for itself.
     let least = before - 600 + mib * 49 / 50;
     ensure!(size >= least, "{size} MiB, at least {least} were expected");
-    // It stays so, and what was written before is there.
+    // It stays so, and the earlier writes are there.
     machine.kill();
     let mut machine = world.boot(&config)?;
     let again = home_and_counting(&mut machine, kind)?;

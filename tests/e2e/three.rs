@@ -1,5 +1,5 @@
 //! Machines on one segment become one cluster, come back as one, open each other's
-//! disks, let one of them go, and come back after a season.
+//! disks, remove one of them, and come back after a season.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::attended::{private, waits};
 use crate::fleet::joined_by;
 use crate::world::{self, BOOT, SOON, World};
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_start)
         .cluster()
@@ -49,7 +49,7 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
         ensure!(etcd.is("members", members), "not the vote number {members}: {etcd}");
     }
 
-    // All off, all on: nobody leads before they have found each other.
+    // All off, all on: no node leads before they have found each other.
     for number in 0..3 {
         cluster.cut_power(number);
     }
@@ -91,7 +91,7 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
     let machine = cluster.machine(2)?;
     machine.wait_for("cluster", SOON, |event| event.is("state", "disowning"))?;
     world::guru(machine, "0711")?;
-    // It knows what it was, and that it is not any more.
+    // It knows its former identity, and that it has lost it.
     cluster.boot(2)?;
     let machine = cluster.machine(2)?;
     machine.wait_for("cluster", BOOT, |event| event.is("state", "disowning"))?;
@@ -171,7 +171,8 @@ fn an_encrypted_disk_is_opened_by_the_cluster_and_by_it_alone_until_the_node_is_
         ensure!(ready.is("node", &id), "another node: {ready}");
     }
 
-    // Whoever is deleted while it is off is known to nobody, and its disk stays shut.
+    // A node that is deleted while it is off is unknown to the cluster, and its disk
+    // stays shut.
     cluster.cut_power(1);
     let delete = ["--timeout", "2m", "node", "delete", &node, "--force", "--yes"];
     cluster.operator.run(&delete)?;

@@ -1,4 +1,4 @@
-//! What every story starts from: an image, a folder, a disk, parameters, machines.
+//! The world of a story: an image, a folder, a disk, parameters, machines.
 
 use std::cell::Cell;
 use std::fs;
@@ -27,13 +27,13 @@ use crate::segment::hello;
 /// with the linker of the next test.
 pub(crate) const BOOT: Duration = Duration::from_secs(300);
 
-/// Longest that a running node may take to notice and tell something.
+/// Longest that a running node may take to notice and report something.
 pub(crate) const SOON: Duration = Duration::from_secs(120);
 
 /// The folder in `target` with a folder for each story.
 const E2E: &str = "e2e";
 
-/// The folder in `target` with what stories share, from one run to the next.
+/// The folder in `target` with the data that stories share, from one run to the next.
 const CACHE: &str = "e2e-templates";
 
 /// The clock of a saved machine stands still, and certificates begin a day before they
@@ -171,7 +171,7 @@ impl World {
         Ok(template::save(machine, &config, dir)?)
     }
 
-    /// The hash of whatever makes a saved machine another one.
+    /// The hash of everything that makes a saved machine another one.
     fn key(&self, config: &Config) -> String {
         let nowhere = || PathBuf::from("socket");
         let sockets =
@@ -201,7 +201,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // Hundreds of megabytes each, and the logs tell more. There may be none.
+        // Hundreds of megabytes each, and the logs show more. There may be none.
         for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
@@ -262,7 +262,7 @@ pub(crate) fn with_cluster(bootstrap: ClusterBootstrap) -> NodeParameters {
     }
 }
 
-/// What makes a node and its cluster the same after a restart.
+/// The identity that a node and its cluster keep over a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) node: String,

@@ -1,4 +1,4 @@
-//! Who may call what, asked of a real curator over real TLS.
+//! The access rules of a real curator, checked over real TLS.
 //!
 //! Every RPC of the descriptors has a row; one that is added without a row fails
 //! the test, and so does a row that the server does not agree with.
@@ -64,20 +64,20 @@ const ROWS: [(&str, &str); 37] = [
     ("grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "..xxxx"),
 ];
 
-/// What became of a call.
+/// The outcome of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// It reached its handler, whatever that said.
+    /// It reached its handler, with any answer.
     LetIn,
     /// It was refused before.
     Refused(Code),
-    /// There is no connection.
+    /// The connection is closed.
     Cut,
-    /// Nothing was said for 20 s.
+    /// No answer for 20 s.
     Silent,
 }
 
-/// Makes a call with an empty request, and waits for the first word.
+/// Makes a call with an empty request, and waits for the first message.
 async fn call(at: &Curator, trust: &Trust, shown: Option<&Credentials>, path: &str) -> Outcome {
     let host = at.address.ip().to_string();
     let dialled = dial(&host, at.address.port(), Expect::AnyNode, trust, shown).await;
@@ -99,7 +99,7 @@ async fn call(at: &Curator, trust: &Trust, shown: Option<&Credentials>, path: &s
 }
 
 fn outcome(status: &Status) -> Outcome {
-    // A handler's own refusal says why, in a word.
+    // A handler's own refusal gives its reason, in a word.
     let handler = status.metadata().contains_key("polis-reason");
     match status.code() {
         Code::Unauthenticated | Code::PermissionDenied if !handler => {
@@ -114,7 +114,7 @@ fn outcome(status: &Status) -> Outcome {
     }
 }
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(every_rpc_of_the_descriptors_has_a_row),
     story!(threads each_caller_is_let_in_where_the_table_says_so_and_nowhere_else),
@@ -175,7 +175,7 @@ async fn each_caller_is_let_in_where_the_table_says_so_and_nowhere_else() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 
-    // Those who have no business here at all, not even where anyone is served.
+    // Callers that are rejected everywhere, even where anyone is served.
     let late = user(store, "late", UserRole::Owner, now - 2 * month).await;
     let gone = user(store, "gone", UserRole::Owner, now).await;
     store.revoke_user("gone", now).await.unwrap();
@@ -194,7 +194,7 @@ async fn each_caller_is_let_in_where_the_table_says_so_and_nowhere_else() {
     for (name, shown) in &outcasts {
         let mut attempts = 0;
         for (path, _) in ROWS {
-            // The news of a revocation is on its way for some milliseconds.
+            // The message about a revocation is on its way for some milliseconds.
             loop {
                 let found = call(&curator, &trust, Some(shown), path).await;
                 if found == Outcome::Cut {
@@ -206,7 +206,7 @@ async fn each_caller_is_let_in_where_the_table_says_so_and_nowhere_else() {
         }
     }
 
-    // A node whose certificate is good and who is none of ours.
+    // A node whose certificate is good but that is not one of ours.
     let ghost = NodeKey::generate().unwrap();
     let issued = store.ensure_node_certificate(Identity::new(ghost.public_key()), now).await;
     let ghost = signed(&ghost, issued.unwrap().der);

@@ -1,4 +1,4 @@
-//! A machine founds a cluster, whatever happens to it in between.
+//! A machine founds a cluster, in spite of every interruption.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::harness::Machine;
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(async a_machine_founds_a_cluster_and_is_the_same_member_after_a_restart),
     story!(async a_bootstrap_that_is_cut_off_after_every_step_ends_like_one_that_is_not),
@@ -34,7 +34,7 @@ async fn a_machine_founds_a_cluster_and_is_the_same_member_after_a_restart() {
     let ca = machine.config.tree.peer_pki.ca.read().unwrap();
     node.stop().await;
 
-    // Bootstrap again is no second bootstrap; neither is a plain start.
+    // Bootstrap again does not found a second time; neither does a plain start.
     for start in [Start::Bootstrap, Start::Again] {
         let node = machine.start(start);
         let again = node.voter().await;
@@ -49,8 +49,8 @@ async fn a_bootstrap_that_is_cut_off_after_every_step_ends_like_one_that_is_not(
     let cut = Arc::new(Mutex::new(None));
     let probe = Arc::clone(&cut);
     machine.config.probe = Probe::new(move |step| *probe.lock().unwrap() != Some(step));
-    // Each attempt gets one step further than the one before, and then dies
-    // without a word: its etcd is killed with it.
+    // Each attempt gets one step further than the one before, and then dies silently:
+    // its etcd is killed with it.
     for step in Step::ALL {
         *cut.lock().unwrap() = Some(step);
         let (_orders, orders) = watch::channel(Some(machine.orders(Start::Bootstrap)));
@@ -84,7 +84,7 @@ async fn a_killed_etcd_is_started_again_and_nothing_is_lost() {
     let after = node.voter().await;
     println!("again a voter {:?} after SIGKILL", started.elapsed());
     assert_eq!(after.member, before.member);
-    // A client from before goes on working.
+    // A client from before the restart goes on working.
     assert_eq!(client.get("kept").await.unwrap().unwrap().value, b"yes");
     let deaths = node.lines("service");
     let killed =

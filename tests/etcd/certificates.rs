@@ -48,7 +48,7 @@ async fn cluster_of_one() -> (Machine, Node, Client) {
     (machine, node, client)
 }
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(async many_that_want_a_certificate_at_once_get_the_same),
     story!(async a_change_of_the_crl_reaches_the_file_of_etcd_and_the_overview),

@@ -22,7 +22,7 @@ fn keys(entries: &[Kv]) -> Vec<&str> {
     entries.iter().map(|kv| kv.key.as_str()).collect()
 }
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(async a_namespace_sees_its_own_keys_only),
     story!(async a_listing_of_many_pages_is_whole),
@@ -123,8 +123,8 @@ async fn a_pipe_tells_of_what_vanished_while_it_was_cut_off() {
         never = &mut follow => match never {},
         seen = until(&mut known, "known", wanted(&["n/a", "n/b", "n/c"])) => seen.unwrap(),
     }
-    // Nobody drives the pipe now. What happens meanwhile is forgotten by etcd,
-    // and the connection breaks.
+    // The pipe is not driven now. etcd forgets the events of this time, and the
+    // connection breaks.
     node.kill();
     node.waits("to be stopped", |status| status.voter().is_none()).await;
     node.voter().await;
@@ -178,7 +178,7 @@ async fn what_is_written_under_a_lease_ends_with_it() {
     assert_eq!(client.get("alive").await.unwrap().unwrap().lease, lease.id());
     client.release(&lease).await.unwrap();
     assert_eq!(client.get("alive").await.unwrap(), None);
-    // And keeping a lease that is gone says so.
+    // And keeping a lease that is gone returns an error.
     client.keep(&lease).await;
     node.stop().await;
 }

@@ -68,7 +68,7 @@ async fn put_and_read(writer: &Node, reader: &Node, value: &str) {
     assert_eq!(read.unwrap().value, value.as_bytes());
 }
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(threads a_member_whose_power_went_before_its_first_entry_begins_anew),
     story!(threads a_newcomer_that_waits_for_another_one_leaves_the_log_alone),
@@ -84,7 +84,7 @@ async fn a_member_whose_power_went_before_its_first_entry_begins_anew() {
     assert!(holds_entries(&one.config.tree.log).unwrap(), "whoever votes has entries");
     assert!(!holds_entries(&two.config.tree.log).unwrap(), "whoever has no log has none");
 
-    // What a first start leaves: a log that knows nobody.
+    // The result of a first start: a log that names no member.
     let (name, head) = before_the_first_entry(&one);
     let log = &two.config.tree.log;
     log.create().unwrap();
@@ -155,7 +155,7 @@ async fn a_newcomer_to_a_cluster_with_a_past_takes_its_state_and_not_its_history
     put_and_read(&second, &first, "1").await;
     put_and_read(&first, &second, "2").await;
 
-    // What it was sent is on its disk, too.
+    // The data that it was sent is on its disk, too.
     second.stop().await;
     let second = two.start(Start::Again);
     second.voter_of(2).await;
@@ -264,12 +264,12 @@ async fn three_members_grow_restart_and_shrink() {
     assert!(matches!(itself, Err(MembersError::Itself)), "{itself:?}");
 
     // The third itself may go. Its removal is cut off before its certificate is
-    // revoked, so it surely hears of it.
+    // revoked, so it surely learns of it.
     let third = three.start(Start::Again);
     let id = third.voter_of(3).await.member.unwrap();
     let mut etcd = first.etcd().await;
     while let Err(error) = etcd.member_remove(id.0).await {
-        // Not before everyone was heard for five seconds.
+        // Not before every member was active for five seconds.
         assert!(error.to_string().contains("unhealthy cluster"), "{error}");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
@@ -279,7 +279,7 @@ async fn three_members_grow_restart_and_shrink() {
     })
     .await;
     third.stop().await;
-    // Whoever goes on finds only the second half left to do; and then nothing.
+    // A retry finds only the second half left to do; and then nothing.
     evict(&first, three).await.unwrap();
     evict(&first, three).await.unwrap();
     first.voter_of(2).await;

@@ -65,7 +65,7 @@ impl Person {
         serde_json::from_str(&ended.stdout).unwrap()
     }
 
-    /// What a command says that must be refused.
+    /// The output of a command that must be refused.
     async fn refused(&self, arguments: &[&str]) -> String {
         let ended = self.run(arguments).await;
         assert_eq!((ended.status, &*ended.stdout), (1, ""), "{arguments:?}: {}", ended.stderr);
@@ -89,7 +89,7 @@ impl Person {
         std::fs::read_to_string(file).unwrap()
     }
 
-    /// What the context remembers.
+    /// The content of the context.
     fn context(&self) -> (PathBuf, Value) {
         let file = self.path("polis/contexts/cluster.internal/context.json");
         let settings = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
@@ -119,7 +119,7 @@ fn write_private(file: &std::path::Path, bytes: &[u8]) {
     file.write_all(bytes).unwrap();
 }
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(threads ownership_is_taken_only_of_the_cluster_that_was_compared_and_by_its_key),
     story!(threads an_owner_operates_the_cluster_and_lets_others_do_so),
@@ -166,7 +166,7 @@ async fn ownership_is_taken_only_of_the_cluster_that_was_compared_and_by_its_key
     assert_eq!(again.status, 0, "{}", again.stderr);
     assert_eq!(person.certificate(), first);
 
-    // Without a certificate, a call is refused with what it needs.
+    // A call without a certificate is refused, and the message names what it needs.
     let address = curator.address;
     let trust = Trust::Authority(cluster.authority.clone());
     let host = address.ip().to_string();
@@ -238,7 +238,7 @@ async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
     let again = person.refused(&["etcd", "snapshot", "-o", "@etcd.db"]).await;
     assert!(again.contains("is there already"), "{again}");
 
-    // The last member stays, and the refusal says why and what to do.
+    // The last member stays, and the refusal gives the reason and the next step.
     let last = person.refused(&["node", "roles", &id, "--remove", "consensus-member"]).await;
     assert!(last.contains("help: let another node vote first"), "{last}");
     let up = person.refused(&["node", "delete", &id, "--yes"]).await;
@@ -262,11 +262,12 @@ async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
     assert_ne!(ended.status, 0, "a revoked user still sees {}", ended.stdout);
 
     curator.supervisor.stop().await;
-    // Nobody leads any more: a command that waits says so with a status of its own.
+    // The cluster has no leader now: a command that waits exits with a status of its
+    // own.
     let late = person.run(&["cluster", "wait", "--timeout", "2s"]).await;
     assert_eq!(late.status, 3, "{}", late.stderr);
     assert!(late.stderr.contains("not whole after 2.0 s"), "{}", late.stderr);
-    // Nor does it keep to itself whom it waits for, where a machine hangs.
+    // It also names the node that it waits for, where a machine hangs.
     let hung = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = hung.local_addr().unwrap().to_string();
     let wait = ["cluster", "wait", "--timeout", "5s", "--endpoint", &silent];

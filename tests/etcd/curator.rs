@@ -1,4 +1,5 @@
-//! Three curators with their members: who enters, who leads, and what is written meanwhile.
+//! Three curators with their members: nodes enter, leaders change, and writes go on
+//! meanwhile.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use tonic::{Code, Status};
 use crate::curators::{Cluster, Curator, address, credentials, invitation, leader, self_signed};
 use crate::harness::{Machine, Node};
 
-/// Lets a machine in, by the calls that it and an operator make.
+/// Admits a machine, by the calls that it and an operator make.
 pub(crate) async fn admit(
     cluster: &Cluster,
     of: &[&Curator],
@@ -28,7 +29,7 @@ pub(crate) async fn admit(
     machine.start(invite(cluster, of, owner, machine).await)
 }
 
-/// The same, up to what its member of etcd is told to start with.
+/// The same, up to the start orders of its member of etcd.
 pub(crate) async fn invite(
     cluster: &Cluster,
     of: &[&Curator],
@@ -139,7 +140,7 @@ pub(crate) async fn write(
         .await
 }
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(threads a_leader_that_is_cut_off_is_followed_by_another_and_nothing_is_lost_or_done_twice),
     story!(threads a_lone_curator_does_not_wait_for_the_lock_of_its_last_boot),
@@ -188,8 +189,8 @@ async fn a_leader_that_is_cut_off_is_followed_by_another_and_nothing_is_lost_or_
     let history = nodes[1].etcd().await.kv_client().get(key.as_str(), None).await.unwrap();
     let begin = history.kvs()[0].mod_revision();
 
-    // Its member stops in the middle of whatever it does, and everything that the
-    // curator asks of it hangs.
+    // Its member stops in the middle of its work, and every request of the curator to it
+    // hangs.
     let deposed = curators[0].term().unwrap();
     let pid = nodes[0].pid();
     let cut = Instant::now();
@@ -216,7 +217,7 @@ async fn a_leader_that_is_cut_off_is_followed_by_another_and_nothing_is_lost_or_
     assert_eq!(curators[0].status.borrow().leadership.leader, None, "it knows of nobody");
     kill_process(pid, Signal::CONT).unwrap();
     nodes[0].voter_of(3).await;
-    // What it sent as the leader that it was changes nothing.
+    // Its messages as the former leader change nothing.
     let late = Request::Labels {
         set: [("number".to_owned(), "late".to_owned())].into(),
         remove: Vec::new(),

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 
 use crate::harness::{Machine, Node, supervise};
 
-/// A self-signed certificate of this key: a proof of it, and no more.
+/// A self-signed certificate of this key: only a proof of it.
 pub(crate) fn self_signed(key: &NodeKey) -> Credentials {
     let pem = key.to_pkcs8_pem().unwrap();
     let pair = rcgen::KeyPair::from_pem(&pem).unwrap();
@@ -33,7 +33,7 @@ fn secret(key: &NodeKey) -> Arc<zeroize::Zeroizing<Vec<u8>>> {
     Arc::new(zeroize::Zeroizing::new(key.to_pkcs8_der().unwrap().to_vec()))
 }
 
-/// What somebody calls with whom the cluster's CA has signed.
+/// The credentials of a caller that the cluster's CA has signed.
 pub(crate) fn credentials(key: &NodeKey, certificate: Vec<u8>, authority: Vec<u8>) -> Credentials {
     Credentials { certificate, key: secret(key), authority: Some(authority) }
 }
@@ -110,7 +110,7 @@ impl Curator {
     }
 }
 
-/// Waits until one of these leads, and says which.
+/// Waits until one of these leads, and returns which.
 pub(crate) async fn leader(curators: &[&Curator], within: Duration) -> usize {
     let waits = curators.iter().enumerate().map(|(at, curator)| {
         let mut status = curator.status.clone();
@@ -134,7 +134,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// What the cluster manager of the first machine writes.
+    /// The files that the cluster manager of the first machine writes.
     pub(crate) async fn found(machine: &Machine, node: &Node) -> (Self, Credentials) {
         let client = node.voter().await.voter().unwrap().user(User::Curator);
         let store = Store::new(client);
@@ -160,7 +160,7 @@ impl Cluster {
         (Self { owner, authority, store }, own)
     }
 
-    /// A client of whoever leads, with these credentials.
+    /// A client of the leader, with these credentials.
     pub(crate) fn client(&self, of: &[&Curator], credentials: Credentials) -> rpc::client::Client {
         let credentials = Credentials { authority: Some(self.authority.clone()), ..credentials };
         let candidates = of.iter().map(|curator| curator.candidate()).collect();
@@ -210,7 +210,7 @@ impl Founder {
 pub(crate) fn invitation(answer: v1::JoinConsensusResponse, own: &Machine) -> Start {
     let member = |peer: &v1::join_consensus_response::Peer| Member {
         id: MemberId(0),
-        // As etcd says it: the new one has no name yet.
+        // As etcd reports it: the new one has no name yet.
         name: match peer.node_id == own.name() {
             true => String::new(),
             false => peer.node_id.clone(),

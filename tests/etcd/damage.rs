@@ -14,7 +14,7 @@ use crate::harness::Machine;
 /// Bytes that mean nothing to anyone.
 const NOISE: [u8; 4096] = [0x5a; 4096];
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(async an_etcd_that_blames_its_files_is_started_three_times_and_no_more)];
 

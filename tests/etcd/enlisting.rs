@@ -14,7 +14,7 @@ use crate::curator::admit;
 use crate::curators::{Founder, address, credentials};
 use crate::harness::{Machine, eventually, supervise};
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(threads a_member_that_was_taken_out_beside_its_role_enters_again_as_another)];
 
@@ -58,7 +58,7 @@ async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
     let running = supervise("enlisting", move |ctx| service.clone().run(ctx));
     let voted = || data.node.voter.read().unwrap().is_some_and(|vote| !vote.is_empty());
     eventually("the vote to be written down", voted).await;
-    // What it was invited with grows old: another start goes by what is on its disk.
+    // Its invitation grows old: another start uses the data on its disk.
     assert_eq!(orders.borrow().as_ref().unwrap().start, Start::Again);
     // It serves by these orders, and by no others.
     orders.mark_unchanged();

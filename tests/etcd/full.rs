@@ -6,10 +6,10 @@ use polis_tests::{Story, story};
 
 use crate::harness::Machine;
 
-/// Above what an empty database has, below what a test can write quickly.
+/// Above the size of an empty database, below the amount that a test can write quickly.
 const QUOTA: u64 = 16 << 20;
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[story!(async a_full_database_is_given_room_again)];
 
 async fn a_full_database_is_given_room_again() {

@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, watch};
 /// Longer than anything here may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(45);
 
-/// The etcd to test with. There is no test without one.
+/// The etcd to test with. Without it, the tests fail.
 pub(crate) fn etcd() -> PathBuf {
     let Some(path) = std::env::var_os("POLIS_ETCD") else {
         panic!("POLIS_ETCD does not name an etcd; `cargo xtask test` provides one");
@@ -77,7 +77,7 @@ impl Machine {
         self.key.id().to_string()
     }
 
-    /// What is on its disk.
+    /// The content of its disk.
     pub(crate) fn root(&self) -> Root {
         Root::at(self.disk.path())
     }
@@ -108,13 +108,13 @@ impl Machine {
         }
     }
 
-    /// What the file holds that etcd reads its CRL from.
+    /// The content of the file from which etcd reads its CRL.
     pub(crate) fn crl_file(&self) -> Vec<u8> {
         self.config.tree.peer_crl.read().unwrap().unwrap()
     }
 }
 
-/// A service that runs, and what it says.
+/// A service that runs, and its status.
 pub(crate) struct Running {
     pub(crate) supervisor: Supervisor,
     pub(crate) stages: Board,
@@ -235,7 +235,7 @@ impl Node {
     }
 }
 
-/// Waits for something that no event value tells of.
+/// Waits for a condition that no event value shows.
 #[track_caller]
 pub(crate) fn eventually(
     what: &'static str,

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::ctl;
 
-/// What the client is made of.
+/// The parts of the client.
 const PACKAGES: [&str; 3] = ["grpclib==0.4.9", "protobuf==7.36.2", "h2==4.4.1"];
 /// Longest that the packages may take to come.
 const FETCH: Duration = Duration::from_secs(150);
@@ -56,7 +56,7 @@ async fn python() -> Result<PathBuf, String> {
     Ok(python)
 }
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(threads a_client_that_knows_nothing_lists_the_services_and_reads_what_the_cluster_is)];
 

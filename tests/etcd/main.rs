@@ -1,4 +1,4 @@
-//! Stories told against a real etcd, without a virtual machine.
+//! Stories run against a real etcd, without a virtual machine.
 //!
 //! Each starts the services of `polis` as a node does, in one process, with
 //! directories of its own and loopback addresses of its own, so that all of

@@ -1,9 +1,9 @@
-//! What operators do with a running cluster, by the calls that they make.
+//! The operation of a running cluster, by the calls that operators make.
 
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use polis_node::consensus::Standing;
+use polis_node::consensus::MemberStatus;
 use polis_node::curator::state::Request as Change;
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
@@ -18,7 +18,7 @@ use crate::curator::{admit, invite, reason, write};
 use crate::curators::{Cluster, Curator, Founder, address, credentials};
 use crate::harness::{Machine, Node};
 
-/// The way to whoever leads now.
+/// The connection to the present leader.
 async fn channel(client: &Client) -> Channel {
     client.leader().await.unwrap().connection.channel
 }
@@ -69,7 +69,7 @@ async fn join(
     (node, curator)
 }
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(threads members_leave_one_by_one_and_never_one_too_many),
     story!(threads a_learner_that_never_started_is_taken_out_and_the_next_one_enters),
@@ -90,14 +90,14 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
     let (third, curator_three) = join(&cluster, &[&curator_one, &curator_two], &owner, three).await;
     let of = [&curator_one, &curator_two, &curator_three];
     let owner = cluster.owner(&of).await;
-    // A watcher of all nodes hears of everything that follows.
+    // A watcher of all nodes receives every later event.
     let viewer = cluster.owner(&of).await;
     let mut watch = CuratorClient::new(channel(&viewer).await);
     let mut watch = watch.watch(v1::WatchRequest::default()).await.unwrap().into_inner();
     let known = watch.message().await.unwrap().unwrap();
     assert_eq!((known.nodes.len(), known.current), (3, true));
 
-    // With the third dead, nobody who votes and lives may go.
+    // With the third dead, no living voter may go.
     third.stop().await;
     curator_three.supervisor.stop().await;
     let refused = loop {
@@ -114,7 +114,7 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
     );
     let alive = delete(&owner, &three.name(), false).await.unwrap_err();
     assert_eq!(reason(&alive), "still-up");
-    // The dead one itself may: it is forgotten, and what it was is revoked.
+    // The dead one itself may: it is forgotten, and its credentials are revoked.
     delete(&owner, &three.name(), true).await.unwrap();
     let gone = delete(&owner, &three.name(), true).await.unwrap_err();
     assert_eq!((gone.code(), reason(&gone)), (Code::NotFound, "unknown"));
@@ -144,7 +144,7 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
     second.voter_of(1).await;
     first.waits("to be out", |status| status.standing != Standing::Voter).await;
 
-    // It is a node as before; once it is decommissioned, nothing of it counts.
+    // It is a node as before; once it is decommissioned, all of it is void.
     let trust = Trust::Authority(cluster.authority.clone());
     let [host, port] =
         [curator_two.address.ip().to_string(), curator_two.address.port().to_string()];
@@ -158,7 +158,7 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
     let mut management = ManagementClient::new(channel(&owner).await);
     let gone = management.decommission_node(request).await.unwrap().into_inner();
     assert_eq!(gone.node.unwrap().state(), v1::NodeState::Decommissioned);
-    // The news is on its way for some milliseconds.
+    // The message is on its way for some milliseconds.
     while beat().await.is_some() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -185,14 +185,14 @@ async fn a_learner_that_never_started_is_taken_out_and_the_next_one_enters() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [one, two, three] = &machines;
     let Founder { node: first, cluster, curator, owner, .. } = Founder::start(one).await;
-    // The leader has told it what to start with, and it loses its power for good.
+    // The leader has sent its start orders, and it loses its power for good.
     invite(&cluster, &[&curator], &owner, two).await;
     first.waits("to have a learner", |status| status.members.len() == 2).await;
     let mut management = ManagementClient::new(channel(&owner).await);
     let told = management.get_etcd_status(v1::GetEtcdStatusRequest {}).await.unwrap().into_inner();
     let learner = told.members.iter().find(|member| member.learner).unwrap();
     assert!(learner.peer_urls[0].contains(&address(two).to_string()), "{learner:?}");
-    // The newest thing that was written is its certificate, which is no record.
+    // The newest write is its certificate, which is not a record.
     assert_eq!(nodes(&owner).await.len(), 2);
 
     take_consensus(&owner, &two.name()).await.unwrap();
@@ -213,7 +213,7 @@ async fn a_way_out_that_was_begun_is_gone_to_its_end_whoever_asked_for_it() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [one, two, three] = &machines;
     let Founder { node: first, cluster, curator, owner, .. } = Founder::start(one).await;
-    // What a leader added that was none any more, for a node without the role.
+    // A member that an earlier leader added, for a node without the role.
     first.members.add(&three.key.identity(), &three.peer).await.unwrap();
     let alone = |status: &polis_node::consensus::Status| status.members.len() == 1;
     first.waits("to have no learner that nobody asked for", alone).await;
@@ -231,7 +231,7 @@ async fn a_way_out_that_was_begun_is_gone_to_its_end_whoever_asked_for_it() {
             }
         };
         begun = tokio::select! {
-            // Whoever asks goes away in the middle.
+            // The caller goes away in the middle.
             () = leaves => true,
             taken = take_consensus(&owner, &name) => {
                 assert!(taken.is_err(), "it was done before it was seen to begin");
@@ -283,8 +283,8 @@ async fn a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever
     assert_eq!(reason(&refused), "decommissioned");
     assert_eq!(cluster.store.node(id).await.unwrap(), before, "nothing has changed");
 
-    // What was begun ends where the record refuses the rest, and where this version
-    // does not know what the rest is.
+    // A departure that has begun ends where the record refuses the rest, and where this
+    // version does not know the rest.
     let roles = v1::departure::Then::Roles.into();
     for departure in [
         v1::Departure { then: roles, add, remove },
@@ -315,7 +315,7 @@ async fn a_lone_curator_tells_all_there_is_to_know() {
     let directory = info.cluster_directory.unwrap();
     assert_eq!(directory.nodes[0].addresses, [curator.address.ip().to_string()]);
 
-    // The node tells how it is, and from then on owes heartbeats.
+    // The node reports its state, and from then on owes heartbeats.
     let way = cluster.client(&[&curator], own);
     let mut node_calls = CuratorClient::new(channel(&way).await);
     let mut watch = CuratorClient::new(channel(&owner).await);

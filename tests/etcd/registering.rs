@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Newcomer {
     disk: tempfile::TempDir,
     has_data: bool,
-    /// What happens as soon as the node's key is on the disk, once.
+    /// The steps as soon as the node's key is on the disk, once.
     hook: Hook,
 }
 
@@ -188,7 +188,7 @@ impl Newcomer {
     }
 }
 
-/// What this file tells.
+/// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(threads a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way)];
 
@@ -212,7 +212,8 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
         labels: BTreeMap::new(),
     };
 
-    // What is wrong for good is said and stops; each by a code of its own.
+    // A permanent error is reported and stops the registration; each has a code of its
+    // own.
     let mut newcomer = Newcomer::new();
     let wrong = Register { ticket: Ticket(b"wrong".to_vec().into()), ..register.clone() };
     let report = newcomer.refused(&wrong).await;
@@ -229,7 +230,7 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     let report = Newcomer::new().refused(&stranger).await;
     assert_eq!(report.code, code::CLUSTER_STRANGER, "{report:?}");
 
-    // What may pass is waited out.
+    // The node waits while an error may pass.
     let nobody = DirectoryNode { id: curator.id, addresses: vec!["127.0.0.1:1".to_owned()] };
     let unreachable = Register { directory: vec![nobody], ..register.clone() };
     let end = Newcomer::new().boot(Some(&unreachable), usize::MAX, |_, waits| waits).await;
@@ -266,7 +267,8 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     // A member needs no parameters to come back.
     assert_eq!(newcomer.home(None).await, id);
 
-    // Who is deleted before it entered asks again, with the same key, and comes home.
+    // A node that was deleted before it entered registers again, with the same key, and
+    // comes home.
     let mut newcomer = Newcomer::new();
     let End::Waits(_, Some(id)) = newcomer.boot(Some(&register), usize::MAX, foreign).await else {
         panic!("a machine with a ticket waits for approval");
@@ -305,7 +307,7 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     let (home, ()) = tokio::join!(newcomer.home(Some(&register)), approved_again);
     assert_eq!(home, id);
 
-    // A ticket that was replaced is told from a wrong one.
+    // A replaced ticket is distinguished from a wrong one.
     owner
         .call(polis_wire::rpc::client::Repeat::Allowed, |channel| async move {
             let request = v1::GetRegisterTicketRequest { rotate: true, ..Default::default() };

@@ -21,7 +21,7 @@ use crate::{ALL, SEED, draws_all, seed, workspace};
 /// third of the weight, so it is slow and not still.
 const BESIDE: i32 = 5;
 
-/// Tells stories, each in a process of its own.
+/// Runs stories, each in a process of its own.
 #[derive(Debug, Parser)]
 struct Args {
     /// Only stories whose names contain one of these.
@@ -38,7 +38,7 @@ struct Args {
     /// Write what came of it to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Tell this story here, in this process.
+    /// Run this story here, in this process.
     #[arg(long, value_name = "NAME", hide = true)]
     story: Option<String>,
     /// Let others go first.
@@ -91,7 +91,7 @@ pub(crate) fn run(suite: Suite, stories: &[Story]) -> Result<ExitCode> {
     Ok(if report.failed() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Tells a story in this process.
+/// Runs a story in this process.
 fn tell(story: &Story, beside: bool) -> Result<ExitCode> {
     if beside {
         rustix::process::nice(BESIDE).context("cannot be nice")?;

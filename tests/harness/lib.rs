@@ -1,4 +1,5 @@
-//! The harness of the stories: what a story is, which of them run, and when.
+//! The harness of the stories: the definition of a story, the selection of a run, and the
+//! order.
 //!
 //! ```text
 //! STORIES of each file --> select --> Queue --> Runner --> a process for each story
@@ -11,7 +12,7 @@
 //! story. A process of its own gives a story an end that can be forced: its machines
 //! are its children, and die with it.
 //!
-//! What the libraries for this do not have: weights, a deadline that ends a test with
+//! The missing parts of the libraries for this: weights, a deadline that ends a test with
 //! its children, a second try, a sample. With these, nothing of a library would be left.
 #![expect(clippy::print_stdout, reason = "a runner talks on its standard output")]
 #![expect(clippy::print_stderr, reason = "so does a story that fails, on its standard error")]

@@ -1,4 +1,4 @@
-//! Which story starts next: places, and the order in which they are given.
+//! The queue of the stories: places, and the order in which they are given.
 //!
 //! There are as many places as processors. A story of one machine takes one, a story of
 //! a cluster three, or all where there are fewer. Clusters come first, so that the places
@@ -84,7 +84,7 @@ impl Queue {
         self.running.iter().filter(|(_, its)| *its == turn).map(|(places, _)| places).sum()
     }
 
-    /// Gives back what a job held.
+    /// Gives back the places of a job.
     pub(crate) fn ended(&mut self, job: &Job, turn: Turn) {
         let held = (self.needs(job), turn);
         if let Some(at) = self.running.iter().position(|running| *running == held) {

@@ -1,4 +1,4 @@
-//! What a run of stories came to, as `cargo xtask test` reads it.
+//! The result of a run of stories, as `cargo xtask test` reads it.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ pub enum Outcome {
     Flaky,
     /// It did not; in a word or two, how.
     Failed(String),
-    /// This host cannot tell it, and why.
+    /// This host cannot run it, for this reason.
     Skipped(String),
 }
 
@@ -32,14 +32,14 @@ pub struct Told {
 /// All stories of a binary.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Those that were told.
+    /// Those that ran.
     pub stories: Vec<Told>,
     /// How many a sample has left out.
     pub not_drawn: usize,
 }
 
 impl Report {
-    /// How many passed, at whichever try.
+    /// How many passed, at any try.
     #[must_use]
     pub fn passed(&self) -> usize {
         self.count(|outcome| matches!(outcome, Outcome::Passed | Outcome::Flaky))

@@ -1,4 +1,5 @@
-//! Runs each story in a process of its own, and ends the one whose time is up.
+//! The runner: runs each story in a process of its own, and ends the one whose time is
+//! up.
 //!
 //! ```text
 //! waiting --start--> running --ends----------------------> passed, skipped
@@ -41,25 +42,25 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How often it looks at the clock of each story, which costs a walk through `/proc`.
 const CLOCK: Duration = Duration::from_secs(10);
 
-/// Status of a story that this host cannot tell. Nothing else here ends with it.
+/// Status of a story that this host cannot run. Nothing else here ends with it.
 pub(crate) const SKIPPED: u8 = 77;
 
-/// How much of what a failed story said is shown: its end.
+/// How much of a failed story's output is shown: its end.
 const SHOWN: u64 = 64 * 1024;
 
 /// Runs stories.
 pub(crate) struct Runner<'a> {
     pub(crate) suite: Suite,
     pub(crate) places: u32,
-    /// The folder for what the stories say.
+    /// The folder for the output of the stories.
     pub(crate) logs: PathBuf,
-    /// The command that tells a story.
+    /// The command that runs a story.
     pub(crate) launch: &'a dyn Fn(&Story, Turn) -> Command,
     /// Shows a line, or several.
     pub(crate) show: &'a dyn Fn(&str),
 }
 
-/// A story that is told right now.
+/// A story that runs right now.
 struct Running {
     job: Job,
     turn: Turn,
@@ -81,7 +82,7 @@ enum End {
 }
 
 impl Runner<'_> {
-    /// Tells all `stories`, and prints a line for each.
+    /// Runs all `stories`, and prints a line for each.
     pub(crate) fn run(&self, stories: &[Story]) -> Result<Report> {
         fs::create_dir_all(&self.logs)
             .with_context(|| format!("cannot make {}", self.logs.display()))?;
@@ -138,7 +139,7 @@ impl Runner<'_> {
         })
     }
 
-    /// Prints how a try ended; nothing if the story is to be told again.
+    /// Prints how a try ended; nothing if the story runs again.
     fn told(&self, ended: &Running, end: &End) -> Option<Told> {
         let Job { story, try_number: tries } = ended.job;
         let (name, took) = (story.name(), ended.began.elapsed());
@@ -188,7 +189,7 @@ impl Running {
         self.sweep().map(|_killed| Some(End::Late))
     }
 
-    /// Kills whatever is left of the story's group, and reaps the story.
+    /// Kills everything that is left of the story's group, and reaps the story.
     fn sweep(&mut self) -> Result<ExitStatus> {
         // Refused only when nothing is left.
         let _killed = kill_process_group(self.group, Signal::KILL);

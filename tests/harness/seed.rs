@@ -1,4 +1,4 @@
-//! What a run draws: which stories of a sample, and the moments within a story.
+//! The seed: draws the stories of a sample, and the moments within a story.
 //!
 //! One number, the seed, decides all of it. `cargo xtask test` takes it from the commit,
 //! so each commit is tested at other moments and every run of it at the same ones.
@@ -18,7 +18,7 @@ pub const ALL: &str = "POLIS_ALL";
 /// `drawn`.
 ///
 /// # Errors
-/// When the variable is no number.
+/// When the variable is not a number.
 pub fn cuts(drawn: u32, all: u32) -> Result<u32> {
     let usual = if draws_all() { all } else { drawn };
     Ok(number("POLIS_CUTS")?.unwrap_or(usual))
@@ -33,7 +33,7 @@ pub fn draws_all() -> bool {
 /// The seed of this run. A story prints it, so that the same moments can be had again.
 ///
 /// # Errors
-/// When the variable is no number.
+/// When the variable is not a number.
 pub fn seed() -> Result<u64> {
     Ok(number(SEED)?.unwrap_or_else(rand::random))
 }

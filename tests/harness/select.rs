@@ -1,22 +1,23 @@
-//! Which stories a run tells: those that a filter names, or all but what a sample leaves.
+//! The selection of the stories of a run: those that a filter names, or all but those
+//! that a sample leaves out.
 
 use std::collections::BTreeMap;
 
 use crate::seed::pick;
 use crate::story::Story;
 
-/// What a run was asked for.
+/// The wishes for a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wanted {
-    /// A story is wanted if its name contains one of these, or there is none.
+    /// A story is wanted if its name contains one of these, or there are no filters.
     pub(crate) filters: Vec<String>,
     /// No sample is drawn.
     pub(crate) all: bool,
     pub(crate) seed: u64,
 }
 
-/// The stories to tell, and how many of the wanted ones a sample leaves out. What a
-/// filter names is told, drawn or not: the person has chosen.
+/// The stories to run, and how many of the wanted ones a sample leaves out. A story that
+/// a filter names runs, drawn or not: the person has chosen.
 pub(crate) fn select(stories: &[Story], wanted: &Wanted) -> (Vec<Story>, usize) {
     let Wanted { filters, all, seed } = wanted;
     if !filters.is_empty() {

@@ -1,4 +1,4 @@
-//! A story: a function, and what the runner has to know of it.
+//! A story: a function, and the facts that the runner needs about it.
 
 use std::fmt;
 use std::future::Future;
@@ -10,12 +10,12 @@ use anyhow::{Context as _, Result};
 /// one that starves shows as a lost election.
 const CLUSTER: u32 = 3;
 
-/// What the stories of one binary have in common.
+/// The shared part of the stories of one binary.
 #[derive(Clone, Copy, Debug)]
 pub struct Suite {
     /// The name of the binary.
     pub name: &'static str,
-    /// How often a story that failed is told again.
+    /// How often a story that failed runs again.
     pub retries: u32,
     /// Longest that a story may take, by the clock of deadlines.
     pub deadline: Duration,
@@ -64,7 +64,7 @@ impl Story {
     }
 
     /// The same, as one of the stories that show the promise `of` at many moments: a
-    /// run tells `drawn` of them, and all with `--all`.
+    /// run runs `drawn` of them, and all with `--all`.
     #[must_use]
     pub const fn one_of(self, of: &'static str, drawn: usize) -> Self {
         Self { sample: Some(Sample { of, drawn }), ..self }
@@ -98,7 +98,7 @@ macro_rules! story {
     };
 }
 
-/// What the function of a story may return.
+/// The return types of the function of a story.
 pub trait Tell {
     /// How it ended.
     ///
@@ -122,7 +122,7 @@ impl Tell for Result<()> {
 /// Runs a story that is `async`, on a runtime of its own.
 ///
 /// # Errors
-/// When there is no runtime, or the story failed.
+/// When the runtime cannot start, or the story failed.
 pub fn block_on<F: Future<Output: Tell>>(threads: bool, story: F) -> Result<()> {
     let mut runtime = match threads {
         true => tokio::runtime::Builder::new_multi_thread(),
@@ -133,7 +133,7 @@ pub fn block_on<F: Future<Output: Tell>>(threads: bool, story: F) -> Result<()> 
     runtime.block_on(story).tell()
 }
 
-/// Why a story cannot be told on this host.
+/// The reason why a story cannot run on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skip(pub(crate) String);
 
@@ -145,7 +145,7 @@ impl fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// Ends a story that cannot be told on this host; the run lists it with the reason.
+/// Ends a story that cannot run on this host; the run lists it with the reason.
 ///
 /// # Errors
 /// Always: that is how the story ends.

@@ -1,4 +1,4 @@
-//! What the node asks of a TPM, asked of an emulated one, without a machine.
+//! The TPM code of the node against an emulated TPM, without a machine.
 //!
 //! `cargo xtask test` provides `swtpm`.
 #![expect(clippy::unwrap_used, reason = "a story fails where something else came")]
@@ -27,7 +27,7 @@ impl Bus {
         Self { stream, seen: Vec::new(), _tpm: tpm }
     }
 
-    /// Extends a register, as whoever starts the machine does.
+    /// Extends a register, as the code that starts the machine does.
     fn measure(&mut self, pcr: u32) {
         let handle = pcr.to_be_bytes();
         let session = [0x40, 0, 0, 9, 0, 0, 1, 0, 0];

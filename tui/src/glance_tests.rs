@@ -1,4 +1,4 @@
-//! What a page tells of the others.
+//! Tests of the marks by which a page points at the others.
 
 use super::*;
 use crate::snapshot::{Health, ServiceState, StageState};

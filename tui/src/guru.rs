@@ -1,4 +1,4 @@
-//! Paints the guru meditation: why this machine cannot go on, and what a person can do.
+//! The guru meditation: shows why this machine cannot go on, and what a person can do.
 //!
 //! `init` draws it after the trapdoor has opened, on every terminal that shows
 //! the console. The whole screen is red on black inside a border that blinks;
@@ -13,9 +13,9 @@
 //!
 //! Invariants:
 //! - A key that is being typed does nothing else: no `R` in it reboots.
-//! - The code, the next step, the keys and the countdown are on the screen from
-//!   80 × 24 on, however long the rest is. What had to be cut says so, and `L`
-//!   shows all of it.
+//! - The code, the next step, the keys and the countdown are on the screen from 80 × 24
+//!   on, however long the rest is. A block that had to be cut shows that, and `L` shows
+//!   all of it.
 //! - The code, every key and what comes without one are on the screen from 40 × 12 on.
 //! - Nothing that is absent leaves a gap in a sentence.
 //!
@@ -42,9 +42,9 @@ pub struct Guru {
     pub stage: String,
     /// The failure first, then what caused it, the root last.
     pub causes: Vec<String>,
-    /// What was tried before giving up.
+    /// The attempts before giving up.
     pub tried: Vec<String>,
-    /// What the person in front of the machine should do next.
+    /// The next step of the person in front of the machine.
     pub next: String,
     /// The last log lines, the newest last; at most [`LOG_MAX`] are shown.
     pub log: Vec<String>,
@@ -56,13 +56,13 @@ pub struct Guru {
     pub attempt: u32,
     /// How many of them may fail before the machine holds.
     pub attempts_max: u32,
-    /// What happens if nobody presses a key.
+    /// The effect if no key is pressed.
     pub countdown: Countdown,
     /// Whether the recovery key of the disk would help.
     pub unlock: bool,
 }
 
-/// What happens if nobody presses a key.
+/// The effect if no key is pressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Countdown {
     /// The machine reboots by itself.
@@ -87,36 +87,38 @@ impl Default for Countdown {
 /// Lines that are shown of the log: what `init` keeps.
 pub const LOG_MAX: usize = 200;
 
-/// What must be read from a photograph of the screen: the code, the failure, what to do.
+/// The parts that must be readable on a photograph of the screen: the code, the failure,
+/// the next step.
 const STRONG: Style = Style::new().fg(Color::White).bg(Color::Black).add_modifier(Modifier::BOLD);
 const TEXT: Style = Style::new().fg(Color::Gray).bg(Color::Black);
 /// Headings, and what leads a line.
 const TITLE: Style = Style::new().fg(Color::LightRed).bg(Color::Black);
-/// The border and the scroll bar, and no text: on black nobody reads it at night.
+/// The border and the scroll bar, and no text: on black it cannot be read at night.
 const FRAME: Style = Style::new().fg(Color::Red).bg(Color::Black);
 
-/// What to do where nothing is known that helps.
+/// The next step where no help is known.
 const UNKNOWN: &str = "Reboot. If that does not help, look for the code in docs/errors.md.";
 
-/// What happened where nothing was told of it.
+/// The text for a failure without a message.
 const SILENT: &str = "Nothing was said of it.";
 
-/// More columns and rows than these are air around the text: nobody finds the next
-/// line at the end of two hundred letters, nor the keys a screen below what they do.
+/// More columns and rows than these are air around the text: a reader does not find the
+/// next line at the end of two hundred letters, nor the keys a screen below the text
+/// that they act on.
 const TEXT_MAX: (u16, u16) = (120, 48);
 
 /// Rows of a screen from which on there is room for an empty one after the head.
 const ROWS_FOR_AIR: u16 = 16;
 
-/// Rows of the newest line of the log, where there is room: it is most often the one
-/// that says what went wrong.
+/// Rows of the newest line of the log, where there is room: that line most often names
+/// the failure.
 const NEWEST_ROWS: usize = 3;
 
 /// Characters of a recovery key, with dashes and spaces as anyone may set them.
 const TYPED_MAX: usize = 200;
 
-/// What a person has typed so far. It is shown as it is typed, since nobody types
-/// fifty characters blindly; nothing else ever prints it.
+/// The text that a person has typed so far. It is shown as it is typed, since fifty
+/// characters cannot be typed blindly; nothing else ever prints it.
 #[derive(Clone)]
 struct Prompt(Zeroizing<String>);
 
@@ -139,8 +141,8 @@ impl fmt::Debug for Prompt {
     }
 }
 
-/// What a person looks at: the report, or the logs and how far down, and what
-/// they are typing.
+/// The view of a person: the report, or the logs and how far down, and the text that
+/// they type.
 #[derive(Clone, Debug, Default)]
 pub struct View {
     logs: bool,
@@ -161,7 +163,7 @@ impl View {
         self.size = Rect::new(0, 0, columns, rows);
     }
 
-    /// Takes in a key; returns what the owner of the terminal must do about it.
+    /// Takes a key; returns what the owner of the terminal must do about it.
     pub fn key(&mut self, key: Key, guru: &Guru) -> Option<Command> {
         if self.prompt.is_some() {
             return self.type_key(key);
@@ -214,13 +216,13 @@ impl View {
         None
     }
 
-    /// How many characters of a recovery key are typed, while one is asked for.
+    /// How many characters of a recovery key are typed, while the screen asks for one.
     #[must_use]
     pub fn asks(&self) -> Option<usize> {
         self.prompt.as_ref().map(|prompt| prompt.0.len())
     }
 
-    /// The recovery key that was typed; asked for after [`Command::Unlock`].
+    /// The recovery key that was typed; read after [`Command::Unlock`].
     pub fn take_typed(&mut self) -> Option<Zeroizing<String>> {
         self.prompt.take().map(|prompt| prompt.0)
     }
@@ -317,7 +319,7 @@ fn head(guru: &Guru, width: usize) -> Vec<Line<'static>> {
         (_, "") => polis.clone(),
         (_, image) => format!("{polis}, image {}", clean(image)),
     };
-    // A beginning of a name of an image names none.
+    // The start of an image's name does not identify an image.
     let fits = |text: &String| crate::text::width(text) < left;
     let version = [whole, polis].into_iter().find(fits).unwrap_or_default();
     let stage = clean(&guru.stage);
@@ -339,8 +341,8 @@ fn shortest_that_fits(texts: Vec<String>, width: usize) -> String {
     texts.into_iter().find(|text| crate::text::width(text) <= width).unwrap_or(last)
 }
 
-/// The report in at most `rows`: what to do is never cut, the causes give way
-/// to it, and the log has what is left, a row a line.
+/// The report in at most `rows`: the next step is never cut, the causes give way to it,
+/// and the log has the rest, a row a line.
 fn report(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
     let next = shorten(next(guru, width), rows);
     let left = rows.saturating_sub(next.len());
@@ -385,9 +387,9 @@ fn everything(guru: &Guru, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// The first `rows` of a block, with a word about it where that is not all; nothing
-/// where there is no room for more than that word. A block ends with an empty line,
-/// which may fall off the screen unsaid.
+/// The first `rows` of a block, with a note about it where that is not all; nothing
+/// where there is no room for more than that note. A block ends with an empty line,
+/// which may fall off the screen without a note.
 fn shorten(mut lines: Vec<Line<'static>>, rows: usize) -> Vec<Line<'static>> {
     if lines.len() > rows + 1 {
         let Some(kept) = rows.checked_sub(2).filter(|kept| *kept > 0) else { return Vec::new() };
@@ -467,7 +469,7 @@ fn block(
     lines.iter().enumerate().map(row).collect()
 }
 
-/// What is asked for, what was typed of it, and the keys that matter now.
+/// The wanted input, the part of it that was typed, and the keys that matter now.
 fn asking(prompt: &Prompt, width: usize) -> Vec<Line<'static>> {
     // The end of it is where the person is; one column is the cursor's.
     let first = (prompt.0.len() + 1).saturating_sub(width);
@@ -537,12 +539,12 @@ fn in_rows(keys: &[(&str, &str)], gap: usize, width: usize) -> Vec<Line<'static>
     lines
 }
 
-/// What comes if nobody presses a key, the longest way to say it first.
+/// The effect if no key is pressed, the longest wording first.
 fn wait(guru: &Guru) -> Vec<String> {
     let Guru { attempt, attempts_max, .. } = guru;
     let holds = "Holding: only a key ends it.".to_owned();
     match guru.countdown {
-        // Nobody has counted.
+        // The attempts were not counted.
         Countdown::Reboot { seconds } if *attempt == 0 => {
             vec![format!("Reboots by itself in {seconds} s."), format!("Reboots in {seconds} s.")]
         }

@@ -1,4 +1,5 @@
-//! Draws what is the same on every page: the bar at the top, the keys at the bottom.
+//! The parts that are the same on every page: the bar at the top, the keys at the
+//! bottom.
 
 use std::time::Duration;
 
@@ -17,7 +18,8 @@ use crate::widgets::{Row, row};
 /// it until the next boot.
 const FAILURE_REMEMBERED: Duration = Duration::from_secs(86_400);
 
-/// Draws the bar: who this is and how it stands; below it where, how long, and the time.
+/// Draws the bar: the identity and the state of the node; below it the place, the
+/// uptime, and the time.
 pub(crate) fn draw(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
     let header = &snapshot.header;
     let strong = BAR.add_modifier(Modifier::BOLD);
@@ -49,7 +51,7 @@ pub(crate) fn draw(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
     draw_place(snapshot, place(area), buffer);
 }
 
-/// The row of the bar that says where, how long, and the time.
+/// The row of the bar with the place, the uptime, and the time.
 pub(crate) fn place(area: Rect) -> Rect {
     let first = area.height.min(1);
     Rect { y: area.y + first, height: area.height - first, ..area }
@@ -68,7 +70,7 @@ pub(crate) fn draw_place(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
         };
         parts.iter().fold(Row::indented(1), put)
     };
-    // What tells a live screen from a frozen one goes last.
+    // The value that distinguishes a live screen from a frozen one goes last.
     let room = usize::from(area.width).saturating_sub(clock.used() + 1);
     let whole: &[&str] = &[&version, address, &uptime];
     let place = [whole, &[&version, address], &[address]]
@@ -80,14 +82,13 @@ pub(crate) fn draw_place(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
     spread(area, 0, place, &[clock], buffer);
 }
 
-/// How many things there are to remark on. One that is there for months is none.
+/// The number of things to remark on. One that lasts for months does not count.
 fn remarks(snapshot: &Snapshot) -> usize {
     let lately = snapshot.header.uptime < FAILURE_REMEMBERED;
     snapshot.warnings.len() + usize::from(lately && snapshot.previous_failure.is_some())
 }
 
-/// Whether the bar shows something else of `new` than of `old` beside the time, and
-/// how long it has been.
+/// Whether the bar of `new` differs from that of `old` beside the time and the uptime.
 pub(crate) fn shows_change(old: &Snapshot, new: &Snapshot) -> bool {
     !old.header.is_same_but_for_time(&new.header) || remarks(old) != remarks(new)
 }
@@ -111,8 +112,8 @@ fn spread(area: Rect, row: u16, left: Row, right: &[Row], buffer: &mut Buffer) {
     }
 }
 
-/// Draws the row of keys; the open page is in brackets, and another one that has
-/// something to say has its mark.
+/// Draws the row of keys; the open page is in brackets, and another page with news has
+/// its mark.
 pub(crate) fn draw_keys(open: Page, snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
     buffer.set_style(area, DOES);
     let help = Row::default().put(KEY, "?").put(DOES, " keys ");
@@ -123,7 +124,7 @@ pub(crate) fn draw_keys(open: Page, snapshot: &Snapshot, area: Rect, buffer: &mu
 }
 
 /// The keys of all pages, with their names; or where there is no room for these, the
-/// digits that open pages too, and the name of the one that is open.
+/// digits that open pages too, and the name of the open page.
 fn keys(open: Page, snapshot: &Snapshot, named: bool) -> Row {
     let mut keys = Row::default();
     for (page, number) in Page::ALL.into_iter().zip(1..) {
@@ -143,7 +144,7 @@ fn keys(open: Page, snapshot: &Snapshot, named: bool) -> Row {
     keys
 }
 
-/// Draws what is being typed in place of the keys.
+/// Draws the typed text in place of the keys.
 pub(crate) fn draw_prompt(prompt: &Prompt, area: Rect, buffer: &mut Buffer) {
     buffer.set_style(area, DOES);
     let typed = Row::default()

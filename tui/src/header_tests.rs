@@ -1,4 +1,4 @@
-//! What the bar at the top keeps, and what can be read aloud below it.
+//! Tests of the bar at the top, and of the words below it that can be read aloud.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Draws the list of all keys over the open page.
+//! The help: a list of all keys over the open page.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -15,7 +15,7 @@ const EVERYWHERE: [(&str, &str); 5] = [
     ("?", "show this help; any key closes it"),
 ];
 
-/// On every page but the one with a cursor.
+/// On every page except the one with a cursor.
 const SCROLL: [(&str, &str); 2] = [
     ("Up, Down, PgUp, PgDn", "scroll by a line, by a screen"),
     ("Home, End", "go to the first line, to the last one"),

@@ -1,9 +1,9 @@
-//! Turns the bytes of a terminal into keys.
+//! The key parser: turns the bytes of a terminal into keys.
 //!
-//! Three dialects are understood at once, because nobody says which one a line
-//! speaks: the Linux console (`ESC [ [ A` is F1), xterm and its many children,
-//! and a plain serial terminal. A read may end anywhere, so the parser is a
-//! state machine that goes on with the next read.
+//! Three dialects are understood at once, because a line does not say which one it
+//! speaks: the Linux console (`ESC [ [ A` is F1), xterm and its many children, and a
+//! plain serial terminal. A read may end anywhere, so the parser is a state machine that
+//! goes on with the next read.
 //!
 //! ```text
 //! [Ground] --ESC--> [Escape] --'['--> [Csi] --letter or '~'--> key, [Ground]
@@ -15,13 +15,13 @@
 //!
 //! Invariants:
 //! - The same bytes give the same keys, however reads split them.
-//! - No input panics or grows the state; what is not understood is dropped.
+//! - No input panics or grows the state; an unknown sequence is dropped.
 //!
 //! What this module does not do: read, or know the time. The reader calls
-//! [`Parser::idle`] after a short silence, since only silence tells the Escape
+//! [`Parser::idle`] after a short silence, since only silence distinguishes the Escape
 //! key from the start of a sequence.
 
-/// A key, or what a terminal sends in place of one.
+/// A key, or another message of a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     /// A character, as typed.
@@ -60,8 +60,8 @@ pub enum Key {
     Backspace,
     /// Escape.
     Esc,
-    /// Not a key: the terminal answers where its cursor is, from 1. Asked after
-    /// a jump to the far corner, it tells the size of a serial terminal.
+    /// Not a key: the terminal answers with the place of its cursor, from 1. Asked after
+    /// a jump to the far corner, the answer gives the size of a serial terminal.
     Cursor {
         /// The row.
         row: u16,
@@ -83,7 +83,7 @@ const PARAMETERS_MAX: usize = 11;
 #[derive(Clone, Debug, Default)]
 pub struct Parser {
     state: State,
-    /// Whether a sequence was given up, and what comes may be the rest of it.
+    /// Whether a sequence was given up, and the next bytes may be the rest of it.
     torn: bool,
 }
 
@@ -122,8 +122,8 @@ impl Parser {
         keys
     }
 
-    /// Nothing has come for a while: a lone ESC was the Escape key, and the rest
-    /// of a torn sequence will not come any more.
+    /// No byte has come for a while: a lone ESC was the Escape key, and the rest of a
+    /// torn sequence will not come any more.
     pub fn idle(&mut self) -> Option<Key> {
         let state = std::mem::take(&mut self.state);
         self.torn |= matches!(state, State::Csi { .. });
@@ -188,7 +188,8 @@ impl Parser {
         match byte {
             ESC => self.state = State::Escape,
             EIGHT_BIT_CSI => self.state = State::CSI,
-            // The end of an answer about the cursor; nobody types it right after.
+            // The end of an answer about the cursor; a person does not type it right
+            // after.
             b'R' if torn => {}
             b'0'..=b'9' | b';' => {
                 self.torn = torn;
@@ -215,7 +216,7 @@ impl Parser {
     }
 }
 
-/// What `ESC [ parameters last` means. Modifiers (`1;5A`) are ignored.
+/// The meaning of `ESC [ parameters last`. Modifiers (`1;5A`) are ignored.
 fn csi(parameters: &[u8], last: u8) -> Option<Key> {
     let text = std::str::from_utf8(parameters).ok()?;
     let (first, second) = text.split_once(';').unwrap_or((text, ""));

@@ -1,8 +1,8 @@
-//! Draws the console: a pure function from a snapshot to a picture, and from keys to commands.
+//! The console as a pure function: from a snapshot to a picture, and from keys to commands.
 //!
 //! `node` fills a [`Snapshot`] and calls [`render`]; `init` draws a failure with
-//! [`guru::render`]. Both feed what a terminal sends to a [`keys::Parser`], give
-//! the keys to the view, and carry out the [`Command`] that may come back.
+//! [`guru::render`]. Both feed the bytes of a terminal to a [`keys::Parser`], give the keys to
+//! the view, and carry out the [`Command`] that may come back.
 //!
 //! ```text
 //! event values --(node)--> Snapshot --+
@@ -14,8 +14,8 @@
 //! Invariants:
 //! - Nothing here reads a clock, a file or a lock, and nothing blocks.
 //! - No snapshot, key or size of terminal panics.
-//! - Every glyph is in the font of the Linux console, and no colour says what no
-//!   word or glyph says.
+//! - Every glyph is in the font of the Linux console, and a word or a glyph repeats the
+//!   meaning of every colour.
 //!
 //! What this crate does not do: own a terminal. It knows no file descriptor.
 
@@ -47,7 +47,7 @@ pub use self::snapshot::Snapshot;
 pub use self::text::bytes;
 pub use self::view::{READ, View};
 
-/// What a key asks of whoever owns the terminal.
+/// The request of a key to the owner of the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Clear the terminal and draw everything anew: it shows something else than it should.
@@ -69,8 +69,8 @@ pub fn render(snapshot: &Snapshot, view: &View, buffer: &mut Buffer) {
     view.draw(snapshot, buffer.area, buffer);
 }
 
-/// The row of a terminal of `area` that shows the time of day: all that changes
-/// there while nothing happens. Empty where there is no room for it.
+/// The row of a terminal of `area` that shows the time of day: the only row that changes while
+/// nothing happens. Empty where there is no room for it.
 #[must_use]
 pub fn clock_of(area: Rect) -> Rect {
     header::place(view::Areas::of(area).header)
@@ -81,7 +81,7 @@ pub fn render_clock(snapshot: &Snapshot, buffer: &mut Buffer) {
     header::draw_place(snapshot, buffer.area, buffer);
 }
 
-/// Draws what the owner of the terminal has to say over the row of keys.
+/// Draws the message of the terminal's owner over the row of keys.
 pub fn render_notice(notice: &str, buffer: &mut Buffer) {
     header::draw_notice(notice, view::Areas::of(buffer.area).keys, buffer);
 }

@@ -1,4 +1,5 @@
-//! Names the pages, their keys, and what of a snapshot each of them shows.
+//! The pages: their names, their keys, and the parts of a snapshot that each of them
+//! shows.
 
 use crate::pages::{boot, cluster, etcd, network, pki, services};
 use crate::theme::Mark;
@@ -18,7 +19,7 @@ pub enum Page {
     Pki,
     /// What died, why, how often?
     Services,
-    /// What was said?
+    /// What was logged?
     Logs,
     /// Can others reach this machine?
     Network,
@@ -36,7 +37,7 @@ impl Page {
         Self::Network,
     ];
 
-    /// What the page is called.
+    /// The name of the page.
     #[must_use]
     pub fn title(self) -> &'static str {
         match self {
@@ -83,7 +84,7 @@ impl Page {
         }
     }
 
-    /// What the page says in its first line, and how that stands; the logs say nothing.
+    /// The first line of the page, and its mark; the logs do not have one.
     pub(crate) fn answer(self, snapshot: &Snapshot) -> Option<(Mark, String)> {
         Some(match self {
             Self::Boot => boot::answer(snapshot),
@@ -96,15 +97,15 @@ impl Page {
         })
     }
 
-    /// The mark of a page that has something to say to whoever looks at another one.
+    /// The mark of a page that has news for a person on another page.
     pub(crate) fn remark(self, snapshot: &Snapshot) -> Option<Mark> {
         let (mark, _) = self.answer(snapshot)?;
         (mark >= Mark::Attention).then_some(mark)
     }
 
-    /// Whether the page's answer may be another one, the header being the same:
-    /// comparing is cheaper than answering, where no more is compared than an answer
-    /// reads. An age, or etcd's index, is another one each second.
+    /// Whether the page's answer may have changed, with the same header: comparing is
+    /// cheaper than answering, where no more is compared than an answer reads. An age,
+    /// or etcd's index, changes each second.
     pub(crate) fn may_answer_anew(self, old: &Snapshot, new: &Snapshot) -> bool {
         let nodes = || old.nodes != new.nodes;
         match self {
@@ -118,22 +119,22 @@ impl Page {
         }
     }
 
-    /// Whether any page has another mark for those who look at another one.
+    /// Whether a mark has changed on any page, for a person on another page.
     pub(crate) fn any_remarks_anew(old: &Snapshot, new: &Snapshot) -> bool {
         Self::ALL
             .into_iter()
             .any(|page| page.may_answer_anew(old, new) && page.remark(old) != page.remark(new))
     }
 
-    /// Whether any page has another answer, word for word.
+    /// Whether an answer has changed on any page, word for word.
     fn any_answers_anew(old: &Snapshot, new: &Snapshot) -> bool {
         Self::ALL
             .into_iter()
             .any(|page| page.may_answer_anew(old, new) && page.answer(old) != page.answer(new))
     }
 
-    /// Whether the page would say something else of `new` than of `old`. Every field
-    /// that its content reads is compared here.
+    /// Whether the page of `new` differs from that of `old`. Every field that its
+    /// content reads is compared here.
     pub(crate) fn shows_change(self, old: &Snapshot, new: &Snapshot) -> bool {
         let page = match self {
             Self::Boot => {
@@ -141,7 +142,7 @@ impl Page {
                     || new.ready.is_some() && Self::any_answers_anew(old, new)
             }
             Self::Cluster => old.nodes != new.nodes,
-            // Without a part in it, they say who has one.
+            // Without a part in it, they name the nodes with one.
             Self::Etcd => old.etcd != new.etcd || old.nodes != new.nodes,
             Self::Pki => old.pki != new.pki || new.pki.is_none() && old.nodes != new.nodes,
             Self::Services => old.services != new.services,

@@ -1,4 +1,4 @@
-//! Ends the machine, after a person has said so twice.
+//! The end of the machine, after a person has confirmed it twice.
 //!
 //! ```text
 //! [closed] --F10, P--> [choose] --R--> [confirm reboot] ----Y--> Command::Reboot
@@ -7,15 +7,16 @@
 //! ```
 //!
 //! Invariants:
-//! - No single key ends a machine, and none that moves or scrolls is one of the two.
-//! - A confirmation that was typed before the question could be read is none:
-//!   a line that echoes, or a text that is pasted, ends no machine.
+//! - No single key ends a machine, and a key that moves or scrolls is not one of the
+//!   two.
+//! - A confirmation that was typed before the question could be read does not count: a
+//!   line that echoes, or a text that is pasted, ends no machine.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
 use crate::pages::has_no_part;
-use crate::snapshot::{Cluster, Snapshot, Standing};
+use crate::snapshot::{Cluster, MemberStatus, Snapshot};
 use crate::text::{clean, wrap};
 use crate::theme::{ATTENTION, BAD, BUSY, PLAIN, STRONG};
 use crate::widgets::{Row, dialog};
@@ -41,8 +42,8 @@ pub(crate) enum End {
 }
 
 impl Menu {
-    /// What a key leads to: the menu that is open then, and what is to be done.
-    /// A confirmation counts where the person has `seen` what they confirm.
+    /// The result of a key: the menu that is open then, and the command. A confirmation
+    /// counts where the person has `seen` the question.
     pub(crate) fn key(self, key: Key, seen: bool) -> (Option<Self>, Option<Command>) {
         match (self, key) {
             (Self::Confirm(_), Key::Char('y' | 'Y')) if !seen => (Some(self), None),
@@ -90,7 +91,7 @@ impl Menu {
     }
 }
 
-/// What a person should know before it is done.
+/// The facts that a person should know before it is done.
 fn what_stops(snapshot: &Snapshot, end: End) -> String {
     let away = match end {
         End::Reboot => "while it is away",
@@ -111,7 +112,7 @@ fn what_stops(snapshot: &Snapshot, end: End) -> String {
             false => unknown("It runs no etcd member yet:"),
         };
     };
-    let voters = etcd.members.iter().filter(|it| it.standing == Standing::Voter).count();
+    let voters = etcd.members.iter().filter(|it| it.standing == MemberStatus::Voter).count();
     match (etcd.state.as_str(), etcd.survives) {
         ("voter" | "learner", _) if !etcd.quorum => format!(
             "The cluster has no quorum already: nothing can be written to it from here. The \

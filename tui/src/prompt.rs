@@ -1,11 +1,11 @@
-//! Takes in one line of text, in the row where the keys are.
+//! The prompt: takes one line of text, in the row where the keys are.
 
 use crate::Key;
 
 /// Longest text: more than a person searches for.
 const MAX: usize = 60;
 
-/// What the text is for.
+/// The purpose of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum For {
     /// Entries with the text in them.
@@ -31,7 +31,7 @@ pub(crate) struct Prompt {
     before: String,
 }
 
-/// What a key did to the line.
+/// The effect of a key on the line.
 pub(crate) enum Outcome {
     /// It goes on; the text may be another.
     Typing,

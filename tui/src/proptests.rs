@@ -1,4 +1,4 @@
-//! Lets chance choose the keys, what is shown, and the size of the terminal.
+//! Property tests: random keys, random snapshots, and random sizes of the terminal.
 
 use proptest::prelude::*;
 
@@ -34,7 +34,7 @@ fn key() -> impl Strategy<Value = Key> {
     ]
 }
 
-/// Closes whatever is open, and goes all the way to the end of a machine.
+/// Closes everything that is open, and goes all the way to the end of a machine.
 const CONFIRMED: &str = "\u{1b}PRY";
 
 /// Keys that are pressed one after the other.

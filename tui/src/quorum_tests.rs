@@ -1,7 +1,7 @@
-//! What is said of etcd, on its page and before a machine ends.
+//! The sentences about etcd, on its page and before a machine ends.
 
 use super::*;
-use crate::snapshot::{Etcd, Standing};
+use crate::snapshot::{Etcd, MemberStatus};
 
 /// A cluster of three, of which this node's member is changed.
 fn with(change: impl FnOnce(&mut Etcd)) -> Snapshot {
@@ -21,7 +21,7 @@ fn flat(screen: &str) -> String {
     words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-/// What is said before a reboot.
+/// The sentence before a reboot.
 fn warning(snapshot: &Snapshot) -> String {
     let mut view = View::new(80, 24);
     for key in ['P', 'R'] {
@@ -39,7 +39,7 @@ fn assert_says(screen: &str, wanted: &str) {
 fn a_worker_may_be_rebooted_and_its_cluster_goes_on() {
     let worker = samples::worker();
     assert_says(&warning(&worker), "The cluster goes on without it");
-    // One that is to have a member, and has none yet, knows nothing.
+    // A node that will have a member, and does not have it yet, knows nothing.
     let mut coming = worker;
     coming.nodes.as_mut().unwrap().nodes.iter_mut().filter(|node| node.own).for_each(|node| {
         node.roles = vec!["consensus member".to_owned()];
@@ -134,7 +134,7 @@ fn members_that_have_just_answered_are_not_said_to_be_asked() {
 fn only_a_learner_that_answers_has_a_bar() {
     let of = |answers, percent| {
         page(&with(|etcd| {
-            etcd.members[2].standing = Standing::Learner { caught_up: Some(percent) };
+            etcd.members[2].standing = MemberStatus::Learner { caught_up: Some(percent) };
             etcd.members[2].answers = answers;
         }))
     };

@@ -11,14 +11,14 @@ use crate::guru::{self, Countdown, Guru};
 use crate::snapshot::{LogEntry, Severity};
 use crate::{Command, Key, Page, Snapshot, View, render, samples};
 
-#[path = "proptests.rs"]
-mod proptests;
 #[path = "cursor_tests.rs"]
 mod cursor;
 #[path = "glance_tests.rs"]
 mod glance;
 #[path = "header_tests.rs"]
 mod header;
+#[path = "proptests.rs"]
+mod proptests;
 #[path = "quorum_tests.rs"]
 mod quorum;
 
@@ -125,7 +125,7 @@ fn a_node_without_a_part_in_consensus_says_who_has_one() {
     assert!(etcd.contains("polisctl node roles") && etcd.contains("--add"), "{etcd}");
     let pki = shown(&snapshot, Page::Pki);
     assert!(pki.contains("certificate renews itself"), "{pki}");
-    // It is not told whether they vote.
+    // It does not receive whether they vote.
     let cluster = shown(&snapshot, Page::Cluster);
     assert!(cluster.contains("member") && !cluster.contains("joining"), "{cluster}");
     // One that is to have a member waits for it.
@@ -463,7 +463,7 @@ fn a_text_that_is_echoed_or_pasted_ends_no_machine() {
     for key in "PRYyPOYy".chars() {
         assert_eq!(view.key(Key::Char(key), &snapshot), None, "{key:?}");
     }
-    // Whoever looks at the question, and then answers, means it.
+    // A person who looks at the question, and then answers, means it.
     let mut view = View::new(80, 24);
     for key in "PRY".chars() {
         view.key(Key::Char(key), &snapshot);
@@ -518,7 +518,7 @@ fn one_key_up_from_the_end_moves_one_line() {
     assert_eq!(body(&view)[1..], end[..8]);
 }
 
-/// `one`, but what stands at `field` is from `other`.
+/// `one`, but with the value at `field` from `other`.
 fn mixed(one: &Snapshot, other: &Snapshot, field: usize) -> Snapshot {
     let (mut mixed, other) = (one.clone(), other.clone());
     match field {
@@ -538,7 +538,7 @@ fn mixed(one: &Snapshot, other: &Snapshot, field: usize) -> Snapshot {
     mixed
 }
 
-/// What a view shows of a snapshot, without the row that has the time.
+/// The picture of a snapshot in a view, without the row that has the time.
 fn beside_clock(snapshot: &Snapshot, view: &View) -> Vec<Cell> {
     let backend = draw(160, 50, |buffer| render(snapshot, view, buffer));
     let clock = crate::clock_of(backend.buffer().area);

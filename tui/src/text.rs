@@ -1,7 +1,7 @@
-//! Makes text fit for the screen: clean, wrapped or cut, and numbers for people.
+//! Text for the screen: cleans it, wraps or cuts it, and formats numbers for people.
 //!
-//! The font of the Linux console has 256 glyphs, and much of what is shown was
-//! written outside of this machine. So every text passes [`clean`] on its way.
+//! The font of the Linux console has 256 glyphs, and much of the text was written
+//! outside of this machine. So every text passes [`clean`] on its way.
 //!
 //! Invariants:
 //! - A cleaned character takes exactly one cell, on every terminal; widths are
@@ -11,8 +11,8 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-/// Replaces what the console cannot draw. Most texts are as they should be, and
-/// are cleaned more than once on their way: that costs no copy.
+/// Replaces characters that the console cannot draw. Most texts need no change, and are
+/// cleaned more than once on their way: that costs no copy.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     let is_plain = |byte: u8| matches!(byte, b' '..=b'~');
     if text.bytes().all(is_plain) || text.chars().all(|c| clean_char(c) == c) {
@@ -21,8 +21,8 @@ pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(clean_char).collect())
 }
 
-/// Whether this crate draws `c`, beyond Latin letters. All of it is in code page
-/// 437, which is what the kernel's fonts hold.
+/// Whether this crate draws `c`, beyond Latin letters. All of it is in code page 437,
+/// the content of the kernel's fonts.
 fn is_glyph(c: char) -> bool {
     matches!(c, '─' | '│' | '┌' | '┐' | '└' | '┘' | '├' | '┤' | '┬' | '┴' | '┼')
         || matches!(c, '░' | '▒' | '▓' | '█' | '▄' | '▌' | '▐' | '▀')
@@ -109,7 +109,7 @@ pub(crate) fn wrap(text: &str, max: usize) -> Vec<String> {
 pub(crate) fn duration(length: Duration) -> String {
     let (millis, seconds) = (length.as_millis(), length.as_secs());
     match seconds {
-        // What rounds up to 60.0 is told in minutes.
+        // A value that rounds up to 60.0 is shown in minutes.
         _ if millis < 1000 => format!("{millis} ms"),
         _ if millis < 59_950 => format!("{:.1} s", length.as_secs_f64()),
         0..3600 => match (millis + 500) / 1000 {

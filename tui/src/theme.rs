@@ -1,4 +1,5 @@
-//! Names the few styles there are. Sixteen colours, and none of them says what no word says.
+//! The few styles of the TUI. Sixteen colours; a word always repeats the meaning of a
+//! colour.
 
 use ratatui::style::{Color, Modifier, Style};
 
@@ -6,7 +7,7 @@ use ratatui::style::{Color, Modifier, Style};
 pub(crate) const STRONG: Style = Style::new().add_modifier(Modifier::BOLD);
 /// Ordinary text.
 pub(crate) const PLAIN: Style = Style::new();
-/// What is there for the second look: units, axes, column heads.
+/// Parts for the second look: units, axes, column heads.
 pub(crate) const DIM: Style = Style::new().fg(Color::DarkGray);
 /// As it should be.
 pub(crate) const GOOD: Style = Style::new().fg(Color::Green);
@@ -20,19 +21,19 @@ pub(crate) const BAD: Style = Style::new().fg(Color::LightRed).add_modifier(Modi
 pub(crate) const BAR: Style = Style::new().fg(Color::White).bg(Color::Blue);
 /// A key, in the row of keys.
 pub(crate) const KEY: Style = Style::new().fg(Color::LightCyan).bg(Color::Blue);
-/// What a key does, there.
+/// The effect of a key, there.
 pub(crate) const DOES: Style = Style::new().fg(Color::Gray).bg(Color::Blue);
 /// A page that someone must look at, there.
 pub(crate) const ALARM: Style =
     Style::new().fg(Color::White).bg(Color::Red).add_modifier(Modifier::BOLD);
 /// The page that is open, there.
 pub(crate) const OPEN: Style = Style::new().fg(Color::Black).bg(Color::Gray);
-/// What the owner of the terminal says, in place of the keys.
+/// The message of the terminal's owner, in place of the keys.
 pub(crate) const NOTICE: Style = Style::new().fg(Color::Black).bg(Color::Yellow);
 
 /// The row under the cursor.
 pub(crate) const CURSOR: Style = Style::new().add_modifier(Modifier::REVERSED);
-/// What a search has found.
+/// The match of a search.
 pub(crate) const FOUND: Style = Style::new().fg(Color::Black).bg(Color::Cyan);
 
 /// How something stands: a glyph and a style that always go together.

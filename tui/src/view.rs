@@ -1,4 +1,4 @@
-//! Remembers what a person looks at: the page, how far it is scrolled, what is folded, the filter.
+//! The view of a person: the page, the scroll position, the folds, the filter.
 //!
 //! A view is all the state that the console has. Keys change it, snapshots never
 //! do, so two people at two terminals look at two views of one snapshot.
@@ -11,9 +11,9 @@
 //! ```
 //!
 //! Invariants:
-//! - Text that a person reads does not move: scrolling up in the logs keeps a
-//!   copy, whatever arrives or falls out meanwhile.
-//! - A view never points past the end of what it shows.
+//! - Text that a person reads does not move: scrolling up in the logs keeps a copy, even while
+//!   entries arrive or fall out.
+//! - A view never points past the end of its content.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ use crate::{Command, Key, Snapshot, header, help};
 /// echoed, comes in pieces, with pictures between them: no piece is as slow as this.
 pub const READ: Duration = Duration::from_millis(300);
 
-/// What lies over the page.
+/// The dialog over the page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Over {
     #[default]
@@ -47,12 +47,12 @@ enum Over {
     Power(Menu),
 }
 
-/// What a person looks at.
+/// The view of a person.
 #[derive(Clone, Debug, Default)]
 pub struct View {
     page: Page,
     over: Over,
-    /// Whether what lies over the page stood there for long enough.
+    /// Whether the dialog over the page stood there for long enough.
     seen: bool,
     size: Rect,
     leaves: bool,
@@ -99,8 +99,8 @@ impl View {
         self.seen = true;
     }
 
-    /// Takes in a key; returns what the owner of the terminal must do about it.
-    /// Whoever draws says so by [`View::was_read`], or no confirmation counts.
+    /// Takes a key; returns what the owner of the terminal must do about it. The code that draws
+    /// calls [`View::was_read`], or no confirmation counts.
     pub fn key(&mut self, key: Key, snapshot: &Snapshot) -> Option<Command> {
         match key {
             Key::Ctrl('l') => return Some(Command::Redraw),
@@ -114,7 +114,7 @@ impl View {
             self.over = over;
             return command;
         }
-        // Whatever is pressed over the help was meant to make it go away.
+        // Any key pressed over the help closes it.
         if self.over == Over::Help {
             self.over = Over::Nothing;
             return None;
@@ -265,14 +265,14 @@ impl View {
         top.min(end)
     }
 
-    /// The open page; the logs of somebody who follows are made `whole` only for
-    /// whoever is about to scroll.
+    /// The open page; a page of logs that follows is made `whole` only for a person who is about
+    /// to scroll.
     fn content(&self, snapshot: &Snapshot, area: Rect, whole: bool) -> Content {
         // The last column is the scroll bar's, the one before keeps it apart.
         let width = usize::from(area.width.saturating_sub(2));
         let mut content = self.page_content(snapshot, area, width, whole);
         if let Some((title, names)) = self.page.writers() {
-            // What fits below a page never makes it scroll.
+            // Content that fits below a page never makes it scroll.
             let used = content.head.len() + content.body.len() + 1;
             let rows = usize::from(area.height).saturating_sub(used);
             let title = Row::default().put(STRONG, title).put(DIM, " F6");
@@ -305,15 +305,15 @@ impl View {
         }
     }
 
-    /// Whether `new` looks other than `old` to this view, the time of day aside:
-    /// where it does not, [`crate::render_clock`] draws all that is new.
+    /// Whether `new` looks different from `old` in this view, the time of day aside: if not,
+    /// [`crate::render_clock`] draws all changes.
     #[must_use]
     pub fn sees_change(&self, old: &Snapshot, new: &Snapshot) -> bool {
-        // What may stand on any page, or in the header beside the time.
+        // The parts of any page, or of the header beside the time.
         let everywhere = header::shows_change(old, new)
             || old.previous_failure != new.previous_failure
             || old.warnings != new.warnings;
-        // Who is about to end the machine is told what that does to etcd.
+        // Before a person ends the machine, the dialog states the effect on etcd.
         let over = matches!(self.over, Over::Power(_))
             && (&old.etcd, &old.nodes) != (&new.etcd, &new.nodes);
         everywhere || over || self.page.shows_change(old, new) || Page::any_remarks_anew(old, new)

@@ -22,10 +22,10 @@ const DISK: &str = "/dev/vda";
 const DATA: &str = "/data";
 const SOCKET: &str = "/client.sock";
 
-/// Between two looks at something that gives no sign of its own.
+/// The pause between two checks of something that cannot be waited for.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Nothing here takes longer, on any host on which a measurement makes sense.
+/// Every step takes less, on any host on which a measurement makes sense.
 const WAIT_MAX: Duration = Duration::from_secs(120);
 
 fn main() {
@@ -34,8 +34,8 @@ fn main() {
         say(&format!("POLIS floor-failed cause={:?} t={}", error.to_string(), uptime()));
     }
     rustix::fs::sync();
-    // Comes back only where it is refused, and the kernel then panics, which the
-    // measurement notices.
+    // Returns only on failure, and the kernel then panics, which the measurement
+    // detects.
     let _never = reboot(RebootCommand::PowerOff);
 }
 
@@ -109,7 +109,7 @@ fn uptime() -> String {
 }
 
 fn say(line: &str) {
-    // Without a console nobody listens.
+    // Without a console the line is lost.
     let _written = File::options()
         .write(true)
         .open("/dev/console")

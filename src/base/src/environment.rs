@@ -1,4 +1,4 @@
-//! Reads what `init` tells `node` about this boot.
+//! The boot environment: the variables that `init` passes to `node`.
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::stage::{Entry, Stage, Stages, State};
 
-/// What `init` tells.
+/// The values that `init` passes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
     /// The descriptor of the control channel.
@@ -24,26 +24,26 @@ pub struct Environment {
     pub version: String,
     /// Which image it is.
     pub image: String,
-    /// What `init` did before.
+    /// The stages that `init` has completed.
     pub stages: Stages,
     /// Why the boot before this one failed, if it did.
     pub previous_guru: Option<String>,
 }
 
-/// `init` did not say it, or said what cannot be.
+/// A variable is missing or invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The variable is not there.
     #[error("{0} is not set")]
     Absent(&'static str),
-    /// The variable does not hold what it should.
+    /// The variable has an invalid value.
     #[error("{name} is {value:?}, not {expected}")]
     Malformed {
         /// The name of the variable.
         name: &'static str,
-        /// What it holds.
+        /// Its value.
         value: String,
-        /// What it should hold.
+        /// The expected value.
         expected: &'static str,
     },
 }

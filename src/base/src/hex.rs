@@ -1,8 +1,8 @@
-//! Writes bytes as hexadecimal digits and reads them back, for everybody.
+//! Hexadecimal digits: encoding and decoding of bytes.
 //!
 //! Invariants:
-//! - What is written is lower case.
-//! - What is read is whole: an odd number of digits, a sign or a blank is nothing.
+//! - Output is lower case.
+//! - Input is valid as a whole: an odd number of digits, a sign or a blank is rejected.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,7 @@ pub fn encode(bytes: &[u8]) -> String {
     })
 }
 
-/// The bytes of an even number of digits in either case; `None` for anything else.
+/// The bytes of an even number of digits in either case; `None` for any other text.
 #[must_use]
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     if !text.len().is_multiple_of(2) {

@@ -1,6 +1,7 @@
-//! The ground that `init`, `node` and `polisctl` share.
+//! The base library that `init`, `node` and `polisctl` share.
 //!
-//! It knows no domain and links no async runtime, so that `init` cannot reach one.
+//! It contains no domain logic and links no async runtime, so that `init` cannot use
+//! one.
 //!
 //! - How a boot is described: `stage`, `serial`, `trapdoor`, `environment`.
 //! - The machine: `sys`, `files`, `canvas`, `recovery`.

@@ -1,4 +1,4 @@
-//! Formats the lines of the serial port: log lines for people, event lines for programs.
+//! The lines of the serial port: log lines for people, event lines for programs.
 //!
 //! `init` and `node` both write them, `init` reads them back from the control
 //! channel, and tests outside the project rely on every name here.
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Invariants:
-//! - An event line is one line: control characters in a value are escaped, so
-//!   nothing that came from outside can forge a second line.
+//! - An event line is one line: control characters in a value are escaped, so a value
+//!   from outside cannot forge a second line.
 //! - Every event line ends with `t`, the seconds since the kernel started.
 //!
 //! What this module does not do: write. `init` owns the port, and `node` queues
@@ -149,13 +149,13 @@ impl fmt::Display for EventLine {
 /// How much an entry matters. One letter on the serial line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// For whoever looks for a bug.
+    /// Details for debugging.
     Debug,
-    /// The ordinary course of things.
+    /// The ordinary course of events.
     Info,
-    /// Went on without it.
+    /// The writer continues without the failed part.
     Warning,
-    /// Someone should look.
+    /// An operator should look at it.
     Error,
     /// The writer ended because of it.
     Fatal,

@@ -32,15 +32,15 @@ pub enum Stage {
     Storage,
     /// An address.
     Network,
-    /// What this machine was told.
+    /// The parameters of this machine.
     Parameters,
-    /// What this machine is to be: bootstrap, register or join.
+    /// The role of this machine in a cluster: bootstrap, register or join.
     Cluster,
     /// The etcd member.
     Consensus,
     /// The control plane.
     Curator,
-    /// What the node's roles ask for.
+    /// The services that the node's roles require.
     Roles,
 }
 
@@ -95,16 +95,16 @@ impl fmt::Display for Stage {
     }
 }
 
-/// What a stage is doing.
+/// The state of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// At work.
     Started,
-    /// Cannot go on before something happens: what, and what to do about it.
+    /// Waits for an event: its name, and what to do about it.
     Waiting(String),
     /// Ended well.
     Done,
-    /// Ended; the trapdoor says the rest.
+    /// Ended; the trapdoor has the details.
     Failed,
 }
 
@@ -124,7 +124,7 @@ impl State {
 /// One stage on the board. Times are since the kernel started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What it is doing.
+    /// Its state.
     pub state: State,
     /// When it started.
     pub started: Duration,

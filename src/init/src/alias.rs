@@ -1,4 +1,4 @@
-//! Finds the modules for devices by their modaliases.
+//! The lookup of kernel modules by the modaliases of devices.
 //!
 //! `modules.alias` of a kernel has 27,000 patterns, and a machine has a hundred
 //! modaliases. One pass compares each pattern only with the modaliases of the
@@ -39,7 +39,7 @@ pub fn find<'a>(file: &str, wanted: &BTreeSet<&'a str>) -> BTreeMap<&'a str, Vec
     found
 }
 
-/// The part of an alias before the first colon; nothing where there is none.
+/// The part of an alias before the first colon; empty without a colon.
 fn bus(alias: &str) -> &str {
     alias.split_once(':').map_or("", |(bus, _rest)| bus)
 }
@@ -49,7 +49,7 @@ fn bus(alias: &str) -> &str {
 #[must_use]
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
-    // Where to go on when the last star must take one more character.
+    // The position to resume at when the last star must take one more character.
     let mut retry: Option<(usize, usize)> = None;
     loop {
         if pattern.get(p) == Some(&b'*') {

@@ -1,4 +1,4 @@
-//! Counts the boots that failed in a row, and keeps what was said about them.
+//! The ledger of failed boots: how many failed in a row, and their reports.
 //!
 //! Both lie on the ESP, the only place that can be written before a data
 //! partition is open: `polis/guru/attempts` and a ring of `guru-0.txt` to
@@ -14,8 +14,9 @@
 //! - The machine reboots by itself only after the count of it is on the disk: a
 //!   count that can't be read or written holds the machine, so that no fault of
 //!   the ESP makes an endless loop.
-//! - The number of failures never goes back, even when the count is torn: each
-//!   report says which one it is, so no newer report is written over for an older.
+//! - The number of failures never goes back, even when the ledger is torn: each report
+//!   contains its own number, so the ring never overwrites a newer report as if it were
+//!   an older one.
 //! - A person's own reboot is not counted: someone is there.
 //!
 //! What this module does not do: wait or reboot (`guru`).
@@ -31,18 +32,18 @@ use polis_base::serial::EventLine;
 pub const REBOOTS_MAX: u32 = 3;
 /// How many failures are kept.
 const RING: u64 = 8;
-/// A ledger is one line; more is not ours.
+/// A ledger is one line; a longer file is foreign.
 const LEDGER_MAX: u64 = 4096;
-/// How much of a report is looked at; the number is near its start.
+/// How much of a report is read; the number is near its start.
 const REPORT_MAX: u64 = 64 << 10;
 /// How the line with the number starts.
 const NUMBER: &str = "number: ";
 /// A summary is one line on a screen.
 const SUMMARY_MAX: usize = 300;
-/// There is no secret in a report. FAT keeps no modes; its mount options decide.
+/// Reports do not contain secrets. FAT keeps no modes; its mount options decide.
 const MODE: u32 = 0o644;
 
-/// What is counted.
+/// The counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
     /// Reboots after a guru meditation since the last good boot.
@@ -66,7 +67,7 @@ impl Ledger {
         format!("{line}\n")
     }
 
-    /// Reads the file's line. `None` if it is not one.
+    /// Reads the file's line. `None` if it is malformed.
     fn from_text(text: &str) -> Option<Self> {
         let line = EventLine::parse(text.strip_suffix('\n')?)?;
         if line.word() != "attempts" {
@@ -95,9 +96,8 @@ impl Ledger {
         Some(Self { reboots, ..self.clone() })
     }
 
-    /// What stands for a ledger that is damaged, beside reports up to `sequence`:
-    /// as if the machine had rebooted by itself as often as it may, so that it
-    /// holds the next time.
+    /// The replacement of a damaged ledger, beside reports up to `sequence`: the count
+    /// is at its limit, so that the machine holds the next time.
     fn torn(sequence: u64) -> Self {
         Self { reboots: REBOOTS_MAX, sequence, last: None }
     }
@@ -109,7 +109,7 @@ impl Ledger {
     }
 }
 
-/// The line of a report that says which one it is, from 0.
+/// The line of a report with its number, from 0.
 #[must_use]
 pub fn number_line(sequence: u64) -> String {
     format!("{NUMBER}{sequence}")
@@ -132,8 +132,8 @@ impl Store {
         Self { directory: esp.join("polis/guru") }
     }
 
-    /// Reads the ledger. A machine without one has never failed; a damaged one
-    /// counts as full, and the reports beside it say how many there were.
+    /// Reads the ledger. A machine without one has never failed; a damaged one counts
+    /// as full, and the reports beside it give their number.
     ///
     /// # Errors
     ///
@@ -152,7 +152,7 @@ impl Store {
         }
     }
 
-    /// The ledger as far as the reports beside it tell: how many there were.
+    /// The ledger as far as the reports beside it show: their number.
     #[must_use]
     pub fn rebuilt(&self) -> Ledger {
         Ledger::torn(self.reports())
@@ -206,7 +206,8 @@ impl Store {
         let replace =
             || atomic::replace(&place, &temporary, MODE, bytes).map_err(files::Error::into_io);
         match replace() {
-            // Nothing of ours is one, so it is what is left of a damaged entry.
+            // Polis never makes a directory of this name, so it is the rest of a
+            // damaged entry.
             Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
                 fs::remove_dir_all(&place)?;
                 replace()

@@ -1,4 +1,4 @@
-//! Listens to the keys that a person presses to end the machine.
+//! The power buttons: keys that a person presses to end the machine.
 //!
 //! ```text
 //!             the file appears                           the driver is bound
@@ -9,9 +9,9 @@
 //! ```
 //!
 //! A driver registers its input device before it takes the interrupt that feeds it
-//! (Linux' `drivers/acpi/button.c`), and whatever is pressed in between is lost: so
-//! a button is said to be heard when its driver is bound, and no sooner. Of one that a
-//! driver adds after that, nothing is said, though it is heard.
+//! (Linux' `drivers/acpi/button.c`), and a key press in between is lost: so a button is
+//! announced only when its driver is bound. A button that a driver adds after that
+//! works, but is not announced.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,10 +35,10 @@ pub struct Buttons {
 }
 
 impl Buttons {
-    /// Takes those that are there, where announcements were missed. Returns the names
-    /// of those that were not said to be heard.
+    /// Opens the buttons that are present, where announcements were missed. Returns the
+    /// names of the buttons that were not announced before.
     pub fn find(&mut self) -> Vec<String> {
-        // A `bind` may be among what was missed, and is not announced twice.
+        // A `bind` event may be among the missed ones, and is not repeated.
         let mut names: Vec<_> = mem::take(&mut self.probing).into_values().flatten().collect();
         let entries = fs::read_dir(CLASS).into_iter().flatten().flatten();
         let devices = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -46,8 +46,8 @@ impl Buttons {
         names
     }
 
-    /// Takes in what the kernel announced. Returns the names of the buttons that are
-    /// heard from now on.
+    /// Handles an announcement of the kernel. Returns the names of the buttons that
+    /// work from now on.
     pub fn notice(&mut self, event: &Event) -> Vec<String> {
         let device = event.get("DEVNAME").and_then(|name| name.strip_prefix("input/"));
         match (event.action.as_str(), device) {
@@ -75,8 +75,8 @@ impl Buttons {
         }
     }
 
-    /// The file of an input device has appeared: with the device, or long after when
-    /// it is `evdev` that came late.
+    /// The file of an input device has appeared: with the device, or long after if
+    /// `evdev` was loaded late.
     fn add(&mut self, device: &str, path: &str) -> Vec<String> {
         let name = self.open(device);
         let mut probing = self.probing.iter_mut();
@@ -105,7 +105,7 @@ impl Buttons {
         Some(name.trim().to_owned())
     }
 
-    /// Reads them; whether one was pressed.
+    /// Reads them; returns whether one was pressed.
     pub fn pressed(&mut self) -> bool {
         let mut pressed = false;
         self.open.retain(|_path, button| match button.read() {
@@ -119,7 +119,7 @@ impl Buttons {
         pressed
     }
 
-    /// What to wait for.
+    /// The buttons to wait for.
     pub fn iter(&self) -> impl Iterator<Item = &Button> {
         self.open.values()
     }

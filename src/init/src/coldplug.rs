@@ -1,4 +1,4 @@
-//! Loads the drivers of all devices, beside everything else that happens.
+//! The driver loader: it loads the drivers of all devices, in parallel with the boot.
 //!
 //! One thread, since drivers are handed to the kernel in an order that matters
 //! to a boot: the network first, what the data partition needs next, the rest
@@ -11,7 +11,7 @@
 //! announcements (main loop) ------+     [the rest, as it appears] --> kernel
 //! ```
 //!
-//! What this module does not do: wait for a device. Whoever needs one waits.
+//! What this module does not do: wait for a device. Its users wait.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -37,17 +37,17 @@ const BY_NAME: &[&str] = &["xfs", "evdev"];
 /// is behind a bus of the rest must not wait long for it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The priority of a thread whose work gives way to all other.
+/// The priority of a thread whose work yields to all other work.
 const LATER: i32 = 10;
 
 /// How soon a device is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Urgency {
-    /// Nothing goes on without: parameters and network.
+    /// The boot depends on it: parameters and network.
     Boot,
-    /// A person may press it at any moment, and the kernel forgets what nobody hears.
+    /// A person may press it at any moment, and the kernel drops unread key presses.
     Person,
-    /// What a person looks at: its driver wipes the screen once.
+    /// Screens: the driver wipes the screen once.
     Screen,
     /// The rest.
     Later,
@@ -71,7 +71,7 @@ fn urgency(alias: &str) -> Urgency {
     }
 }
 
-/// Where the main loop puts what it hears.
+/// The handle through which the main loop reports devices.
 #[derive(Clone, Debug)]
 pub struct Coldplug {
     queue: SyncSender<String>,
@@ -80,7 +80,7 @@ pub struct Coldplug {
 }
 
 impl Coldplug {
-    /// Starts the thread. It writes what it has to say to `said`, a line each.
+    /// Starts the thread. It writes its messages to `said`, one line each.
     ///
     /// # Errors
     ///
@@ -102,20 +102,20 @@ impl Coldplug {
         }
     }
 
-    /// Something was lost on the way: look at all devices.
+    /// Announcements were lost: look at all devices.
     pub fn look_again(&self) {
         self.again.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// The boot is over: the rest need not wait any more.
+    /// The boot is over: the remaining drivers may load.
     pub fn boot_is_over(&self) {
         self.over.store(true, Ordering::Release);
         self.wake();
     }
 
     fn wake(&self) {
-        // An empty modalias fits nothing. A full queue wakes by itself.
+        // An empty modalias matches nothing. A full queue wakes the thread by itself.
         self.queue.try_send(String::new()).ok();
     }
 }
@@ -149,7 +149,8 @@ impl Worker {
     }
 
     fn first(&mut self, modules: &mut Modules) {
-        // The kernel links nothing before XFS, and `node` has the processor meanwhile.
+        // The kernel links nothing else before XFS, and `node` has the processor
+        // meanwhile.
         sys::thread::set_priority(LATER);
         let mut present = present();
         let mut take = |wanted| {
@@ -168,13 +169,13 @@ impl Worker {
         self.load(modules, &later);
     }
 
-    /// Loads what is urgent as it appears, and returns what can wait.
+    /// Loads urgent drivers as devices appear, and returns the ones that can wait.
     fn until_the_boot_is_over(&mut self, modules: &mut Modules) -> BTreeSet<String> {
         let deadline = Instant::now() + PATIENCE;
         let mut later = BTreeSet::new();
         while !self.over.load(Ordering::Acquire) {
             let left = deadline.saturating_duration_since(Instant::now());
-            // Nobody sends any more when the trapdoor is open: its keys may need a driver.
+            // The sender is gone once the trapdoor is open: its keys may need a driver.
             let Ok(alias) = self.heard.recv_timeout(left) else { break };
             match urgency(&alias) {
                 Urgency::Boot => self.load(modules, &BTreeSet::from([alias])),
@@ -185,7 +186,8 @@ impl Worker {
         later
     }
 
-    /// A driver that is put off halfway has shown the button and does not hear it.
+    /// A driver delayed halfway has shown the button but does not receive its key
+    /// presses.
     fn load_undelayed(&mut self, modules: &mut Modules, aliases: &BTreeSet<String>) {
         sys::thread::set_priority(0);
         self.load(modules, aliases);
@@ -225,7 +227,7 @@ impl Worker {
     }
 }
 
-/// The modaliases of all devices that are there.
+/// The modaliases of all present devices.
 #[must_use]
 pub fn present() -> BTreeSet<String> {
     let mut found = BTreeSet::new();

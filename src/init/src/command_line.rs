@@ -1,8 +1,8 @@
-//! Reads what the kernel command line says to `init`.
+//! The kernel command line, as far as `init` reads it.
 //!
-//! The line is part of the unified kernel image, so what the firmware verified
-//! covers it; a launcher may still append to it. Only `polis.*` words are read,
-//! and the first of each counts: what is appended can't replace what was signed.
+//! The line is part of the unified kernel image, so the firmware's verification covers
+//! it; a launcher may still append to it. Only `polis.*` words are read, and the first
+//! of each counts: an appended word can't replace a signed one.
 //!
 //! What this module does not do: guess. A machine without a root hash stops.
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::gpt::Guid;
 use polis_base::sys::command_line::value;
 
-/// How long a guru meditation waits before it reboots, unless told otherwise.
+/// How long a guru meditation waits before it reboots, by default.
 pub const COUNTDOWN: Duration = Duration::from_secs(60);
 
 /// SHA-256, the only algorithm that images are made with.
@@ -20,9 +20,9 @@ const HASH_LENGTH: usize = 32;
 const SALT_MAX: usize = 256;
 /// 64 TiB of 4 KiB blocks: far above any system, far below an overflow.
 const BLOCKS_MAX: u64 = 1 << 34;
-/// How long `node` may give no sign of life, unless told otherwise.
+/// How long `node` may give no sign of life, by default.
 pub const NODE_DEADLINE: Duration = Duration::from_secs(60);
-/// Bounds of `polis.node-deadline`, in seconds: it gives one every five.
+/// Bounds of `polis.node-deadline`, in seconds: `node` gives one every five.
 const NODE_DEADLINE_SECONDS: std::ops::RangeInclusive<u64> = 10..=3600;
 /// Bounds of `polis.guru-countdown`, in seconds.
 const COUNTDOWN_SECONDS: std::ops::RangeInclusive<u64> = 1..=3600;
@@ -67,14 +67,14 @@ impl Slot {
     }
 }
 
-/// Everything that `init` is told.
+/// The parameters of `init`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandLine {
     /// How to verify the system.
     pub verity: Verity,
     /// Where the system is.
     pub slot: Slot,
-    /// The partition that the machine was started from, if firmware does not say.
+    /// The partition that the machine was started from, if firmware does not name it.
     pub esp: Option<Guid>,
     /// How long a guru meditation waits before it reboots.
     pub countdown: Duration,
@@ -85,20 +85,20 @@ pub struct CommandLine {
 /// A word of the command line that is missing or wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// It must be there.
+    /// The word is missing.
     #[error("the kernel command line has no {word}=")]
     Missing {
         /// The word.
         word: &'static str,
     },
-    /// It must be something else.
+    /// The word has an invalid value.
     #[error("the kernel command line says {word}={value:?}, but it must be {allowed}")]
     Invalid {
         /// The word.
         word: &'static str,
-        /// What it says.
+        /// Its value.
         value: String,
-        /// What it may say.
+        /// The allowed values.
         allowed: &'static str,
     },
 }
@@ -144,7 +144,7 @@ pub fn countdown(line: &str) -> Duration {
     seconds(line, "polis.guru-countdown", COUNTDOWN_SECONDS).unwrap_or(COUNTDOWN)
 }
 
-/// A number of seconds; what is out of bounds counts for nothing.
+/// A number of seconds; a number out of bounds is ignored.
 fn seconds(line: &str, word: &str, allowed: std::ops::RangeInclusive<u64>) -> Option<Duration> {
     let seconds = value(line, word)?.parse().ok()?;
     allowed.contains(&seconds).then(|| Duration::from_secs(seconds))

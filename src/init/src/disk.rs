@@ -1,4 +1,4 @@
-//! Finds the disk that the machine was started from, and the partitions on it.
+//! The boot disk and its partitions.
 //!
 //! ```text
 //! /sys/block --scan--> disks with their tables --choose--> ESP and system partition
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::command_line::Slot;
 use super::gpt::{self, Guid, Partition};
 
-/// What `/sys` counts a disk's size in, whatever its sectors are.
+/// The unit of a disk's size in `/sys`, independent of its sector size.
 const SIZE_UNIT: u64 = 512;
 
 /// A disk and what is on it.
@@ -20,12 +20,12 @@ const SIZE_UNIT: u64 = 512;
 pub struct Disk {
     /// The kernel's name, for example `vda`.
     pub name: String,
-    /// The partitions, or why there are none.
+    /// The partitions, or the reason why the table is unusable.
     pub table: Result<Vec<Partition>, String>,
 }
 
 impl Disk {
-    /// The disk in a few words, for a person who wonders where it is.
+    /// The disk in a few words, for an operator who looks for it.
     #[must_use]
     pub fn describe(&self) -> String {
         match &self.table {
@@ -38,7 +38,7 @@ impl Disk {
     }
 }
 
-/// What was looked for and where it is: partition numbers on a disk.
+/// The partitions that stage 1 needs: their numbers on a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// The disk's name.

@@ -1,4 +1,4 @@
-//! Loads modules beside stage 1: what the boot needs soon, and not for the root.
+//! The early module loader, a thread beside stage 1: it loads modules that the boot needs soon.
 //!
 //! The way to the system takes one module after another. On a machine with a
 //! second processor a thread uses the time for the largest module of a boot, the
@@ -14,13 +14,13 @@
 //! time. XFS, whose thousands of functions take longest to link, comes last: while
 //! its signature is checked, stage 1 gets what it needs.
 //!
-//! No boot is over before XFS is linked, and everything else finds another moment:
-//! the thread goes before all others, or it would share its processor with the
-//! start of every service.
+//! A boot always has to wait for XFS, while everything else can run at another time:
+//! the thread has the highest priority, or it would share its processor with the start
+//! of every service.
 //!
 //! Invariants:
-//! - Nobody depends on the thread: whoever needs a module asks for it too, waits
-//!   for it where it is on its way, and is the one who says why it can't be had.
+//! - The boot never depends on the thread: a step that needs a module loads it too,
+//!   waits for it if it is already loading, and reports the error if loading fails.
 //!
 //! What this module does not do: drivers of devices (`stage1`, `coldplug`).
 
@@ -34,20 +34,20 @@ use std::thread;
 use super::modules::Modules;
 use polis_base::sys;
 
-/// The highest priority that is no real-time one.
+/// The highest priority below the real-time ones.
 const FIRST: i32 = -20;
 
-/// What the thread is to do next.
+/// An order to the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     /// Load this module.
     Load(&'static str),
-    /// Nobody else loads from the initramfs any more.
+    /// The thread is the last user of the initramfs's modules.
     GiveBack,
 }
 
-/// The thread, as stage 1 knows it. Dropped, it leaves the modules where they
-/// are: a stage that failed may still need the driver of a keyboard.
+/// The handle of the thread. Dropping it leaves the modules in place: a failed stage
+/// may still need the driver of a keyboard.
 #[derive(Debug)]
 pub struct Early {
     orders: Sender<Order>,
@@ -58,7 +58,7 @@ impl Early {
     ///
     /// # Errors
     ///
-    /// When there is no such directory, or no thread can be started.
+    /// When the directory does not exist, or the thread can't be started.
     pub fn start(directory: &Path) -> io::Result<Self> {
         let directory = File::open(directory)?;
         let (orders, ordered) = mpsc::channel();
@@ -68,7 +68,7 @@ impl Early {
         Ok(Self { orders })
     }
 
-    /// Loads `module` after those that were ordered before.
+    /// Loads `module` after all earlier orders.
     pub fn load(&self, module: &'static str) {
         self.order(Order::Load(module));
     }
@@ -79,19 +79,19 @@ impl Early {
     }
 
     fn order(&self, order: Order) {
-        // The thread ends by a panic only, and then everything takes its turn.
+        // The thread ends only by a panic, and then stage 1 loads the modules itself.
         self.orders.send(order).ok();
     }
 }
 
 fn run(directory: &File, ordered: &Receiver<Order>) {
     sys::thread::set_priority(FIRST);
-    // The root changes meanwhile, and no path leads to the initramfs any more.
+    // The root changes meanwhile, and the initramfs is then unreachable by path.
     let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
     let mut modules = Modules::open(&path);
     while let Ok(order) = ordered.recv() {
         match (order, &mut modules) {
-            // What is missing or refused is said by whoever can't do without.
+            // A missing or rejected module is reported by the step that needs it.
             (Order::Load(name), Ok(modules)) => drop(modules.load(name)),
             (Order::Load(_), Err(_none)) => {}
             (Order::GiveBack, _) => return remove(&path),
@@ -99,7 +99,7 @@ fn run(directory: &File, ordered: &Receiver<Order>) {
     }
 }
 
-/// Gives the memory of the files back: they are nowhere else than in memory.
+/// Frees the memory of the files: they exist only in memory.
 fn remove(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         fs::remove_file(entry.path()).ok();

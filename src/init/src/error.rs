@@ -1,4 +1,4 @@
-//! Names what can stop a machine before `node` runs, and what to do about it.
+//! The errors that stop a machine before `node` runs, with the next step for the operator.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,35 +13,36 @@ use super::command_line;
 /// Why stage 1 or the start of stage 2 ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file systems of the kernel.
+    /// The file systems of the kernel cannot be mounted.
     #[error("cannot prepare the initramfs")]
     Prepare(#[source] mount::Error),
-    /// What the kernel was told can't be read.
+    /// The kernel command line can't be read.
     #[error("cannot read the kernel command line")]
     ReadCommandLine(#[source] io::Error),
-    /// What the kernel was told is wrong.
+    /// The kernel command line is wrong.
     #[error("this kernel was not started with what Polis needs")]
     CommandLine(#[source] command_line::Error),
-    /// Nothing looks like a disk.
+    /// No disk has appeared.
     #[error("no disk has appeared within {} s", .waited.as_secs())]
     NoDisk {
         /// How long stage 1 waited.
         waited: Duration,
     },
-    /// There are disks, but not the one that the machine was started from.
+    /// Disks are present, but not the one that the machine was started from.
     #[error("no disk has the EFI system partition {esp} that this machine was started from, within {} s; disks: {disks}", .waited.as_secs())]
     NoEsp {
         /// The partition.
         esp: String,
-        /// What there is.
+        /// The disks that are present.
         disks: String,
         /// How long stage 1 waited.
         waited: Duration,
     },
-    /// Neither firmware nor command line says where the machine was started from.
+    /// Neither firmware nor command line names the partition that the machine was
+    /// started from.
     #[error("neither the firmware nor the kernel command line names the EFI system partition")]
     EspUnknown,
-    /// The disk is there, the system is not.
+    /// The disk is present, the system is missing.
     #[error("disk {disk} has no partition {partition}")]
     NoSystem {
         /// The disk.
@@ -49,7 +50,7 @@ pub enum Error {
         /// The partition.
         partition: &'static str,
     },
-    /// The device mapper refused.
+    /// The device mapper rejected the device.
     #[error("cannot set up the verification of {partition} ({device})")]
     Verity {
         /// The partition.
@@ -59,7 +60,7 @@ pub enum Error {
         /// What the kernel says.
         source: io::Error,
     },
-    /// A block is not what it was when the image was made.
+    /// A block does not match its hash.
     #[error(
         "{partition} ({device}) is damaged: {kind} block {block} is not what the image was made with"
     )]
@@ -73,7 +74,7 @@ pub enum Error {
         /// Blocks of 4096 bytes from the start of the partition.
         block: u64,
     },
-    /// The system can't be mounted, though it is whole as far as it was read.
+    /// The system can't be mounted, though every block read so far is valid.
     #[error("cannot mount the system from {partition} ({device})")]
     MountSystem {
         /// The partition.
@@ -83,15 +84,15 @@ pub enum Error {
         /// What the kernel says.
         source: mount::Error,
     },
-    /// The system does not become the root.
+    /// The system cannot become the root.
     #[error("cannot switch to the system: {step}")]
     Switch {
-        /// What was done.
+        /// The step that failed.
         step: &'static str,
         /// What the kernel says.
         source: io::Error,
     },
-    /// A file system that `node` can't do without.
+    /// A file system that `node` requires cannot be mounted.
     #[error("cannot build the tree of file systems")]
     Tree(#[source] mount::Error),
     /// `node` can't be started.
@@ -102,10 +103,10 @@ pub enum Error {
         /// What the kernel says.
         source: io::Error,
     },
-    /// Something that `init` itself needs.
+    /// `init` lacks a resource that it needs.
     #[error("cannot {what}")]
     Own {
-        /// What it needs it for.
+        /// The purpose of the resource.
         what: &'static str,
         /// What the kernel says.
         source: io::Error,
@@ -175,7 +176,7 @@ impl Error {
     }
 }
 
-/// The error number, where there is one.
+/// The error number, if it has one.
 pub(super) fn detail(error: &io::Error) -> u16 {
     error.raw_os_error().and_then(|number| u16::try_from(number).ok()).unwrap_or(0)
 }

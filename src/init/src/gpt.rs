@@ -1,4 +1,4 @@
-//! Reads the partition table of a disk, far enough to find a partition in it.
+//! A reader of GPT partition tables, far enough to find a partition.
 //!
 //! The kernel reads the table, too, and makes the partition devices; but it
 //! keeps the GUIDs to itself. `storage` changes tables with the `gpt` crate;
@@ -6,14 +6,14 @@
 //! anyone's are read, and each number in them is checked before it is used.
 //!
 //! Invariants:
-//! - A table whose checksums are wrong is no table: the same rule by which the
-//!   kernel and the firmware turn to the backup at the end of the disk.
-//! - At most [`ENTRIES_MAX`] entries are looked at, whatever the header says.
+//! - A table with wrong checksums is ignored: the same rule by which the kernel and the
+//!   firmware turn to the backup at the end of the disk.
+//! - At most [`ENTRIES_MAX`] entries are read, even if the header has more.
 
 use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
 
-/// Tables have 128 entries; tools can make more, and nobody does.
+/// Tables have 128 entries; tools can make more, but in practice do not.
 const ENTRIES_MAX: usize = 256;
 /// The size of an entry in every table seen so far; the standard allows more.
 const ENTRY_SIZES: std::ops::RangeInclusive<usize> = 128..=512;
@@ -71,7 +71,7 @@ pub struct Partition {
     pub name: String,
 }
 
-/// What a header says, checked.
+/// The content of a header, checked.
 struct Header {
     entries_at: u64,
     entries: usize,
@@ -79,8 +79,8 @@ struct Header {
     entries_sum: u32,
 }
 
-/// Reads the table of a disk with sectors of `sector` bytes and `sectors` of
-/// them: the first one that is whole, the primary or its backup at the end.
+/// Reads the table of a disk with sectors of `sector` bytes and `sectors` of them: the
+/// first valid one, the primary or its backup at the end.
 ///
 /// # Errors
 ///
@@ -128,7 +128,7 @@ fn read_exact_at<D: Read + Seek>(disk: &mut D, at: u64, bytes: &mut [u8]) -> io:
     }
 }
 
-/// The header in `bytes`, which lay in sector `at`, if it is one.
+/// The header in `bytes`, read from sector `at`, if it is valid.
 fn parse_header(bytes: &[u8], at: u64) -> Option<Header> {
     if bytes.get(..8)? != SIGNATURE {
         return None;

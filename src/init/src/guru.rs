@@ -1,4 +1,4 @@
-//! Shows a failure on every terminal until someone or the countdown ends it.
+//! The guru meditation: a failure shown on every terminal, until a person or the countdown ends it.
 //!
 //! ```text
 //!  report --> serial line --> ESP --> end of every process --> screens
@@ -13,14 +13,14 @@
 //! `node` is started again.
 //!
 //! Invariants:
-//! - The first thing that happens is the event line: whatever fails after it,
-//!   someone knows.
-//! - A recovery key that is typed is neither kept nor logged. Screens show it, the
-//!   serial port shows a star for each character: what is sent there is recorded.
-//! - Without a count on the ESP the machine holds.
-//! - The watchdog is petted: a machine that holds is not reset.
+//! - The event line is written first: the failure is on record, even if a later step
+//!   fails.
+//! - A typed recovery key is neither kept nor logged. Screens show it, the serial port
+//!   shows a star for each character, because its output is recorded.
+//! - Without a counter on the ESP the machine holds.
+//! - The watchdog is petted: a holding machine is not reset.
 //!
-//! What this module does not do: decide how often (`attempts`) or draw
+//! What this module does not do: limit the reboots (`attempts`) or draw
 //! (`polis_tui::guru`).
 
 use std::collections::BTreeSet;
@@ -50,16 +50,16 @@ use super::screen::{LOOK, SILENCE, Screen};
 /// The border blinks twice a second.
 const PHASE: Duration = Duration::from_millis(500);
 
-/// What happens if nobody does anything.
+/// The machine's next action if no person acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Countdown {
-    /// The machine reboots then.
+    /// The machine reboots at that time.
     Until(Duration),
-    /// Nothing, because someone asked for it.
+    /// The machine holds, because a person asked for it.
     Held,
-    /// Nothing, because it happened too often.
+    /// The machine holds, because it rebooted too often.
     Exhausted,
-    /// Nothing, because it can't be counted how often.
+    /// The machine holds, because the reboots can't be counted.
     Uncounted,
 }
 
@@ -82,7 +82,7 @@ impl Countdown {
         matches!(self, Self::Until(end) if now >= end)
     }
 
-    /// What a person's command makes of it: a new countdown, or the end.
+    /// The effect of a person's command: a new countdown, or the end.
     fn command(self, command: Command) -> Result<Self, Reason> {
         match (self, command) {
             (_, Command::Reboot) => Err(Reason::Reboot),
@@ -95,7 +95,7 @@ impl Countdown {
     }
 }
 
-/// What is to happen after the countdown.
+/// The action after the countdown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
     /// The machine is to end.
@@ -104,7 +104,7 @@ pub enum Wish {
     Unlock(recovery::Text),
 }
 
-/// Whether the kernel explains it: adds what its log says to the causes.
+/// Whether the kernel explains the failure: adds the evidence in its log to the causes.
 fn explain(machine: &mut Machine, report: &mut Report) {
     machine.investigate();
     let Some((system, kind, block)) = machine.damage() else { return };
@@ -119,11 +119,11 @@ fn explain(machine: &mut Machine, report: &mut Report) {
     }
 }
 
-/// Shows `report` until somebody or the time wants something else, and returns what.
+/// Shows `report` until a person or the countdown ends it, and returns the next action.
 pub fn meditate(machine: &mut Machine, mut report: Report) -> Wish {
     report.tried.append(&mut machine.tried);
     explain(machine, &mut report);
-    // What led here, without what is said about it now.
+    // The log up to the failure, without the lines about the failure itself.
     let log: Vec<String> = machine.port.kept().map(str::to_owned).collect();
     // In case a screen is drawn there, the line starts on a line of its own.
     machine.port.mute(false);
@@ -142,7 +142,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Wish {
         machine.port.log(Severity::Info, text);
     }
     machine.end_processes();
-    // Without a screen there is nothing to turn to.
+    // Without a screen this fails, which is harmless.
     vt::activate(1).ok();
     let mut screens = Screens::default();
     let mut shown = shown(machine, &report, attempt, log);
@@ -188,7 +188,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Wish {
 }
 
 fn announce(machine: &mut Machine, report: &Report) {
-    // `node` has said so of its own stages.
+    // `node` has reported its own stages.
     if matches!(report.stage, Stage::Kernel | Stage::Initramfs | Stage::System) {
         machine.failed(report.stage);
     }
@@ -204,7 +204,7 @@ fn announce(machine: &mut Machine, report: &Report) {
     }
 }
 
-/// Puts the report on the ESP. Returns the ledger if it is there, too.
+/// Stores the report on the ESP. Returns the ledger if that is stored, too.
 fn remember(machine: &mut Machine, report: &Report, log: &[String]) -> Option<Ledger> {
     let Some(store) = machine.attempts.clone() else {
         let text = "the ESP is not mounted: this failure is not kept, and attempts are not counted";
@@ -311,9 +311,9 @@ fn shown(machine: &Machine, report: &Report, attempt: u32, log: Vec<String>) -> 
 #[derive(Default)]
 struct Screens {
     open: Vec<Screen>,
-    /// Those of which it was said that they are not there.
+    /// The terminals that were already reported as missing.
     said: BTreeSet<String>,
-    /// When it is looked for those that are missing.
+    /// When to look again for the missing ones.
     look: Duration,
 }
 
@@ -328,7 +328,7 @@ impl Screens {
                 }
             }
         }
-        // A terminal that is gone shows nothing; the others do, and it may be back.
+        // A terminal that is gone is dropped; the others remain, and it may come back.
         self.open.retain_mut(|screen| screen.draw(shown, phase, now).is_ok());
     }
 }
@@ -355,7 +355,7 @@ fn wait(machine: &Machine, screens: &[Screen], time: Duration) {
     poll::wait(&waited, Some(time)).ok();
 }
 
-/// What the button, Ctrl-Alt-Del or a signal asks for.
+/// The request of the button, Ctrl-Alt-Del or a signal.
 fn wished(machine: &mut Machine) -> Option<Reason> {
     if machine.buttons.pressed() {
         return Some(Reason::PowerOff);
@@ -363,7 +363,7 @@ fn wished(machine: &mut Machine) -> Option<Reason> {
     machine.received().into_iter().find_map(reason_of)
 }
 
-/// What a signal to process 1 asks for.
+/// The meaning of a signal to process 1.
 #[must_use]
 pub fn reason_of(signal: i32) -> Option<Reason> {
     let reboot = [Signal::INT, Signal::TERM];
@@ -375,7 +375,7 @@ pub fn reason_of(signal: i32) -> Option<Reason> {
     }
 }
 
-/// Takes in what was typed anywhere: commands, and a recovery key if one is whole.
+/// Reads the keys of all terminals: commands, and a recovery key if one is complete.
 fn heard(
     machine: &mut Machine,
     screens: &mut Vec<Screen>,
@@ -389,7 +389,7 @@ fn heard(
         if asked.contains(&Command::Unlock) {
             typed = screen.take_typed();
         }
-        // A screen that shows something else than it should is drawn anew.
+        // A screen that was overwritten is drawn anew.
         if asked.contains(&Command::Redraw) {
             screen.clear();
         }
@@ -401,16 +401,16 @@ fn heard(
         typed = line.view.take_typed();
     }
     commands.extend(asked);
-    // The prompt takes only what a text may have.
+    // The prompt accepts only characters that a text may have.
     (commands, typed.and_then(|typed| recovery::Text::new(typed.as_bytes()).ok()))
 }
 
-/// Whoever sits at the other end of the serial port: no screen, but keys.
+/// A person at the other end of the serial port: without a screen, but with keys.
 struct Line {
     view: View,
     parser: Parser,
     heard: Duration,
-    /// Where a screen is drawn on the port, its keys are the screen's.
+    /// If a screen is drawn on the port, its keys belong to the screen.
     listens: bool,
 }
 

@@ -1,8 +1,8 @@
-//! Judges from the signs of life that `node` gives whether it hangs.
+//! The heartbeat of `node`: decides from its signs of life whether it hangs.
 //!
-//! `node` says `beat` every few seconds, by a task of the runtime that every
-//! service runs in ([`crate::node::heartbeat`]). Pure: the main loop says what it
-//! heard, and when it looked.
+//! `node` sends `beat` every few seconds, from a task of the runtime that every service
+//! runs in ([`crate::node::heartbeat`]). Pure: the main loop passes in the beats and
+//! the times of its checks.
 //!
 //! ```text
 //! [unheard] --first beat--> [beating] --deadline without a beat--> hangs
@@ -11,19 +11,19 @@
 //! ```
 //!
 //! Invariants:
-//! - A `node` that never said anything is not classified: it may be one that knows no
-//!   beat, and its start has other deadlines.
-//! - Time in which `init` did not run either does not count: a machine that was
-//!   paused, or that starves all its processes, has no `node` that hangs.
+//! - A `node` that has never sent a beat is not classified: its version may not send
+//!   any, and its start has other deadlines.
+//! - Time in which `init` did not run does not count: on a machine that was paused, or
+//!   that starves all its processes, `node` does not hang.
 
 use std::time::Duration;
 
-/// How often is looked at least; a longer gap is one in which nobody ran.
+/// The longest interval between checks; in a longer gap no process ran.
 const LOOK: Duration = Duration::from_secs(5);
-/// A look may be so late on a machine that is merely busy.
+/// How late a check may be on a machine that is merely busy.
 const LATE: Duration = Duration::from_secs(5);
 
-/// What is known of `node`'s life.
+/// The state of `node`'s heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Heartbeat {
     deadline: Duration,
@@ -38,12 +38,12 @@ impl Heartbeat {
         Self { deadline, heard: None, looked: now }
     }
 
-    /// It gave a sign of life.
+    /// Records a beat.
     pub fn heard(&mut self, now: Duration) {
         self.heard = Some(now);
     }
 
-    /// Looks at the clock; how long it has been silent if that is too long.
+    /// Checks the clock; returns how long `node` has been silent if that is too long.
     pub fn look(&mut self, now: Duration) -> Option<Duration> {
         let gap = now.saturating_sub(self.looked);
         self.looked = now;
@@ -55,7 +55,7 @@ impl Heartbeat {
         (silent >= self.deadline).then_some(silent)
     }
 
-    /// When it must be looked next.
+    /// When the next check is due.
     #[must_use]
     pub fn next(&self) -> Option<Duration> {
         self.heard.map(|heard| (heard + self.deadline).min(self.looked + LOOK))
@@ -74,7 +74,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// Looks as often as it must until something happens or `until` has come.
+    /// Checks as often as required until something happens or `until` has come.
     fn watch(heartbeat: &mut Heartbeat, from: Duration, until: Duration) -> Option<Duration> {
         let mut now = from;
         while now < until {

@@ -1,4 +1,4 @@
-//! Finds in the kernel's log why something died.
+//! The kernel's log as evidence: why a process died.
 //!
 //! What this module does not do: read the log (`sys::kmsg`).
 
@@ -9,7 +9,7 @@ use polis_base::sys::kmsg::Record;
 /// Something in the kernel's log that explains a death.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Evidence {
-    /// A block of a verified device is not what it was when it was made.
+    /// A block of a verified device does not match its hash.
     Corrupt {
         /// The device below, as `major:minor`.
         device: String,
@@ -28,10 +28,10 @@ pub enum Evidence {
 }
 
 impl Evidence {
-    /// Looks at one record.
+    /// Checks one record.
     #[must_use]
     pub fn find(record: &Record) -> Option<Self> {
-        // Only the kernel itself gives kernel_log: a process may write to its log, too.
+        // Only the kernel's own records count: a process may write to its log, too.
         if record.facility != 0 {
             return None;
         }

@@ -1,4 +1,4 @@
-//! What `init` is made of: process 1, from the initramfs to the last line.
+//! The library of `init`: process 1, from the initramfs to the last line.
 //!
 //! ```text
 //! stage1 --> stage2 --> node runs --+--> off
@@ -7,15 +7,15 @@
 //!   +----------+---- report --------+--> guru --> off
 //! ```
 //!
-//! `init` is synchronous and single-threaded but for the loading of modules. It
-//! is one process from the initramfs on: its program stays in memory, so it is
-//! still there when the disk is not.
+//! `init` is synchronous and single-threaded except for the loading of modules. It is
+//! one process from the initramfs on: its program stays in memory, so it keeps running
+//! when the disk fails.
 //!
 //! Invariants:
 //! - Only [`off`] ends the machine, and only `init` calls it.
-//! - Every failure, even a panic of `init` itself, is said on the serial line.
+//! - Every failure, even a panic of `init` itself, is written to the serial line.
 //!
-//! What this module does not do: anything that `node` can.
+//! What this module does not do: anything that `node` can do.
 
 pub mod alias;
 pub mod attempts;
@@ -59,7 +59,7 @@ use self::guru::Wish;
 use self::machine::Machine;
 use self::stage2::End;
 
-/// What the last panic said, for the report.
+/// The message of the last panic, for the report.
 static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 /// The program `init`: process 1, or `modprobe` when the kernel asks for a module.
@@ -81,7 +81,7 @@ pub fn main(mut arguments: impl Iterator<Item = String>) -> ExitCode {
 
 fn complain(lines: &[String]) -> ExitCode {
     for line in lines {
-        // Nobody reads what can't be written.
+        // If standard error fails, the message is lost.
         writeln!(std::io::stderr(), "error: {line}").ok();
     }
     ExitCode::FAILURE
@@ -122,15 +122,15 @@ fn live() -> ! {
     hold(&mut machine, &ended.err().unwrap_or_default())
 }
 
-/// Runs `work`; what a panic said is its error.
+/// Runs `work`; the message of a panic is its error.
 fn guarded<T>(machine: &mut Machine, work: impl FnOnce(&mut Machine) -> T) -> Result<T, String> {
-    // Whatever state the panic left behind is only read for the report.
+    // After a panic, the state is only read for the report.
     panic::catch_unwind(AssertUnwindSafe(|| work(machine))).map_err(|_payload| {
         PANIC.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
     })
 }
 
-/// Says what panicked at once, on whatever there is.
+/// Writes a panic's message at once, to every output that works.
 fn note_panic(text: &str) {
     let line = log_line(clock::uptime(), Severity::Fatal, "init", text);
     for path in [port::PATH, "/dev/kmsg"] {

@@ -1,4 +1,4 @@
-//! Decides what `init` does about what happens to `node`.
+//! The state machine of `init`: its reaction to each event of `node`.
 //!
 //! Pure: the main loop in `stage2` turns descriptors into events and carries
 //! the effects out.
@@ -25,10 +25,10 @@ use polis_base::trapdoor::Report;
 /// How long `node` may take to stop everything in order.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(30);
 
-/// What happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// `node` says that this boot is good.
+    /// `node` reports that this boot is good.
     Ready,
     /// `node` has stopped everything and asks for the machine's end.
     Off(Reason),
@@ -56,31 +56,31 @@ pub enum State {
         /// Seconds since the kernel started at which it has had its time.
         deadline: Duration,
     },
-    /// Nothing more happens here.
+    /// The run is over.
     Over(Outcome),
 }
 
-/// How it ended.
+/// How the run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// In order.
     Off(Reason),
     /// By a report.
     Guru(Report),
-    /// `node` ended without a word.
+    /// `node` ended without a report.
     Death(Ended),
     /// `node` hangs.
     Hung(Duration),
 }
 
-/// What must be done now.
+/// An effect that must be carried out now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Forget the failed attempts.
     Forgive,
     /// Ask `node` to stop.
     AskToStop(Reason),
-    /// Say something in the log.
+    /// Write a warning to the log.
     Warn(String),
 }
 
@@ -110,8 +110,8 @@ impl State {
                 let text = format!("node has not stopped within {} s", STOP_DEADLINE.as_secs());
                 (Self::Over(Outcome::Off(reason)), vec![Effect::Warn(text)])
             }
-            // The first wish counts: a second press of the button is impatience.
-            // Nobody beats any more while everything stops: its own deadline holds.
+            // The first request counts: a second press of the button changes nothing.
+            // Beats stop while everything stops: the stop has a deadline of its own.
             (
                 stopping @ Self::Stopping { .. },
                 Event::Tick | Event::Asked(_) | Event::Ready | Event::Hung(_),
@@ -120,7 +120,7 @@ impl State {
         }
     }
 
-    /// When time alone changes something.
+    /// When the passing of time alone changes the state.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         match self {

@@ -1,7 +1,7 @@
-//! Holds what `init` keeps from its first moment to its last.
+//! The state that `init` keeps from its first moment to its last.
 //!
 //! Both stages, the guru meditation and the end of the machine work on the same
-//! [`Machine`], so that whatever happens there is a serial port to say it on.
+//! [`Machine`], so that the serial port is available in all of them.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -27,18 +27,18 @@ use super::kernel_log::Evidence;
 use super::port::Port;
 use super::stage1::Start;
 
-/// The watchdog hears from us six times before it would act.
+/// The watchdog is petted six times within its timeout.
 const PET_INTERVAL: Duration = Duration::from_secs(10);
-/// How long processes may take to end once they are told to.
+/// How long processes may take to end after `SIGTERM`.
 const TERM_TIME: Duration = Duration::from_secs(5);
 /// How long the kernel may take to end those that were killed.
 const KILL_TIME: Duration = Duration::from_secs(5);
-/// How often is looked whether they have; `SIGCHLD` wakes earlier.
+/// How often to check whether they have; `SIGCHLD` wakes earlier.
 const REAP_INTERVAL: Duration = Duration::from_millis(100);
 /// Evidence beyond this repeats itself.
 const EVIDENCE_MAX: usize = 16;
 
-/// What the machine was started from.
+/// The system that the machine was started from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// The version of the system.
@@ -63,34 +63,34 @@ pub struct System {
 /// When each of `init`'s stages started and ended.
 pub type Times = BTreeMap<Stage, (Duration, Option<Duration>)>;
 
-/// Everything that lasts.
+/// All state that lasts.
 #[derive(Debug)]
 pub struct Machine {
     /// The serial port.
     pub port: Port,
-    /// What was started.
+    /// The running system.
     pub identity: Identity,
-    /// Where the system is, once it is known.
+    /// The system partition, once it is known.
     pub system: Option<System>,
-    /// What the system was found on, once stage 1 is over.
+    /// The result of stage 1, once it is over.
     pub start: Option<Start>,
     /// Why the boot before this one failed, if it did.
     pub previous: Option<String>,
-    /// Where attempts are counted, once the ESP is mounted.
+    /// The store of the ledger, once the ESP is mounted.
     pub attempts: Option<Store>,
     /// Terminals that show the guru meditation, below `/dev`.
     pub terminals: Vec<String>,
-    /// What stage 1 tried, while it has not succeeded.
+    /// The attempts of stage 1, until it succeeds.
     pub tried: Vec<String>,
     /// How long a guru meditation waits before it reboots.
     pub countdown: Duration,
-    /// When the stages were.
+    /// The times of the stages.
     pub times: Times,
     /// The kernel's announcements.
     pub uevents: Option<Listener>,
     /// The kernel's log, once it can be read.
     pub kernel: Option<kmsg::Reader>,
-    /// What the kernel's log said that explains a death.
+    /// The entries of the kernel's log that explain a death.
     pub kernel_log: Vec<Evidence>,
     /// Signals to this process.
     pub signals: Option<Signals>,
@@ -129,14 +129,14 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// Says that a stage starts.
+    /// Reports that a stage starts.
     pub fn started(&mut self, stage: Stage) {
         let now = clock::uptime();
         self.times.insert(stage, (now, None));
         self.port.line(&stage::line(stage, &State::Started, now).to_string());
     }
 
-    /// Says that the kernel's stage is over; it began with the clock.
+    /// Reports that the kernel's stage is over; it began with the clock.
     pub fn kernel_done(&mut self) {
         let now = clock::uptime();
         self.times.insert(Stage::Kernel, (Duration::ZERO, Some(now)));
@@ -144,7 +144,7 @@ impl Machine {
         self.port.line(&stage::line(Stage::Kernel, &State::Done, now).to_string());
     }
 
-    /// Says that a stage is over.
+    /// Reports that a stage is over.
     pub fn done(&mut self, stage: Stage) {
         let now = clock::uptime();
         if let Some((_started, ended)) = self.times.get_mut(&stage) {
@@ -153,26 +153,26 @@ impl Machine {
         self.port.line(&stage::line(stage, &State::Done, now).to_string());
     }
 
-    /// Says that a stage waits.
+    /// Reports that a stage waits.
     pub fn waiting(&mut self, stage: Stage, what: String) {
         let line = stage::line(stage, &State::Waiting(what), clock::uptime());
         self.port.line(&line.to_string());
     }
 
-    /// Says that a stage ended badly.
+    /// Reports that a stage failed.
     pub fn failed(&mut self, stage: Stage) {
         let line = stage::line(stage, &State::Failed, clock::uptime());
         self.port.line(&line.to_string());
     }
 
-    /// Writes the closing line. Nothing is written after it.
+    /// Writes the closing line, the last line of all.
     pub fn off(&mut self, reason: Reason) {
         self.port.insist(EventLine::new("off").field("reason", reason.name()));
         self.port.drain();
     }
 
-    /// Reads the kernel's log up to its end and keeps what explains a death.
-    /// Returns whether the running system was found damaged.
+    /// Reads the kernel's log up to its end and keeps the evidence of a death. Returns
+    /// whether the running system was found damaged.
     pub fn investigate(&mut self) -> bool {
         if self.kernel.is_none() {
             self.kernel = kmsg::Reader::open(kmsg::From::Start).ok();
@@ -223,7 +223,7 @@ impl Machine {
         })
     }
 
-    /// Takes the devices that are there already: the watchdog and power buttons.
+    /// Opens the devices that are present: the watchdog and power buttons.
     pub fn find_devices(&mut self) {
         self.find_watchdog();
         let heard = self.buttons.find();
@@ -232,7 +232,7 @@ impl Machine {
 
     fn say_heard(&mut self, buttons: &[String]) {
         for name in buttons {
-            // Its driver comes late, and whoever presses before is not heard.
+            // The driver may load late, and earlier key presses are lost.
             let text = format!("listening to the power key of {name:?}");
             self.port.log(Severity::Info, &text);
         }
@@ -248,8 +248,8 @@ impl Machine {
         self.port.log(Severity::Info, "the watchdog is running");
     }
 
-    /// Hears what the kernel announced. Returns the modaliases of new devices,
-    /// and whether announcements were lost.
+    /// Reads the kernel's announcements. Returns the modaliases of new devices, and
+    /// whether announcements were lost.
     pub fn hear(&mut self) -> (Vec<String>, bool) {
         let (mut aliases, mut lost) = (Vec::new(), false);
         while let Some(uevents) = &self.uevents {
@@ -325,10 +325,10 @@ impl Machine {
         received
     }
 
-    /// Ends every other process: first with the wish, then by force.
+    /// Ends every other process: first by `SIGTERM`, then by force.
     pub fn end_processes(&mut self) {
         for (signal, time) in [(Signal::TERM, TERM_TIME), (Signal::KILL, KILL_TIME)] {
-            // Where nobody is left to be told, the dead may still have to be reaped.
+            // Even without a process to signal, dead ones may still have to be reaped.
             signal::send_to_all(signal).ok();
             if self.reap_until(clock::uptime() + time) {
                 return;
@@ -337,7 +337,7 @@ impl Machine {
         self.port.log(Severity::Warning, "some processes can't be ended, even by force");
     }
 
-    /// Reaps until no child is left or the time is up; whether none is left.
+    /// Reaps until all children have ended or the time is up; returns whether all have.
     fn reap_until(&mut self, until: Duration) -> bool {
         loop {
             if reap().1 {
@@ -357,7 +357,7 @@ impl Machine {
     }
 }
 
-/// Reaps every child that has ended; says whether none is left.
+/// Reaps every child that has ended; returns whether all have.
 pub fn reap() -> (Vec<(Pid, Ended)>, bool) {
     let mut ended = Vec::new();
     loop {

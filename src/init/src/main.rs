@@ -1,4 +1,4 @@
-//! PID 1: starts the machine, outlives `node`, and has the last word.
+//! PID 1: starts the machine, outlives `node`, and writes the last line.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Answers the kernel when it asks for a module by name or alias.
+//! The `modprobe` that the kernel runs when it needs a module by name or alias.
 //!
 //! The kernel runs `/sbin/modprobe -q -- NAME` in the middle of a system call
 //! that needs one: mounting a file system, opening a socket, starting a cipher.
@@ -7,13 +7,13 @@ use std::collections::BTreeSet;
 
 use super::modules::{Error, Modules};
 
-/// Loads each of the names. Returns what is to be said about those that failed.
+/// Loads each of the names. Returns the messages about those that failed.
 ///
 /// # Errors
 ///
 /// One line for each name that could not be loaded.
 pub fn run(arguments: impl Iterator<Item = String>) -> Result<(), Vec<String>> {
-    // All options that the kernel uses only ask for silence.
+    // All options that the kernel passes only ask for silence.
     let names: Vec<String> = arguments.filter(|argument| !argument.starts_with('-')).collect();
     let mut modules = Modules::of_running_kernel()
         .map_err(|error| vec![format!("no modules for this kernel: {error}")])?;

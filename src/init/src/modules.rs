@@ -1,4 +1,4 @@
-//! Loads kernel modules with what they depend on.
+//! The loader of kernel modules and their dependencies.
 //!
 //! Reads the files that `depmod` makes: `modules.dep`, `modules.alias`,
 //! `modules.softdep`, `modules.builtin`. The same code serves the initramfs
@@ -33,10 +33,10 @@ pub struct Modules {
     loaded: BTreeSet<String>,
 }
 
-/// Why a module is not loaded.
+/// Why a module was not loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no module of that name.
+    /// The module does not exist.
     #[error("there is no module {name}")]
     Absent {
         /// The name.
@@ -65,7 +65,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether it only means that the hardware is not there.
+    /// Whether it only means that the hardware is missing.
     #[must_use]
     pub fn is_absence(&self) -> bool {
         match self {
@@ -92,7 +92,7 @@ impl Dependencies {
         let mut start = 0;
         for line in text.split_inclusive('\n') {
             let end = start + line.len();
-            // A file of 4 GiB is not one of ours.
+            // Polis never makes a file of 4 GiB.
             if let (Ok(start), Ok(end)) = (u32::try_from(start), u32::try_from(end)) {
                 lines.push((start, end));
             }
@@ -143,10 +143,10 @@ impl Modules {
     ///
     /// # Errors
     ///
-    /// When there is no `modules.dep` there.
+    /// When the directory has no `modules.dep`.
     pub fn open(directory: &Path) -> io::Result<Self> {
         let dependencies = fs::read_to_string(directory.join("modules.dep"))?;
-        // A kernel without soft dependencies needs no such file.
+        // A kernel without soft dependencies does not need the file.
         let softdeps = fs::read_to_string(directory.join("modules.softdep")).unwrap_or_default();
         let dependencies = Dependencies::new(dependencies);
         let directory = directory.to_owned();
@@ -157,7 +157,7 @@ impl Modules {
     ///
     /// # Errors
     ///
-    /// When the system has none for it.
+    /// When the system has no modules for it.
     pub fn of_running_kernel() -> io::Result<Self> {
         let uname = rustix::system::uname();
         let release = uname.release().to_string_lossy();
@@ -240,8 +240,9 @@ impl Modules {
     }
 }
 
-/// Whether the kernel has loaded it. One that is on its way is not there yet,
-/// however much of it can be seen: the kernel lets whoever hands it over again wait.
+/// Whether the kernel has loaded it. A module that is still loading does not count,
+/// even if parts of it are visible: the kernel makes a second loader wait for the
+/// first.
 fn is_live(name: &str) -> bool {
     let state = Path::new("/sys/module").join(name).join("initstate");
     fs::read_to_string(state).is_ok_and(|state| state.trim_end() == "live")
@@ -263,7 +264,7 @@ fn softdeps(text: &str, wanted: &str) -> (Vec<String>, Vec<String>) {
                 ("pre:", _) => list = Some(&mut before),
                 ("post:", _) => list = Some(&mut after),
                 (_, Some(list)) => list.push(word.to_owned()),
-                // Some modules forget to say which.
+                // Some modules list a dependency without `pre:` or `post:`.
                 (_, None) => {}
             }
         }

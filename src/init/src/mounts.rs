@@ -1,4 +1,4 @@
-//! Says what is mounted where, and mounts it.
+//! The mounts of the machine, and the code that makes them.
 //!
 //! What this module does not do: mount the system itself (`stage1`) or the data
 //! partition (`storage`).
@@ -11,7 +11,7 @@ use rustix::mount::MountFlags;
 
 use polis_base::sys::mount::{self, Mount};
 
-/// What the kernel shows of itself; both stages need it before anything else.
+/// The kernel's own file systems; both stages need them first.
 #[must_use]
 pub fn first() -> Vec<Mount> {
     let safe = MountFlags::NOSUID | MountFlags::NOEXEC;
@@ -25,7 +25,7 @@ pub fn first() -> Vec<Mount> {
 /// Whether a machine can go on without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// `node` can't run without.
+    /// `node` requires it.
     Must,
     /// Not every kernel or firmware has it.
     May,
@@ -81,7 +81,7 @@ pub fn esp(device: &Path) -> Mount {
         .options("umask=0077,codepage=437,iocharset=cp437,shortname=mixed,errors=remount-ro")
 }
 
-/// Mounts all of [`first`]; where something is mounted already, that stays.
+/// Mounts all of [`first`]; an existing mount stays.
 ///
 /// # Errors
 ///
@@ -107,8 +107,8 @@ fn is_mounted(mount: &Mount) -> bool {
 ///
 /// When the kernel refuses.
 pub fn apply(mount: &Mount) -> Result<(), mount::Error> {
-    // On a file system that can't be written the directory is there, or the
-    // mount says that it is not.
+    // On a read-only file system the directory exists, or the mount reports that it is
+    // missing.
     fs::create_dir_all(&mount.target).ok();
     mount.apply()
 }
@@ -150,7 +150,7 @@ fn unescape(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Puts every disk in order before the machine ends. Returns what went wrong.
+/// Unmounts every disk before the machine ends. Returns the errors.
 pub fn settle() -> Vec<(String, io::Error)> {
     rustix::fs::sync();
     let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();

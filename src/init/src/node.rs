@@ -1,4 +1,4 @@
-//! Knows what `init` knows of `node`: its pipes, its messages, its last words.
+//! `node` as `init` sees it: its pipes, its messages, its last output.
 //!
 //! What this module does not do: classify (`life`) or act (`stage2`).
 
@@ -22,17 +22,17 @@ use super::relay::Partial;
 const MESSAGE_MAX: usize = 16 << 10;
 /// How much is read from a pipe at once; it is full at 64 KiB.
 const READ_MAX: usize = 16 << 10;
-/// What `node` wrote last to its standard error: a panic takes three lines.
+/// Lines of standard error that are kept: a panic takes three.
 const LAST_WORDS: usize = 4;
 
-/// What came over the control channel.
+/// The result of a read of the control channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Nothing now.
+    /// No message now.
     None,
-    /// This.
+    /// This message.
     Line(EventLine),
-    /// Something that is not a message.
+    /// Bytes that are not a message.
     Nonsense,
 }
 
@@ -51,7 +51,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// What was just started.
+    /// A `node` that was just started.
     #[must_use]
     pub fn new(started: Started) -> Self {
         Self {
@@ -72,7 +72,7 @@ impl Node {
         self.process
     }
 
-    /// What to wait for.
+    /// The descriptors to wait for.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         [&self.stdout, &self.stderr, &self.control].into_iter().flatten().map(AsFd::as_fd)
     }
@@ -96,7 +96,7 @@ impl Node {
         Some(lines)
     }
 
-    /// What it left unfinished on both, when it has ended.
+    /// Its unfinished last lines on both, when it has ended.
     pub fn rest(&mut self) -> (Option<String>, Option<String>) {
         let error = self.errors.end();
         error.iter().for_each(|line| self.remember(line));
@@ -130,7 +130,7 @@ impl Node {
         }
     }
 
-    /// Sends it a message; whether that was possible. Never blocks.
+    /// Sends it a message; returns whether that was possible. Never blocks.
     pub fn tell(&self, message: &EventLine) -> bool {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         self.control.as_ref().is_some_and(|control| {
@@ -145,7 +145,7 @@ impl Node {
         open.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// The report of its silence; `threads` says what each of its threads is at.
+    /// The report of its silence; `threads` describes the state of each of its threads.
     #[must_use]
     pub fn hung(&self, silent: Duration, threads: String) -> Report {
         let seconds = silent.as_secs();
@@ -205,8 +205,8 @@ impl Node {
     }
 }
 
-/// Remembers which stage a line of the board is about. Names that are no
-/// stage's are not kept, so there are never many.
+/// Records the stage that a line of the board is about. Unknown names are not kept, so
+/// the map stays small.
 fn note(stages: &mut BTreeMap<String, String>, line: &str) {
     if !line.starts_with("POLIS stage ") {
         return;
@@ -219,7 +219,7 @@ fn note(stages: &mut BTreeMap<String, String>, line: &str) {
     }
 }
 
-/// What a pipe has now; `None` if that is nothing. Forgets a pipe that has ended.
+/// The bytes that a pipe has now; `None` if it is empty. Drops a pipe that has ended.
 fn read_some(pipe: &mut Option<OwnedFd>) -> Option<Vec<u8>> {
     let mut buffer = vec![0; READ_MAX];
     match rustix::io::read(pipe.as_ref()?, &mut buffer) {

@@ -1,4 +1,4 @@
-//! Ends the machine in order: processes, disks, the closing line, the power.
+//! The orderly end of the machine: processes, disks, the closing line, the power.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub fn end(machine: &mut Machine, reason: Reason) -> ! {
     let error = reboot::end(reason);
     machine.port.log(Severity::Fatal, &format!("the kernel does not end the machine: {error}"));
     machine.port.drain();
-    // Everything is on the disks; a person may pull the plug.
+    // All data is on the disks; a person may pull the plug.
     loop {
         poll::sleep(Duration::MAX);
     }

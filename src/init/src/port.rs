@@ -1,7 +1,7 @@
-//! Writes to the serial port without ever waiting for it.
+//! The serial port, written without ever waiting for it.
 //!
-//! Nobody else writes there: `node` hands its lines to `init`, and the kernel
-//! is silenced but for a panic.
+//! `init` is the only writer: `node` hands its lines to `init`, and the kernel is
+//! silenced except for a panic.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,10 +20,10 @@ use super::relay::Relay;
 /// The port that the contract names.
 pub const PATH: &str = "/dev/ttyS0";
 
-/// What the driver may need to send what it has taken: 4 KiB at 115,200 baud. A
-/// port that takes nothing for so long takes nothing any more.
+/// What the driver may need to send a full buffer: 4 KiB at 115,200 baud. A port that
+/// sends nothing for so long is considered dead.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
-/// How long all that waits may take: a full buffer needs six seconds.
+/// How long all pending output may take: a full buffer needs six seconds.
 const DRAIN_ALL_MAX: Duration = Duration::from_secs(10);
 
 /// The serial port; without one, its lines are only remembered.
@@ -34,7 +34,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Opens the port. A machine without one is none the worse for it.
+    /// Opens the port. A machine without one works as well.
     pub fn open(&mut self) {
         self.terminal = Terminal::open(Path::new(PATH)).ok();
         if let Some(terminal) = &self.terminal {
@@ -55,8 +55,8 @@ impl Port {
         self.line(&line.at(clock::uptime()).to_string());
     }
 
-    /// Writes an event line that must get out, even if the port is far behind:
-    /// why the machine stops.
+    /// Writes an event line that must be sent even if the port is far behind: the
+    /// reason why the machine stops.
     pub fn insist(&mut self, line: EventLine) {
         let now = clock::uptime();
         self.relay.insist(now, &line.at(now).to_string());
@@ -73,8 +73,8 @@ impl Port {
         self.line(&log_line(clock::uptime(), severity, name, text));
     }
 
-    /// Writes text that is no line yet: the echo of what someone types. It is
-    /// not remembered.
+    /// Writes text that is not a whole line yet: the echo of typed keys. It is not
+    /// remembered.
     pub fn echo(&mut self, text: &str) {
         self.relay.echo(text);
         self.flush();
@@ -85,12 +85,12 @@ impl Port {
         self.relay.kept()
     }
 
-    /// Stops writing lines while someone draws on this port, or starts again.
+    /// Stops writing lines while a screen is drawn on this port, or starts again.
     pub fn mute(&mut self, muted: bool) {
         self.relay.mute(muted);
     }
 
-    /// Gives the port as much as it takes at once.
+    /// Gives the port as many bytes as it accepts at once.
     pub fn flush(&mut self) {
         while !self.relay.pending().is_empty() {
             let Some(terminal) = &mut self.terminal else {
@@ -121,7 +121,7 @@ impl Port {
         self.terminal.as_ref().map(AsFd::as_fd)
     }
 
-    /// What was typed at the other end. Never blocks.
+    /// The bytes typed at the other end. Never blocks.
     pub fn typed(&mut self) -> Vec<u8> {
         let mut buffer = [0; 64];
         match self.terminal.as_mut().map(|terminal| terminal.read(&mut buffer)) {
@@ -135,7 +135,7 @@ impl Port {
         }
     }
 
-    /// Waits until every line is out, but not for ever. The machine ends after it.
+    /// Waits until every line is sent, for a bounded time. The machine ends after it.
     pub fn drain(&mut self) {
         let until = clock::uptime() + DRAIN_ALL_MAX;
         loop {

@@ -1,4 +1,4 @@
-//! Passes lines on to a port that may be slow, and remembers the last ones.
+//! The buffer of serial lines: it passes them on to a slow port, and remembers the last ones.
 //!
 //! ```text
 //! node's pipes --take--> [lines] --pending--> serial port
@@ -7,12 +7,12 @@
 //! ```
 //!
 //! Invariants:
-//! - `node` never waits for the port: what does not fit is dropped and counted,
-//!   and a line says how many as soon as there is room.
+//! - `node` never waits for the port: lines that do not fit are dropped and counted,
+//!   and a line gives the count as soon as there is room.
 //! - A line is passed on whole or not at all.
 //! - Event lines are dropped last: a part of the buffer is theirs alone.
-//! - What [`Relay::insist`] takes is never dropped: the few lines without which
-//!   nobody knows why the machine ended.
+//! - A line given to [`Relay::insist`] is never dropped: these few lines record why the
+//!   machine ended.
 //!
 //! What this module does not do: read or write (`port`, `stage2`).
 
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use polis_base::serial::{Severity, log_line};
 
-/// What waits for the port: six seconds' worth at 115,200 baud.
+/// The pending bytes: six seconds' worth at 115,200 baud.
 const PENDING_MAX: usize = 64 << 10;
 /// The part of it that log lines may not use.
 const EVENTS_ONLY: usize = 8 << 10;
@@ -29,7 +29,7 @@ const EVENTS_ONLY: usize = 8 << 10;
 const KEPT: usize = 200;
 /// A longer line is cut: the longest screen shows less.
 const LINE_MAX: usize = 2048;
-/// What is kept of a line for the screen; 200 of them stay below 64 KiB.
+/// The part of a line that is kept for the screen; 200 of them stay below 64 KiB.
 const KEPT_LINE_MAX: usize = 300;
 
 /// Lines on their way to the port.
@@ -48,7 +48,7 @@ pub struct Partial {
 }
 
 impl Partial {
-    /// Adds what a pipe gave; returns the lines that are whole now. Control
+    /// Adds bytes from a pipe; returns the lines that are complete now. Control
     /// characters other than tabs become spaces: a line can't hide another.
     pub fn take(&mut self, mut bytes: &[u8]) -> Vec<String> {
         let mut lines = Vec::new();
@@ -82,7 +82,7 @@ impl Partial {
 }
 
 impl Relay {
-    /// Takes one line, without a line feed.
+    /// Adds one line, without a line feed.
     pub fn put(&mut self, now: Duration, line: &str) {
         self.keep(line);
         if self.muted {
@@ -100,8 +100,8 @@ impl Relay {
         self.push(line);
     }
 
-    /// Takes one line that must get out, however slow the port is: `init` has a
-    /// handful of those in the life of a machine, so the buffer stays bounded.
+    /// Adds one line that must be sent, however slow the port is: `init` has a handful
+    /// of those in the life of a machine, so the buffer stays bounded.
     pub fn insist(&mut self, now: Duration, line: &str) {
         self.keep(line);
         if self.muted {
@@ -113,14 +113,14 @@ impl Relay {
         self.push(line);
     }
 
-    /// Takes text that is no line, and is shown or not, but never remembered.
+    /// Adds text that is not a line: it may be shown, but is never remembered.
     pub fn echo(&mut self, text: &str) {
         if !self.muted && self.pending.len() + text.len() <= PENDING_MAX {
             self.pending.extend(text.as_bytes());
         }
     }
 
-    /// What the port should be given next; empty when there is nothing.
+    /// The bytes to give to the port next; may be empty.
     #[must_use]
     pub fn pending(&self) -> &[u8] {
         self.pending.as_slices().0
@@ -139,8 +139,7 @@ impl Relay {
         self.kept.iter().map(String::as_str)
     }
 
-    /// From now on nothing more goes to the port (a screen is drawn there), or
-    /// everything does again.
+    /// Stops all output to the port (a screen is drawn there), or starts it again.
     pub fn mute(&mut self, muted: bool) {
         self.muted = muted;
     }

@@ -1,14 +1,14 @@
-//! Paints the guru meditation on terminals, each at its own pace.
+//! The screens of the guru meditation: one per terminal, each painted at its own pace.
 //!
-//! A terminal that does not take what is drawn (a serial line at 9,600 baud, a
-//! console that nobody is connected to) gets the next picture when it has taken
-//! this one: it is late, and nobody waits for it.
+//! A terminal that does not accept output (a serial line at 9,600 baud, a console
+//! without a client) gets the next picture after this one: it is late, and the other
+//! terminals do not wait for it.
 //!
-//! Only the border and the countdown change, so what something else writes over
-//! the text would stay there. A virtual terminal is asked for its characters, and
-//! painted over where they are others; any other terminal is painted over once a
-//! minute. One that does not know its size is asked for it, and an answer after a
-//! long silence is somebody new, who needs all of it.
+//! Only the border and the countdown change, so foreign output over the text would stay
+//! there. A virtual terminal is asked for its characters, and painted over where they
+//! differ; any other terminal is painted over once a minute. A terminal of unknown size
+//! is asked for it, and an answer after a long silence comes from a new client, which
+//! needs the whole picture.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -27,8 +27,8 @@ use polis_base::sys::vt;
 /// A sequence of bytes that means one key comes faster than this, even at 300 baud.
 pub const SILENCE: Duration = Duration::from_millis(100);
 
-/// How often it is looked after a terminal: whether it is there, what it shows,
-/// how large it is.
+/// How often a terminal is checked: whether it is present, what it shows, how large it
+/// is.
 pub const LOOK: Duration = Duration::from_secs(2);
 
 /// One terminal with a guru meditation on it.
@@ -39,29 +39,29 @@ pub struct Screen {
     canvas: Canvas,
     view: View,
     parser: Parser,
-    /// When something was typed last.
+    /// When the last key arrived.
     heard: Duration,
     /// Whether the last key was a digit: see [`Self::press`].
     digit: bool,
     pending: Vec<u8>,
     /// Where the kernel shows the characters of a virtual terminal.
     characters: Option<PathBuf>,
-    /// The size that the terminal answered, where its driver knows none.
+    /// The size that the terminal reported, where its driver does not know it.
     told: Option<Size>,
-    /// When the first question about the size was asked that got no answer.
+    /// When the first unanswered question about the size was sent.
     unanswered: Option<Duration>,
-    /// When it is looked after next.
+    /// When the next check is due.
     look: Duration,
-    /// When it is painted over next.
+    /// When the next repaint is due.
     repaint: Duration,
 }
 
 impl Screen {
-    /// Opens the terminal `path` and makes it ours.
+    /// Opens the terminal `path` and takes it over.
     ///
     /// # Errors
     ///
-    /// When it is not there or not a terminal.
+    /// When it is missing or not a terminal.
     pub fn open(path: &Path, now: Duration) -> io::Result<Self> {
         let terminal = Terminal::open(path)?;
         terminal.set_mode(Mode::Raw)?;
@@ -85,8 +85,8 @@ impl Screen {
         })
     }
 
-    /// Opens those of the terminals `names` under `/dev` that are not among
-    /// `screens`; returns what went wrong, by name.
+    /// Opens those of the terminals `names` under `/dev` that are not among `screens`;
+    /// returns the errors by name.
     pub fn open_missing(
         names: &[String],
         screens: &mut Vec<Self>,
@@ -105,13 +105,13 @@ impl Screen {
         failed
     }
 
-    /// Which terminal it is.
+    /// The path of the terminal.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Draws, unless the terminal is not through with the last picture.
+    /// Draws, unless the terminal is still receiving the last picture.
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ impl Screen {
         self.flush()
     }
 
-    /// Has the next picture be whole, where that is due.
+    /// Makes the next picture a whole one, where that is due.
     fn look_after(&mut self, size: Option<Size>, now: Duration) {
         let overwritten = match (&self.characters, size) {
             (Some(path), Some(size)) => {
@@ -156,7 +156,7 @@ impl Screen {
         }
     }
 
-    /// Takes in where the far corner is.
+    /// Handles a report of the far corner's position.
     fn hear_of_size(&mut self, size: Size, now: Duration) {
         self.told = Some(size);
         let since = self.unanswered.take();
@@ -165,12 +165,12 @@ impl Screen {
         }
     }
 
-    /// Starts from an empty screen, whatever is on it.
+    /// Starts from an empty screen, over any previous content.
     pub fn clear(&mut self) {
         self.canvas = Canvas::new(self.canvas.size());
     }
 
-    /// Gives the terminal as much as it takes at once.
+    /// Gives the terminal as many bytes as it accepts at once.
     ///
     /// # Errors
     ///
@@ -188,15 +188,15 @@ impl Screen {
         Ok(())
     }
 
-    /// Whether the terminal has yet to take something.
+    /// Whether the terminal has pending output.
     #[must_use]
     pub fn is_behind(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Reads what was typed; returns what it asks for. Where nothing was for a while,
-    /// an Escape was the key, and a torn sequence is one no more: but only then, since
-    /// the rest of it may have been waiting to be read.
+    /// Reads the keys; returns their commands. After a short silence, a lone Escape is
+    /// the Escape key, and a torn sequence is dropped: but only then, since the rest of
+    /// it may have been waiting to be read.
     ///
     /// # Errors
     ///
@@ -214,7 +214,7 @@ impl Screen {
             Err(error) => return Err(error),
         };
         let keys = self.parser.feed(&bytes[..length]);
-        // What was typed may be a key of another kind.
+        // The typed bytes may contain a recovery key.
         bytes.zeroize();
         self.heard = now;
         let mut commands = Vec::new();
@@ -229,8 +229,8 @@ impl Screen {
         Ok(commands)
     }
 
-    /// A line that loses the beginning of an answer about the size leaves `24;80R`:
-    /// an R that ends a number is no order to reboot.
+    /// A line that loses the beginning of an answer about the size leaves `24;80R`: an
+    /// R that ends a number does not request a reboot.
     fn press(&mut self, key: Key, guru: &Guru) -> Option<Command> {
         let after_digit = std::mem::replace(&mut self.digit, is_digit(key));
         if after_digit && key == Key::Char('R') && self.view.asks().is_none() {
@@ -244,7 +244,7 @@ impl Screen {
         self.view.take_typed()
     }
 
-    /// Nothing was typed for a while, if that is so: an Escape was the key.
+    /// Handles a silence, if there is one: a lone Escape is the Escape key.
     fn idle(&mut self, guru: &Guru, now: Duration) {
         if now >= self.heard + SILENCE
             && let Some(key) = self.parser.idle()
@@ -275,7 +275,7 @@ mod tests {
     /// Time since the kernel started when a test begins.
     const START: Duration = Duration::from_secs(5);
 
-    /// What a person at the far end sees.
+    /// A person at the far end.
     struct Person {
         far: OwnedFd,
         screen: vt100::Parser,
@@ -289,7 +289,7 @@ mod tests {
             Self { far, screen: vt100::Parser::new(rows, columns, 0), cleared: 0 }
         }
 
-        /// Draws until the person has all of it; returns what is seen.
+        /// Draws until the person has the whole picture; returns its text.
         fn watch(&mut self, screen: &mut Screen, now: Duration) -> String {
             let guru = Guru { code: "#0601.0000".to_owned(), ..Guru::default() };
             while {

@@ -1,16 +1,15 @@
-//! Finds, verifies and enters the system, from the initramfs.
+//! Stage 1: finds, verifies and enters the system, from the initramfs.
 //!
 //! ```text
 //! /dev /proc /sys --> command line --> drivers, until the disk is there
 //!      --> dm-verity on the system partition --> mounted --> the root
 //! ```
 //!
-//! The process that enters the system is the one that was started: its program
-//! stays in memory, where no damaged block can reach it, and no second start
-//! costs time.
+//! The process that enters the system is the one that was started: its program stays in
+//! memory, where a damaged block cannot reach it, and a second start would cost time.
 //!
 //! Invariants:
-//! - Nothing is mounted from the system partition but through dm-verity.
+//! - The system partition is mounted only through dm-verity.
 //! - It waits for announcements of the kernel, not for time to pass, and every
 //!   wait has a deadline with a name.
 
@@ -57,19 +56,19 @@ const VERIFIED: &str = "polis-system";
 /// How long the disk may take: a USB disk behind hubs takes ten seconds, a
 /// large storage controller twenty.
 const DISK_DEADLINE: Duration = Duration::from_secs(30);
-/// When it is said what the machine waits for.
+/// When the log first reports what the machine waits for.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the partition that the firmware names is preferred to the one that
 /// the image was made with: a copy of the ESP may have been started from elsewhere.
 const FIRMWARE_FIRST: Duration = Duration::from_secs(10);
 
-/// The variable in which the boot stub says where it was started from.
+/// The variable in which the boot stub stores the partition it was started from.
 const LOADER_VARIABLE: &str =
     "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 
-/// What the ESP's file system consists of.
+/// The modules of the ESP's file system.
 const ESP_MODULES: [&str; 2] = ["nls_cp437", "vfat"];
-/// What the system is verified and read with.
+/// The modules that verify and read the system.
 const SYSTEM_MODULES: [&str; 2] = ["dm_verity", "erofs"];
 /// The data partition's file system.
 const DATA_MODULE: &str = "xfs";
@@ -79,25 +78,25 @@ const FW_CFG: &str = "/sys/bus/acpi/devices/QEMU0002:00";
 
 /// Data and hash blocks, as every image is made with.
 const BLOCK: u64 = 4096;
-/// What the device mapper counts in.
+/// The unit of the device mapper.
 const SECTOR: u64 = 512;
 
-/// Signals that mean something to process 1.
+/// Signals that process 1 handles.
 const SIGNALS: [Signal; 6] =
     [Signal::CHILD, Signal::INT, Signal::TERM, Signal::USR2, Signal::POWER, Signal::HUP];
 
-/// What stage 2 needs to know.
+/// The input of stage 2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
     /// The disk that the machine was started from.
     pub disk: PathBuf,
     /// The ESP's device.
     pub esp: PathBuf,
-    /// What the kernel was told.
+    /// The parsed kernel command line.
     pub command_line: CommandLine,
 }
 
-/// Enters the system. What is needed to say that it failed is in `machine`.
+/// Enters the system. `machine` holds the details of a failure.
 ///
 /// # Errors
 ///
@@ -114,12 +113,12 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     let mut drivers = Drivers::open(machine);
     let (found, esp) = find(machine, &mut drivers, &command_line)?;
     let disk = Path::new("/dev").join(&found.disk);
-    // Beside the thread, which has the ESP's by now.
+    // In parallel with the thread, which has the ESP's by now.
     for name in SYSTEM_MODULES {
         drivers.load(machine, name);
     }
     mount_esp(machine, &mut drivers, &esp.path);
-    // The parameters may be there: `node` shall not have to wait for the driver.
+    // The parameters may be there: `node` should not have to wait for the driver.
     if Path::new(FW_CFG).exists() {
         drivers.load(machine, FW_CFG_MODULE);
     }
@@ -132,7 +131,7 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     Ok(Start { disk, esp: esp.path, command_line })
 }
 
-/// Everything that a failure needs to be said, and the thread that loads modules.
+/// Sets up all that reporting a failure needs, and the thread that loads modules.
 fn prepare(machine: &mut Machine) -> Result<Option<Early>, Error> {
     let mounted = mounts::apply_first();
     machine.port.open();
@@ -143,14 +142,14 @@ fn prepare(machine: &mut Machine) -> Result<Option<Early>, Error> {
     machine.signals = Some(Signals::receive(&SIGNALS).map_err(own("receive signals"))?);
     // As soon as signals can't be lost to another thread: nothing takes longer.
     let early = order_modules();
-    // From here on Ctrl-Alt-Del is a wish and not a reset.
+    // From here on Ctrl-Alt-Del is a request and not a reset.
     reboot::catch_ctrl_alt_del().map_err(own("take over Ctrl-Alt-Del"))?;
     machine.uevents = Some(Listener::open().map_err(own("hear announcements of devices"))?);
     Ok(early)
 }
 
-/// Starts to load what the boot needs soon. Where there is no such thread,
-/// everything takes its turn.
+/// Starts to load the modules that the boot needs soon. Without the thread, they are
+/// loaded one after another.
 fn order_modules() -> Option<Early> {
     let early = Early::start(Path::new(MODULES)).ok()?;
     ESP_MODULES.into_iter().for_each(|module| early.load(module));
@@ -161,10 +160,10 @@ fn order_modules() -> Option<Early> {
     Some(early)
 }
 
-/// How likely a device leads to the disk: what is tried first spares the rest.
+/// How likely a device leads to the disk: an early success saves the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Way {
-    /// Takes no time to look at.
+    /// Fast to probe.
     Quick,
     /// Searches its cables.
     Slow,
@@ -198,7 +197,7 @@ impl Drivers {
     fn open(machine: &mut Machine) -> Self {
         let modules = Modules::open(Path::new(MODULES));
         if let Err(error) = &modules {
-            // A kernel with everything built in needs none.
+            // A kernel with everything built in has no modules.
             let text = format!("the initramfs has no modules: {error}");
             machine.port.log(Severity::Warning, &text);
         }
@@ -213,7 +212,8 @@ impl Drivers {
         self.waiting.extend(new.collect::<Vec<_>>());
     }
 
-    /// Serves the devices on the most likely way that is left. `false` when none is.
+    /// Serves the devices of the most likely remaining class. `false` when all are
+    /// served.
     fn serve_some(&mut self, machine: &mut Machine) -> bool {
         let Some(best) = self.waiting.iter().map(|alias| way(alias)).min() else { return false };
         let (now, later): (BTreeSet<_>, BTreeSet<_>) =
@@ -244,8 +244,8 @@ impl Drivers {
         self.loaded.iter().map(String::as_str).collect::<Vec<_>>().join(" ")
     }
 
-    /// Loads a module if the initramfs has it: else it is part of the kernel, or
-    /// what needs it will say so.
+    /// Loads a module if the initramfs has it: otherwise it is part of the kernel, or
+    /// the step that needs it reports the error.
     fn load(&mut self, machine: &mut Machine, name: &str) {
         let Some(modules) = self.modules.as_mut().filter(|modules| modules.has(name)) else {
             return;
@@ -318,7 +318,7 @@ fn find(
             let text = format!("the disk with partition {wanted}; there are: {}", list(&disks));
             machine.waiting(Stage::Initramfs, text);
         }
-        // Whichever comes first: a device, or the next thing that time changes.
+        // The earliest of: a device, or the next deadline.
         let next = [PATIENCE, FIRMWARE_FIRST, DISK_DEADLINE].into_iter().find(|at| *at > waited);
         let time = next.map_or(Duration::ZERO, |at| at.saturating_sub(waited));
         let uevents = machine.uevents.iter().map(|uevents| (uevents.as_fd(), Interest::Read));
@@ -331,7 +331,7 @@ fn find(
     }
 }
 
-/// Every block device, even those that can't be a disk: a person may see why.
+/// Every block device, even those that can't be a disk, for the operator.
 fn block_devices() -> String {
     let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let mut names: Vec<String> =
@@ -355,7 +355,7 @@ fn list(disks: &[Disk]) -> String {
     disks.iter().map(Disk::describe).collect::<Vec<_>>().join(", ")
 }
 
-/// The ESP as early as possible: a failure is kept and counted there.
+/// Mounts the ESP as early as possible: failures are kept and counted there.
 fn mount_esp(machine: &mut Machine, drivers: &mut Drivers, device: &Path) {
     for name in ESP_MODULES {
         drivers.load(machine, name);
@@ -412,7 +412,7 @@ fn enter(
     Ok(())
 }
 
-/// Why the system can't be mounted: the kernel's log knows about damaged blocks.
+/// Why the system can't be mounted: the kernel's log names damaged blocks.
 fn blame(
     machine: &mut Machine,
     partition: &'static str,
@@ -429,7 +429,7 @@ fn blame(
     }
 }
 
-/// Makes the system the root, and gives the initramfs's memory back.
+/// Makes the system the root, and frees the initramfs's memory.
 fn switch() -> Result<(), (&'static str, io::Error)> {
     let system = Path::new(SYSTEM);
     for name in ["dev", "proc", "sys", "esp"] {

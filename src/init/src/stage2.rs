@@ -1,4 +1,4 @@
-//! Runs the machine: builds the tree of mounts, starts `node`, and stays.
+//! Stage 2: builds the tree of mounts, starts `node`, and runs the main loop.
 //!
 //! ```text
 //! mounts --> ESP --> node --> [main loop] --> how it ended
@@ -8,13 +8,13 @@
 //!                      +----------+
 //! ```
 //!
-//! The main loop waits in one place for all of it, turns each into an event of
-//! [`life`](super::life) and carries the effects out. Drivers load in a thread
-//! of their own (`coldplug`).
+//! The main loop waits in one place for all of them, turns each into an event of
+//! [`life`](super::life) and carries the effects out. Drivers load in a thread of their
+//! own (`coldplug`).
 //!
 //! Invariants:
-//! - The loop never blocks but in its one wait.
-//! - What `node` says last is read before its death is classified.
+//! - The loop blocks only in its one wait.
+//! - The last messages of `node` are read before its death is classified.
 
 use std::fs;
 use std::io::{self, PipeReader, Read};
@@ -48,14 +48,14 @@ use super::threads;
 /// The program with all services.
 const NODE: &str = "/usr/bin/node";
 
-/// How much of what the drivers' thread says is read at once.
+/// How much of the drivers' thread's output is read at once.
 const READ_MAX: usize = 4 << 10;
-/// How often a pipe is read before the others have their turn.
+/// How often a pipe is read before the next pipe's turn.
 const READS_MAX: usize = 4;
 /// How often they are read when `node` has ended: a pipe holds 64 KiB, which is
 /// four reads, and the channel some hundred messages.
 const RESTS_MAX: usize = 256;
-/// More terminals than a machine has places for.
+/// More terminals than a machine has connectors.
 const TERMINALS_MAX: usize = 8;
 
 /// How the machine is to end.
@@ -81,10 +81,10 @@ pub fn run(machine: &mut Machine, start: Start) -> Result<End, Error> {
         .field("slot", &identity.slot);
     machine.port.event(line);
     machine.started(Stage::System);
-    // An advice: whoever starts it finds out what is wrong with it.
+    // Only a hint: a fault of the file is reported when it is started.
     files::readahead(Path::new(NODE)).ok();
     mount_tree(machine)?;
-    // A name that says that the machine has none yet.
+    // A placeholder until the machine has a name.
     rustix::system::sethostname(b"polis").ok();
     greet();
     machine.previous = mount_esp(machine, &start.esp);
@@ -130,7 +130,7 @@ fn node(machine: &mut Machine, key: Option<&recovery::Text>) -> Result<End, Erro
     Ok(main.run())
 }
 
-/// Reads what system this is.
+/// Reads the identity of the system.
 fn identify(machine: &mut Machine) {
     let text = fs::read_to_string("/etc/os-release").unwrap_or_default();
     for (key, place) in [
@@ -163,9 +163,9 @@ fn mount_tree(machine: &mut Machine) -> Result<(), Error> {
     Ok(())
 }
 
-/// A word for whoever looks at the screen before `node` draws on it.
+/// A short text for the screen before `node` draws on it.
 fn greet() {
-    // Without a screen there is nobody to greet.
+    // Without a screen this fails, which is harmless.
     vt::activate(1).ok();
     let version = env!("CARGO_PKG_VERSION");
     let text = format!("\x1b[2J\x1b[H\n  Polis {version} is starting\n");
@@ -199,7 +199,7 @@ fn source_of(error: &dyn std::error::Error) -> String {
     error.source().map(ToString::to_string).unwrap_or_default()
 }
 
-/// What `node` is told.
+/// The environment of `node`.
 fn variables(machine: &Machine) -> Vec<(String, String)> {
     let mut variables = vec![
         ("PATH", "/usr/sbin:/usr/bin".to_owned()),
@@ -230,7 +230,7 @@ fn stages(times: &Times) -> String {
     over.collect::<Vec<_>>().join(",")
 }
 
-/// Starts to load drivers; what the thread says comes out of the pipe.
+/// Starts to load drivers; the thread's messages come out of the pipe.
 fn coldplug(machine: &mut Machine) -> (Option<PipeReader>, Option<Coldplug>) {
     let started = io::pipe().and_then(|(said, writer)| {
         rustix::io::ioctl_fionbio(&said, true)?;
@@ -246,7 +246,7 @@ fn coldplug(machine: &mut Machine) -> (Option<PipeReader>, Option<Coldplug>) {
     }
 }
 
-/// What the loop works on.
+/// The state of the main loop.
 struct Main<'a> {
     machine: &'a mut Machine,
     node: Node,
@@ -300,15 +300,15 @@ impl Main<'_> {
         }
     }
 
-    /// This boot is good.
+    /// Records that this boot is good.
     fn reset_attempts(&mut self) {
         let Some(store) = &self.machine.attempts else { return };
         let forgiven = store.load().and_then(|ledger| {
             let ready = ledger.ready();
-            // The ESP is written only when there is something to reset_attempts.
+            // The ESP is written only when there is a count to reset.
             if ready == ledger { Ok(()) } else { store.save(&ready) }
         });
-        // A ledger that can't be read is replaced: this boot shows that the machine is well.
+        // An unreadable ledger is replaced: this boot shows that the machine is well.
         if let Err(error) = forgiven.or_else(|_error| store.save(&store.rebuilt().ready())) {
             let text = format!("cannot forget the boots that failed: {error}");
             self.machine.port.log(Severity::Warning, &text);
@@ -323,7 +323,7 @@ impl Main<'_> {
         }
     }
 
-    /// Waits for anything to happen.
+    /// Waits for any event.
     fn wait(&self) {
         let mut waited = Vec::new();
         waited.extend(self.node.descriptors().map(|pipe| (pipe, Interest::Read)));
@@ -338,12 +338,12 @@ impl Main<'_> {
         let next = next.into_iter().flatten().min();
         let time = next.map(|at| at.saturating_sub(clock::uptime()));
         if poll::wait(&waited, time).is_err() {
-            // Out of memory: the next turn may be luckier, and must not spin.
+            // Out of memory: the next attempt may succeed, and must not spin.
             poll::sleep(Duration::from_millis(100));
         }
     }
 
-    /// Takes in what is not `node`'s.
+    /// Handles all events except those of `node`.
     fn listen(&mut self) {
         let (aliases, lost) = self.machine.hear();
         if let Some(coldplug) = &self.coldplug {
@@ -385,7 +385,7 @@ impl Main<'_> {
         own.map(|(_, ended)| ended)
     }
 
-    /// Reads what `node` says, a bounded part of it.
+    /// Reads the output of `node`, up to a bound.
     fn read_node(&mut self) {
         for _ in 0..READS_MAX {
             let more = self.read_lines() | self.read_errors() | self.read_message();
@@ -459,8 +459,8 @@ impl Main<'_> {
         self.machine.port.log(Severity::Error, &text);
     }
 
-    /// Reads the rest of what `node` said: it says no more. Whoever has inherited
-    /// its pipes may, so this has an end of its own.
+    /// Reads the rest of the output of `node`, which has ended. A process that
+    /// inherited its pipes may still write, so this has a bound of its own.
     fn finish_node(&mut self) {
         for _ in 0..RESTS_MAX {
             if !(self.read_message() | self.read_lines() | self.read_errors()) {
@@ -478,7 +478,7 @@ impl Main<'_> {
             Outcome::Guru(report) => End::Guru(report),
             Outcome::Hung(silent) => {
                 self.machine.investigate();
-                // Before anything is done about them.
+                // Before acting on them.
                 let threads = threads::of(Path::new("/proc"), self.node.process());
                 let damage = self.machine.damage_report();
                 End::Guru(damage.unwrap_or_else(|| self.node.hung(silent, threads)))

@@ -1,4 +1,4 @@
-//! Says what the threads of a process are doing, for the report of one that hangs.
+//! A summary of a process's threads, for the report of a hanging one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,13 +6,13 @@ use std::path::Path;
 
 use rustix::process::Pid;
 
-/// Threads that are looked at; a runaway process has thousands.
+/// The number of threads examined; a runaway process has thousands.
 const THREADS_MAX: usize = 64;
-/// A name of the kernel's; longer ones are not.
+/// The longest name that the kernel gives; longer ones are foreign.
 const WORD_MAX: usize = 40;
 
-/// The threads of `process` in one line, alike ones counted, by what `/proc` (at
-/// `proc`) says of them: name, state, and where in the kernel each sleeps.
+/// The threads of `process` in one line, alike ones counted, from `/proc` (at `proc`):
+/// name, state, and where in the kernel each sleeps.
 #[must_use]
 pub fn of(proc: &Path, process: Pid) -> String {
     let tasks = proc.join(process.as_raw_pid().to_string()).join("task");

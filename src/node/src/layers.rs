@@ -1,15 +1,17 @@
-//! Checks that the modules of this crate know each other as `lib.rs` promises.
+//! The check of the layers: the modules of this crate use each other as `lib.rs`
+//! promises.
 //!
-//! The table has every edge that there is, from the bottom up: a new one is a line
-//! here, which somebody has to want, and one that is gone leaves the table. Tests may
-//! use what they like. What crosses a crate the compiler checks.
+//! The table has every existing edge, from the bottom up: a new edge is a line here,
+//! which somebody has to want, and an edge that is gone leaves the table. Tests may use
+//! any module. The compiler checks uses across crates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 type Edges = BTreeMap<String, BTreeSet<String>>;
 
-/// Each module, and what it uses: only what stands above it, but for [`KNOTS`].
+/// Each module, and the modules that it uses: only modules above it, except for
+/// [`KNOTS`].
 const MODULES: &[(&str, &str)] = &[
     // The domains.
     ("tpm", ""),
@@ -21,7 +23,7 @@ const MODULES: &[(&str, &str)] = &[
     ("cluster", "consensus curator network parameters storage tpm"),
     ("agent", "cluster consensus network parameters storage"),
     ("roles", "cluster consensus curator network"),
-    // What shows the node.
+    // The display of the node.
     ("management", "cluster consensus"),
     ("console", "cluster consensus network parameters storage"),
     // The process, and the tree in it.
@@ -80,7 +82,7 @@ fn uses_are_found_in_paths_and_in_groups() {
     assert_eq!(found, ["a", "b", "d"].map(str::to_owned).into());
 }
 
-/// What the sources use, by top-level module.
+/// The modules that the sources use, by top-level module.
 fn edges() -> Edges {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut edges = Edges::new();
@@ -132,7 +134,7 @@ fn uses(source: &str) -> BTreeSet<String> {
     found
 }
 
-/// The first words of what a group imports.
+/// The first words of the imports of a group.
 fn heads(group: &str) -> Vec<String> {
     let mut depth = 0;
     let mut items = vec![String::new()];
@@ -150,7 +152,7 @@ fn heads(group: &str) -> Vec<String> {
 
 fn word(text: &str) -> Option<String> {
     let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
-    // A macro or a constant of the crate is no module.
+    // A macro or a constant of the crate is not a module.
     let word = &text[..end];
     word.starts_with(|c: char| c.is_ascii_lowercase()).then(|| word.to_owned())
 }

@@ -4,9 +4,9 @@
 //! those that `layers` gives it, and a test checks that table:
 //!
 //! - The domains know each other through event values and typed handles: `storage`,
-//!   `parameters`, `network`, `consensus`, then `curator` (the records in etcd),
-//!   `cluster` (what this machine is), `agent` and `roles` (what follows of it), and
-//!   `tpm` (sealing to the machine's TPM).
+//!   `parameters`, `network`, `consensus`, then `curator` (the records in etcd), `cluster`
+//!   (the state of this machine), `agent` and `roles` (its consequences), and `tpm`
+//!   (sealing to the machine's TPM).
 //! - The faces show all that: `management` and `console`.
 //! - `root` is the only module that knows every service; `daemon` is the process around it.
 //! - `injection` breaks the node on purpose, in development images only.

@@ -1,9 +1,9 @@
-//! Builds every service of the node and hands event values over.
+//! The root service: builds every service of the node and hands event values over.
 //!
-//! Only this file knows them all: [`Values`] has what they share, one constructor
-//! a group makes the services of it, and [`run`] starts them. Nothing is ordered here
-//! by hand but the stop: what is started last is stopped first. Each service waits for the event
-//! values that it needs, so whatever can start early does.
+//! Only this file knows them all: [`Values`] has what they share, one constructor a group makes
+//! the services of it, and [`run`] starts them. Only the stop is ordered here by hand: the last
+//! service started is the first stopped. Each service waits for the event values that it needs,
+//! so every service starts as early as it can.
 //!
 //! ```text
 //! parameters --> network --> names          storage
@@ -40,10 +40,10 @@ use polis_wire::node_roles::Nodes;
 use polis_wire::rpc;
 use polis_wire::rpc::client::{Candidate, Client, Patience};
 
-/// What the root service needs.
+/// The needs of the root service.
 #[derive(Clone, Debug)]
 pub struct Root {
-    /// What `init` told.
+    /// The facts from `init`.
     pub environment: Environment,
     /// The recovery key of the disk, if somebody gave it to this machine.
     pub recovery: recovery::Given,
@@ -53,7 +53,8 @@ pub struct Root {
     pub beats: watch::Sender<u64>,
     /// The terminals that carry the console: `init` shows a failure there.
     pub terminals: watch::Sender<Vec<String>>,
-    /// How the machine is asked to end, in order. Whoever asks logs it, and who wanted it.
+    /// The requests to end the machine, in order. The requester logs the request, and who wanted
+    /// it.
     pub end: watch::Sender<Option<Reason>>,
 }
 
@@ -72,14 +73,14 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     #[cfg(feature = "fault-injection")]
     crate::injection::start(&ctx, &ready, &values.member.status(), &root.recovery);
 
-    // Whatever fails for want of something outside may find it later: only a
-    // service itself can tell that it never will, and then opens the trapdoor.
+    // A service that fails for want of something outside may find it later: only the service
+    // itself can tell that it never will, and then opens the trapdoor.
     let forever = Policy::forever();
     ctx.spawn("heartbeat", forever, move |ctx| {
         heartbeat::Service { beats: beats.clone() }.run(ctx)
     });
     ctx.spawn("kernel", forever, move |ctx| base.kernel.clone().run(ctx));
-    // Early, so that it stops late, and shows the stop.
+    // Started early, so that it stops late, and shows the stop.
     if !console::is_off() {
         ctx.spawn("console", forever, move |ctx| faces.console.clone().run(ctx));
     }
@@ -108,7 +109,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
 
 /// Every event value of the node, and the handles that several services share.
 ///
-/// Whoever owns a value gets the sender; `docs/event-values.md` says who that is.
+/// The owner of a value gets the sender; `docs/event-values.md` names the owners.
 struct Values {
     tree: files::Root,
     known: watch::Sender<parameters::Known>,
@@ -135,16 +136,16 @@ struct Values {
     member: consensus::Service,
     /// The way to the leader.
     client: Client,
-    /// Who may call what.
+    /// The permissions of callers.
     table: Arc<rpc::Table>,
-    /// What the curator counts, which management shows.
+    /// The counters of the curator, which management shows.
     metrics: Arc<rpc::Metrics>,
 }
 
 impl Values {
     fn new() -> Self {
         let tree = files::Root::live();
-        // A table that cannot be read lets nobody in.
+        // With an unreadable table, every caller is rejected.
         let table = Arc::new(rpc::Table::polis().unwrap_or_else(|unreadable| {
             tracing::error!(error = &unreadable as &dyn std::error::Error, "nothing is served");
             rpc::Table::default()
@@ -188,7 +189,7 @@ impl Values {
     }
 }
 
-/// What knows no cluster: the machine, its disk, its network, what it was told.
+/// The services without a cluster: the machine, its disk, its network, its parameters.
 struct Base {
     kernel: kernel::Service,
     storage: storage::Service,
@@ -250,7 +251,8 @@ impl Base {
     }
 }
 
-/// What makes the machine a node of its cluster, and of etcd, and finds the others.
+/// The services that make the machine a node of its cluster, and of etcd, and that find the
+/// others.
 struct Membership {
     consensus: consensus::Service,
     cluster: cluster::Service,
@@ -316,7 +318,8 @@ impl Membership {
     }
 }
 
-/// What leads the cluster, or follows who does, and when the node is ready.
+/// The services that lead the cluster, or follow the leader, and that decide when the node is
+/// ready.
 struct Control {
     curator: curator::Service,
     agent: agent::Service,
@@ -375,7 +378,7 @@ impl Control {
     }
 }
 
-/// What shows the node: on its terminals, and to those who operate it.
+/// The services that show the node: on its terminals, and to those who operate it.
 struct Faces {
     console: console::Service,
     nodes: console::nodes::Service,

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use crate::lines::Lines;
 
-/// Where services report the stage that they work on. Cheap to clone.
+/// The board where services report the stage that they work on. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Board {
     stages: watch::Sender<Stages>,
@@ -15,7 +15,7 @@ pub struct Board {
 }
 
 impl Board {
-    /// A board that already shows what `init` did.
+    /// A board that already shows the stages of `init`.
     #[must_use]
     pub fn new(before: Stages, lines: Lines) -> Self {
         Self { stages: watch::Sender::new(before), lines }

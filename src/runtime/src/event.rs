@@ -4,17 +4,17 @@
 //! costs nothing and a late one misses nothing that still matters.
 //!
 //! Write with `send_replace`, `send_modify` or `send_if_modified`: `send` drops
-//! the value when nobody listens. Read with `borrow_and_update().clone()`, wait
+//! the value when there are no receivers. Read with `borrow_and_update().clone()`, wait
 //! with [`until`].
 
 use tokio::sync::watch;
 
-/// The service that owned a value ended, so nobody will ever change it again.
+/// The service that owned a value ended, so the value will never change again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the owner of {0} ended")]
 pub struct Closed(pub &'static str);
 
-/// Waits until `pick` finds what it looks for in the newest value. Cancel-safe.
+/// Waits until `pick` returns a result for the newest value. Cancel-safe.
 ///
 /// # Errors
 ///

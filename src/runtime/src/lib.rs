@@ -1,4 +1,4 @@
-//! What a service lives in: event values, the supervisor, the log tree, and the
+//! The environment of a service: event values, the supervisor, the log tree, and the
 //! child processes.
 //!
 //! This is a crate beside `polis-base`, and not a feature of it, because cargo builds

@@ -13,7 +13,8 @@ use tokio::sync::mpsc;
 /// 115,200 baud drains about a hundred a second.
 const LINES_MAX: usize = 2048;
 
-/// Where `node` puts the lines of the serial port. Cheap to clone, never blocks.
+/// The queue into which `node` puts the lines of the serial port. Cheap to clone, never
+/// blocks.
 #[derive(Clone, Debug)]
 pub struct Lines {
     queue: mpsc::Sender<String>,
@@ -39,7 +40,7 @@ impl Lines {
         }
     }
 
-    /// For the one that writes: `count` lines out of the queue are written.
+    /// For the writer: removes `count` written lines from the count of pending ones.
     pub fn written(&self, count: u64) {
         self.pending.fetch_sub(count, Ordering::AcqRel);
     }

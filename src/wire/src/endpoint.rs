@@ -1,12 +1,12 @@
-//! Says where something of the cluster listens: a host and a port.
+//! The address where a service of the cluster listens: a host and a port.
 //!
-//! One reading for parameters, for directories and for what an operator types, so
-//! that whoever writes an address once may write it everywhere. A reader that is
-//! stricter about names, as `parameters` is, looks at the host afterwards.
+//! Parameters, directories and operator input all use this one parser, so that an
+//! address that works in one place works in all. A stricter reader, such as
+//! `parameters`, checks the host name afterwards.
 //!
 //! Invariants:
-//! - What is read, printed and read again is the same.
-//! - An address of IPv6 without brackets has no port: its last group is no port.
+//! - Parsing a printed endpoint gives the same endpoint.
+//! - An IPv6 address without brackets has no port: its last group is never read as one.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -28,7 +28,7 @@ pub struct Endpoint {
     pub port: u16,
 }
 
-/// The text says no host, or no port that there can be.
+/// The text has no host, or a port outside the allowed range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("allowed is HOST or HOST:PORT, with an IPv6 address and a port as [ADDRESS]:PORT")]
 pub struct Invalid;

@@ -1,7 +1,7 @@
-//! What node and operator both speak: who is who, how one calls the other, and what a
-//! machine is told.
+//! The formats and protocols that the node and the operator's tools share: identities,
+//! the RPC layer, and the parameters of a machine.
 //!
-//! It knows neither etcd, nor disks, nor processes.
+//! This crate does not depend on etcd, disks or processes.
 
 pub mod endpoint;
 pub mod identity;

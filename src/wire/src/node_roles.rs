@@ -1,8 +1,8 @@
-//! What every node takes the others for: the words that leader and member share.
+//! Roles and states of the other nodes: the vocabulary that leader and member share.
 //!
-//! The leader classifies by them, members hear and show by them. Whoever tells of nodes
-//! (`curator`, `agent`) and whoever only listens meet here, and need not know each
-//! other for it.
+//! The leader classifies nodes by these types, and members receive and display them.
+//! The services that publish them (`curator`, `agent`) and the services that only
+//! receive them depend on this module, not on each other.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use polis_proto::v1::node_roles::{ConsensusMember, KubernetesController, Kuberne
 
 use crate::identity::NodeId;
 
-/// Every node that this one has heard of.
+/// Every node that this one knows.
 pub type Nodes = BTreeMap<NodeId, v1::NodeInfo>;
 
 /// Between two heartbeats of a node, unless the leader says otherwise.

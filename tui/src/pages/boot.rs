@@ -1,4 +1,5 @@
-//! Answers: is it up? What is it waiting for, since when, and what should I do?
+//! The Boot page: is the node up? What does it wait for, since when, and what should I
+//! do?
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ const LENGTH: usize = 12;
 /// Longer bars than this say nothing more, and pull the eye away from the names.
 const BAR_MAX: usize = 100;
 
-/// Fewer stages than these are not told as one.
+/// Fewer stages than these are not folded into one.
 const FOLDED_MIN: usize = 4;
 
 /// Column of a page's name and key.
@@ -78,14 +79,14 @@ pub(crate) fn content(snapshot: &Snapshot, unfolded: bool, width: usize, height:
     Content { body, ..Content::default() }
 }
 
-/// What the other pages say, once the boot is over.
+/// The answers of the other pages, once the boot is over.
 fn others(snapshot: &Snapshot) -> Vec<(Page, Mark, String)> {
     let pages = Page::ALL.into_iter().filter(|page| *page != Page::Boot);
     let pages = pages.filter(|_| snapshot.ready.is_some());
     pages.filter_map(|page| page.answer(snapshot).map(|(mark, text)| (page, mark, text))).collect()
 }
 
-/// What another page says, with its name and its key.
+/// The answer of another page, with its name and its key.
 fn said_by((page, mark, text): &(Page, Mark, String), width: usize) -> Vec<Line<'static>> {
     let style = match mark {
         Mark::Attention | Mark::Bad => mark.style(),
@@ -113,7 +114,7 @@ fn log(logs: &Logs, width: usize, rows: usize) -> Vec<Line<'static>> {
     if block.is_empty() { block } else { std::iter::once(blank()).chain(block).collect() }
 }
 
-/// What is compared before a person lets this node in.
+/// The words that a person compares before they approve this node.
 fn words(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
     let Header { cluster: Cluster::Foreign, words: Some(words), .. } = &snapshot.header else {
         return Vec::new();
@@ -145,7 +146,7 @@ fn remarks(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// The worst thing of this node first: what failed, what is lost, what is waited for.
+/// The worst fact about this node first: failures, losses, waits.
 pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     let is_failed = |stage: &&Stage| stage.state == StageState::Failed;
     if let Some(stage) = snapshot.stages.iter().find(is_failed) {
@@ -189,8 +190,8 @@ fn up(worst: Mark, ready: Option<Duration>) -> (Mark, String) {
     (mark, format!("{up} Ready {ready} after the kernel started."))
 }
 
-/// The stages on a line of time; in less than that takes of `rows`, those that are
-/// over are told in fewer, unless a person asked for all of them.
+/// The stages on a line of time; if `rows` are too few, the finished stages are folded
+/// into fewer rows, unless a person asked for all of them.
 fn stages(snapshot: &Snapshot, unfolded: bool, width: usize, rows: usize) -> Vec<Line<'static>> {
     let stages = &snapshot.stages;
     let all: Vec<Vec<&Stage>> = stages.iter().map(|stage| vec![stage]).collect();
@@ -299,7 +300,8 @@ fn rows(
     lines
 }
 
-/// What is waited for, and the command at its end that brings it about, if there is one.
+/// The condition that the boot waits for, and the command at its end that brings it
+/// about, if there is one.
 fn told(what: &str) -> (&str, Option<&str>) {
     let split = || {
         let (before, command) = what.strip_suffix('`')?.rsplit_once('`')?;
@@ -317,7 +319,7 @@ struct Look {
 }
 
 impl Look {
-    /// What has not begun once the node is `ready` is not for this node to do.
+    /// A stage that has not begun once the node is `ready` does not apply to this node.
     fn of(stage: &Stage, ready: bool) -> Self {
         let (mark, word, style, fill) = match stage.state {
             StageState::Pending if ready => (Mark::Idle, "not here", DIM, None),

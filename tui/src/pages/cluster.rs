@@ -1,18 +1,19 @@
-//! Answers: who else is there, is everyone well, and does someone wait for a person?
+//! The Cluster page: which nodes are there, are all well, and does one wait for a
+//! person?
 
 use std::time::Duration;
 
 use ratatui::text::Line;
 
 use super::Content;
-use crate::snapshot::{Cluster, Health, Node, NodeState, Nodes, Snapshot, Standing};
+use crate::snapshot::{Cluster, Health, MemberStatus, Node, NodeState, Nodes, Snapshot};
 use crate::text::{clean, duration, name, plural, width as cells};
 use crate::theme::{ATTENTION, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::Row;
 use crate::widgets::block::{blank, titled};
 use crate::widgets::headline::{INDENT, command, hanging, headline, note};
 
-/// Columns after the name: address, state, what it is to etcd, heartbeat.
+/// Columns after the name: address, state, role in etcd, heartbeat.
 const ADDRESS: usize = 17;
 /// The same where there is room for the longest address of IPv6.
 const ADDRESS_MAX: usize = 41;
@@ -24,7 +25,7 @@ const HEARTBEAT: usize = 15;
 const NAME_MAX: usize = 39;
 const NAME_MIN: usize = 14;
 
-/// So much room beside the columns holds what else there is to say.
+/// So much room beside the columns holds the other facts.
 const ROLES: usize = 50;
 
 /// More nodes than this have a row each and no second one.
@@ -49,7 +50,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let columns = Columns::of(width, known);
     head.push(columns.head(known.nodes.len(), width));
     let mut nodes: Vec<&Node> = known.nodes.iter().collect();
-    // Whoever needs somebody comes first; the others stay where they are.
+    // Nodes that need a person come first; the others stay where they are.
     nodes.sort_by_key(|node| std::cmp::Reverse(standing(node).0.max(Mark::Good)));
     let details = nodes.len() <= DETAILS_MAX;
     let seen = Seen {
@@ -63,7 +64,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     Content { head, body, ..Content::default() }
 }
 
-/// Why there is nobody to show.
+/// The reason why no nodes are shown.
 fn alone(snapshot: &Snapshot) -> &'static str {
     match snapshot.header.cluster {
         Cluster::Unknown => {
@@ -77,7 +78,7 @@ fn alone(snapshot: &Snapshot) -> &'static str {
     }
 }
 
-/// What this node is called, for whoever compares.
+/// The name of this node, for comparison.
 fn identity(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
     let header = &snapshot.header;
     let Some(node) = &header.node else { return Vec::new() };
@@ -98,7 +99,7 @@ fn identity(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
 /// Column of the names of facts.
 const FACT: usize = 10;
 
-/// What a node does, as the mark, the word and what a person can do about it.
+/// The state of a node, as the mark, the word and the next step of a person.
 fn standing(node: &Node) -> (Mark, &'static str) {
     match (node.state, node.health) {
         (NodeState::New, _) => (Mark::Attention, "new"),
@@ -168,7 +169,7 @@ fn list(nodes: &[&Node]) -> String {
     }
 }
 
-/// The beginning of a node ID, which is enough to tell nodes apart.
+/// The beginning of a node ID, which is enough to distinguish nodes.
 pub(super) fn short(id: &str) -> String {
     let digits = |id: &str| id.chars().count() > "polis-".len() + 12;
     match id.strip_prefix("polis-") {
@@ -191,7 +192,7 @@ impl Columns {
         let addresses = known.nodes.iter().filter_map(|node| node.address.as_ref());
         let longest = addresses.map(|address| cells(address) + 2).max().unwrap_or(0);
         let more = longest.clamp(ADDRESS, ADDRESS_MAX) - ADDRESS;
-        // A node is told apart by its name first.
+        // The name is the first distinction of a node.
         let more = if left >= NAME_MIN + more { more } else { 0 };
         let left = left - more;
         Self {
@@ -216,11 +217,11 @@ impl Columns {
     }
 }
 
-/// What is known of all nodes together.
+/// The facts about all nodes together.
 struct Seen {
-    /// Who the members of etcd are.
+    /// The members of etcd.
     etcd: bool,
-    /// That nobody tells of them any more.
+    /// Whether the updates have stopped.
     stale: bool,
     /// How old a heartbeat gets before its node is late.
     late_after: Option<Duration>,
@@ -233,14 +234,15 @@ fn has_part(node: &Node) -> bool {
     node.roles.iter().any(|role| role == CONSENSUS)
 }
 
-/// The members of etcd, in a sentence, where this node is none and is not to be one.
+/// The members of etcd, in a sentence, where this node is not a member and will not be
+/// one.
 pub(super) fn members_elsewhere(snapshot: &Snapshot) -> Option<String> {
     let known = snapshot.nodes.as_ref()?;
     let members: Vec<&Node> = known.nodes.iter().filter(|node| has_part(node)).collect();
     (has_no_part(snapshot) && !members.is_empty()).then(|| list(&members))
 }
 
-/// Whether this node is a member of the cluster that is not to be one of etcd.
+/// Whether this node is a member of the cluster without a member of etcd.
 pub(crate) fn has_no_part(snapshot: &Snapshot) -> bool {
     let nodes = snapshot.nodes.iter().flat_map(|known| &known.nodes);
     let own = nodes.into_iter().find(|node| node.own);
@@ -258,13 +260,13 @@ fn rows(
     let state = if node.leader { format!("{word}, leads") } else { word.to_owned() };
     let name = if columns.name < NAME_MAX { short(&node.id) } else { node.id.clone() };
     let etcd = match node.etcd {
-        // It has the role, and etcd has not taken it in yet.
+        // It has the role, and etcd has not added it yet.
         None if has_part(node) && seen.etcd => "joining",
-        // A node without a member of its own is not told which of them vote.
+        // A node without a member of its own does not receive which of them vote.
         None if has_part(node) => "member",
         None => "",
-        Some(Standing::Voter) => "voter",
-        Some(Standing::Learner { .. }) => "learner",
+        Some(MemberStatus::Voter) => "voter",
+        Some(MemberStatus::Learner { .. }) => "learner",
     };
     let heartbeat = heartbeat(node, seen);
     let row = Row::default()
@@ -282,7 +284,7 @@ fn rows(
         lines.push(row.put(DIM, &crate::text::cut(&clean(&more), left)).line());
     } else {
         lines.push(row.line());
-        // What was cut is read nowhere else.
+        // The part that was cut is not shown elsewhere.
         if let Some(address) = address {
             let address = crate::text::cut(&clean(address), width.saturating_sub(INDENT));
             lines.push(Row::indented(INDENT).put(PLAIN, &address).line());
@@ -304,8 +306,8 @@ fn rows(
     lines
 }
 
-/// How long ago a node was heard: of one that is well, no more than that it is not late,
-/// since an age that goes on by the second would say no more and be drawn anew each time.
+/// The time since a node's last heartbeat: for a healthy node, only that it is not late,
+/// since an age that counts seconds would say no more and be drawn anew each time.
 fn heartbeat(node: &Node, seen: &Seen) -> String {
     match (node.heartbeat, node.health) {
         (Some(age), _) => format!("{} ago", duration(age)),
@@ -319,7 +321,7 @@ fn heartbeat(node: &Node, seen: &Seen) -> String {
     }
 }
 
-/// What is known beyond the columns.
+/// The facts beyond the columns.
 fn remark(node: &Node) -> String {
     let own = node.own.then(|| "this node".to_owned());
     let roles = (!node.roles.is_empty()).then(|| node.roles.join(", "));

@@ -1,11 +1,11 @@
-//! Answers: would the cluster survive the loss of a member?
+//! The etcd page: would the cluster survive the loss of a member?
 
 use ratatui::style::Style;
 use ratatui::text::Line;
 
 use super::Content;
 use super::cluster::short;
-use crate::snapshot::{Etcd, Member, Snapshot, Standing};
+use crate::snapshot::{Etcd, Member, MemberStatus, Snapshot};
 use crate::text::{bytes, clean, count, cut, micros, name, plural, wrap};
 use crate::theme::{ATTENTION, BUSY, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title, titled};
@@ -56,7 +56,7 @@ const UNTOLD: &str = "Whether the other voters answer this one is not known: the
 /// Names that fit in a sentence.
 const NAMED_MAX: usize = 2;
 
-/// From so many columns on, what is of second rank stands beside the rest.
+/// From so many columns on, secondary facts stand beside the rest.
 const PLACE: usize = 64;
 
 pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
@@ -89,7 +89,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let wide = left >= NAME_MAX + PLACE;
     let head = Row::default()
         .cell(INDENT + column, STRONG, &plural(etcd.members.len() as u64, "member"))
-        // The head of the second column is wider than what stands below it.
+        // The head of the second column is wider than its values.
         .cell(STANDING - LAG, DIM, "standing")
         .right(2 * LAG, DIM, "entries behind")
         .right(TRIP, DIM, "answers")
@@ -105,10 +105,10 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
 }
 
 fn voters(etcd: &Etcd) -> impl Iterator<Item = &Member> {
-    etcd.members.iter().filter(|member| member.standing == Standing::Voter)
+    etcd.members.iter().filter(|member| member.standing == MemberStatus::Voter)
 }
 
-/// What matters most: of alarms and members, the worse.
+/// The most important: of alarms and members, the worse.
 pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     let Some(etcd) = &snapshot.etcd else { return (Mark::Idle, absent(snapshot)) };
     let (mark, answer) = classify(etcd, snapshot);
@@ -118,7 +118,7 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     }
 }
 
-/// Whether [`answer`] may be another one, of the members: all that it reads.
+/// Whether [`answer`] may have changed, as to the members: all that it reads.
 pub(crate) fn may_answer_anew(old: &Snapshot, new: &Snapshot) -> bool {
     let (Some(old), Some(new)) = (&old.etcd, &new.etcd) else { return old.etcd != new.etcd };
     let read = |it: &Etcd| (it.quorum, it.survives, it.members.len());
@@ -131,7 +131,7 @@ pub(crate) fn may_answer_anew(old: &Snapshot, new: &Snapshot) -> bool {
         || old.members.iter().zip(&new.members).any(differ)
 }
 
-/// Why there is no member here.
+/// The reason why this node has no member.
 fn absent(snapshot: &Snapshot) -> String {
     match super::cluster::members_elsewhere(snapshot) {
         Some(members) => {
@@ -142,13 +142,13 @@ fn absent(snapshot: &Snapshot) -> String {
     }
 }
 
-/// What of the members matters most. Of others, a member that does not serve knows
-/// nothing, and what it knew before is not told as if it still were so.
+/// The most important fact about the members. A member that does not serve knows
+/// nothing about others, and its earlier knowledge is not shown as if it still held.
 fn classify(etcd: &Etcd, snapshot: &Snapshot) -> (Mark, String) {
     let all = voters(etcd).count();
     let silent: Vec<_> = voters(etcd).filter(|member| member.answers == Some(false)).collect();
     let is_coming = |member: &&Member| {
-        member.answers == Some(true) && member.standing != Standing::Voter && !member.own
+        member.answers == Some(true) && member.standing != MemberStatus::Voter && !member.own
     };
     let learners = etcd.members.iter().filter(is_coming).count();
     let (mark, answer) = match (etcd.state.as_str(), etcd.survives) {
@@ -160,7 +160,7 @@ fn classify(etcd: &Etcd, snapshot: &Snapshot) -> (Mark, String) {
         (_, None) if voters(etcd).any(is_untold) => (Mark::Attention, UNTOLD.to_owned()),
         (_, None) => (Mark::Busy, ASKING.to_owned()),
         (_, Some(0)) if silent.is_empty() && all == 1 => {
-            // Of a machine on its own, nobody expects another.
+            // A machine on its own needs no other member.
             let others = snapshot.nodes.as_ref().is_some_and(|known| known.nodes.len() > 1);
             (if others { Mark::Attention } else { Mark::Idle }, ONLY_VOTER.to_owned())
         }
@@ -183,12 +183,12 @@ fn classify(etcd: &Etcd, snapshot: &Snapshot) -> (Mark, String) {
     }
 }
 
-/// Whether the node of a member answered when etcd's own account was not to be had.
+/// Whether the node of a member answered when etcd's own account was not available.
 fn is_untold(member: &Member) -> bool {
     member.answers.is_none() && member.round_trip.is_some()
 }
 
-/// Who does not answer, as a sentence without its end.
+/// The members that do not answer, as a sentence without its end.
 fn gone(silent: &[&Member]) -> String {
     let called = |member: &&Member| match member.name.as_str() {
         "" => "one that never started".to_owned(),
@@ -213,8 +213,8 @@ fn alarm_text(alarm: &str) -> String {
     format!("Alarm {alarm}{help}")
 }
 
-/// A box for each voter, and a line where the majority is. Of a member that does
-/// not serve there is none: it does not know who answers.
+/// A box for each voter, and a line where the majority is. A member that does not serve
+/// shows no boxes: it does not know which voters answer.
 fn quorum(etcd: &Etcd, width: usize) -> Option<Vec<Line<'static>>> {
     let all = voters(etcd).count();
     if all == 0 || !etcd.takes_part() {
@@ -270,13 +270,13 @@ fn rows(
     let mark = match (member.answers, member.standing) {
         (Some(false), _) => Mark::Bad,
         (None, _) => Mark::Idle,
-        (Some(true), Standing::Voter) => Mark::Good,
-        (Some(true), Standing::Learner { .. }) => Mark::Busy,
+        (Some(true), MemberStatus::Voter) => Mark::Good,
+        (Some(true), MemberStatus::Learner { .. }) => Mark::Busy,
     };
     let words = match member.standing {
-        Standing::Voter if member.leader => "voter, leader",
-        Standing::Voter => "voter",
-        Standing::Learner { .. } => "learner",
+        MemberStatus::Voter if member.leader => "voter, leader",
+        MemberStatus::Voter => "voter",
+        MemberStatus::Learner { .. } => "learner",
     };
     let words = match member.answers {
         Some(true) => words.to_owned(),
@@ -293,7 +293,7 @@ fn rows(
     };
     let standing = match (member.standing, member.answers) {
         // How far it was when it last answered is nothing to wait for.
-        (Standing::Learner { caught_up: Some(percent) }, Some(true)) => {
+        (MemberStatus::Learner { caught_up: Some(percent) }, Some(true)) => {
             let percent = percent.min(100);
             let row = Row::default().put(mark.style(), "learner ");
             life::share(row, LEARNER, BUSY, percent, None)

@@ -1,10 +1,10 @@
-//! Picks the entries of the log that a person asked for, and finds what they look for.
+//! The filter and the search of the log.
 //!
-//! `view` changes a [`Filter`] key by key; the Logs page shows what it lets through, and
-//! marks what [`find`] finds.
+//! `view` changes a [`Filter`] key by key; the Logs page shows the entries that match
+//! it, and marks the places that [`find`] finds.
 //!
 //! Invariants:
-//! - Nothing that a person types hides an entry in which it stands, whatever its case.
+//! - A filter never hides an entry that contains the typed text, in any case.
 
 use crate::snapshot::{LogEntry, Severity};
 use crate::text::{clean, name};
@@ -18,7 +18,7 @@ pub(crate) struct Filter {
     pub(crate) below: String,
     /// Whether `below` is all of such a name; or else any part may begin with it.
     pub(crate) whole: bool,
-    /// What the entry must hold, whatever its case. Empty for all.
+    /// The text that the entry must hold, in any case. Empty for all.
     pub(crate) text: String,
 }
 
@@ -33,14 +33,14 @@ impl Filter {
         entry.severity >= self.severity && self.is_above(&entry.name) && self.is_said_by(entry)
     }
 
-    /// Takes what a person types for a name; a dot ends it, as one ends a part.
+    /// Takes the typed text as a name; a dot ends it, as one ends a part.
     pub(crate) fn below(&mut self, typed: &str) {
         self.whole &= self.below == typed;
         typed.clone_into(&mut self.below);
     }
 
     fn is_above(&self, writer: &str) -> bool {
-        // Asked of every entry, each time that the page is laid out.
+        // Evaluated for every entry, each time that the page is laid out.
         if self.below.is_empty() {
             return true;
         }
@@ -48,7 +48,7 @@ impl Filter {
             let rest = writer.strip_prefix(self.below.as_str());
             return rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
         }
-        // With a dot at the end, so that whoever types one means a whole part.
+        // With a dot at the end, so that a typed dot means a whole part.
         let parts = format!("{writer}.");
         let starts = parts.match_indices('.').map(|(at, _)| at + 1);
         std::iter::once(0).chain(starts).any(|start| parts[start..].starts_with(&self.below))
@@ -58,7 +58,7 @@ impl Filter {
         self.text.is_empty() || holds(&entry.text, &self.text) || holds(&entry.name, &self.text)
     }
 
-    /// What is shown, as the end of a sentence.
+    /// The filter, as the end of a sentence.
     pub(super) fn words(&self) -> String {
         let mut words = match self.severity {
             Severity::Debug => "everything",

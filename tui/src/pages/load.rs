@@ -1,4 +1,4 @@
-//! Draws what the machine is busy with: processors, disks, network, memory.
+//! The load charts: processors, disks, network, memory.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ const LEAST_PERCENT: u64 = 25;
 /// Longest bar.
 const BAR_MAX: usize = 30;
 
-/// How something went lately, before it has a size.
+/// The recent values of a chart, before it has a size.
 pub(super) struct Chart {
     title: &'static str,
     style: Style,
@@ -57,7 +57,7 @@ impl Chart {
         Self { title, style, values, max, print, of: String::new() }
     }
 
-    /// The same with what the percents are of.
+    /// The same with the whole that the percents refer to.
     fn of(self, of: String) -> Self {
         Self { of: format!(" of {of}"), ..self }
     }
@@ -90,6 +90,7 @@ pub(super) fn across(metrics: &Metrics, width: usize, rows: usize) -> Vec<Line<'
     let bars = half.saturating_sub(GAP);
     let gauges = [memory(metrics, bars), data(metrics, bars)].into_iter().flatten();
     lines.push(gauges.fold(Row::default(), |row, it| row.join(half, it)).line());
+    lines.extend(wiping(metrics, bars).map(|row| Row::default().join(half, row).line()));
     lines
 }
 
@@ -106,11 +107,11 @@ pub(super) fn beside(charts: &[Chart], width: usize, rows: usize) -> Vec<Line<'s
     (0..=rows).map(|row| line(row).line()).collect()
 }
 
-/// The same below each other, and how the memory went.
+/// The same below each other, and the recent use of memory.
 pub(super) fn down(metrics: &Metrics, width: usize, rows: usize) -> Vec<Line<'static>> {
     let mut lines = vec![title_of(metrics, width, width)];
     let [cpu, disk, network] = charts(metrics);
-    // How full it is says more than how it wavers.
+    // The fill level says more than its variation.
     let memory = Chart { max: 100, ..Chart::percents("Memory", &metrics.memory) };
     let memory = memory.of(bytes(metrics.memory_total));
     for chart in [cpu, memory, disk, network] {
@@ -118,6 +119,7 @@ pub(super) fn down(metrics: &Metrics, width: usize, rows: usize) -> Vec<Line<'st
     }
     lines.push(blank());
     lines.extend(data(metrics, width).map(Row::line));
+    lines.extend(wiping(metrics, width).map(Row::line));
     lines
 }
 
@@ -160,15 +162,34 @@ fn data(metrics: &Metrics, width: usize) -> Option<Row> {
     gauge("Data", metrics.data_used, metrics.data_total, width)
 }
 
+/// How far an authenticated disk has written its free space; nothing once it has.
+fn wiping(metrics: &Metrics, width: usize) -> Option<Row> {
+    let Metrics { data_total: total, data_unwritten: left, .. } = *metrics;
+    if left == 0 {
+        return None;
+    }
+    let done = percent(total.saturating_sub(left), total)?;
+    Some(bar("Wiping", done, Mark::Good, total, width))
+}
+
 fn gauge(name: &str, used: u64, total: u64, width: usize) -> Option<Row> {
-    let percent = (u128::from(used) * 100).checked_div(u128::from(total))?.min(100);
-    let percent = u8::try_from(percent).unwrap_or(100);
+    let percent = percent(used, total)?;
     let mark = if percent < FULL { Mark::Good } else { Mark::Attention };
+    Some(bar(name, percent, mark, total, width))
+}
+
+/// `part` of `whole`; nothing of nothing.
+fn percent(part: u64, whole: u64) -> Option<u8> {
+    let percent = (u128::from(part) * 100).checked_div(u128::from(whole))?.min(100);
+    Some(u8::try_from(percent).unwrap_or(100))
+}
+
+fn bar(name: &str, percent: u8, mark: Mark, total: u64, width: usize) -> Row {
     let text = format!(" {}", bytes(total));
     let row = Row::default().put(STRONG, name).put(PLAIN, &format!(" {percent} %")).gap(1);
     let row = row.to(NAME);
     let bar = width.saturating_sub(row.used() + cells(&text)).min(BAR_MAX);
-    Some(life::share(row, bar, mark.style(), percent, None).put(DIM, &text))
+    life::share(row, bar, mark.style(), percent, None).put(DIM, &text)
 }
 
 /// Column of a name with its percents, one apart.

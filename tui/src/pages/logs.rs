@@ -1,12 +1,12 @@
-//! Answers: what was said? Follows the newest entries until a person scrolls up.
+//! The Logs page: what was logged? Follows the newest entries until a person scrolls up.
 //!
-//! [`content`] is the page; [`block`] is what other pages show of the log, below what
-//! they are about.
+//! [`content`] is the page; [`block`] is the part of the log that other pages show below
+//! their own content.
 //!
 //! Invariants:
-//! - What the page keeps no longer is told where it was, so that two entries that stand
-//!   together were said together, as far as the filter lets them through.
-//! - Whoever follows has only the lines laid out that are on the screen: a flood of
+//! - The page marks where entries that it keeps no longer were, so that two entries that
+//!   stand together were logged together, as far as the filter shows them.
+//! - While the page follows, it lays out only the lines that are on the screen: a flood of
 //!   entries costs no more than a full page.
 //! - Every text is cleaned before it is measured, searched or drawn: others wrote it.
 
@@ -27,8 +27,7 @@ use crate::widgets::headline::headline;
 /// Where the text of an entry goes on in its second line: below the name.
 const INDENT: usize = 12;
 
-/// With `rows`, only so many of the last lines: those that are on the screen of
-/// somebody who follows.
+/// With `rows`, only so many of the last lines: those on the screen of a view that follows.
 pub(crate) fn content(
     logs: &Logs,
     paused: Option<&Logs>,
@@ -62,7 +61,7 @@ pub(crate) fn content(
     let mut newest = shown.entries.iter().enumerate().rev();
     while let Some((at, entry)) = newest.next() {
         if filter.lets_through(entry) {
-            // Upwards, what is missing stands between this entry and the one below.
+            // Upwards, the gap stands between this entry and the one below.
             if !body.is_empty() && missing > 0 {
                 body.push(gap(missing));
             }
@@ -97,7 +96,7 @@ pub(crate) fn content(
     Content { head, body, above, days, focus: None }
 }
 
-/// What heads the entries of a day.
+/// The head of the entries of a day.
 fn rule(day: &str, width: usize) -> Line<'static> {
     if day.is_empty() {
         return blank();
@@ -105,14 +104,14 @@ fn rule(day: &str, width: usize) -> Line<'static> {
     titled(Row::default().put(DIM, &format!("── {}", clean(day))), width)
 }
 
-/// What a page about something else shows of the log.
+/// The part of the log that a page about something else shows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Of<'a> {
-    /// All that is worth to be told; of the kernel, what is wrong.
+    /// All entries worth showing; of the kernel, warnings and errors.
     All,
     /// The same of those with one of these names, and of all below them.
     Below(&'a [&'a str]),
-    /// What is wrong, whoever says so.
+    /// Warnings and errors, of every source.
     Wrong,
 }
 
@@ -133,15 +132,15 @@ impl Of<'_> {
     }
 }
 
-/// Those who tell every step of their own: a kernel lists its hardware, and etcd
-/// the votes of its elections. The node says in a line what came of it.
+/// The sources that log every step of their own: a kernel lists its hardware, and etcd the
+/// votes of its elections. The node logs the result in a line.
 const TALKATIVE: [&str; 2] = ["kernel", "root.consensus.etcd"];
 
 /// Fewer lines of the log say nothing.
 const ROWS_MIN: usize = 3;
 
-/// A block with the newest entries `of` the log below `title`, as many as fit
-/// whole into `rows`; nothing where there are few rows, or nothing was said.
+/// A block with the newest entries `of` the log below `title`, as many as fit whole into
+/// `rows`; nothing where there are few rows, or no entries.
 pub(crate) fn block(
     logs: &Logs,
     title: Row,
@@ -175,8 +174,8 @@ fn newest(logs: &Logs, of: Of<'_>, width: usize, rows: usize) -> Vec<Line<'stati
     newest
 }
 
-/// How much was said between `entry` and those `before` it, and is driven out by now.
-/// What is wrong is not, so nothing is missing where only that is shown.
+/// The number of entries between `entry` and those `before` it that have been dropped by
+/// now. Warnings and errors are kept, so nothing is missing where only those are shown.
 fn missing_before(before: &[Arc<LogEntry>], entry: &LogEntry, filter: &Filter) -> u64 {
     match before.last() {
         Some(last) if filter.severity < Severity::Warning => {
@@ -186,13 +185,13 @@ fn missing_before(before: &[Arc<LogEntry>], entry: &LogEntry, filter: &Filter) -
     }
 }
 
-/// A word about what is `missing` between two entries that are shown.
+/// A note about the `missing` entries between two entries on the screen.
 fn gap(missing: u64) -> Line<'static> {
     let text = format!("·· {} that this page keeps no longer", plural(missing, "line"));
     Row::indented(INDENT).put(DIM, &text).line()
 }
 
-/// Where no rule tells the day, an entry of another day than `today` has the day.
+/// Where no rule shows the day, an entry of another day than `today` has the day.
 fn lines(entry: &LogEntry, found: &str, today: Option<&str>, width: usize) -> Vec<Line<'static>> {
     let (letter, text) = styles(entry.severity);
     let name = format!("{}: ", clean(&entry.name));
@@ -219,8 +218,8 @@ fn lines(entry: &LogEntry, found: &str, today: Option<&str>, width: usize) -> Ve
     wrapped.into_iter().enumerate().map(row).collect()
 }
 
-/// What of an entry stands out: found before it is wrapped, so that a line's end in the
-/// middle of it hides nothing.
+/// The marked parts of an entry: found before it is wrapped, so that a line's end in the
+/// middle of one hides nothing.
 struct Marks(std::vec::IntoIter<(char, bool)>);
 
 impl Marks {
@@ -251,7 +250,7 @@ fn marks(name: &str, said: &str, found: &str) -> Marks {
     Marks(marks.into_iter())
 }
 
-/// Adds `text`, of which stands out what has a mark.
+/// Adds `text`, and highlights its marked parts.
 fn marked(mut row: Row, style: Style, text: &str, marks: &[bool]) -> Row {
     let mut rest = text;
     for run in marks.chunk_by(|one, other| one == other) {
@@ -263,7 +262,7 @@ fn marked(mut row: Row, style: Style, text: &str, marks: &[bool]) -> Row {
     row.put(style, rest)
 }
 
-/// When it was said: the time of day, or before anybody wants that, the seconds.
+/// The time of the entry: the time of day, or the seconds while that is not needed.
 fn stamp(entry: &LogEntry, today: Option<&str>) -> String {
     match today {
         _ if entry.clock.is_empty() => seconds(entry),
@@ -278,7 +277,7 @@ fn stamp(entry: &LogEntry, today: Option<&str>) -> String {
     }
 }
 
-/// Whether the day of the month says which `day` is meant, seen from `today`.
+/// Whether the day of the month identifies `day`, seen from `today`.
 fn is_within_a_month(day: &str, today: &str) -> bool {
     let parts = |day: &str| -> Option<(u32, u32)> {
         let mut parts = day.split('-').map(|part| part.parse::<u32>().ok());
@@ -419,7 +418,7 @@ mod tests {
         // Of the last two lines, the day is known too.
         let tail = content(&logs, None, &Filter::default(), 60, Some(2));
         assert!(tail.days[0].1.to_string().contains("2026-02-11"), "{:?}", tail.days);
-        // Elsewhere there is no room for a rule.
+        // Elsewhere the rule does not fit.
         let block: Vec<_> = newest(&logs, Of::All, 60, 9).iter().map(ToString::to_string).collect();
         assert!(block[1].starts_with(" 10 23:59 E") && block[2].starts_with(" 00:00:00 E"));
     }

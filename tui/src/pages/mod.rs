@@ -1,4 +1,4 @@
-//! Writes the pages. Each answers one question of a person, with the answer on top.
+//! The pages. Each answers one question of a person, with the answer on top.
 
 pub(crate) mod boot;
 pub(crate) mod cluster;
@@ -24,9 +24,9 @@ pub(crate) const WIDE: usize = 110;
 pub(crate) struct Content {
     pub(crate) head: Vec<Line<'static>>,
     pub(crate) body: Vec<Line<'static>>,
-    /// Lines before the body that nobody is about to see, about.
+    /// Lines before the body that will not be shown soon, about.
     pub(crate) above: usize,
-    /// What heads the lines from one of the body on: the last line of the head.
+    /// The head of the lines from one of the body on: the last line of the head.
     pub(crate) days: Vec<(usize, Line<'static>)>,
     /// Lines of the body that must be on the screen: where the cursor is.
     pub(crate) focus: Option<Range<usize>>,

@@ -1,4 +1,4 @@
-//! Answers: can others reach this machine, by what, and for how long?
+//! The Network page: can others reach this machine, by which address, and for how long?
 
 use ratatui::text::Line;
 
@@ -76,7 +76,7 @@ fn plain(address: &Address) -> &str {
     address.cidr.split_once('/').map_or(address.cidr.as_str(), |(plain, _)| plain)
 }
 
-/// One interface: what it is, what it has, and what passes through it.
+/// One interface: its kind, its addresses, and its traffic.
 fn block(interface: &Interface, width: usize) -> Vec<Line<'static>> {
     let (mark, state) = match (interface.carrier, interface.addresses.is_empty()) {
         (false, _) => (Mark::Idle, "no cable, or nothing at its other end"),

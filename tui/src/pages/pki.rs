@@ -1,4 +1,4 @@
-//! Answers: what ends soon, and does it renew itself?
+//! The PKI page: what ends soon, and does it renew itself?
 
 use ratatui::style::Style;
 use ratatui::text::Line;
@@ -103,7 +103,7 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     }
 }
 
-/// Whether [`answer`] may be another one, of the certificates: all that it reads.
+/// Whether [`answer`] may have changed, as to the certificates: all that it reads.
 pub(crate) fn may_answer_anew(old: &Snapshot, new: &Snapshot) -> bool {
     let (Some(old), Some(new)) = (&old.pki, &new.pki) else { return old.pki != new.pki };
     let authorities = |it: &Pki| it.authorities.len();
@@ -127,8 +127,9 @@ fn absent(snapshot: &Snapshot) -> String {
     }
 }
 
-/// What matters most: what has ended, what should have renewed itself, what a
-/// person must renew; then what comes next without anyone.
+/// The most important first: expired certificates, certificates that should have
+/// renewed themselves, certificates that a person must renew; then the next automatic
+/// renewal.
 fn classify(pki: &Pki) -> (Mark, String) {
     let ends = ends(pki);
     let Some(first) = ends.first() else {
@@ -179,7 +180,7 @@ impl Columns {
         let dates = INDENT + NAME_MIN + 2 * DATE + LEFT <= width;
         let rest = INDENT + LEFT + if dates { 2 * DATE } else { 0 };
         let name = width.saturating_sub(rest + BAR_MIN).clamp(NAME_MIN, NAME_MAX);
-        // What is shorter shows nothing.
+        // A shorter bar shows nothing.
         let bar = width.saturating_sub(rest + name).min(BAR_MAX);
         Self { name, bar: if bar < BAR_MIN / 2 { 0 } else { bar }, dates }
     }
@@ -266,7 +267,7 @@ fn remaining(days_left: i64) -> String {
     if days_left < 0 { "ended".to_owned() } else { format!("in {}", days(days_left)) }
 }
 
-/// What an authority signed, and took back.
+/// The certificates that an authority signed, and those that it revoked.
 fn signed_text(it: &Authority) -> String {
     let signed = count(it.issued);
     let Some(crl) = &it.crl else { return format!("{signed}; no list of revoked ones yet") };

@@ -1,4 +1,4 @@
-//! Answers: what died, why, how often?
+//! The Services page: what died, why, how often?
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ const RESTARTS: usize = 10;
 /// Widest tree; the rest of a wide screen is for causes.
 const TREE_MAX: usize = 44;
 
-/// On a screen that has no room for this and all columns, those that say least are left
+/// On a screen that has no room for this and all columns, the least useful ones are left
 /// out: a service without a name says nothing.
 const TREE_MIN: usize = 16;
 
@@ -40,20 +40,20 @@ pub(crate) enum Step {
     By(isize),
 }
 
-/// What a person has done to the tree.
+/// The folding of the tree by a person.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tree {
     /// The dotted name of the service under the cursor, once there is a cursor.
     pub(crate) at: Option<String>,
-    /// What was asked of all: that their children are hidden, or shown.
+    /// The request for all services: that their children are hidden, or shown.
     all: Option<bool>,
     /// The same, of single services, by their dotted names.
     asked: BTreeMap<String, bool>,
 }
 
 impl Tree {
-    /// Moves the cursor among what is shown. The first step sets it, at the end that
-    /// is nearer to where the step leads.
+    /// Moves the cursor among the displayed services. The first step sets it, at the end
+    /// that is nearer to where the step leads.
     pub(crate) fn step(&mut self, services: &[Service], step: Step) {
         let shown: Vec<String> = self.shown(services).into_iter().map(|(_, path)| path).collect();
         let Some(last) = shown.len().checked_sub(1) else { return };
@@ -68,15 +68,15 @@ impl Tree {
         self.at = Some(shown[at].clone());
     }
 
-    /// The service under the cursor. Where there is none, it is set and that is all:
-    /// whatever acts on a service acts on one that a person has seen.
+    /// The service under the cursor. Without a cursor, the key only sets it: a key that
+    /// acts on a service acts on one that a person has seen.
     pub(crate) fn chosen(&mut self, services: &[Service]) -> Option<&str> {
         let was_set = self.at.is_some();
         self.step(services, Step::By(0));
         self.at.as_deref().filter(|_| was_set)
     }
 
-    /// Folds or unfolds what is under the cursor.
+    /// Folds or unfolds the service under the cursor.
     pub(crate) fn fold(&mut self, services: &[Service]) {
         let Some(path) = self.chosen(services).map(str::to_owned) else { return };
         let Some(at) = paths(services).into_iter().position(|other| other == path) else { return };
@@ -84,7 +84,7 @@ impl Tree {
         self.asked.insert(path, !folded);
     }
 
-    /// Folds everything but the first level, or unfolds all.
+    /// Folds everything except the first level, or unfolds all.
     pub(crate) fn fold_all(&mut self, fold: bool) {
         self.asked.clear();
         self.all = Some(fold);
@@ -120,7 +120,8 @@ impl Tree {
     }
 }
 
-/// Where `path` is among what is `shown`, or the nearest of its parents, which hides it.
+/// The place of `path` among the `shown` services, or that of the nearest parent, which
+/// hides it.
 fn position(shown: &[impl AsRef<str>], path: &str) -> Option<usize> {
     let mut path = path;
     loop {
@@ -155,8 +156,8 @@ fn paths(services: &[Service]) -> Vec<String> {
     all
 }
 
-/// On a screen with more columns than these, what was said stands beside the tree;
-/// on others below it, where there is room.
+/// On a screen with more columns than these, the log stands beside the tree; on others
+/// below it, where there is room.
 const TREE_AND_CAUSE: usize = 130;
 const GAP: usize = 3;
 
@@ -195,7 +196,8 @@ pub(crate) fn content(snapshot: &Snapshot, state: &Tree, width: usize, height: u
     content
 }
 
-/// What the service under the cursor said lately; without a cursor, what is wrong.
+/// The recent log of the service under the cursor; without a cursor, warnings and
+/// errors.
 fn said(logs: &Logs, state: &Tree, width: usize, rows: usize) -> Vec<Line<'static>> {
     match &state.at {
         Some(at) => {
@@ -276,7 +278,7 @@ enum Fold {
     Folded(Hidden),
 }
 
-/// What a fold hides: nothing that is wrong is hidden without a word.
+/// The summary of a fold: a hidden failure always shows in it.
 struct Hidden {
     services: u64,
     worst: Mark,
@@ -328,7 +330,7 @@ fn below_root(path: String) -> String {
     }
 }
 
-/// Whether [`answer`] may be another one: all that it reads.
+/// Whether [`answer`] may have changed: all that it reads.
 pub(crate) fn may_answer_anew(old: &Snapshot, new: &Snapshot) -> bool {
     let read = |it: &Service| (it.state, it.restarts, it.depth);
     let differ = |(old, new): (&Service, &Service)| read(old) != read(new) || old.name != new.name;
@@ -344,8 +346,8 @@ fn list(names: &[String]) -> String {
     }
 }
 
-/// What stands before each name: `│ └ `. Found from the end, where it is known
-/// which branches still go on below.
+/// The lines before each name: `│ └ `. Found from the end, where it is known which
+/// branches still go on below.
 fn branches(services: &[Service]) -> Vec<String> {
     let mut open = [false; DEPTH_MAX + 1];
     let mut branches = Vec::with_capacity(services.len());
@@ -431,7 +433,7 @@ mod tests {
         assert_eq!(names(&tree, &services), "root a d");
         services[4].restarts = 1;
         assert_eq!(names(&tree, &services), "root a d e");
-        // What a person asked for stays.
+        // The folding that a person asked for stays.
         tree.at = Some("root.d".to_owned());
         tree.fold(&services);
         assert_eq!(names(&tree, &services), "root a d");

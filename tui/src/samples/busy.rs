@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::{NODES, interface, member, ordinary, percents, remember, say, service_of, wave};
 use crate::snapshot::{
-    Health, Interface, Member, Node, NodeState, ServiceState, Severity, Snapshot, Standing, Warning,
+    Health, Interface, Member, MemberStatus, Node, NodeState, ServiceState, Severity, Snapshot,
+    Warning,
 };
 
 const NEWCOMERS: [&str; 2] =
@@ -29,7 +30,7 @@ pub fn busy() -> Snapshot {
             state: NodeState::Up,
             health: Health::Healthy,
             roles: vec!["consensus member".to_owned()],
-            etcd: Some(Standing::Learner { caught_up: None }),
+            etcd: Some(MemberStatus::Learner { caught_up: None }),
             labels: vec!["zone=d".to_owned(), "disk=nvme".to_owned()],
             version: Some("0.1.0".to_owned()),
             ..Node::default()
@@ -44,7 +45,7 @@ pub fn busy() -> Snapshot {
     }
     if let Some(etcd) = &mut snapshot.etcd {
         etcd.members.push(Member {
-            standing: Standing::Learner { caught_up: Some(71) },
+            standing: MemberStatus::Learner { caught_up: Some(71) },
             lag: Some(349_120),
             round_trip: Some(2_450),
             db_size: Some(9 << 20),
@@ -76,7 +77,8 @@ pub fn busy() -> Snapshot {
         metrics.disk_written = wave(60 << 20, 410 << 20, 14);
         metrics.received = wave(20 << 20, 90 << 20, 8);
         metrics.sent = wave(30 << 20, 110 << 20, 9);
-        metrics.data_used = 6_990 << 20;
+        metrics.data_used = 2_130 << 20;
+        metrics.data_unwritten = 4_860 << 20;
     }
     if let Some(server) = service_of(&mut snapshot, "server") {
         server.state = ServiceState::Starting;

@@ -1,4 +1,5 @@
-//! Counts days from the moment at which all samples are taken.
+//! The dates of the samples: counts days from the moment at which all of them are
+//! taken.
 
 use std::sync::Arc;
 

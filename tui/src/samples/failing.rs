@@ -57,7 +57,7 @@ pub fn failing() -> Snapshot {
         }
         etcd.members[0].lag = Some(12_096);
         etcd.applied = 1_192_021;
-        // More than the quota, or there were no alarm.
+        // More than the quota, or there would be no alarm.
         etcd.db_size = 2_051 << 20;
         etcd.members[0].db_size = Some(etcd.db_size);
         etcd.alarms = vec!["NOSPACE on 8e9e05c52164694d".to_owned()];
@@ -105,7 +105,8 @@ pub fn failing() -> Snapshot {
         logs,
         &[(61_020, Severity::Error, "root.consensus", "etcd was killed by signal 9 (SIGKILL)")],
     );
-    // What was said then is driven out by now, and what was wrong is not.
+    // The ordinary entries of that time are dropped by now, the warnings and errors are
+    // kept.
     Arc::make_mut(logs).total += 3412;
     say(
         logs,

@@ -1,4 +1,4 @@
-//! Makes snapshots to look at: what tests and galleries draw.
+//! The samples: snapshots that tests and galleries draw.
 
 mod busy;
 mod crowd;
@@ -23,8 +23,8 @@ pub use self::overflowing::overflowing;
 pub use self::worker::worker;
 
 use crate::snapshot::{
-    Address, Certificate, Cluster, Header, Interface, LogEntry, Logs, Member, Metrics, Network,
-    Service, ServiceState, Severity, Snapshot, Stage, StageState, Standing,
+    Address, Certificate, Cluster, Header, Interface, LogEntry, Logs, Member, MemberStatus,
+    Metrics, Network, Service, ServiceState, Severity, Snapshot, Stage, StageState,
 };
 
 /// Three nodes of one cluster; the first is the one whose console this is.
@@ -34,7 +34,7 @@ const NODES: [&str; 3] = [
     "polis-5c2e90b1f7d84a6399d01b8e4f3a2c75",
 ];
 
-/// Each of them by name, with what it shows.
+/// Each of them by name, with its content.
 #[must_use]
 pub fn all() -> [(&'static str, Snapshot); 9] {
     [
@@ -134,7 +134,7 @@ pub fn booting() -> Snapshot {
     snapshot
 }
 
-/// A machine that has asked to be let into a cluster.
+/// A machine that waits for approval by a cluster.
 #[must_use]
 pub fn registering() -> Snapshot {
     let [node, words] = [NODES[1], "saddle-bright-canyon-oyster"];
@@ -178,6 +178,7 @@ pub fn registering() -> Snapshot {
         sent: wave(0, 2 << 10, 4),
         data_total: 7_942 << 20,
         data_used: 88 << 20,
+        data_unwritten: 0,
     });
     restarted(&mut snapshot, 251);
     snapshot.logs = logs(&[
@@ -227,7 +228,7 @@ fn member(name: &str, id: u64) -> Member {
         name: name.to_owned(),
         id,
         url: format!("https://{name}:7834"),
-        standing: Standing::Voter,
+        standing: MemberStatus::Voter,
         answers: Some(true),
         ..Member::default()
     }
@@ -257,7 +258,7 @@ fn service_of<'a>(snapshot: &'a mut Snapshot, name: &str) -> Option<&'a mut Serv
     snapshot.services.iter_mut().find(|service| service.name == name)
 }
 
-/// The machine was started `uptime` seconds ago: whatever is older is gone.
+/// The machine was started `uptime` seconds ago: everything older is gone.
 fn restarted(snapshot: &mut Snapshot, uptime: u64) {
     snapshot.header.uptime = Duration::from_secs(uptime);
     for service in &mut snapshot.services {
@@ -265,7 +266,7 @@ fn restarted(snapshot: &mut Snapshot, uptime: u64) {
     }
     let logs = Arc::make_mut(&mut snapshot.logs);
     logs.entries.retain(|entry| entry.time < snapshot.header.uptime);
-    // The rest is what it will say.
+    // The rest follows later.
     logs.total = logs.entries.len() as u64;
     if let Some(metrics) = &mut snapshot.metrics {
         let samples = usize::try_from(uptime / metrics.pace.as_secs().max(1)).unwrap_or(0);
@@ -324,7 +325,7 @@ fn percents(low: u64, high: u64, seed: u64) -> Vec<u8> {
     wave(low, high, seed).into_iter().map(|it| u8::try_from(it).unwrap_or(100)).collect()
 }
 
-/// The memory in use is what the newest sample says.
+/// The memory in use is that of the newest sample.
 fn remember(metrics: &mut Metrics, samples: Vec<u8>) {
     metrics.memory_used =
         metrics.memory_total.div_ceil(100) * samples.last().copied().map_or(0, u64::from);

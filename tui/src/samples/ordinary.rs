@@ -7,8 +7,8 @@ use super::{
     stage, used, wave,
 };
 use crate::snapshot::{
-    Authority, Crl, Etcd, Health, Interface, Member, Metrics, Network, Node, NodeState, Nodes, Pki,
-    Severity, Snapshot, StageState, Standing,
+    Authority, Crl, Etcd, Health, Interface, Member, MemberStatus, Metrics, Network, Node,
+    NodeState, Nodes, Pki, Severity, Snapshot, StageState,
 };
 
 /// The services of a node that votes, without those that only a boot needs.
@@ -161,7 +161,7 @@ pub(super) fn node(at: usize) -> Node {
         state: NodeState::Up,
         health: Health::Healthy,
         roles: vec!["consensus member".to_owned()],
-        etcd: Some(Standing::Voter),
+        etcd: Some(MemberStatus::Voter),
         labels: vec![format!("zone={}", ["a", "b", "c"][at])],
         version: Some("0.1.0".to_owned()),
         leader: at == 1,
@@ -244,5 +244,6 @@ fn metrics() -> Metrics {
         sent: wave(1 << 10, 180 << 10, 4),
         data_total: 7_942 << 20,
         data_used: 1_204 << 20,
+        data_unwritten: 0,
     }
 }

@@ -1,10 +1,12 @@
-//! Whatever is too long, too large, or an attack.
+//! Values that are too long, too large, or an attack.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::failing;
-use crate::snapshot::{Cluster, Crl, Node, NodeState, Service, Snapshot, Stage, Standing, Warning};
+use crate::snapshot::{
+    Cluster, Crl, MemberStatus, Node, NodeState, Service, Snapshot, Stage, Warning,
+};
 
 /// The longest time that can travel.
 const FOR_EVER: Duration = Duration::from_millis(u64::MAX);
@@ -52,7 +54,7 @@ pub fn overflowing() -> Snapshot {
             member.round_trip = Some(u64::MAX);
             member.db_size = Some(u64::MAX);
         }
-        etcd.members[1].standing = Standing::Learner { caught_up: Some(u8::MAX) };
+        etcd.members[1].standing = MemberStatus::Learner { caught_up: Some(u8::MAX) };
         etcd.index = u64::MAX;
         etcd.db_size = u64::MAX;
         etcd.db_used = u64::MAX;

@@ -1,9 +1,10 @@
-//! Whether samples hold together: a reader of the gallery takes them for a machine.
+//! Tests that samples hold together: a reader of the gallery takes them as a real
+//! machine.
 
 use std::time::Duration;
 
 use super::*;
-use crate::snapshot::{Health, NodeState, Severity, StageState, Standing};
+use crate::snapshot::{Health, MemberStatus, NodeState, Severity, StageState};
 
 #[test]
 fn nothing_in_a_sample_is_older_than_its_machine() {
@@ -34,7 +35,7 @@ fn nothing_in_a_sample_is_older_than_its_machine() {
 fn a_sample_shows_nothing_that_no_machine_can() {
     for (name, snapshot) in all().into_iter().filter(|(name, _)| *name != "overflowing") {
         for node in snapshot.nodes.iter().flat_map(|known| &known.nodes) {
-            // The leader tells the age of a heartbeat that is late, and of no other.
+            // The leader reports the age of a heartbeat that is late, and of no other.
             assert_eq!(node.heartbeat.is_some(), node.health == Health::Late, "{name}");
             let member = node.state == NodeState::Up;
             assert!(member || node.health == Health::Unknown, "{name}: a beat of {}", node.id);
@@ -49,13 +50,13 @@ fn a_sample_shows_nothing_that_no_machine_can() {
             for member in &etcd.members {
                 let other = standings.iter().find(|(id, _)| **id == member.name);
                 let other = other.map_or(member.standing, |(_, standing)| *standing);
-                let learns = |it| matches!(it, Standing::Learner { .. });
+                let learns = |it| matches!(it, MemberStatus::Learner { .. });
                 assert_eq!(learns(member.standing), learns(other), "{name}: {}", member.name);
             }
             let full = etcd.alarms.iter().any(|alarm| alarm.starts_with("NOSPACE"));
             assert!(!full || etcd.db_size > etcd.db_quota, "{name}: an alarm for nothing");
         }
-        // What is wrong is kept beyond the newest, and nothing else.
+        // Only warnings and errors are kept beyond the newest entries.
         for pair in snapshot.logs.entries.windows(2) {
             let gap = pair[0].number + 1 < pair[1].number;
             assert!(!gap || pair[0].severity >= Severity::Warning, "{name}: {:?}", pair[0]);

@@ -24,7 +24,7 @@ pub fn worker() -> Snapshot {
     if let Some(nodes) = &mut snapshot.nodes {
         for node in &mut nodes.nodes {
             node.own = false;
-            // It is not told which of them vote.
+            // It does not receive which of them vote.
             node.etcd = None;
         }
         nodes.nodes.push(Node {

@@ -1,4 +1,4 @@
-//! The boot: its stages, and what they wait for.
+//! The boot: its stages, and the conditions that they wait for.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::time;
 pub struct Stage {
     /// Its word on the serial line.
     pub name: String,
-    /// What it is doing.
+    /// Its activity.
     pub state: StageState,
     /// When it started, after the kernel did; zero while it is pending.
     #[serde(with = "time")]
@@ -22,7 +22,7 @@ pub struct Stage {
     pub elapsed: Duration,
 }
 
-/// What a stage is doing.
+/// The activity of a stage.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StageState {
@@ -33,7 +33,7 @@ pub enum StageState {
     Started,
     /// Cannot go on before something happens.
     Waiting {
-        /// For what, and what a person can do about it.
+        /// The condition, and what a person can do about it.
         what: String,
         /// For how long already.
         #[serde(with = "time")]

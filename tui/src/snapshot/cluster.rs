@@ -1,10 +1,10 @@
-//! The nodes of the cluster, as the curator's leader tells them.
+//! The nodes of the cluster, as the curator's leader reports them.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::etcd::Standing;
+use super::etcd::MemberStatus;
 use super::time;
 
 /// The nodes of the cluster, as far as this one knows them.
@@ -15,12 +15,12 @@ pub struct Nodes {
     pub nodes: Vec<Node>,
     /// The node ID of the curator's leader, if there is one.
     pub leader: Option<String>,
-    /// For how long nothing was heard, if this is what was known before the
-    /// node lost its way to a curator.
+    /// The time without contact, if this is the state from before the node lost its
+    /// connection to a curator.
     #[serde(with = "time::optional")]
     pub stale: Option<Duration>,
-    /// How old the last heartbeat of a node gets before the node is late: so old at
-    /// most is that of a healthy one, whose age is not told.
+    /// The age of the last heartbeat at which the node is late: the age of a healthy
+    /// one is below it and is not shown.
     #[serde(with = "time::optional")]
     pub late_after: Option<Duration>,
 }
@@ -37,18 +37,18 @@ pub struct Node {
     pub state: NodeState,
     /// Whether its heartbeat is there.
     pub health: Health,
-    /// Time since its last heartbeat, where that is told: of one that is late.
+    /// Time since its last heartbeat, if the node is late.
     #[serde(with = "time::optional")]
     pub heartbeat: Option<Duration>,
-    /// What it does for the cluster, in words.
+    /// Its roles in the cluster, in words.
     pub roles: Vec<String>,
-    /// What its etcd member is, if it has one.
-    pub etcd: Option<Standing>,
+    /// The state of its etcd member, if it has one.
+    pub etcd: Option<MemberStatus>,
     /// Labels, as `key=value`.
     pub labels: Vec<String>,
     /// The fingerprint of its key in words, to compare before it is approved.
     pub words: Option<String>,
-    /// The version of its system, if it has told.
+    /// The version of its system, if it has reported one.
     pub version: Option<String>,
     /// Whether it is the curator's leader.
     pub leader: bool,
@@ -60,7 +60,7 @@ pub struct Node {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeState {
-    /// Has asked to be let in: a person decides.
+    /// Waits for approval by a person.
     New,
     /// Was approved, and has not entered yet.
     Standby,
@@ -78,9 +78,9 @@ pub enum NodeState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Health {
-    /// Heard of lately.
+    /// Its heartbeat is recent.
     Healthy,
-    /// Not heard of for longer than its heartbeat may take.
+    /// Its last heartbeat is older than it may be.
     Late,
     /// The leader is too new to know.
     #[default]

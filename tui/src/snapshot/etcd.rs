@@ -26,8 +26,8 @@ pub struct Etcd {
     pub db_quota: u64,
     /// Alarms in force, for example `NOSPACE`, with the member where that matters.
     pub alarms: Vec<String>,
-    /// Whether a majority of the voters answers each other, as far as this member
-    /// sees: it knows who leads.
+    /// Whether a majority of the voters answers each other, as far as this member sees:
+    /// it knows the leader.
     pub quorum: bool,
     /// How many more voters may fail before the cluster stops; `None` without a
     /// quorum, or where it is not known of every voter whether it answers.
@@ -52,12 +52,12 @@ pub struct Member {
     /// Where its peers reach it.
     pub url: String,
     /// Voter or learner.
-    pub standing: Standing,
-    /// Whether it leads.
+    pub standing: MemberStatus,
+    /// Whether it is the leader.
     pub leader: bool,
     /// Whether it is this node.
     pub own: bool,
-    /// Whether it answers, once that was asked.
+    /// Whether it answers, once it was asked.
     pub answers: Option<bool>,
     /// Entries of the log that it has not applied yet, if that is known.
     pub lag: Option<u64>,
@@ -68,10 +68,10 @@ pub struct Member {
     pub db_size: Option<u64>,
 }
 
-/// What a member may do.
+/// The rights of a member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
+pub enum MemberStatus {
     /// Counts for the quorum.
     #[default]
     Voter,

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::time;
 
-/// The newest entries of the log tree, the oldest of them first; before them what
-/// was wrong earlier, so numbers may have gaps.
+/// The newest entries of the log tree, the oldest of them first; before them earlier
+/// warnings and errors, so numbers may have gaps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Logs {
@@ -16,14 +16,15 @@ pub struct Logs {
     pub entries: Vec<Arc<LogEntry>>,
     /// How many there ever were, so that a paused page can say how many are new.
     pub total: u64,
-    /// The day of this snapshot, as entries have theirs; empty while they have none.
+    /// The day of this snapshot, as entries have theirs; empty while it is unknown.
     pub today: String,
 }
 
 impl Logs {
-    /// Puts what was `seen` before to what is new; the newest `max` stay. Where the
-    /// new dates an entry by another clock, it holds all that is dated by that one, and
-    /// what was seen is let go: no page mixes the times of two clocks.
+    /// Puts the entries `seen` before in front of the new ones; the newest `max` stay.
+    /// Where the new snapshot dates an entry by another clock, it holds all entries
+    /// dated by that clock, and the seen entries are dropped: no page mixes the times
+    /// of two clocks.
     pub fn put_before(&mut self, seen: &Self, max: usize) {
         if !self.is_dated_unlike(seen) {
             self.entries.extend(seen.entries.iter().cloned());
@@ -35,7 +36,7 @@ impl Logs {
         self.entries.drain(..surplus);
     }
 
-    /// Whether the newest entry that both have was said at another time of day.
+    /// Whether the newest entry that both have carries another time of day.
     #[must_use]
     pub fn is_dated_unlike(&self, other: &Self) -> bool {
         let mut alike = self.entries.iter().rev().filter_map(|one| {
@@ -56,8 +57,8 @@ pub struct LogEntry {
     /// When, after the kernel started.
     #[serde(with = "time")]
     pub time: Duration,
-    /// The day on which it was said, ready to print; empty where that is not known,
-    /// or of no interest yet.
+    /// The day of the entry, ready to print; empty while that is unknown, or not needed
+    /// yet.
     pub day: String,
     /// The time of that day, ready to print.
     pub clock: String,
@@ -65,7 +66,7 @@ pub struct LogEntry {
     pub severity: Severity,
     /// The dotted name of the writer.
     pub name: String,
-    /// What it said.
+    /// Its text.
     pub text: String,
 }
 
@@ -73,7 +74,7 @@ pub struct LogEntry {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// For whoever looks for a bug.
+    /// For a person who looks for a bug.
     #[default]
     Debug,
     /// The ordinary course of things.

@@ -1,4 +1,4 @@
-//! What the machine is busy with, sampled at a steady pace.
+//! The load of the machine, sampled at a steady pace.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::time;
 
-/// What the machine is busy with. Each list has the newest sample last.
+/// The load of the machine. Each list has the newest sample last.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Metrics {
@@ -21,7 +21,7 @@ pub struct Metrics {
     pub memory: Vec<u8>,
     /// Bytes of memory.
     pub memory_total: u64,
-    /// Bytes of it in use: what could not be given to someone else at once.
+    /// Bytes of it in use: memory that could not be given to others at once.
     pub memory_used: u64,
     /// Bytes read from disks, a second.
     pub disk_read: Vec<u64>,
@@ -31,8 +31,11 @@ pub struct Metrics {
     pub received: Vec<u64>,
     /// Bytes that went out, a second.
     pub sent: Vec<u64>,
-    /// Bytes of the data partition's file system; zero if there is none yet.
+    /// Bytes of the data partition's file system; zero while it has no file system.
     pub data_total: u64,
     /// Bytes of it in use.
     pub data_used: u64,
+    /// Bytes of it that are free once they have been written: an authenticated disk
+    /// prepares them in the background.
+    pub data_unwritten: u64,
 }

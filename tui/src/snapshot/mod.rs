@@ -1,6 +1,7 @@
-//! Holds what the console shows: plain data, filled by the node, read by the pages.
+//! The snapshot: the content of the console as plain data, filled by the node, read by
+//! the pages.
 //!
-//! Whoever fills a [`Snapshot`] has done all the arithmetic with time: an age is
+//! The code that fills a [`Snapshot`] has done all the arithmetic with time: an age is
 //! the age at the moment of the snapshot, and nothing here ever looks at a clock.
 //!
 //! A snapshot also travels, as JSON, to consoles elsewhere. A log is most of it,
@@ -8,8 +9,7 @@
 //! out, and [`Logs::put_before`] puts it back.
 //!
 //! Invariants:
-//! - What is not known is `None` or empty, never a made-up value: each page has
-//!   words for it.
+//! - An unknown value is `None` or empty, never made up: each page has words for it.
 //! - Texts may come from outside and hold anything; pages clean them as they
 //!   draw (`text::clean`).
 //! - A field that is absent from the JSON has its default, and one that is not
@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::boot::{Stage, StageState};
 pub use self::cluster::{Health, Node, NodeState, Nodes};
-pub use self::etcd::{Etcd, Member, Standing};
+pub use self::etcd::{Etcd, Member, MemberStatus};
 pub use self::logs::{LogEntry, Logs, Severity};
 pub use self::metrics::Metrics;
 pub use self::network::{Address, Interface, Network};
@@ -43,14 +43,14 @@ pub use self::services::{Service, ServiceState};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Snapshot {
-    /// What stands at the top of every page.
+    /// The head of every page.
     pub header: Header,
     /// How long after the kernel's start the node was ready; `None` before.
     #[serde(with = "time::optional")]
     pub ready: Option<Duration>,
     /// Why the boot before this one failed, if it did.
     pub previous_failure: Option<String>,
-    /// What a person should know on every day, the most pressing first.
+    /// The warnings for a person on every day, the most pressing first.
     pub warnings: Vec<Warning>,
     /// The stages of this boot in their order, those to come included.
     pub stages: Vec<Stage>,
@@ -64,10 +64,10 @@ pub struct Snapshot {
     pub pki: Option<Pki>,
     /// The supervision tree, parents before their children.
     pub services: Vec<Service>,
-    /// What the machine is busy with, once it was measured.
+    /// The load of the machine, once it was measured.
     pub metrics: Option<Metrics>,
-    /// The newest entries of the log tree: most of a snapshot, and shared by
-    /// those between which nothing was said.
+    /// The newest entries of the log tree: most of a snapshot, and shared by snapshots
+    /// without new entries between them.
     pub logs: Arc<Logs>,
 }
 
@@ -102,20 +102,20 @@ impl Snapshot {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Warning {
-    /// What is the matter, as a sentence.
+    /// The problem, as a sentence.
     pub text: String,
     /// The command or the deed that mends it, if there is one.
     pub help: Option<String>,
 }
 
-/// What stands at the top of every page.
+/// The head of every page.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Header {
     /// The node ID, once there is a key.
     pub node: Option<String>,
-    /// The fingerprint of the node's key in words that can be read aloud, once
-    /// there is a key: whoever approves the node compares them.
+    /// The fingerprint of the node's key in words that can be read aloud, once there is
+    /// a key: the person who approves the node compares them.
     pub words: Option<String>,
     /// The version of the system.
     pub version: String,
@@ -133,7 +133,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Whether nothing but time has passed between the two.
+    /// Whether only time has passed between the two.
     pub(crate) fn is_same_but_for_time(&self, other: &Self) -> bool {
         let Self { node, words, version, slot, cluster, address, uptime: _, clock: _ } = self;
         (node, words, version, slot) == (&other.node, &other.words, &other.version, &other.slot)
@@ -145,13 +145,13 @@ impl Header {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cluster {
-    /// Registering: contact was made, not yet let in.
+    /// Registering: contact was made, not yet approved.
     Foreign,
     /// Approved, and committing.
     Trusted,
     /// A member.
     Home,
-    /// Removed, for ever.
+    /// Removed for good.
     Disowning,
     /// Would be home, but is cut off from consensus.
     Split,
@@ -211,7 +211,8 @@ mod tests {
         assert_eq!(frame, whole);
         Arc::make_mut(&mut frame.logs).put_before(&seen, usize::MAX);
         assert_eq!(frame, whole, "what is there already is not put there twice");
-        // A console that comes back is told again what was wrong, with gaps between.
+        // A console that reconnects receives the earlier warnings and errors again,
+        // with gaps between.
         let mut frame = whole.clone();
         Arc::make_mut(&mut frame.logs).entries.remove(2);
         Arc::make_mut(&mut frame.logs).put_before(&whole.logs, usize::MAX);

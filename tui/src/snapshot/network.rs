@@ -18,7 +18,7 @@ pub struct Network {
     pub nameservers: Vec<String>,
     /// Time servers, by name or address.
     pub time_servers: Vec<String>,
-    /// What an address is waited for, and what to do about it.
+    /// What an address waits for, and what to do about it.
     pub waiting: Option<String>,
 }
 
@@ -54,7 +54,7 @@ pub struct Address {
     pub source: String,
     /// Whether others reach the node by it.
     pub primary: bool,
-    /// What is left of its lease, if it has one that ends.
+    /// The rest of its lease, if its lease ends.
     #[serde(with = "time::optional")]
     pub lease: Option<Duration>,
 }

@@ -1,4 +1,4 @@
-//! Authorities, certificates, and what was revoked.
+//! Authorities, certificates, and revocations.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub struct Pki {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Authority {
-    /// What it is for.
+    /// Its purpose.
     pub name: String,
     /// SHA-256 of its certificate.
     pub fingerprint: [u8; 32],
@@ -34,7 +34,7 @@ pub struct Authority {
     pub used: u8,
     /// How many certificates it signed that are known.
     pub issued: u64,
-    /// The list of what it revoked, if it has one.
+    /// The list of the revoked certificates, if it has one.
     pub crl: Option<Crl>,
 }
 
@@ -42,7 +42,7 @@ pub struct Authority {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Certificate {
-    /// What it is for.
+    /// Its purpose.
     pub name: String,
     /// The name of the authority that signed it.
     pub issuer: String,

@@ -14,7 +14,7 @@ pub struct Service {
     pub depth: u16,
     /// The last part of its dotted name.
     pub name: String,
-    /// What it is doing.
+    /// Its activity.
     pub state: ServiceState,
     /// How often it was restarted.
     pub restarts: u64,
@@ -25,11 +25,11 @@ pub struct Service {
     pub since: Duration,
 }
 
-/// What a service is doing.
+/// The activity of a service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ServiceState {
-    /// Runs, and has not said that it is healthy.
+    /// Runs, and has not reported itself healthy.
     #[default]
     Starting,
     /// Runs and serves.

@@ -1,4 +1,4 @@
-//! Writes lengths of time as milliseconds: exact enough for the eye, and short.
+//! Lengths of time as milliseconds: exact enough for the eye, and short.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The same where there may be none.
+/// The same for an optional one.
 pub(super) mod optional {
     use super::{Deserialize, Deserializer, Duration, Serialize, Serializer, millis};
 

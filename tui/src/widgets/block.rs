@@ -1,4 +1,4 @@
-//! Orders lines into blocks: under a title, or beside each other.
+//! Blocks of lines: under a title, or beside each other.
 
 use ratatui::text::{Line, Span};
 

@@ -1,12 +1,12 @@
-//! Draws how something went lately, as columns of half blocks.
+//! The chart of recent values, as columns of half blocks.
 //!
 //! The font of the Linux console has one block of half height and no finer ones,
 //! so a chart of two rows has four steps. That is enough to see a wave, a peak
 //! or a plateau, which is what it is for; the number stands beside it.
 
-/// `values`, the newest at the right, in `rows` of `cells`, the top one first.
-/// Something above zero is always seen; a dot is a sample of zero, and nothing
-/// is no sample.
+/// `values`, the newest at the right, in `rows` of `cells`, the top one first. A value
+/// above zero is always seen; a dot is a sample of zero, and an empty cell means no
+/// sample.
 pub(crate) fn chart(values: &[u64], max: u64, cells: usize, rows: usize) -> Vec<String> {
     let newest = &values[values.len().saturating_sub(cells)..];
     let steps = 2 * rows as u128;

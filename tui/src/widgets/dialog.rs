@@ -1,4 +1,4 @@
-//! Draws a box over a page: for help, and for what must be decided.
+//! The dialog: a box over a page, for help, and for decisions.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;

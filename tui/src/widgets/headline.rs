@@ -1,4 +1,4 @@
-//! Answers a page's question in one sentence, under a mark.
+//! The headline: answers a page's question in one sentence, under a mark.
 
 use ratatui::style::Style;
 use ratatui::text::Line;
@@ -16,7 +16,7 @@ pub(crate) fn headline(mark: Mark, text: &str, width: usize) -> Vec<Line<'static
     marked(mark, style, text, width)
 }
 
-/// The same for what is no answer but a remark.
+/// The same for a remark that is not an answer.
 pub(crate) fn note(mark: Mark, text: &str, width: usize) -> Vec<Line<'static>> {
     marked(mark, PLAIN, text, width)
 }
@@ -47,8 +47,8 @@ pub(crate) fn hanging(
     lines.iter().enumerate().map(row).collect()
 }
 
-/// A command to type: on a line of its own, so that it is one for whoever reads it
-/// aloud or from a photograph.
+/// A command to type: on a line of its own, so that it stays one command when it is
+/// read aloud or from a photograph.
 pub(crate) fn command(text: &str, width: usize) -> Vec<Line<'static>> {
     hanging(INDENT, "► ", ATTENTION, text, width)
 }

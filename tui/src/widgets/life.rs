@@ -1,12 +1,11 @@
-//! Draws a share of a whole as a bar: how full, how far, how old.
+//! The bar of a share of a whole: how full, how far, how old.
 
 use ratatui::style::Style;
 
 use super::Row;
 
-/// Adds a bar of `cells` to `row`, filled to `percent`, and with a line through
-/// it at `mark` percent. What has begun shows, and what is not complete is not
-/// drawn full.
+/// Adds a bar of `cells` to `row`, filled to `percent`, and with a line through it at
+/// `mark` percent. A bar that has begun shows, and an incomplete bar is not drawn full.
 pub(crate) fn share(row: Row, cells: usize, style: Style, percent: u8, mark: Option<u8>) -> Row {
     row.dotted(style, &bar(cells, percent, mark))
 }

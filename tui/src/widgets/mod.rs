@@ -1,4 +1,4 @@
-//! Draws the pieces that pages are made of. A page is a list of lines; these make lines.
+//! The widgets: the pieces of pages. A page is a list of lines; these make lines.
 
 pub(crate) mod block;
 pub(crate) mod chart;

@@ -1,4 +1,4 @@
-//! Builds one line out of columns.
+//! The row: builds one line out of columns.
 
 use ratatui::buffer::Buffer;
 use ratatui::style::Style;
@@ -65,7 +65,7 @@ impl Row {
         self.gap(cells)
     }
 
-    /// Adds a column of `cells`, filled from the left; what does not fit is cut,
+    /// Adds a column of `cells`, filled from the left; text that does not fit is cut,
     /// so that the last cell keeps the next column apart.
     pub(crate) fn cell(self, cells: usize, style: Style, text: &str) -> Self {
         let column = self.used + cells;

@@ -1,13 +1,13 @@
-//! Draws when something began and how long it took, on one scale for all rows.
+//! The timeline: the start and the duration of each row, on one scale for all.
 //!
-//! What is over is a bar; what runs is a bar with a head that moves on, and what
-//! waits is a mere line with a head: seen without colours too.
+//! A finished stage is a bar; a running stage is a bar with a head that moves on, and a
+//! waiting stage is a mere line with a head: seen without colours too.
 
 use std::time::Duration;
 
 use crate::text::{duration, width};
 
-/// Fewest cells between two marks of the axis: what most labels take.
+/// Fewest cells between two marks of the axis: the width of most labels.
 const TICK_CELLS: u128 = 7;
 
 /// Distances between marks that a person can count in, in milliseconds.
@@ -46,7 +46,7 @@ impl Timeline {
         usize::try_from(cell).map_or(self.cells, |cell| cell.min(self.cells))
     }
 
-    /// A row with a bar from `start`; whatever has begun is at least a cell long.
+    /// A row with a bar from `start`; a stage that has begun is at least a cell long.
     pub(crate) fn bar(self, start: Duration, length: Duration, fill: Fill) -> String {
         let first = self.cell(start).min(self.cells.saturating_sub(1));
         let end = self.cell(start.saturating_add(length)).max(first + 1);
@@ -71,7 +71,7 @@ impl Timeline {
     }
 
     /// The labels of the axis, each at its mark: of each mark, or of each second, or
-    /// third, so that none is missing between two others.
+    /// third, so that no label is missing between two others.
     pub(crate) fn axis(self) -> String {
         let ticks = self.ticks();
         let axis = (1..=ticks.len()).find_map(|each| self.labels(ticks.iter().step_by(each)));
@@ -86,7 +86,7 @@ impl Timeline {
             if !axis.is_empty() && *cell <= width(&axis) {
                 return None;
             }
-            // What begins too near to the end has no room for its label.
+            // A mark too near to the end has no room for its label.
             if cell + width(&label) <= self.cells {
                 axis.push_str(&" ".repeat(cell.saturating_sub(width(&axis))));
                 axis.push_str(&label);

@@ -1,4 +1,4 @@
-//! Shows the part of a long text that fits, and where in the whole it lies.
+//! The window: shows the part of a long text that fits, and its place in the whole.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;

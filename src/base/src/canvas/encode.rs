@@ -1,12 +1,12 @@
-//! Says to a terminal in few bytes what its cells are to show.
+//! The encoder of cells: the shortest bytes that make a terminal show them.
 //!
 //! A serial line takes eleven bytes in a millisecond, and the kernel waits for a
-//! hypervisor's console sixteen bytes at a time: so a cursor that is where it
-//! should be is not moved, colours that hold are not named again, and they have
-//! the short names of the sixteen (`ECMA-48`, and 90 to 107 as in `aixterm`).
+//! hypervisor's console sixteen bytes at a time: so a cursor in the right place is not
+//! moved, colours in force are not repeated, and they have the short names of the
+//! sixteen (`ECMA-48`, and 90 to 107 as in `aixterm`).
 //!
 //! The Linux console makes a bright colour bold, and leaves it so until the bold is
-//! ended: whoever goes back to a dark one says 22 before.
+//! ended: before a dark colour, the encoder sends 22.
 //!
 //! What this module does not do: compare pictures (`canvas`).
 
@@ -16,7 +16,7 @@ use ratatui::style::{Color, Modifier};
 
 use super::Shown;
 
-/// Ends what a picture has set: other writers have the terminal in between.
+/// Ends the attributes of a picture: other writers use the terminal in between.
 const PLAIN: &str = "\x1b[m";
 
 /// The first of the eight foregrounds, and of the eight bright ones; a background's
@@ -32,7 +32,7 @@ pub(super) fn encode(cells: &[(u16, u16, Shown)]) -> String {
     let (mut at, mut style) = (None, Style::PLAIN);
     for &(x, y, cell) in cells {
         if at != Some((x, y)) {
-            // Memory takes whatever is written to it.
+            // Writing to memory cannot fail.
             let _never = write!(text, "\x1b[{};{}H", y + 1, x + 1);
         }
         let new = Style::of(cell);
@@ -41,7 +41,7 @@ pub(super) fn encode(cells: &[(u16, u16, Shown)]) -> String {
             style = new;
         }
         text.push(cell.glyph);
-        // Behind the last column, every terminal is somewhere else.
+        // Behind the last column, terminals differ in where the cursor is.
         at = Some((x + 1, y));
     }
     if style != Style::PLAIN {
@@ -50,7 +50,7 @@ pub(super) fn encode(cells: &[(u16, u16, Shown)]) -> String {
     text
 }
 
-/// How cells look.
+/// The style of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Style {
     fg: Color,
@@ -65,12 +65,12 @@ impl Style {
         Self { fg: cell.fg, bg: cell.bg, modifier: cell.modifier }
     }
 
-    /// Appends what makes a terminal of this style one of another.
+    /// Appends the codes that change a terminal from this style to another.
     fn change(self, new: Self, text: &mut String) {
         let mut codes = Vec::new();
         let mut old = self;
         if old.modifier != new.modifier {
-            // There is no telling which of them ends with which code on which terminal.
+            // Which code ends one of them differs between terminals.
             codes.push("0".to_owned());
             old = Self::PLAIN;
             let known = [(Modifier::UNDERLINED, "4"), (Modifier::REVERSED, "7")];

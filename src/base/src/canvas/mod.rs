@@ -1,21 +1,21 @@
-//! Draws pictures into bytes for one terminal, whoever has it.
+//! The canvas: it turns pictures into bytes for one terminal.
 //!
 //! ```text
 //! buffer --settle--> cells --what the terminal does not show yet--> bytes
 //! ```
 //!
-//! The Linux console has one switch for bold and for bright colours, and its own
-//! idea of when the switch goes back. So no cell leaves its colours to the
-//! terminal: they are all named, and bold is a bright colour.
+//! The Linux console has one switch for bold and for bright colours, and its own rule
+//! for when the switch goes back. So no cell leaves its colours to the terminal: all of
+//! them are named, and bold is a bright colour.
 //!
 //! Invariants:
-//! - A picture that shows nothing new is no bytes at all.
-//! - A cell is one character: what would join several is not drawn here.
+//! - A picture that shows nothing new gives no bytes.
+//! - A cell is one character: combined characters are not drawn here.
 //!
-//! What this module does not do: write, or ask a terminal anything; it knows how to
-//! ask, and how often whoever owns a terminal looks after it. The library's
-//! own way to ask would ask whatever is the process's standard input; and its own
-//! canvas looks at the width of every cell, twice, and keeps two of them.
+//! What this module does not do: write, or ask a terminal anything; it holds the
+//! question, and how often the owner of a terminal looks after it. The library's own
+//! way to ask would use the process's standard input; and its own canvas looks at the
+//! width of every cell, twice, and keeps two of them.
 
 mod encode;
 
@@ -34,21 +34,21 @@ const HOME: &[u8] = b"\x1b[0m\x1b[H\x1b[?25l";
 /// A terminal of the screen wall; a larger one is drawn on in part. A cell is
 /// some fifty bytes of memory.
 const SIZE_MAX: Size = Size { columns: 240, rows: 80 };
-/// The same where memory is no matter: beyond what anybody reads.
+/// The same where memory does not matter: beyond any readable screen.
 const SIZE_MAX_WHOLE: Size = Size { columns: 640, rows: 240 };
 
-/// What a terminal is sent that does not know its size: keeps the cursor, jumps to
-/// the far corner, asks where that is, comes back.
+/// Sent to a terminal of unknown size: keeps the cursor, jumps to the far corner, asks
+/// for its position, comes back.
 pub const WHERE: &[u8] = b"\x1b7\x1b[999;999H\x1b[6n\x1b8";
-/// Silence after which an answer about the size means that somebody new looks. A
-/// line that is merely slow answers sooner: no question waits behind a picture,
-/// and what a driver keeps on its way is gone within five seconds at 9,600 baud.
+/// Silence after which an answer about the size comes from a new client. A line that is
+/// merely slow answers sooner: no question waits behind a picture, and a driver's
+/// buffer is sent within five seconds at 9,600 baud.
 pub const NOBODY: Duration = Duration::from_secs(10);
-/// How often a terminal that does not tell what it shows is painted over: other
-/// writers on a serial line leave their traces for no longer. Four kilobytes.
+/// How often a terminal that does not report its content is painted over: the output of
+/// other writers on a serial line stays no longer. Four kilobytes.
 pub const REPAINT: Duration = Duration::from_secs(60);
 
-/// What a terminal shows, so that only differences are sent.
+/// The content of a terminal, so that only differences are sent.
 #[derive(Debug)]
 pub struct Canvas {
     size: Size,
@@ -56,7 +56,7 @@ pub struct Canvas {
     buffer: Buffer,
     /// What is on the terminal, row by row.
     shown: Vec<Shown>,
-    /// What goes ahead of the next picture.
+    /// Bytes sent ahead of the next picture.
     lead: &'static [u8],
 }
 
@@ -70,7 +70,7 @@ struct Shown {
 }
 
 impl Shown {
-    /// What no picture holds: a character of nobody.
+    /// A value that differs from every drawn cell.
     const NOTHING: Self =
         Self { glyph: '\u{e000}', fg: Color::Reset, bg: Color::Reset, modifier: Modifier::empty() };
 
@@ -117,8 +117,7 @@ impl Canvas {
         self.buffer.area
     }
 
-    /// What the terminal must be sent to show what `render` draws on an empty
-    /// buffer.
+    /// The bytes that make the terminal show what `render` draws on an empty buffer.
     pub fn draw(&mut self, render: impl FnOnce(&mut Buffer)) -> Vec<u8> {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.reset();
@@ -135,7 +134,8 @@ impl Canvas {
         self.bytes(&mut buffer)
     }
 
-    /// What the terminal does not show yet of `buffer`; it does from here on.
+    /// The bytes for the differences between `buffer` and the terminal; afterwards they
+    /// agree.
     fn bytes(&mut self, buffer: &mut Buffer) -> Vec<u8> {
         let area = buffer.area;
         let mut changed = Vec::new();
@@ -156,7 +156,7 @@ impl Canvas {
         bytes
     }
 
-    /// Has the next picture be sent whole, over whatever is there: without the
+    /// Makes the next picture a whole one, over the current content: without the
     /// flicker of a terminal that is cleared.
     pub fn forget(&mut self) {
         self.shown.fill(Shown::NOTHING);
@@ -165,10 +165,11 @@ impl Canvas {
         }
     }
 
-    /// Whether `cells`, the account that a terminal of `size` gives of its
-    /// characters, row by row, differs from the last picture. A glyph that is not
-    /// ASCII has a number of the font's own, and is not compared; nor is what is
-    /// not drawn on, or an account of another size, from the middle of a change.
+    /// Whether `cells`, the characters that a terminal of `size` reports, row by row,
+    /// differ from the last picture. A glyph outside of ASCII has a number of the
+    /// font's own, and is not compared; cells outside of the drawn part are not
+    /// compared either, and a report of another size, from the middle of a change, does
+    /// not count.
     #[must_use]
     pub fn differs(&self, cells: &[u8], size: Size) -> bool {
         let [columns, drawn] = [size, self.size].map(|size| usize::from(size.columns.max(1)));
@@ -250,7 +251,7 @@ mod tests {
         assert!(picture(&mut part, &snapshot).is_empty(), "the whole has nothing to add");
     }
 
-    /// What a terminal of `size` tells of itself that shows what was drawn.
+    /// The report of a terminal of `size` that shows the canvas.
     fn told(canvas: &Canvas, size: Size) -> Vec<u8> {
         let cell = |shown: &Shown| u8::try_from(shown.glyph).unwrap_or(0xfe);
         let mut cells = vec![b' '; usize::from(size.columns) * usize::from(size.rows)];

@@ -1,7 +1,7 @@
-//! Replaces a file so that a power cut leaves the old content or the new, and never half of one.
+//! Atomic replacement of a file: a power cut leaves the old content or the new, never half of one.
 //!
-//! [`File::write`](super::File::write) for everything of the tree, and `init` for
-//! the reports of its failures: so nothing here needs a runtime.
+//! [`File::write`](super::File::write) uses it for every file of the tree, and `init`
+//! for the reports of its failures: so it must not need a runtime.
 //!
 //! ```text
 //! temporary file --write, flush--> rename over the name --flush--> flush of the directory
@@ -9,12 +9,11 @@
 //!
 //! Invariants:
 //! - After [`replace`] returned, the new content survives a power cut.
-//! - What an interrupted write left behind stops no later one.
+//! - The rest of an interrupted write does not stop a later one.
 //!
-//! What this module does not do: choose the name of the temporary file, which must
-//! be in the directory of the file itself, or keep two writers of it apart. Nobody
-//! waits here for anyone: in `init`, a write may hang with its disk, and the next
-//! must not hang with it.
+//! What this module does not do: choose the name of the temporary file, which must be
+//! in the directory of the file itself, or keep two writers of it apart. It takes no
+//! lock: in `init`, a write may hang with its disk, and the next must not hang with it.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -31,8 +30,8 @@ use super::Error;
 /// [`Error::Io`] if the new content is not known to be on the disk; the old
 /// content is then still there, or the new is.
 pub fn replace(path: &Path, temporary: &Path, mode: u32, content: &[u8]) -> Result<(), Error> {
-    // What an interrupted write left behind. Creating afresh follows no link
-    // and starts with the right mode.
+    // Remove the rest of an interrupted write. Creating afresh follows no link and
+    // starts with the right mode.
     remove_debris(temporary).map_err(|error| Error::io("remove", temporary, error))?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = rustix::fs::open(temporary, flags, Mode::from_raw_mode(mode))
@@ -47,8 +46,8 @@ pub fn replace(path: &Path, temporary: &Path, mode: u32, content: &[u8]) -> Resu
     flush_directory(path.parent().unwrap_or(Path::new("/")))
 }
 
-/// Removes what has the name of a temporary file. On FAT that may be a directory:
-/// a torn entry is what its bytes happen to say.
+/// Removes any entry with the name of a temporary file. On FAT that may be a directory:
+/// a torn entry has arbitrary attributes.
 pub(crate) fn remove_debris(path: &Path) -> io::Result<()> {
     let removed = match rustix::fs::unlink(path).map_err(io::Error::from) {
         Err(error) if error.kind() == io::ErrorKind::IsADirectory => std::fs::remove_dir_all(path),

@@ -1,7 +1,8 @@
-//! Reads and writes single files so that a power cut never leaves half of one.
+//! Single files of the tree, read within bounds and written so that a power cut never leaves half
+//! of one.
 //!
 //! `files::tree` gives every file of the node a [`File`] and every directory
-//! a [`Dir`]; nobody else makes them, so no other module spells out a path.
+//! a [`Dir`]; only that module makes them, so no other module spells out a path.
 //!
 //! ```text
 //! write:  temporary sibling --write, fsync--> rename over the name --fsync--> fsync of the directory
@@ -10,13 +11,13 @@
 //! Invariants:
 //! - After a write that returned, the new content survives a power cut; before
 //!   that a reader sees all of the old content or all of the new.
-//! - A read never takes more than `size_max` bytes, follows no link and opens
-//!   nothing but a regular file.
+//! - A read never takes more than `size_max` bytes, follows no link and opens only
+//!   regular files.
 //!
-//! What this module does not do: classify content. FAT has no journal: after a
-//! power cut in the middle of a write to the ESP a name may stand for an empty
-//! file, or for another file's blocks. What must be trusted there carries a
-//! checksum of its own.
+//! What this module does not do: classify content. FAT has no journal: after a power
+//! cut in the middle of a write to the ESP a name may stand for an empty file, or for
+//! another file's blocks. A file there that must be trusted carries a checksum of its
+//! own.
 
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 
 use super::atomic;
 
-/// What a file may hold unless its place in the tree says otherwise: far above
+/// The bound of a file unless its place in the tree sets another: far above
 /// any key, certificate or record, far below what would hurt memory.
 pub(crate) const SIZE_MAX: u64 = 1 << 20;
 
@@ -40,14 +41,14 @@ pub enum Error {
     /// The kernel refused.
     #[error("cannot {operation} {path}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
-        /// On what.
+        /// Its object.
         path: PathBuf,
         /// What the kernel said.
         source: io::Error,
     },
-    /// More bytes than anything of this name may have.
+    /// The file is larger than its bound.
     #[error("{path} is larger than the {size_max} bytes it may have")]
     TooLarge {
         /// The file.
@@ -75,7 +76,7 @@ impl Error {
         Self::Io { operation, path: path.to_owned(), source: source.into() }
     }
 
-    /// The same for those whose own error names operation and file.
+    /// The same for callers whose own error names operation and file.
     pub fn into_io(self) -> io::Error {
         match self {
             Self::Io { source, .. } => source,
@@ -120,13 +121,13 @@ impl File {
         self.size_max
     }
 
-    /// The content, or `None` where there is no such file.
+    /// The content, or `None` if the file does not exist.
     ///
     /// # Errors
     ///
-    /// [`Error`] if there is something there that cannot be read whole.
+    /// [`Error`] if an existing file cannot be read whole.
     pub fn read(&self) -> Result<Option<Vec<u8>>, Error> {
-        // Without NONBLOCK, opening a pipe that somebody put here would wait for ever.
+        // Without NONBLOCK, opening a pipe with this name would block without end.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = match rustix::fs::open(&self.path, flags, Mode::empty()) {
             Ok(file) => std::fs::File::from(file),
@@ -145,7 +146,7 @@ impl File {
         file.take(self.size_max + 1)
             .read_to_end(&mut content)
             .map_err(|e| Error::io("read", &self.path, e))?;
-        // The length from above is a claim; what was read is a fact.
+        // The length from above may be wrong; the length read is checked.
         if content.len() as u64 > self.size_max {
             return Err(too_large());
         }
@@ -189,7 +190,7 @@ impl File {
         };
         let metadata = file.metadata().map_err(|e| Error::io("look at", &self.path, e))?;
         if metadata.is_file() {
-            // Zeros as far as content goes that was written here; never a larger file.
+            // Zeros over content that was written here; never a larger file.
             let zeros = vec![0; usize::try_from(metadata.len().min(self.size_max)).unwrap_or(0)];
             (&file).write_all(&zeros).map_err(|e| Error::io("overwrite", &self.path, e))?;
             file.sync_all().map_err(|e| Error::io("flush", &self.path, e))?;
@@ -198,7 +199,7 @@ impl File {
         self.remove()
     }
 
-    /// Removes the file; that it was not there is no error.
+    /// Removes the file; a missing file is not an error.
     ///
     /// # Errors
     ///
@@ -236,7 +237,7 @@ impl Dir {
         &self.path
     }
 
-    /// Makes the directory and those above it, unless they are there.
+    /// Makes the directory and its parents, if missing.
     ///
     /// # Errors
     ///
@@ -249,7 +250,7 @@ impl Dir {
             .recursive(true)
             .create(&self.path)
             .map_err(|e| Error::io("make directory", &self.path, e))?;
-        // Exact, whatever the umask says. FAT refuses modes it cannot keep;
+        // Exact, independent of the umask. FAT refuses modes it cannot keep;
         // its mount options decide there.
         match rustix::fs::chmodat(
             CWD,
@@ -277,8 +278,8 @@ impl Dir {
         self.create()
     }
 
-    /// Makes all that was written to its file system survive a power cut, by
-    /// whichever process it was written. Blocks.
+    /// Makes all writes to its file system, by any process, survive a power cut.
+    /// Blocks.
     ///
     /// # Errors
     ///

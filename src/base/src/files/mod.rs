@@ -1,7 +1,7 @@
-//! Names every file that the node keeps, and writes each so that a power cut leaves no half of it.
+//! Every file that the node keeps, with writes that a power cut never leaves half done.
 //!
-//! The base of everyone who keeps something: a domain is given the [`File`], the
-//! [`Dir`] or the part of [`Root`] that is its own, and never a path.
+//! Each part of the node that stores something receives the [`File`], the [`Dir`] or
+//! the part of [`Root`] that belongs to it, and never a path.
 //!
 //! ```text
 //! tree    which places there are, on the ESP, the data partition and in memory

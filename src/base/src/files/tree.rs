@@ -1,7 +1,6 @@
-//! Names every place where the node keeps something, as one typed tree.
+//! The tree of the node's files and directories, as one type.
 //!
-//! Code says `root.data.etcd.peer_pki.key.write(..)`; paths are spelled out
-//! here and nowhere else.
+//! Code calls `root.data.etcd.peer_pki.key.write(..)`; paths are spelled out only here.
 //!
 //! ```text
 //! esp        the EFI system partition: small, FAT, readable before anything else
@@ -11,7 +10,7 @@
 //!
 //! Invariants:
 //! - No two entries have the same path.
-//! - What holds a secret is mode 0600 in a directory of mode 0700.
+//! - A file with a secret is mode 0600 in a directory of mode 0700.
 //!
 //! What this module does not do: mount. Writing to `data` before storage is
 //! ready fails, since the directories are only made on the mounted partition.
@@ -63,27 +62,27 @@ impl Root {
     }
 }
 
-/// `/esp`: what the machine knows before its data partition is open.
+/// `/esp`: files that the machine needs before its data partition is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Esp {
     /// The mount point.
     pub mount: Dir,
-    /// The directory of everything that is ours.
+    /// The directory of all files of Polis.
     pub polis: Dir,
-    /// The node parameters, put there by whoever made the disk.
+    /// The node parameters, put there by the creator of the disk.
     pub parameters: File,
-    /// What a member needs to find its way home; see `cluster::sealed`.
+    /// The data with which a member rejoins its cluster; see `cluster::sealed`.
     pub sealed_configuration: File,
     /// Where the cluster can be reached.
     pub cluster_directory: File,
     /// The network configuration that worked last.
     pub network: File,
-    /// What the cluster manager was about to do; see `cluster::sealed`.
+    /// The journal of the cluster manager's next step; see `cluster::sealed`.
     pub cluster_journal: File,
-    /// What a cluster that is founded begins with, put there by a person; see
+    /// The initial content of a cluster that is founded, put there by an operator; see
     /// `consensus::restore`.
     pub etcd_snapshot: File,
-    /// The share of the disk's key that brings this machine home alone; see
+    /// The share of the disk's key with which this machine unlocks its disk alone; see
     /// `cluster::unlock::keeper`.
     pub cold_start: File,
     /// The share that a change of keys puts in force.
@@ -121,12 +120,12 @@ impl Esp {
     }
 }
 
-/// `/data`: what must survive.
+/// `/data`: files that must survive a reboot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Data {
     /// The mount point.
     pub mount: Dir,
-    /// Who this node is.
+    /// The identity and roles of this node.
     pub node: Node,
     /// The etcd member.
     pub etcd: Etcd,
@@ -138,7 +137,8 @@ pub struct Data {
     pub volumes: Dir,
     /// Logs of this and former boots.
     pub logs: Dir,
-    /// What of an authenticated device was never written: see `storage::wipe`.
+    /// The parts of an authenticated device that were never written: see
+    /// `storage::wipe`.
     pub unwritten: File,
 }
 
@@ -184,12 +184,12 @@ pub struct Node {
     pub dir: Dir,
     /// The node's key and certificate.
     pub credentials: Credentials,
-    /// The roles the node had when it last heard of them.
+    /// The last roles of the node that it knew.
     pub roles: File,
-    /// There from the first vote of this node's member of etcd until it leaves:
-    /// whoever loses its vote's data must not enter again as the same member.
+    /// Present from the first vote of this node's member of etcd until it leaves: a
+    /// member that loses its vote's data must not enter again as the same member.
     pub voter: File,
-    /// There while this node removes the member of etcd that the cluster took out.
+    /// Present while this node removes the member of etcd that the cluster took out.
     pub leaving: File,
 }
 
@@ -234,18 +234,18 @@ impl Credentials {
 pub struct Etcd {
     /// The directory itself.
     pub dir: Dir,
-    /// What etcd calls its data directory.
+    /// etcd's data directory.
     pub data: Dir,
-    /// Its write-ahead log, in there: whoever has entries in one was a member; see
+    /// Its write-ahead log, inside of it: a node with entries in one was a member; see
     /// `consensus::wal`.
     pub log: Dir,
-    /// What the member shows its peers.
+    /// The credentials that the member shows its peers.
     pub peer_pki: PeerPki,
-    /// Serial numbers that peers must not show any more, PEM.
+    /// Serial numbers of revoked peer certificates, PEM.
     pub peer_crl: File,
-    /// There while a bootstrap is not finished; see `consensus::bootstrap`.
+    /// Present while a bootstrap is not finished; see `consensus::bootstrap`.
     pub bootstrapping: File,
-    /// There while this member is the only one; see `consensus::service`.
+    /// Present while this member is the only one; see `consensus::service`.
     pub alone: File,
     /// The ring of local snapshots.
     pub snapshots: Dir,
@@ -340,7 +340,7 @@ impl Ephemeral {
     }
 }
 
-/// A directory that keeps a socket from everyone but root.
+/// A directory that makes a socket accessible to root only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sockets {
     /// The directory itself.
@@ -359,7 +359,7 @@ impl Sockets {
         &self.client
     }
 
-    /// Where the same server answers plain HTTP, if it keeps the two apart.
+    /// The socket for plain HTTP, if the server keeps the two apart.
     #[must_use]
     pub fn http(&self) -> PathBuf {
         self.dir.path().join("http.sock")

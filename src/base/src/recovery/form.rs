@@ -1,17 +1,17 @@
-//! Writes a recovery key so that a person can copy it, and reads the copy.
+//! The text form of a recovery key, which a person can copy: encoding and decoding.
 //!
 //! ```text
 //! 32 bytes | first 3 bytes of their SHA-256  --base32-->  14 groups of 4 characters
 //! ```
 //!
-//! The alphabet is Crockford's: digits, and letters without `I`, `L`, `O` and `U`.
-//! What people take for another character is taken for the right one; case, dashes
+//! The alphabet is Crockford's: digits, and letters without `I`, `L`, `O` and `U`. A
+//! character that is often mistaken for another is read as the right one; case, dashes
 //! and spaces do not matter.
 //!
 //! Invariants:
-//! - A mistyped character, or two that changed places, are noticed here (all but
-//!   once in sixteen million), and not by a disk that refuses.
-//! - Buffers are wiped, and made once: one that grows leaves copies behind.
+//! - A mistyped character, or two swapped ones, are detected here (all but once in
+//!   sixteen million), before the disk rejects the key.
+//! - Buffers are wiped, and allocated once: a growing buffer leaves copies behind.
 
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
@@ -29,16 +29,17 @@ const BITS: usize = 5;
 
 const ALPHABET: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 
-/// Why a text is no recovery key.
+/// Why a text is not a recovery key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Too short or too long.
     #[error("a recovery key has {CHARACTERS} letters and digits, and this has {0}")]
     Length(usize),
-    /// A character that no key has. Which one is not told: the text is a secret.
+    /// A character outside of the alphabet. The error names only its place: the text is
+    /// a secret.
     #[error("the character at place {0}, without dashes and spaces, is in no recovery key")]
     Character(usize),
-    /// Every character could be one, and together they are not.
+    /// Every character is valid, but the checksum does not match.
     #[error("the recovery key is mistyped: its checksum does not fit")]
     Checksum,
 }

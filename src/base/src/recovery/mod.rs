@@ -1,21 +1,21 @@
-//! Fetches the recovery key of the disk as text, from where a person may have left it.
+//! The recovery key of the disk as text, fetched from the places where a person may have left it.
 //!
-//! A disk whose key cannot be put together is opened by its recovery key. Two
-//! ways lead it into the machine, and neither leaves a trace on a disk or a
-//! command line:
+//! If the halves of a disk's key cannot be combined, the recovery key opens the disk.
+//! There are two ways to pass it to the machine, and neither leaves a trace on a disk
+//! or a command line:
 //!
 //! ```text
 //! guru meditation --typed--> init --pipe--> [Given::typed] --+--> whoever opens the disk
 //! hypervisor --fw_cfg item opt/polis/recovery_key -----------+
 //! ```
 //!
-//! What a person typed wins, since that was meant for this start of `node`.
+//! A typed key takes precedence, since it was meant for this start of `node`.
 //!
 //! Invariants:
 //! - At most [`BYTES_MAX`] bytes are read, and every buffer is wiped.
 //! - Nothing here prints the text: `Debug` shows how long it is.
 //!
-//! What this module does not do: open anything with it. [`form`] understands the text.
+//! What this module does not do: open anything with it. [`form`] decodes the text.
 
 pub mod form;
 
@@ -35,13 +35,13 @@ pub const BYTES_MAX: usize = 256;
 /// The name of the fw_cfg item.
 pub const FW_CFG_ITEM: &str = "opt/polis/recovery_key";
 
-/// A recovery key as somebody wrote it down. Cheap to clone, and wiped with the
-/// last clone.
+/// A recovery key as a person wrote it down. Cheap to clone, and wiped with the last
+/// clone.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Text(Arc<Zeroizing<String>>);
 
 impl Text {
-    /// Takes bytes for text; control characters around it do not count.
+    /// Reads bytes as text; control characters around it are ignored.
     ///
     /// # Errors
     ///
@@ -58,7 +58,7 @@ impl Text {
         }
     }
 
-    /// The text, for the one that understands it.
+    /// The text, for its decoder.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -89,10 +89,10 @@ impl fmt::Display for Source {
     }
 }
 
-/// Why what was given cannot be read.
+/// Why a given key cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// `init` said that there is a key, and there is none to read.
+    /// `init` announced a key, but the key cannot be read.
     #[error("cannot read the recovery key from init")]
     Pipe(#[source] io::Error),
     /// The kernel does not show the item.
@@ -103,7 +103,7 @@ pub enum Error {
     Malformed,
 }
 
-/// The places, looked at when somebody needs the key. Cheap to clone.
+/// The places to look at when the key is needed. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Given {
     typed: Option<Text>,
@@ -111,8 +111,8 @@ pub struct Given {
 }
 
 impl Given {
-    /// Reads what was typed from the descriptor that `init` left open, if it did;
-    /// `sys` is where sysfs is mounted.
+    /// Reads the typed key from the descriptor that `init` left open, if any; `sys` is
+    /// where sysfs is mounted.
     ///
     /// # Errors
     ///
@@ -133,8 +133,8 @@ impl Given {
         Self { typed: None, sys: sys.to_owned() }
     }
 
-    /// The key, if one was given, and where it came from. fw_cfg is known once
-    /// the node parameters are. Blocks for a moment on fw_cfg.
+    /// The key, if one was given, and its source. fw_cfg is available once the node
+    /// parameters are. Blocks for a moment on fw_cfg.
     ///
     /// # Errors
     ///
@@ -154,7 +154,7 @@ impl Given {
 
 /// Reads to the end; `init` has written everything before `node` starts.
 fn read(mut from: std::fs::File, failed: fn(io::Error) -> Error) -> Result<Text, Error> {
-    // A vector that grows leaves copies behind: this one never does.
+    // A growing vector leaves copies behind: this buffer never grows.
     let mut bytes = Zeroizing::new([0; BYTES_MAX + 2]);
     let mut length = 0;
     while length < bytes.len() {

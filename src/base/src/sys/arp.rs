@@ -1,4 +1,4 @@
-//! Tells the neighbours on a wire which machine has an address.
+//! Gratuitous ARP: announces to a link which machine has an address.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -25,10 +25,10 @@ fn packet(mac: [u8; 6], address: Ipv4Addr) -> [u8; 28] {
 ///
 /// # Errors
 ///
-/// When the kernel does not let it, or the link is down.
+/// When the kernel refuses, or the link is down.
 pub fn announce(link: u32, mac: [u8; 6], address: Ipv4Addr) -> io::Result<()> {
     let protocol = Protocol::from_raw(
-        // Never zero; the socket wants it in the order of the network.
+        // Never zero; the socket expects network byte order.
         std::num::NonZeroU32::new(ETH_P_ARP.to_be().into()).ok_or(io::ErrorKind::InvalidInput)?,
     );
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

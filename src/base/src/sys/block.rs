@@ -1,4 +1,4 @@
-//! Asks the kernel about block devices and tells it about partitions.
+//! Block devices: queries to the kernel, and its table of partitions.
 //!
 //! The disk that the machine runs from is busy, so the kernel will not read its
 //! partition table again; `BLKPG` tells it about one partition at a time.
@@ -58,7 +58,7 @@ pub fn logical_block_size(device: &File) -> io::Result<u32> {
     Ok(rustix::fs::ioctl_blksszget(device.as_fd())?)
 }
 
-/// Tells the kernel of a new partition. That it knows it already is no error.
+/// Announces a new partition to the kernel. A known partition is not an error.
 ///
 /// # Errors
 ///
@@ -71,7 +71,7 @@ pub fn add_partition(disk: &File, number: u32, start: u64, length: u64) -> io::R
     }
 }
 
-/// Tells the kernel that a partition has another length, also while it is mounted.
+/// Announces another length of a partition to the kernel, also while it is mounted.
 ///
 /// # Errors
 ///
@@ -109,8 +109,8 @@ fn change(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// First byte and length of a partition as the kernel knows it; `None` if it
-/// knows no device of that name.
+/// First byte and length of a partition as the kernel knows it; `None` if the device
+/// does not exist.
 ///
 /// # Errors
 ///
@@ -120,7 +120,7 @@ pub fn known_extent(device: &Path) -> io::Result<Option<(u64, u64)>> {
     let directory = Path::new("/sys/class/block").join(name);
     let number = |file: &str| -> io::Result<Option<u64>> {
         match std::fs::read_to_string(directory.join(file)) {
-            // sysfs counts in 512 bytes, whatever the device does.
+            // sysfs counts in units of 512 bytes for every device.
             Ok(text) => match text.trim().parse::<u64>() {
                 Ok(sectors) => Ok(Some(sectors.saturating_mul(512))),
                 Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),

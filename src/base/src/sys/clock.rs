@@ -1,8 +1,8 @@
-//! Reads the clocks, and tells a wall clock that is plainly wrong.
+//! The clocks of the machine, and a check for a wall clock that is plainly wrong.
 //!
-//! A machine without a battery starts in 1970, and every certificate it makes
-//! would end before anyone else's begins. It cannot be earlier than the day the
-//! image was built, so that is the floor until the clock is synchronised.
+//! A machine without a battery starts in 1970, and its certificates would expire before
+//! those of all others begin. The time cannot be earlier than the day the image was
+//! built, so that is the floor until the clock is synchronised.
 //!
 //! What this module does not do: decide when the clock is set (`network`), or
 //! synchronise it.
@@ -48,12 +48,12 @@ pub fn set(time: SystemTime) -> io::Result<()> {
     Ok(clock_settime(ClockId::Realtime, time)?)
 }
 
-/// The earliest time that it can be, from the content of `os-release`.
+/// The earliest possible time, from the content of `os-release`.
 #[must_use]
 pub fn floor(os_release: &str) -> SystemTime {
     let date = os_release.lines().find_map(|line| line.strip_prefix(KEY));
     let seconds = date.and_then(|date| date.trim_matches('"').parse().ok()).unwrap_or(0);
-    // A date beyond the arithmetic of time is no date.
+    // A date outside of the range of `SystemTime` is ignored.
     UNIX_EPOCH
         .checked_add(Duration::from_secs(seconds.max(FLOOR_SECONDS)))
         .unwrap_or(UNIX_EPOCH + Duration::from_secs(FLOOR_SECONDS))

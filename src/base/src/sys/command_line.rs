@@ -1,8 +1,8 @@
-//! Finds a word of the kernel command line, for `init` and for `node`.
+//! Words of the kernel command line, for `init` and for `node`.
 //!
 //! Invariants:
-//! - The first of two equal words counts: what a launcher appends cannot replace
-//!   what was signed with the image.
+//! - The first of two equal words counts: a word appended by a launcher cannot replace
+//!   one that was signed with the image.
 
 use std::io;
 
@@ -10,12 +10,12 @@ use std::io;
 ///
 /// # Errors
 ///
-/// When `/proc` is not there.
+/// When `/proc` is not mounted.
 pub fn read() -> io::Result<String> {
     std::fs::read_to_string("/proc/cmdline")
 }
 
-/// What stands behind `word=` on `line`.
+/// The value of `word=` on `line`.
 #[must_use]
 pub fn value<'a>(line: &'a str, word: &str) -> Option<&'a str> {
     line.split_ascii_whitespace().find_map(|part| part.strip_prefix(word)?.strip_prefix('='))

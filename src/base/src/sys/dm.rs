@@ -1,4 +1,4 @@
-//! Makes devices of the device mapper, by ioctl on its control device.
+//! Devices of the device mapper, made by ioctl on its control device.
 //!
 //! No udev and no library: the kernel makes `/dev/dm-N` itself.
 

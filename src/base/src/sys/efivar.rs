@@ -1,8 +1,8 @@
-//! Keeps small things in the variables of the firmware: on the board, not on a disk.
+//! Small values in the variables of the firmware: kept on the board, not on a disk.
 //!
 //! The kernel shows each variable as a file: four bytes of attributes, then the
-//! content. It marks the files that it does not know as immutable, since deleting
-//! the wrong one has broken machines; ours are told apart by their vendor.
+//! content. It marks unknown variables as immutable, since deleting the wrong one has
+//! broken machines; variables of Polis have a vendor of their own.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -14,14 +14,14 @@ use zeroize::Zeroizing;
 /// The directory where the kernel shows them.
 pub const DIRECTORY: &str = "/sys/firmware/efi/efivars";
 
-/// Who these variables belong to: a random number that is ours.
+/// The vendor of these variables: a random number of Polis.
 const VENDOR: &str = "7b0f5cf7-8a1c-4f3e-9d0c-5d1f6a2e94b3";
 
 /// Kept without power, and readable by loaders and the running system: a variable
 /// that the system may write must have all three.
 const ATTRIBUTES: [u8; 4] = 7_u32.to_le_bytes();
 
-/// What any of ours may have; firmware has some ten kilobytes for all.
+/// The bound of one variable; firmware has some ten kilobytes for all.
 const SIZE_MAX: u64 = 4096;
 
 /// A variable of ours.
@@ -39,14 +39,15 @@ impl Variable {
         Self { directory: directory.to_owned(), path }
     }
 
-    /// Whether the machine has variables at all. Some firmware has none; a kernel
-    /// that was started without firmware shows an empty directory, or none.
+    /// Whether the machine has variables at all. Some firmware does not; a kernel that
+    /// was started without firmware shows an empty directory, or does not have the
+    /// directory.
     #[must_use]
     pub fn possible(&self) -> bool {
         fs::read_dir(&self.directory).is_ok_and(|mut entries| entries.next().is_some())
     }
 
-    /// Its content, or `None` where there is no such variable.
+    /// Its content, or `None` if the variable does not exist.
     ///
     /// # Errors
     ///
@@ -67,8 +68,8 @@ impl Variable {
         }
     }
 
-    /// Replaces its content, and reads it back: firmware has been seen to say yes
-    /// and to forget.
+    /// Replaces its content, and reads it back: some firmware reports success and loses
+    /// the value.
     ///
     /// # Errors
     ///
@@ -86,7 +87,7 @@ impl Variable {
         Ok(())
     }
 
-    /// Removes it; that it was not there is no error.
+    /// Removes it; a missing variable is not an error.
     ///
     /// # Errors
     ///
@@ -99,14 +100,14 @@ impl Variable {
         }
     }
 
-    /// Takes the mark away that protects the variables of others.
+    /// Clears the mark that protects foreign variables.
     fn unlock(&self) -> io::Result<()> {
         let file = match File::open(&self.path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         };
-        // Not every file system has such marks: then there is none to take away.
+        // Not every file system has such marks: then nothing needs to be cleared.
         let Ok(flags) = ioctl_getflags(&file) else { return Ok(()) };
         if flags.contains(IFlags::IMMUTABLE) {
             ioctl_setflags(&file, flags - IFlags::IMMUTABLE)?;

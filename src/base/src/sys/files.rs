@@ -1,4 +1,4 @@
-//! Sets how many files a process may have open, and reads files ahead.
+//! Limits on open files, and readahead of files.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,8 @@ use std::path::Path;
 use rustix::fs::Advice;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Lets this process have `wanted` files open, or as many as it may.
+/// Raises the limit of open files of this process to `wanted`, or to the allowed
+/// maximum.
 ///
 /// # Errors
 ///
@@ -21,22 +22,22 @@ pub fn allow(wanted: u64) -> io::Result<()> {
     let maximum = limits.maximum.map(|maximum| maximum.max(wanted));
     let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum });
     let bounded = || {
-        // Without the right to raise the bound, up to the bound.
+        // Without the right to raise the maximum, use the maximum.
         let current = limits.maximum.map(|maximum| maximum.min(wanted)).or(Some(wanted));
         setrlimit(Resource::Nofile, Rlimit { current, maximum: limits.maximum })
     };
     Ok(raised.or_else(|_refused| bounded())?)
 }
 
-/// Bytes that the kernel reads ahead at most for one advice: what it is asked for
-/// beyond the readahead of the device is silently left out.
+/// Bytes that the kernel reads ahead at most for one advice: it silently ignores any
+/// part beyond the readahead of the device.
 const ADVICE: u64 = 128 << 10;
 
 /// Asks the kernel to read a whole file into memory, and does not wait for it.
 ///
 /// # Errors
 ///
-/// When there is no such file, or it cannot be read ahead.
+/// When the file does not exist, or it cannot be read ahead.
 pub fn readahead(path: &Path) -> io::Result<()> {
     let file = File::open(path)?;
     let mut at = 0;

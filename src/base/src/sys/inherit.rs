@@ -24,7 +24,7 @@ pub fn take(number: RawFd) -> io::Result<OwnedFd> {
     #[expect(unsafe_code, reason = "an inherited descriptor is a number, whatever one does")]
     // SAFETY: beyond the standard three, this process has opened nothing that
     // early but its own files, and this is called once for each number: if the
-    // descriptor is not open, the next call says so and the guard below forgets it.
+    // descriptor is not open, the next call fails and the guard below forgets it.
     let fd = unsafe { OwnedFd::from_raw_fd(number) };
     if let Err(error) = rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC) {
         std::mem::forget(fd);

@@ -1,4 +1,4 @@
-//! Hears the power button: an input device among others.
+//! The power button: an input device with a power key.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -26,7 +26,7 @@ pub fn has_power_key(capabilities: &str) -> bool {
     u64::from_str_radix(bits, 16).is_ok_and(|bits| bits >> (KEY_POWER % 64) & 1 == 1)
 }
 
-/// Whether these bytes of a device say that the power key went down.
+/// Whether these bytes of a device contain a press of the power key.
 fn pressed(bytes: &[u8]) -> bool {
     bytes.chunks_exact(EVENT_SIZE).any(|event| {
         let kind = u16::from_ne_bytes([event[16], event[17]]);
@@ -36,7 +36,7 @@ fn pressed(bytes: &[u8]) -> bool {
     })
 }
 
-/// What a read of a button brought.
+/// The result of a read of a button.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
     /// The power key went down.

@@ -1,7 +1,7 @@
-//! Reads the kernel's log, one record at a time.
+//! The kernel's log, read one record at a time.
 //!
-//! `init` looks there for what the kernel knows about a failure, and `node`
-//! keeps it in the log tree.
+//! `init` searches it for the cause of a failure, and `node` copies it into the log
+//! tree.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -78,8 +78,8 @@ impl Reader {
         Ok(Self { file })
     }
 
-    /// The next record, or `None` if there is none now. Records that the kernel
-    /// overwrote, and what is not a record, are passed over.
+    /// The next record, or `None` if there are no more now. Records that the kernel
+    /// overwrote, and malformed ones, are skipped.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
-//! The home of `unsafe` code and raw system calls.
+//! Wrappers of raw system calls, and the place of `unsafe` code.
 //!
-//! What needs an async runtime for it is in `sys` of the runtime crate.
+//! System calls that need an async runtime are in `sys` of the runtime crate.
 //! Each file wraps one part of the kernel's interface in safe functions.
 
 pub mod arp;

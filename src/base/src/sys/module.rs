@@ -1,4 +1,4 @@
-//! Hands a kernel module to the kernel.
+//! The loading of a kernel module.
 //!
 //! What this module does not do: choose one or order them (`boot::modules`).
 

@@ -1,4 +1,4 @@
-//! Mounts, moves and removes file systems.
+//! File systems: mounting, moving and unmounting.
 //!
 //! `boot` builds the machine's tree with it, and `storage` mounts the data partition.
 
@@ -128,7 +128,8 @@ mod tests {
 
     #[test]
     fn a_refused_mount_names_what_and_where() {
-        // Fails for everyone: root finds no such directory, others may not mount.
+        // Fails for every user: for root the directory is missing, others may not
+        // mount.
         let error = Mount::new("/dev/none", "/nowhere/at/all", "xfs").apply().unwrap_err();
         assert_eq!(error.to_string(), "cannot mount /dev/none (xfs) on /nowhere/at/all");
     }

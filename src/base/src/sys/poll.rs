@@ -1,4 +1,4 @@
-//! Waits until one of several descriptors is ready, or for a time.
+//! Waiting until one of several descriptors is ready, or for a time.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-/// What one waits for.
+/// The condition to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
     /// Something can be read, or the other end is gone.
@@ -16,8 +16,9 @@ pub enum Interest {
     Write,
 }
 
-/// Waits until at least one descriptor is ready, at most `timeout` (`None`: for
-/// ever). Returns which are, in the order given; none after the timeout or a signal.
+/// Waits until at least one descriptor is ready, at most `timeout` (`None`: without
+/// limit). Returns which are, in the order given; all false after the timeout or a
+/// signal.
 ///
 /// # Errors
 ///
@@ -44,7 +45,7 @@ pub fn wait(
         Ok(_) | Err(Errno::INTR) => {}
         Err(errno) => return Err(errno.into()),
     }
-    // An error or a hang-up counts as ready: the read or write says which.
+    // An error or a hang-up counts as ready: the read or write returns it.
     Ok(polled.iter().map(|polled| !polled.revents().is_empty()).collect())
 }
 

@@ -1,4 +1,4 @@
-//! Ends the machine. Only `init` may.
+//! The end of the machine. Only `init` uses it.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Receives signals through a descriptor, so that the main loop waits in one place.
+//! Signals received through a descriptor, so that the main loop waits in one place.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ pub struct Signals {
 #[expect(unsafe_code, reason = "rustix leaves signal sets to libc implementations")]
 fn set_of(signals: &[Signal]) -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `sigemptyset` writes the whole set and reads nothing of it.
+    // SAFETY: `sigemptyset` writes the whole set and reads no part of it.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
     // SAFETY: `sigemptyset` has just initialised it.
     let mut set = unsafe { set.assume_init() };
@@ -31,7 +31,7 @@ fn set_of(signals: &[Signal]) -> libc::sigset_t {
 /// Sets the mask of this thread; threads and processes that it starts inherit it.
 #[expect(unsafe_code, reason = "rustix leaves signal masks to libc implementations")]
 fn set_mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
-    // SAFETY: `set` is initialised, and the old mask is not asked for.
+    // SAFETY: `set` is initialised, and the old mask is not requested.
     let result = unsafe { libc::pthread_sigmask(how, &raw const *set, std::ptr::null_mut()) };
     if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
 }
@@ -52,7 +52,8 @@ impl Signals {
         if raw < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call above has just made this descriptor, and nobody else has it.
+        // SAFETY: the call above has just made this descriptor, and it has no other
+        // owner.
         let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
         Ok(Self { descriptor })
     }
@@ -84,8 +85,8 @@ impl AsFd for Signals {
     }
 }
 
-/// Lets this thread be interrupted by every signal again. Async-signal-safe:
-/// a child calls it between fork and exec.
+/// Unblocks every signal for this thread. Async-signal-safe: a child calls it between
+/// fork and exec.
 ///
 /// # Errors
 ///
@@ -98,7 +99,7 @@ pub fn unblock_all() -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// `ESRCH` when there is none.
+/// `ESRCH` when no process is left.
 #[expect(unsafe_code, reason = "rustix has no kill of every process")]
 pub fn send_to_all(signal: Signal) -> io::Result<()> {
     // SAFETY: takes two numbers and touches no memory.

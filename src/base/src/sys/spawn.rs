@@ -1,5 +1,5 @@
-//! Starts `node`, and learns how processes ended. For the synchronous `init`
-//! only; `node` starts its children through `sys::process`.
+//! The start of `node`, and the reaping of processes. For the synchronous `init` only;
+//! `node` starts its children through `sys::process`.
 
 use std::ffi::OsStr;
 use std::io;
@@ -17,13 +17,13 @@ use super::signal;
 /// The descriptor on which a started program finds its control channel.
 pub const CONTROL_FD: i32 = 3;
 
-/// The descriptor on which it finds a secret, if it is given one: the end of a
-/// pipe that holds all of it already.
+/// The descriptor on which it finds a secret, if it is given one: the end of a pipe
+/// that already holds all of it.
 pub const SECRET_FD: i32 = 4;
-/// Descriptors that are on their way to those numbers lie above them.
+/// Descriptors on their way to those numbers are above them.
 const PASSED_MIN: i32 = 10;
 
-/// Reading ends of what a started program says, and the channel to it.
+/// The reading ends of a started program's output, and the channel to it.
 #[derive(Debug)]
 pub struct Started {
     /// Its process.
@@ -45,9 +45,9 @@ pub enum Ended {
     Signal(i32),
 }
 
-/// Starts `program` with these variables and no others, with pipes on its
-/// output, a channel of datagrams on [`CONTROL_FD`] and `secret`, if there is one,
-/// on [`SECRET_FD`]. Our ends never block.
+/// Starts `program` with only these variables, with pipes on its output, a channel of
+/// datagrams on [`CONTROL_FD`] and `secret`, if present, on [`SECRET_FD`]. Our ends
+/// never block.
 ///
 /// # Errors
 ///
@@ -68,7 +68,7 @@ pub fn start<K: AsRef<OsStr>, V: AsRef<OsStr>>(
         rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK,
         None,
     )?;
-    // Neither takes the place of the other on the way to its number.
+    // Neither descriptor takes the place of the other on the way to its number.
     let theirs = rustix::io::fcntl_dupfd_cloexec(&theirs, PASSED_MIN)?;
     let secret = secret.map(held).transpose()?;
     let mut command = Command::new(program);
@@ -98,7 +98,7 @@ pub fn start<K: AsRef<OsStr>, V: AsRef<OsStr>>(
     Ok(Started { process, stdout, stderr, control })
 }
 
-/// A pipe that holds `secret` and nothing more will come into.
+/// A pipe that holds `secret` and whose writing end is closed.
 fn held(secret: &[u8]) -> io::Result<OwnedFd> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     // Both ends are ours, and an empty pipe has room for 64 KiB.
@@ -112,13 +112,13 @@ fn held(secret: &[u8]) -> io::Result<OwnedFd> {
 /// Puts `descriptor` where the child is to find it, open across exec.
 #[expect(unsafe_code, reason = "dup2 onto a number that nobody owns")]
 fn pass_on(descriptor: i32, number: i32) -> io::Result<()> {
-    // SAFETY: takes numbers, which differ by `PASSED_MIN`. What was open at this
-    // number is one of ours, and in the child nobody uses it any more.
+    // SAFETY: takes numbers, which differ by `PASSED_MIN`. A descriptor open at this
+    // number belongs to this program, and the child does not use it any more.
     let result = unsafe { libc::dup2(descriptor, number) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A child that has ended, if there is one: its own or an orphan. Never blocks.
+/// A child that has ended, if any: its own or an orphan. Never blocks.
 #[must_use]
 pub fn reap() -> Reaped {
     match rustix::process::wait(WaitOptions::NOHANG) {
@@ -126,7 +126,7 @@ pub fn reap() -> Reaped {
             let ended = match (status.exit_status(), status.terminating_signal()) {
                 (Some(code), _) => Ended::Status(code),
                 (None, Some(signal)) => Ended::Signal(signal),
-                // Stopped or continued: not asked for, so it can't be.
+                // Stopped or continued: not requested, so it cannot occur.
                 (None, None) => return Reaped::NoneEnded,
             };
             Reaped::Ended(process, ended)
@@ -136,14 +136,14 @@ pub fn reap() -> Reaped {
     }
 }
 
-/// What [`reap`] found.
+/// The result of [`reap`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reaped {
     /// This one had ended.
     Ended(Pid, Ended),
     /// There are children, and all of them run.
     NoneEnded,
-    /// There are no children.
+    /// All children were reaped.
     NoChildren,
 }
 

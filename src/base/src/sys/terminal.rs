@@ -1,8 +1,7 @@
-//! Opens a terminal device, makes it raw, asks for its size and gives it back as it was.
+//! A terminal device: opened raw, asked for its size and restored when dropped.
 //!
-//! Each terminal is used through its own descriptor, so one process can serve
-//! several (`tty1`, `hvc0`, a serial port), and none of them becomes the
-//! controlling terminal of anything.
+//! Each terminal is used through its own descriptor, so one process can serve several
+//! (`tty1`, `hvc0`, a serial port), and they never become a controlling terminal.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -15,14 +14,14 @@ use rustix::termios::{
     self, InputModes, LocalModes, OptionalActions, OutputModes, SpecialCodeIndex, Termios,
 };
 
-/// What a terminal is taken for that does not say its size, as serial lines do.
+/// The assumed size of a terminal that does not report one, as on serial lines.
 pub const SIZE_DEFAULT: Size = Size { columns: 80, rows: 24 };
 
-/// Baud of a serial port, the same as of the one with the log lines.
+/// Baud of a serial port, the same as of the port with the log lines.
 const SPEED: u32 = 115_200;
 
-/// How long the end of a serial port may take, in hundredths of a second: as much as
-/// the kernel's buffer takes at [`SPEED`]. Where nobody takes anything, a process that
+/// How long the end of a serial port may take, in hundredths of a second: as long as
+/// the kernel's buffer takes at [`SPEED`]. If the far end does not read, a process that
 /// ends, even one that is killed, would wait for half a minute, and the machine for it.
 const CLOSING_WAIT: u16 = 50;
 
@@ -67,7 +66,7 @@ pub struct Size {
     pub rows: u16,
 }
 
-/// What the terminal does with what it is given.
+/// The handling of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Every byte passes unchanged, both ways: for screens.
@@ -121,13 +120,13 @@ impl Terminal {
         Ok(termios::tcsetattr(&self.file, OptionalActions::Now, &modes)?)
     }
 
-    /// The size, or [`SIZE_DEFAULT`] if the terminal does not know.
+    /// The size, or [`SIZE_DEFAULT`] if the terminal does not report one.
     #[must_use]
     pub fn size(&self) -> Size {
         self.reported_size().unwrap_or(SIZE_DEFAULT)
     }
 
-    /// The size, if the terminal knows it.
+    /// The size, if the terminal reports it.
     #[must_use]
     pub fn reported_size(&self) -> Option<Size> {
         let size = termios::tcgetwinsize(&self.file).ok()?;
@@ -135,8 +134,8 @@ impl Terminal {
         known.then_some(Size { columns: size.ws_col, rows: size.ws_row })
     }
 
-    /// Sets the speed at which people expect a serial port, if `path` is one, and has
-    /// its end wait for nobody: see [`CLOSING_WAIT`].
+    /// Sets the expected speed of a serial port, if `path` is one, and shortens the
+    /// wait at its end: see [`CLOSING_WAIT`].
     ///
     /// # Errors
     ///
@@ -145,12 +144,12 @@ impl Terminal {
         if !is_serial(path) {
             return Ok(());
         }
-        // An adapter's driver may know nothing of it, and only its end takes longer then.
+        // An adapter's driver may not support it, and then only its end takes longer.
         self.set_closing_wait(CLOSING_WAIT).ok();
         self.set_speed(SPEED)
     }
 
-    /// How long the kernel waits for what a serial port has not sent when the last
+    /// How long the kernel waits for the unsent bytes of a serial port when the last
     /// descriptor of it is closed, in hundredths of a second.
     fn set_closing_wait(&self, wait: u16) -> io::Result<()> {
         let mut settings = Settings::default();
@@ -222,7 +221,7 @@ mod tests {
 
     use super::*;
 
-    /// The far end and the path of a terminal that nobody looks at.
+    /// The far end and the path of a terminal whose far end is not read.
     fn pseudo() -> (OwnedFd, PathBuf) {
         let far = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&far).unwrap();
@@ -252,7 +251,7 @@ mod tests {
         rustix::io::write(&far, b"r").unwrap();
         assert_eq!(terminal.read(&mut buffer).unwrap(), 1);
         terminal.write_all(b"a\n").unwrap();
-        // The line discipline hands on what it wrote in as many pieces as it likes.
+        // The line discipline may split a write into any number of pieces.
         let mut arrived = Vec::new();
         while !arrived.ends_with(b"\n") {
             let read = rustix::io::read(&far, &mut buffer).unwrap();

@@ -1,4 +1,4 @@
-//! Hears from the kernel when a device appears, changes or goes.
+//! The kernel's announcements of devices that appear, change or go.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,14 +8,14 @@ use rustix::io::Errno;
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
 
-/// The multicast group in which the kernel itself speaks. Group 2 is udev's.
+/// The multicast group of the kernel's own messages. Group 2 is udev's.
 const GROUP_KERNEL: u32 = 1;
 
 /// The kernel's own bound for the variables of one event is 2 KiB.
 const EVENT_MAX: usize = 8192;
 
-/// How much the kernel keeps while nobody listens: enough for a machine full
-/// of devices that all appear while modules load.
+/// How much the kernel keeps while the socket is not read: enough for a machine full of
+/// devices that all appear while modules load.
 const BACKLOG_MAX: usize = 1 << 20;
 
 /// What happened to a device.
@@ -50,25 +50,25 @@ impl Event {
     }
 }
 
-/// What a read brought.
+/// The result of a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     /// A device changed.
     Event(Event),
-    /// More happened than the kernel could keep: look at `/sys` again.
+    /// Announcements were lost: look at `/sys` again.
     Lost,
-    /// Nothing more for now.
+    /// No more announcements for now.
     Nothing,
 }
 
-/// A socket that hears every event from now on.
+/// A socket that receives every event from now on.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
 }
 
 impl Listener {
-    /// Starts to listen. Look at `/sys` after this, and nothing is missed between.
+    /// Opens the socket. Look at `/sys` after this, and no event is missed in between.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl Listener {
             SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
             Some(netlink::KOBJECT_UEVENT),
         )?;
-        // Only root may pass the system's bound; without it the default has to do.
+        // Only root may exceed the system's bound; otherwise the default is used.
         if sockopt::set_socket_recv_buffer_size_force(&socket, BACKLOG_MAX).is_err() {
             sockopt::set_socket_recv_buffer_size(&socket, BACKLOG_MAX)?;
         }

@@ -1,4 +1,4 @@
-//! Rules the virtual terminals: which one is shown, what it shows, and that the kernel keeps off.
+//! The virtual terminals: which one is shown, its content, and the silencing of the kernel.
 
 use std::fs::File;
 use std::io;
@@ -30,14 +30,14 @@ pub fn silence_kernel() -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// When there is no screen, or its terminal refuses.
+/// When the machine has no screen, or its terminal refuses.
 pub fn activate(number: u8) -> io::Result<()> {
     let screen = File::options().read(true).write(true).open("/dev/tty0")?;
     turn(screen.as_fd(), Request::Activate, number)?;
     turn(screen.as_fd(), Request::WaitActive, number)
 }
 
-/// What is asked of the terminals about one of them.
+/// A request about one of the terminals.
 #[derive(Clone, Copy)]
 enum Request {
     Activate,
@@ -56,8 +56,8 @@ fn turn(screen: BorrowedFd<'_>, request: Request, number: u8) -> io::Result<()> 
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Where the kernel shows the characters of the virtual terminal at `path`, row by
-/// row, see `vcs(4)`; `None` for any other terminal.
+/// The device with the characters of the virtual terminal at `path`, row by row, see
+/// `vcs(4)`; `None` for any other terminal.
 #[must_use]
 pub fn characters(path: &Path) -> Option<PathBuf> {
     let number = path.file_name()?.to_str()?.strip_prefix("tty")?;

@@ -1,4 +1,4 @@
-//! Keeps the hardware watchdog from resetting the machine.
+//! The hardware watchdog, which resets a machine that hangs.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -23,11 +23,11 @@ impl Watchdog {
     ///
     /// # Errors
     ///
-    /// When it is not there, or someone else has it.
+    /// When the device is missing, or another process has it open.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).open(path)?;
         let mut watchdog = Self { file };
-        // Hardware that knows only one time keeps it; most are longer than our interval.
+        // Hardware with a fixed timeout keeps it; most are longer than our interval.
         watchdog.set_timeout().ok();
         watchdog.pet()?;
         Ok(watchdog)
@@ -42,7 +42,7 @@ impl Watchdog {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Says that this process is alive.
+    /// Pets the watchdog: this process is alive.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Asks XFS where its free space is, and makes it stand still.
+//! The free space of an XFS file system, and freezing of the file system.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ const THAW: libc::Ioctl = 0xc004_5878;
 
 /// The owner is one of the codes of the interface, not an inode.
 const SPECIAL: u32 = 0x10;
-/// There is nothing behind this one.
+/// The last record.
 const LAST: u32 = 0x20;
 /// `FMR_OWN_FREE`, and XFS's own code for trees and lists of free space.
 const FREE: u64 = 1;
@@ -47,14 +47,14 @@ struct Request {
     records: [Record; COUNT],
 }
 
-/// What a stretch of the device is used for.
+/// The use of a stretch of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// For nothing.
+    /// Free space.
     Free,
-    /// For the file system's account of free space, or kept for that.
+    /// The file system's own records of free space, or a reserve for them.
     Trees,
-    /// For anything else.
+    /// Any other use.
     Other,
 }
 
@@ -65,12 +65,12 @@ pub struct Stretch {
     pub start: u64,
     /// Its length.
     pub length: u64,
-    /// What for.
+    /// Its use.
     pub used: Use,
 }
 
-/// Says what each stretch of the device is used for. `root` is any directory of
-/// the mounted file system. Blocks.
+/// Lists the use of each stretch of the device. `root` is any directory of the mounted
+/// file system. Blocks.
 ///
 /// # Errors
 ///
@@ -116,14 +116,15 @@ pub fn map(root: &File) -> io::Result<Vec<Stretch>> {
             },
         }));
         match records.last() {
-            // The kernel goes on behind the key.
+            // The kernel continues behind the key.
             Some(last) if last.flags & LAST == 0 => request.keys[0] = *last,
             Some(_) | None => return Ok(stretches),
         }
     }
 }
 
-/// Lets the file system write all that it has, and nothing more until [`thaw`]. Blocks.
+/// Makes the file system write all its data, and blocks further writes until [`thaw`].
+/// Blocks.
 ///
 /// # Errors
 ///
@@ -141,7 +142,7 @@ pub fn thaw(root: &File) -> io::Result<()> {
     turn(root.as_fd(), Motion::Thaw)
 }
 
-/// Whether the file system stands still from now on.
+/// Whether to freeze the file system or to thaw it.
 #[derive(Clone, Copy)]
 enum Motion {
     Freeze,

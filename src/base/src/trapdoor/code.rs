@@ -1,9 +1,9 @@
-//! Numbers every failure that opens the trapdoor: `#SSCC.DDDD`.
+//! The codes of all failures that open the trapdoor: `#SSCC.DDDD`.
 //!
-//! `SS` is the stage, `CC` the cause within it, both decimal and fixed for ever;
-//! `DDDD` is a detail of the occurrence in hexadecimal (an error number, a field
-//! number, an exit status), zero where there is none. Each constant has a section
-//! in `docs/errors.md`, headed by its code without the detail; a test checks that.
+//! `SS` is the stage, `CC` the cause within it, both decimal and never changed; `DDDD`
+//! is a detail of the occurrence in hexadecimal (an error number, a field number, an
+//! exit status), zero without a detail. Each constant has a section in
+//! `docs/errors.md`, headed by its code without the detail; a test checks that.
 
 use std::fmt;
 
@@ -31,13 +31,14 @@ impl Code {
         Self { detail, ..self }
     }
 
-    /// Whether the recovery key of the disk helps, whoever reports it.
+    /// Whether the recovery key of the disk helps, independent of the reporting
+    /// service.
     #[must_use]
     pub fn is_locked(self) -> bool {
         LOCKED.contains(&self.with_detail(0))
     }
 
-    /// `SSCC`: what `docs/errors.md` heads the section with.
+    /// `SSCC`: the heading of its section in `docs/errors.md`.
     #[must_use]
     pub fn anchor(self) -> String {
         format!("{:02}{:02}", self.stage, self.cause)
@@ -61,7 +62,7 @@ impl fmt::Display for Code {
 
 /// The kernel's own file systems cannot be mounted in the initramfs.
 pub const INITRAMFS_PREPARATION: Code = Code::new(Stage::Initramfs, 1);
-/// The kernel command line lacks what Polis needs.
+/// The kernel command line lacks a word that Polis needs.
 pub const COMMAND_LINE_INVALID: Code = Code::new(Stage::Initramfs, 2);
 /// No disk has appeared.
 pub const DISK_ABSENT: Code = Code::new(Stage::Initramfs, 3);
@@ -78,7 +79,7 @@ pub const SYSTEM_UNMOUNTABLE: Code = Code::new(Stage::Initramfs, 8);
 /// The system cannot become the root.
 pub const SWITCH_FAILED: Code = Code::new(Stage::Initramfs, 9);
 
-/// `node` returned, and nobody had asked it to.
+/// `node` returned without a request to stop.
 pub const NODE_EXITED: Code = Code::new(Stage::System, 1);
 /// A signal killed `node`.
 pub const NODE_KILLED: Code = Code::new(Stage::System, 2);
@@ -92,7 +93,7 @@ pub const SYSTEM_DAMAGED_RUNNING: Code = Code::new(Stage::System, 5);
 pub const TREE_INCOMPLETE: Code = Code::new(Stage::System, 6);
 /// A bug in `init`.
 pub const INIT_PANICKED: Code = Code::new(Stage::System, 7);
-/// The kernel refuses `init` something that it cannot do without.
+/// The kernel refuses `init` a resource that it requires.
 pub const INIT_IMPAIRED: Code = Code::new(Stage::System, 8);
 /// `node` runs and gives no sign of life any more.
 pub const NODE_HUNG: Code = Code::new(Stage::System, 9);
@@ -106,9 +107,9 @@ pub const STORAGE_DISK: Code = Code::new(Stage::Storage, 1);
 pub const STORAGE_PARTITION_TABLE: Code = Code::new(Stage::Storage, 2);
 /// The disk has no room for a data partition.
 pub const STORAGE_TOO_SMALL: Code = Code::new(Stage::Storage, 3);
-/// The free space for the data partition carries somebody's data.
+/// The free space for the data partition carries foreign data.
 pub const STORAGE_OCCUPIED: Code = Code::new(Stage::Storage, 4);
-/// The data partition carries something that is not ours.
+/// The data partition carries a foreign file system.
 pub const STORAGE_FOREIGN: Code = Code::new(Stage::Storage, 5);
 /// The data partition has no readable file system any more.
 pub const STORAGE_DAMAGED: Code = Code::new(Stage::Storage, 6);
@@ -123,42 +124,43 @@ pub const STORAGE_FILE: Code = Code::new(Stage::Storage, 10);
 /// The TPM holds the node's half of the key and refuses it: the machine started
 /// other software, or with other settings.
 pub const STORAGE_TPM_REFUSES: Code = Code::new(Stage::Storage, 12);
-/// The TPM was cleared or is another one: it cannot load what it sealed.
+/// The TPM was cleared or is another one: it cannot load the sealed data.
 pub const STORAGE_TPM_CLEARED: Code = Code::new(Stage::Storage, 13);
-/// The node's half of the key is sealed to a TPM, and there is none.
+/// The node's half of the key is sealed to a TPM, but the machine has no TPM.
 pub const STORAGE_TPM_ABSENT: Code = Code::new(Stage::Storage, 14);
-/// Both halves of the key are there, and together they do not open the disk.
+/// Both halves of the key are present, but do not open the disk.
 pub const STORAGE_KEY_WRONG: Code = Code::new(Stage::Storage, 15);
 /// The recovery key that a person gave is mistyped, or another disk's.
 pub const STORAGE_RECOVERY_KEY_WRONG: Code = Code::new(Stage::Storage, 16);
-/// The data partition can neither be encrypted nor opened, and it is not the key.
+/// The data partition can neither be encrypted nor opened, and the key is not the
+/// cause.
 pub const STORAGE_CIPHER: Code = Code::new(Stage::Storage, 17);
-/// A step of storage did not end in any time that makes sense.
+/// A step of storage exceeded its deadline.
 pub const STORAGE_LATE: Code = Code::new(Stage::Storage, 18);
 /// The data partition failed while it was in use.
 pub const STORAGE_FAILING: Code = Code::new(Stage::Storage, 19);
 
 /// The TPM that holds the node's half of the key fails, or does not answer.
 pub const STORAGE_TPM_FAILS: Code = Code::new(Stage::Storage, 21);
-/// Nobody keeps the cluster's half of the key for a machine that is alone.
+/// The cluster's half of the key is missing on a machine that is alone.
 pub const STORAGE_SHARE_ABSENT: Code = Code::new(Stage::Storage, 22);
-/// The data partition is protected otherwise than this node's is.
+/// The data partition has another kind of protection than this node's.
 pub const STORAGE_KIND_DIFFERS: Code = Code::new(Stage::Storage, 23);
 
 /// Neither fw_cfg nor the ESP carries node parameters.
 pub const PARAMETERS_ABSENT: Code = Code::new(Stage::Parameters, 1);
 
-/// Node parameters are there and cannot be read.
+/// Node parameters are present and cannot be read.
 pub const PARAMETERS_UNREADABLE: Code = Code::new(Stage::Parameters, 2);
-/// Node parameters are larger than any can be.
+/// Node parameters are larger than the allowed maximum.
 pub const PARAMETERS_TOO_LARGE: Code = Code::new(Stage::Parameters, 3);
 /// Node parameters are damaged or cut short.
 pub const PARAMETERS_MALFORMED: Code = Code::new(Stage::Parameters, 4);
 /// Node parameters have a field that this version does not know.
 pub const PARAMETERS_UNKNOWN_FIELD: Code = Code::new(Stage::Parameters, 5);
-/// Node parameters say neither bootstrap nor register.
+/// Node parameters choose neither bootstrap nor register.
 pub const PARAMETERS_NOTHING_CHOSEN: Code = Code::new(Stage::Parameters, 6);
-/// Node parameters say bootstrap and register at once.
+/// Node parameters choose bootstrap and register at once.
 pub const PARAMETERS_BOTH_CHOSEN: Code = Code::new(Stage::Parameters, 7);
 /// A field of the node parameters has a value that is not allowed.
 pub const PARAMETERS_FIELD: Code = Code::new(Stage::Parameters, 8);
@@ -169,19 +171,19 @@ pub const PARAMETERS_TICKET: Code = Code::new(Stage::Parameters, 10);
 /// The CA certificate in the node parameters is not one.
 pub const PARAMETERS_CA_CERTIFICATE: Code = Code::new(Stage::Parameters, 11);
 
-/// This node was a member, and no member is on its disk.
+/// This node was a member, but its disk does not hold one.
 pub const CONSENSUS_MEMBER_ABSENT: Code = Code::new(Stage::Consensus, 1);
 /// The member on the disk lacks a part.
 pub const CONSENSUS_MEMBER_DAMAGED: Code = Code::new(Stage::Consensus, 2);
-/// etcd itself says that its database is damaged.
+/// etcd itself reports that its database is damaged.
 pub const CONSENSUS_DATABASE_DAMAGED: Code = Code::new(Stage::Consensus, 3);
-/// A cluster was to be founded from what is no snapshot.
+/// A cluster was to be founded from a file that is not a snapshot.
 pub const CONSENSUS_SNAPSHOT: Code = Code::new(Stage::Consensus, 4);
 /// The sealed configuration on the ESP is damaged.
 pub const CLUSTER_SEALED_DAMAGED: Code = Code::new(Stage::Cluster, 1);
-/// There is a data partition in use, and no sealed configuration.
+/// A data partition is in use, but the sealed configuration is missing.
 pub const CLUSTER_SEALED_LOST: Code = Code::new(Stage::Cluster, 2);
-/// There is a sealed configuration, and no data partition.
+/// The sealed configuration is present, but the data partition is missing.
 pub const CLUSTER_DATA_LOST: Code = Code::new(Stage::Cluster, 3);
 /// A bootstrap or a registration was under way, and its journal is damaged.
 pub const CLUSTER_JOURNAL_DAMAGED: Code = Code::new(Stage::Cluster, 4);
@@ -189,7 +191,7 @@ pub const CLUSTER_JOURNAL_DAMAGED: Code = Code::new(Stage::Cluster, 4);
 pub const CLUSTER_TICKET: Code = Code::new(Stage::Cluster, 5);
 /// The key of this node is lost, damaged or another node's.
 pub const CLUSTER_NODE_KEY: Code = Code::new(Stage::Cluster, 6);
-/// What the node must remember cannot be read or written.
+/// The node's own records cannot be read or written.
 pub const CLUSTER_FILE: Code = Code::new(Stage::Cluster, 7);
 /// The cluster's store is damaged or another cluster's.
 pub const CLUSTER_STORE: Code = Code::new(Stage::Cluster, 8);
@@ -201,13 +203,12 @@ pub const CLUSTER_KNOWN: Code = Code::new(Stage::Cluster, 10);
 pub const CLUSTER_REMOVED: Code = Code::new(Stage::Cluster, 11);
 /// The cluster refuses the node for another reason.
 pub const CLUSTER_REFUSED: Code = Code::new(Stage::Cluster, 12);
-/// The cluster's records do not have this member, as they should.
+/// The cluster's records lack this member.
 pub const CLUSTER_UNKNOWN: Code = Code::new(Stage::Cluster, 13);
 
-/// The disk is whole and locked, and its recovery key opens it: whoever stands at
-/// the guru meditation may type it. A damaged or lost sealed configuration locks
-/// the disk, too, where the disk is encrypted; whoever reports that knows
-/// (`cluster`).
+/// The disk is whole and locked, and its recovery key opens it: a person at the guru
+/// meditation may type it. A damaged or lost sealed configuration locks the disk, too,
+/// where the disk is encrypted; the reporting service (`cluster`) decides that.
 const LOCKED: &[Code] = &[
     STORAGE_TPM_REFUSES,
     STORAGE_TPM_CLEARED,
@@ -219,7 +220,7 @@ const LOCKED: &[Code] = &[
     CLUSTER_UNKNOWN,
 ];
 
-/// Every code there is, for the check against `docs/errors.md`.
+/// Every code, for the check against `docs/errors.md`.
 pub const ALL: &[Code] = &[
     INITRAMFS_PREPARATION,
     COMMAND_LINE_INVALID,

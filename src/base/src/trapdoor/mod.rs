@@ -1,9 +1,9 @@
-//! Describes the failures that a machine cannot recover from by itself.
+//! The reports of failures that a machine cannot recover from by itself.
 //!
 //! A service that meets one makes a [`Report`] and opens the trapdoor with it
 //! (`supervisor::Context::trapdoor`); `node` sends it to `init` over the control
 //! channel and ends; `init` paints it, writes it to the ESP and counts attempts.
-//! `init` makes reports of its own when `node` dies without a word.
+//! `init` makes reports of its own when `node` dies without a report.
 //!
 //! ```text
 //! service --Report--> node --control channel--> init --> screens, serial line, ESP
@@ -22,18 +22,18 @@ pub use self::code::Code;
 /// The key of a `guru` line, `yes` where the recovery key of the disk would help.
 pub const UNLOCK: &str = "unlock";
 
-/// Everything that is known about a failure, for a person in front of the machine.
+/// The details of a failure, for a person in front of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Stable; each has a section in `docs/errors.md`.
     pub code: Code,
-    /// What the machine was doing.
+    /// The stage that the machine was in.
     pub stage: Stage,
     /// The failure first, then what caused it, the root last.
     pub causes: Vec<String>,
-    /// What was tried before giving up.
+    /// The attempts before giving up.
     pub tried: Vec<String>,
-    /// What the person should do next, in one sentence.
+    /// The next step for the person, in one sentence.
     pub next: String,
     /// Whether the recovery key of the disk would help: the guru meditation
     /// then asks for it, and `init` starts `node` again with it.

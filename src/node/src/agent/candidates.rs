@@ -1,13 +1,15 @@
-//! Knows whom to ask for the leader, and keeps that on the ESP for the next boot.
+//! The candidates for the leader: the list of nodes to ask, kept on the ESP for the
+//! next boot.
 //!
 //! Invariants:
-//! - A directory that names nobody never replaces one that names somebody.
+//! - An empty directory never replaces one that names nodes.
 //! - The file is written when it changes and not else: it is on flash, and FAT.
-//! - Only whom the last word of a leader names as a member of etcd is asked, wherever
-//!   it was found: whoever leads could end this node, and every node has a certificate.
-//!   Besides, until a leader was heard in this boot, and after all others: whom the
-//!   parameters of this machine name, as those do that a person gives it after the
-//!   cluster was founded again by nodes that nobody knew.
+//! - The agent asks only the nodes that the last message of a leader names as members
+//!   of etcd, wherever it found their addresses: a leader could end this node, and
+//!   every node has a certificate. Besides these, and after all others, it asks the
+//!   nodes that the parameters of this machine name, until it received a message from a
+//!   leader in this boot: an operator gives such parameters after unknown nodes founded
+//!   the cluster again.
 
 use std::net::Ipv4Addr;
 
@@ -41,7 +43,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
             (status.node, status.is_member(), status.ca)
         };
         if member && kept.nodes.is_empty() {
-            // Whoever has just been let in was told whom to ask.
+            // The answer that admitted this node contained the directory.
             kept = read(&service).await;
         }
         let directory = heard.as_deref().map(directory).filter(|heard| !heard.nodes.is_empty());
@@ -92,7 +94,7 @@ async fn read(service: &Service) -> v1::ClusterDirectory {
     }
 }
 
-/// A directory that cannot be read is as none: the next word of the leader mends it.
+/// An unreadable directory counts as empty: the next message of the leader mends it.
 fn decode(bytes: &[u8]) -> v1::ClusterDirectory {
     v1::ClusterDirectory::decode(bytes).unwrap_or_else(|error| {
         warn!(%error, "the cluster's directory on the ESP is damaged");
@@ -113,9 +115,10 @@ fn directory(nodes: &Nodes) -> v1::ClusterDirectory {
     v1::ClusterDirectory { nodes: reached.collect() }
 }
 
-/// Whom to ask: the curator of this machine first, which may not be there, then
-/// everyone in the directory, first where they were found. Who is not in it, and was
-/// found, is none. At last, whom this machine was `told` of.
+/// The nodes to ask: first the curator of this machine, which may not run, then every
+/// node in the directory, at its discovered address first. A discovered node that is
+/// not in the directory is left out. Last come the nodes that the parameters of this
+/// machine name (`told`).
 fn ask(
     own: Option<NodeId>,
     port: u16,

@@ -1,5 +1,5 @@
-//! Tells the leader that this node lives, and notes when it last could, or that
-//! it is no node of the cluster any more.
+//! The heartbeat of this node: reports to the leader that the node lives, and records
+//! when that last succeeded, or that the node was removed from the cluster.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use polis_runtime::supervisor::Context;
 use polis_wire::rpc;
 use polis_wire::rpc::client::{Patience, Repeat};
 
-/// What a leader may ask for: neither a flood nor a silence.
+/// The limits of the interval that a leader may ask for: neither a flood nor a silence.
 const INTERVALS: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(60);
 
@@ -29,7 +29,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     let mut interval = service.config.heartbeat;
     loop {
         let began = Instant::now();
-        // One beat does not wait into the next but one.
+        // A beat waits for less than two intervals.
         let patience = Patience { attempt: interval, total: interval };
         let client = service.client.clone().patient(patience);
         let consensus = service.inputs.consensus.borrow().figures();

@@ -1,7 +1,8 @@
-//! Keeps this node in touch with the curators: reports, hears, renews.
+//! The agent: keeps this node in touch with the curators. It reports, watches and
+//! renews.
 //!
-//! Everything that a member owes to its cluster and hears from it goes through
-//! the one client for the leader; it outlives every leader.
+//! All reports to the cluster and all messages from it go through the one client for the
+//! leader, which outlives every leader.
 //!
 //! ```text
 //! directory file, nodes, discovery, parameters --> candidates --> Client --> the leader
@@ -16,9 +17,9 @@
 //! ```
 //!
 //! Invariants:
-//! - Nothing here writes into the cluster's records but through the leader.
-//! - What was heard stays true while nobody is heard: roles, nodes and access are
-//!   those of the last word.
+//! - This module writes into the cluster's records only through the leader.
+//! - The last values stay valid while no curator is reachable: roles, nodes and access
+//!   are those of the last message.
 //!
 //! What this module does not do: lead a machine home (`cluster`), or start what a
 //! role asks for (`roles`).
@@ -50,24 +51,23 @@ use polis_wire::rpc::{AccessList, Credentials};
 
 pub use self::report::Subject;
 
-/// A node that was not heard for so long is cut off: three heartbeats, and an
-/// election.
+/// A node without contact for this long is cut off: three heartbeats, and an election.
 pub const CUT_OFF_AFTER: Duration = Duration::from_secs(20);
 
-/// What is fixed for the life of the process.
+/// Fixed for the life of the process.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where the cluster can be reached, for the next boot.
     pub directory: File,
-    /// The roles that this node had when it last heard of them.
+    /// The roles of this node in the last message from the cluster.
     pub roles: File,
     /// The node's own certificate.
     pub certificate: File,
     /// Where curators listen.
     pub port: u16,
-    /// Between two heartbeats, until the leader says otherwise.
+    /// Between two heartbeats, until the leader sets another interval.
     pub heartbeat: Duration,
-    /// How long this node may hear nobody.
+    /// How long this node may be without contact.
     pub cut_off_after: Duration,
 }
 
@@ -86,10 +86,10 @@ impl Config {
     }
 }
 
-/// What is read.
+/// The values that it reads.
 #[derive(Clone, Debug)]
 pub struct Inputs {
-    /// What `init` told.
+    /// The facts from `init`.
     pub environment: Environment,
     /// The etcd member.
     pub consensus: watch::Receiver<consensus::Status>,
@@ -97,29 +97,28 @@ pub struct Inputs {
     pub network: watch::Receiver<network::Status>,
     /// The data partition.
     pub storage: watch::Receiver<storage::Status>,
-    /// What this machine was told.
+    /// The parameters of this machine.
     pub parameters: watch::Receiver<parameters::Known>,
-    /// Nodes that are not where the directory says.
+    /// Nodes that have moved from their address in the directory.
     pub found: watch::Receiver<Peers>,
 }
 
-/// What is told to the rest of the node.
+/// The values that the agent publishes to the rest of the node.
 #[derive(Clone, Debug)]
 pub struct Outputs {
-    /// What this node says about itself.
+    /// The status that this node reports.
     pub report: watch::Sender<v1::NodeStatus>,
-    /// Whom to ask for the leader.
+    /// The nodes to ask for the leader.
     pub candidates: watch::Sender<Vec<Candidate>>,
-    /// Every node; `None` until the first word.
+    /// Every node; `None` until the first message.
     pub nodes: watch::Sender<Option<Arc<Nodes>>>,
-    /// The roles that the cluster gives to this node; `None` while nothing was
-    /// ever heard.
+    /// The roles that the cluster gives to this node; `None` before the first message.
     pub roles: watch::Sender<Option<v1::NodeRoles>>,
-    /// Who has access; written where no curator runs.
+    /// The access list; written where no curator runs.
     pub standing: watch::Sender<Arc<AccessList>>,
-    /// What this node serves and calls with.
+    /// The certificates with which this node serves and calls.
     pub credentials: watch::Sender<Option<Credentials>>,
-    /// What this machine is to its cluster: here it may become split, and heal.
+    /// This machine's state in its cluster: here it may become split, and heal.
     pub cluster: cluster::Writer,
     /// When the leader answered last.
     pub contact: watch::Sender<Option<Instant>>,
@@ -128,13 +127,13 @@ pub struct Outputs {
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What is fixed.
+    /// The fixed part.
     pub config: Config,
     /// The way to the leader; it follows `candidates` and `credentials`.
     pub client: Client,
-    /// What is read.
+    /// The values that it reads.
     pub inputs: Inputs,
-    /// What is told.
+    /// The values that the agent publishes.
     pub outputs: Outputs,
 }
 

@@ -1,4 +1,5 @@
-//! Hears of every node from the leader: who they are, and what this one is to do.
+//! The watch of the nodes: receives every node from the leader, with the roles of this
+//! one.
 //!
 //! ```text
 //! [asking] --stream--> [node_watch, not all yet] --current--> [node_watch]
@@ -6,8 +7,8 @@
 //!    +--------- broken, or another leads ----------------------+
 //! ```
 //!
-//! The first events of a stream hold everything, so a new stream starts from
-//! nothing, and the old word holds until the new one is whole.
+//! The first events of a stream hold everything, so a new stream starts from nothing,
+//! and the old state holds until the new one is whole.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Nodes that are remembered: far more than any cluster has.
 const NODES_MAX: usize = 16_384;
 
-/// Hears until cancelled.
+/// Watches until cancelled.
 pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     let mut cluster = service.outputs.cluster.subscribe();
     let home =
@@ -57,7 +58,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     }
 }
 
-/// Takes up the roles of the last boot, until there is a newer word.
+/// Takes up the roles of the last boot, until a newer message arrives.
 async fn remember(service: &Service) {
     let file = service.config.roles.clone();
     let roles = match blocking(move || file.read()).await {
@@ -95,7 +96,7 @@ async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
     Ok(())
 }
 
-/// What one stream has told.
+/// The content of one stream so far.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
     nodes: Nodes,
@@ -111,7 +112,7 @@ impl Heard {
             }
         }
         for node in event.nodes {
-            // Whoever has no ID can neither be shown nor be let in.
+            // A node without an ID can be neither shown nor admitted.
             let Ok(id) = node.id.parse::<NodeId>() else { continue };
             if self.nodes.len() < NODES_MAX || self.nodes.contains_key(&id) {
                 self.nodes.insert(id, node);
@@ -123,14 +124,14 @@ impl Heard {
                     let serials = crl.revoked.into_iter().map(|entry| entry.serial);
                     self.revoked = Some(serials.collect());
                 }
-                // Whom the last one named stays out.
+                // A node that the last message named stays out.
                 None => error!("the CRL of the cluster cannot be read and is not used"),
             }
         }
         self.current |= event.current;
     }
 
-    /// Who has access, where `before` had it.
+    /// The access list, where `before` had it.
     fn standing(&self, before: &AccessList) -> AccessList {
         let in_state = |state| {
             let nodes = self.nodes.iter().filter(move |(_, node)| node.state() == state);
@@ -161,7 +162,7 @@ async fn publish(service: &Service, own: NodeId, heard: &Heard) {
         }
     }
     if let Some(node) = heard.nodes.get(&own) {
-        // What opens the disk alone is in the cluster until its owner has it.
+        // The key that opens the disk alone is in the cluster until its owner has it.
         outputs.cluster.recovery_key_unsaved(node.recovery_key_unsaved);
     }
     outputs.nodes.send_replace(Some(Arc::new(heard.nodes.clone())));
@@ -178,7 +179,7 @@ async fn publish(service: &Service, own: NodeId, heard: &Heard) {
     }
 }
 
-/// Writes a file whose loss is a delay and no more.
+/// Writes a file whose loss only costs a delay.
 pub(super) async fn keep(file: &File, content: Vec<u8>, what: &str) {
     if let Err(error) = file.save(content).await {
         warn!(error = &error as &dyn std::error::Error, "cannot keep {what} for the next boot");

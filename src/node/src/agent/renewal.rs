@@ -1,4 +1,4 @@
-//! Renews this node's certificate after two thirds of its life.
+//! The renewal of this node's certificate, after two thirds of its life.
 //!
 //! ```text
 //! [valid] --two thirds--> ask the leader --checked, written--> [valid]

@@ -1,4 +1,5 @@
-//! Says how this node is, and tells the leader whenever that changes.
+//! The status report of this node: collects it, and sends it to the leader at each
+//! change.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,7 +22,7 @@ const RETRY: Duration = Duration::from_secs(5);
 /// The kernel's name for this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// What a node is asked about itself.
+/// The sources of the report.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
     /// The version of the system.
@@ -41,7 +42,7 @@ pub struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    /// What it says, without the time.
+    /// The report, without the time.
     #[must_use]
     pub fn report(&self) -> v1::NodeStatus {
         let kind = match self.storage.ready().map(|ready| ready.kind) {
@@ -128,7 +129,7 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
     .report()
 }
 
-/// Waits until the report may be another, or has somebody to be told to. Cancel-safe.
+/// Waits until the report may have changed, or a leader can receive it. Cancel-safe.
 async fn changed(service: &mut Service) -> Result<(), Closed> {
     let mut cluster = service.outputs.cluster.subscribe();
     let named = async {

@@ -1,4 +1,5 @@
-//! Notices that this node is cut off from its cluster, and that it is not any more.
+//! The detection of a split: notices when this node is cut off from its cluster, and
+//! when that ends.
 //!
 //! ```text
 //!          no curator answers, or the own member of etcd knows no leader,
@@ -51,16 +52,16 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
 
 /// Whether there is a member of etcd here that could not write.
 fn is_leaderless(status: &consensus::Status) -> bool {
-    // Whoever runs no member has no member number.
+    // A node without a member has no member number.
     status.member.is_some() && status.leader.is_none()
 }
 
-/// What was seen of the cluster.
+/// The observed state of the cluster.
 #[derive(Clone, Copy, Debug)]
 struct View {
-    /// When somebody was heard, or the node came home.
+    /// The time of the last contact, or of this node's return to its cluster.
     heard: Instant,
-    /// When the own member knew a leader, or there was none to know.
+    /// The last time at which the node's own member knew a leader, or did not need one.
     led: Instant,
 }
 
@@ -86,7 +87,7 @@ impl View {
     }
 }
 
-/// Changes the state of this node, and says so.
+/// Changes the state of this node, and logs the change.
 pub(super) fn change(service: &Service, ctx: &Context, (event, why): (Event, &str)) {
     service.outputs.cluster.happened(event, ctx.lines(), |state| match state {
         State::Split => warn!("this node is cut off from its cluster: {why}"),

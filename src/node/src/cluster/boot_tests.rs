@@ -1,4 +1,4 @@
-//! First boots, later boots, and what is lost in between.
+//! Tests of first boots, later boots, and losses between them.
 
 use super::*;
 use crate::curator::Store;
@@ -34,7 +34,7 @@ async fn a_power_cut_after_any_step_ends_as_the_same_node_in_the_same_cluster() 
         for (key, value) in before {
             assert_eq!(after.get(&key), Some(&value), "{steps} steps: {key} was made again");
         }
-        // And home it stays.
+        // The node stays home.
         assert_eq!(machine.boot_home().await, status, "{steps} steps");
         assert_eq!(machine.etcd.contents(), after, "{steps} steps");
     }
@@ -53,7 +53,8 @@ async fn a_member_comes_back_without_any_parameters() {
 #[tokio::test]
 async fn a_power_cut_that_leaves_the_sealed_configuration_empty_is_no_loss() {
     let machine = Machine::new();
-    // The last cut comes after the sealed configuration and before the journal goes.
+    // The last cut comes after the sealed configuration is written and before the journal
+    // is removed.
     let cut = machine.boot(told(), Step::ALL.len() - 1).await;
     assert!(matches!(cut, End::Cut), "{cut:?}");
     let sealed = machine.root().esp.sealed_configuration;
@@ -181,7 +182,7 @@ async fn a_voter_that_was_off_past_the_end_of_its_certificate_comes_home_with_a_
     let kept = store.renew_node_certificate(identity, now).await.unwrap().unwrap();
     assert_eq!(kept.der, new);
 
-    // What was revoked is not given again.
+    // A revoked certificate is not issued again.
     let old = end().await;
     store.revoke(&node.to_string(), pki::Reason::Left, now).await.unwrap();
     machine.boot_home().await;

@@ -1,4 +1,4 @@
-//! Founds a cluster of this one machine.
+//! The bootstrap: creates a cluster of this one machine.
 //!
 //! ```text
 //! keys of the disk -> journal -> data partition -> node key on it -> orders for etcd
@@ -6,12 +6,12 @@
 //!    -> journal removed  [home]
 //! ```
 //!
-//! Every step may be taken again: what it makes is kept before the next begins.
+//! Every step may be repeated: its result is stored before the next step begins.
 //!
 //! Invariants:
-//! - The journal is on the ESP before anything is made that it speaks of.
+//! - The journal is on the ESP before anything that it refers to is made.
 //!
-//! What this module does not do: know what makes a member (`membership`).
+//! What this module does not do: define what makes a node a member (`membership`).
 
 use tracing::warn;
 
@@ -34,13 +34,13 @@ use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity;
 
 impl<C: Consensus> Service<C> {
-    /// Takes the first step of a new cluster: whatever the data partition will be
-    /// opened with is kept before it is made.
+    /// Takes the first step of a new cluster: stores the keys of the data partition before
+    /// the partition is made.
     pub(super) async fn begin(&mut self, bootstrap: &Bootstrap) -> Result<Begun, Error> {
         let kind = kind_for(bootstrap.configuration.storage);
         let mut disk = self.disk();
         if disk.is_being_made() {
-            // An earlier run asked for it: by the journal that it wrote.
+            // An earlier run requested it, according to the journal that it wrote.
             disk.mounted().await?;
             let journal = &self.config.root.esp.cluster_journal;
             return match read_record(journal, Journal::from_record).await? {
@@ -69,7 +69,7 @@ impl<C: Consensus> Service<C> {
         Ok(begun)
     }
 
-    /// Goes on from wherever an earlier attempt got.
+    /// Continues from the step that an earlier attempt reached.
     pub(super) async fn bootstrap(
         &mut self,
         ctx: &Context,

@@ -1,11 +1,12 @@
-//! Publishes the certificate and the key that this node serves and calls with.
+//! The credentials of this node: publishes the certificate and the key that it serves and
+//! calls with.
 //!
 //! ```text
 //! [none] --home--> read from the disk --> [credentials] --home again--> read again
 //! ```
 //!
 //! Invariants:
-//! - There are credentials only while this machine is a member, and they are its own.
+//! - Credentials are published only while this machine is a member, and they are its own.
 
 use tokio::sync::watch;
 use tracing::error;
@@ -21,11 +22,11 @@ use polis_wire::rpc;
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// Where they are.
+    /// Where the files are.
     pub files: files::Credentials,
     /// Whether this machine is a member.
     pub cluster: watch::Receiver<Status>,
-    /// What everyone serves and calls with.
+    /// The certificate and key that every server and client of this node uses.
     pub credentials: watch::Sender<Option<rpc::Credentials>>,
 }
 
@@ -38,7 +39,7 @@ pub enum Error {
     /// A file cannot be read.
     #[error("cannot read the credentials of this node")]
     Read(#[from] polis_base::files::Error),
-    /// A file is not there, or not what it should be.
+    /// A file is missing or has unexpected content.
     #[error("the credentials of this node are damaged: {0}")]
     Damaged(&'static str),
 }

@@ -1,27 +1,27 @@
-//! Decides what this machine is to do, once a boot. Pure.
+//! The decision of what this machine does, taken once a boot. Pure.
 //!
 //! ```text
 //! sealed configuration  data partition  journal   -> decision
 //! -----------------------------------------------------------------------
-//! there                 there           any          start again
+//! there                 there           any          join
 //! there                 none            any          refuse: data lost
-//! damaged or none       there           whole        go on with what it began: a
+//! damaged or none       there           whole        continue what it began: a
 //!                                                    bootstrap, or a registration
 //! damaged               any             else         refuse: damaged
 //! none                  there           damaged      refuse: journal damaged
 //! none                  there           none         refuse: configuration lost
-//! none                  none            registration go on with it, unless the parameters
+//! none                  none            registration continue it, unless the parameters
 //!                                                    name another cluster
-//! none                  none            else         what the parameters say
+//! none                  none            else         follow the parameters
 //! ```
 //!
-//! The journal goes once the sealed configuration is on the disk for good, so
-//! while it is there, a damaged sealed configuration is one that was being written.
+//! The journal is removed once the sealed configuration is safely on the disk. So while the
+//! journal exists, a damaged sealed configuration is one whose first write was cut off.
 //!
 //! Invariants:
-//! - A data partition that this machine did not just begin to make is never the
-//!   start of a new cluster.
-//! - What cannot be understood is refused by its own name.
+//! - A data partition that this machine did not just begin to make never becomes the start
+//!   of a new cluster.
+//! - A record that cannot be understood is refused by its own name.
 
 use super::journal::{Journal, Registering};
 use super::record::Damage;
@@ -31,9 +31,9 @@ use crate::parameters::{Bootstrap, Cluster, Register};
 /// A record on the ESP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record<T> {
-    /// There is none.
+    /// The file does not exist.
     Absent,
-    /// There is something, and it is not whole.
+    /// The file exists and is not whole.
     Damaged(Damage),
     /// Whole.
     Whole(T),
@@ -51,15 +51,15 @@ pub enum Data {
 /// What this machine does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It is a member, and comes back.
+    /// The machine is a member, and joins again.
     StartAgain(Box<Sealed>),
-    /// It founds a cluster.
+    /// The machine creates a cluster.
     Bootstrap(Bootstrap),
-    /// It goes on founding a cluster; an earlier boot began.
+    /// The machine continues to create a cluster, which an earlier boot began.
     GoOn(Begun),
-    /// It asks to be let into a cluster.
+    /// The machine registers with a cluster.
     Register(Register),
-    /// It goes on asking, or entering; an earlier boot began.
+    /// The machine continues a registration or a commit that an earlier boot began.
     GoOnRegistering(Box<Registering>),
 }
 
@@ -67,24 +67,24 @@ pub enum Decision {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The machine is a member, and does not know of what.
+    /// The machine is a member, and cannot read of which cluster.
     #[error("the sealed configuration is damaged: {0}")]
     SealedDamaged(Damage),
-    /// The machine is a member, and its data has gone.
+    /// The machine is a member, and its data partition is missing.
     #[error("this machine is a member of a cluster, and its data partition has gone")]
     DataLost,
-    /// The data of a member is there, and nothing that says whose.
+    /// The data of a member exists, and its sealed configuration is missing.
     #[error("there is a data partition, and the sealed configuration that belongs to it has gone")]
     SealedLost,
-    /// A bootstrap or a registration was under way, and nobody knows which.
+    /// A bootstrap or a registration was under way, and its journal cannot be read.
     #[error("the way into a cluster was begun, and its journal is damaged: {0}")]
     JournalDamaged(Damage),
-    /// Nobody told this machine what to become.
+    /// The parameters do not say what this machine should become.
     #[error("this machine has no cluster and no node parameters")]
     NothingToDo,
 }
 
-/// Decides. `told` is what the parameters say, if there are any.
+/// Decides. `told` holds the parameters, if the machine has any.
 ///
 /// # Errors
 ///
@@ -117,8 +117,9 @@ pub fn decide(
     }
 }
 
-/// Without a partition nothing was made yet. A bootstrap binds nobody then; but
-/// whoever asked to be let in was seen, and goes on as the same node.
+/// Without a partition, nothing was made yet. A bootstrap commits to nothing at that point;
+/// a registration is already known to the curator, so the machine continues as the same
+/// node.
 fn fresh(journal: &Record<Journal>, told: Option<&Cluster>) -> Result<Decision, Refusal> {
     let begun = match journal {
         Record::Whole(Journal::Register(begun)) => Some(begun),
@@ -129,7 +130,7 @@ fn fresh(journal: &Record<Journal>, told: Option<&Cluster>) -> Result<Decision, 
         (Some(Cluster::Register(register)), Some(begun))
             if begun.register.ca_certificate == register.ca_certificate =>
         {
-            // The newest ticket and the newest addresses count.
+            // The newest ticket and the newest addresses are used.
             let begun = Registering { register: register.clone(), ..begun.clone() };
             Ok(Decision::GoOnRegistering(Box::new(begun)))
         }
@@ -139,8 +140,7 @@ fn fresh(journal: &Record<Journal>, told: Option<&Cluster>) -> Result<Decision, 
     }
 }
 
-/// Whether [`decide`] would look at what the parameters say: if not, nobody has
-/// to wait for them.
+/// Whether [`decide`] would read the parameters; if not, the caller does not wait for them.
 #[must_use]
 pub fn needs_parameters<S>(sealed: &Record<S>, data: Data) -> bool {
     matches!((sealed, data), (Record::Absent, Data::Absent))
@@ -186,13 +186,13 @@ mod tests {
             let decided = decide(&Record::Absent, &journal, data, None);
             assert_eq!(decided, go_on(registering()), "{data:?}");
         }
-        // A ticket that was rotated is replaced, and the node stays.
+        // A rotated ticket is replaced, and the node stays the same.
         let ticket = crate::parameters::Ticket(b"another".to_vec().into());
         let newer = Register { ticket, ..register() };
         let told = Cluster::Register(newer.clone());
         let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&told));
         assert_eq!(decided, go_on(Registering { register: newer, ..registering() }));
-        // Another cluster is another beginning.
+        // Another cluster starts a new registration.
         let other = Register { ca_certificate: b"other".to_vec(), ..register() };
         let told = Cluster::Register(other.clone());
         let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&told));
@@ -217,7 +217,7 @@ mod tests {
         let told = Cluster::Bootstrap(other.clone());
         let decided = decide(&Record::Absent, &journal, Data::Present, Some(&told));
         assert_eq!(decided, Ok(Decision::GoOn(begun())));
-        // Before anything was made, the newest word counts.
+        // Before anything was made, the newest parameters are used.
         let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&told));
         assert_eq!(decided, Ok(Decision::Bootstrap(other)));
     }

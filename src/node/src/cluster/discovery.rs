@@ -1,28 +1,29 @@
-//! Finds the other nodes where all addresses changed while all machines were off.
+//! Discovery: finds the other nodes after all addresses changed while all machines were off.
 //!
-//! A node knows the others by the addresses of the last boot. Where a DHCP server
-//! has forgotten its leases meanwhile, nobody is where it was, and there is no
-//! leader who could tell. So a node that is cut off asks on its own segment:
+//! A node knows the others by the addresses of the last boot. If a DHCP server has
+//! forgotten its leases meanwhile, no node has the address that the others know, and no
+//! leader can publish the new ones. So a node that is cut off asks on its own segment:
 //!
 //! ```text
-//! cut off for a while: broadcast "I am N, at A: who is there?" --> everyone who knows N
-//!        found <-- believed only where this node is cut off <-- "I am M, at B", to A alone
+//! cut off for a while: broadcast "I am N, at A: which nodes are here?" --> every node that knows N
+//!        found <-- accepted only while this node is cut off <-- "I am M, at B", to A alone
 //! ```
 //!
-//! A message carries the public key of its sender, from which the name of the
-//! node follows, and is signed with it; the address in it must be the one that it
-//! came from. Who sends an old message again sends a node to an address that
-//! another node had: whoever is there must still show the certificate of the node.
-//! Every node has one, so where somebody was found says nothing of who leads.
+//! A message carries the public key of its sender, from which the name of the node follows,
+//! and is signed with it; the address in it must equal the source address of the packet. A
+//! replayed message points a node to an address that another node had before; the machine
+//! at that address must still show the certificate of the node. Every node has a
+//! certificate, so the place where discovery found a node does not say which node leads.
 //!
 //! Invariants:
-//! - A node that hears a leader believes nothing that is said here, and forgets what
-//!   it found before: in the next outage, everyone may be anywhere again.
-//! - Only nodes that were known before are heard, and answered.
-//! - Untrusted make this node verify a bounded number of signatures a second.
+//! - A node that is in contact with a leader ignores discovery messages, and forgets the
+//!   addresses that it found before: in the next outage, any address may have changed
+//!   again.
+//! - A node accepts messages only from nodes that it knew before, and answers only those.
+//! - Untrusted senders make this node verify a bounded number of signatures a second.
 //!
-//! What this module does not do: find nodes beyond the own segment, or by IPv6;
-//! or help a node whose disk waits for a key, since its own key is on that disk.
+//! What this module does not do: find nodes beyond the own segment, or by IPv6; or help a
+//! node whose disk waits for a key, since its own key is on that disk.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -40,21 +41,21 @@ use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::{self, Identity, NodeId, NodeKey};
 
-/// Where nodes listen for each other, UDP.
+/// The UDP port on which nodes listen for discovery messages.
 pub const PORT: u16 = 7836;
 
-/// Between two looks at whether this node is cut off, and two questions. It is cut
-/// off after two looks: a quick start finds its leader before.
+/// The time between two checks of whether this node is cut off, and between two questions.
+/// A node counts as cut off after two checks: a quick start finds its leader before.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// What a message begins with.
-const MAGIC: &[u8; 15] = b"polis discovery 1\0";
+/// The first bytes of a message.
+const MAGIC: &[u8; 18] = b"polis discovery 1\0";
 
 /// Magic, kind, public key, address; then the signature of all that.
 const SIGNED: usize = MAGIC.len() + 1 + 32 + 4;
 const LENGTH: usize = SIGNED + 64;
 
-/// Signatures that are verified a second: each node asks once in two.
+/// Signatures that a node verifies a second: each node asks once in two.
 const VERIFIED_MAX: u32 = 50;
 
 /// Inputs and outputs. Cloned into every run; holds no progress.
@@ -62,17 +63,17 @@ const VERIFIED_MAX: u32 = 50;
 pub struct Service {
     /// The key of this node.
     pub key: File,
-    /// Who this node is; the key is on its disk then, or soon after.
+    /// The identity of this node; its key is on its disk then, or soon after.
     pub identity: watch::Receiver<Option<Identity>>,
     /// Its member of etcd, if it has one.
     pub consensus: watch::Receiver<consensus::Status>,
-    /// Who leads, as this node has heard.
+    /// The leader, as far as this node knows.
     pub leader: watch::Receiver<Option<NodeId>>,
     /// The address.
     pub network: watch::Receiver<network::Status>,
-    /// Who is known.
+    /// The known nodes and their addresses.
     pub peers: watch::Receiver<Peers>,
-    /// Who was found since this node is cut off, and where.
+    /// The nodes that were found since this node is cut off, and their addresses.
     pub found: watch::Sender<Peers>,
 }
 
@@ -85,22 +86,22 @@ pub enum Error {
     /// The disk.
     #[error("cannot read the key of this node")]
     File(#[from] files::Error),
-    /// The key is none.
+    /// The file does not hold a valid key.
     #[error("the key of this node cannot be used")]
     Key(#[source] identity::Error),
-    /// Nobody can be heard.
+    /// The node cannot receive messages.
     #[error("cannot listen on UDP port {PORT}")]
     Socket(#[source] std::io::Error),
 }
 
-/// What a message is for.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Asks = 1,
     Answers = 2,
 }
 
-/// A message, and the proof of who sent it.
+/// A message with the signature of its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Discovery {
     kind: Kind,
@@ -123,7 +124,7 @@ impl Discovery {
         NodeId::from_public_key(&self.key)
     }
 
-    /// What is said, whoever says it.
+    /// Parses a message; does not verify its signature.
     fn read(bytes: &[u8]) -> Option<Self> {
         let (kind, rest) = bytes.strip_prefix(MAGIC)?.split_first()?;
         let kind = match kind {
@@ -136,7 +137,7 @@ impl Discovery {
         (signature.len() == 64).then_some(Self { kind, key: *key, address: (*address).into() })
     }
 
-    /// Whether the holder of the key in it has said it.
+    /// Whether the holder of the key in the message signed it.
     fn is_genuine(&self, bytes: &[u8]) -> bool {
         let Some((signed, signature)) = bytes.split_at_checked(SIGNED) else { return false };
         let key = VerifyingKey::from_bytes(&self.key);
@@ -146,7 +147,7 @@ impl Discovery {
     }
 }
 
-/// How many signatures may be verified yet.
+/// The number of signatures that may still be verified this second.
 #[derive(Debug)]
 struct Budget {
     since: Instant,
@@ -175,7 +176,7 @@ impl Service {
         let named = until(&mut self.identity, "the identity", Option::clone);
         let Some(named) = ctx.until_cancelled(named).await else { return Ok(()) };
         named?;
-        // Whoever has just been let in has its name before its disk.
+        // A node that was just approved has its name before its disk.
         let key = loop {
             let file = self.key.clone();
             if let Some(der) = blocking(move || file.read()).await? {
@@ -194,7 +195,7 @@ impl Service {
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut budget = Budget { since: Instant::now(), left: VERIFIED_MAX };
         let mut before = false;
-        // One more than fits: whatever fills it is too long.
+        // One byte more than a message: a packet that fills the buffer is too long.
         let mut buffer = [0; LENGTH + 1];
         loop {
             tokio::select! {
@@ -215,14 +216,14 @@ impl Service {
                         let budget = &mut || budget.take(Instant::now());
                         self.hear(&socket, &key, &buffer[..length], from, budget).await;
                     }
-                    // An answer that nobody took.
+                    // An earlier answer of this node was not delivered.
                     Err(error) => debug!(%error, "nothing was heard"),
                 },
             }
         }
     }
 
-    /// Whether nobody says where the others are.
+    /// Whether no leader publishes where the other nodes are.
     fn is_cut_off(&self) -> bool {
         let consensus = self.consensus.borrow();
         match consensus.is_absent() {
@@ -231,7 +232,7 @@ impl Service {
         }
     }
 
-    /// Forgets who was found, once somebody says where everyone is.
+    /// Forgets the found nodes once a leader publishes where every node is.
     fn forget(&self) {
         if !self.is_cut_off() {
             self.found.send_if_modified(|found| !std::mem::take(found).is_empty());
@@ -268,7 +269,7 @@ impl Service {
         self.find(node, at);
     }
 
-    /// Believes where a node is, if nobody else says it.
+    /// Accepts the address of a node if no leader publishes another.
     fn find(&self, node: NodeId, at: IpAddr) {
         if !self.is_cut_off() {
             return;
@@ -280,7 +281,7 @@ impl Service {
     }
 }
 
-/// What another node said, if one that is known did.
+/// The content of a received message, if a known node sent it.
 fn classify(
     bytes: &[u8],
     from: IpAddr,
@@ -294,7 +295,7 @@ fn classify(
     (known && may_verify() && discovery.is_genuine(bytes)).then_some(discovery)
 }
 
-/// Where this node is, and the address of everyone on its segment.
+/// The address of this node, and the broadcast address of its segment.
 fn place(network: &network::Status) -> Option<(Ipv4Addr, Ipv4Addr)> {
     let Some(IpAddr::V4(primary)) = network.primary else { return None };
     let mut all = network.interfaces.iter().flat_map(|interface| &interface.addresses);
@@ -320,7 +321,7 @@ mod tests {
         Discovery { kind: Kind::Asks, key: key.public_key(), address: HERE }.signed(key)
     }
 
-    /// What a node with the key 9, which knows that of key 1, makes of it.
+    /// What a node with the key 9, which knows the node of key 1, does with the message.
     fn heard(bytes: &[u8], from: Ipv4Addr) -> Option<Discovery> {
         let peers = [1, 9].map(|seed| (key(seed).id(), IpAddr::from([10, 0, 2, 99])));
         classify(bytes, from.into(), &peers.into(), key(9).id(), &mut || true)
@@ -373,7 +374,7 @@ mod tests {
         let mut found = service.found.subscribe();
         service.find(node, before);
         assert_eq!(*found.borrow_and_update(), Peers::from([(node, before)]));
-        // The leader tells of another address meanwhile.
+        // Meanwhile the leader publishes another address.
         leader.send_replace(Some(node));
         service.forget();
         assert_eq!(*found.borrow_and_update(), Peers::new());

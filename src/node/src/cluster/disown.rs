@@ -1,4 +1,4 @@
-//! Ends the membership of a node that its cluster has removed.
+//! The end of a membership: wipes the secrets of a node that its cluster has removed.
 //!
 //! ```text
 //! a refusal names the node as removed (agent) --+
@@ -9,12 +9,13 @@
 //!        -> keys, certificates, etcd's data removed -> trapdoor, now and at every boot
 //! ```
 //!
-//! Every step may be taken again. The first one is what lasts: without the node's
-//! half nothing but the recovery key opens the disk, and the next boot knows why.
+//! Every step may be repeated. The first one is permanent: without the node's half, only
+//! the recovery key opens the disk, and the next boot knows why.
 //!
 //! Invariants:
-//! - Nothing is wiped because of an outage, or of a record that is not there: only
-//!   where a curator that proved to be of this cluster says that it is for ever.
+//! - An outage or a missing record never wipes anything: the node wipes only after a
+//!   curator that proved to be of this cluster has answered that the node is removed for
+//!   good.
 
 use std::time::Duration;
 
@@ -41,13 +42,13 @@ use polis_wire::node_roles::is_consensus_member;
 use polis_wire::rpc::client::{Channel, Client, Patience, Repeat, candidates};
 use polis_wire::rpc::is_removal;
 
-/// For one question.
+/// The deadline of one question.
 const PATIENCE: Patience =
     Patience { attempt: Duration::from_secs(5), total: Duration::from_secs(10) };
-/// A process that is killed ends within that.
+/// A killed process ends within that.
 const KILLED: Duration = Duration::from_secs(1);
 
-/// What was told to this machine.
+/// What this machine knows of its cluster.
 #[derive(Clone, Debug)]
 pub(super) struct Told {
     pub(super) parameters: watch::Receiver<parameters::Known>,
@@ -63,17 +64,17 @@ impl Told {
     }
 }
 
-/// What the cluster says of a node whose etcd does not come up.
+/// The cluster's answer about a node whose etcd does not come up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It was taken out for good.
+    /// The node was removed for good.
     Removed,
-    /// It is a member of the cluster, and of etcd no more.
+    /// The node is a member of the cluster, and no longer a member of etcd.
     NoMember,
 }
 
 impl<C: Consensus> Service<C> {
-    /// Wipes what made this machine a member. Returns the error to stop with.
+    /// Wipes the secrets of a member. Returns the error to stop with.
     pub(super) async fn disown(&mut self, ctx: &Context) -> Error {
         self.status.happened(Event::Removed, ctx.lines(), |_disowning| {});
         warn!("the cluster has removed this node: its keys are wiped");
@@ -105,8 +106,8 @@ impl<C: Consensus> Service<C> {
         Error::Disowned
     }
 
-    /// Takes what is left of a member of etcd from this node, which the cluster has
-    /// taken out. If it has the role again, it enters as another one.
+    /// Removes the remains of an etcd member from this node after the cluster has removed
+    /// the member. If the node has the role again, it enters as a new member.
     pub(super) async fn leave_etcd(&mut self) -> Result<(), Error> {
         info!("the cluster has taken this node out of etcd while it was off");
         self.orders.send_replace(None);
@@ -131,8 +132,8 @@ fn wipe(root: &Root) -> Result<(), files::Error> {
 enum Word {
     Final(Verdict),
     /// The cluster has another etcd than the one that this node is a member of: it was
-    /// founded again from a snapshot. What that lacks may be on this disk alone, so this
-    /// ends nothing: a person says what is to become of it.
+    /// restored from a snapshot. The data that the snapshot lacks may exist on this disk
+    /// alone, so nothing is ended: an operator decides.
     FoundedAgain,
 }
 
@@ -145,8 +146,8 @@ pub(super) struct Doubt<'a> {
 }
 
 impl Doubt<'_> {
-    /// Asks the curators of others what has become of this node, once its own etcd has
-    /// had its time; for ever, until they say something that ends the wait for it.
+    /// Asks the curators of other nodes what has become of this node, once its own etcd has
+    /// had its time; without a limit, until an answer ends the wait for etcd.
     pub(super) async fn end(&self) -> Verdict {
         sleep(TRUST).await;
         let mut said = false;
@@ -170,7 +171,7 @@ impl Doubt<'_> {
     }
 }
 
-/// What a member of an etcd waits for that is no more.
+/// The text of the wait of an etcd member that was removed.
 fn founded_again(own: NodeId) -> String {
     format!(
         "the word of an operator: the cluster was founded again from a snapshot, and this node's \
@@ -232,8 +233,8 @@ async fn ask(
     })
 }
 
-/// What the record of a node says of it; a member of etcd with the role may be out of
-/// etcd all the same.
+/// Classifies the record of a node; a member of etcd with the role may be out of etcd all
+/// the same.
 fn classify(node: &v1::NodeInfo) -> Option<Verdict> {
     let role = is_consensus_member(node.roles.as_ref());
     match node.state() {

@@ -1,5 +1,4 @@
-//! Says why this machine does not become a member, with a code and the next
-//! step for each cause.
+//! The errors of the cluster manager: each cause has a code and a next step.
 
 use super::decide::Refusal;
 use super::membership::Step;
@@ -15,49 +14,49 @@ use polis_base::trapdoor::{Code, Report, code};
 use polis_runtime::event::Closed;
 use polis_wire::identity;
 
-/// Why a run of the cluster manager ended, or the machine stopped.
+/// The reason why a run of the cluster manager ended, or the machine stopped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is nothing sensible to do.
+    /// The machine has nothing sensible to do.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The kernel gave no random bytes.
+    /// The kernel returned no random bytes.
     #[error("cannot make a key: no random bytes")]
     Random,
-    /// The TPM does not seal, or does not give back what it sealed.
+    /// The TPM does not seal, or does not unseal what it sealed.
     #[error("the TPM does not keep the node's half of the disk's key")]
     Tpm(#[source] tpm::Error),
-    /// Nobody keeps the cluster's half of the key.
+    /// No keeper has the cluster's half of the key.
     #[error("the cluster's half of the disk's key is nowhere: no keeper of this machine has it")]
     NoShare,
-    /// A keeper said that it keeps a share, and does not.
+    /// A keeper reported that it stored a share, and does not return it.
     #[error("the share of the disk's key does not read back from the {}", .0.name())]
     ShareNotKept(Keeper),
-    /// Both halves are there, and do not open the disk.
+    /// Both halves exist, and do not open the disk.
     #[error("both halves of the disk's key are there, and do not open it: {reason}")]
     KeyWrong {
-        /// What storage says.
+        /// The error that storage reports.
         reason: String,
     },
     /// A recovery key was given and cannot be read.
     #[error("a recovery key was given, and cannot be read")]
     RecoveryUnreadable(#[source] recovery::Error),
-    /// A recovery key was given and is none.
+    /// The given text is not a recovery key.
     #[error("a recovery key was given, and is mistyped")]
     RecoveryMalformed(#[source] recovery::form::Error),
-    /// A recovery key was given and is another disk's.
+    /// The given recovery key belongs to another disk.
     #[error("the recovery key that was given does not open the disk: {reason}")]
     RecoveryKeyWrong {
-        /// What storage says.
+        /// The error that storage reports.
         reason: String,
     },
-    /// Somebody put another data partition in the place of this node's.
+    /// This node's data partition was replaced by one of another kind.
     #[error("the data partition is {found}, and that of this node is {expected}")]
     KindDiffers {
-        /// What the sealed configuration says.
+        /// The kind in the sealed configuration.
         expected: Kind,
-        /// What the disk says.
+        /// The kind on the disk.
         found: Kind,
     },
     /// The certificate of the cluster's CA is not on the data partition.
@@ -66,48 +65,48 @@ pub enum Error {
     /// The node's key cannot be made, read or written.
     #[error("cannot use the key of this node")]
     Key(#[source] identity::Error),
-    /// The node has no key any more.
+    /// The node's key is missing.
     #[error("the key of this node has gone from the data partition")]
     KeyLost,
     /// The key on the data partition is another node's.
     #[error("the sealed configuration belongs to {expected}, and the data partition to {found}")]
     OtherNode {
-        /// Whom the sealed configuration names.
+        /// The node that the sealed configuration names.
         expected: identity::NodeId,
-        /// Whose key is on the data partition.
+        /// The node whose key is on the data partition.
         found: identity::NodeId,
     },
-    /// A curator refuses this node.
+    /// A curator rejects this node.
     #[error("the cluster refuses this node: {}", .0.text)]
     Curator(Refused),
     /// The cluster has removed this node.
     #[error("the cluster has removed this node: it was decommissioned or deleted")]
     Disowned,
-    /// Whoever answers at the addresses of the directory belongs to another cluster.
+    /// The machine at the addresses of the directory belongs to another cluster.
     #[error("whoever answers at {who} has no certificate of the CA that this node was given")]
     Stranger {
-        /// Where.
+        /// The addresses.
         who: String,
     },
     /// No curator answers.
     #[error("no curator of the cluster answers: {0}")]
     Unreachable(String),
-    /// The configuration that the cluster sends makes no sense here.
+    /// The configuration that the cluster sends is not valid here.
     #[error("the configuration of the cluster is not understood: {0}")]
     Configuration(String),
-    /// The store is another cluster's.
+    /// The store belongs to another cluster.
     #[error("the cluster's store has another CA than the sealed configuration names")]
     OtherCluster,
-    /// The cluster's store does not have what it should.
+    /// A record is missing in the cluster's store.
     #[error(transparent)]
     Store(#[from] store::Error),
     /// The ESP or the data partition.
     #[error("cannot keep what this node must remember")]
     File(#[from] files::Error),
-    /// A service that this one waits for is gone.
+    /// A service that this one depends on has ended.
     #[error(transparent)]
     Closed(#[from] Closed),
-    /// The disk was found in another state than an earlier look at it did.
+    /// The disk is in another state than an earlier check found.
     #[error("the data partition is not in the state in which this run found it before")]
     Changed,
     /// A test ended the run.
@@ -116,7 +115,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The failure for the trapdoor; `None` where starting again may help.
+    /// The failure for the trapdoor; `None` where a restart may help.
     #[must_use]
     pub fn report(&self) -> Option<Report> {
         let (code, stage, next) = match self {
@@ -196,10 +195,10 @@ impl Error {
     }
 }
 
-/// The word of a curator for a node without a record.
+/// The curator's reason code for a node without a record.
 pub(super) const UNKNOWN: &str = "unknown";
 
-/// What to do about what a curator decided, by the word for its cause.
+/// The next step after a curator's rejection, by its reason code.
 fn refused_by_curator(refused: &Refused) -> (Code, Stage, &'static str) {
     let (code, next) = match refused.word.as_str() {
         "ticket-wrong" | "ticket-rotated" | "ticket-ended" => (
@@ -225,7 +224,7 @@ fn refused_by_curator(refused: &Refused) -> (Code, Stage, &'static str) {
     (code, Stage::Cluster, next)
 }
 
-/// What to do about a TPM.
+/// The next step for a TPM.
 fn tpm_step(error: &tpm::Error) -> (Code, Stage, &'static str) {
     let (code, next) = match error {
         tpm::Error::Changed(_) => (
@@ -281,7 +280,7 @@ fn refused(refusal: &Refusal) -> (Code, Stage, &'static str) {
             code::CLUSTER_JOURNAL_DAMAGED,
             "delete the data partition, which never was in use, to begin anew",
         ),
-        // `parameters::absent` says it better where it is known what was looked at.
+        // `parameters::absent` has the better text where the searched places are known.
         Refusal::NothingToDo => {
             (code::PARAMETERS_ABSENT, "put node parameters on the ESP, then reboot")
         }

@@ -1,15 +1,15 @@
-//! Comes back as the member that this machine was before it was switched off.
+//! Join: brings this machine back as the member that it was before it was switched off.
 //!
 //! ```text
 //! sealed configuration -> open disk -> node key: read, and the one that was sealed
 //!    |-- was a member of etcd --> orders: again --> etcd serves --> record checked --> [home]
 //!    |                                 '--> no answer: ask the others --> removed, or no role
-//!    '-- was none ------------------------------------------------------------------> [home]
+//!    '-- was not --------------------------------------------------------------------> [home]
 //! ```
 //!
 //! Invariants:
-//! - Nothing is made that was lost: a node key, a log of etcd or a data partition that
-//!   is not there any more is an error that says so.
+//! - A lost part is never made again: if a node key, a log of etcd or a data partition is
+//!   missing, the run ends with an error that names it.
 
 use tracing::{info, warn};
 
@@ -36,8 +36,8 @@ use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::{self, Identity, NodeKey};
 
 impl<C: Consensus> Service<C> {
-    /// Comes back as the member that this machine is. Without a sealed
-    /// configuration, only the recovery key leads there.
+    /// Joins as the member that this machine is. Without a sealed configuration, only the
+    /// recovery key leads there.
     pub(super) async fn start_again(
         &mut self,
         ctx: &Context,
@@ -51,7 +51,7 @@ impl<C: Consensus> Service<C> {
             }
         }
         let keys = self.open(ctx, sealed.as_ref()).await?;
-        // Opening may have made it anew.
+        // Opening the disk may have made the sealed configuration anew.
         let file = self.config.root.esp.sealed_configuration.clone();
         let sealed = match (sealed, read_record(&file, Sealed::from_record).await?) {
             (_, Record::Whole(sealed)) | (Ok(sealed), _) => sealed,
@@ -102,7 +102,7 @@ impl<C: Consensus> Service<C> {
         Ok(key)
     }
 
-    /// Comes back as a member of etcd, whose records say what is to be kept where.
+    /// Joins as a member of etcd, whose records say where each key is kept.
     async fn with_etcd(
         &self,
         node: Identity,
@@ -133,7 +133,7 @@ impl<C: Consensus> Service<C> {
             },
             None => None,
         };
-        // Where a power cut came between the last two steps of the bootstrap.
+        // A power cut came between the last two steps of the bootstrap.
         membership::conclude(root).await?;
         let keys = (sealed.storage > Kind::Insecure).then(|| KeyStatus {
             sealed: keys.as_ref().is_some_and(|keys| keys.secrets.is_sealed()),
@@ -143,7 +143,7 @@ impl<C: Consensus> Service<C> {
         Ok(Home { node, ca: sealed.cluster_ca, keys, store: Some(store) })
     }
 
-    /// Comes back as a member of the cluster that is none of etcd.
+    /// Joins as a member of the cluster without a member of etcd.
     async fn without_etcd(
         &mut self,
         node: Identity,
@@ -168,9 +168,9 @@ impl<C: Consensus> Service<C> {
         Ok(Home { node, ca: sealed.cluster_ca, keys, store: None })
     }
 
-    /// Whether there is a member of etcd on the disk, or should be one. A node that
-    /// never was home with the role is told by the file of its roles; one that has
-    /// voted by a file of its own, so that a lost log is not taken for none.
+    /// Whether a member of etcd is on the disk, or should be. The file of its roles answers
+    /// it for a node that was never home with the role; a file of its own answers it for a
+    /// node that has voted, so that a lost log is not mistaken for the absence of a member.
     async fn was_member_of_etcd(&self) -> Result<bool, Error> {
         let data = self.config.root.data.clone();
         blocking(move || {
@@ -227,16 +227,16 @@ impl<C: Consensus> Service<C> {
         };
         match failure {
             Error::NoShare if attended || curators.is_some() => {
-                // Rare, and its future is large.
+                // Boxed: this path is rare, and its future is large.
                 Box::pin(self.helped(ctx, unlocker, sealed, curators, partition)).await
             }
             failure => Err(failure),
         }
     }
 
-    /// The recovery key that somebody gave to this machine, if it is one.
+    /// The recovery key that was given to this machine, if the text is one.
     async fn given(&mut self) -> Result<Option<RecoveryKey>, Error> {
-        // What the hypervisor gives is known once the parameters are.
+        // The hypervisor's recovery key is known once the parameters are.
         until(&mut self.parameters, "the parameters", |known| known.as_ref().map(drop)).await?;
         let given = self.config.recovery.clone();
         let found = blocking(move || given.text().map_err(Error::RecoveryUnreadable)).await?;

@@ -1,10 +1,9 @@
-//! Remembers what this machine has begun and not finished: founding a cluster, or
-//! registering into one. One file on the ESP, one of two records.
+//! The journal: the record of what this machine has begun and not finished, which is a
+//! bootstrap or a registration. One file on the ESP, one of two records.
 //!
 //! Invariants:
-//! - A machine that asked to be let in asks as the same node after every restart:
-//!   its key is in the journal, as well protected as the machine can, until the
-//!   data partition has it.
+//! - A registering machine registers as the same node after every restart: its key is in
+//!   the journal, as well protected as the machine can, until the data partition has it.
 
 use polis_proto::v1;
 use prost::Message as _;
@@ -25,14 +24,14 @@ const REGISTER: Magic = Magic(*b"polis rj");
 /// What was begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Journal {
-    /// A new cluster.
+    /// The creation of a new cluster.
     Bootstrap(Begun),
-    /// The way into one.
+    /// The registration with a cluster.
     Register(Registering),
 }
 
 impl Journal {
-    /// Reads whichever record is there.
+    /// Reads the record, of either kind.
     ///
     /// # Errors
     ///
@@ -48,13 +47,13 @@ impl Journal {
 /// What a registration was begun with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registering {
-    /// What the parameters said.
+    /// The parameters at that time.
     pub register: Register,
     /// The public half of the node's key.
     pub node: [u8; 32],
-    /// What only this machine may know, the node's key included.
+    /// The secrets of this machine, the node's key included.
     pub secrets: Guarded<Secrets>,
-    /// What the data partition is to be, once the node is approved.
+    /// The data partition that is made once the node is approved.
     pub disk: Option<Planned>,
 }
 
@@ -65,7 +64,7 @@ pub struct Planned {
     pub kind: Kind,
     /// How its keys are to be kept.
     pub keeping: Keeping,
-    /// The recovery key, encrypted with both halves: its nonce. Empty where there is none.
+    /// The nonce of the recovery key, which is encrypted with both halves. Empty without one.
     pub recovery_nonce: Vec<u8>,
     /// Its ciphertext.
     pub recovery: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Disks that are encrypted: what opens them, and what is lost of that.
+//! Tests of encrypted disks: which keys open them, and which of those may be lost.
 
 use super::*;
 
@@ -64,7 +64,7 @@ async fn a_power_cut_after_any_step_of_an_encrypted_bootstrap_loses_no_key() {
                 assert!(matches!(cut, End::Cut), "{steps} steps: {cut:?}");
                 let ended = machine.boot(told, usize::MAX).await;
                 assert!(matches!(ended, End::Home(_)), "{steps} steps: {ended:?}");
-                // Its owner's key is that of the disk, and nothing of a journal is left.
+                // The owner's key opens the disk, and no journal is left.
                 let key = form::read(&machine.saved_recovery_key()).unwrap();
                 let slot = machine.partition.lock().unwrap().clone().unwrap().slots[1].clone();
                 assert_eq!(slot, *RecoveryKey::new(key).text(), "{steps} steps");
@@ -153,7 +153,7 @@ async fn a_cluster_that_demands_a_tpm_gets_one_or_nothing() {
     assert!(!machine.has_data());
     assert_eq!(machine.root().esp.cluster_journal.read().unwrap(), None);
 
-    // A member whose TPM is gone opens by its recovery key, each time.
+    // A member whose TPM is lost opens by its recovery key, each time.
     let (mut machine, saved) = Machine::with_tpm().member(required).await;
     machine.set(Tpms::None);
     let before = machine.partition.lock().unwrap().clone();
@@ -214,7 +214,7 @@ async fn a_change_of_keys_that_was_cut_opens_with_the_old_or_the_new_ones() {
         assert_eq!(esp.cold_start_next.read().unwrap(), None);
         machine.boot_home().await;
     }
-    // And cut before it: a change that never came into force goes.
+    // Cut before that: a change that never came into force is removed.
     let (secrets, half) = (Secrets::random().unwrap(), Half::random().unwrap());
     let secrets = Guarded::Plain(secrets);
     machine.shares().keep(Slot::Next, &secrets, &half).unwrap();

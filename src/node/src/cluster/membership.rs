@@ -1,4 +1,4 @@
-//! Makes a node a member for good: in the cluster's store and on its own disk.
+//! The steps that make a node a member for good: in the cluster's store and on its own disk.
 //!
 //! ```text
 //! store: founding records -> CA -> node certificate
@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Invariants:
-//! - Every step may be taken again, and finds what an earlier attempt did.
-//! - The sealed configuration is written last of all that a member needs, so
-//!   whoever finds it finds the rest.
+//! - Every step may be repeated, and finds the result of an earlier attempt.
+//! - The sealed configuration is written last of all that a member needs, so a boot that
+//!   finds it finds the rest.
 //!
 //! What this module does not do: wait for anything (`service`).
 
@@ -96,7 +96,7 @@ impl fmt::Debug for Probe {
     }
 }
 
-/// What a founding node has on its own side.
+/// The local inputs of the first node of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Own<'a> {
     pub(super) root: &'a Root,
@@ -106,7 +106,7 @@ pub(super) struct Own<'a> {
     pub(super) keeping: Keeping,
 }
 
-/// Takes every step that is still to be taken.
+/// Takes every remaining step.
 pub(super) async fn ensure<S: pki::Store + Clone>(
     store: &Store<S>,
     founding: &Founding,
@@ -150,8 +150,7 @@ pub(super) async fn ensure<S: pki::Store + Clone>(
     Ok(sealed)
 }
 
-/// Checks that the store is that of the cluster that `sealed` speaks of; returns
-/// what it knows of the node.
+/// Checks that the store is the one of the cluster in `sealed`; returns the node's record.
 pub(super) async fn check<S: pki::Store + Clone>(
     store: &Store<S>,
     sealed: &Sealed,
@@ -164,9 +163,9 @@ pub(super) async fn check<S: pki::Store + Clone>(
     Ok(record)
 }
 
-/// Renews the certificate of this node where it has ended: the machine was off for so
-/// long, and perhaps the whole cluster with it, so that no leader could be asked. Who
-/// votes needs none for that.
+/// Renews the certificate of this node if it has expired: the machine was off for so long,
+/// and perhaps the whole cluster with it, so that no leader could be asked. A voter renews
+/// without a leader.
 pub(super) async fn renew_ended<S: pki::Store + Clone>(
     store: &Store<S>,
     record: &v1::Node,
@@ -192,8 +191,8 @@ pub(super) async fn renew_ended<S: pki::Store + Clone>(
     Ok(())
 }
 
-/// Brings in step what the cluster knows of this node's disk, what the cluster
-/// wants of it, and what lies on the ESP; returns who keeps a share then.
+/// Reconciles the cluster's records of this node's disk, the cluster's policy for it, and
+/// the files on the ESP; returns the keeper of the share.
 pub(super) async fn converge<S: pki::Store + Clone>(
     store: &Store<S>,
     node: Identity,
@@ -202,7 +201,7 @@ pub(super) async fn converge<S: pki::Store + Clone>(
     root: &Root,
     shares: &Shares,
 ) -> Result<Option<Keeper>, Error> {
-    // First the cluster: a share is removed only once the half is safe there.
+    // The cluster first: a share is removed only once the half is safe there.
     store.keep_disk_keys(node, &record(keys)).await?;
     let configuration = store.configuration().await?;
     let keeping = Keeping {
@@ -225,7 +224,7 @@ pub(super) async fn converge<S: pki::Store + Clone>(
     .await
 }
 
-/// What the cluster keeps of `keys`.
+/// The part of `keys` that the cluster keeps.
 pub(super) fn record(keys: &Keys) -> DiskKeys {
     DiskKeys {
         cluster_unlock_key: *keys.cluster.bytes(),
@@ -234,9 +233,9 @@ pub(super) fn record(keys: &Keys) -> DiskKeys {
     }
 }
 
-/// Ends what the journal was about. Where that was a bootstrap, the snapshot that the
-/// cluster may have begun with goes before it: it holds every secret of the cluster.
-/// Elsewhere a snapshot is a person's, who may have taken the wrong machine.
+/// Removes the journal. For a bootstrap, the snapshot that the cluster may have begun with
+/// is removed first: it holds every secret of the cluster. Otherwise a snapshot belongs to
+/// an operator, who may have put it into the wrong machine.
 pub(super) async fn conclude(root: &Root) -> Result<(), Error> {
     let (journal, snapshot) = (root.esp.cluster_journal.clone(), root.esp.etcd_snapshot.clone());
     let journal_record = read_record(&journal, Journal::from_record).await?;

@@ -1,25 +1,25 @@
-//! Decides what this machine is to be, and makes it so: the cluster manager.
+//! The cluster manager: decides what this machine is to be, and brings it there.
 //!
-//! `root` starts [`Service`]. It tells `storage` which data partition to make and
-//! `consensus` what to do, and everyone else who this node is.
+//! `root` starts [`Service`]. It orders the data partition from `storage` and the member
+//! from `consensus`, and publishes the identity of this node to every other service.
 //!
 //! ```text
 //! decide      records, data, parameters -> what to do     pure
 //! sealed      the records on the ESP                      bytes <-> values
 //! record      the frame around them                       pure
 //! unlock      from the halves, or the recovery key, to an open disk
-//! join        the same, with the help of others
-//! membership  what makes a founder a member, step by step
+//! remote_unlock  an open disk too, with the help of others
+//! membership  what makes the first node a member, step by step
 //! journal     what was begun and not finished             bytes <-> values
 //! partition   which data partition, and the keys of a new one
 //! bootstrap   from nothing to a cluster of one
-//! again       from a member that was switched off to one that serves
+//! join        from a member that was switched off to one that serves
 //! register    from a ticket to a member of a running cluster
 //! remote      questions to its curators
 //! parting     what a member of etcd leaves behind, and the way back from half of it
 //! disown      the end of a membership
 //! peers       where the other nodes are                   a service
-//! discovery      the same, where nobody can tell             a service
+//! discovery   the same, while no leader publishes it      a service
 //! state       the word for it                             pure
 //! writer      the one way in which it changes
 //! service     when
@@ -66,19 +66,18 @@ pub use self::state::State;
 pub use self::unlock::Keeper;
 pub use self::writer::Writer;
 
-/// What everyone else may know.
+/// The published status of the cluster manager.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// What this machine is to its cluster.
+    /// The relation of this machine to its cluster.
     pub state: State,
     /// Its name, once it has its key.
     pub node: Option<NodeId>,
     /// SHA-256 of the certificate of the cluster's CA, once it is home.
     pub ca: Option<[u8; 32]>,
-    /// What it does for the cluster.
+    /// The roles that it has in the cluster.
     pub roles: Vec<Role>,
-    /// How the keys of its disk are kept, once it is home; none where the disk is
-    /// not encrypted.
+    /// How the keys of its disk are kept, once it is home; `None` if the disk is not encrypted.
     pub keys: Option<KeyStatus>,
     /// It waits for the key of its disk: [`unlock::Requests::unlock`] takes it.
     pub waits_for_key: bool,
@@ -87,11 +86,11 @@ pub struct Status {
 /// How the keys of a node's disk are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyStatus {
-    /// Whether the node's half is sealed to the TPM. Unknown, so `false`, where the
-    /// disk was opened by an earlier run of the service.
+    /// Whether the node's half is sealed to the TPM. Unknown, so `false`, if an earlier run
+    /// of the service opened the disk.
     pub sealed: bool,
-    /// Who keeps a share of the cluster's half; nobody where the machine waits for
-    /// help when it starts. [`Keeper::Disk`] deserves a warning.
+    /// The keeper of a share of the cluster's half; `None` if the machine waits for help
+    /// when it starts. [`Keeper::Disk`] deserves a warning.
     pub keeper: Option<Keeper>,
     /// Whether the recovery key still has to be saved by the owner.
     pub recovery_key_unsaved: bool,
@@ -169,15 +168,15 @@ mod tests {
         }
     }
 
-    /// A TPM that only pretends; `tests/tpm` has one that does not.
+    /// A simulated TPM; `tests/tpm` has a real one.
     #[derive(Debug)]
     pub(super) struct FakeTpm(pub(super) Mutex<Tpms>);
 
-    /// What a machine has of a TPM.
+    /// The TPM of a machine.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) enum Tpms {
         None,
-        /// Which one, and how the machine was started.
+        /// Which TPM, and how the machine was started.
         One(u8, u8),
     }
 

@@ -1,20 +1,21 @@
-//! Removes what a member of etcd leaves on its node when the cluster has taken it out.
+//! Parting: removes the remains of an etcd member from its node after the cluster has
+//! removed the member.
 //!
 //! ```text
 //! leaving written -> etcd's data, keys, certificates removed -> voter removed -> leaving removed
 //! ```
 //!
-//! Half of it looks like a disk that lost a member, which is an error for a person.
-//! So the node first writes down that it leaves, and the next boot finishes that
+//! A half-finished removal looks like a disk that lost a member, which is an error for an
+//! operator. So the node first writes down that it leaves, and the next boot finishes that
 //! before it looks for a member.
 //!
 //! Invariants:
-//! - `leaving` is written only on the word of a leader that the member is out of etcd:
-//!   whoever finds it may remove what is left.
-//! - Who has voted is out only if the cluster that it voted in says that it has not
-//!   its number any more: numbers never come again, names and places do. A cluster
-//!   that was founded again from a snapshot is another one, and may lack what is on
-//!   this disk: only an operator, who takes the role away there, has it given up.
+//! - `leaving` is written only after a leader has answered that the member is out of etcd:
+//!   a boot that finds the file may remove the remains.
+//! - A member that has voted is out only if the cluster that it voted in answers that it no
+//!   longer has its number: numbers never come again, names and places do. A cluster that
+//!   was restored from a snapshot is another one, and may lack data that is on this disk:
+//!   only an operator gives that data up, by taking the role away there.
 
 use std::time::Duration;
 
@@ -28,15 +29,15 @@ use polis_base::files::{self, Data};
 use polis_wire::identity::NodeId;
 use polis_wire::rpc::client::{Client, Repeat};
 
-/// How long a member of etcd may be without a leader before a curator is asked whether
-/// it is one still: a cluster that is up takes an election, which is seconds. To ask too
+/// How long a member of etcd may be without a leader before it asks a curator whether it is
+/// still a member: a cluster that is up needs one election, which takes seconds. To ask too
 /// early costs a few calls.
 pub const TRUST: Duration = Duration::from_secs(8);
 
-/// Between two questions after that.
+/// The time between two further questions.
 pub const ASK_AGAIN: Duration = Duration::from_secs(10);
 
-/// As whom this node has voted, and where: what the file `voter` holds.
+/// The member as which this node has voted, and its cluster: the content of the file `voter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vote {
     /// The number of the cluster of etcd.
@@ -46,7 +47,7 @@ pub struct Vote {
 }
 
 impl Vote {
-    /// As it is kept.
+    /// The stored form.
     #[must_use]
     pub fn to_bytes(self) -> Vec<u8> {
         [self.cluster.to_be_bytes(), self.member.to_be_bytes()].concat()
@@ -59,19 +60,19 @@ impl Vote {
     }
 }
 
-/// What a leader says of the member of etcd that a node has.
+/// A leader's answer about the member of etcd on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Membership {
-    /// It is one of its etcd, or nothing is known of it.
+    /// The member is in its etcd, or the leader does not know.
     Member,
-    /// Its etcd has it no more.
+    /// The member is no longer in its etcd.
     Out,
-    /// The leader has another etcd than the one in which it has voted.
+    /// The leader has another etcd than the one in which the member has voted.
     Elsewhere,
 }
 
-/// Asks a leader what became of the member of this node. `voter` is the file of its
-/// vote, if it has one.
+/// Asks a leader what became of the member of this node. `voter` is the file of its vote,
+/// if it has one.
 ///
 /// # Errors
 ///
@@ -89,16 +90,16 @@ pub async fn membership(
     Ok(classify(own, voter, &told))
 }
 
-/// What a leader that tells `told` says of the member of this node.
+/// What the answer `told` of a leader means for the member of this node.
 fn classify(own: NodeId, voter: Option<&[u8]>, told: &v1::ConsensusStatus) -> Membership {
     let out = |out| if out { Membership::Out } else { Membership::Member };
-    // No list is no word; nor is one of a leader whose own etcd does not answer just then,
-    // which tells of cluster 0.
+    // An empty list is ignored; so is the list of a leader whose own etcd does not answer
+    // at that moment, which sends cluster 0.
     if told.members.is_empty() || told.cluster_id == 0 {
         return Membership::Member;
     }
     let Some(voter) = voter else {
-        // It has promised nothing yet.
+        // The member has not promised anything yet.
         let (name, url) = (own.to_string(), Peer::of(own).url());
         let is_own =
             |one: &v1::ConsensusMember| one.node_id == name || one.peer_urls.contains(&url);
@@ -121,7 +122,7 @@ pub fn part(data: &Data) -> Result<(), files::Error> {
     go_on(data)
 }
 
-/// Goes on with what was cut off, if something was; says whether it was. Blocks.
+/// Continues a removal that was cut off, if there was one; returns whether there was. Blocks.
 pub(super) fn finish(data: &Data) -> Result<bool, files::Error> {
     let begun = data.node.leaving.read()?.is_some();
     if begun {
@@ -132,7 +133,8 @@ pub(super) fn finish(data: &Data) -> Result<bool, files::Error> {
 
 fn go_on(data: &Data) -> Result<(), files::Error> {
     consensus::forget(&data.etcd)?;
-    // A founder may have no list yet, and without one it would look for its member.
+    // The first node of a cluster may have no list yet, and without one it would look for
+    // its member.
     if data.node.roles.read()?.is_none() {
         data.node.roles.write(&v1::NodeRoles::default().encode_to_vec())?;
     }
@@ -171,15 +173,15 @@ mod tests {
             assert_eq!(nobody, Membership::Member, "no cluster is no word");
         }
         assert_eq!(classify(Some(&vote), &told(7, &[(71, other)])), Membership::Out);
-        // The role was taken and given: another member has its name.
+        // The role was taken and given again: another member has its name.
         assert_eq!(classify(Some(&vote), &told(7, &[(72, own), (71, other)])), Membership::Out);
-        // Founded again from a snapshot, with or without it.
+        // Restored from a snapshot, with or without the member.
         for members in [&[(71, other)][..], &[(70, own), (71, other)]] {
             assert_eq!(classify(Some(&vote), &told(8, members)), Membership::Elsewhere);
         }
         let nobody = classify(Some(b""), &told(7, &[(71, other)]));
         assert_eq!(nobody, Membership::Member, "it does not know who it was");
-        // Who has never voted goes by its name.
+        // A member that has never voted is identified by its name.
         assert_eq!(classify(None, &told(8, &[(71, other)])), Membership::Out);
     }
 }

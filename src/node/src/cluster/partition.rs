@@ -27,7 +27,7 @@ pub(super) fn kind_for(policy: StoragePolicy) -> Kind {
     }
 }
 
-/// Refuses a partition that is protected less than it was.
+/// Refuses a partition with less protection than it had.
 pub(super) fn check_kind(expected: Kind, found: Found) -> Result<Kind, Error> {
     match found {
         Found::Locked(found, _) | Found::Mounted(found) if found != expected => {
@@ -48,7 +48,7 @@ pub(super) fn new_keys(
     let cluster = Half::random()?;
     let recovery = keys::recovery_key()?;
     let hidden = unlocker.sealer.hide(tpm, &secrets)?;
-    // Until the cluster has its half, a share is kept also where none will be.
+    // A share is stored until the cluster has its half, even if the policy wants no share later.
     unlocker.shares.keep(Slot::Current, &hidden, &cluster)?;
     let nonce = keys::nonce()?;
     let cover = keys::journal_key(&secrets.node, &cluster)?;

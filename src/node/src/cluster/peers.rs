@@ -1,18 +1,18 @@
-//! Knows where the other nodes are, for whoever must resolve their names.
+//! The addresses of the other nodes, for every service that resolves their names.
 //!
 //! ```text
 //! directory on the ESP --at the start--+
 //!                                      +--> peers --> hosts file
-//! nodes, as the leader tells ----------+
-//! found on the segment (`discovery`) -----+
+//! nodes, as the leader publishes -------+
+//! found on the segment (`discovery`) ---+
 //! ```
 //!
-//! A member of etcd dials the others by name before any leader exists: after a cold
-//! start, the directory of the last boot is all that there is.
+//! A member of etcd dials the others by name before any leader exists: after a cold start,
+//! the directory of the last boot is the only source.
 //!
 //! Invariants:
-//! - Where a node is, is forgotten only for something newer, or once the leader tells
-//!   of every node that is up and not of this one.
+//! - The address of a node is dropped only for a newer one, or once the leader has sent
+//!   every node that is up and this one is not among them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -34,13 +34,13 @@ use polis_wire::rpc::client::candidates;
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// Where the cluster could be reached in the last boot.
+    /// The addresses at which the cluster was reached in the last boot.
     pub directory: File,
-    /// Every node, once the leader has told.
+    /// Every node, once the leader has sent the list.
     pub nodes: watch::Receiver<Option<Arc<Nodes>>>,
-    /// Who was found at another address while no leader could tell.
+    /// The nodes that were found at another address while no leader could publish it.
     pub found: watch::Receiver<Peers>,
-    /// Where everyone is.
+    /// The address of every node.
     pub peers: watch::Sender<Peers>,
 }
 
@@ -64,10 +64,10 @@ impl Service {
             }
         }
         ctx.healthy();
-        // What was told before this run counts as new.
+        // A list that was received before this run counts as new.
         self.nodes.mark_changed();
         loop {
-            // The newest word counts: of two old ones nobody knows which is newer.
+            // The newest address is used: the order of two old ones is unknown.
             let waited = async {
                 tokio::select! {
                     // Cancel-safe, both: they wait for event values.
@@ -95,7 +95,8 @@ impl Service {
         }
     }
 
-    /// Forgets who is no member any more: its name leads nowhere, and it is not heard.
+    /// Drops nodes that are no longer members: their names do not resolve, and their
+    /// messages are ignored.
     fn forget(&self, nodes: &Nodes) {
         if nodes.is_empty() {
             return;
@@ -118,13 +119,13 @@ impl Service {
     }
 }
 
-/// The newest word about where nodes are.
+/// The newest source of addresses.
 enum Newest {
     Told(Arc<Nodes>),
     Found(Peers),
 }
 
-/// Whether a node is a member: whoever only asks to be let in has no name here.
+/// Whether a node is a member: a registering machine has no name here.
 fn is_up(node: &v1::NodeInfo) -> bool {
     node.state() == v1::NodeState::Up
 }
@@ -180,7 +181,7 @@ mod tests {
             let moved = known.wait_for(|peers| peers[&one] != first[&one]).await.unwrap().clone();
             assert_eq!(moved[&one], IpAddr::from([10, 0, 0, 9]));
             assert_eq!(moved[&two], IpAddr::from([10, 0, 0, 2]), "of it nothing newer is known");
-            // What was found counts, although the leader said otherwise before.
+            // The found address is used, although the leader sent another one before.
             discovery
                 .send_replace([(one, [10, 0, 0, 5].into()), (two, [10, 0, 0, 6].into())].into());
             let found = known.wait_for(|peers| peers[&one] != moved[&one]).await.unwrap().clone();

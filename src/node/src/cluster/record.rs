@@ -1,8 +1,8 @@
-//! Frames what a node keeps on its EFI system partition.
+//! The frame around the records of a node on its EFI system partition.
 //!
-//! FAT has no journal: after a power cut a file may be short or hold another
-//! file's blocks. The frame tells whole from damaged, so that *absent* and
-//! *damaged* are never mistaken for each other.
+//! FAT has no journal: after a power cut a file may be short or hold another file's blocks.
+//! The frame separates whole from damaged, so that *absent* and *damaged* are never
+//! mistaken for each other.
 //!
 //! ```text
 //! 0      8        10     12       16        16+n        48+n
@@ -11,7 +11,7 @@
 //!
 //! Numbers are little-endian. Invariants:
 //! - A record reads back exactly as it was written, or not at all.
-//! - The version covers kind and payload: an old node refuses what it cannot know.
+//! - The version covers kind and payload: an old node refuses a record of a newer version.
 
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
@@ -19,11 +19,11 @@ use zeroize::Zeroizing;
 /// What the frame means; a change of it is a new number.
 const VERSION: u16 = 1;
 
-/// How the secrets in a payload are protected; what is public always is readable.
+/// How the secrets in a payload are protected; the public fields are always readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(super) enum Protection {
-    /// Not at all, or there are none.
+    /// Not at all, or the payload has no secrets.
     Plain = 0,
     /// By the TPM of the machine.
     Tpm = 1,
@@ -36,14 +36,14 @@ const CHECKSUM: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Magic(pub(super) [u8; 8]);
 
-/// Why bytes are not a whole record.
+/// The reason why bytes are not a whole record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Damage {
-    /// Something else, or nothing that makes sense.
+    /// Something else, or unreadable content.
     #[error("it does not start as such a record does")]
     Magic,
-    /// Written by a version that knows more.
+    /// Written by a newer version.
     #[error("it has version {0}, and this node knows version {VERSION}")]
     Version(u16),
     /// Protected in a way that this version does not know.
@@ -52,15 +52,15 @@ pub enum Damage {
     /// Cut short, or with something behind it.
     #[error("it has {has} bytes and should have {should}")]
     Length {
-        /// What there is.
+        /// The actual length.
         has: usize,
-        /// What the head says.
+        /// The length in the head.
         should: usize,
     },
     /// Changed after it was written.
     #[error("its checksum does not fit its content")]
     Checksum,
-    /// The frame is whole, and what is in it makes no sense.
+    /// The frame is whole, and its content is not valid.
     #[error("its content is not understood: {0}")]
     Content(String),
 }
@@ -69,7 +69,7 @@ pub enum Damage {
 pub(super) fn write(magic: Magic, protection: Protection, payload: &[u8]) -> Zeroizing<Vec<u8>> {
     // Files of the tree are bounded far below four gigabytes.
     let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-    // As long as it will be: a vector that moves leaves its content behind.
+    // The final capacity: a vector that is moved leaves its content behind.
     let mut record = Zeroizing::new(Vec::with_capacity(HEAD + payload.len() + CHECKSUM));
     record.extend(magic.0);
     record.extend(VERSION.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Leads a machine that was given a ticket into a running cluster.
+//! Registration: makes a machine that was given a ticket a member of a running cluster.
 //!
 //! ```text
 //! journal: node key, join key, NUK
@@ -8,14 +8,14 @@
 //!    -> credentials, roles, directory -> sealed configuration -> journal removed  [home]
 //! ```
 //!
-//! Every step may be taken again: the curator gives the same answer to the same
-//! keys, and the keys are in the journal.
+//! Every step may be repeated: the curator gives the same answer to the same keys, and the
+//! keys are in the journal.
 //!
 //! Invariants:
-//! - Whatever the cluster is told was kept before: no power cut makes this machine
-//!   ask as a second node, or lose the key of a disk that holds something.
-//! - A refusal ends the attempt; an outage never does. Who was deleted before it
-//!   entered is no member that lost something: it asks again.
+//! - The node stores everything before it sends it to the cluster: no power cut makes this
+//!   machine register as a second node, or lose the key of a disk that holds data.
+//! - A rejection ends the attempt; an outage never does. A node deleted before it committed
+//!   registers again.
 
 use std::time::Duration;
 
@@ -49,10 +49,10 @@ use polis_wire::identity::{Fingerprint, Identity, NodeId, NodeKey, Store as _};
 use polis_wire::pki;
 use polis_wire::rpc::client::candidates;
 
-/// Between two looks at whether somebody has approved this node.
+/// The time between two checks of whether an operator has approved this node.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
-/// A node that was approved, with its data partition open.
+/// An approved node with its data partition open.
 struct Entered {
     kind: Kind,
     keeping: Keeping,
@@ -60,7 +60,7 @@ struct Entered {
     recovery: Option<RecoveryKey>,
 }
 
-/// A machine that asks to be let in: whom, and with what.
+/// A registering machine: with which cluster, and by which keys.
 struct Asking<'a> {
     curators: &'a Remote,
     registering: &'a Registering,
@@ -69,7 +69,7 @@ struct Asking<'a> {
 }
 
 impl<C: Consensus> Service<C> {
-    /// Makes the keys of a node that asks for the first time.
+    /// Makes the keys of a node that registers for the first time.
     pub(super) async fn begin_registering(
         &mut self,
         register: Register,
@@ -79,7 +79,7 @@ impl<C: Consensus> Service<C> {
             let key = Half::random()?;
             let node = NodeKey::from_seed(key.bytes()).public_key();
             let secrets = Secrets { key: Some(key), ..Secrets::random()? };
-            // What the cluster wants of the TPM is not known yet.
+            // The cluster's TPM policy is not known yet.
             let secrets = unlocker.sealer.hide(TpmMode::BestEffort, &secrets)?;
             Ok(Registering { register, node, secrets, disk: None })
         })
@@ -93,7 +93,7 @@ impl<C: Consensus> Service<C> {
         Ok(self.config.root.esp.cluster_journal.save(registering.to_record()).await?)
     }
 
-    /// Goes on from wherever an earlier attempt got.
+    /// Continues from the step that an earlier attempt reached.
     pub(super) async fn register(
         &mut self,
         ctx: &Context,
@@ -105,7 +105,7 @@ impl<C: Consensus> Service<C> {
         info!(node = %node.id, "this node has its name");
         self.identity.send_replace(Some(node));
         self.status.named(node.id);
-        // Kept now: what the parameters say today is what a later boot goes on with.
+        // Stored now: a later boot continues with the parameters of today.
         self.keep(&registering).await?;
         self.address(ctx).await?;
 
@@ -131,14 +131,14 @@ impl<C: Consensus> Service<C> {
         self.seal(&unlocker, node, committed.ca_certificate, entered).await
     }
 
-    /// The secrets that the journal keeps, and what opens the disk with them.
+    /// The secrets in the journal, and the keys that open the disk with them.
     async fn open_secrets(
         &mut self,
         registering: &Registering,
     ) -> Result<(Unlocker, Secrets), Error> {
         let mut disk = self.disk();
         if disk.is_being_made() {
-            // An earlier run asked for it, by the journal that it wrote.
+            // An earlier run requested it, according to the journal that it wrote.
             disk.mounted().await?;
         }
         let unlocker = self.config.unlocker(disk);
@@ -166,8 +166,8 @@ impl<C: Consensus> Service<C> {
         self.config.probe.passed(Step::Key)
     }
 
-    /// Tells the cluster that this node is ready to be a member. A cluster that has
-    /// forgotten it by now is asked again from the start.
+    /// Commits: reports to the cluster that this node is ready to be a member. If the
+    /// cluster has forgotten the node by now, registration starts again.
     async fn commit(
         &mut self,
         ctx: &Context,
@@ -202,7 +202,7 @@ impl<C: Consensus> Service<C> {
         }
     }
 
-    /// Writes what a member needs at its next boot.
+    /// Writes the files that a member needs at its next boot.
     async fn keep_credentials(
         &self,
         committed: &v1::CommitNodeResponse,
@@ -218,7 +218,7 @@ impl<C: Consensus> Service<C> {
         self.config.probe.passed(Step::Credentials)
     }
 
-    /// Writes the sealed configuration, and ends the journal: home.
+    /// Writes the sealed configuration, and removes the journal: home.
     async fn seal(
         &self,
         unlocker: &Unlocker,
@@ -252,7 +252,7 @@ impl<C: Consensus> Service<C> {
         Ok(Home { node, ca: sealed.cluster_ca, keys, store: None })
     }
 
-    /// Asks to be let in until somebody has approved it.
+    /// Registers until an operator has approved the node.
     async fn be_approved(
         &mut self,
         ctx: &Context,
@@ -337,7 +337,7 @@ impl<C: Consensus> Service<C> {
         let kind = kind_for(configuration.storage);
         let keeping = Keeping::of(configuration);
         let (maker, own) = (unlocker.clone(), secrets.clone());
-        // What the node keeps is hidden as the cluster demands from here on.
+        // From here on, the node's secrets are sealed as the cluster demands.
         let made = blocking(move || match kind {
             Kind::Insecure => {
                 let hidden = maker.sealer.hide(keeping.tpm, &own)?;
@@ -369,7 +369,7 @@ impl<C: Consensus> Service<C> {
     }
 }
 
-/// The same keys, hidden without that of the node: its disk has it now.
+/// The same secrets, sealed without the node's key: its disk has it now.
 async fn bare(
     unlocker: &Unlocker,
     keeping: Keeping,
@@ -396,14 +396,14 @@ fn no_key() -> Error {
     Error::Refused(Refusal::JournalDamaged(Damage::Content(what)))
 }
 
-/// What an operator compares. Slow on purpose.
+/// The fingerprint that an operator compares. Slow on purpose.
 async fn fingerprint(key: &NodeKey) -> Result<String, Error> {
     let public = key.public_key();
     Ok(blocking(move || Fingerprint::of_key(&public).words()).await)
 }
 
-/// What a node waits for that nobody has approved yet. Tools take the words from
-/// between `fingerprint is ` and the semicolon.
+/// The text of the wait for approval. Tools take the words from between `fingerprint is `
+/// and the semicolon.
 fn awaited(words: &str, id: NodeId) -> String {
     format!(
         "an operator who approves this node: its fingerprint is {words}; compare it with that of \

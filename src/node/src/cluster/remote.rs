@@ -1,15 +1,16 @@
-//! Asks the curators of a cluster on behalf of a machine that is not home.
+//! The client of a cluster's curators, for a machine that is not home.
 //!
 //! ```text
 //! key, CA, directory --> one call --> answer
-//!                                |--> refused:  somebody decided, so asking again is no use
-//!                                |--> stranger: whoever answers is of another cluster: a
-//!                                |              newcomer was told wrong, a member waits
-//!                                +--> outage:   nobody decided; asked again, for ever
+//!                                |--> refused:  a curator decided; a retry does not help
+//!                                |--> stranger: the answering machine is of another cluster:
+//!                                |              a newcomer has a wrong address, a member waits
+//!                                +--> outage:   no decision; retried without a limit
 //! ```
 //!
 //! Invariants:
-//! - Nobody is believed, or told a ticket, whose certificate the given CA did not sign.
+//! - A machine whose certificate the given CA did not sign is not trusted, and receives no
+//!   ticket.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,26 +32,26 @@ use polis_wire::rpc::client::{
     Candidate, Channel, Client, DialError, Expect, Patience, Repeat, Trust, dial,
 };
 
-/// For one question, finding the leader included.
+/// The deadline of one question, which includes finding the leader.
 const PATIENCE: Patience =
     Patience { attempt: Duration::from_secs(10), total: Duration::from_secs(15) };
-/// Between two questions after an outage.
+/// The delay before a retry after an outage.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(15);
 
-/// Why there is no answer.
+/// The reason why a call has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// A curator decided.
     Refused(Refused),
-    /// Whoever answers has no certificate of the CA.
+    /// The answering machine has no certificate of the CA.
     Stranger(String),
-    /// Nobody decided.
+    /// No curator decided.
     Outage(String),
 }
 
 impl Failure {
-    /// What is waited for, where this is no end.
+    /// The text of the wait, if the error is not final.
     fn outage(self, untrusted: Untrusted) -> Result<String, Self> {
         match (self, untrusted) {
             (Self::Outage(why), _) => Ok(why),
@@ -62,19 +63,19 @@ impl Failure {
     }
 }
 
-/// What becomes of a machine to which only untrusted answer.
+/// What a machine does if only untrusted machines answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Untrusted {
-    /// It was told of the wrong cluster, and stops.
+    /// It has the addresses of a wrong cluster, and stops.
     End,
-    /// It is a member: its cluster may come back to where it was.
+    /// It is a member: its cluster may return to its addresses.
     Wait,
 }
 
-/// What a curator decided.
+/// The decision of a curator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// The word for the cause.
+    /// The reason code.
     pub word: String,
     /// The curator's own text.
     pub text: String,
@@ -89,7 +90,7 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    /// Calls as the holder of `key`, and believes whom `authority` has signed.
+    /// Calls as the holder of `key`, and trusts the certificates that `authority` has signed.
     pub(super) fn new(
         key: &NodeKey,
         authority: &[u8],
@@ -124,7 +125,7 @@ impl Remote {
         }
     }
 
-    /// Asks until somebody decides, and says meanwhile what this waits for.
+    /// Retries until a curator decides, and reports meanwhile what this waits for.
     pub(super) async fn retry<T, F, R>(&self, ctx: &Context, call: F) -> Result<T, Failure>
     where
         F: FnMut(CuratorClient<Channel>) -> R,
@@ -134,7 +135,7 @@ impl Remote {
         self.insist_for(ctx, Untrusted::End, words, call).await
     }
 
-    /// The same, in other words for what this waits for.
+    /// The same, with another text for the wait.
     pub(super) async fn insist_for<T, F, R>(
         &self,
         ctx: &Context,
@@ -159,8 +160,8 @@ impl Remote {
         }
     }
 
-    /// Tells untrusted from an outage: untrusted are all that answer, and nobody
-    /// else may come back.
+    /// Separates untrusted machines from an outage: every machine that answers is
+    /// untrusted, and no other may come back.
     async fn who_answers(&self, outage: String) -> Failure {
         let trust = Trust::Authority(self.authority.clone());
         let mut untrusted = Vec::new();
@@ -194,8 +195,8 @@ fn classify(status: &Status) -> Failure {
     let text = status.message().to_owned();
     let word = status.metadata().get(REASON).and_then(|word| word.to_str().ok());
     match (status.code(), word) {
-        // A curator that decides says why; all else is a connection that broke, a
-        // leader that changed, or a store that does not answer.
+        // A curator that decides sends a reason; every other error is a broken connection, a
+        // change of leader, or a store that does not answer.
         (
             Code::PermissionDenied
             | Code::FailedPrecondition

@@ -1,5 +1,5 @@
-//! Opens the disk of a member with the help of others: a curator that has the
-//! cluster's half of its key, or a person who has the recovery key.
+//! Remote unlock: opens the disk of a member with the cluster's half of its key from a
+//! curator, or with the recovery key from a person.
 //!
 //! ```text
 //! no keeper of this machine has the cluster's half
@@ -8,11 +8,10 @@
 //!    +-- unlock request: a recovery key ------------------------------> slot 1
 //! ```
 //!
-//! Both ways are open at once, and whichever comes first ends the wait.
+//! Both ways are open at once, and the first to succeed ends the wait.
 //!
 //! Invariants:
-//! - The half that a curator gives is kept on this machine only where the cluster
-//!   wants shares kept.
+//! - This machine stores the half that a curator gives only if the cluster wants shares stored.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -42,9 +41,8 @@ use polis_wire::rpc::client::{Channel, candidates};
 use polis_wire::{pki, rpc};
 
 impl<C: Consensus> Service<C> {
-    /// The curators of other nodes, as they were known in the last boot, and as the
-    /// parameters of this machine name them; none where this node was alone or has no
-    /// key to ask with.
+    /// The curators of other nodes, from the directory of the last boot and from the
+    /// parameters of this machine; `None` if this node was alone or has no key to ask with.
     pub(super) async fn others(
         &self,
         unlocker: &Unlocker,
@@ -73,7 +71,7 @@ impl<C: Consensus> Service<C> {
         Remote::new(&key, &sealed.cluster_ca, others).map(Some)
     }
 
-    /// Waits for somebody who opens the disk.
+    /// Waits for a curator or a person to open the disk.
     pub(super) async fn helped(
         &mut self,
         ctx: &Context,
@@ -137,7 +135,7 @@ impl<C: Consensus> Service<C> {
     }
 }
 
-/// Tries the recovery key of one request; nothing where it is another disk's.
+/// Tries the recovery key of one request; returns nothing if it belongs to another disk.
 async fn answer(
     unlocker: &mut Unlocker,
     sealed: Option<&Sealed>,
@@ -149,7 +147,7 @@ async fn answer(
     match unlocker.recover(key, sealed, partition).await {
         Err(Error::RecoveryKeyWrong { reason }) => {
             warn!(reason, "a recovery key was given that does not open the disk");
-            // Whoever asked may have gone.
+            // The caller may have gone.
             let _gone = answer.send(Err(request::Refused::Wrong(reason)));
             None
         }
@@ -162,7 +160,7 @@ async fn answer(
     }
 }
 
-/// Asks for the cluster's half until somebody decides.
+/// Asks for the cluster's half until a curator decides.
 async fn ask(
     ctx: &Context,
     curators: &Remote,
@@ -182,7 +180,7 @@ async fn ask(
     Half::new(&given.cluster_unlock_key).ok_or(Error::NoShare)
 }
 
-/// Keeps the half that a curator gave, where the cluster wants that.
+/// Stores the half that a curator gave, if the cluster wants that.
 pub(super) async fn keep(unlocker: &Unlocker, sealed: &Sealed, keys: Keys) -> Result<Keys, Error> {
     if keys.keeper.is_some() || sealed.keeping.cold_start == ColdStart::Attended {
         return Ok(keys);
@@ -195,8 +193,8 @@ pub(super) async fn keep(unlocker: &Unlocker, sealed: &Sealed, keys: Keys) -> Re
     .await
 }
 
-/// What this machine serves with while its disk is locked, and the words of its
-/// key; nothing where it has no such key any more.
+/// The certificate that this machine serves with while its disk is locked, and the
+/// fingerprint words of its key; nothing if the key is missing.
 async fn meanwhile(sealer: &Sealer, sealed: Option<&Sealed>) -> Option<(rpc::Credentials, String)> {
     let sealed = sealed?.clone();
     let sealer = sealer.clone();

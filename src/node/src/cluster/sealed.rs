@@ -1,11 +1,11 @@
-//! Reads and writes the records of the cluster manager on the ESP.
+//! The records of the cluster manager on the ESP: reads and writes them.
 //!
-//! The **sealed configuration** is there once this node is a member, and for
-//! ever after. The **journal** is there from the decision to bootstrap until the
-//! sealed configuration is; it keeps what the bootstrap was begun with, so that
-//! a boot that goes on with it does not depend on parameters that may have gone.
-//! The **key change** is there from before slot 0 of the disk gets another key
-//! until the sealed configuration has it.
+//! The **sealed configuration** exists from the moment this node is a member, and is never
+//! removed. The **journal** exists from the decision to bootstrap until the sealed
+//! configuration does; it keeps what the bootstrap was begun with, so that a boot that
+//! continues it does not depend on parameters that may be gone. The **key change** exists
+//! from the moment before slot 0 of the disk gets another key until the sealed
+//! configuration has that key.
 //!
 //! ```text
 //!            begin                seal                 tidy up
@@ -29,7 +29,7 @@ const SEALED: Magic = Magic(*b"polis sc");
 const JOURNAL: Magic = Magic(*b"polis cj");
 const CHANGE: Magic = Magic(*b"polis kc");
 
-/// What a member needs to find its way home.
+/// What a member needs to join at its next boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sealed {
     /// The key of the node that the data partition belongs to.
@@ -38,7 +38,7 @@ pub struct Sealed {
     pub cluster_ca: Vec<u8>,
     /// How the data partition is protected.
     pub storage: Kind,
-    /// What opens it with the cluster's help; none where it is not encrypted.
+    /// The secrets that open it with the cluster's help; `None` without encryption.
     pub secrets: Option<Guarded<Secrets>>,
     /// How its keys are kept.
     pub keeping: Keeping,
@@ -46,18 +46,18 @@ pub struct Sealed {
     pub disowned: bool,
 }
 
-/// What the cluster wants of the keys of its nodes' disks, as far as a node has to
-/// know it before its disk is open.
+/// The cluster's policy for the keys of its nodes' disks, as far as a node needs it before
+/// its disk is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keeping {
     /// Whether the TPM keeps them.
     pub tpm: TpmMode,
-    /// Whether the machine comes home alone.
+    /// Whether the machine joins without help.
     pub cold_start: ColdStart,
 }
 
 impl Keeping {
-    /// What `configuration` says.
+    /// The policy in `configuration`.
     #[must_use]
     pub fn of(configuration: &parameters::ClusterConfiguration) -> Self {
         Self { tpm: configuration.tpm, cold_start: configuration.cold_start }
@@ -168,7 +168,7 @@ pub(super) fn kind_value(kind: v1::StorageKind) -> Result<Kind, Damage> {
 /// What a bootstrap was begun with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Begun {
-    /// What the parameters said.
+    /// The parameters at that time.
     pub bootstrap: Bootstrap,
     /// The kind of data partition that was to be made.
     pub kind: Kind,
@@ -179,7 +179,7 @@ pub struct Begun {
 /// The keys of a partition that is being made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BegunKeys {
-    /// What only this machine may know.
+    /// The secrets of this machine.
     pub secrets: Guarded<Secrets>,
     /// The recovery key, encrypted with both halves: its nonce.
     pub recovery_nonce: Vec<u8>,
@@ -298,7 +298,7 @@ pub(super) fn tpm_message(mode: TpmMode) -> v1::cluster_configuration::TpmMode {
     }
 }
 
-/// What the cluster's configuration says of the TPM.
+/// The TPM policy in the cluster's configuration.
 #[must_use]
 pub fn tpm_value(mode: v1::cluster_configuration::TpmMode) -> TpmMode {
     use v1::cluster_configuration::TpmMode as Wire;
@@ -316,7 +316,7 @@ pub(super) fn cold_start_message(mode: ColdStart) -> v1::cluster_configuration::
     }
 }
 
-/// What the cluster's configuration says of a machine that is alone.
+/// The policy for a machine that is alone, in the cluster's configuration.
 #[must_use]
 pub fn cold_start_value(mode: v1::cluster_configuration::ColdStart) -> ColdStart {
     use v1::cluster_configuration::ColdStart as Wire;

@@ -1,10 +1,10 @@
-//! Leads this machine home, once a boot.
+//! The service of the cluster manager: brings this machine home, once a boot.
 //!
 //! ```text
 //! records on the ESP --+
 //! is there data? ------+--> decide --bootstrap--> journal --> want a data partition
 //! parameters, maybe ---+       |                                     |
-//!                              +--start again----------+     node key: made
+//!                              +--join-----------------+     node key: made
 //!                                                      v             v
 //!                                             node key: read   orders: bootstrap
 //!                                             orders: again          |
@@ -16,15 +16,15 @@
 //!
 //! An encrypted data partition is opened before the node's key is read: `unlock`.
 //!
-//! Nothing waits longer than it must: the data partition is made while the
-//! network looks for an address, and etcd needs none to start.
+//! The steps overlap where they can: the data partition is made while the network looks for
+//! an address, and etcd needs no address to start.
 //!
 //! Invariants:
-//! - The journal is on the ESP before anything is made that it speaks of.
-//! - A run that ends anywhere is followed by one that ends at home, as the same node.
+//! - The journal is on the ESP before anything that it refers to is made.
+//! - Wherever a run ends, the next one ends at home, as the same node.
 //!
-//! What this module does not do: decide (`decide`), or go any of the ways
-//! (`bootstrap`, `again`, `register`).
+//! What this module does not do: decide (`decide`), or take any of the ways (`bootstrap`,
+//! `join`, `register`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -62,13 +62,13 @@ use polis_wire::identity::{self, Identity, NodeKey};
 use polis_wire::node_roles::Role;
 use polis_wire::pki;
 
-/// Wait between attempts at a store that does not answer: an election long.
+/// The delay between attempts at a store that does not answer: one election.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Wait between two looks at whether the recovery key is saved.
+/// The time between two checks of whether the recovery key is saved.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
-/// How a run gets at the curator's part of etcd.
+/// How a run reaches the curator's part of etcd.
 pub trait Consensus: Clone + Send + Sync + 'static {
     /// The curator's part.
     type Kv: pki::Store + Clone + 'static;
@@ -93,13 +93,13 @@ impl Consensus for watch::Receiver<consensus::Status> {
 pub struct Config {
     /// The tree.
     pub root: Root,
-    /// Sees every step of a bootstrap; for tests.
+    /// Observes every step of a bootstrap; for tests.
     pub probe: Probe,
     /// The machine's TPM.
     pub tpm: Arc<dyn Tpm>,
     /// Where the kernel shows the variables of the firmware.
     pub efivars: PathBuf,
-    /// The recovery key, if somebody gave it to this machine.
+    /// The recovery key, if one was given to this machine.
     pub recovery: recovery::Given,
 }
 
@@ -116,7 +116,7 @@ impl Config {
 pub struct Service<C = watch::Receiver<consensus::Status>> {
     /// What is fixed.
     pub config: Config,
-    /// What this machine was told.
+    /// The parameters of this machine.
     pub parameters: watch::Receiver<parameters::Known>,
     /// Whether there is a data partition.
     pub storage: watch::Receiver<storage::Status>,
@@ -126,13 +126,13 @@ pub struct Service<C = watch::Receiver<consensus::Status>> {
     pub consensus: C,
     /// The data partition to make, if there is none.
     pub wanted: watch::Sender<Option<storage::Wanted>>,
-    /// Who this node is, once that is known.
+    /// The identity of this node, once that is known.
     pub identity: watch::Sender<Option<Identity>>,
-    /// What the member of etcd is to do.
+    /// The orders for the member of etcd.
     pub orders: watch::Sender<Option<Orders>>,
-    /// Where a recovery key can be given while this waits for one.
+    /// Where an operator can give a recovery key while this waits for one.
     pub unlock_requests: watch::Sender<request::Open>,
-    /// What everyone else may know.
+    /// The published status.
     pub status: Writer,
 }
 
@@ -150,10 +150,10 @@ impl<C: Consensus> Service<C> {
     ///
     /// # Errors
     ///
-    /// [`Error`], where another run may do better.
+    /// [`Error`], if another run may do better.
     pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
         ctx.stage(Stage::Cluster, stage::State::Started);
-        // A run that follows one that was home starts over, and says so.
+        // A run that follows one that was home starts over, and publishes that.
         self.status.begin(ctx.lines());
         let Some(ended) = ctx.until_cancelled(Box::pin(self.live(&ctx))).await else {
             return Ok(());
@@ -170,8 +170,7 @@ impl<C: Consensus> Service<C> {
         }
     }
 
-    /// Leads home, and stays there until the cluster removes this node, or
-    /// something fails.
+    /// Brings the machine home, and stays until the cluster removes this node, or a step fails.
     async fn live(&mut self, ctx: &Context) -> Error {
         let home = match self.lead_home(ctx).await {
             Ok(home) => home,
@@ -220,7 +219,7 @@ impl<C: Consensus> Service<C> {
                 info!("this machine goes on asking to be let into a cluster");
                 self.register(ctx, *begun).await?
             }
-            // Where the disk is encrypted, its recovery key makes up for it.
+            // On an encrypted disk, its recovery key makes up for it.
             Err(Error::Refused(refusal @ (Refusal::SealedLost | Refusal::SealedDamaged(_)))) => {
                 self.start_again(ctx, Err(refusal)).await?
             }
@@ -258,7 +257,7 @@ impl<C: Consensus> Service<C> {
         Ok(decide(&sealed, &journal, data, told)?)
     }
 
-    /// Where the parameters of this machine say that its cluster is reached.
+    /// The addresses of the cluster in the parameters of this machine.
     pub(super) fn told(&self, sealed: &Sealed) -> v1::ClusterDirectory {
         Told { parameters: self.parameters.clone(), ca: sealed.ca() }.directory()
     }
@@ -267,7 +266,7 @@ impl<C: Consensus> Service<C> {
         Disk { status: self.storage.clone(), wanted: self.wanted.clone() }
     }
 
-    /// Offers the recovery key's way where it leads somewhere.
+    /// Offers the recovery key's way if the error allows it.
     fn with_unlock(&self, report: Report) -> Report {
         let locked = matches!(
             &*self.storage.borrow(),
@@ -278,8 +277,8 @@ impl<C: Consensus> Service<C> {
         Report { unlock, ..report }
     }
 
-    /// Publishes that the recovery key is saved, once its owner says so. That comes
-    /// once in the life of a node: asking now and then is enough.
+    /// Publishes that the recovery key is saved, once its owner has confirmed it. That
+    /// happens once in the life of a node: asking now and then is enough.
     async fn follow_recovery_key(&self, home: &Home<C::Kv>) {
         while self.status.borrow().keys.as_ref().is_some_and(|keys| keys.recovery_key_unsaved) {
             sleep(LOOK_AGAIN).await;
@@ -306,7 +305,7 @@ impl<C: Consensus> Service<C> {
         Ok(Store::new(kv))
     }
 
-    /// A founded cluster is one that others can reach.
+    /// A cluster is created only when this node has an address for the others.
     pub(super) async fn address(&mut self, ctx: &Context) -> Result<(), Error> {
         if self.network.borrow_and_update().primary.is_none() {
             let what = "an address for this node; connect a network with DHCP, or put a static \
@@ -326,7 +325,7 @@ impl<C: Consensus> Service<C> {
     }
 }
 
-/// Says in the log what the console shows, too.
+/// Logs what the console shows, too.
 fn warn_of(keys: &KeyStatus) {
     if keys.keeper == Some(Keeper::Disk) {
         warn!(
@@ -343,8 +342,7 @@ fn warn_of(keys: &KeyStatus) {
     }
 }
 
-/// Whether `error` was that the store did not answer; if so, waits before the
-/// next attempt.
+/// Whether `error` means that the store did not answer; if so, waits before the next attempt.
 pub(super) async fn waited_out(error: &Error) -> bool {
     let Error::Store(error) = error else { return false };
     if error.retriable() {

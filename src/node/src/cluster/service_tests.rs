@@ -1,5 +1,5 @@
-//! A machine made of event values, for the cluster manager to lead home, with a
-//! power cut after each step. What it lives through is told in the files beside.
+//! The test bench of the cluster manager: a machine made of event values, with a power cut
+//! after each step. The files beside hold the tests.
 
 #[path = "boot_tests.rs"]
 mod boots;
@@ -27,7 +27,7 @@ use polis_wire::pki::memory::Memory;
 /// Longer than any test may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// etcd that serves as soon as there are orders, and whose content outlives a boot.
+/// An etcd that serves as soon as it has orders, and whose content outlives a boot.
 #[derive(Clone)]
 struct Etcd {
     memory: Memory,
@@ -43,19 +43,19 @@ impl Consensus for Etcd {
     }
 }
 
-/// What outlives a power cut.
+/// The state that outlives a power cut.
 struct Machine {
     disk: tempfile::TempDir,
     etcd: Memory,
     tpm: Arc<FakeTpm>,
     /// The data partition, once it is made.
     partition: Arc<Mutex<Option<Partition>>>,
-    /// What the hypervisor gives as recovery key.
+    /// The recovery key that the hypervisor gives.
     recovery: Option<String>,
     firmware: bool,
 }
 
-/// A data partition, with what opens its slots.
+/// A data partition, with the keys of its slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Partition {
     kind: Kind,
@@ -284,7 +284,7 @@ impl Machine {
         Box::pin(tokio::time::timeout(PATIENCE, boot)).await.expect("a boot ends")
     }
 
-    /// Somebody who comes when the machine waits.
+    /// A person who comes when the machine waits.
     async fn person(&self, requests: &Requests) {
         let wrong = form::write(&[1; form::SIZE]);
         assert!(matches!(requests.unlock(&wrong).await, Err(request::Refused::Wrong(_))));

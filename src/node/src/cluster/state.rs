@@ -1,4 +1,4 @@
-//! Says what this machine is to its cluster: one word, and what leads to it. Pure.
+//! The state of this machine in its cluster, and its transitions. Pure.
 //!
 //! ```text
 //!                      Entered                               CutOff
@@ -9,20 +9,20 @@
 //!                       +-- forgotten again ---+
 //! ```
 //!
-//! Whoever is, or was, a member may also hear that it was removed: `disowning`,
-//! from which nothing leads.
+//! A machine that is, or was, a member may also learn that it was removed: `disowning`,
+//! which has no way out.
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
 use std::fmt;
 
-/// What this machine is to its cluster.
+/// The state of this machine in its cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
     /// Not yet determined; only at boot.
     #[default]
     Unknown,
-    /// Registering; contact was made, not yet let in.
+    /// Registering; contact was made, not yet approved.
     Foreign,
     /// Approved; committing.
     Trusted,
@@ -48,7 +48,7 @@ impl State {
         }
     }
 
-    /// The state after `event`; `None` if that cannot happen here.
+    /// The state after `event`; `None` if the event cannot happen here.
     #[must_use]
     pub fn after(self, event: Event) -> Option<Self> {
         match (self, event) {
@@ -76,20 +76,20 @@ impl fmt::Display for State {
     }
 }
 
-/// What happened.
+/// An event of the life of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A curator knows this machine now, and nobody has approved it.
+    /// A curator knows this machine now, and no operator has approved it.
     Contacted,
-    /// Somebody has approved it.
+    /// An operator has approved it.
     Approved,
-    /// All that makes a member is in the cluster's store and on this disk.
+    /// Every record of a member is in the cluster's store and on this disk.
     Entered,
-    /// Nobody of the cluster was heard for long, or the own etcd member is alone.
+    /// The node had no contact with its cluster for long, or the own etcd member is alone.
     CutOff,
-    /// The cluster is heard, and the own etcd member is not alone.
+    /// The node is in contact with its cluster, and the own etcd member is not alone.
     Reconnected,
-    /// The cluster says that it was taken out for good.
+    /// The cluster has answered that it removed the node for good.
     Removed,
 }
 

@@ -1,13 +1,15 @@
-//! The one way in which the status of this machine changes.
+//! The writer of this machine's status: the one way in which the status changes.
 //!
-//! Four services know something of it: the cluster manager what leads home, `agent`
-//! whether the cluster is heard and what it says of the recovery key, and `roles` whether
-//! the member of etcd votes. None of them has the sender: each change is a method here.
+//! Four services contribute to the status: the cluster manager reports each step on the way
+//! home, `agent` whether the node is in contact with its cluster and what the cluster says
+//! of the recovery key, and `roles` whether the member of etcd votes. These services do not
+//! have the sender: each change is a method here.
 //!
 //! Invariants:
-//! - The state changes only as [`State::after`] allows, but for a run that starts over.
-//! - A change is one step and touches what its caller knows of: none overwrites another's.
-//! - Who watches hears of another state after the serial line and the log do.
+//! - The state changes only as [`State::after`] allows, except for a run that starts over.
+//! - A change is one step and touches only the fields that its caller owns, so no change
+//!   overwrites another service's.
+//! - Readers see a new state only after the serial line and the log have it.
 
 use tokio::sync::watch;
 
@@ -23,26 +25,26 @@ use polis_wire::node_roles::Role;
 pub struct Writer(watch::Sender<Status>);
 
 impl Writer {
-    /// A machine that is what `status` says.
+    /// Makes a machine with the status `status`.
     #[must_use]
     pub fn new(status: Status) -> Self {
         Self(watch::Sender::new(status))
     }
 
-    /// Hears of every change from now on.
+    /// Receives every change from now on.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<Status> {
         self.0.subscribe()
     }
 
-    /// What the machine is now. No change happens while this is held.
+    /// The current status. No change happens while the returned value is held.
     #[must_use]
     pub fn borrow(&self) -> watch::Ref<'_, Status> {
         self.0.borrow()
     }
 
-    /// Changes the state, if `event` leads to another; `say` logs it before anybody
-    /// can act on it. Says whether it did.
+    /// Changes the state, if `event` leads to another; `say` logs it before any reader can
+    /// act on it. Returns whether it did.
     pub fn happened(&self, event: Event, lines: &Lines, say: impl FnOnce(State)) -> bool {
         self.0.send_if_modified(|status| {
             let Some(state) = status.state.after(event).filter(|state| *state != status.state)
@@ -56,7 +58,7 @@ impl Writer {
         })
     }
 
-    /// Whether the machine serves `role` from now on.
+    /// Sets whether the machine serves `role` from now on.
     pub fn serves(&self, role: Role, serves: bool) {
         self.0.send_if_modified(|status| {
             let news = status.roles.contains(&role) != serves;
@@ -69,7 +71,7 @@ impl Writer {
         });
     }
 
-    /// Whether the recovery key of its disk still has to be saved by the owner.
+    /// Sets whether the owner still has to save the recovery key of the disk.
     pub fn recovery_key_unsaved(&self, unsaved: bool) {
         self.0.send_if_modified(|status| match &mut status.keys {
             Some(keys) if keys.recovery_key_unsaved != unsaved => {
@@ -80,7 +82,7 @@ impl Writer {
         });
     }
 
-    /// Begins anew, for a run of the cluster manager: nothing is known.
+    /// Starts over, for a run of the cluster manager: nothing is known.
     pub(super) fn begin(&self, lines: &Lines) {
         let status = Status::default();
         print(lines, &status);
@@ -92,12 +94,12 @@ impl Writer {
         self.0.send_modify(|status| status.node = Some(node));
     }
 
-    /// Whether the machine waits for the key of its disk.
+    /// Sets whether the machine waits for the key of its disk.
     pub(super) fn waits_for_key(&self, waits: bool) {
         self.0.send_modify(|status| status.waits_for_key = waits);
     }
 
-    /// The machine is a member, as `home` says; the state comes of itself.
+    /// The machine is a member, with the facts in `home`; the state follows from events.
     pub(super) fn entered(&self, home: Status, lines: &Lines) {
         self.0.send_modify(|status| {
             let state = status.state.after(Event::Entered).unwrap_or_default();
@@ -107,7 +109,7 @@ impl Writer {
     }
 }
 
-/// First the line: others print lines of their own as soon as they know.
+/// The line first: other services print lines of their own as soon as they see the change.
 fn print(lines: &Lines, status: &Status) {
     let line = EventLine::new("cluster").field("state", status.state);
     lines.event(match status.node {

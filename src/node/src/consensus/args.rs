@@ -1,4 +1,4 @@
-//! Decides how etcd is called. Pure: from what is known to a command line.
+//! The command line of etcd. Pure: derived from what is known.
 //!
 //! What this module does not do: touch files or processes (`service`).
 
@@ -8,35 +8,35 @@ use super::{Member, Peer};
 use polis_base::files::{Etcd, Sockets};
 use polis_wire::pki;
 
-/// Keeps members of clusters apart that would otherwise have the same numbers.
+/// Keeps members of different clusters apart, which would otherwise have the same numbers.
 const CLUSTER_TOKEN: &str = "POLIS";
 
-/// At start, the database is rewritten if that frees this many mebibytes. It is
-/// the one moment at which nobody waits for this member.
+/// At start, the database is rewritten if that frees this many mebibytes. It is the one
+/// moment at which no client waits for this member.
 const DEFRAGMENT_MIB: u32 = 64;
 
-/// Entries after which a member makes a snapshot of itself, and lets go of the log
+/// The number of entries after which a member makes a snapshot of itself, and drops the log
 /// before it.
 const SNAPSHOT_EVERY: u32 = 1000;
 
-/// Entries that are kept before a snapshot, for members that come back: Kubernetes
-/// writes some ten a second, and a machine is back after two minutes. One that missed
-/// more, and a newcomer to any but a young cluster, is sent the database and no
-/// history: of etcd's own 100 000 entries, a newcomer would dial every member that
-/// ever was, and until it has acknowledged the first of them, its leader would send
-/// all that go into one message again at each heartbeat (see `docs/consensus.md`).
+/// The entries kept before a snapshot, for members that come back: Kubernetes writes some
+/// ten a second, and a machine is back after two minutes. A member that missed more, and a
+/// newcomer to any but a young cluster, receives the database and no history: with etcd's
+/// own 100 000 entries, a newcomer would dial every member that ever was, and until it has
+/// acknowledged the first of them, its leader would send all entries that fit into one
+/// message again at each heartbeat (see `docs/consensus.md`).
 const CATCH_UP: u32 = 2000;
 
-/// How often a leader is heard of, and how long its silence may last.
+/// The interval of the leader's heartbeats, and how long its silence may last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// For the only member of a cluster: it waits for nobody's vote, so all that
-    /// a long timeout does is to delay its start. Never with a second voter: two
-    /// members with different timeouts depose each other for ever.
+    /// For the only member of a cluster: it waits for no other vote, so a long timeout
+    /// would only delay its start. Never with a second voter: two members with different
+    /// timeouts depose each other without end.
     Alone,
-    /// For members in one network: what etcd itself takes where it is told nothing.
-    /// Half of both deposes leaders on a machine whose disk or processor stalls for
-    /// half a second, again and again, and every client waits for each election.
+    /// For members in one network: etcd's own default. Half of both deposes leaders on a
+    /// machine whose disk or processor stalls for half a second, again and again, and every
+    /// client waits for each election.
     Lan,
 }
 
@@ -51,18 +51,18 @@ impl Pace {
     }
 }
 
-/// What the member is started for.
+/// The purpose for which the member is started.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Purpose<'a> {
     /// The first start of a new cluster: no certificates yet, so no port either.
     Found,
-    /// With what is on the disk.
+    /// With the data on the disk.
     Serve,
-    /// For the first time, into the cluster of these members.
+    /// The first start in the cluster of these members.
     Join(&'a [Member]),
 }
 
-/// Everything that a command line follows from.
+/// The inputs from which a command line follows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call<'a> {
     pub(super) name: &'a str,
@@ -75,8 +75,8 @@ pub(super) struct Call<'a> {
     pub(super) purpose: Purpose<'a>,
 }
 
-/// What etcd finds in its environment, and nothing else. Go resolves names by
-/// itself, so that it reads `/etc/hosts` afresh and needs no library of the system.
+/// The only variables in etcd's environment. Go resolves names by itself, so that it reads
+/// `/etc/hosts` afresh and needs no library of the system.
 const ENVIRONMENT: [(&str, &str); 1] = [("GODEBUG", "netdns=go")];
 
 /// A process of half a second has no use for a garbage collector.
@@ -90,7 +90,7 @@ pub(super) fn environment(purpose: Purpose<'_>) -> &'static [(&'static str, &'st
     }
 }
 
-/// What says that a new cluster has one member, to etcd and to its tools.
+/// The argument by which etcd and its tools know that a new cluster has one member.
 pub(super) fn only_member(name: &str, peer: &Peer) -> [String; 6] {
     [
         "--initial-advertise-peer-urls".to_owned(),
@@ -116,7 +116,7 @@ pub(super) fn arguments(call: &Call<'_>) -> Vec<String> {
     flag("listen-client-urls", format!("unix://{}", sockets.client().display()));
     // Apart, because etcd warns of gRPC and HTTP on one socket at each start.
     flag("listen-client-http-urls", format!("unix://{}", sockets.http().display()));
-    // Mandatory; nobody dials it, since whoever needs etcd runs a member.
+    // Mandatory; never dialled, since every service that needs etcd runs beside a member.
     flag("advertise-client-urls", format!("unix://{name}:0"));
     flag("heartbeat-interval", heartbeat.to_string());
     flag("election-timeout", election.to_string());
@@ -129,21 +129,21 @@ pub(super) fn arguments(call: &Call<'_>) -> Vec<String> {
 
     match purpose {
         Purpose::Found => {
-            // A name that cannot be listened on would become 127.0.0.1:2380; a
-            // unix socket in the working directory is reachable by nobody.
+            // A name that cannot be listened on would become 127.0.0.1:2380; other machines
+            // cannot reach a unix socket in the working directory.
             flag("listen-peer-urls", "unix://nobody:0".to_owned());
             flag("initial-advertise-peer-urls", peer.url());
             flag("initial-cluster", format!("{name}={}", peer.url()));
             flag("initial-cluster-state", "new".to_owned());
             flag("initial-cluster-token", CLUSTER_TOKEN.to_owned());
-            // What this etcd writes counts only once it has ended and all of it
-            // was flushed; see `bootstrap`.
+            // The writes of this etcd count only once it has ended and all of them were
+            // flushed; see `bootstrap`.
             args.push("--unsafe-no-fsync".to_owned());
             return args;
         }
         Purpose::Serve => {}
         Purpose::Join(members) => {
-            // Exactly the members there are: etcd compares them with what it is told.
+            // Exactly the present members: etcd compares them with its arguments.
             let urls = members.iter().map(|member| {
                 let known = if member.peer_url == peer.url() { name } else { member.name.as_str() };
                 format!("{known}={}", member.peer_url)

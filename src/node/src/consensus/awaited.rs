@@ -1,8 +1,8 @@
-//! Says whom a member waits for that hears of no leader.
+//! The members that a member without a leader waits for.
 //!
-//! Only a leader says who the members are. Before the first one, that is what was
-//! said last: the directory on the ESP, where the curators are, one beside each
-//! member of etcd.
+//! Only a leader publishes who the members are. Before the first contact with one, the
+//! newest source is the directory on the ESP: it lists the curators, one beside each member
+//! of etcd.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use tracing::warn;
 use super::Member;
 use polis_base::files::File;
 
-/// Longer than a cluster that is switched on needs to find itself.
+/// Longer than the members of a cluster that is switched on need to find each other.
 const DOUBT: Duration = Duration::from_secs(60);
 
-/// Whom the leader named last, in whatever boot. Blocks. What cannot be read is as
-/// nobody: the member waits all the same.
+/// The members in the last list of a leader, from any boot. Blocks. An unreadable list
+/// counts as empty: the member waits all the same.
 pub(super) fn named_last(directory: &File) -> v1::ClusterDirectory {
     let read = match directory.read() {
         Ok(read) => read.unwrap_or_default(),
@@ -30,9 +30,9 @@ pub(super) fn named_last(directory: &File) -> v1::ClusterDirectory {
     v1::ClusterDirectory::decode(read.as_slice()).unwrap_or_default()
 }
 
-/// What the member of the node `own` waits for, since this time of this boot and for
-/// so long by now. `known` are the members, if its etcd had a leader since it was
-/// started; else those of `last` count.
+/// What the member of the node `own` waits for, since this time of this boot and for so
+/// long by now. `known` are the members, if its etcd had a leader since it was started;
+/// else those of `last` count.
 pub(super) fn leader(
     own: &str,
     known: &[Member],

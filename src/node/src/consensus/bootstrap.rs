@@ -1,4 +1,5 @@
-//! Founds a cluster: etcd needs certificates, and certificates live in etcd.
+//! The bootstrap of etcd: creates a cluster. etcd needs certificates, and certificates live
+//! in etcd.
 //!
 //! ```text
 //! mark -> clear -> (fill from a snapshot) -> start without a port
@@ -9,11 +10,11 @@
 //! ```
 //!
 //! Invariants:
-//! - Removing the mark is the one moment at which the cluster comes to be. Until
-//!   then nobody but this function has seen it, so every attempt starts afresh:
-//!   half a log or half a database is never opened again.
-//! - etcd has ended, and what it wrote was flushed, before the mark goes. So this
-//!   etcd need not flush each write by itself.
+//! - Removing the mark is the one moment at which the cluster comes to be. Until then only
+//!   this function has seen it, so every attempt starts afresh: half a log or half a
+//!   database is never opened again.
+//! - etcd has ended, and its writes were flushed, before the mark is removed. So this etcd
+//!   need not flush each write by itself.
 //!
 //! What this module does not do: start etcd for good (`service`).
 
@@ -32,8 +33,8 @@ use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::pki::Namespace;
 
-/// Far more than etcd needs on the slowest machine: past it, something is wrong
-/// and a fresh attempt is better.
+/// Far more than etcd needs on the slowest machine: past it, a fault is likely and a fresh
+/// attempt is better.
 const READY_MAX: Duration = Duration::from_secs(60);
 
 /// A lone etcd ends within milliseconds.

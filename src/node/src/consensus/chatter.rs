@@ -1,12 +1,13 @@
-//! Tells which warnings of etcd are none, for the sink of its lines.
+//! The filter for etcd's lines: lowers warnings that report no problem, for the sink of its
+//! lines.
 //!
-//! The general reader of the format knows no program; what etcd alone means by a line
-//! stands here, and in `damage` where it speaks of its files.
+//! The general reader of the format knows no program; the meaning that a line has for etcd
+//! alone is defined here, and in `damage` for lines about its files.
 
 use polis_base::serial::Severity;
 use polis_runtime::logtree::Levelled;
 
-/// Weighs one line of etcd anew: a dial without a word is no warning.
+/// Classifies one line of etcd again: a connection without data is not a warning.
 pub(super) fn quieten(levelled: &mut Levelled) {
     if is_dial_without_a_word(levelled) {
         levelled.severity = Severity::Debug;
@@ -14,7 +15,8 @@ pub(super) fn quieten(levelled: &mut Levelled) {
 }
 
 /// Each member dials the others every few seconds to see whether they take a connection,
-/// and etcd warns of each that says nothing more: on a whole cluster, of nothing else.
+/// and etcd warns of each connection that sends no data; in a healthy cluster it warns of
+/// nothing else.
 fn is_dial_without_a_word(levelled: &Levelled) -> bool {
     levelled.message == "rejected connection on peer endpoint"
         && levelled.fields.iter().any(|(key, value)| key == "error" && value == "EOF")

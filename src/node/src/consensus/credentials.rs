@@ -1,10 +1,10 @@
-//! Knows what a member must have on its disk before etcd may listen, and writes it.
+//! The files of a member: what must be on its disk before etcd may listen, and how it is written.
 //!
 //! ```text
 //! /data/etcd/bootstrapping      there until a new cluster is complete on the disk
 //! /data/etcd/alone              there while this member is the only one
-//! /data/etcd/peer_pki/*.pem     whom to trust, and what to show
-//! /data/etcd/peer.crl           whom not to trust any more
+//! /data/etcd/peer_pki/*.pem     the trusted authority, and the member's own certificate
+//! /data/etcd/peer.crl           the revoked certificates
 //! ```
 
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) fn authority() -> Arc<Certificate> {
     })
 }
 
-/// The certificate of a member: for the key that the node has anyway.
+/// The certificate of a member, for the existing key of the node.
 pub(super) fn peer_certificate(identity: &Identity, peer: &Peer) -> Certificate {
     Certificate {
         issuer: Issuer::Authority(authority()),
@@ -41,24 +41,24 @@ pub(super) fn peer_certificate(identity: &Identity, peer: &Peer) -> Certificate 
     }
 }
 
-/// What a start finds on the disk.
+/// The state of the disk that a start finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// Nothing: this machine was never a member.
     Nothing,
-    /// A bootstrap that was interrupted. Nobody has seen its cluster yet, so it
+    /// A bootstrap that was interrupted. No other machine has seen its cluster yet, so it
     /// may be thrown away.
     Unfinished,
-    /// Everything that a member needs.
+    /// Every file that a member needs.
     Complete,
-    /// Something, but not everything: this is damage.
+    /// Some files, but not all: this is damage.
     Damaged {
-        /// The first thing that is missing.
+        /// The first file that is missing.
         missing: &'static str,
     },
 }
 
-/// Looks at the disk. Blocks.
+/// Examines the disk. Blocks.
 pub(super) fn look(tree: &Etcd) -> Result<Found, Error> {
     if tree.bootstrapping.read()?.is_some() {
         return Ok(Found::Unfinished);
@@ -81,7 +81,7 @@ fn classify(parts: &[(&'static str, bool)]) -> Found {
     missing.map_or(Found::Complete, |(name, _)| Found::Damaged { missing: name })
 }
 
-/// What a member shows and whom it trusts, in DER.
+/// The certificate of a member and its trusted authority, in DER.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Credentials {
     pub(super) ca: Vec<u8>,

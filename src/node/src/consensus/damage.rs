@@ -1,16 +1,15 @@
-//! Tells from what etcd says at its end whether its database is damaged.
+//! The damage check: classifies by etcd's last lines whether its database is damaged.
 //!
-//! etcd checks what it reads and ends at once where that cannot be. The next
-//! start finds the same bytes, so a restart for ever would be a loop in silence.
-//! Only what etcd itself blames on its files counts: an address in use, a full
-//! disk or a wrong certificate may be right the next time.
+//! etcd checks what it reads and ends at once where the data is not valid. The next start
+//! finds the same bytes, so restarts without end would be a loop in silence. Only errors
+//! that etcd itself attributes to its files count: an address in use, a full disk or a
+//! wrong certificate may be right the next time.
 //!
-//! One thing it cannot tell: the database is mapped into its memory, and a page
-//! that cannot be had is a fault, whether the file is too short or the disk does
-//! not answer. The disk may come back, so the file is read to find out.
+//! etcd cannot classify one case: the database is mapped into its memory, and a page that
+//! cannot be read is a fault, whether the file is too short or the disk does not answer.
+//! The disk may come back, so this module reads the file to find out.
 //!
-//! What this module does not do: mend anything, or decide what is done about it
-//! (`service`).
+//! What this module does not do: repair files, or decide what follows from damage (`service`).
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -19,10 +18,10 @@ use std::path::Path;
 use polis_base::serial::Severity;
 use polis_runtime::logtree::{Body, Levelled};
 
-/// What etcd, its log (the WAL) and its storage (bbolt) say about damage, as parts
-/// of the message or of the field `error`.
+/// The texts of etcd, its log (the WAL) and its storage (bbolt) for damage, as parts of the
+/// message or of the field `error`.
 const PHRASES: [&str; 16] = [
-    // The database: no valid header, or a page that is not what it should be.
+    // The database: no valid header, or a damaged page.
     "invalid database",
     "version mismatch",
     "assertion failed: Page expected to be",
@@ -40,24 +39,24 @@ const PHRASES: [&str; 16] = [
     "failed to find database snapshot file",
     "snap: no available snapshot",
     "is out of range [lastIndex",
-    // The others have something else.
+    // The other members have different data.
     "found data inconsistency with peers",
 ];
 
-/// What a Go program says that touched a page which is not there.
+/// The texts of a Go program that accessed a missing page.
 const FAULTS: [&str; 2] = ["unexpected fault address", "fatal error: fault"];
 
-/// How much is read at once.
+/// The size of one read.
 const CHUNK: usize = 1 << 20;
 
-/// What the lines of one etcd say about its files.
+/// What the lines of one etcd report about its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Nothing.
     Sound,
-    /// They are damaged, and this is how etcd says it.
+    /// The files are damaged, with the text by which etcd reports it.
     Damaged(String),
-    /// A page of the database could not be had.
+    /// A page of the database could not be read.
     Fault,
 }
 
@@ -76,7 +75,7 @@ pub(super) fn classify<'a>(lines: impl Iterator<Item = &'a Body> + Clone) -> Ver
 
 fn damage(body: &Body) -> Option<String> {
     match body {
-        // Not every line of a stack: it names functions, which are no complaints.
+        // Not every line of a stack: it names functions, which are not complaints.
         Body::Raw(line) => {
             let said = line.strip_prefix("panic: ")?;
             blames(said).then(|| said.to_owned())

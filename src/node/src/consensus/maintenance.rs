@@ -1,9 +1,9 @@
-//! Gives a full database room again.
+//! The maintenance of etcd: frees space in a full database.
 //!
-//! etcd compacts by itself, once an hour, and rewrites its database at start.
-//! When the database reaches its quota all the same, every member refuses
-//! writes until someone compacts, rewrites it and takes the alarm back: this
-//! service does so, on each member for itself.
+//! etcd compacts by itself, once an hour, and rewrites its database at start. When the
+//! database reaches its quota all the same, every member refuses writes until an operator
+//! or a service compacts, rewrites it and clears the alarm: this service does so, on each
+//! member for itself.
 //!
 //! What this module does not do: take snapshots. They come with the commands
 //! that restore them.
@@ -19,7 +19,7 @@ use super::{Alarm, MemberId, Status};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
 
-/// Wait before another attempt: rewriting a database of gigabytes takes a while.
+/// The delay before another attempt: rewriting a database of gigabytes takes a while.
 const RETRY: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]
@@ -54,9 +54,9 @@ impl Maintenance {
     }
 }
 
-/// Forgets all old revisions (a watch that is behind lists again), rewrites the database and takes the alarm back; says
-/// how large the database is then. If it is still full, etcd raises the alarm
-/// at the next write.
+/// Compacts all old revisions (a watch that is behind lists again), rewrites the database
+/// and clears the alarm; returns the size of the database then. If it is still full, etcd
+/// raises the alarm at the next write.
 async fn make_room(clients: &Clients, member: MemberId) -> Result<i64, Error> {
     let mut kv = clients.raw().kv_client();
     let mut etcd = clients.raw().maintenance_client();

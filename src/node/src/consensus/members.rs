@@ -1,4 +1,4 @@
-//! Adds, promotes and removes members of etcd.
+//! The membership of etcd: adds, promotes and removes members.
 //!
 //! ```text
 //! add:    room for more -> certificate -> learner -> (it starts) -> voter
@@ -6,11 +6,11 @@
 //! ```
 //!
 //! Invariants:
-//! - Every call may be repeated; a step that is done already is passed over.
-//! - A member is removed before its certificate is revoked: a CRL alone does not
-//!   cut off a peer that the others dial.
-//! - No voter goes unless those that answer without it are a majority.
-//! - A learner that never started is a member like any other: it can be taken out.
+//! - Every call may be repeated; it skips a step that is done already.
+//! - A member is removed before its certificate is revoked: a CRL alone does not cut off a
+//!   peer that the others dial.
+//! - A voter is removed only if the members that answer without it are a majority.
+//! - A learner that never started is a member like any other: it can be removed.
 //!
 //! What this module does not do: decide who may be a member (`curator`).
 
@@ -33,61 +33,61 @@ use polis_runtime::supervisor::Context;
 use polis_wire::identity::{Identity, NodeId};
 use polis_wire::pki::{self, Namespace, Reason};
 
-/// etcd takes no second change before everyone was heard for five seconds.
+/// etcd rejects a second change until every member was reached for five seconds.
 const CHANGE_MAX: Duration = Duration::from_secs(15);
 
 /// Between two attempts at a change that etcd is not ready for.
 const CHANGE_RETRY: Duration = Duration::from_millis(100);
 
-/// How long another newcomer is waited for: shorter than the patience of whoever asks,
-/// so that it hears whose turn it is.
+/// How long another newcomer is waited for: shorter than the deadline of the caller, so
+/// that the caller learns which node is being added.
 const TURN_MAX: Duration = Duration::from_secs(5);
 
-/// How long a removed member has to hear of it. Once its certificate is revoked
-/// nobody talks to it, and it would wait for a leader for ever.
+/// How long a removed member has to learn of its removal. Once its certificate is revoked,
+/// no member accepts its connections, and it would wait for a leader without end.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// A restart at another pace takes less than a second.
 const ROOM_MAX: Duration = Duration::from_secs(30);
 
-/// Between two attempts to promote a learner that just came.
+/// The delay between two attempts to promote a learner that just came.
 const PROMOTE: Duration = Duration::from_millis(50);
 
-/// Between two attempts, for one that does not catch up: it may be off for good.
+/// The delay between two attempts for a learner that does not catch up: it may be off for good.
 const PROMOTE_MAX: Duration = Duration::from_secs(1);
 
-/// By how much an attempt may be later than the learner could have been promoted:
-/// this part of the time that it took.
+/// By how much an attempt may be later than the learner could have been promoted: this part
+/// of the time that it took.
 const PROMOTE_LATE: u32 = 8;
 
-/// Why the membership was not changed.
+/// The reason why the membership was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The member's service is gone.
+    /// The member's service has ended.
     #[error("the etcd member of this node is gone")]
     Gone(#[from] Closed),
-    /// Only a voter can change anything.
+    /// Only a voter can change the membership.
     #[error("the etcd member of this node is no voter, or could not make room in time")]
     NoVoter,
-    /// It would harm the cluster.
+    /// The change would harm the cluster.
     #[error("the member must stay")]
     Refused(#[from] Refusal),
-    /// etcd takes in one at a time.
+    /// etcd adds one learner at a time.
     #[error("{node} is on its way into etcd, which takes in one node at a time")]
     Turn {
-        /// The node whose turn it is.
+        /// The node that is being added.
         node: String,
     },
     /// A member does not remove itself: it could not revoke its certificate then.
     #[error("this member cannot remove itself: ask another one")]
     Itself,
-    /// The other members could not be asked who answers.
+    /// This member could not ask the others which members answer.
     #[error("cannot find out which members answer")]
     Peers(#[source] std::io::Error),
     /// A certificate could not be made or revoked.
     #[error("cannot change the certificates of the etcd peers")]
     Pki(#[from] pki::Error),
-    /// etcd refused.
+    /// etcd rejected the change.
     #[error("cannot change the members of etcd")]
     Etcd(#[from] client::Error),
 }
@@ -111,9 +111,9 @@ impl Members {
         Self { status, growth, news, sockets }
     }
 
-    /// Makes `identity` a member, as a learner at first, unless it is one
-    /// already; returns what it needs to start. The first time, this member's
-    /// etcd starts again to make room.
+    /// Makes `identity` a member, as a learner at first, unless it is one already; returns
+    /// what it needs to start. The first time, this member's etcd starts again to make
+    /// room.
     ///
     /// # Errors
     ///
@@ -149,7 +149,7 @@ impl Members {
             });
             members = match added.await {
                 Ok(added) => members_of(added.member_list()),
-                // An attempt that was given up may have come through.
+                // An attempt that was given up may have succeeded.
                 Err(error) => {
                     let members = list(&clients).await?;
                     members.iter().any(is_it).then_some(members).ok_or(error)?
@@ -176,7 +176,7 @@ impl Members {
         Ok(answering)
     }
 
-    /// Every member, as a majority has it now.
+    /// Every member, by the current view of a majority.
     ///
     /// # Errors
     ///
@@ -186,8 +186,8 @@ impl Members {
         Ok(list(status.voter().ok_or(Error::NoVoter)?).await?)
     }
 
-    /// The member of `id`, if it has one and the others can go on without it. One
-    /// that never started has no name yet: `peer` tells which it is.
+    /// The member of `id`, if it has one and the others can go on without it. A member that
+    /// never started has no name yet: `peer` identifies it.
     ///
     /// # Errors
     ///
@@ -304,12 +304,13 @@ enum Change {
     Move(Member),
 }
 
-/// The members, once there is room for another learner among them, or `is_it` there.
+/// Waits until there is room for another learner, or `is_it` is among the members; returns
+/// the members.
 ///
-/// etcd takes one learner, and finds out that there is one when it comes to the entry
-/// of its log for another. As long as such an entry is on its way, it drops every
-/// other change without a word, the promotion that would make room among them: so
-/// nothing is asked for that it is going to refuse.
+/// etcd takes one learner, and notices an existing one only when it comes to the entry of
+/// its log for another. As long as such an entry is on its way, it drops every other change
+/// without an error, the promotion that would make room among them: so this member does not
+/// request a change that etcd is going to reject.
 async fn room_for(
     is_it: &impl Fn(&Member) -> bool,
     clients: &Clients,
@@ -330,8 +331,8 @@ async fn room_for(
     }
 }
 
-/// Whether the list of members is another one now. A learner that has not caught
-/// up is no error: it is asked for again.
+/// Whether the list of members changed. A learner that has not caught up is not an error:
+/// the promotion is retried.
 async fn promote(clients: &Clients, learner: &Member) -> Result<bool, client::Error> {
     let mut etcd = clients.raw().cluster_client();
     // A change that etcd drops is never answered.
@@ -341,13 +342,13 @@ async fn promote(clients: &Clients, learner: &Member) -> Result<bool, client::Er
             Ok(true)
         }
         Err(error) if error.says("in sync with leader") => Ok(false),
-        // Someone was faster: the next look at the members shows it.
+        // Another member was faster: the next list of members shows it.
         Err(error) if error.says("can only promote a learner member") => Ok(true),
         Err(error) => Err(error),
     }
 }
 
-/// Tells the others where this member is.
+/// Publishes the address of this member to the others.
 async fn follow(clients: &Clients, own: &Member, url: &str) -> Result<bool, client::Error> {
     let mut etcd = clients.raw().cluster_client();
     call("update the peer URL", etcd.member_update(own.id.0, [url.to_owned()])).await?;
@@ -364,8 +365,8 @@ async fn list(clients: &Clients) -> Result<Vec<Member>, client::Error> {
     Ok(members_of(listed.members()))
 }
 
-/// Makes a call again while etcd is not ready for it: just after another change,
-/// or just after an election.
+/// Retries a call while etcd is not ready for it: just after another change, or just after
+/// an election.
 async fn change<T, F>(what: &'static str, attempt: impl Fn() -> F) -> Result<T, client::Error>
 where
     F: Future<Output = Result<T, etcd_client::Error>>,
@@ -388,7 +389,7 @@ where
 mod tests {
     use super::*;
 
-    /// What etcd does with a change that it drops.
+    /// How etcd reports a change that it drops.
     #[tokio::test(start_paused = true)]
     async fn a_promotion_that_is_never_answered_is_given_up() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
-//! Runs this node's etcd member, and hands out clients to it.
+//! The etcd member of this node: runs it, and provides clients to it.
 //!
-//! The cluster manager gives [`Orders`] once it knows what this machine is to
-//! be; everyone else reads [`Status`] and takes a client from it. Whoever needs
-//! etcd runs a member: there is no way in but the unix socket.
+//! The cluster manager gives [`Orders`] once it knows what this machine is to be; every
+//! other service reads [`Status`] and takes a client from it. A service that needs etcd
+//! runs beside a member: the unix socket is the only way in.
 //!
 //! ```text
 //!  orders                               nothing on the disk
@@ -17,17 +17,18 @@
 //! ```
 //!
 //! Invariants:
-//! - No port is open before there are certificates, and then only mutual TLS of
-//!   version 1.3 with a certificate that carries [`polis_wire::pki::ETCD_PEER_NAME`].
-//! - A bootstrap that was cut off anywhere ends, after the next start, as one
-//!   that was not.
-//! - Data is thrown away only where `bootstrapping` on the disk says that nobody
+//! - No port is open before there are certificates, and then only mutual TLS of version 1.3
+//!   with a certificate that carries [`polis_wire::pki::ETCD_PEER_NAME`].
+//! - A bootstrap that was cut off anywhere ends, after the next start, in the same state as
+//!   an undisturbed one.
+//! - Data is thrown away only if `bootstrapping` on the disk shows that no other machine
 //!   has seen it.
 //! - Healthy means voter.
-//! - An etcd that blames its own files is started again a few times and no more.
+//! - An etcd that attributes errors to its own files is started again a few times, then not
+//!   again.
 //!
-//! What this module does not do: decide what a machine is to be (`cluster`), or
-//! who may enter (`curator`).
+//! What this module does not do: decide what a machine is to be (`cluster`), or which node
+//! may enter (`curator`).
 
 mod args;
 mod awaited;
@@ -62,14 +63,14 @@ pub use self::service::{Service, forget, readahead};
 pub use self::status::{Alarm, Member, MemberId, MemberStatus, Status};
 pub use self::wal::holds_entries;
 
-/// Where peers reach each other.
+/// The port on which peers reach each other.
 pub const PEER_PORT: u16 = 7834;
 
-/// etcd's own default of bytes for its database, said aloud because the console
-/// shows how much of it is used.
+/// etcd's own default of bytes for its database, set explicitly because the console shows
+/// how much of it is used.
 pub const QUOTA: u64 = 2 << 30;
 
-/// Where one member is reached by its peers.
+/// The address at which peers reach one member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// The host; the certificate of the member carries it.
@@ -116,63 +117,63 @@ impl Peer {
 pub struct Config {
     /// The program.
     pub binary: PathBuf,
-    /// What the member keeps.
+    /// The directory of the member's data.
     pub tree: Etcd,
-    /// Where its socket goes.
+    /// The directory of its socket.
     pub sockets: Sockets,
-    /// Where it listens for peers. The unspecified address serves any address
-    /// that the node ever gets.
+    /// The address on which it listens for peers. The unspecified address serves any
+    /// address that the node ever gets.
     pub listen: SocketAddr,
     /// The program that makes a member of a snapshot.
     pub restorer: PathBuf,
-    /// What a bootstrap begins with, if it is there.
+    /// The snapshot that a bootstrap begins with, if the file exists.
     pub snapshot: files::File,
-    /// Where a leader's last word says who the members are.
+    /// The file with the last list of members that a leader sent.
     pub directory: files::File,
     /// Bytes of the database at which etcd refuses writes: [`QUOTA`].
     pub quota: u64,
-    /// Sees every step of a bootstrap; for tests.
+    /// Observes every step of a bootstrap; for tests.
     pub probe: Probe,
 }
 
-/// What this member is to do.
+/// The orders for this member.
 #[derive(Clone, Debug)]
 pub struct Orders {
     /// The key of the node.
     pub key: NodeKey,
-    /// Where its peers reach it.
+    /// The address at which its peers reach it.
     pub peer: Peer,
-    /// What it finds or makes.
+    /// How it starts.
     pub start: Start,
 }
 
-/// How a member comes to be.
+/// The ways in which a member comes to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Found a new cluster, or go on with what an earlier attempt founded.
+    /// Create a new cluster, or continue the creation of an earlier attempt.
     Bootstrap,
-    /// Be the member that it was.
+    /// Start as the existing member.
     Again,
-    /// Enter a cluster; what the curator said replaces what is on the disk.
+    /// Enter a cluster; the curator's invitation replaces the data on the disk.
     Join(Box<Invitation>),
 }
 
 impl Start {
-    /// Whether it enters a cluster of others.
+    /// Whether it enters an existing cluster.
     #[must_use]
     pub fn joins(&self) -> bool {
         matches!(self, Self::Join(_))
     }
 }
 
-/// Everything but its key that a node needs to become a member.
+/// All that a node needs to become a member, except its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invitation {
     /// The certificate of the authority of the peers, DER.
     pub ca: Vec<u8>,
     /// The node's own certificate, DER.
     pub certificate: Vec<u8>,
-    /// Whom not to trust, DER.
+    /// The revoked certificates: a CRL, DER.
     pub crl: Vec<u8>,
     /// Every member, with the new one.
     pub members: Vec<Member>,
@@ -181,9 +182,9 @@ pub struct Invitation {
 /// A step of a bootstrap that was just taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The disk says that a bootstrap has begun.
+    /// The disk marks that a bootstrap has begun.
     Marked,
-    /// Nothing of an earlier attempt is left.
+    /// The remains of an earlier attempt are removed.
     Cleared,
     /// etcd without a port answers.
     Started,
@@ -195,7 +196,7 @@ pub enum Step {
     Written,
     /// etcd without a port has ended.
     Stopped,
-    /// The disk says that the bootstrap is complete.
+    /// The disk marks that the bootstrap is complete.
     Finished,
 }
 
@@ -237,19 +238,19 @@ impl fmt::Debug for Probe {
     }
 }
 
-/// Why a run of the member ended, or could not begin.
+/// The reason why a run of the member ended, or could not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The cluster manager is gone.
+    /// The cluster manager has ended.
     #[error("nobody gives orders any more")]
     Orders(#[from] polis_runtime::event::Closed),
-    /// The member is to be what it was, and was nothing.
+    /// The orders expect an existing member, and the disk has none.
     #[error("this node has no etcd member on its disk")]
     NoMember,
-    /// What is on the disk cannot be a member.
+    /// The files on the disk do not make a member.
     #[error("the etcd member on the disk is incomplete: its {missing} is missing")]
     Damaged {
-        /// The first thing that is missing.
+        /// The first file that is missing.
         missing: &'static str,
     },
     /// The disk.
@@ -258,7 +259,7 @@ pub enum Error {
     /// The node's key cannot be written.
     #[error("cannot use the key of the node")]
     Key(#[source] polis_wire::identity::Error),
-    /// What the cluster should begin with is no snapshot.
+    /// The file that the cluster should begin with is not a snapshot.
     #[error("cannot found the cluster from the snapshot on the ESP")]
     Snapshot(#[source] polis_runtime::sys::process::Error),
     /// etcd could not be started or waited for.
@@ -267,17 +268,17 @@ pub enum Error {
     /// etcd ended.
     #[error("etcd {exit}{said}")]
     Died {
-        /// How.
+        /// The exit status.
         exit: polis_runtime::sys::process::Exit,
-        /// Its last complaint, after a colon; empty if there was none.
+        /// Its last complaint, after a colon; empty without one.
         said: String,
     },
-    /// etcd ended and blames its own files.
+    /// etcd ended with an error about its own files.
     #[error("etcd {exit}: its database is damaged: {said}")]
     Corrupt {
-        /// How.
+        /// The exit status.
         exit: polis_runtime::sys::process::Exit,
-        /// What it says of it.
+        /// The text of that error.
         said: String,
     },
     /// etcd ended because the others removed this member.
@@ -292,7 +293,7 @@ pub enum Error {
     /// A certificate could not be made.
     #[error("cannot make the certificates of the etcd peers")]
     Pki(#[from] polis_wire::pki::Error),
-    /// etcd did not do as it was told.
+    /// etcd did not carry out a request.
     #[error("cannot use etcd")]
     Client(#[from] client::Error),
     /// A test ended the run.

@@ -1,9 +1,9 @@
-//! Finds out which members of etcd answer.
+//! The reachability of the members of etcd: finds out which of them answer.
 //!
-//! The client protocol does not say which peers etcd is connected to; the
-//! metrics, on the socket beside, do. But a machine that lost its power says
-//! goodbye to nobody: etcd counts it as connected for minutes. So each is dialled
-//! besides, and answers only if it takes the connection now.
+//! The client protocol does not show which peers etcd is connected to; the metrics, on the
+//! socket beside, do. But a machine that lost its power does not close its connections:
+//! etcd counts it as connected for minutes. So this module also dials each member, and a
+//! member counts as answering only if it takes the connection now.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -24,14 +24,14 @@ const ANSWER_TIME: Duration = Duration::from_secs(5);
 /// Version 1.0 of HTTP: the answer comes in one piece and ends with the connection.
 const REQUEST: &[u8] = b"GET /metrics HTTP/1.0\r\nHost: etcd\r\n\r\n";
 
-/// One for each peer; 1 while there is a connection in either direction.
+/// One for each peer; 1 while a connection exists in either direction.
 const METRIC: &str = "etcd_network_active_peers{";
 
 /// A member in the same network takes a connection in milliseconds; a busy one,
 /// in some hundred.
 const DIAL_MAX: Duration = Duration::from_secs(3);
 
-/// Those of `members` that take a connection now.
+/// The members of `members` that take a connection now.
 pub(super) async fn reachable(members: &[Member]) -> BTreeSet<MemberId> {
     let dialled = members.iter().map(|member| async {
         // All URLs of peers are ours, and have a host and a port.

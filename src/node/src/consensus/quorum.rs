@@ -1,19 +1,19 @@
-//! Decides whether a cluster survives the loss of a member.
+//! The quorum rule: decides whether a cluster survives the loss of a member.
 //!
-//! Pure. Whoever takes a voter away asks here first; etcd's own check of the
-//! same thing knows no reasons.
+//! Pure. Every removal of a voter asks here first; etcd's own check of the same rule
+//! returns no reasons.
 
 use std::collections::BTreeSet;
 
 use super::{Member, MemberId};
 
-/// Why a member must stay.
+/// The reason why a member must stay.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// A cluster has at least one voter.
     #[error("{name} is the last voter")]
     Last {
-        /// Who was to go.
+        /// The member that was to leave.
         name: String,
     },
     /// Too few of the others answer to decide anything without it.
@@ -22,7 +22,7 @@ pub enum Refusal {
          missing: {}", missing.join(", ")
     )]
     Quorum {
-        /// Who was to go.
+        /// The member that was to leave.
         name: String,
         /// Voters that would be left.
         voters: usize,
@@ -30,7 +30,7 @@ pub enum Refusal {
         needed: usize,
         /// How many of them answer.
         answering: usize,
-        /// Those who do not.
+        /// The members that do not answer.
         missing: Vec<String>,
     },
 }

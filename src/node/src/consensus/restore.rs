@@ -1,17 +1,17 @@
-//! Puts what a snapshot holds where a new cluster would begin empty.
+//! The restore from a snapshot: fills the data directory of a new cluster, which would
+//! otherwise begin empty.
 //!
 //! ```text
 //! ESP: etcd_snapshot.db --etcdutl--> /data/etcd/data: one member, this node
 //! ```
 //!
-//! The member and the cluster ID are new, so nobody who is left of the old
-//! cluster can take this etcd for its own; keys, authorities and records are
-//! those of the snapshot. Revisions go on far above any that the old cluster can
-//! have reached after the snapshot, and everything older counts as compacted: a
-//! watcher that comes back reads afresh.
+//! The member and the cluster ID are new, so a remaining member of the old cluster cannot
+//! mistake this etcd for its own; keys, authorities and records are those of the snapshot.
+//! Revisions go on far above any that the old cluster can have reached after the snapshot,
+//! and everything older counts as compacted: a watcher that comes back reads afresh.
 //!
-//! What this module does not do: remove the snapshot (`cluster::membership`,
-//! once this node is a member), or add this node to the records.
+//! What this module does not do: remove the snapshot (`cluster::membership`, once this node
+//! is a member), or add this node to the records.
 
 use tracing::warn;
 
@@ -23,7 +23,7 @@ use polis_runtime::sys::process::Command;
 
 use super::args;
 
-/// What etcd's own tool suggests: years of writes.
+/// The value that etcd's own tool suggests: years of writes.
 const REVISIONS: u64 = 1_000_000_000;
 
 /// Fills the member's directory from the snapshot, if there is one. The

@@ -1,4 +1,4 @@
-//! Watches a running etcd: says how it is, and why it ended.
+//! The watch over a running etcd: publishes its status, and classifies why it ended.
 //!
 //! ```text
 //! [starting] --leader--> [voter] --growth wanted, pace of a lone one--> Grow
@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Invariants:
-//! - An etcd that does not answer is waited for, and it is said for what. Only its own
-//!   end, the node's, or a wish to grow ends the watch.
-//! - Nobody is told that others may be added while the file `alone` is on the disk.
-//! - An etcd that has ended is classified by its own words, and by those of this run only.
+//! - The watch goes on while etcd does not answer, and publishes what it waits for. Only
+//!   etcd's own end, the node's, or a wish to grow ends the watch.
+//! - The status never says that others may be added while the file `alone` is on the disk.
+//! - An etcd that has ended is classified by its own lines, and by those of this run only.
 //!
 //! What this module does not do: start etcd (`service`).
 
@@ -36,39 +36,39 @@ use polis_runtime::supervisor::{Context, blocking};
 use polis_runtime::sys::process::{self, Child, Exit};
 use polis_wire::identity::NodeId;
 
-/// The name under which etcd's own log stands, below this service's.
+/// The name of etcd's own log, below this service's.
 pub(super) const ETCD: &str = "etcd";
 
-/// Lines of an etcd that are looked at when it has ended: the stacks of some
-/// hundred goroutines.
+/// The lines of an ended etcd that are examined: the stacks of some hundred goroutines.
 const WORDS_MAX: usize = 4096;
 
-/// What an etcd says that has read its log and hears of no leader: a voter, each time
-/// that it stands for election; and whoever is none by that log, since it lost its power
-/// right after its vote, each time that it cannot tell the others its name.
+/// The lines of an etcd that has read its log and has no contact with a leader: a voter
+/// logs one each time that it stands for election; a member that is not a voter by that
+/// log, since it lost its power right after its vote, logs one each time that it cannot
+/// send the others its name.
 const LEADERLESS: [&str; 2] =
     ["is starting a new election at term", "failed to publish local member to cluster"];
 
-/// Lines among which it says so: it does every few seconds, and complains of each peer
-/// that it does not reach as often.
+/// The number of lines that are searched for them: they come every few seconds, and
+/// complaints about each unreachable peer come as often.
 const RECENT: usize = 200;
 
-/// Between two looks at a member that is not there yet: short against its start.
+/// The time between two checks of a member that is not there yet: short against its start.
 pub(super) const LOOK_SOON: Duration = Duration::from_millis(10);
 
-/// Between two looks at a member that learns, so that the console shows it move.
+/// The time between two checks of a member that learns, so that the console shows its progress.
 const LOOK_LEARNING: Duration = Duration::from_millis(100);
 
-/// Between two looks at a voter: what a person can follow.
+/// The time between two checks of a voter: a pace that a person can follow.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// An answer that takes longer than an election is none.
+/// An answer that takes longer than an election counts as missing.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// A start that takes longer is worth an explanation on the screen.
+/// A start that takes longer deserves an explanation on the screen.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Why etcd was stopped.
+/// The reason why etcd was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     /// The node stops.
@@ -84,15 +84,15 @@ enum Event {
     Seen(Result<Status, Silence>),
 }
 
-/// Why nothing was seen of the member.
+/// The reason why the member has no status.
 enum Silence {
     /// It does not answer.
     Mute,
-    /// It answers that nobody leads.
+    /// It answers that there is no leader.
     Leaderless,
 }
 
-/// One etcd process and what is known of it.
+/// One etcd process and its known state.
 pub(super) struct Serving<'a> {
     service: &'a Service,
     ctx: &'a Context,
@@ -103,15 +103,15 @@ pub(super) struct Serving<'a> {
     marked: bool,
     growth: watch::Receiver<bool>,
     started: Instant,
-    /// Since when in this boot it has heard of no leader.
+    /// The time in this boot since which it has had no contact with a leader.
     alone_since: Option<Duration>,
-    /// Who the members were by the last word of a leader in an earlier run.
+    /// The members in the last list of a leader in an earlier run.
     last: v1::ClusterDirectory,
     /// The name of this node.
     own: String,
-    /// What it was said to wait for.
+    /// The text of its wait that was published last.
     awaited: Option<String>,
-    /// Whether its log shows that it waits for a leader, and when that was looked for.
+    /// Whether its log shows that it waits for a leader, and when the log was searched.
     leaderless: bool,
     looked_at: Option<Instant>,
     begun: Duration,
@@ -182,7 +182,7 @@ impl<'a> Serving<'a> {
 
     async fn next_event(&mut self, pause: Duration) -> Event {
         let look = async {
-            // Whichever comes first; news that came before are kept.
+            // The first event; news that came before are kept.
             let _slept = timeout(pause, self.service.news.notified()).await;
             look(self.service, &self.clients).await
         };
@@ -202,7 +202,7 @@ impl<'a> Serving<'a> {
         self.child.terminate(STOP_MAX).await.map(drop).map_err(Error::Process)
     }
 
-    /// Sees to it that other members may be added.
+    /// Prepares this member for the addition of others.
     async fn make_room(&mut self) -> Result<Room, Error> {
         if self.pace == Pace::Alone {
             self.service.status.send_modify(|status| status.clients = None);
@@ -220,8 +220,8 @@ impl<'a> Serving<'a> {
         Ok(Room::Ready)
     }
 
-    /// Whether an etcd that answers nobody has read what is on its disk: it serves
-    /// nobody before somebody leads.
+    /// Whether an etcd that does not answer yet has read what is on its disk: it serves no
+    /// client before there is a leader.
     fn is_leaderless(&mut self) -> bool {
         if self.looked_at.is_some_and(|last| last.elapsed() < LOOK) {
             return self.leaderless;
@@ -303,18 +303,18 @@ impl<'a> Serving<'a> {
 /// An etcd that was just started.
 pub(super) struct Started {
     pub(super) child: Child,
-    /// When: what it says comes after that.
+    /// When: its lines come after that.
     pub(super) begun: Duration,
 }
 
-/// Why the etcd ended by itself that began at `begun`. Only the etcd of a removed
-/// member ends well, and it does so again at each start; one that is asked to end
-/// dies of the signal.
+/// Classifies why the etcd that began at `begun` ended by itself. Only the etcd of a
+/// removed member ends with success, and it does so again at each start; one that is asked
+/// to end dies of the signal.
 pub(super) async fn died(service: &Service, ctx: &Context, begun: Duration, exit: Exit) -> Error {
     if exit.is_success() {
         return Error::Removed;
     }
-    // All of it: a Go program that panics says why first, and then how it came there.
+    // All of it: a Go program that panics prints the reason first, and then the stack.
     let said = ctx.logs().backlog(&Query {
         name: format!("{}.{ETCD}", ctx.name()),
         children: false,
@@ -327,7 +327,7 @@ pub(super) async fn died(service: &Service, ctx: &Context, begun: Duration, exit
         Verdict::Fault => {
             let file = service.config.tree.data.path().join("member/snap/db");
             let read = tokio::task::spawn_blocking(move || damage::is_readable(&file)).await;
-            // Where the disk does not answer, it may again.
+            // If the disk does not answer now, it may answer again.
             matches!(read, Ok(true)).then(|| "it is shorter than it says".to_owned())
         }
         Verdict::Sound => None,
@@ -338,8 +338,8 @@ pub(super) async fn died(service: &Service, ctx: &Context, begun: Duration, exit
     }
 }
 
-/// What a person wants to hear of the last lines: the newest complaint. A Go
-/// panic is not written as JSON, and its first line says what it is.
+/// The useful part of the last lines for a person: the newest complaint. A Go panic is not
+/// written as JSON, and its first line names the cause.
 fn last_words<'a>(said: impl DoubleEndedIterator<Item = &'a Body> + Clone) -> String {
     let is_panic = |body: &&Body| matches!(body, Body::Raw(line) if line.starts_with("panic:"));
     let complains = |body: &&Body| match body {
@@ -356,7 +356,7 @@ enum Room {
     Restart,
 }
 
-/// Prints the event line, unless it says the same as `last`.
+/// Prints the event line, unless it equals `last`.
 pub(super) fn report(
     service: &Service,
     ctx: &Context,
@@ -376,9 +376,9 @@ pub(super) fn report(
     Some(line)
 }
 
-/// Asks the member how it is; what it does not say now stays as it was.
+/// Requests the member's status; fields that the answer lacks stay as they were.
 async fn look(service: &Service, clients: &Clients) -> Result<Status, Silence> {
-    // A look at a name is cheaper than a refused connection.
+    // To look up a file name is cheaper than a refused connection.
     if !service.config.sockets.client().exists() {
         return Err(Silence::Mute);
     }
@@ -394,7 +394,7 @@ async fn look(service: &Service, clients: &Clients) -> Result<Status, Silence> {
 
     let leader = Some(MemberId(answer.leader())).filter(|id| id.0 != 0);
     let members = match (answer.is_learner(), leader) {
-        // A learner is not told who the others are.
+        // A learner does not receive the list of the others.
         (true, _) | (false, None) => None,
         (false, Some(_)) => {
             let listed = timeout(ANSWER_MAX, etcd.cluster_client().member_list()).await;
@@ -434,7 +434,7 @@ async fn look(service: &Service, clients: &Clients) -> Result<Status, Silence> {
     })
 }
 
-/// etcd's list in our words, in order of the numbers.
+/// Converts etcd's list into our types, in order of the numbers.
 pub(super) fn members_of(list: &[etcd_client::Member]) -> Vec<Member> {
     let mut members: Vec<_> = list
         .iter()

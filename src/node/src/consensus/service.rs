@@ -1,4 +1,5 @@
-//! Prepares the disk, starts etcd, and starts it again at another pace.
+//! The service of the member: prepares the disk, starts etcd, and starts it again at
+//! another pace.
 //!
 //! ```text
 //! orders -> (bootstrap, or write an invitation) -> start -> serve
@@ -8,11 +9,11 @@
 //! ```
 //!
 //! Invariants:
-//! - While the file `alone` is on the disk, this member is the only one. It is
-//!   written when the list of members says so (`serve`), and removed, with etcd
-//!   restarted at the pace of many, before any member is added. Both happen in
-//!   this one task, so neither overtakes the other. Without the file the pace is
-//!   that of many: the worst that a lost file does is a slower start.
+//! - While the file `alone` is on the disk, this member is the only one. The file is
+//!   written when the list of members shows one member (`serve`), and removed, with etcd
+//!   restarted at the pace of many, before any member is added. Both happen in this one
+//!   task, so neither overtakes the other. Without the file the pace is that of many: a
+//!   lost file causes a slower start at worst.
 //!
 //! What this module does not do: watch the member (`serve`), change the
 //! membership (`members`), or care for certificates (`watchers`).
@@ -49,19 +50,19 @@ use polis_wire::pki::Overview;
 /// supervisor waits for ten.
 pub(super) const STOP_MAX: Duration = Duration::from_secs(8);
 
-/// How often in a row etcd may blame its own files: memory errs, too, and reads
-/// the next time what is there.
+/// How often in a row etcd may end with an error about its own files: memory errs, too, and
+/// a later read may find the data.
 const BLAMED_MAX: u32 = 3;
 
 /// An etcd that ran for so long found its files sound.
 const SOUND: Duration = Duration::from_secs(600);
 
-/// What a member waits for that the others have removed.
+/// The text of the wait of a member that the others have removed.
 const REMOVED: &str = "a leader of the cluster that says whether this node is to have a member \
                        of etcd: the other members have removed the one that it has";
 
-/// How long an etcd that said that it was removed is not started again: it would
-/// say the same, unless it was wrong.
+/// The delay before an etcd that reported its removal is started again: it would report the
+/// same, unless it was wrong.
 const OUT_MAX: Duration = Duration::from_secs(60);
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
@@ -72,9 +73,10 @@ pub struct Service {
     pub(super) status: watch::Sender<Status>,
     overview: watch::Sender<Overview>,
     pub(super) growth: watch::Sender<bool>,
-    /// How often in a row etcd has blamed its files: the one thing that outlives a run.
+    /// How often in a row etcd has ended with an error about its files: the one value that
+    /// outlives a run.
     blamed: Arc<AtomicU32>,
-    /// Says that a look at the member will show something new.
+    /// Signals that the next check of the member will show a change.
     pub(super) news: Arc<Notify>,
 }
 
@@ -120,7 +122,7 @@ impl Service {
     pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
         readahead(&self.config.binary);
         if self.orders.borrow().is_none() {
-            // Of a member that left, nothing is shown any more.
+            // The status of a member that left is cleared.
             self.status.send_if_modified(|status| {
                 let left = !status.is_absent();
                 *status = Status::default();
@@ -145,8 +147,8 @@ impl Service {
         }
         let begun = Instant::now();
         let ended = tokio::select! {
-            // Its end by the other branch is that of a process that is killed, and
-            // whoever takes orders back does not want its data any more.
+            // In the other branch etcd ends as a killed process, and orders that are taken back
+            // mean that its data is not wanted any more.
             ended = self.member(&ctx, &orders) => ended,
             Ok(_withdrawn) = given.wait_for(Option::is_none) => Err(Error::Left),
         };
@@ -159,7 +161,7 @@ impl Service {
         });
         report(&self, &ctx, None);
         if matches!(ended, Err(Error::Left)) {
-            // Nobody waits for it any more.
+            // The caller does not wait for it any more.
             ctx.stage(Stage::Consensus, State::Done);
         }
         let blamed = self.blamed(&ended, begun.elapsed());
@@ -171,7 +173,7 @@ impl Service {
         ) = &ended
             && (blamed >= BLAMED_MAX || !matches!(error, Error::Corrupt { .. }))
         {
-            // No restart brings lost files back.
+            // A restart does not bring lost files back.
             match ctx.until_cancelled(ctx.trapdoor(hopeless(error))).await {
                 Some(never) => match never {},
                 None => return Ok(()),
@@ -180,7 +182,7 @@ impl Service {
         ended
     }
 
-    /// How often in a row etcd has blamed its files by now.
+    /// How often in a row etcd has ended with an error about its files by now.
     fn blamed(&self, ended: &Result<(), Error>, ran: Duration) -> u32 {
         if ran >= SOUND {
             self.blamed.store(0, Ordering::Relaxed);
@@ -287,7 +289,7 @@ impl Service {
         ctx.spawn("maintenance", Policy::forever(), move |ctx| maintenance.clone().run(ctx));
     }
 
-    /// Starts etcd. Nobody listens on its socket before it does.
+    /// Starts etcd. Its socket has no listener before that.
     pub(super) async fn spawn(
         &self,
         ctx: &Context,
@@ -325,7 +327,7 @@ impl Service {
         let socket = self.config.sockets.client();
         let clients = Clients::connect(socket).await?;
         loop {
-            // A look at a name is cheaper than a refused connection.
+            // To look up a file name is cheaper than a refused connection.
             if socket.exists() {
                 let read = clients.raw().kv_client().get("ready", None).await;
                 if read.is_ok() {
@@ -337,7 +339,7 @@ impl Service {
     }
 }
 
-/// Removes everything of a member that has left. Blocks.
+/// Removes every file of a member that has left. Blocks.
 ///
 /// # Errors
 ///
@@ -357,12 +359,12 @@ pub fn forget(tree: &Etcd) -> Result<(), files::Error> {
 /// within a runtime. Call it as early as you like; again costs little.
 pub fn readahead(binary: &Path) {
     let binary = binary.to_owned();
-    // An advice: nobody waits for it, and whoever starts the program finds out
-    // what is wrong with it.
+    // Advice to the kernel: no code waits for it, and an error of the program appears when
+    // it is started.
     let _unheeded = tokio::task::spawn_blocking(move || sys::files::readahead(&binary));
 }
 
-/// What a person does about a member that cannot be started ever again.
+/// The next step of an operator for a member that can never be started again.
 fn hopeless(error: &Error) -> Report {
     if matches!(error, Error::Snapshot(_)) {
         let next = "put a whole snapshot in its place, as `polisctl etcd snapshot` writes it, or \

@@ -1,4 +1,4 @@
-//! Says what everyone else may know of this node's etcd member.
+//! The published status of this node's etcd member.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,14 +13,14 @@ use polis_wire::identity::NodeId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
 
-/// As etcd prints it: hexadecimal.
+/// In etcd's own notation: hexadecimal.
 impl fmt::Display for MemberId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}", self.0)
     }
 }
 
-/// What this member is to the others.
+/// The role of this member among the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemberStatus {
     /// Not serving yet.
@@ -59,20 +59,20 @@ pub struct Member {
     pub name: String,
     /// Where its peers reach it.
     pub peer_url: String,
-    /// Whether it only learns.
+    /// Whether it is a learner.
     pub learner: bool,
 }
 
 impl Member {
-    /// Whether it is the member of `id`, which is reached at `peer`. One that has
-    /// not started yet has no name: it is known by its place alone.
+    /// Whether it is the member of `id`, which is reached at `peer`. A member that has not
+    /// started yet has no name: its address alone identifies it.
     #[must_use]
     pub fn is_of(&self, id: NodeId, peer: &Peer) -> bool {
         self.name == id.to_string() || self.peer_url == peer.url()
     }
 
-    /// The node whose member it is. Its name says so, once it has started; before
-    /// that, its peer URL does: see [`Peer::of`].
+    /// The node of the member. The member's name shows it, once the member has started;
+    /// before that, its peer URL does: see [`Peer::of`].
     #[must_use]
     pub fn node(&self) -> Option<NodeId> {
         let place =
@@ -81,14 +81,14 @@ impl Member {
         named.parse().ok()
     }
 
-    /// What a person is told that it is called.
+    /// The name that people see.
     #[must_use]
     pub fn called(&self) -> &str {
         if self.name.is_empty() { &self.peer_url } else { &self.name }
     }
 }
 
-/// Something that etcd asks for help with.
+/// An alarm of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Alarm {
     /// The database reached its quota: writes are refused.
@@ -109,7 +109,7 @@ impl fmt::Display for Alarm {
 /// This node's member as an event value. The console prints it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// What it is to the others.
+    /// Its role among the others.
     pub standing: MemberStatus,
     /// Its number; unknown until it first served.
     pub member: Option<MemberId>,
@@ -119,15 +119,15 @@ pub struct Status {
     pub peer_url: String,
     /// etcd's version.
     pub version: String,
-    /// Who leads, if anyone does.
+    /// The leader, if there is one.
     pub leader: Option<MemberId>,
-    /// How often a leader was elected.
+    /// The number of elections so far.
     pub term: u64,
-    /// The newest entry of the log that is known here.
+    /// The newest entry of the log that this member knows.
     pub index: u64,
     /// The newest entry that is in the database.
     pub applied: u64,
-    /// How many changes the data has seen.
+    /// The number of changes to the data.
     pub revision: u64,
     /// Bytes of the database file.
     pub db_size: u64,
@@ -135,7 +135,7 @@ pub struct Status {
     pub db_used: u64,
     /// Bytes at which writes are refused.
     pub db_quota: u64,
-    /// What is wrong, if anything.
+    /// The alarms that are raised.
     pub alarms: Vec<Alarm>,
     /// Every member, in order of their numbers.
     pub members: Vec<Member>,
@@ -143,8 +143,8 @@ pub struct Status {
     pub clients: Option<Clients>,
     /// Whether other members may be added; see [`super::Members::add`].
     pub ready_to_grow: bool,
-    /// Whether etcd ended because the others removed this member, and has heard of
-    /// no leader since.
+    /// Whether etcd ended because the others removed this member, and has had no contact
+    /// with a leader since.
     pub removed: bool,
 }
 
@@ -167,7 +167,7 @@ impl Status {
         self.voters().saturating_sub(1) / 2
     }
 
-    /// How many more voters may fail before writes stop, where these members answer.
+    /// How many more voters may fail before writes stop, if these members answer.
     #[must_use]
     pub fn spare(&self, answering: &BTreeSet<MemberId>) -> usize {
         let voters = self.members.iter().filter(|member| !member.learner);
@@ -175,7 +175,7 @@ impl Status {
         answer.saturating_sub(self.voters() / 2 + 1)
     }
 
-    /// What this member tells of itself, once it serves.
+    /// The status line of this member, once it serves.
     #[must_use]
     pub fn figures(&self) -> Option<v1::ConsensusFigures> {
         let serves = match self.standing {
@@ -191,8 +191,7 @@ impl Status {
         })
     }
 
-    /// The way to etcd, once this member is a voter: a learner answers hardly
-    /// any request.
+    /// The way to etcd, once this member is a voter: a learner answers hardly any request.
     #[must_use]
     pub fn voter(&self) -> Option<&Clients> {
         self.clients.as_ref().filter(|_| self.standing == MemberStatus::Voter)

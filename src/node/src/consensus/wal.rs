@@ -1,13 +1,12 @@
-//! Finds out from etcd's write-ahead log whether its member ever got an entry.
+//! The reader of etcd's write-ahead log: finds out whether its member ever got an entry.
 //!
-//! A member that joins asks the others who they are at its very first start, and
-//! keeps the answer in memory; on the disk it has it with its first entries. One
-//! that lost its power in between has a log and asks nobody any more: it refuses the
-//! streams of members that it does not know, and the little that reaches it besides
-//! may be too little for ever. But who has no entry has acknowledged none, so it can
-//! begin anew, and ask. So can one that was sent the state of its cluster and whose
-//! log does not say yet that all of that is decided: etcd does not take it up, and
-//! starts as if it had nothing.
+//! A member that joins asks the others for the list of members at its very first start, and
+//! keeps the answer in memory; the list reaches the disk with its first entries. A member
+//! that lost its power in between has a log and does not ask again: it refuses the streams
+//! of members that it does not know, and the few other messages may never be enough. But a
+//! member without an entry has acknowledged none, so it can begin anew, and ask. So can a
+//! member that received the state of its cluster and whose log does not show yet that all
+//! of that is decided: etcd does not use that state, and starts as if it had nothing.
 //!
 //! ```text
 //! [ length, 8 bytes | record | padding ] ... [ 0 ... 0 ]     the file is longer than its records
@@ -18,7 +17,7 @@
 //! `wal` and `walpb` of etcd 3.5.
 //!
 //! Invariants:
-//! - Whatever cannot be read for certain counts as an entry.
+//! - A part that cannot be read for certain counts as an entry.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -28,14 +27,14 @@ use prost::Message as _;
 
 use polis_base::files::{Dir, Error};
 
-/// How much of a log is read: without an entry, it holds what a log begins with, and
-/// a new state for each term that was heard of.
+/// How much of a log is read: without an entry, it holds the head of a log, and a new state
+/// for each term that the member saw.
 const HEAD_MAX: u64 = 64 << 10;
 
 const LENGTH: usize = 8;
 
-/// `walpb.Record`, without its checksum: a record that is damaged is no reason to
-/// throw a log away, and counts as an entry or as none by what it says it is.
+/// `walpb.Record`, without its checksum: a damaged record is not a reason to throw a log
+/// away, and counts as an entry or not by its type field.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Record {
     #[prost(int64, tag = "1")]
@@ -44,21 +43,21 @@ struct Record {
     data: Option<Vec<u8>>,
 }
 
-/// Kinds of records: those of which a log without entries consists.
+/// The kinds of records in a log without entries.
 const METADATA: i64 = 1;
 const STATE: i64 = 3;
 const CHECKSUM: i64 = 4;
 const SNAPSHOT: i64 = 5;
 
-/// `walpb.Snapshot`, as far as it matters.
+/// `walpb.Snapshot`, the needed fields.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Snapshot {
-    /// The last entry that it stands for; 0 for none.
+    /// The last entry that it covers; 0 without one.
     #[prost(uint64, tag = "1")]
     index: u64,
 }
 
-/// `raftpb.HardState`, as far as it matters.
+/// `raftpb.HardState`, the needed fields.
 #[derive(Clone, PartialEq, prost::Message)]
 struct State {
     /// The last entry of which the member knows that it is decided.
@@ -66,8 +65,8 @@ struct State {
     commit: u64,
 }
 
-/// Whether the member with this log may ever have got an entry. No log holds none.
-/// Blocks.
+/// Whether the member with this log may ever have got an entry. A missing log holds no
+/// entry. Blocks.
 ///
 /// # Errors
 ///
@@ -97,8 +96,8 @@ fn files(log: &Dir) -> io::Result<Vec<PathBuf>> {
     Ok(paths.into_iter().filter(|path| path.extension().is_some_and(|end| end == "wal")).collect())
 }
 
-/// Whether a log that begins so comes to its end without any entry, and without a
-/// snapshot that etcd would begin with.
+/// Whether a log with this beginning ends without any entry, and without a snapshot that
+/// etcd would begin with.
 fn is_bare(mut log: &[u8]) -> bool {
     let (mut snapshot, mut decided) = (0, 0);
     while let Some((length, rest)) = log.split_first_chunk::<LENGTH>() {
@@ -138,7 +137,7 @@ mod tests {
 
     const ENTRY: i64 = 2;
 
-    /// As etcd writes it: padded to eight bytes.
+    /// In etcd's format: padded to eight bytes.
     fn frame(kind: i64, data: &[u8]) -> Vec<u8> {
         let record = Record { kind, data: Some(data.to_vec()) }.encode_to_vec();
         let padding = record.len().next_multiple_of(8) - record.len();
@@ -156,7 +155,7 @@ mod tests {
         frame(SNAPSHOT, &Snapshot { index }.encode_to_vec())
     }
 
-    /// A log as it is made, before anything is in it.
+    /// A log as it is made, before any entry is in it.
     fn new() -> Vec<u8> {
         [frame(CHECKSUM, b""), frame(METADATA, b"member and cluster"), snapshot(0)].concat()
     }

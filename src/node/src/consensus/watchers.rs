@@ -1,8 +1,9 @@
-//! Keeps the files that etcd reads in step with the certificates kept in etcd.
+//! The watchers of certificates: keep the files that etcd reads in step with the
+//! certificates kept in etcd.
 //!
-//! Three services below `consensus`, each waiting until this member is a voter:
-//! a learner can read nothing. etcd reads certificate, key and CRL again at
-//! every handshake, so replacing a file is all it takes.
+//! Three services below `consensus`, each waiting until this member is a voter: a learner
+//! can read nothing. etcd reads certificate, key and CRL again at every handshake, so it is
+//! enough to replace a file.
 //!
 //! What this module does not do: revoke (`members`).
 
@@ -23,16 +24,16 @@ use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::{Identity, NodeId};
 use polis_wire::pki::{Crl, Namespace, Overview, Renewal, certificate_pem};
 
-/// Between two looks at the age of the certificate, which is counted in days.
+/// The time between two checks of the certificate's age, which is counted in days.
 const LOOK: Duration = Duration::from_secs(60 * 60);
 
-/// Wait after a renewal that did not work: another member may have been faster.
+/// The delay after a renewal that did not work: another member may have been faster.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Where the certificates of the cluster are: whose namespace, which folder.
+/// The place of the cluster's certificates: namespace and folder.
 const SHOWN: [(User, &str); 2] = [(User::EtcdPki, ""), (User::Curator, "pki/")];
 
-/// What the three services share.
+/// The parts that the three services share.
 #[derive(Clone, Debug)]
 pub(super) struct Watchers {
     pub(super) tree: Etcd,
@@ -55,7 +56,7 @@ impl Watchers {
         Ok(client)
     }
 
-    /// Keeps the CRL on the disk as it is in etcd.
+    /// Keeps the CRL on the disk equal to the one in etcd.
     pub(super) async fn crl(mut self, ctx: Context) -> Result<(), Error> {
         let Some(client) = self.client(&ctx, User::EtcdPki).await? else { return Ok(()) };
         let key = Namespace::new(client.clone(), "").crl_key(&authority());
@@ -96,7 +97,7 @@ impl Watchers {
         Ok(())
     }
 
-    /// Renews this member's certificate, and keeps the file as it is in etcd.
+    /// Renews this member's certificate, and keeps the file equal to the one in etcd.
     pub(super) async fn certificate(mut self, ctx: Context) -> Result<(), Error> {
         let Some(client) = self.client(&ctx, User::EtcdPki).await? else { return Ok(()) };
         let namespace = Namespace::new(client, "");
@@ -134,7 +135,7 @@ impl Watchers {
         Ok(())
     }
 
-    /// Publishes what certificates there are.
+    /// Publishes which certificates exist.
     pub(super) async fn overview(mut self, ctx: Context) -> Result<(), Error> {
         let [first, second] = SHOWN;
         let Some(one) = self.client(&ctx, first.0).await? else { return Ok(()) };
@@ -149,7 +150,7 @@ impl Watchers {
             let mut overview = Overview::default();
             // Each member renews its own certificate, see `certificate`.
             overview.add(one.namespace(), &folders[0], |_| Renewal::ByUser);
-            // Nodes renew their own; a person takes hold of another.
+            // Nodes renew their own; for other certificates a person sees to the renewal.
             overview.add(two.namespace(), &folders[1], |name| match name.parse::<NodeId>() {
                 Ok(_node) => Renewal::ByUser,
                 Err(_person) => Renewal::None,
@@ -168,7 +169,7 @@ impl Watchers {
     }
 }
 
-/// Writes a file unless it says that already.
+/// Writes a file unless it has that content already.
 async fn replace(file: &polis_base::files::File, content: Vec<u8>) -> Result<bool, Error> {
     let same = {
         let (file, content) = (file.clone(), content.clone());

@@ -1,11 +1,12 @@
-//! Has a snapshot grow older, where nothing but time has passed.
+//! Ageing of a snapshot: makes it older, where only time has passed.
 //!
 //! A snapshot is made once a second, and on most days of a machine nothing happens
 //! between two of them: ages then go on in a copy of the last, and nothing is
 //! sorted, printed or put into words again.
 //!
 //! Invariants:
-//! - What comes out is what [`fold`](super::fold::fold) makes of the same values.
+//! - The result equals the one that [`fold`](super::fold::fold) makes of the same
+//!   values.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -16,8 +17,8 @@ use super::fold::{CLOCK, days, printed, used};
 use super::watched::Values;
 use polis_wire::pki::Overview;
 
-/// `last`, which was made of the same `values`, at `uptime`, when the wall clock
-/// says `now`.
+/// `last`, which was made of the same `values`, at `uptime`, when the wall clock reads
+/// `now`.
 pub(super) fn later(
     last: &Snapshot,
     values: &Values,

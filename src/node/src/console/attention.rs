@@ -1,7 +1,7 @@
-//! Knows when something last happened that a person would look at.
+//! The attention of people: the time of the last event that a person would look at.
 //!
 //! Screens call when a key is pressed, the console when an event value changes; the
-//! load is sampled less often while nobody called for [`REST`].
+//! load is sampled less often after [`REST`] without a call.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 /// Silence from which on a machine is at rest.
 const REST: Duration = Duration::from_secs(10);
 
-/// The way to call. Clones share what they know.
+/// The way to call. Clones share their state.
 #[derive(Clone, Debug)]
 pub(super) struct Attention(watch::Sender<Instant>);
 

@@ -1,8 +1,9 @@
-//! Reads what the kernel counts of its work, and how full the data partition is.
+//! The counters of the kernel, and the fill level of the data partition.
 //!
 //! Invariants:
 //! - A read costs a few files of /proc, and nothing that waits for a device.
-//! - What cannot be read is zero: a console without a chart is better than none.
+//! - A counter that cannot be read is zero: a console with an empty chart is better than
+//!   no console.
 //!
 //! What this module does not do: tell what happened between two reads (`load`).
 
@@ -10,12 +11,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Bytes of a sector in /proc/diskstats, whatever the disk's own are.
+/// Bytes of a sector in /proc/diskstats, for disks of every sector size.
 const SECTOR: u64 = 512;
 /// Interfaces that are kept apart: more than a person looks at.
 const INTERFACES_MAX: usize = 32;
 
-/// What the kernel counts, since it started.
+/// The counters of the kernel, since it started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counters {
     pub(super) processors: u32,
@@ -31,7 +32,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// What is true now; zero where it cannot be read.
+    /// The present values; zero where they cannot be read.
     pub(super) fn read(proc: &Path, sys: &Path) -> Self {
         let text = |name: &str| fs::read_to_string(proc.join(name)).unwrap_or_default();
         let mut counters = Self::default();
@@ -108,8 +109,19 @@ fn numbers_after(text: &str, skip: usize) -> impl Iterator<Item = u64> + '_ {
     text.split_ascii_whitespace().skip(skip).map_while(|word| word.parse().ok())
 }
 
-/// Bytes of the data partition, and how many are used; nothing while it is not mounted.
-pub(super) fn space(data: &Path) -> Option<(u64, u64)> {
+/// The file system of the data partition, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Space {
+    pub(super) total: u64,
+    /// The space that files and the file system itself take.
+    pub(super) used: u64,
+    /// Free space that must be written before it can be used.
+    pub(super) unwritten: u64,
+}
+
+/// Reads the file system at `data`; nothing while it is not mounted. The file `unwritten`
+/// reserves the space that storage has still to write.
+pub(super) fn space(data: &Path, unwritten: &Path) -> Option<Space> {
     use std::os::unix::fs::MetadataExt as _;
     let device = |path: &Path| Some(fs::metadata(path).ok()?.dev());
     if device(data)? == device(data.parent()?)? {
@@ -117,7 +129,9 @@ pub(super) fn space(data: &Path) -> Option<(u64, u64)> {
     }
     let stat = rustix::fs::statvfs(data).ok()?;
     let total = stat.f_blocks.saturating_mul(stat.f_frsize);
-    Some((total, total.saturating_sub(stat.f_bfree.saturating_mul(stat.f_frsize))))
+    let taken = total.saturating_sub(stat.f_bfree.saturating_mul(stat.f_frsize));
+    let unwritten = fs::metadata(unwritten).map_or(0, |reserved| reserved.len()).min(taken);
+    Some(Space { total, used: taken - unwritten, unwritten })
 }
 
 #[cfg(test)]
@@ -158,7 +172,7 @@ mod tests {
         let counters = Counters::read(Path::new("/proc"), Path::new("/sys"));
         assert!(counters.processors > 0 && counters.memory_total > 0 && counters.time > 0);
         assert_eq!(Counters::read(Path::new("/nowhere"), Path::new("/")), Counters::default());
-        assert_eq!(space(Path::new("/nowhere/data")), None);
+        assert_eq!(space(Path::new("/nowhere/data"), Path::new("/nowhere/data/.unwritten")), None);
     }
 
     proptest! {

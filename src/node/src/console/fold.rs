@@ -1,12 +1,12 @@
-//! Folds event values into what the console shows.
+//! The fold of event values into the snapshot that the console shows.
 //!
 //! The console folds when a value has changed, and lets `age` add the time that has
 //! passed since; all terminals, and consoles elsewhere, draw the one snapshot.
 //!
 //! Invariants:
-//! - Pure: time comes in as a value, and every age comes out computed. Whoever draws
-//!   has no clock.
-//! - What is not known is nothing, and not zero: a page says that it waits for it.
+//! - Pure: time comes in as a value, and every age comes out computed. The code that
+//!   draws has no clock.
+//! - An unknown value is empty, and not zero: a page shows that it waits for it.
 //!
 //! What this module does not do: read anything of the machine (`load`, `watched`), or
 //! decide how something looks (`polis_tui`).
@@ -50,7 +50,7 @@ const RECOVERY_KEY: &str =
 
 const SECONDS_A_DAY: i64 = 86_400;
 
-/// What the console shows at `uptime`, when the wall clock says `now`.
+/// The snapshot of the console at `uptime`, when the wall clock reads `now`.
 pub(super) fn fold(
     values: &Values,
     logs: &Arc<Logs>,
@@ -275,7 +275,7 @@ fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
     })
 }
 
-/// How many of the voters that answer may fail before too few are left, once it is
+/// The number of answering voters that may fail before too few are left, once it is
 /// known of each of them whether it answers.
 fn survives(members: &[Member]) -> Option<u32> {
     let voters = members.iter().filter(|member| member.standing == MemberStatus::Voter);
@@ -324,7 +324,7 @@ fn authority(view: &AuthorityView, words: &Words, now: SystemTime) -> Authority 
     }
 }
 
-/// What people call an authority.
+/// The common name of an authority.
 fn authority_name(namespace: &str, name: &str) -> String {
     match (namespace, name) {
         ("polis:curator", "cluster") => "cluster CA".to_owned(),

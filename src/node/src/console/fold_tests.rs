@@ -1,4 +1,4 @@
-//! What the console shows of what the owners of event values say.
+//! Tests of the snapshot that the console makes of event values.
 
 use polis_tui::snapshot::Node;
 
@@ -28,14 +28,15 @@ fn a_cluster_survives_the_loss_of_those_that_answer_and_are_not_needed() {
         learner: number == 4,
     };
     values.consensus = consensus::Status {
-        standing: consensus::Standing::Voter,
+        standing: consensus::MemberStatus::Voter,
         member: Some(MemberId(1)),
         leader: Some(MemberId(2)),
         peer_url: "https://one".to_owned(),
         members: (1..=4).map(member).collect(),
         ..Default::default()
     };
-    // Nobody was asked yet; this node's own does not serve here: no client was given.
+    // No member was asked yet; this node's own does not serve here: the test gives no
+    // client.
     let etcd = folded(&values).etcd.unwrap();
     assert_eq!((etcd.quorum, etcd.survives), (true, None));
     let answers: Vec<_> = etcd.members.iter().map(|member| member.answers).collect();
@@ -50,7 +51,7 @@ fn a_cluster_survives_the_loss_of_those_that_answer_and_are_not_needed() {
     let answers: Vec<_> = etcd.members.iter().map(|member| member.answers).collect();
     assert_eq!(answers, [false, true, false, true].map(Some));
     let learner = &etcd.members[3];
-    let caught_up = polis_tui::snapshot::Standing::Learner { caught_up: Some(60) };
+    let caught_up = polis_tui::snapshot::MemberStatus::Learner { caught_up: Some(60) };
     assert_eq!(learner.standing, caught_up);
     assert_eq!((learner.lag, learner.round_trip), (Some(8), Some(2000)));
     values.consensus.leader = None;

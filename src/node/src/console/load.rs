@@ -1,4 +1,4 @@
-//! Samples what the machine is busy with: processors, memory, disks, network.
+//! The load of the machine, in samples: processors, memory, disks, network.
 //!
 //! ```text
 //! /proc: counters --PACE, or at rest--> differences --> series (event value) --> fold
@@ -8,8 +8,8 @@
 //! - A column of a chart is [`PACE`] long, whether it was sampled or is a part of a
 //!   longer time that was.
 //!
-//! What this module does not do: keep more than a screen shows. Whoever wants the
-//! history of a node asks for its metrics.
+//! What this module does not do: keep more than a screen shows. The metrics have the
+//! history of a node.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -21,18 +21,18 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::attention::Attention;
-use super::counters::{Counters, space};
+use super::counters::{Counters, Space, space};
 use polis_runtime::supervisor::Context;
 
 /// Between two samples: what a column of a chart stands for.
 const PACE: Duration = Duration::from_secs(2);
-/// The same while nothing happens and nobody presses a key: of several columns, one
-/// sample tells the mean.
+/// The same at rest, without changes or keys: one sample gives the mean of several
+/// columns.
 const PACE_AT_REST: Duration = Duration::from_secs(30);
 /// Columns that are kept: four minutes, and a chart on a wide screen.
 const SAMPLES: usize = 120;
 
-/// What went on lately.
+/// The recent load.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Load {
     /// Of the whole machine.
@@ -56,6 +56,8 @@ pub(super) struct Service {
     pub(super) sys: PathBuf,
     /// The data partition.
     pub(super) data: PathBuf,
+    /// The file there that reserves what is still to be written.
+    pub(super) unwritten: PathBuf,
     pub(super) load: watch::Sender<Option<Load>>,
     /// Whether something happens.
     pub(super) attention: Attention,
@@ -72,7 +74,7 @@ impl Service {
             let (at, now) = read();
             series.add(&before, &now, at - then);
             (then, before) = (at, now);
-            self.load.send_replace(Some(series.load(&before, space(&self.data))));
+            self.load.send_replace(Some(series.load(&before, space(&self.data, &self.unwritten))));
         }
         Ok(())
     }
@@ -92,7 +94,7 @@ impl Service {
     }
 }
 
-/// What the counters say about the time between them.
+/// The rates between the readings of the counters.
 #[derive(Debug, Default)]
 struct Series {
     cpu: VecDeque<u64>,
@@ -148,12 +150,12 @@ impl Series {
         push(&mut self.sent, all_sent);
     }
 
-    fn load(&self, now: &Counters, space: Option<(u64, u64)>) -> Load {
+    fn load(&self, now: &Counters, space: Option<Space>) -> Load {
         let list = |series: &VecDeque<u64>| series.iter().copied().collect::<Vec<_>>();
         let percents = |series: &VecDeque<u64>| {
             series.iter().map(|it| u8::try_from(*it).unwrap_or(100)).collect::<Vec<_>>()
         };
-        let (data_total, data_used) = space.unwrap_or_default();
+        let space = space.unwrap_or_default();
         let traffic = |(received, sent): &(VecDeque<u64>, VecDeque<u64>)| Traffic {
             received: list(received),
             sent: list(sent),
@@ -170,8 +172,9 @@ impl Series {
                 disk_written: list(&self.disk_written),
                 received: list(&self.received),
                 sent: list(&self.sent),
-                data_total,
-                data_used,
+                data_total: space.total,
+                data_used: space.used,
+                data_unwritten: space.unwritten,
             },
             interfaces: self.interfaces.iter().map(|(k, v)| (k.clone(), traffic(v))).collect(),
         }
@@ -216,12 +219,13 @@ mod tests {
         now.interfaces.insert("eth1".to_owned(), (9, 9));
         let mut series = Series::default();
         series.add(&before, &now, Duration::from_secs(2));
-        let load = series.load(&now, Some((10, 4)));
+        let load = series.load(&now, Some(Space { total: 10, used: 4, unwritten: 3 }));
         let metrics = &load.metrics;
         assert_eq!((metrics.cpu[0], metrics.memory[0]), (25, 25));
         assert_eq!((metrics.disk_read[0], metrics.disk_written[0]), (2048, 0));
         assert_eq!((metrics.received[0], metrics.sent[0]), (1000, 0));
-        assert_eq!((metrics.data_total, metrics.data_used), (10, 4));
+        let data = (metrics.data_total, metrics.data_used, metrics.data_unwritten);
+        assert_eq!(data, (10, 4, 3));
         assert_eq!(load.interfaces["eth1"].received, [0]);
     }
 
@@ -232,7 +236,7 @@ mod tests {
         let mut series = Series::default();
         series.add(&before, &now, PACE_AT_REST);
         assert_eq!(series.disk_read, [200; 15]);
-        // What is left over is not forgotten.
+        // The remainder is kept.
         series.add(&now, &now, PACE * 3 / 2);
         assert_eq!(series.disk_read.len(), 16);
         series.add(&now, &now, PACE * 3 / 2);
@@ -246,6 +250,7 @@ mod tests {
         let service = Service {
             sys: proc.clone(),
             data: proc.clone(),
+            unwritten: proc.clone(),
             proc,
             load: watch::Sender::default(),
             attention: attention.clone(),
@@ -295,7 +300,8 @@ mod tests {
             let mut series = Series::default();
             series.add(&before, &now, PACE);
             series.add(&now, &before, Duration::MAX);
-            assert_eq!(series.load(&now, Some((1, 2))).metrics.cpu.len(), SAMPLES);
+            let space = Space { total: 1, used: 2, unwritten: 3 };
+            assert_eq!(series.load(&now, Some(space)).metrics.cpu.len(), SAMPLES);
         }
     }
 }

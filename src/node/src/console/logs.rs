@@ -1,4 +1,4 @@
-//! Keeps the newest entries of the log tree in the form that the console shows.
+//! The newest entries of the log tree, in the form that the console shows.
 //!
 //! ```text
 //! tree --stream--> window: the newest 500 --what was wrong--> the 200 before them
@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //! - The newest entries of the tree are shown, however many come at once.
-//! - What is wrong is not driven out by what is not.
+//! - Ordinary entries do not displace warnings and errors.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -23,7 +23,7 @@ use polis_runtime::logtree::{Backlog, Entry, Item, Kinds, Query, Reader, Tree};
 
 /// Entries that the console can scroll through. A snapshot carries them all.
 const SHOWN_MAX: usize = 500;
-/// Entries that say what is wrong, and are kept beyond those.
+/// Warnings and errors that are kept beyond those.
 const WRONG_MAX: usize = 200;
 /// New entries between two snapshots from which on a person only sees that there
 /// are many.
@@ -41,7 +41,8 @@ pub(super) struct Window {
     tree: Tree,
     reader: Reader,
     logs: Arc<Logs>,
-    /// How many of the entries are older than the newest: what is wrong in them.
+    /// How many of the entries are older than the newest: the warnings and errors among
+    /// them.
     wrong: usize,
     /// Whether the stream was too fast: the tree has what is missing.
     missed: bool,
@@ -54,11 +55,11 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Begins with the newest of what is there.
+    /// Begins with the newest of the existing entries.
     pub(super) fn new(tree: &Tree) -> Self {
         let reader = tree.read(Query { backlog: Backlog::None, ..Query::all() });
         let (tree, logs) = (tree.clone(), Arc::default());
-        // What was written before the reader came is read from the tree.
+        // The reader takes the entries from before its start from the tree.
         Self { tree, reader, logs, wrong: 0, missed: true, started: None, today: None, batch: 0 }
     }
 
@@ -66,7 +67,7 @@ impl Window {
         &self.logs
     }
 
-    /// Whether more comes than anybody reads.
+    /// Whether entries come faster than anybody reads.
     pub(super) fn is_flooded(&self) -> bool {
         self.batch >= FLOOD
     }
@@ -96,7 +97,7 @@ impl Window {
         }
     }
 
-    /// Takes in what is there already.
+    /// Adds the existing entries.
     pub(super) fn catch_up(&mut self) {
         self.batch = 0;
         while self.batch < BATCH_MAX {
@@ -121,7 +122,7 @@ impl Window {
     fn take(&mut self, item: Item) {
         match item {
             Item::Lost(_) => self.missed = true,
-            // The stream is behind what was read from the tree meanwhile.
+            // The stream is behind the entries that were read from the tree meanwhile.
             Item::Entry(entry) if entry.number < self.logs.total => {}
             Item::Entry(entry) => {
                 let logs = Arc::make_mut(&mut self.logs);
@@ -131,7 +132,7 @@ impl Window {
         }
     }
 
-    /// Takes the newest from the tree, and leaves what is known as it is.
+    /// Takes the newest from the tree, and leaves the known entries as they are.
     fn read_anew(&mut self) {
         let newest = Query { kinds: Kinds::All, backlog: Backlog::Last(SHOWN_MAX), ..Query::all() };
         let newest = self.tree.backlog(&newest);
@@ -157,7 +158,7 @@ impl Window {
         self.logs = Arc::new(Logs { entries, total, today });
     }
 
-    /// Lets go of the oldest, those that say what is wrong last.
+    /// Drops the oldest, warnings and errors last.
     fn trim(&mut self) {
         let Self { logs, wrong, .. } = self;
         let surplus = logs.entries.len().saturating_sub(*wrong + SHOWN_MAX);
@@ -174,7 +175,7 @@ impl Window {
     }
 }
 
-/// Writes down when it was said by a wall clock that began with the kernel.
+/// Stores the time of the entry by a wall clock that began with the kernel.
 fn stamp(entry: &mut LogEntry, started: Option<SystemTime>) {
     let at = started.and_then(|started| started.checked_add(entry.time));
     let print = |format| at.map(|at| fold::printed(at, format)).unwrap_or_default();

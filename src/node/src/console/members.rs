@@ -1,8 +1,8 @@
-//! Asks the members of etcd how they are: how far, how large, how quick to answer.
+//! The state of the members of etcd: asks each for its progress, its size and its delay.
 //!
-//! etcd tells each member about itself, and its leader about the others, so a
-//! screen that is to show all of them must ask around. Each node serves
-//! `GetStatus` to the nodes of its cluster, over a connection that is kept.
+//! etcd reports on each member to itself, and on the others to its leader, so a screen that
+//! is to show all of them must ask around. Each node serves `GetStatus` to the nodes of its
+//! cluster, over a connection that is kept.
 //!
 //! ```text
 //! [waiting: nothing is known] --voter--> ask etcd whom it is connected to, and itself
@@ -13,8 +13,8 @@
 //! ```
 //!
 //! Invariants:
-//! - A node that does not answer delays nobody for longer than [`ANSWER`].
-//! - What was not learned in the last round is not shown.
+//! - A node that does not answer delays the others for at most [`ANSWER`].
+//! - A value that was not learned in the last round is not shown.
 //!
 //! What this module does not do: decide anything. Whether a cluster goes on
 //! without a member is for `consensus::Members`.
@@ -42,24 +42,24 @@ use polis_wire::rpc::client::{Connection, Expect, Trust, dial};
 const PACE: Duration = Duration::from_secs(10);
 /// The same while a member learns: a person waits for it.
 const PACE_LEARNING: Duration = Duration::from_secs(2);
-/// An answer that takes longer is none.
+/// An answer that takes longer counts as missing.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Members that are asked: more are no sensible cluster.
+/// Members that are asked: a sensible cluster does not have more.
 const MEMBERS_MAX: usize = 16;
 
-/// What was learned of the members in the last round, by their numbers.
+/// The result of the last round, by member numbers.
 pub(super) type Learned = BTreeMap<MemberId, Standing>;
 
-/// What was learned of one member.
+/// The result for one member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Standing {
-    /// Whether this node's etcd has a connection to it; `None` if etcd does not say.
+    /// Whether this node's etcd has a connection to it; `None` if etcd does not report it.
     pub(super) connected: Option<bool>,
-    /// What its node said of it.
+    /// The report of its node about it.
     pub(super) told: Option<Told>,
 }
 
-/// What a node said of its member.
+/// The report of a node about its member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Told {
     /// How long question and answer took.
@@ -77,11 +77,11 @@ pub(super) struct Told {
 pub struct Service {
     /// This node's member.
     pub consensus: watch::Receiver<Status>,
-    /// Whom etcd is connected to.
+    /// The peers that etcd is connected to.
     pub members: Members,
     /// Where the other nodes are.
     pub nodes: watch::Receiver<Option<Arc<Nodes>>>,
-    /// Who this node is to the others.
+    /// The identity of this node to the others.
     pub credentials: watch::Receiver<Option<Credentials>>,
     /// Where the other nodes serve.
     pub port: u16,
@@ -129,7 +129,7 @@ impl Service {
             let credentials = credentials.as_ref();
             async move { (member.id, self.ask(member, credentials, connection).await) }
         });
-        // Nobody to be connected to, and etcd writes a long page about it.
+        // A single member has no peer, and etcd would log a long message about it.
         let connected = async {
             let alone = status.members.len() < 2;
             let answer = if alone { None } else { Some(self.members.answering().await) };
@@ -188,7 +188,7 @@ impl Service {
         Some((connection, asked.elapsed(), answer.etcd?))
     }
 
-    /// Where a node said that others reach it.
+    /// The address at which a node reports that others reach it.
     fn address(&self, node: NodeId) -> Option<String> {
         let nodes = self.nodes.borrow().clone()?;
         let address = nodes.get(&node)?.status.as_ref()?.external_address.clone();
@@ -204,7 +204,7 @@ fn publish(learned: &watch::Sender<Learned>, new: Learned) {
     });
 }
 
-/// Waits until what `asked` said is too old to show, or is not all there is to ask.
+/// Waits until the result of `asked` is too old to show, or is incomplete.
 async fn outdated(consensus: &mut watch::Receiver<Status>, asked: &Status) -> Result<(), Closed> {
     let learning = asked.members.iter().any(|member| member.learner);
     let pace = if learning { PACE_LEARNING } else { PACE };
@@ -220,7 +220,7 @@ async fn outdated(consensus: &mut watch::Receiver<Status>, asked: &Status) -> Re
     }
 }
 
-/// How long the own member takes to say how it is.
+/// How long the own member takes to report its state.
 async fn ask_own(status: &Status) -> Option<Duration> {
     let clients = status.clients.as_ref()?;
     let asked = Instant::now();

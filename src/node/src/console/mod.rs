@@ -1,4 +1,5 @@
-//! Shows the node on its screen, and on every terminal that the parameters name.
+//! The console: shows the node on its screen, and on every terminal that the parameters
+//! name.
 //!
 //! ```text
 //! event values --+
@@ -7,8 +8,8 @@
 //! ```
 //!
 //! Invariants:
-//! - A terminal that is gone, slow or stuck delays nothing but itself.
-//! - Nothing is drawn while nothing changes that is shown, but for the clock.
+//! - A terminal that is gone, slow or stuck delays only itself.
+//! - Nothing is drawn while the shown values do not change, except the clock.
 //! - A snapshot is never older than a second, and one with news never older than a
 //!   frame.
 //!
@@ -58,7 +59,7 @@ const SCREEN: &str = "tty1";
 const PACE: Duration = Duration::from_millis(100);
 /// The same before the node is ready: the boot needs the processor more.
 const PACE_BOOTING: Duration = Duration::from_millis(250);
-/// The same while more is said than anybody reads.
+/// The same while more is logged than anybody reads.
 const PACE_FLOODED: Duration = Duration::from_millis(500);
 /// A boot that takes longer is looked at by the time of day.
 const BOOT: Duration = Duration::from_secs(120);
@@ -68,13 +69,13 @@ const CLOCK: Duration = Duration::from_secs(1);
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What `init` told.
+    /// The facts from `init`.
     pub environment: Environment,
-    /// What is watched.
+    /// The watched values.
     pub inputs: Inputs,
     /// The terminals that carry the console, by name under `/dev`.
     pub terminals: watch::Sender<Vec<String>>,
-    /// What the terminals show, for consoles elsewhere too.
+    /// The content of the terminals, for consoles elsewhere too.
     pub snapshot: watch::Sender<Arc<Snapshot>>,
     /// Asks the members of etcd how they are.
     pub members: members::Service,
@@ -82,10 +83,10 @@ pub struct Service {
     pub end: watch::Sender<Option<Reason>>,
 }
 
-/// What is watched, beside what the context has.
+/// The watched values, beside those of the context.
 #[derive(Clone, Debug)]
 pub struct Inputs {
-    /// What this machine was told.
+    /// The parameters of this machine.
     pub known: watch::Receiver<Known>,
     /// Its addresses.
     pub network: watch::Receiver<network::Status>,
@@ -93,7 +94,7 @@ pub struct Inputs {
     pub storage: watch::Receiver<storage::Status>,
     /// How that does.
     pub health: watch::Receiver<storage::Health>,
-    /// What it is to its cluster.
+    /// This node's state in its cluster.
     pub cluster: watch::Receiver<cluster::Status>,
     /// Its etcd member.
     pub consensus: watch::Receiver<consensus::Status>,
@@ -101,17 +102,17 @@ pub struct Inputs {
     pub pki: watch::Receiver<Overview>,
     /// The nodes of the cluster.
     pub cluster_nodes: watch::Receiver<ClusterNodes>,
-    /// Who this node is.
+    /// The identity of this node.
     pub identity: watch::Receiver<Option<Identity>>,
 }
 
-/// What is known of the nodes of the cluster; the console adds to every age in it
-/// what has passed since.
+/// The known state of the nodes of the cluster; the console adds to every age in it the
+/// time since then.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterNodes {
     /// When it was learned, in time since the kernel started.
     pub at: Duration,
-    /// The nodes; `None` before anything was heard from a curator.
+    /// The nodes; `None` before the first message from a curator.
     pub nodes: Option<Nodes>,
 }
 
@@ -156,7 +157,7 @@ impl Service {
                 tokio::select! {
                     // Cancel-safe per the docs of `tick`.
                     _tick = clock.tick() => Ok(()),
-                    // Cancel-safe: what arrived stays in the window.
+                    // Cancel-safe: keys that arrived stay in the window.
                     () = logs.wait() => Ok(()),
                     // Cancel-safe: waits for event values.
                     changed = watched.changed() => {
@@ -164,7 +165,7 @@ impl Service {
                         changed
                     }
                 }?;
-                // What happens meanwhile is in the next snapshot.
+                // Changes meanwhile are in the next snapshot.
                 sleep_until(last + pace).await;
                 Ok(())
             };
@@ -176,8 +177,8 @@ impl Service {
         }
     }
 
-    /// Starts what measures, asks and computes for the snapshots; returns all that
-    /// there is to watch, and where words are asked for.
+    /// Starts the services that measure, ask and compute for the snapshots; returns all
+    /// watched values, and the handle by which words are requested.
     fn start(
         &self,
         ctx: &Context,
@@ -200,6 +201,7 @@ impl Service {
             proc: PathBuf::from("/proc"),
             sys: PathBuf::from("/sys"),
             data: files::Root::live().data.mount.path().to_owned(),
+            unwritten: files::Root::live().data.unwritten.path().to_owned(),
             load,
             attention: attention.clone(),
         };
@@ -213,7 +215,7 @@ impl Service {
         (watched, asked)
     }
 
-    /// Starts a screen for each of the terminals that has none yet.
+    /// Starts a screen for each terminal without one.
     fn attach(
         &self,
         ctx: &Context,
@@ -251,8 +253,8 @@ pub fn is_off() -> bool {
     command_line::value(&line, "polis.console") == Some("off")
 }
 
-/// Asks for the words of what is shown. A boot has better to do, unless somebody
-/// waits for the words.
+/// Asks for the words of the fingerprints on the screen. A boot has better to do,
+/// unless somebody waits for the words.
 fn ask(asked: &watch::Sender<BTreeSet<Fingerprint>>, values: &Values) {
     let own = values.own.into_iter();
     let authorities = values.pki.authorities.iter().map(fold::fingerprint);
@@ -268,8 +270,8 @@ fn ask(asked: &watch::Sender<BTreeSet<Fingerprint>>, values: &Values) {
     });
 }
 
-/// When the kernel started by the wall clock, if that is known: a boot is looked at
-/// in seconds, and a clock from before this code was made tells no time.
+/// The start of the kernel by the wall clock, if that is known: a boot is shown in
+/// seconds, and a clock that reads earlier than the build of this code tells no time.
 fn started(values: &Values, uptime: Duration, now: SystemTime) -> Option<SystemTime> {
     let over = fold::ready(values).is_some() || uptime >= BOOT;
     let right = sys::clock::correction(now, sys::clock::floor("")).is_none();

@@ -1,15 +1,16 @@
-//! Folds what was heard of the cluster's nodes into what the console shows of them.
+//! The nodes of the cluster on the console: folds the received nodes into what the console
+//! shows of them.
 //!
-//! The words of a fingerprint are slow on purpose, so they are made once for a
-//! node, on a thread of their own, and only where a person compares them: for
-//! nodes that ask to be let in.
+//! The words of a fingerprint are slow on purpose, so the service makes them once for a
+//! node, on a thread of their own, and only for nodes that a person compares: those that
+//! wait for approval.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use polis_proto::v1;
-use polis_tui::snapshot::{Health, Node, NodeState, Nodes, Standing};
+use polis_tui::snapshot::{Health, MemberStatus, Node, NodeState, Nodes};
 use tokio::sync::watch;
 
 use super::ClusterNodes;
@@ -21,21 +22,21 @@ use polis_runtime::supervisor::Context;
 use polis_wire::identity::{Fingerprint, NodeId};
 use polis_wire::node_roles::{self, LATE, Role};
 
-/// Nodes that ask to be let in and have their words shown: more fit on no screen.
+/// Nodes that wait for approval and have their words shown: a screen does not hold more.
 const WORDS_MAX: usize = 32;
 
 /// Inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What was heard.
-    pub nodes: watch::Receiver<Option<Arc<nodes::Nodes>>>,
-    /// Who leads.
+    /// The received nodes.
+    pub nodes: watch::Receiver<Option<Arc<node_roles::Nodes>>>,
+    /// The present leader.
     pub leader: watch::Receiver<Option<NodeId>>,
     /// The members of etcd.
     pub consensus: watch::Receiver<consensus::Status>,
     /// This node.
     pub own: watch::Receiver<crate::cluster::Status>,
-    /// What is shown.
+    /// The displayed state.
     pub shown: watch::Sender<ClusterNodes>,
 }
 
@@ -48,7 +49,7 @@ impl Service {
     pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         ctx.healthy();
         let mut words = BTreeMap::new();
-        // When the nodes were told of last; when this node was cut off from whoever tells.
+        // When the nodes were last received; when this node was cut off from the leader.
         let (mut told, mut cut_off) = (clock::uptime(), None);
         let mut heard_anew = true;
         loop {
@@ -98,7 +99,8 @@ impl Service {
     }
 }
 
-/// What was told `age` ago, as it is now; `cut_off` says since when nobody tells.
+/// The nodes received `age` ago, as they are now; `cut_off` is the time since the
+/// connection was lost.
 fn aged(mut nodes: Nodes, age: Duration, cut_off: Option<Duration>) -> Nodes {
     for node in &mut nodes.nodes {
         node.heartbeat = node.heartbeat.map(|heartbeat| heartbeat.saturating_add(age));
@@ -107,8 +109,8 @@ fn aged(mut nodes: Nodes, age: Duration, cut_off: Option<Duration>) -> Nodes {
     nodes
 }
 
-/// Makes the words that are not there yet, and forgets those that nobody needs.
-async fn spell(heard: &nodes::Nodes, words: &mut BTreeMap<NodeId, String>) {
+/// Makes the words that are missing, and drops those that are no longer needed.
+async fn spell(heard: &node_roles::Nodes, words: &mut BTreeMap<NodeId, String>) {
     let asks = |node: &v1::NodeInfo| node.state() == v1::NodeState::New;
     words.retain(|id, _| heard.get(id).is_some_and(asks));
     for (id, node) in heard.iter().filter(|(_, node)| asks(node)).take(WORDS_MAX) {
@@ -124,7 +126,7 @@ async fn spell(heard: &nodes::Nodes, words: &mut BTreeMap<NodeId, String>) {
 }
 
 fn fold(
-    heard: &nodes::Nodes,
+    heard: &node_roles::Nodes,
     words: &BTreeMap<NodeId, String>,
     leader: Option<NodeId>,
     own: Option<NodeId>,
@@ -149,17 +151,17 @@ fn fold(
                 v1::NodeHealth::Late => Health::Late,
                 v1::NodeHealth::Unknown | v1::NodeHealth::Absent => Health::Unknown,
             },
-            // The leader tells of a change of health, not of each beat: the age of
-            // the last one is known only where no other has come since. Of a node that
-            // is well, it is known to be below [`LATE`].
+            // The leader reports a change of health, not each beat: the age of the last
+            // one is known only where no other has come since. Of a healthy node, it is
+            // known to be below [`LATE`].
             heartbeat: u64::try_from(node.heartbeat_age_ms)
                 .ok()
                 .filter(|_| node.health() == v1::NodeHealth::Late)
                 .map(Duration::from_millis),
             roles: roles(node.roles.as_ref()),
             etcd: member.map(|member| match member.learner {
-                true => Standing::Learner { caught_up: None },
-                false => Standing::Voter,
+                true => MemberStatus::Learner { caught_up: None },
+                false => MemberStatus::Voter,
             }),
             labels: node.labels.iter().map(|(key, value)| format!("{key}={value}")).collect(),
             words: words.get(id).cloned(),
@@ -196,7 +198,7 @@ mod tests {
             ..Default::default()
         };
         let mut words = BTreeMap::new();
-        let heard = nodes::Nodes::from([(id, info.clone())]);
+        let heard = node_roles::Nodes::from([(id, info.clone())]);
         spell(&heard, &mut words).await;
         let shown = fold(&heard, &words, None, None, &[]);
         assert_eq!(shown.nodes[0].words, Some(Fingerprint::of_key(&key).words()));
@@ -205,7 +207,7 @@ mod tests {
             consensus_member: Some(v1::node_roles::ConsensusMember {}),
             ..Default::default()
         });
-        let heard = nodes::Nodes::from([(id, info)]);
+        let heard = node_roles::Nodes::from([(id, info)]);
         spell(&heard, &mut words).await;
         let shown = fold(&heard, &words, Some(id), Some(id), &[]);
         assert!(words.is_empty());
@@ -232,13 +234,14 @@ mod tests {
         let age = |health: v1::NodeHealth, heartbeat_age_ms| {
             let health = health.into();
             let info = v1::NodeInfo { health, heartbeat_age_ms, ..Default::default() };
-            let heard = nodes::Nodes::from([(id, info)]);
+            let heard = node_roles::Nodes::from([(id, info)]);
             fold(&heard, &BTreeMap::new(), None, None, &[]).nodes[0].heartbeat
         };
-        // What another has followed since is not its age: it is below this one.
+        // Another heartbeat has followed since, so this is not its age: the age is below
+        // this.
         assert_eq!(age(v1::NodeHealth::Healthy, 400), None);
         assert_eq!(
-            fold(&nodes::Nodes::new(), &BTreeMap::new(), None, None, &[]).late_after,
+            fold(&node_roles::Nodes::new(), &BTreeMap::new(), None, None, &[]).late_after,
             Some(LATE)
         );
         assert_eq!(age(v1::NodeHealth::Late, 16_000), Some(Duration::from_secs(16)));

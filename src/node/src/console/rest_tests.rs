@@ -1,4 +1,4 @@
-//! The whole service on a machine where nothing happens but what the test does.
+//! Tests of the whole service on a machine at rest, where only the test acts.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::*;
 use polis_runtime::supervisor::Handles;
 
-/// What the owners of the inputs have in their hands.
+/// The senders of the inputs.
 struct World {
     snapshot: watch::Receiver<Arc<Snapshot>>,
     cluster: watch::Sender<cluster::Status>,

@@ -1,4 +1,4 @@
-//! Drives one terminal: opens it, draws on it, listens to its keys.
+//! The screen on one terminal: opens it, draws on it, reads its keys.
 //!
 //! ```text
 //!            opened                       size known, or asked for
@@ -8,17 +8,17 @@
 //!           hung up, read or write failed
 //! ```
 //!
-//! A serial line does not say its size, and nobody says when a person plugs in
-//! at its other end. So such a terminal is asked now and then where its cursor
-//! is after a jump to the far corner: the answer is the size, and an answer
-//! after a long silence means that somebody new looks, who needs the whole
-//! picture. A line that is merely slow answers late, and is not one.
+//! A serial line does not report its size, nor that a person plugged in at its other
+//! end. So the screen asks such a terminal now and then where its cursor is after a jump
+//! to the far corner: the answer is the size, and an answer after a long silence means
+//! that somebody new looks and needs the whole picture. A line that is merely slow
+//! answers late, and is not such a case.
 //!
-//! A virtual terminal says its size, and lets its characters be read back. A
-//! screen's driver that takes over from the firmware's throws them away without
-//! a word, and the kernel's last words are written over them: so they are
-//! compared with the picture now and then, and drawn anew where they differ. Any
-//! other terminal is painted over once a minute, and drawn anew at Ctrl-L.
+//! A virtual terminal reports its size, and its characters can be read back. A screen's
+//! driver that takes over from the firmware's throws them away silently, and the
+//! kernel's last words are written over them: so they are compared with the picture now
+//! and then, and drawn anew where they differ. Any other terminal is painted over once a
+//! minute, and drawn anew at Ctrl-L.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -47,19 +47,19 @@ use polis_runtime::sys::readiness;
 const RETRY: Duration = Duration::from_secs(2);
 /// How often the size is looked at, or asked for.
 const SIZE_PACE: Duration = Duration::from_secs(2);
-/// The same while nothing happens and nobody presses a key; the first key looks at once.
+/// The same at rest, without changes or keys; the first key looks at once.
 const SIZE_PACE_AT_REST: Duration = Duration::from_secs(10);
 /// Looks in a row that must find other characters: one may fall between a
 /// picture and the moment when the terminal has it.
 const OVERWRITTEN: u32 = 2;
-/// Keys that one picture answers: nobody types more blindly, and a line that echoes
-/// what it is sent keeps no processor busy.
+/// Keys that one picture answers: a person does not type more blindly, and a line that
+/// echoes what it is sent keeps no processor busy.
 const KEYS_MAX: usize = 100;
 /// Silence after which an Escape is the key, and not the start of a sequence.
 const ESCAPE: Duration = Duration::from_millis(50);
-/// Has a virtual terminal draw dark grey lighter than it is used to: on black,
-/// nobody reads it from a step away. Only there: any other terminal would take
-/// what follows for a part of this.
+/// Makes a virtual terminal draw dark grey lighter than its default: on black, the
+/// default cannot be read from a step away. Only there: any other terminal would take
+/// the following text for a part of this.
 const LIGHTER: &[u8] = b"\x1b]P8858585";
 
 /// One terminal. Holds no progress.
@@ -67,11 +67,11 @@ const LIGHTER: &[u8] = b"\x1b]P8858585";
 pub(super) struct Service {
     /// Its name under `/dev`.
     pub(super) name: String,
-    /// What to draw.
+    /// The snapshot to draw.
     pub(super) snapshot: watch::Receiver<Arc<Snapshot>>,
     /// How a person ends the machine.
     pub(super) end: watch::Sender<Option<Reason>>,
-    /// Told when a person is there.
+    /// Set when a person is there.
     pub(super) attention: Attention,
 }
 
@@ -119,7 +119,7 @@ enum Ended {
     Lost(io::Error),
 }
 
-/// What happened.
+/// The event.
 enum Event {
     Snapshot,
     Typed(Vec<u8>),
@@ -127,7 +127,7 @@ enum Event {
     LookAtSize,
 }
 
-/// An open terminal with what a person looks at.
+/// An open terminal with the view of a person.
 struct Attached {
     /// Its path, for the log.
     name: String,
@@ -137,7 +137,7 @@ struct Attached {
     canvas: Canvas,
     view: View,
     parser: Parser,
-    /// When the first question about the size was asked that got no answer.
+    /// The time of the first unanswered question about the size.
     unanswered: Option<Instant>,
     /// Where the kernel shows the characters of a virtual terminal.
     characters: Option<PathBuf>,
@@ -154,10 +154,10 @@ struct Attached {
     stood: Option<Instant>,
     /// Whether there is something to draw.
     stale: bool,
-    /// What the page was drawn from; `None` when it is to be drawn whatever it shows.
+    /// The snapshot that the page was drawn from; `None` forces a redraw.
     page: Option<Arc<Snapshot>>,
     end: watch::Sender<Option<Reason>>,
-    /// Told when a person is there.
+    /// Set when a person is there.
     attention: Attention,
 }
 
@@ -250,7 +250,7 @@ impl Attached {
         Ok(())
     }
 
-    /// What happens next; `None` when there is something to draw and room for it.
+    /// The next event; `None` when there is something to draw and room for it.
     /// Cancel-safe.
     async fn next_event(
         &self,
@@ -303,7 +303,7 @@ impl Attached {
                 self.hear_of_size(Size { columns: column, rows: row });
                 continue;
             }
-            // An answer about the size is no key, and does not begin this anew.
+            // An answer about the size is not a key, and does not begin this anew.
             if self.stood.take().is_some_and(|since| since.elapsed() >= READ) {
                 self.view.was_read();
             }
@@ -312,7 +312,7 @@ impl Attached {
                 continue;
             }
             if self.attention.is_at_rest() {
-                // Perhaps somebody new, at whose terminal nobody looked for a while.
+                // Perhaps somebody new, at a terminal that was not used for a while.
                 self.look_at_size = Instant::now();
             }
             self.attention.call();
@@ -333,8 +333,8 @@ impl Attached {
         self.end.send_replace(Some(reason));
     }
 
-    /// Asks a terminal that does not know its size. A question that is not taken
-    /// is not asked: the terminal has enough to do.
+    /// Asks a terminal that does not know its size. A question that the terminal does
+    /// not take is dropped: it has enough to do.
     fn ask_for_size(&mut self) {
         if self.writer.offer(WHERE) {
             self.unanswered.get_or_insert_with(Instant::now);
@@ -347,7 +347,7 @@ impl Attached {
             self.resize(size);
         }
         if silence.is_some_and(|silence| silence >= NOBODY) {
-            // Painted over: nothing of what was there is left, and nothing flickers.
+            // Painted over: the former content is gone, and nothing flickers.
             self.canvas.forget();
             self.draw_page();
         }
@@ -361,7 +361,7 @@ impl Attached {
 
     fn look_at_characters(&mut self, size: Size) {
         let Some(path) = &self.characters else { return };
-        // The file tells no length, and every read of it holds up what is drawn.
+        // The file has no length, and every read of it delays the drawing.
         let mut cells = Vec::with_capacity(usize::from(size.columns) * usize::from(size.rows));
         if File::open(path).and_then(|mut file| file.read_to_end(&mut cells)).is_err() {
             return;
@@ -382,15 +382,15 @@ impl Attached {
         self.draw_page();
     }
 
-    /// Has the page be drawn, whatever it shows.
+    /// Forces a redraw of the page.
     fn draw_page(&mut self) {
         self.page = None;
         self.stale = true;
     }
 
-    /// Draws what is new to the person who looks: mostly no more than the time.
+    /// Draws the changes for the person who looks: mostly only the time.
     fn draw(&mut self, snapshot: Arc<Snapshot>) {
-        // A driver that takes over at boot changes the size, and asks nobody.
+        // A driver that takes over at boot changes the size without a notice.
         if let Some(size) = self.terminal.reported_size() {
             self.resize(size);
         }
@@ -407,7 +407,7 @@ impl Attached {
         }
         (self.stale, self.keys) = (false, 0);
         if !picture.is_empty() && !self.writer.send(picture) {
-            // The picture is lost, and with it what the canvas believes.
+            // The picture is lost, and the state of the canvas with it.
             return self.redraw(self.canvas.size());
         }
         self.stood.get_or_insert_with(Instant::now);

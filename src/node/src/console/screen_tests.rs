@@ -38,7 +38,7 @@ impl Far {
         rustix::io::write(&self.fd, keys).unwrap();
     }
 
-    /// Reads what is there already.
+    /// Reads the output so far.
     fn read(&mut self) {
         let mut buffer = [0; 4096];
         while let Ok(length @ 1..) = rustix::io::read(&self.fd, &mut buffer) {
@@ -46,7 +46,7 @@ impl Far {
         }
     }
 
-    /// How often `text` is in what was read.
+    /// How often `text` is in the output.
     fn count(&self, text: &str) -> usize {
         self.seen.windows(text.len()).filter(|it| *it == text.as_bytes()).count()
     }
@@ -159,7 +159,7 @@ async fn a_line_that_echoes_presses_few_keys_and_ends_no_machine() {
     let noise = "PRYPOYy".repeat(1000).chars().map(Key::Char).collect();
     attached.press(noise, &snapshot);
     assert_eq!(*attached.end.borrow(), None, "a log line that acts");
-    // What comes after the next picture counts again.
+    // A key after the next picture counts again.
     assert!(attached.writer.ready().await);
     attached.draw(named("other"));
     far.wait_for("other").await;
@@ -193,7 +193,7 @@ async fn a_text_that_comes_letter_by_letter_ends_no_machine_and_a_person_who_rea
     assert_eq!(press("PRY", READ).await, Some(Reason::Reboot));
 }
 
-/// What a terminal of 80 x 24 answers.
+/// The answer of a terminal of 80 x 24.
 const CORNER: Size = Size { columns: 80, rows: 24 };
 
 /// Asks until a question is taken: the writer is through with all before it.
@@ -262,7 +262,7 @@ async fn somebody_who_comes_after_a_silence_gets_the_whole_picture_without_a_fli
     assert!(!attached.stale);
 }
 
-/// What somebody sees at a far end of 80 x 24.
+/// The picture at a far end of 80 x 24.
 fn seen(bytes: &[u8]) -> String {
     let mut parser = vt100::Parser::new(24.try_into().unwrap(), 80.try_into().unwrap(), 0);
     parser.process(bytes);
@@ -289,13 +289,13 @@ async fn two_terminals_have_a_page_each_and_one_that_is_not_read_holds_up_neithe
     other_handles.cancel().await;
 }
 
-/// What a slow line takes while one snapshot follows another: at ten a second, two
-/// hundred bytes a second.
+/// The bytes that a slow line takes while one snapshot follows another: at ten a
+/// second, two hundred bytes a second.
 const SLOW: usize = 20;
 /// Snapshots that come while the line is slow.
 const FLOOD: usize = 2000;
-/// What may be on its way to whoever reads: the picture that is being written, the
-/// one that waits, and what a pseudo terminal holds.
+/// The bytes that may be on the way to the reader: the picture that is being written,
+/// the one that waits, and what a pseudo terminal holds.
 const BACKLOG: usize = 64 << 10;
 
 /// A snapshot whose first page has another number in most of its rows.
@@ -314,11 +314,11 @@ async fn a_slow_line_skips_pictures_and_has_the_newest_whole_once_it_is_fast() {
     let mut far = Far::new(Some(CORNER));
     let (snapshot, _ctx, handles) = start(&far);
     let (mut last, mut reads) = (0, 0);
-    // A busy kernel hands on later what was written: such a look is none.
+    // A busy kernel delivers earlier output late: such a look does not count.
     while reads < FLOOD {
         last += 1;
-        // Whoever makes the snapshots shares its only thread with the screen: one that
-        // waited for its terminal would end this here.
+        // The task that makes the snapshots shares its only thread with the screen: a
+        // screen that waited for its terminal would end this here.
         snapshot.send_replace(Arc::new(full(last)));
         for _ in 0..4 {
             tokio::task::yield_now().await;

@@ -1,7 +1,8 @@
-//! Watches everything that the console shows, and tells news from what moves all the time.
+//! The watched values of the console: distinguishes news from values that move all the
+//! time.
 //!
 //! Invariants:
-//! - What nobody changed is neither copied nor computed anew, at rest nothing at all.
+//! - An unchanged value is neither copied nor computed anew; at rest, nothing is.
 
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};
@@ -43,7 +44,7 @@ pub(super) struct Values {
 }
 
 impl Values {
-    /// What is known before anybody said anything.
+    /// The values before the first message.
     pub(super) fn nothing(environment: Environment) -> Self {
         Self {
             environment,
@@ -66,7 +67,7 @@ impl Values {
     }
 }
 
-/// Everything that is shown, as its owners tell it.
+/// Every value on the screen, from its owner.
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) inputs: Inputs,
@@ -75,16 +76,16 @@ pub(super) struct Watched {
     pub(super) load: watch::Receiver<Option<Load>>,
     pub(super) words: watch::Receiver<Words>,
     pub(super) members: watch::Receiver<Learned>,
-    /// What they said last.
+    /// The last values.
     pub(super) values: Values,
-    /// Whether one of them may have been seen by nobody but who waited for it.
+    /// Whether only the waiting code may have seen one of them.
     pub(super) waited_for: bool,
 }
 
 impl Watched {
-    /// What is true now, and whether anything of it is another than the last time.
+    /// The present values, and whether one of them differs from the last time.
     pub(super) fn newest(&mut self) -> (&Values, bool) {
-        // What was waited for counts as seen.
+        // A value that was waited for counts as seen.
         let all = std::mem::take(&mut self.waited_for);
         let Inputs {
             known,
@@ -152,7 +153,7 @@ impl Watched {
     }
 }
 
-/// Copies what `from` says into `to` if that is new, or whatever it is.
+/// Copies the value of `from` to `to` if it is new, or if `whatever` is set.
 fn renew<T: Clone>(from: &mut watch::Receiver<T>, whatever: bool, to: &mut T) -> bool {
     let newest = from.borrow_and_update();
     let is_new = whatever || newest.has_changed();

@@ -1,11 +1,11 @@
-//! Says fingerprints in words, away from whoever waits.
+//! The words of fingerprints, computed away from the waiting code.
 //!
 //! Words cost tens of milliseconds of a processor, on purpose
 //! ([`Fingerprint::words`]); the console draws ten times a second. So a
 //! service computes each of them once, where it may block.
 //!
 //! Invariants:
-//! - No fingerprint's words are computed twice while it is asked for.
+//! - The words of a fingerprint are not computed twice while they are requested.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,10 +15,10 @@ use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::Fingerprint;
 
-/// Fingerprints that are asked for at once, at most: a screen shows a few.
+/// Fingerprints requested at once, at most: a screen shows a few.
 const MAX: usize = 64;
 
-/// The words of what was asked for.
+/// The words of the requested fingerprints.
 pub(super) type Words = BTreeMap<Fingerprint, String>;
 
 /// Computes words. Holds no progress but in `words`.

@@ -1,9 +1,8 @@
-//! Gives a terminal its bytes from a thread of its own.
+//! The writer of a terminal: gives it its bytes from a thread of its own.
 //!
-//! A write to a terminal can take as long as it likes, whatever its flags say:
-//! some drivers spin until the other end takes what is there. So no thread of
-//! the runtime ever writes to one. A thread that is stuck for good is left
-//! behind, and ends with the process.
+//! A write to a terminal can take any time, in spite of its flags: some drivers spin
+//! until the other end takes the bytes. So no thread of the runtime ever writes to one.
+//! A thread that is stuck for good is left behind, and ends with the process.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -28,7 +27,7 @@ pub(super) struct Writer {
     shared: Arc<Shared>,
 }
 
-/// What both ends look at.
+/// The state that both ends share.
 #[derive(Debug, Default)]
 struct Shared {
     /// Pictures that were handed over and are not written whole.
@@ -50,7 +49,7 @@ impl Writer {
     /// Waits until the thread can take a picture; `false` when the terminal is
     /// gone. Cancel-safe.
     pub(super) async fn ready(&self) -> bool {
-        // The place is given back at once: nobody else takes it.
+        // The place is given back at once: this code is its only user.
         self.pictures.reserve().await.is_ok()
     }
 
@@ -59,7 +58,7 @@ impl Writer {
         self.pictures.capacity() > 0
     }
 
-    /// Hands over a picture; `false` if there is no room, or nobody to take it.
+    /// Hands over a picture; `false` if there is no room, or the writer is gone.
     pub(super) fn send(&self, picture: Vec<u8>) -> bool {
         // Before the thread can be through with it.
         self.shared.pending.fetch_add(1, Ordering::AcqRel);
@@ -99,7 +98,7 @@ fn write(mut terminal: File, mut queue: mpsc::Receiver<Vec<u8>>, shared: &Shared
                         return;
                     }
                 }
-                // Hung up: whoever reads finds out too.
+                // Hung up: the reader finds out too.
                 Err(_) => return,
             }
         }

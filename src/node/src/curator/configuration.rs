@@ -1,4 +1,4 @@
-//! Changes what holds for the whole cluster.
+//! The cluster's configuration: changes the settings that hold for the whole cluster.
 
 use polis_proto::v1;
 use tracing::info;
@@ -9,9 +9,9 @@ use crate::parameters;
 use polis_wire::pki;
 
 impl<S: pki::Store + Clone> Store<S> {
-    /// Changes what `wish` names; what is unset there stays as it is, so that two who
-    /// change different things at once do not undo each other. What a running cluster
-    /// is built on stays.
+    /// Changes the fields that `wish` names; fields that are unset there stay as they are,
+    /// so that two operators who change different fields at once do not undo each other.
+    /// The settings that a running cluster is built on stay.
     ///
     /// # Errors
     ///
@@ -29,7 +29,7 @@ impl<S: pki::Store + Clone> Store<S> {
             } else {
                 old.cluster_domain.clone()
             };
-            // It is in names that workload was given, and in certificates.
+            // The value is in names that workload was given, and in certificates.
             if !wish.cluster_domain.is_empty() && checked.domain != domain {
                 return Err(Error::Fixed { field: "cluster_domain", value: domain });
             }

@@ -1,8 +1,9 @@
-//! Turns records into what callers may know, and what callers send into checked values.
+//! Conversions: records into the types that callers receive, and the messages of callers
+//! into checked values.
 //!
 //! Invariants:
 //! - No key and no ticket is in a [`v1::NodeInfo`].
-//! - Whatever a caller sends has a bound, and a refusal names the field.
+//! - Every field that a caller sends has a bound, and a refusal names the field.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,7 +22,7 @@ use polis_wire::identity::NodeId;
 /// The longest version, image or boot ID.
 const WORD_MAX: usize = 64;
 
-/// What callers may know of a node.
+/// The public view of a node.
 pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::NodeInfo {
     let v1::Node {
         public_key,
@@ -54,8 +55,8 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
     }
 }
 
-/// What callers may know of etcd. `answering` are the members that this one
-/// reaches; what the others are like is what they told with their heartbeats.
+/// The public view of etcd. `answering` are the members that this one reaches; the state of
+/// the others comes from their heartbeats.
 pub(super) fn consensus_status(
     status: &consensus::Status,
     answering: &std::collections::BTreeSet<MemberId>,
@@ -115,7 +116,7 @@ pub(super) fn labels(
     checked.map_err(|error| Error::Field(error.to_string()))
 }
 
-/// Names of labels that are to go, where these are `set` at the same time.
+/// Names of labels to remove, while these are `set` at the same time.
 pub(super) fn gone(
     names: Vec<String>,
     set: &BTreeMap<String, String>,
@@ -129,7 +130,7 @@ pub(super) fn gone(
     Ok(names)
 }
 
-/// An address, or nothing where there is none.
+/// An address, or nothing if the field is empty.
 pub(super) fn address(text: &str, field: &str) -> Result<Option<IpAddr>, Error> {
     if text.is_empty() {
         return Ok(None);
@@ -140,7 +141,7 @@ pub(super) fn address(text: &str, field: &str) -> Result<Option<IpAddr>, Error> 
         .map_err(|_parse| Error::Field(format!("{field} is {text:?}; allowed is an IP address")))
 }
 
-/// What a node says about itself.
+/// What a node reports about itself.
 pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, Error> {
     let status = status.ok_or_else(|| Error::Field("status is missing".to_owned()))?;
     address(&status.external_address, "status.external_address")?;
@@ -190,7 +191,7 @@ mod tests {
             ..Default::default()
         };
         let heartbeats = Heartbeats::default();
-        // What a node says of the member that was asked is older than its own word.
+        // The status of the member that was asked is newer than the one in its node's heartbeat.
         let told = |index| Some(v1::ConsensusFigures { index, leader: 2, ..Default::default() });
         heartbeats.heard(ids[0], told(5));
         heartbeats.heard(ids[1], told(8));

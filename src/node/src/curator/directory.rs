@@ -1,8 +1,8 @@
-//! Keeps a copy of the curator's records in memory, as an event value.
+//! The directory: a copy of the curator's records in memory, as an event value.
 //!
-//! Every curator follows the whole of its namespace with one watch; whoever asks
-//! about nodes, users or the leader is answered from here, and any number of
-//! watchers share that one watch.
+//! Every curator follows the whole of its namespace with one watch; questions about nodes,
+//! users or the leader are answered from the copy, and any number of watchers share that
+//! one watch.
 //!
 //! ```text
 //! etcd ==one watch==> Directory --borrow--> handlers, the access check
@@ -14,16 +14,16 @@
 //! newer, so a slow one costs nothing and skips values that are old already.
 //!
 //! Invariants:
-//! - `revision` says up to where the copy is whole: whoever wrote at a revision
-//!   waits for it and then reads what they wrote. It is zero until a watch has begun.
-//! - A node that is gone is told to every watcher that heard of it, however far
-//!   behind: what is too old to be remembered makes the watcher compare.
-//! - A record that cannot be read keeps its old value here, and is said aloud.
-//! - What vanished while nobody followed is gone with the first listing of whoever
-//!   follows again: a node may leave etcd and enter it once more.
+//! - `revision` is the revision up to which the copy is whole: a writer at a revision waits
+//!   for it and then reads its own write. It is zero until a watch has begun.
+//! - Every watcher that received a node also receives its removal, however far behind it
+//!   is: for removals too old to be remembered, the watcher compares.
+//! - A record that cannot be read keeps its old value here, and the error is logged.
+//! - Records that vanished during a gap between two watches are removed by the first
+//!   listing of the next watch: a node may leave etcd and enter it once more.
 //!
-//! What this module does not do: write (`fenced`), or know health by itself
-//! (`health` tells it).
+//! What this module does not do: write (`fenced`), or determine health by itself (`health`
+//! supplies it).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -40,7 +40,7 @@ use crate::consensus::client::{Change, Client, Kv, Mirror};
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
 
-/// Nodes that are gone and still remembered; deletions are rare and by hand.
+/// The number of removed nodes that are remembered; deletions are rare and by hand.
 const GONE_MAX: usize = 1024;
 
 /// One node.
@@ -48,26 +48,26 @@ const GONE_MAX: usize = 1024;
 pub struct Known {
     /// Its record.
     pub node: Arc<v1::Node>,
-    /// How it is, by its heartbeats.
+    /// Its health, by its heartbeats.
     pub health: v1::NodeHealth,
     changed: u64,
 }
 
-/// Who leads.
+/// The leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leader {
     /// The node.
     pub node: NodeId,
-    /// Where it is reached.
+    /// Its address.
     pub address: Option<IpAddr>,
     /// The port of its curator.
     pub port: u16,
-    /// Since when, by its own clock.
+    /// The start of its leadership, by its own clock.
     pub since: SystemTime,
 }
 
 impl Leader {
-    /// As it is kept in etcd.
+    /// Its encoding in etcd.
     #[must_use]
     pub fn to_message(&self) -> v1::Leader {
         let since = self.since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -79,7 +79,7 @@ impl Leader {
         }
     }
 
-    /// Reads what is kept in etcd.
+    /// Reads the encoding in etcd.
     #[must_use]
     pub fn read(value: &[u8]) -> Option<Self> {
         let message = v1::Leader::decode(value).ok()?;
@@ -93,16 +93,16 @@ impl Leader {
     }
 }
 
-/// What changed since a watcher looked.
+/// The changes since a watcher last read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct News {
     /// Nodes that are new or different.
     pub nodes: Vec<(NodeId, Known)>,
-    /// Nodes that are gone.
+    /// Nodes that were removed.
     pub gone: Vec<NodeId>,
 }
 
-/// The copy. `Default` is the one that holds nothing, at revision zero.
+/// The copy. `Default` is an empty copy, at revision zero.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Directory {
     revision: i64,
@@ -115,12 +115,12 @@ pub struct Directory {
     /// Which node changed at which number; each node is in here once.
     order: BTreeMap<u64, NodeId>,
     gone: BTreeMap<u64, NodeId>,
-    /// Those that went at this number or before are forgotten.
+    /// Removals at this number or before are forgotten.
     forgotten: u64,
 }
 
 impl Directory {
-    /// Up to which revision of etcd this copy is whole; zero before the first listing.
+    /// The revision of etcd up to which this copy is whole; zero before the first listing.
     #[must_use]
     pub fn revision(&self) -> i64 {
         self.revision
@@ -148,13 +148,13 @@ impl Directory {
         self.users.values()
     }
 
-    /// What holds for the whole cluster.
+    /// The configuration of the whole cluster.
     #[must_use]
     pub fn configuration(&self) -> &v1::ClusterConfiguration {
         &self.configuration
     }
 
-    /// Who leads: whoever took the lock first.
+    /// The leader: the node that took the lock first.
     #[must_use]
     pub fn leader(&self) -> Option<&Leader> {
         let first = self.leaders.values().min_by_key(|(created, _)| *created);
@@ -167,7 +167,7 @@ impl Directory {
         Arc::clone(&self.crl)
     }
 
-    /// Changes how a node is; says whether it was different.
+    /// Sets the health of a node; returns whether it changed.
     pub fn set_health(&mut self, id: NodeId, health: v1::NodeHealth) -> bool {
         let Some(known) = self.nodes.get(&id).filter(|known| known.health != health) else {
             return false;
@@ -177,7 +177,7 @@ impl Directory {
         true
     }
 
-    /// Takes over what a watch told of.
+    /// Applies the changes that a watch received.
     pub fn apply(&mut self, mirror: &Mirror, changes: &[Change]) {
         for change in changes {
             match change {
@@ -188,8 +188,8 @@ impl Directory {
         self.revision = self.revision.max(mirror.revision);
     }
 
-    /// Trusts nothing of it until it is whole again: nobody follows, or has followed for
-    /// a while. The nodes stay for whoever watches them, to hear which have gone.
+    /// Marks the copy as incomplete until the next listing: no watch follows etcd, or there
+    /// was a gap. The nodes stay for the watchers, which later receive the removals.
     fn doubt(&mut self) -> bool {
         let known = self.revision > 0;
         self.revision = 0;
@@ -197,8 +197,8 @@ impl Directory {
         known
     }
 
-    /// Takes over the first listing of a new watch: what an earlier one told of, and is
-    /// not there any more, is gone.
+    /// Applies the first listing of a new watch: records that an earlier watch received and
+    /// that the listing lacks are removed.
     fn begin(&mut self, mirror: &Mirror, changes: &[Change]) {
         let nodes = self.nodes.keys().map(|id| store::node_key(*id));
         let users = self.users.keys().map(|name| format!("{USERS}{name}"));
@@ -260,18 +260,18 @@ impl Directory {
     }
 }
 
-/// What one watcher has been told.
+/// The progress of one watcher.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     sequence: u64,
-    /// Whom it heard of: who is gone is compared with it.
+    /// The nodes that it received: removed nodes are found by comparing with it.
     nodes: BTreeSet<NodeId>,
 }
 
 impl Seen {
-    /// What is new for this watcher, who asked for `only` one node or for all; at
-    /// most `max` nodes at once, so that a message has a bound. Says whether that
-    /// is all there is.
+    /// The changes for this watcher, which asked for `only` one node or for all; at most
+    /// `max` nodes at once, so that a message has a bound. Also returns whether that is the
+    /// last of the changes.
     pub fn news(
         &mut self,
         directory: &Directory,
@@ -280,7 +280,7 @@ impl Seen {
     ) -> (News, bool) {
         let wanted = |id: &NodeId| only.is_none_or(|only| only == *id);
         let mut news = News::default();
-        // Before the nodes: one that is gone and came again is there in the end.
+        // Before the nodes: a node that was removed and came again exists in the end.
         let since = self.sequence + 1;
         if self.sequence < directory.forgotten {
             let lost = |id: &NodeId| !directory.nodes.contains_key(id);
@@ -289,7 +289,7 @@ impl Seen {
             let gone = directory.gone.range(since..).map(|(_, id)| *id);
             news.gone = gone.collect();
         }
-        // One that went twice is told of once.
+        // A node that was removed twice is sent once.
         news.gone.retain(|id| !directory.nodes.contains_key(id) && self.nodes.remove(id));
         for (sequence, id) in directory.order.range(since..) {
             if news.nodes.len() == max {
@@ -334,7 +334,7 @@ impl Service {
     }
 }
 
-/// Keeps the copy by what one watch tells, whatever an earlier one has left in it.
+/// Keeps the copy by the changes of one watch, whatever state an earlier one has left.
 fn keeper(directory: &watch::Sender<Directory>) -> impl FnMut(&Mirror, &[Change]) + Send {
     directory.send_if_modified(Directory::doubt);
     let mut begun = false;
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(directory.revision(), 10);
     }
 
-    /// As a watch tells of it: what is there, and all of it new.
+    /// As a watch reports it: the present records, all of them new.
     fn listing(revision: i64, changes: &[Change]) -> (Mirror, Vec<Change>) {
         let mut mirror = at(revision);
         for change in changes {
@@ -490,7 +490,7 @@ mod tests {
                         directory.apply(&at(revision), &[gone]);
                         continue;
                     }
-                    // As if very many had gone.
+                    // As if very many nodes had been removed.
                     Step::Forget => {
                         directory.forgotten = directory.sequence;
                         directory.gone.clear();

@@ -1,4 +1,4 @@
-//! Keeps the cluster's part of the keys of a node's disk in the node's record.
+//! Disk keys: the cluster's part of the keys of a node's disk, in the node's record.
 
 use std::fmt;
 
@@ -10,12 +10,12 @@ use super::store::{Error, Outcome, Store, node_key};
 use polis_wire::identity::Identity;
 use polis_wire::pki::{self, Write};
 
-/// What the record of a node says of its disk.
+/// The part of a node's record about its disk.
 #[derive(Clone, PartialEq, Eq)]
 pub struct DiskKeys {
     /// The cluster's half of the key.
     pub cluster_unlock_key: [u8; 32],
-    /// By which the node asks for it.
+    /// The key by which the node asks for that half.
     pub join_key: [u8; 32],
     /// Whether the node's half is sealed to a TPM.
     pub tpm: bool,
@@ -28,7 +28,7 @@ impl fmt::Debug for DiskKeys {
 }
 
 impl DiskKeys {
-    /// Writes them into a record; whether that changed anything.
+    /// Writes the keys into a record; returns whether that changed anything.
     pub(super) fn apply(&self, node: &mut v1::Node) -> bool {
         let before = (node.cluster_unlock_key.clone(), node.join_key.clone(), node.tpm);
         node.cluster_unlock_key = self.cluster_unlock_key.to_vec();
@@ -39,12 +39,12 @@ impl DiskKeys {
 }
 
 impl<S: pki::Store + Clone> Store<S> {
-    /// Makes the record of `node` say what its disk was opened with: after a
-    /// recovery the node knows better.
+    /// Updates the record of `node` to the keys that opened its disk: after a recovery the
+    /// node's keys are newer.
     ///
     /// # Errors
     ///
-    /// [`Error::Missing`], or that the store does not answer.
+    /// [`Error::Missing`], or the error of a store that does not answer.
     pub async fn keep_disk_keys(&self, node: Identity, keys: &DiskKeys) -> Result<(), Error> {
         let key = node_key(node.id);
         let kept = self.update(&key, |old: Option<v1::Node>| {
@@ -62,7 +62,7 @@ impl<S: pki::Store + Clone> Store<S> {
     }
 }
 
-/// Lets a curator find the node by its join key.
+/// Makes the node findable by its join key.
 pub(super) fn join_write(join_key: &[u8; 32], node: Identity) -> Write {
     let record = v1::JoinKey { node_id: node.id.to_string() };
     Write::Put(join_key_at(join_key), record.encode_to_vec())

@@ -1,7 +1,7 @@
-//! Says why the curator refuses something, and what becomes of it on the wire.
+//! The errors of the curator, and their form on the wire.
 //!
-//! Each refusal has a word of its own, which programs read in the trailer
-//! [`REASON`]; the text is for people. Words are never renamed.
+//! Each rejection has a reason of its own, which programs read in the trailer [`REASON`];
+//! the text is for people. Reasons are never renamed.
 
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
@@ -13,7 +13,7 @@ use crate::consensus::{MembersError, Refusal as Quorum, client};
 use polis_wire::pki;
 use polis_wire::rpc::REASON;
 
-/// Why something was not done.
+/// The reason why a call was not carried out.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -23,91 +23,91 @@ pub enum Error {
     /// The node's record does not allow it.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Not the ticket of this cluster.
+    /// The ticket is not the one of this cluster.
     #[error("the register ticket is not this cluster's; get it again from an operator")]
     TicketWrong,
-    /// One that was valid before.
+    /// The ticket was valid before.
     #[error("the register ticket was replaced by a newer one; get that one from an operator")]
     TicketRotated,
-    /// The ticket's time is over.
+    /// The ticket has expired.
     #[error("the register ticket has ended; ask an operator for a new one")]
     TicketEnded,
-    /// A ticket in the wrong hands must not fill etcd.
+    /// A leaked ticket must not fill etcd.
     #[error("{waiting} machines wait for approval, and no more may: ask an operator")]
     WaitingRoom {
-        /// How many.
+        /// The number of machines that wait.
         waiting: usize,
     },
     /// Another node has registered with this join key.
     #[error("the join key belongs to another node")]
     JoinKeyTaken,
-    /// An operator compared, and it is another machine.
+    /// The fingerprint that the operator compared belongs to another machine.
     #[error("the fingerprint is not that of {node}: another machine may have taken its place")]
     Fingerprint {
-        /// Who was to be approved.
+        /// The node to approve.
         node: String,
     },
     /// The disk is not as the cluster demands.
     #[error("the cluster's storage policy is {policy}, and the disk of the node is {kind}")]
     StoragePolicy {
-        /// What is demanded.
+        /// The demanded protection.
         policy: &'static str,
-        /// What there is.
+        /// The actual protection.
         kind: &'static str,
     },
-    /// A field is not what it must be.
+    /// A field is not valid.
     #[error("{0}")]
     Field(String),
-    /// Not the key that the cluster was founded with.
+    /// The key is not the owner's key of this cluster.
     #[error("this key is not the owner's: use the key whose public half founded the cluster")]
     NotOwner,
     /// The user's access was ended.
     #[error("the access of user {name} was revoked")]
     UserRevoked {
-        /// Who.
+        /// The user.
         name: String,
     },
-    /// The user exists and is somebody else.
+    /// The user exists with another key or role.
     #[error("the user {name} exists with another {what}; revoke it first")]
     UserTaken {
-        /// Who.
+        /// The user.
         name: String,
         /// Key or role.
         what: &'static str,
     },
-    /// No such user.
+    /// The user does not exist.
     #[error("there is no user {name}")]
     UserUnknown {
-        /// Who.
+        /// The user.
         name: String,
     },
-    /// Somebody must be able to manage the cluster.
+    /// The cluster must keep an owner who can manage it.
     #[error("{name} is the last owner, who stays")]
     LastOwner {
-        /// Who.
+        /// The user.
         name: String,
     },
-    /// A part of the configuration that is for the life of a cluster.
+    /// A part of the configuration that is fixed for the life of a cluster.
     #[error("{field} cannot change in a running cluster: it is {value:?}")]
     Fixed {
         /// The field.
         field: &'static str,
-        /// What it stays.
+        /// The value that it keeps.
         value: String,
     },
-    /// It was saved, or there never was one.
+    /// The recovery key was saved, or never existed.
     #[error(
         "the cluster keeps no recovery key of this node: it was confirmed as saved, or the \
              disk is not encrypted"
     )]
     NoRecoveryKey,
-    /// The node may not be what it asks to be.
+    /// The node is not allowed to become that.
     #[error("the node does not have the role consensus member")]
     NoRole,
-    /// etcd did not do what it was asked for, beside the records.
+    /// etcd did not carry out a request, outside the records.
     #[error(transparent)]
     Etcd(#[from] client::Error),
-    /// etcd's membership stays as it is.
+    /// The change of etcd's membership was rejected.
     #[error(transparent)]
     Members(#[from] MembersError),
 }
@@ -119,7 +119,7 @@ impl From<pki::Error> for Error {
 }
 
 impl Error {
-    /// The code and the word of a refusal.
+    /// The code and the reason of a rejection.
     fn class(&self) -> (Code, &'static str) {
         use Code::{
             AlreadyExists, FailedPrecondition, Internal, InvalidArgument, NotFound,
@@ -166,12 +166,12 @@ impl Error {
         }
     }
 
-    /// The word of a decision; `None` where nobody decided.
+    /// The reason of a decision; `None` if the curator did not decide.
     pub(super) fn decided(&self) -> Option<&'static str> {
         (!self.is_trouble()).then(|| self.class().1)
     }
 
-    /// Whether this is the news that another curator leads.
+    /// Whether the error means that another curator leads.
     #[must_use]
     pub fn deposed(&self) -> bool {
         let Self::Store(error) = self else { return false };
@@ -183,12 +183,12 @@ impl Error {
         source.downcast_ref::<Deposed>().is_some()
     }
 
-    /// Whether this node's log has to tell of it: no stranger's call may make lines there.
+    /// Whether this node logs the error: calls of strangers must not make lines in its log.
     fn is_trouble(&self) -> bool {
         matches!(self.class().0, Code::Internal | Code::Unavailable)
     }
 
-    /// Whether the store is full: nobody can write, and somebody must act.
+    /// Whether the store is full: all writes fail, and an operator must act.
     fn full(&self) -> bool {
         let Self::Store(store::Error::Store(source)) = self else { return false };
         matches!(source.downcast_ref(), Some(client::Error::Full { .. }))
@@ -199,8 +199,8 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         let (code, word) = error.class();
         let code = if error.full() { Code::ResourceExhausted } else { code };
-        // The causes are for the log of this node, except where the caller may
-        // do something about them.
+        // The causes are for the log of this node, except where the caller may do something
+        // about them.
         let text = match &error {
             Error::Members(MembersError::Refused(refusal)) => refusal.to_string(),
             Error::Members(turn @ MembersError::Turn { .. }) => turn.to_string(),

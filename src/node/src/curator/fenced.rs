@@ -1,8 +1,8 @@
-//! Lets a leader write, and nobody who was one.
+//! The fence: lets the leader of one term write, and rejects the writes of earlier leaders.
 //!
 //! [`Fenced`] is the curator's part of etcd for the length of one term. It is a
-//! [`pki::Store`], so records and certificates are written through the same door,
-//! and there is no other one.
+//! [`pki::Store`], so records and certificates are written in the same way, and there is no
+//! other way.
 //!
 //! ```text
 //! commit:  if  the lock still has the create revision of this term, and guards
@@ -12,9 +12,8 @@
 //! ```
 //!
 //! Invariants:
-//! - Every write carries the guard; what a deposed leader sent late changes nothing.
-//! - A write without an answer is an error, never made again here: it may have
-//!   happened.
+//! - Every write carries the guard; a late write of a deposed leader changes nothing.
+//! - A write without an answer is an error, and is not retried here: it may have happened.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -42,8 +41,8 @@ impl Fenced {
         Self { client, term, written: Arc::default() }
     }
 
-    /// The revision of the newest write through this or a clone of it; zero if
-    /// there was none. Whoever reads from a copy waits until it is there.
+    /// The revision of the newest write through this or a clone of it; zero without one. A
+    /// reader of a copy waits until the copy has it.
     #[must_use]
     pub fn written(&self) -> i64 {
         self.written.load(Ordering::Acquire)
@@ -70,8 +69,8 @@ impl pki::Store for Fenced {
         let otherwise = vec![Op::GetLock(self.term.clone())];
         let outcome = self.client.txn(Txn { guards: all, then, otherwise }).await?;
         if outcome.succeeded {
-            // Else the revision is that of somebody else's write, in another namespace
-            // perhaps, of which a copy of this one is never told.
+            // Otherwise the revision belongs to another writer, perhaps in another namespace,
+            // of which a copy of this namespace never receives changes.
             if outcome.wrote {
                 self.written.fetch_max(outcome.revision, Ordering::AcqRel);
             }

@@ -1,4 +1,4 @@
-//! Says how each node is, by the heartbeats that the leader hears.
+//! The health of each node, by the heartbeats that the leader receives.
 //!
 //! Heartbeats live in the memory of the leader only: a write for each would be
 //! the largest load on etcd, for a fact that is old after five seconds.
@@ -8,10 +8,10 @@
 //! [unknown] ------------> [healthy] <----------------------------> [late]
 //!     |                                   heartbeat                   ^
 //!     +---- the leader has led for three intervals -------------------+
-//! [absent]: never home, or removed: owes none
+//! [absent]: never home, or removed: sends none
 //! ```
 //!
-//! What this module does not do: decide anything because a node is late.
+//! What this module does not do: act on a late node.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,36 +28,35 @@ use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::LATE;
 
-/// Between two looks for nodes that are late; small beside [`LATE`].
+/// The time between two checks for late nodes; small beside [`LATE`].
 const LOOK: Duration = Duration::from_millis(500);
 
 /// A heartbeat.
 #[derive(Clone, Copy, Debug)]
 struct Beat {
     at: Instant,
-    /// What the node's member of etcd is like, where there is one.
+    /// The status of the node's member of etcd, if it has one.
     consensus: Option<v1::ConsensusFigures>,
 }
 
-/// When each node was heard last. Cheap to clone.
+/// The time of each node's last heartbeat. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Heartbeats(Arc<Mutex<BTreeMap<NodeId, Beat>>>);
 
 impl Heartbeats {
-    /// A node lives.
+    /// Records a heartbeat of a node.
     pub fn heard(&self, id: NodeId, consensus: Option<v1::ConsensusFigures>) {
         let beat = Beat { at: Instant::now(), consensus };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id, beat);
     }
 
-    /// When a node was heard last in this term.
+    /// The time of a node's last heartbeat in this term.
     #[must_use]
     pub fn last(&self, id: NodeId) -> Option<Instant> {
         self.beat(id).map(|beat| beat.at)
     }
 
-    /// What a node told of its member of etcd with its last heartbeat, and how long
-    /// ago that was.
+    /// The status of a node's etcd member in its last heartbeat, and the age of that heartbeat.
     #[must_use]
     pub fn consensus(&self, id: NodeId) -> Option<(v1::ConsensusFigures, Duration)> {
         let beat = self.beat(id)?;
@@ -68,20 +67,20 @@ impl Heartbeats {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&id).copied()
     }
 
-    /// Forgets all.
+    /// Forgets every heartbeat.
     fn clear(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Forgets whoever is not there any more.
+    /// Forgets the nodes that do not exist any more.
     fn retain(&self, keep: impl Fn(NodeId) -> bool) {
         let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         heard.retain(|id, _| keep(*id));
     }
 }
 
-/// How a node is: `silent` since its last heartbeat, if there was one in a term
-/// that is `term` old.
+/// The health of a node: `silent` since its last heartbeat, if there was one in a term that
+/// is `term` old.
 #[must_use]
 pub fn health(node: &v1::Node, silent: Option<Duration>, term: Duration) -> NodeHealth {
     match (node.state(), silent) {
@@ -99,14 +98,14 @@ pub fn health(node: &v1::Node, silent: Option<Duration>, term: Duration) -> Node
     }
 }
 
-/// Looks who is late, while this curator leads. A service.
+/// Finds late nodes while this curator leads. A service.
 #[derive(Clone, Debug)]
 pub struct Service {
     /// Whether it leads.
     pub leadership: watch::Receiver<Leadership>,
-    /// Who was heard.
+    /// The received heartbeats.
     pub heartbeats: Heartbeats,
-    /// Where it is told.
+    /// The directory that it writes health to.
     pub directory: watch::Sender<Directory>,
 }
 
@@ -136,7 +135,7 @@ impl Service {
                     break;
                 }
             }
-            // Whoever leads next knows; this one does not any more.
+            // The next leader knows the health; this one does not any more.
             self.heartbeats.clear();
             self.tell(|_, _| NodeHealth::Unknown);
         }

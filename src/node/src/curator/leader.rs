@@ -1,7 +1,7 @@
-//! Elects the one curator that serves, with a lock in etcd.
+//! The election: chooses the one curator that serves, with a lock in etcd.
 //!
-//! Runs beside every voter, below the curator's service. [`Leadership`] is what
-//! it knows; handlers take their way to write from it and nowhere else.
+//! Runs beside every voter, below the curator's service. [`Leadership`] is its published
+//! state; handlers take their write access from it and nowhere else.
 //!
 //! ```text
 //!            own old locks ended, lease taken              the lock is the first
@@ -9,21 +9,21 @@
 //!     ^                                     |   |                                   |  |  |
 //!     +----- lease lost, or may be lost ----+   |        address changed: proclaim -+  |  |
 //!     +----- lease lost, or may be lost --------|--------------------------------------+  |
-//!     +----- told to step down: behind the others in the queue ---------------------------+
+//!     +----- asked to step down: behind the others in the queue --------------------------+
 //!                                               |                                         |
 //!                                    cancelled: lease given back, the next one leads at once
 //! ```
 //!
-//! Two things end a term: its own clock, which says when the lease may have run
-//! out, and etcd, which refuses writes once it did. The first keeps a leader that
-//! is cut off from answering questions; only the second is needed for safety.
+//! Two parties end a term: the leader's own clock, which knows when the lease may have run
+//! out, and etcd, which refuses writes once it did. The first keeps a leader that is cut
+//! off from answering questions; only the second is needed for safety.
 //!
 //! Invariants:
 //! - This curator calls itself leader only between winning the lock and the
 //!   moment when its lease may have ended by its own clock.
 //! - A candidate never waits behind a lock of its own.
-//! - Whoever stops in order is followed by the next candidate without waiting for
-//!   a lease to run out.
+//! - When a leader stops in order, the next candidate follows without waiting for a lease
+//!   to run out.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -44,42 +44,42 @@ use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
 
-/// How long a leader may be silent. An election of etcd takes a second; a leader
-/// that needs longer than this to answer is of no use to anyone.
+/// How long a leader may be silent. An election of etcd takes a second; a leader that needs
+/// longer than this to answer is of no use.
 pub const LEASE: Duration = Duration::from_secs(5);
 
 /// The name of the election: [`LEADERS`] without its slash.
 const ELECTION: &str = "leader";
 
-/// Wait before another attempt: etcd may be electing.
+/// The delay before another attempt: etcd may be electing.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Giving the lease back takes milliseconds; without a quorum it never ends, and
-/// a stop does not wait for that.
+/// The deadline of giving the lease back, which takes milliseconds; without a quorum it
+/// never ends, and a stop does not wait for that.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// What this curator knows of who leads; an event value.
+/// What this curator knows of the leader; an event value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Leadership {
-    /// Who leads; `None` if nobody does, or this member is cut off from etcd.
+    /// The leader; `None` without one, or if this member is cut off from etcd.
     pub leader: Option<Leader>,
     /// The term of this curator, if it leads itself.
     pub term: Option<Term>,
 }
 
-/// One time of leading.
+/// One term of leadership.
 #[derive(Clone, Debug)]
 pub struct Term {
-    /// The way to write.
+    /// The write access of this term.
     pub store: Store<Fenced>,
-    /// Since when.
+    /// The start of the term.
     pub since: Instant,
     lock: client::Leadership,
     down: Arc<Notify>,
 }
 
 impl Term {
-    /// The revision at which it began: what was written before it is older.
+    /// The revision at which it began: earlier writes are older.
     pub(super) fn revision(&self) -> i64 {
         self.lock.revision()
     }
@@ -90,7 +90,7 @@ impl Term {
     }
 }
 
-/// Equal if they are of the same victory.
+/// Equal if they come from the same election win.
 impl PartialEq for Term {
     fn eq(&self, other: &Self) -> bool {
         self.lock == other.lock
@@ -102,21 +102,21 @@ impl PartialEq for Term {
 pub struct Service {
     /// This node.
     pub node: NodeId,
-    /// Where its curator listens.
+    /// The port of its curator.
     pub port: u16,
     /// The curator's part of etcd.
     pub client: Client,
-    /// The address that others are told.
+    /// The address that other nodes receive.
     pub network: watch::Receiver<network::Status>,
     /// Whether etcd has a leader.
     pub consensus: watch::Receiver<consensus::Status>,
     /// The copy of the records, the locks among them.
     pub directory: watch::Receiver<Directory>,
-    /// What is known.
+    /// The published leadership.
     pub leadership: watch::Sender<Leadership>,
 }
 
-/// Why a candidacy ended.
+/// The reason why a candidacy ended.
 enum Ended {
     Cancelled,
     SteppedDown,
@@ -130,18 +130,18 @@ impl Service {
     ///
     /// [`Closed`] when the owner of an input ended.
     pub async fn run(self, ctx: Context) -> Result<(), Closed> {
-        // A run that died while it led is no leader any more.
+        // A run that ended while it led does not lead any more.
         self.publish_term(None);
         let observed = self.clone().observe();
         tokio::select! {
             // Cancel-safe: only waits and publishes.
             closed = observed => closed,
-            // Not cancel-safe, and never dropped but for a bug: it ends when cancelled.
+            // Not cancel-safe, and never dropped except by a bug: it ends when cancelled.
             () = self.stand(&ctx) => Ok(()),
         }
     }
 
-    /// Publishes who leads, as the records say, while etcd has a leader at all.
+    /// Publishes the leader from the records, while etcd has a leader at all.
     async fn observe(mut self) -> Result<(), Closed> {
         loop {
             let connected = self.consensus.borrow_and_update().leader.is_some();
@@ -166,7 +166,7 @@ impl Service {
         }
     }
 
-    /// Is a candidate, again and again.
+    /// Stands as a candidate, again and again.
     async fn stand(&self, ctx: &Context) {
         loop {
             let lease = match ctx.until_cancelled(Box::pin(self.enter())).await {
@@ -188,10 +188,10 @@ impl Service {
                 () = ctx.cancelled() => Ended::Cancelled,
                 // Cancel-safe: ends by itself when it is not polled.
                 error = self.client.keep(&lease) => Ended::Lost(error),
-                // Cancel-safe: what it won ends with the lease, below.
+                // Cancel-safe: a win in there ends with the lease, below.
                 ended = self.lead(ctx, &lease) => ended,
             };
-            // First of all: nobody may believe in this term any more.
+            // First of all: this term must not count as valid any more.
             let led = self.publish_term(None);
             let back = tokio::time::timeout(FAREWELL, self.client.release(&lease));
             match (&ended, back.await) {
@@ -206,7 +206,7 @@ impl Service {
                         debug!(error, "lost the place in the queue for the leadership");
                     }
                 }
-                // Nothing was lost, or the lease runs out by itself.
+                // No lease was lost, or the lease runs out by itself.
                 (Ended::Cancelled | Ended::SteppedDown, _) => {}
             }
             if matches!(ended, Ended::Cancelled) {
@@ -229,7 +229,7 @@ impl Service {
         self.client.lease(LEASE).await
     }
 
-    /// Waits for the lock, and keeps what the others see of it right.
+    /// Waits for the lock, and keeps its public value right.
     async fn lead(&self, ctx: &Context, lease: &Lease) -> Ended {
         let mut network = self.network.clone();
         let mut address = network.borrow_and_update().primary;
@@ -283,7 +283,7 @@ impl Service {
         Leader { node: self.node, address, port: self.port, since }.to_message().encode_to_vec()
     }
 
-    /// Says whether this curator leads; returns whether it did so far.
+    /// Publishes whether this curator leads; returns whether it did so far.
     fn publish_term(&self, term: Option<Term>) -> bool {
         let mut led = false;
         self.leadership.send_if_modified(|known| {

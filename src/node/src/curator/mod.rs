@@ -1,17 +1,18 @@
-//! Keeps the cluster's records in etcd, and serves them to nodes and people: the control plane.
+//! The curator: keeps the cluster's records in etcd, and serves them to nodes and people.
+//! It is the control plane.
 //!
-//! Runs beside every voter of etcd. One of them leads and serves everything; the
-//! others serve `CuratorLocal` and say who leads.
+//! Runs beside every voter of etcd. One of them leads and serves everything; the others
+//! serve `CuratorLocal` and name the leader.
 //!
 //! ```text
 //! fenced     the one way to write, for one term
 //! store      records <-> bytes, read-modify-write
 //! state      what may become of a node's record              pure
 //! nodes, tickets, users, configuration                       changes of records
-//! health     who was heard lately                              a service
-//! leader     who leads                                       a service
+//! health     the heartbeats                                  a service
+//! leader     the election                                    a service
 //! directory  a copy of all records, for any number of readers  a service
-//! standing   who has access, for the servers of this node         a service
+//! standing   the current access list, for the servers of this node  a service
 //! serve      the services of the API
 //! service    all of it, beside a member of etcd
 //! ```

@@ -1,7 +1,7 @@
-//! Changes the records of nodes.
+//! The records of nodes: applies changes to them.
 //!
-//! What may become of a record is said in `state`; here is what must be looked at
-//! beside it, and what changes with it in the same step.
+//! `state` defines which changes a record allows; this module checks the conditions beside
+//! it, and makes the other changes of the same step.
 
 use polis_proto::v1;
 use tracing::info;
@@ -15,16 +15,16 @@ use polis_wire::identity::{Fingerprint, Identity, NodeId, Spoken};
 use polis_wire::node_roles::is_consensus_member;
 use polis_wire::pki::{self, Guard, Write};
 
-/// A registered machine is named by its key, so 32 bytes are all it may leave.
+/// A registered machine is named by its key, so 32 bytes are all that it may leave.
 pub(super) const KEY_LENGTH: usize = 32;
 
 impl<S: pki::Store + Clone> Store<S> {
-    /// A machine asks to be let in; says how its request stands.
+    /// Registers a machine; returns the state of its request.
     ///
     /// # Errors
     ///
-    /// [`Error::TicketWrong`], [`Error::TicketRotated`], [`Error::TicketEnded`], [`Error::JoinKeyTaken`] and
-    /// what `state` refuses.
+    /// [`Error::TicketWrong`], [`Error::TicketRotated`], [`Error::TicketEnded`],
+    /// [`Error::JoinKeyTaken`] and the refusals of `state`.
     pub async fn register(
         &self,
         ticket: &[u8],
@@ -55,7 +55,7 @@ impl<S: pki::Store + Clone> Store<S> {
         let key = node_key(id);
         let node = self.update(&key, |old: Option<v1::Node>| {
             if old.as_ref().is_some_and(|old| old.public_key != registration.identity.public_key) {
-                // Two keys with the same first half: nobody can make that by chance.
+                // Two keys with the same first half: that does not happen by chance.
                 return Err(Error::Refused(Refusal::Known));
             }
             let before = old.as_ref().map(|old| old.join_key.clone());
@@ -91,17 +91,17 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(())
     }
 
-    /// An operator lets a node in, having compared its fingerprint or not.
+    /// Approves a node, whose fingerprint the operator has compared or not.
     ///
     /// # Errors
     ///
-    /// [`Error::Fingerprint`] and what `state` refuses.
+    /// [`Error::Fingerprint`] and the refusals of `state`.
     pub async fn approve(&self, id: NodeId, spoken: Option<&Spoken>) -> Result<v1::Node, Error> {
         if let Some(spoken) = spoken {
             let node = self.read::<v1::Node>(&node_key(id)).await?.ok_or(Refusal::Unknown)?;
             let fingerprint = Fingerprint::of_key(&identity(id, &node)?.public_key);
             let spoken = spoken.clone();
-            // Words cost some tens of milliseconds of a processor.
+            // Fingerprint words cost some tens of milliseconds of a processor.
             let compared = tokio::task::spawn_blocking(move || fingerprint.is(&spoken)).await;
             if !compared.unwrap_or(false) {
                 return Err(Error::Fingerprint { node: id.to_string() });
@@ -112,11 +112,11 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(node)
     }
 
-    /// An approved machine enters.
+    /// Commits an approved machine.
     ///
     /// # Errors
     ///
-    /// [`Error::StoragePolicy`], [`Error::Field`] and what `state` refuses.
+    /// [`Error::StoragePolicy`], [`Error::Field`] and the refusals of `state`.
     pub async fn enter(
         &self,
         identity: Identity,
@@ -141,11 +141,11 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(node)
     }
 
-    /// The node that proved this join key is back.
+    /// Joins the node that proved this join key.
     ///
     /// # Errors
     ///
-    /// What `state` refuses; [`Refusal::Unknown`] if nobody has this key.
+    /// The refusals of `state`; [`Refusal::Unknown`] if no node has this key.
     pub async fn join(&self, join_key: &[u8; 32]) -> Result<(NodeId, v1::Node), Error> {
         let found = self.read::<v1::JoinKey>(&join_key_at(join_key)).await?;
         let found = found.ok_or(Refusal::Unknown)?;
@@ -165,25 +165,25 @@ impl<S: pki::Store + Clone> Store<S> {
     ///
     /// # Errors
     ///
-    /// What `state` refuses.
+    /// The refusals of `state`.
     pub async fn change(&self, id: NodeId, request: Request) -> Result<v1::Node, Error> {
         let key = node_key(id);
         self.update(&key, |old: Option<v1::Node>| applied(old, request.clone())).await
     }
 
-    /// Checks once more that a node is to be a member of etcd, as a leader that still
-    /// is one.
+    /// Checks once more that a node should be a member of etcd, under the lock of a leader
+    /// that still leads.
     ///
     /// # Errors
     ///
-    /// What [`may_enter_etcd`] refuses, and that another curator leads.
+    /// The refusals of [`may_enter_etcd`], and that another curator leads.
     pub async fn confirm_role(&self, id: NodeId) -> Result<(), Error> {
         let key = node_key(id);
         for _attempt in 0..CONFLICTS_MAX {
             let entry = self.kv.get(&key).await.map_err(store::Error::Store)?;
             let entry = entry.ok_or(Refusal::Unknown)?;
             may_enter_etcd(&store::decode(&key, &entry.value)?)?;
-            // Nothing is written: that it could be is what counts.
+            // Nothing is written: the check is that a write would succeed.
             let guards = vec![Guard::Unchanged(key.clone(), entry.revision)];
             if self.kv.commit(guards, Vec::new()).await.map_err(store::Error::Store)? {
                 return Ok(());
@@ -202,7 +202,7 @@ impl<S: pki::Store + Clone> Store<S> {
     }
 }
 
-/// Whether a node is to be a member of etcd.
+/// Whether a node should be a member of etcd.
 ///
 /// # Errors
 ///
@@ -217,7 +217,7 @@ pub(super) fn may_enter_etcd(node: &v1::Node) -> Result<(), Error> {
     is_consensus_member(node.roles.as_ref()).then_some(()).ok_or(Error::NoRole)
 }
 
-/// What `request` makes of a record, with what goes with it.
+/// The result of `request` for a record, with the other changes of the step.
 fn applied(old: Option<v1::Node>, request: Request) -> Result<Outcome<v1::Node>, Error> {
     Ok(match state::step(old, request)? {
         Step::Keep(node) => Outcome::Keep(*node),
@@ -229,30 +229,30 @@ fn applied(old: Option<v1::Node>, request: Request) -> Result<Outcome<v1::Node>,
     })
 }
 
-/// Who a record is of.
+/// The node of a record.
 ///
 /// # Errors
 ///
-/// [`store::Error::Damaged`] if its key is not the one that its name comes from.
+/// [`store::Error::Damaged`] if the record's key does not match its name.
 pub(super) fn identity(id: NodeId, node: &v1::Node) -> Result<Identity, Error> {
     let key = <[u8; 32]>::try_from(node.public_key.as_slice()).ok().map(Identity::new);
     let identity = key.filter(|identity| identity.id == id);
     Ok(identity.ok_or_else(|| store::Error::Damaged { key: node_key(id) })?)
 }
 
-/// Where the record of a join key is.
+/// The place of the record of a join key.
 pub(super) fn join_key_at(key: &[u8]) -> String {
     format!("{JOIN_KEYS}{}", hex::encode(key))
 }
 
-/// Compares in a time that does not tell where the two differ.
+/// Compares in a time that does not depend on where the two differ.
 fn same(one: &[u8], other: &[u8]) -> bool {
     one.len() == other.len()
         && !one.is_empty()
         && one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
-/// Encryption has both keys, no encryption has none.
+/// A disk with encryption has both keys, a disk without has none.
 fn check_keys(commitment: &Commitment) -> Result<(), Error> {
     let length = match commitment.storage_kind {
         v1::StorageKind::Unspecified => {
@@ -274,7 +274,7 @@ fn check_keys(commitment: &Commitment) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the cluster demands of a disk, and what it is, where the two differ.
+/// The demanded and the actual protection of a disk, if the two differ.
 pub(super) fn misfit(
     policy: v1::cluster_configuration::StorageSecurityPolicy,
     kind: v1::StorageKind,

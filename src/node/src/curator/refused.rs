@@ -1,15 +1,15 @@
-//! Remembers which machines were refused at the door, for the operator.
+//! The list of rejected registrations, for the operator.
 //!
-//! A machine says on its own screen why it is not let in; whoever operates the
-//! cluster need not stand before it. Kept in the memory of the curator that leads,
-//! since nothing that a stranger does may be written into etcd.
+//! A machine shows on its own screen why it was rejected; with this list, an operator need
+//! not stand before it. The list lives in the memory of the curator that leads, since
+//! nothing that a stranger does may be written into etcd.
 //!
 //! Invariants:
-//! - At most [`ENTRIES_MAX`] entries are kept; a machine that asks again and again for
-//!   the same cause is one.
-//! - Whoever makes up keys displaces its own entries first: those of the address with
-//!   the most.
-//! - Untrusted make at most one line of the log a second.
+//! - At most [`ENTRIES_MAX`] entries are kept; a machine that asks again and again for the
+//!   same cause is one.
+//! - A machine that makes up keys displaces its own entries first: the address with the
+//!   most entries loses one.
+//! - Untrusted callers make at most one line of the log a second.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,9 +22,9 @@ use tracing::warn;
 
 use polis_wire::identity::NodeId;
 
-/// What fits on a screen beside the rest.
+/// The number that fits on a screen beside the rest.
 const ENTRIES_MAX: usize = 16;
-/// Between two lines of the log.
+/// The time between two lines of the log.
 const LINE: Duration = Duration::from_secs(1);
 
 /// The refusals. Clones share them.
@@ -33,7 +33,7 @@ pub struct Refusals(Arc<Mutex<Kept>>);
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// The newest last.
+    /// The entries, newest last.
     entries: Vec<Entry>,
     line: Option<Instant>,
 }
@@ -49,7 +49,7 @@ struct Entry {
 }
 
 impl Refusals {
-    /// Adds one, at `now` in seconds since 1970.
+    /// Adds an entry, at `now` in seconds since 1970.
     pub(super) fn add(&self, key: [u8; 32], address: IpAddr, word: &'static str, now: i64) {
         let mut kept = self.kept();
         let Kept { entries, line } = &mut *kept;
@@ -61,7 +61,7 @@ impl Refusals {
         let count = before.saturating_add(1);
         entries.push(Entry { key, address, word, count, last: now });
         let due = line.is_none_or(|line| line.elapsed() >= LINE);
-        // What repeats is said at 1, 2, 4, 8 and so on.
+        // Repetitions are logged at 1, 2, 4, 8 and so on.
         if due && count.is_power_of_two() {
             *line = Some(Instant::now());
             let node = NodeId::from_public_key(&key);
@@ -69,7 +69,7 @@ impl Refusals {
         }
     }
 
-    /// All, the newest first.
+    /// All entries, the newest first.
     pub(super) fn told(&self) -> Vec<v1::RefusedRegistration> {
         let told = |entry: &Entry| v1::RefusedRegistration {
             public_key: entry.key.to_vec(),
@@ -86,7 +86,7 @@ impl Refusals {
     }
 }
 
-/// Which entry makes way: the oldest of the address with the most.
+/// The entry to displace: the oldest of the address with the most.
 fn displaced(entries: &[Entry]) -> usize {
     let mut by_address = BTreeMap::<IpAddr, usize>::new();
     for entry in entries {

@@ -1,23 +1,23 @@
-//! Runs a curator beside this node's etcd member.
+//! The service of the curator: runs it beside this node's etcd member.
 //!
 //! ```text
 //! this node has a name, its member votes
 //!      |
 //!      +--> directory   the copy of the records
-//!      +--> health      who was heard
-//!      +--> standing    who has access, for every server of this node
-//!      +--> status      what the node and `grpc.health` are told
+//!      +--> health      the heartbeats
+//!      +--> standing    the access list, for every server of this node
+//!      +--> status      the status for the node and `grpc.health`
 //!      +--> departures  nodes that are taken out
 //!      +--> server      port 7835, once there is a certificate
-//!      +--> leader      started last, so that it is stopped first: whoever leads
+//!      +--> leader      started last, so that it is stopped first: a leader
 //!                       hands over before the port closes
 //! ```
 //!
-//! The member may stop and come back; everything here waits for it and goes on.
+//! The member may stop and come back; every part here waits for it and goes on.
 //!
 //! Invariants:
 //! - The port serves only with the certificate of a member of the cluster.
-//! - `Done` is reported when the port serves and this curator knows who leads.
+//! - `Done` is reported when the port serves and this curator knows the leader.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -51,13 +51,13 @@ const OF_ALL: &str = "polis.v1.CuratorLocal";
 /// What is fixed for the life of the process.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where it listens.
+    /// The address on which it listens.
     pub listen: Listen,
-    /// The port that others are told.
+    /// The port that other nodes receive.
     pub port: u16,
-    /// What callers may take.
+    /// The limits on callers.
     pub limits: Limits,
-    /// Where members of etcd are reached.
+    /// The addresses of the members of etcd.
     pub naming: Naming,
 }
 
@@ -74,12 +74,12 @@ impl Config {
     }
 }
 
-/// What everyone else may know of this node's curator.
+/// The published status of this node's curator.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Status {
-    /// Where it serves, if it does.
+    /// The address at which it serves, if it does.
     pub serving: Option<SocketAddr>,
-    /// Who leads.
+    /// The leader.
     pub leadership: Leadership,
 }
 
@@ -97,35 +97,35 @@ impl Status {
 pub struct Service {
     /// What is fixed.
     pub config: Config,
-    /// Who this node is.
+    /// The identity of this node.
     pub identity: watch::Receiver<Option<Identity>>,
     /// The member beside it.
     pub consensus: watch::Receiver<consensus::Status>,
     /// The way to change the members.
     pub members: Members,
-    /// The address that others are told.
+    /// The address that other nodes receive.
     pub network: watch::Receiver<network::Status>,
-    /// With what it serves.
+    /// The credentials that it serves with.
     pub credentials: watch::Receiver<Option<Credentials>>,
-    /// Who may call what.
+    /// The access table of calls.
     pub table: Arc<Table>,
-    /// What is counted.
+    /// The metrics.
     pub metrics: Arc<Metrics>,
-    /// Who has access.
+    /// The access list.
     pub standing: watch::Sender<Arc<AccessList>>,
     /// The copy of the records.
     pub directory: watch::Sender<Directory>,
-    /// What everyone else may know.
+    /// The published status.
     pub status: watch::Sender<Status>,
 }
 
-/// Why a run ends.
+/// The reason why a run ends.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An input ended.
     #[error(transparent)]
     Closed(#[from] Closed),
-    /// There is no member any more that a curator could stand beside.
+    /// The etcd member beside which a curator could run has ended.
     #[error("the member of etcd beside this curator has left")]
     Left,
     /// The descriptors of the API cannot be read: the build is broken.
@@ -156,15 +156,15 @@ impl Service {
         let left = ctx.until_cancelled(left).await;
         self.status.send_replace(Status::default());
         match left {
-            // The supervisor ends everything here, and starts it again: then this
-            // waits until there is a member once more.
+            // The supervisor ends every child here, and starts it again: the new run waits
+            // until a member exists once more.
             Some(Ok(())) => Err(Error::Left),
             Some(Err(closed)) => Err(closed.into()),
             None => Ok(()),
         }
     }
 
-    /// What stands beside the member, and what runs between them.
+    /// The parts beside the member, and the channels between them.
     fn services(&self, identity: &Identity, clients: &Clients) -> Result<Services, Error> {
         let client = clients.user(User::Curator);
         let leadership = watch::Sender::<Leadership>::default();
@@ -192,7 +192,7 @@ impl Service {
                 limits: self.config.limits.clone(),
             },
             credentials: self.credentials.clone(),
-            standing: self.standing.subscribe(),
+            access_list: self.standing.subscribe(),
             table: Arc::clone(&self.table),
             metrics: Arc::clone(&self.metrics),
             app: App::Grpc(handlers.routes(health)?),
@@ -266,7 +266,7 @@ impl Services {
     }
 }
 
-/// Tells what this curator is, to the node and to whoever asks `grpc.health`.
+/// Publishes the status of this curator, to the node and to callers of `grpc.health`.
 #[derive(Clone)]
 struct Told {
     listening: watch::Receiver<Option<SocketAddr>>,

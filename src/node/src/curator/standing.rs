@@ -1,7 +1,8 @@
-//! Tells the servers of this node who has access, as the records say.
+//! The standing of users and nodes: publishes to the servers of this node who has access,
+//! by the records.
 //!
-//! Where a curator runs, access is decided by what etcd holds, milliseconds after
-//! it was written; nodes without one hear of it from a curator.
+//! Where a curator runs, access is decided by the content of etcd, milliseconds after it
+//! was written; nodes without one receive it from a curator.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,12 +17,12 @@ use polis_runtime::supervisor::Context;
 use polis_wire::pki::Crl;
 use polis_wire::rpc::AccessList;
 
-/// Publishes who has access. A service of every curator.
+/// Publishes the access list. A service of every curator.
 #[derive(Clone, Debug)]
 pub struct Service {
     /// The copy of the records.
     pub directory: watch::Receiver<Directory>,
-    /// Who has access.
+    /// The access list.
     pub standing: watch::Sender<Arc<AccessList>>,
 }
 
@@ -37,7 +38,8 @@ impl Service {
         loop {
             let standing = {
                 let directory = self.directory.borrow_and_update();
-                // Until the first listing nothing is known, and nobody is let in.
+                // Until the first listing the access list is unknown, and every caller is
+                // rejected.
                 (directory.revision() > 0).then(|| of(&directory, &mut read))
             };
             if let Some(standing) = standing {
@@ -57,7 +59,7 @@ impl Service {
     }
 }
 
-/// The CRL that was read last, and what it says.
+/// The CRL that was read last, and its content.
 #[derive(Default)]
 struct Revoked {
     der: Arc<Vec<u8>>,
@@ -71,7 +73,7 @@ fn of(directory: &Directory, read: &mut Revoked) -> AccessList {
             Some(crl) => {
                 read.serials = crl.revoked.into_iter().map(|entry| entry.serial).collect();
             }
-            // Whom the last one named stays out.
+            // The names in the last CRL stay rejected.
             None => error!("the CRL of the cluster cannot be read and is not used"),
         }
         read.der = der;

@@ -1,4 +1,4 @@
-//! Says what may happen to a node's record. Pure.
+//! The life of a node's record: which requests may change it, and how. Pure.
 //!
 //! | request \ state | (absent)  | NEW            | STANDBY        | UP, never home | UP, joined | DECOMMISSIONED |
 //! |-----------------|-----------|----------------|----------------|----------------|------------|----------------|
@@ -12,15 +12,15 @@
 //! | decommission    | not found | refused        | refused        | DECOMM.        | DECOMM.    | same           |
 //! | delete          | not found | gone           | gone           | refused³       | refused³   | gone           |
 //!
-//! ¹ with the join key that it has; with another one it is refused: somebody else
+//! ¹ with the join key that it has; with another one it is refused: another machine
 //!   would open the disk of a member.
-//! ² roles cannot be given; to take away what is not there changes nothing.
+//! ² roles cannot be given; to take away a missing role changes nothing.
 //! ³ unless forced.
-//! ⁴ meanwhile the role consensus member cannot be given; to take it is the end of it.
+//! ⁴ meanwhile the role consensus member cannot be given; taking it ends the departure.
 //!
 //! Invariants:
-//! - No request makes a state out of one that comes later in a node's life, but
-//!   for a record that was deleted.
+//! - No request moves a record back to an earlier state of a node's life, except after the
+//!   record was deleted.
 //! - A decommissioned node has no roles and no keys.
 //! - Once a node was home, its join key and the keys of its disk stay.
 //!
@@ -37,24 +37,24 @@ use polis_wire::identity::Identity;
 /// Labels of one node; as many as the parameters may give.
 const LABELS_MAX: usize = 64;
 
-/// What somebody asks for.
+/// A request to change a record.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Request {
-    /// A machine wants to be let in.
+    /// A machine registers.
     Register(Registration),
-    /// An operator lets it in.
+    /// An operator approves it.
     Approve,
-    /// It enters.
+    /// The machine commits.
     Commit(Commitment),
-    /// It was home, and is back.
+    /// The node was home, and joins again.
     Join,
-    /// It says how it is.
+    /// The node sends its status.
     Status(v1::NodeStatus),
     /// An operator gives and takes roles.
     Roles {
-        /// Those that it gets.
+        /// The roles to give.
         add: v1::NodeRoles,
-        /// Those that it loses.
+        /// The roles to take.
         remove: v1::NodeRoles,
     },
     /// An operator sets and removes labels.
@@ -66,23 +66,23 @@ pub enum Request {
     },
     /// The owner has saved the recovery key.
     ForgetRecoveryKey,
-    /// It begins to leave etcd, and this is to follow.
+    /// It begins to leave etcd, and `leaving` names the next step.
     Leave(v1::Departure),
-    /// It leaves etcd no more: it is out, or must stay.
+    /// It ends the departure from etcd: it is out, or must stay.
     Stay,
-    /// An operator removes it for good.
+    /// An operator decommissions it for good.
     Decommission,
-    /// An operator forgets it.
+    /// An operator deletes it.
     Delete {
         /// Although it is a member: it is dead.
         force: bool,
     },
 }
 
-/// What a machine says when it registers.
+/// The fields of a registration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Registration {
-    /// Whose key its certificate proved.
+    /// The key that its certificate proved.
     pub identity: Identity,
     /// The public half of the key that it will join with.
     pub join_key: [u8; 32],
@@ -90,69 +90,69 @@ pub struct Registration {
     pub tpm: bool,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// Where it is.
+    /// Its address.
     pub address: String,
     /// Seconds since 1970.
     pub now: i64,
 }
 
-/// What a machine leaves with the cluster when it enters.
+/// The fields of a commit, which the cluster keeps.
 #[derive(Clone, PartialEq)]
 pub struct Commitment {
     /// The cluster's half of its disk's key; empty without encryption.
     pub cluster_unlock_key: Vec<u8>,
-    /// What its disk is.
+    /// The protection of its disk.
     pub storage_kind: v1::StorageKind,
-    /// What opens its disk alone; empty without encryption.
+    /// The key that opens its disk alone; empty without encryption.
     pub recovery_key: Vec<u8>,
 }
 
-/// Its keys are not shown.
+/// Hides the keys.
 impl fmt::Debug for Commitment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Commitment({:?}, …)", self.storage_kind)
     }
 }
 
-/// What becomes of the record.
+/// The result for the record.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Nothing.
+    /// The record stays.
     Keep(Box<v1::Node>),
-    /// It is written.
+    /// The record is written.
     Put(Box<v1::Node>),
-    /// It is removed; this is what it was.
+    /// The record is removed; this is its last content.
     Delete(Box<v1::Node>),
 }
 
-/// Why a request is refused.
+/// The reason why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No such node.
+    /// The node does not exist.
     #[error("there is no such node")]
     Unknown,
-    /// It was removed.
+    /// The node was decommissioned.
     #[error(
         "the node was decommissioned: it will never be a member again; delete it first, \
              and give the machine a new disk"
     )]
     Decommissioned,
-    /// It was not approved.
+    /// The node was not approved.
     #[error("the node was not approved yet")]
     NotApproved,
-    /// It has not entered.
+    /// The node has not committed.
     #[error("the node has not entered the cluster yet")]
     NotUp,
-    /// It is a member already.
+    /// The node is a member already.
     #[error("the node has been home already: what its disk depends on cannot be changed")]
     Joined,
     /// Another machine with its name.
     #[error("the node is known and was home already, with another join key")]
     Known,
-    /// It is a member.
+    /// The node is a member.
     #[error("the node is a member: decommission it first, or force it if the machine is dead")]
     StillUp,
-    /// It is on its way out of etcd.
+    /// The node is leaving etcd.
     #[error("the node is being taken out of etcd; ask again once it is out")]
     Leaving,
     /// Too many labels.
@@ -160,7 +160,7 @@ pub enum Refusal {
     Labels,
 }
 
-/// What `request` makes of the record.
+/// The result of `request` for the record.
 ///
 /// # Errors
 ///
@@ -267,8 +267,8 @@ fn register_again(
     registration: Registration,
 ) -> Result<v1::Node, Refusal> {
     match state {
-        // It asks again every few seconds until it is approved: what it says of itself now
-        // is what counts, and what an operator has said of it meanwhile stays.
+        // A machine registers again every few seconds until it is approved: its newest values
+        // count, and the labels that an operator has set meanwhile stay.
         NodeState::New => {
             let v1::Node { join_key, status, tpm, .. } = register(registration);
             Ok(v1::Node { join_key, status, tpm, ..node })

@@ -1,8 +1,8 @@
-//! Keeps what the cluster knows about itself: its nodes, its owner, its configuration.
+//! The store of the curator: the records of nodes, of the owner and of the configuration in etcd.
 //!
 //! ```text
 //! nodes/<node ID>         v1.Node
-//! join_keys/<hex>         v1.JoinKey: whose it is
+//! join_keys/<hex>         v1.JoinKey: the node that has it
 //! users/<name>            v1.User
 //! global/initial_owner    v1.InitialOwner
 //! global/register_ticket  v1.RegisterTicket
@@ -10,21 +10,20 @@
 //! leader/<lease>          v1.Leader, see `leader`
 //! pki/...                 see `pki`: the cluster's CA and what it issued
 //! ```
-//!
-//! The cluster manager of the first node writes the founding records straight
-//! into etcd: no curator serves before there is a cluster. From then on the
-//! leader writes, through `fenced`: it reads a record, makes a new one of it and
-//! commits that if the record is still the one that was read.
+//! The cluster manager of the first node writes the founding records straight into etcd: no
+//! curator serves before there is a cluster. From then on the leader writes, through
+//! `fenced`: it reads a record, makes a new one of it and commits that if the record is
+//! still the one that was read.
 //!
 //! Invariants:
 //! - The founding records appear together or not at all, once in the life of a
 //!   cluster.
-//! - Reading never repairs: a record that is not understood is an error.
-//! - A record that two change at the same moment is changed twice, one after the
-//!   other; a write without an answer is never made again.
+//! - Reading never repairs: a record that cannot be decoded is an error.
+//! - Two changes of a record at the same moment are applied one after the other; a write
+//!   without an answer is never retried.
 //!
-//! What this module does not do: know what may become of a record (`state`,
-//! `nodes`, `tickets`, `users`).
+//! What this module does not do: know the allowed changes of a record (`state`, `nodes`,
+//! `tickets`, `users`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,7 +39,7 @@ use polis_wire::pki::{
     self, Certificate, Guard, Issued, Issuer, Mode, Namespace, Reason, Template, Write,
 };
 
-/// Where the cluster's own PKI is.
+/// The place of the cluster's own PKI.
 const PKI: &str = "pki/";
 
 pub(super) const NODES: &str = "nodes/";
@@ -51,14 +50,14 @@ pub(super) const OWNER: &str = "global/initial_owner";
 pub(super) const TICKET: &str = "global/register_ticket";
 pub(super) const CONFIGURATION: &str = "cluster/configuration";
 
-/// Attempts at a record that others change at the same moment. Each time one of
-/// them was faster, so this many in a row means that something is wrong.
+/// The number of attempts at a record that others change at the same moment. Each failure
+/// means that another writer was faster, so this many in a row point to a fault.
 pub(super) const CONFLICTS_MAX: u32 = 32;
 
 /// The cluster's CA: signs nodes and users.
 const AUTHORITY: &str = "cluster";
 
-/// Why the store cannot be read or written.
+/// The reason why the store cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -68,45 +67,45 @@ pub enum Error {
     /// A certificate cannot be made or read.
     #[error("cannot get a certificate of the cluster")]
     Pki(#[from] pki::Error),
-    /// Something is missing that every cluster has.
+    /// A record is missing that every cluster has.
     #[error("the cluster's store has no {key}")]
     Missing {
-        /// Its key.
+        /// The record's key.
         key: String,
     },
     /// A record cannot be read.
     #[error("the record {key} in the cluster's store is damaged")]
     Damaged {
-        /// Its key.
+        /// The record's key.
         key: String,
     },
-    /// Others changed the same record, again and again.
+    /// Other writers changed the same record, again and again.
     #[error("the record {key} in the cluster's store changes too often")]
     Contended {
-        /// Its key.
+        /// The record's key.
         key: String,
     },
     /// The store belongs to a cluster that another node founded.
     #[error("the cluster's store was begun by another node: it has no {key}")]
     OtherFounder {
-        /// The record that would be there.
+        /// The key of the record that is missing.
         key: String,
     },
-    /// The disk of whoever founds a cluster again is not what that cluster demands.
+    /// The disk of the node that restores a cluster does not meet that cluster's policy.
     #[error(
         "the storage policy of the cluster in the snapshot is {policy}, and the disk of this node \
          is {kind}"
     )]
     StoragePolicy {
-        /// What is demanded.
+        /// The demanded protection.
         policy: &'static str,
-        /// What there is.
+        /// The actual protection.
         kind: &'static str,
     },
 }
 
 impl Error {
-    /// Whether the same call may succeed if it is made again.
+    /// Whether a retry of the same call may succeed.
     #[must_use]
     pub fn retriable(&self) -> bool {
         match self {
@@ -120,24 +119,23 @@ impl Error {
     }
 }
 
-/// What a cluster is founded with.
+/// The content of the founding records.
 #[derive(Clone, PartialEq)]
 pub struct Founding {
     /// The first node.
     pub node: Identity,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// Whoever may take ownership.
+    /// The key that may take ownership.
     pub owner_public_key: [u8; 32],
-    /// What holds for the whole cluster.
+    /// The configuration of the whole cluster.
     pub configuration: v1::ClusterConfiguration,
-    /// The keys of its disk, and what opens that alone; none where it is not
-    /// encrypted.
+    /// The keys of its disk, and the key that opens that alone; `None` without encryption.
     pub disk: Option<(DiskKeys, Vec<u8>)>,
-    /// What its disk promises.
+    /// The protection of its disk.
     pub storage_kind: v1::StorageKind,
-    /// Whether the store began with a snapshot: owner and configuration are those
-    /// in there then, and the node is one more.
+    /// Whether the store began with a snapshot: owner and configuration then come from the
+    /// snapshot, and the node is one more.
     pub restored: bool,
 }
 
@@ -153,18 +151,18 @@ pub struct Store<S> {
     pub(super) kv: S,
 }
 
-/// What a change makes of a record.
+/// The result of a change for a record.
 pub(super) enum Outcome<M> {
-    /// It stays.
+    /// The record stays.
     Keep(M),
-    /// It is written, and with it what else must change in the same step.
+    /// The record is written, with the other changes of the same step.
     Put(M, Vec<Guard>, Vec<Write>),
-    /// It is removed; this is what it was.
+    /// The record is removed; this is its last content.
     Delete(M, Vec<Write>),
 }
 
 impl<S: pki::Store + Clone> Store<S> {
-    /// The records that lie in `kv`, the curator's namespace of etcd.
+    /// The records in `kv`, the curator's namespace of etcd.
     pub fn new(kv: S) -> Self {
         Self { kv }
     }
@@ -210,7 +208,7 @@ impl<S: pki::Store + Clone> Store<S> {
         }
     }
 
-    /// Adds the node to a cluster that nobody else is left of.
+    /// Adds the node to a cluster of which no other machine is left.
     async fn found_again(&self, founding: &Founding, node: &v1::Node) -> Result<(), Error> {
         let configuration = self.read::<v1::ClusterConfiguration>(CONFIGURATION).await?;
         let policy = configuration.unwrap_or_default().storage_security_policy();
@@ -227,8 +225,8 @@ impl<S: pki::Store + Clone> Store<S> {
         }
     }
 
-    /// Checks that this is the store of a founded cluster with `node` in it, and
-    /// returns what it knows of the node.
+    /// Checks that this is the store of a cluster with founding records and `node` in it,
+    /// and returns the node's record.
     ///
     /// # Errors
     ///
@@ -247,7 +245,7 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(found)
     }
 
-    /// The certificate of the cluster's CA, made if there is none.
+    /// The certificate of the cluster's CA, made if it does not exist.
     ///
     /// # Errors
     ///
@@ -256,20 +254,20 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(self.certificates().ensure(&authority(), now).await?)
     }
 
-    /// DER of the cluster's CA, which is there since the cluster was founded.
+    /// DER of the cluster's CA, which exists since the bootstrap of the cluster.
     ///
     /// # Errors
     ///
     /// [`Error::Missing`].
     pub async fn authority(&self, now: SystemTime) -> Result<Vec<u8>, Error> {
-        // `ensure` makes what is missing; an authority is never without a CRL.
+        // `ensure` makes missing parts; an authority always has a CRL.
         if self.certificates().crl(&authority()).await?.is_none() {
             return Err(Error::Missing { key: format!("{PKI}authorities/{AUTHORITY}") });
         }
         Ok(self.ensure_authority(now).await?.der)
     }
 
-    /// The certificate of `node`, made if there is none.
+    /// The certificate of `node`, made if it does not exist.
     ///
     /// # Errors
     ///
@@ -282,8 +280,8 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(self.certificates().ensure(&node_wish(node), now).await?)
     }
 
-    /// A new certificate for `node` if two thirds of the life of its old one are
-    /// over, else the one that it has; none where that was revoked.
+    /// A new certificate for `node` if two thirds of the life of its old one are over, else
+    /// the existing one; `None` if that was revoked.
     ///
     /// # Errors
     ///
@@ -306,7 +304,7 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(())
     }
 
-    /// What holds for the whole cluster.
+    /// The configuration of the whole cluster.
     ///
     /// # Errors
     ///
@@ -316,8 +314,8 @@ impl<S: pki::Store + Clone> Store<S> {
         found.ok_or_else(|| Error::Missing { key: CONFIGURATION.to_owned() })
     }
 
-    /// Reads a record, makes another of it, and writes that if nobody else was
-    /// faster; else it reads again.
+    /// Reads a record, makes another of it, and writes that if no other writer was faster;
+    /// else it reads again.
     pub(super) async fn update<M, E>(
         &self,
         key: &str,
@@ -372,7 +370,7 @@ pub(super) fn node_key(id: NodeId) -> String {
     format!("{NODES}{id}")
 }
 
-/// Where the CRL of the cluster's authority is.
+/// The place of the CRL of the cluster's authority.
 pub(super) fn crl_key() -> String {
     format!("{PKI}authorities/{AUTHORITY}/crl")
 }
@@ -454,13 +452,13 @@ mod tests {
         assert_eq!(store.complete(founding(7).node).await.unwrap().state(), v1::NodeState::Up);
         let owner: v1::InitialOwner = store.read(OWNER).await.unwrap().unwrap();
         assert_eq!(owner.public_key, [1; 32]);
-        // All secrets of the cluster would lie on a disk that it would not let in.
+        // All secrets of the cluster would lie on a disk that its policy rejects.
         let plain =
             Founding { storage_kind: v1::StorageKind::Insecure, restored: true, ..founding(9) };
         let refused = store.found(&plain).await;
         assert!(matches!(refused, Err(Error::StoragePolicy { .. })), "{refused:?}");
         assert!(store.complete(plain.node).await.is_err());
-        // Without a snapshot in it, a store is founded as ever.
+        // Without a snapshot in it, a store gets its founding records as always.
         let store = Store::new(Memory::default());
         store.found(&again).await.unwrap();
         let owner: v1::InitialOwner = store.read(OWNER).await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! The records against a map.
+//! Tests of the records, against a store in a map.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -149,7 +149,7 @@ async fn nobody_takes_the_join_key_of_another() {
     store.register(&ticket, registration(2, 3)).await.unwrap();
     let taken = store.register(&ticket, registration(4, 3)).await;
     assert!(matches!(taken, Err(Error::JoinKeyTaken)));
-    // A new one of the same machine replaces the old one.
+    // A new registration of the same machine replaces the old one.
     store.register(&ticket, registration(2, 5)).await.unwrap();
     let keys = memory.contents().into_keys().filter(|key| key.starts_with("join_keys/"));
     assert_eq!(keys.count(), 1);
@@ -251,7 +251,7 @@ async fn what_a_running_cluster_is_built_on_cannot_change() {
     };
     let written = store.configure(wish.clone()).await.unwrap();
     assert_eq!(written.cold_start, wish.cold_start);
-    // Left out, it stays.
+    // A field that is left out stays.
     let same = v1::ClusterConfiguration { cluster_domain: String::new(), ..written.clone() };
     assert_eq!(store.configure(same).await.unwrap(), written);
     let other = v1::ClusterConfiguration { cluster_domain: "x.org".to_owned(), ..written.clone() };
@@ -281,7 +281,7 @@ async fn two_who_configure_different_things_do_not_undo_each_other() {
     use v1::cluster_configuration::{ColdStart, TpmMode};
     let (store, _) = founded().await;
     let before = store.configuration().await.unwrap();
-    // Each names one thing, whatever it has read before.
+    // Each call changes one field, whatever it has read before.
     let tpm = v1::ClusterConfiguration { tpm_mode: TpmMode::Required.into(), ..Default::default() };
     store.configure(tpm).await.unwrap();
     let cold_start =

@@ -1,7 +1,7 @@
-//! Keeps the one ticket that lets machines ask for admission.
+//! The ticket: the one secret that lets machines register.
 //!
-//! A ticket opens nothing by itself: an operator approves each machine. It keeps
-//! the list of those who ask short.
+//! A ticket opens nothing by itself: an operator approves each machine. The ticket keeps
+//! the list of registering machines short.
 
 use std::time::Duration;
 
@@ -15,23 +15,23 @@ use super::error::Error;
 use super::store::{Outcome, Store, TICKET};
 use polis_wire::pki;
 
-/// As many bytes as nobody guesses.
+/// Enough bytes that guessing fails.
 const LENGTH: usize = 32;
 
-/// So many replaced tickets are told from wrong ones.
+/// The number of replaced tickets that are remembered, to report them as rotated, not as wrong.
 const FORMER_MAX: usize = 16;
 
-/// A ticket that lives longer than this does not end for anyone now alive.
+/// The limit of a lifetime: a longer one would outlast everyone now alive.
 const LIFETIME_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// What to do with the ticket that there is.
+/// The change of the current ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// Show it; make one that does not end if there is none.
+    /// Show it; make one that does not expire if none exists.
     Read,
-    /// Make a new one; the old one is void.
+    /// Make a new one; the old one becomes invalid.
     Rotate {
-        /// How long it lives; `None` for ever.
+        /// Its lifetime; `None` for a ticket that does not expire.
         lifetime: Option<Duration>,
     },
 }
@@ -41,7 +41,7 @@ impl<S: pki::Store + Clone> Store<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Field`] for a lifetime beyond all measure.
+    /// [`Error::Field`] for a lifetime beyond the limit.
     pub async fn ticket(&self, wish: Wish, now: i64) -> Result<v1::RegisterTicket, Error> {
         let ends_at = match wish {
             Wish::Read | Wish::Rotate { lifetime: None } => 0,
@@ -76,7 +76,7 @@ impl<S: pki::Store + Clone> Store<S> {
     }
 }
 
-/// What is remembered of the tickets up to `old`.
+/// The remembered tickets up to `old`.
 fn former(old: v1::RegisterTicket) -> Vec<Vec<u8>> {
     let mut former = old.former;
     former.push(Sha256::digest(&old.opaque).to_vec());

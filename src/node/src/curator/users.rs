@@ -1,4 +1,4 @@
-//! Keeps who may operate the cluster.
+//! The users: the records of the people who may operate the cluster.
 //!
 //! ```text
 //! (absent) --create, or the owner's key--> [valid] --revoke--> [revoked]
@@ -6,10 +6,10 @@
 //! ```
 //!
 //! Invariants:
-//! - A user that is revoked is marked before its certificates are: the mark
-//!   counts at the next call, whoever answers it.
+//! - A revoked user is marked before its certificates are: the mark counts at the next
+//!   call, on every server.
 //! - There is always an owner who is not revoked, once there was one.
-//! - No user has a name that a node could have: both are names under one authority.
+//! - A user cannot have a name that a node could have: both are names under one authority.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -21,17 +21,17 @@ use super::error::Error;
 use super::store::{OWNER, Outcome, Store, USERS, authority, decode};
 use polis_wire::pki::{self, Certificate, Guard, Issued, Issuer, Mode, Reason, Template};
 
-/// Whom the owner's key speaks for.
+/// The user whom the owner's key speaks for.
 pub const OWNER_NAME: &str = "owner";
 
 /// The longest name.
 const NAME_MAX: usize = 64;
 
-/// How the names of nodes begin.
+/// The beginning of the names of nodes.
 const NODE_PREFIX: &str = "polis-";
 
 impl<S: pki::Store + Clone> Store<S> {
-    /// The certificate of the owner, for whoever holds the owner's key.
+    /// The certificate of the owner, for the holder of the owner's key.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl<S: pki::Store + Clone> Store<S> {
         self.user_certificate(&user, now).await
     }
 
-    /// The certificate of a user, a new one where it is time.
+    /// The certificate of a user, a new one where renewal is due.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl<S: pki::Store + Clone> Store<S> {
     ///
     /// [`Error::UserUnknown`], [`Error::LastOwner`].
     pub async fn revoke_user(&self, name: &str, now: SystemTime) -> Result<(), Error> {
-        // Another owner that is revoked at the same moment is seen by the guards.
+        // The guards detect a revocation of another owner at the same moment.
         let owners = self.other_owners(name).await?;
         let key = user_key(name);
         self.update(&key, |old: Option<v1::User>| {
@@ -108,7 +108,7 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(())
     }
 
-    /// Guards that hold while the other owners are what they are.
+    /// Guards that hold while the other owners stay unchanged.
     async fn other_owners(&self, name: &str) -> Result<Vec<Guard>, Error> {
         let listed = self.kv.list(USERS).await.map_err(super::store::Error::Store)?;
         let mut guards = Vec::new();
@@ -168,7 +168,7 @@ impl<S: pki::Store + Clone> Store<S> {
     }
 }
 
-/// The role as certificates have it; `None` for no role.
+/// The role in the form of certificates; `None` without one.
 fn role_name(role: UserRole) -> Option<&'static str> {
     match role {
         UserRole::Unspecified => None,

@@ -1,4 +1,4 @@
-//! Gives the signs of life by which `init` knows that the runtime runs.
+//! The signs of life by which `init` knows that the runtime runs.
 //!
 //! A thread of its own would beat on while every service is stuck. This is a task
 //! like all others: when no worker of the runtime comes to it any more, or when

@@ -1,11 +1,11 @@
-//! Keeps the log tree on the data partition once there is one.
+//! The log tree on the data partition: kept there once the partition is mounted.
 //!
 //! ```text
 //! [waiting for storage] --ready--> [logtree::ring, in `logs` of the data partition]
 //! ```
 //!
-//! Started right after `storage`, so that it is stopped right before it: whatever
-//! the other services say while they stop is on the disk.
+//! Started right after `storage`, so that it is stopped right before it: everything
+//! that the other services log while they stop is on the disk.
 
 use std::time::UNIX_EPOCH;
 
@@ -27,14 +27,14 @@ pub struct Service {
     pub image: String,
     /// The data partition.
     pub storage: watch::Receiver<storage::Status>,
-    /// What everyone else may know of the logs.
+    /// The published status of the logs.
     pub status: watch::Sender<ring::Status>,
 }
 
 /// Why a run ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Nobody says any more whether there is a partition.
+    /// The owner of the storage status is gone.
     #[error(transparent)]
     Closed(#[from] Closed),
     /// The ring.
@@ -47,7 +47,7 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// [`RunError`]; a restart goes on behind what is on the disk.
+    /// [`RunError`]; a restart goes on behind the entries on the disk.
     pub async fn run(mut self, ctx: Context) -> Result<(), RunError> {
         let ready = event::until(&mut self.storage, "storage", |status| match status {
             storage::Status::Ready(ready) => Some(ready.clone()),
@@ -55,7 +55,7 @@ impl Service {
         });
         let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
         let ready = ready?;
-        // Without a name every run is a boot of its own: better than none.
+        // Without a name every run is a boot of its own: better than no boot.
         let boot_id = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
         let since = clock::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let config = ring::Config {

@@ -1,4 +1,4 @@
-//! Says once how much memory the processes of a node at rest take.
+//! The memory line: prints once how much memory the processes of a node at rest take.
 //!
 //! A machine has no shell in which somebody could look, and what a node costs is
 //! a promise that the tests and the measurements keep. So it reads `/proc` some
@@ -36,7 +36,7 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// [`Closed`] when nobody can say any more whether the node is ready.
+    /// [`Closed`] when the owner of the value is gone.
     pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         ctx.healthy();
         let ready = event::until(&mut self.ready, "ready", |ready| ready.then_some(()));

@@ -1,4 +1,4 @@
-//! What the `node` binary is made of: everything around the supervision tree.
+//! The `node` binary: everything around the supervision tree.
 //!
 //! `init` starts `node` with its environment ([`polis_base::environment`]) and a channel.
 //! `node` builds the services ([`crate::root`]), and ends in one of five ways:
@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Invariants:
-//! - Whatever a service or the main task wrote before the end is written first,
+//! - Everything that a service or the main task wrote before the end is written first,
 //!   within [`FLUSH_DEADLINE`].
 //! - The end never waits for a thread of the runtime: the runtime is not dropped.
 
@@ -48,7 +48,7 @@ use polis_runtime::sys::control::{self, Channel};
 
 /// Status after the trapdoor: the report is on the channel.
 const STATUS_TRAPDOOR: u8 = 70;
-/// Status when `node` itself cannot go on; standard error says why.
+/// Status when `node` itself cannot go on; the reason is on standard error.
 const STATUS_BROKEN: u8 = 71;
 /// Status when `node` was started by anything but `init`.
 const STATUS_USAGE: u8 = 2;
@@ -130,7 +130,7 @@ fn start(environment: Environment) -> anyhow::Result<u8> {
     })
 }
 
-/// The main task panicked: nobody is left to start it again.
+/// The main task panicked: nothing is left to start it again.
 fn panicked(text: &str) -> Report {
     Report {
         code: code::NODE_PANICKED,
@@ -236,7 +236,7 @@ async fn tell(control: &Channel, line: &EventLine) {
     }
 }
 
-/// Waits until the queued lines are written, but not for ever.
+/// Waits until the queued lines are written, with a deadline.
 async fn flush(lines: &Lines) {
     let drained = async {
         while !lines.is_drained() {

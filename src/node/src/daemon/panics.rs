@@ -1,4 +1,4 @@
-//! Says where a panic happened, whatever else still works.
+//! The panic hook: logs where a panic happened, even if little else still works.
 //!
 //! The supervisor reports the death of the service; the place in the code is
 //! known here only. Standard error goes to `init` without any help of ours.
@@ -15,7 +15,7 @@ pub(super) fn install() {
     }));
 }
 
-/// What a panic says, if it is text.
+/// The message of a panic, if it is text.
 pub(super) fn text(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| payload.downcast_ref::<&str>().copied())

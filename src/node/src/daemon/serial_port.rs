@@ -1,7 +1,7 @@
-//! Writes the lines for the serial port to standard output, where `init` reads.
+//! The lines for the serial port: written to standard output, where `init` reads.
 //!
-//! A thread of its own, so that lines get out whatever the runtime is doing,
-//! and so that a slow `init` slows nobody: the queue before it is bounded.
+//! A thread of its own, so that lines get out even while the runtime is busy, and so
+//! that a slow `init` does not slow the node: the queue before it is bounded.
 
 use std::io;
 
@@ -50,7 +50,8 @@ fn write(lines: &Lines, mut queue: mpsc::Receiver<String>) {
     }
 }
 
-/// Writes all of it. If `init` is gone, nobody reads, and nothing is to be done.
+/// Writes all of it. If `init` is gone, nothing reads the port, and nothing can be
+/// done.
 fn put(mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match rustix::io::write(stdout(), bytes) {

@@ -1,8 +1,8 @@
 //! Fault injection: the node breaks itself, for the stories that show what follows.
 //!
-//! `polis.fault=NAME` on the kernel command line selects the fault, and each use is
-//! logged as an error. The command line selects the whole system, so the word gives
-//! nobody a right that they did not have.
+//! `polis.fault=NAME` on the kernel command line selects the fault, and each use is logged
+//! as an error. The command line selects the whole system, so the word gives its author no
+//! new right.
 //!
 //! It strikes once the node is ready.
 //!
@@ -15,7 +15,7 @@
 //! | `damage-etcd` | etcd gets SIGKILL, and its database is overwritten |
 //! | `lose-etcd` | everything of the member of etcd is removed, and it gets SIGKILL |
 //! | `kill-node` | the node gets SIGKILL |
-//! | `node-hangs` | every worker of the runtime is blocked for ever |
+//! | `node-hangs` | every worker of the runtime is blocked forever |
 //! | `locked` | the trapdoor opens as for a locked disk, unless a recovery key was given |
 
 use std::os::unix::fs::FileExt as _;
@@ -39,7 +39,7 @@ use polis_runtime::event::{self, Closed};
 use polis_runtime::supervisor::{Context, Policy};
 use polis_runtime::sys::{process, readiness};
 
-/// What breaks.
+/// The faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A service panics once.
@@ -75,7 +75,7 @@ impl Fault {
         ("locked", Self::Locked),
     ];
 
-    /// What the command line of this boot asks for, if anything.
+    /// The fault that the command line of this boot asks for, if any.
     #[must_use]
     pub fn of_this_boot() -> Option<Self> {
         let line = command_line::read().unwrap_or_default();
@@ -102,7 +102,7 @@ impl Fault {
 /// The service that breaks, or breaks something.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What to break.
+    /// The fault to cause.
     pub fault: Fault,
     /// The recovery key, if somebody gave one.
     pub recovery: recovery::Given,
@@ -117,14 +117,14 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// [`Closed`] when nobody can say any more whether the node is ready.
+    /// [`Closed`] when the owner of the value is gone.
     #[expect(clippy::panic, reason = "that is what it is for")]
     pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         let ready = event::until(&mut self.ready, "ready", |ready| ready.then_some(()));
         let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
         ready?;
-        // What happened before is told before: whoever watches from outside
-        // could not make sense of the rest.
+        // Earlier events are logged first: an observer from outside could not make sense of
+        // the rest.
         while !ctx.lines().is_drained() {
             sleep(Duration::from_millis(5)).await;
         }
@@ -149,7 +149,8 @@ impl Service {
             Fault::Locked => match self.recovery.text() {
                 Ok(None) => match ctx.trapdoor(locked()).await {},
                 Ok(Some((text, source))) => {
-                    // How long it is tells a story that all of it arrived, and nobody else.
+                    // Only the length: it shows a story that all of it arrived, and reveals
+                    // nothing else.
                     let characters = text.expose().len();
                     error!(characters, "{source} opens what polis.fault locked");
                 }
@@ -178,7 +179,7 @@ fn hang(ctx: &Context) {
     }
 }
 
-/// Gives the thread back to nobody.
+/// Blocks its thread without end.
 fn block() -> Result<(), std::convert::Infallible> {
     loop {
         // It may be woken for no reason.
@@ -191,7 +192,7 @@ fn locked() -> Report {
     Report::from_error(code::STORAGE_KEY_WRONG, Stage::Storage, &error, "give it a recovery key")
 }
 
-/// Overwrites the start of etcd's database, where it says what it is.
+/// Overwrites the start of etcd's database, where its header is.
 fn damage() {
     let database = files::Root::live().data.etcd.data.path().join("member/snap/db");
     error!(database = %database.display(), "damaging it, as asked for by polis.fault");
@@ -204,7 +205,7 @@ fn damage() {
     }
 }
 
-/// Removes what a member of etcd keeps, and leaves what says that there was one.
+/// Removes the files of a member of etcd, and leaves the mark that there was one.
 fn lose() {
     error!("removing the member of etcd, as asked for by polis.fault");
     if let Err(error) = consensus::forget(&files::Root::live().data.etcd) {
@@ -214,8 +215,8 @@ fn lose() {
 
 /// Kills a process, and waits for its end.
 ///
-/// What still runs would mend the damage: etcd writes the first pages of its
-/// database with each commit.
+/// A running process would mend the damage: etcd writes the first pages of its database
+/// with each commit.
 async fn kill_and_see(victim: Pid) {
     let watched = pidfd_open(victim, PidfdFlags::NONBLOCK).map_err(std::io::Error::from);
     kill(victim);

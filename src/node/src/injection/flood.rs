@@ -1,7 +1,7 @@
-//! Measures this process at rest, then while something writes more log lines than
-//! anybody reads: what the console costs then is a promise.
+//! The `flood` exercise: measures this process at rest, then while something writes more
+//! log lines than anybody reads. The cost of the console in that case is a promise.
 //!
-//! A part of `generator`. Two lines tell what was measured:
+//! A part of `generator`. Two lines report the measurements:
 //!
 //! ```text
 //! POLIS exercise name=flood phase=rest cpu=0.42 node=21500
@@ -20,14 +20,14 @@ use polis_base::serial::EventLine;
 use polis_runtime::supervisor::Context;
 use polis_runtime::sys::process;
 
-/// What a start leaves to do is done.
+/// By then, the work that follows a start is done.
 const SETTLED: Duration = Duration::from_secs(20);
 /// How long each phase is measured.
 const PHASE: Duration = Duration::from_secs(20);
 /// Ten thousand lines a second, in parts.
 const TICK: Duration = Duration::from_millis(10);
 const LINES: u64 = 100;
-/// Ticks of a processor's time in a second, whatever the kernel's own pace is.
+/// Ticks of a processor's time in a second, at any pace of the kernel.
 const HERTZ: f64 = 100.0;
 
 /// Measures both phases. Cancel-safe in that nothing is kept.
@@ -36,14 +36,14 @@ pub(super) async fn run(ctx: &Context, line: impl Fn() -> EventLine) {
     let (rest, ()) = measured(sleep(PHASE)).await;
     ctx.lines().event(told(line().field("phase", "rest"), &rest));
     let (flood, lines) = measured(write()).await;
-    // The serial port leaves out what it cannot take in time.
+    // The serial port leaves out lines that it cannot take in time.
     sleep(SETTLED).await;
     let line = told(line().field("phase", "flood"), &flood);
     let seconds = format!("{:.2}", flood.seconds);
     ctx.lines().event(line.field("lines", lines).field("seconds", seconds));
 }
 
-/// Writes lines until the phase is over; says how many.
+/// Writes lines until the phase is over; returns how many.
 async fn write() -> u64 {
     let end = Instant::now() + PHASE;
     let mut tick = interval(TICK);
@@ -59,7 +59,7 @@ async fn write() -> u64 {
     lines
 }
 
-/// What a phase cost.
+/// The cost of a phase.
 struct Cost {
     seconds: f64,
     /// Percent of one processor.

@@ -1,4 +1,5 @@
-//! Fault injection and the workload generator: what tests make a node do to itself.
+//! Fault injection and the workload generator: the faults and the load that tests ask
+//! of a node.
 //!
 //! No shell reaches a machine, so the kernel command line of a direct boot asks for it:
 //! `polis.fault=NAME` for a failure ([`fault`]), `polis.exercise=NAME` for load

@@ -1,4 +1,5 @@
-//! Chooses the certificate that this node shows: the cluster's, or what it has until then.
+//! The choice of the certificate that this node shows: the cluster's, or a temporary one
+//! until then.
 //!
 //! ```text
 //! [nothing] --waits for the key of its disk--> [its join key's] --home--> [the cluster's]
@@ -18,9 +19,9 @@ use polis_wire::rpc::Credentials;
 pub(super) struct Service {
     /// The cluster's certificate, once this node is home.
     pub(super) home: watch::Receiver<Option<Credentials>>,
-    /// Whether it waits for a key, and what it has meanwhile.
+    /// Whether it waits for a key, and its certificate meanwhile.
     pub(super) waiting: watch::Receiver<Open>,
-    /// What it shows.
+    /// The certificate in use.
     pub(super) shown: watch::Sender<Option<Credentials>>,
 }
 
@@ -33,8 +34,8 @@ impl Service {
             let waiting = self.waiting.borrow_and_update().credentials().cloned();
             self.shown.send_if_modified(|shown| {
                 let best = home.or(waiting);
-                // What was shown goes on until there is better: a port that
-                // closes for a moment helps nobody.
+                // The certificate in use stays until a better one exists: closing the port
+                // for a moment would not help.
                 let better = best.is_some() && *shown != best;
                 if better {
                     *shown = best;

@@ -1,10 +1,10 @@
-//! Sends what the screen shows to consoles elsewhere.
+//! The remote console: sends the content of the screen to consoles elsewhere.
 //!
 //! Invariants:
-//! - At most ten frames a second, and none while nothing changes.
-//! - Of the log, a frame holds what is newer than the frame before: it is most of
-//!   a snapshot, and the other end has it. All of it goes again once the entries
-//!   are dated by another clock.
+//! - At most ten frames a second, and no frame while nothing changes.
+//! - Of the log, a frame holds the entries newer than those of the frame before: the
+//!   log is most of a snapshot, and the other end has the rest. All of it goes again
+//!   once the entries are dated by another clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,8 @@ const PACE: Duration = Duration::from_millis(100);
 /// Where one console is.
 struct Watching {
     snapshot: watch::Receiver<Arc<Snapshot>>,
-    /// What it was sent of the log, and what was sent earlier and is left.
+    /// The entries that the reader was sent in the last frame, and the rest of the
+    /// earlier ones.
     sent: Arc<Logs>,
     /// When the next frame may be sent.
     next: Instant,
@@ -47,7 +48,8 @@ pub(super) fn frames(
     })
 }
 
-/// The first entry of the `newest` log that has to go to whoever has what was `sent`.
+/// The first entry of the `newest` log that the reader lacks, which already has the
+/// `sent` entries.
 fn first_unseen(sent: &Logs, newest: &Logs) -> u64 {
     match sent.entries.last() {
         Some(last) if !newest.is_dated_unlike(sent) => last.number + 1,

@@ -1,8 +1,8 @@
-//! Sends the log tree to whoever asks.
+//! The log tree over gRPC: sends it to clients.
 //!
 //! Invariants:
 //! - A message stays far below what a caller takes, however long the lines are.
-//! - A reader that is too slow is told how many entries it lost, at their place.
+//! - A reader that is too slow receives the number of entries it lost, at their place.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -26,7 +26,7 @@ const BYTES_MAX: usize = 64 << 10;
 /// Bytes of the longest name that a service can have, with room to spare.
 const NAME_MAX: usize = 256;
 
-/// What is asked for.
+/// The request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) query: Query,
@@ -111,7 +111,7 @@ pub(super) fn past(past: Past) -> impl Stream<Item = Result<v1::LogsResponse, St
     })
 }
 
-/// Why an earlier boot is not told of.
+/// The reason why an earlier boot cannot be read.
 pub(super) fn unreadable(error: &ring::Error) -> Status {
     let text = error.to_string();
     match error {
@@ -121,7 +121,7 @@ pub(super) fn unreadable(error: &ring::Error) -> Status {
     }
 }
 
-/// What was written, and what is being written, without end.
+/// The past entries, and the new ones, without end.
 pub(super) fn following(
     tree: &Tree,
     query: Query,

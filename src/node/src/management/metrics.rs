@@ -1,4 +1,4 @@
-//! Says in numbers how this node is: what `/metrics` shows.
+//! The metrics of this node: the content of `/metrics`.
 //!
 //! Pure but for the memory, which only the kernel knows. Names are listed in
 //! `docs/metrics.md`.
@@ -40,7 +40,7 @@ const STANDINGS: [MemberStatus; 4] = [
     MemberStatus::Stopped,
 ];
 
-/// Everything that is asked for numbers.
+/// Every source of the metrics.
 #[derive(Clone)]
 pub(super) struct Sources {
     pub(super) inputs: Inputs,

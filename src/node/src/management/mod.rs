@@ -1,4 +1,5 @@
-//! Serves this node to whoever operates it: its status, logs, services, screen, end, and numbers.
+//! The management API of this node: serves its status, logs, services, screen, end and numbers to
+//! operators.
 //!
 //! Every node serves `NodeManagement` on port 7839 and metrics on 7840, once it
 //! has a certificate of the cluster. A node that waits for the key of its disk
@@ -10,12 +11,12 @@
 //! ```
 //!
 //! Invariants:
-//! - What ends the machine is in the log with the user who wanted it.
+//! - A request that ends the machine is in the log with the user who made it.
 //! - Nothing here makes another service wait: everything is read from event
 //!   values and from the log tree.
 //!
-//! What this module does not do: decide who may call (`rpc`), or operate more
-//! than one node (`curator`).
+//! What this module does not do: authorize callers (`rpc`), or operate more than one node
+//! (`curator`).
 
 mod certificate;
 mod console;
@@ -42,14 +43,14 @@ use polis_wire::endpoint::{MANAGEMENT_PORT, METRICS_PORT};
 use polis_wire::pki::Overview;
 use polis_wire::rpc::{self, AccessList, App, Credentials, Limits, Listen, Metrics, Table};
 
-/// What is fixed for the life of the process.
+/// Fixed for the life of the process.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where management listens.
     pub listen: Listen,
     /// Where metrics are read.
     pub metrics: Listen,
-    /// What callers may take.
+    /// The limits for callers.
     pub limits: Limits,
 }
 
@@ -67,12 +68,12 @@ impl Config {
     }
 }
 
-/// What is read.
+/// The values that it reads.
 #[derive(Clone, Debug)]
 pub struct Inputs {
-    /// What `init` told.
+    /// The facts from `init`.
     pub environment: Environment,
-    /// What this machine is to its cluster.
+    /// This machine's state in its cluster.
     pub cluster: watch::Receiver<cluster::Status>,
     /// Its etcd member.
     pub consensus: watch::Receiver<consensus::Status>,
@@ -80,32 +81,32 @@ pub struct Inputs {
     pub pki: watch::Receiver<Overview>,
     /// Whether this node was ready in this boot.
     pub ready: watch::Receiver<bool>,
-    /// What this node says about itself.
+    /// The status that this node reports.
     pub report: watch::Receiver<polis_proto::v1::NodeStatus>,
     /// The logs of earlier boots.
     pub ring: watch::Receiver<ring::Status>,
-    /// What its screen shows.
+    /// The content of its screen.
     pub snapshot: watch::Receiver<Arc<Snapshot>>,
-    /// With what it serves; nothing before it is home.
+    /// The credentials with which it serves; empty before the node is home.
     pub credentials: watch::Receiver<Option<Credentials>>,
     /// Where a recovery key can be given while the disk is locked.
     pub unlock_requests: Requests,
-    /// Who has access.
+    /// The access list.
     pub standing: watch::Receiver<Arc<AccessList>>,
 }
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What is fixed.
+    /// The fixed part.
     pub config: Config,
-    /// What is read.
+    /// The values that it reads.
     pub inputs: Inputs,
-    /// Who may call what.
+    /// The permissions of callers.
     pub table: Arc<Table>,
-    /// What other servers of this node count, by name.
+    /// The counters of the other servers of this node, by name.
     pub servers: Vec<(&'static str, Arc<Metrics>)>,
-    /// How the machine is asked to end.
+    /// The channel for requests to end the machine.
     pub end: watch::Sender<Option<Reason>>,
     /// Where management and metrics listen, while they do.
     pub listening: [watch::Sender<Option<SocketAddr>>; 2],
@@ -154,7 +155,7 @@ impl Service {
         let server = |name, listen, metrics, app, listening| rpc::Server {
             config: rpc::Config { name, listen, limits: config.limits.clone() },
             credentials: meanwhile.subscribe(),
-            standing: inputs.standing.clone(),
+            access_list: inputs.standing.clone(),
             table: Arc::clone(&table),
             metrics,
             app,

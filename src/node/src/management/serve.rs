@@ -1,4 +1,4 @@
-//! Answers the calls of `NodeManagement`.
+//! The calls of `NodeManagement`: answers them.
 
 use std::pin::Pin;
 
@@ -23,7 +23,7 @@ use polis_wire::rpc::Peer;
 /// Bytes of the longest text that is read as a recovery key, spaces and all.
 const KEY_TEXT_MAX: usize = 1024;
 
-/// What the calls are answered from.
+/// The sources of the answers.
 #[derive(Clone, Debug)]
 pub(super) struct Handlers {
     pub(super) inputs: Inputs,
@@ -56,7 +56,7 @@ impl Handlers {
 /// The member of etcd, once it serves.
 fn member(status: &consensus::Status) -> Option<v1::ConsensusMember> {
     let id = status.member.filter(|_| status.clients.is_some())?;
-    let learner = matches!(status.standing, consensus::AccessList::Learner { .. });
+    let learner = matches!(status.standing, consensus::MemberStatus::Learner { .. });
     let known = status.members.iter().find(|member| member.id == id);
     Some(v1::ConsensusMember {
         id: id.0,
@@ -157,7 +157,7 @@ impl NodeManagement for Handlers {
         request: Request<v1::UnlockRequest>,
     ) -> Result<Response<v1::UnlockResponse>, Status> {
         let actor = Peer::of(&request);
-        // Never a part of what is logged.
+        // Never a part of a log entry.
         let key = Zeroizing::new(request.into_inner().recovery_key);
         if key.len() > KEY_TEXT_MAX {
             return Err(Status::invalid_argument("recovery_key is far too long for one"));

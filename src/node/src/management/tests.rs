@@ -132,7 +132,7 @@ impl Running {
         tokio::time::timeout(SOON, self.task).await.unwrap().unwrap().unwrap();
     }
 
-    /// What the metrics port answers to a request, head and all.
+    /// The answer of the metrics port to a request, head and all.
     async fn metrics(&self, credentials: Option<&Credentials>, path: &str) -> String {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.authority.der.clone().into()).unwrap();

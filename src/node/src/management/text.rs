@@ -5,7 +5,7 @@
 
 use std::fmt::{self, Display, Write as _};
 
-/// What a metric is.
+/// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Goes up, until the process ends.

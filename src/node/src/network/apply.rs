@@ -1,4 +1,4 @@
-//! Carries out the actions of a plan. Nothing is left to decide, and doing an
+//! The application of a plan: carries out its actions. Nothing is left to decide, and doing an
 //! action twice is doing it once.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -41,7 +41,7 @@ pub(super) async fn apply(handle: &Handle, action: &Action) -> Result<(), Error>
     }
 }
 
-/// That something is gone already is what was wanted.
+/// An object that is gone already is the wanted result.
 fn ignore(result: Result<(), Error>, errno: rustix::io::Errno) -> Result<(), Error> {
     match result {
         Err(Error::NetlinkError(message)) if message.raw_code() == -errno.raw_os_error() => Ok(()),
@@ -63,7 +63,7 @@ fn address(link: u32, cidr: Cidr) -> AddressMessage {
 /// The kernel takes the address away at the end of the lease, even if the node is dead by then.
 fn lasting(lifetime: Duration) -> AddressAttribute {
     let mut info = CacheInfo::default();
-    // `u32::MAX` is "for ever" here and in DHCP alike.
+    // `u32::MAX` means forever here and in DHCP alike.
     info.ifa_valid = u32::try_from(lifetime.as_secs()).unwrap_or(u32::MAX);
     info.ifa_preferred = info.ifa_valid;
     AddressAttribute::CacheInfo(info)

@@ -1,9 +1,9 @@
-//! Asks DHCP servers for an address on one link, for as long as it is polled.
+//! The DHCP client of one link: asks for an address for as long as it is polled.
 //!
-//! The protocol is `mozim`'s. It retries by itself and tells only the log, so
-//! this module watches it: a server that offered and then fell silent is left
-//! after [`SELECTING_MAX`], a client without an answer is replaced after
-//! [`ASKING_MAX`], and what was leased is checked before anyone hears of it.
+//! The protocol is `mozim`'s. It retries by itself and reports only to the log, so this
+//! module watches it: a server that offered and then fell silent is left after
+//! [`SELECTING_MAX`], a client without an answer is replaced after [`ASKING_MAX`], and
+//! a lease is checked before it is published.
 //!
 //! ```text
 //! [asking] --acknowledged, checked--> Leased --T1: renewed--> Leased ..
@@ -38,7 +38,7 @@ const REFUSED_WAIT: Duration = Duration::from_secs(10);
 /// Wait after a failure of the client itself, for example without a socket.
 const FAILED_WAIT: Duration = Duration::from_secs(2);
 
-/// What happened.
+/// The event.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A lease is new, or it was renewed.
@@ -122,7 +122,7 @@ impl Client {
 
     fn failed(&mut self, error: mozim::DhcpError) -> Event {
         self.client = None;
-        // What was leased is held to its end by `holding`.
+        // `holding` keeps the lease to its end.
         self.leased = false;
         self.wait = Some(FAILED_WAIT);
         Event::Failed(error)

@@ -1,4 +1,4 @@
-//! Keeps the leases that the node holds, and gives them up in time.
+//! The leases that the node holds: keeps them, and gives them up in time.
 //!
 //! ```text
 //! answered --> [Held] --renewed--> [Held]
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Invariants:
-//! - No lease is held past its end, whatever the DHCP client does.
+//! - A lease is not held past its end, even if the DHCP client does nothing.
 //!
 //! What this module does not do: look at the clock. The caller says what time it is.
 
@@ -26,7 +26,7 @@ use polis_base::sys::clock;
 /// takes longer, but then a spare is as good.
 const CARRIER_GRACE: Duration = Duration::from_secs(10);
 
-/// How DHCP says "for ever".
+/// The value of DHCP for a lease without end.
 const INFINITE: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Every lease that is held, by the index of its link.
@@ -38,9 +38,9 @@ pub(super) struct Holding {
 #[derive(Debug)]
 struct Held {
     lease: Lease,
-    /// `None` for ever.
+    /// `None` for a lease without end.
     ends: Option<Instant>,
-    /// What others are told of it.
+    /// The lease as it is published.
     leased: Leased,
     dark_since: Option<Instant>,
 }
@@ -62,12 +62,12 @@ impl Holding {
         self.held.insert(link, Held { lease, ends, leased, dark_since: None });
     }
 
-    /// What a server gave to this link.
+    /// The lease that a server gave to this link.
     pub(super) fn leased(&self, link: u32) -> Option<Leased> {
         self.held.get(&link).map(|held| held.leased)
     }
 
-    /// A client says that its lease is over.
+    /// A client reports that its lease is over.
     pub(super) fn ended(&mut self, link: u32) -> Option<Lease> {
         self.held.remove(&link).map(|held| held.lease)
     }

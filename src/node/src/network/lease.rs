@@ -1,8 +1,8 @@
-//! Checks what a DHCP server offers.
+//! The check of leases that DHCP servers offer.
 //!
-//! Anyone on the wire can answer a DHCP request, so a lease is bounded and
-//! checked field by field: what the node cannot do without is refused with its
-//! reason, what it can do without is left out.
+//! Anyone on the wire can answer a DHCP request, so a lease is bounded and checked field
+//! by field: a bad field that the node needs is refused with its reason, a bad field that
+//! it can do without is left out.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -17,10 +17,10 @@ const SERVERS_MAX: usize = 3;
 const ROUTES_MAX: usize = 64;
 /// Shorter leases would be renewed without end.
 const LIFETIME_MIN: Duration = Duration::from_secs(30);
-/// What IPv6 needs at least; less would cut the node's own traffic to pieces.
+/// The least that IPv6 needs; less would cut the node's own traffic to pieces.
 const MTU_MIN: u16 = 1280;
 
-/// What a DHCP server gave this node.
+/// The lease that a DHCP server gave this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Lease {
     /// The address, with the length of its network.
@@ -32,7 +32,7 @@ pub(super) struct Lease {
     pub(super) mtu: Option<u32>,
     /// From the answer on.
     pub(super) lifetime: Duration,
-    /// Who gave it.
+    /// The server that gave it.
     pub(super) server: Ipv4Addr,
 }
 
@@ -100,7 +100,7 @@ fn everywhere() -> Option<Cidr> {
 /// Joins address and mask, if a host can have that address in such a network.
 fn cidr(address: Ipv4Addr, mask: Ipv4Addr) -> Result<Cidr, Refused> {
     let ones = mask.to_bits().leading_ones();
-    // A mask is ones, then zeros. None at all would put the world on the wire.
+    // A mask is ones, then zeros. An empty mask would put the world on the wire.
     if ones == 0 || mask.to_bits().count_ones() != ones {
         return Err(Refused::Mask(mask));
     }

@@ -1,9 +1,8 @@
-//! Gives the node an address, and tells everyone which.
+//! The network of the node: gives it an address, and publishes that address.
 //!
-//! [`Service`] owns every Ethernet interface and the loopback interface of the
-//! machine; nobody else sets links, addresses or routes. `console`, `consensus`
-//! and the cluster manager read its [`Status`]; [`names`] makes the node's own
-//! name resolve to the address.
+//! [`Service`] owns every Ethernet interface and the loopback interface of the machine; no other
+//! service sets links, addresses or routes. `console`, `consensus` and the cluster manager read
+//! its [`Status`]; [`names`] makes the node's own name resolve to the address.
 //!
 //! ```text
 //! kernel --links, addresses, routes--> Observed --+
@@ -15,7 +14,7 @@
 //! - Every wake reads all, plans all and applies the difference, so a lost
 //!   message, a pulled cable and a late interface are all the same case.
 //! - `Status::primary` is an address that the kernel has on an interface.
-//! - What a DHCP server says is bounded and checked before it is believed.
+//! - An answer of a DHCP server is bounded and checked before it is believed.
 //!
 //! What this module does not do: filter packets, or configure IPv6 beyond what
 //! the parameters say: the kernel accepts router advertisements by itself.
@@ -38,10 +37,10 @@ use crate::parameters::{Cidr, Mac};
 
 pub use self::service::{Config, Error, Interfaces, Service};
 
-/// What the world may know of the network; an event value.
+/// The published status of the network; an event value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// The address of the node; `None` while it has none.
+    /// The address of the node; `None` while it has no address.
     pub primary: Option<IpAddr>,
     /// The way out.
     pub gateway: Option<IpAddr>,
@@ -51,7 +50,7 @@ pub struct Status {
     pub ntp_servers: Vec<String>,
     /// Every Ethernet interface, in the kernel's order.
     pub interfaces: Vec<Interface>,
-    /// What an address is waited for, and what to do about it.
+    /// What an address waits for, and what to do about it.
     pub waiting: Option<String>,
 }
 
@@ -68,7 +67,7 @@ impl Status {
 /// One Ethernet interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// What the kernel calls it.
+    /// Its name in the kernel.
     pub name: String,
     /// Its hardware address.
     pub mac: Mac,
@@ -80,7 +79,7 @@ pub struct Interface {
     pub addresses: Vec<Cidr>,
     /// Whether a DHCP server is asked for an address.
     pub asking: bool,
-    /// What a DHCP server gave.
+    /// The lease from a DHCP server.
     pub leased: Option<Leased>,
 }
 

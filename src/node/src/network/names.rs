@@ -1,4 +1,4 @@
-//! Makes the node known to itself: host name, machine-id, and an address for its name.
+//! The names of the node: its host name, its machine-id, and an address for its name.
 //!
 //! etcd dials the peers by name, and one of them is this node; programs ask for
 //! the host name and the machine-id at the strangest moments. All of it lies in
@@ -30,7 +30,7 @@ use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::{Identity, NodeId};
 
-/// The host name of a machine that does not know yet who it is.
+/// The host name of a machine that does not know its identity yet.
 const NAMELESS: &str = "polis";
 
 /// The other nodes, and where they are.
@@ -45,7 +45,8 @@ pub struct Config {
     pub hostname: File,
     /// `/etc/machine-id`.
     pub machine_id: File,
-    /// Whether the kernel is told the host name, and the resolver asked for it.
+    /// Whether the service sets the host name in the kernel, and asks the resolver for
+    /// it.
     pub kernel: Kernel,
 }
 
@@ -63,7 +64,7 @@ pub enum Kernel {
 pub struct Service {
     /// Where the names go.
     pub config: Config,
-    /// Who this node is, once it knows.
+    /// The identity of this node, once it is known.
     pub identity: watch::Receiver<Option<Identity>>,
     /// The address.
     pub network: watch::Receiver<Network>,
@@ -143,8 +144,8 @@ impl Service {
     }
 }
 
-/// Asks the resolver, and says so in the log if it does not agree. That would be
-/// a fault of the image, not of this boot: nothing here could mend it.
+/// Asks the resolver, and logs it if the answer differs. That would be a fault of the
+/// image, not of this boot: the node could not mend it.
 async fn check(id: NodeId, address: IpAddr) {
     match tokio::net::lookup_host((id.to_string(), 0)).await {
         Ok(found) => {

@@ -70,7 +70,7 @@ fn link(message: &LinkMessage, interfaces: Interfaces) -> Option<Link> {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::Address(mac) => link.mac = Mac(mac.as_slice().try_into().ok()?),
-            // Bridges, tunnels and the like name their kind; hardware has none.
+            // Bridges, tunnels and the like name their kind; hardware does not.
             LinkAttribute::LinkInfo(info)
                 if interfaces == Interfaces::Hardware
                     && info.iter().any(|info| matches!(info, LinkInfo::Kind(_))) =>

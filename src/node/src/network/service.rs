@@ -1,4 +1,4 @@
-//! Runs the network: reads, plans, applies, publishes, waits, and again.
+//! The service of the network: reads, plans, applies, publishes, waits, and again.
 //!
 //! ```text
 //! [Started] --links up--> [Waiting for parameters] --known--> [Asking, or configured]
@@ -13,9 +13,9 @@
 //! loaded their drivers, wake the service like every other change.
 //!
 //! Invariants:
-//! - What there is, only the kernel knows: after whatever woke it, a run reads all of
-//!   it again, and plans anew. Of its own it keeps what DHCP has leased.
-//! - What an earlier run left stays until this one has an address.
+//! - Only the kernel knows the state: after each wake-up, a run reads all of it again, and
+//!   plans anew. A run itself keeps only the leases of DHCP.
+//! - The result of an earlier run stays until this one has an address.
 //! - A refused action ends nothing: it is logged once, and tried again.
 //!
 //! What this module does not do: decide (`plan`), or speak DHCP (`dhcp`).
@@ -45,8 +45,8 @@ use polis_runtime::event;
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::Context;
 
-/// How long an address may take before people are told what it waits for. A
-/// DHCP server answers within half a second.
+/// How long an address may take before the console shows what it waits for. A DHCP server
+/// answers within half a second.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The kernel announces every change; a full socket may lose one, so all is read
@@ -69,27 +69,27 @@ pub enum Interfaces {
     Named(&'static str),
 }
 
-/// What does not change while the node runs.
+/// The values that do not change while the node runs.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Which interfaces are configured.
     pub interfaces: Interfaces,
     /// Where sysfs is mounted.
     pub sys: PathBuf,
-    /// The file that says when the image was built.
+    /// The file with the build time of the image.
     pub os_release: PathBuf,
-    /// What the resolver reads.
+    /// The file that the resolver reads.
     pub resolv_conf: File,
 }
 
 /// The service. A run holds all progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What does not change.
+    /// The fixed part.
     pub config: Config,
-    /// What this machine was told.
+    /// The parameters of this machine.
     pub known: watch::Receiver<Known>,
-    /// What the world may know.
+    /// The published status.
     pub status: watch::Sender<Status>,
 }
 
@@ -139,7 +139,7 @@ impl Service {
         tokio::select! {
             // Cancel-safe: only waits.
             () = ctx.cancelled() => Ok(()),
-            // Ends with the run: what is cut off here is read again by the next.
+            // Ends with the run: the next run reads again what this cuts off.
             () = connection => Err(Error::Closed),
             ended = Box::pin(run.drive(changes)) => ended.map(|never| match never {}),
         }
@@ -159,7 +159,7 @@ impl Service {
 
 type Client = Pin<Box<dyn Stream<Item = dhcp::Event> + Send>>;
 
-/// What one run knows.
+/// The knowledge of one run.
 struct Run {
     service: Service,
     ctx: Context,
@@ -173,11 +173,11 @@ struct Run {
     /// Actions whose last attempt failed: each failure is logged once.
     failed: BTreeSet<Action>,
     started: Instant,
-    /// What was written last.
+    /// The last written content.
     resolv_conf: Option<String>,
 }
 
-/// What woke a run.
+/// The reason why a run woke.
 enum Event {
     /// The kernel changed something, or time passed: everything is read again anyway.
     Look,
@@ -201,7 +201,7 @@ impl Run {
         }
     }
 
-    /// Brings the kernel to what is wanted; returns what it has then.
+    /// Brings the kernel to the wanted state; returns its state then.
     async fn reconcile(&mut self) -> Result<Observed, Error> {
         let mut observed = self.observe().await?;
         let candidates = match &self.network {
@@ -306,14 +306,15 @@ impl Run {
         }
     }
 
-    /// Tells everyone; returns whether an address is still waited for.
+    /// Publishes the status; returns whether it still waits for an address.
     async fn publish(&mut self, observed: &Observed) -> bool {
         let wanted = self.wanted(observed);
         let waiting = plan::waiting(observed, self.network.as_ref(), &wanted);
         let is_waiting = waiting.is_some();
         let text = resolv_conf(&wanted.nameservers);
         if self.resolv_conf.as_ref() != Some(&text) {
-            // Before the address is published: whoever waits for it may resolve names at once.
+            // Before the address is published: a service that waits for it may resolve names
+            // at once.
             match self.service.config.resolv_conf.save(text.clone().into_bytes()).await {
                 Ok(()) => self.resolv_conf = Some(text),
                 Err(error) => warn!("cannot tell the resolver its servers: {error}"),

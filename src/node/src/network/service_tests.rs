@@ -1,7 +1,7 @@
 //! The service against the kernel: each test has a network namespace of its own,
 //! with a cable (a veth pair) from `eth0` to a server's `wire`.
 //!
-//! They need root, and say so instead of failing where there is none.
+//! They need root, and print that instead of failing without it.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const INTERFACES: Interfaces = Interfaces::Named("eth");
 const LEASED: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 15);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 1);
 
-/// Enters a new network namespace and tells the story there, or skips it.
+/// Enters a new network namespace and runs the story there, or skips it.
 fn in_namespace<F: Future<Output = ()>>(story: impl FnOnce(Wire) -> F) {
     #[expect(deprecated, reason = "the other one is unsafe because of flags that are not used")]
     let entered = rustix::thread::unshare(UnshareFlags::NEWNET);
@@ -88,7 +88,7 @@ impl Wire {
     }
 }
 
-/// Parameters that say this of the network; what they say of the cluster plays no part here.
+/// Parameters with this network; their cluster plays no part here.
 fn told(network: parameters::Network) -> Known {
     let cluster = parameters::Cluster::Bootstrap(parameters::Bootstrap {
         owner_public_key: [0; 32],

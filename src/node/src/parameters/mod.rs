@@ -1,8 +1,8 @@
 //! The node parameters of this machine: a service that finds them once a boot.
 //!
 //! [`Service`] looks in both places, has every field checked, and publishes [`Loaded`].
-//! The cluster manager, `network` and `console` wait for it; none of them ever sees an
-//! unchecked value.
+//! The cluster manager, `network` and `console` wait for it, and never see an unchecked
+//! value.
 //!
 //! ```text
 //! fw_cfg --+                                    +--> Loaded (event value)
@@ -15,8 +15,8 @@
 //!   waits for the driver, it does not race with it.
 //! - Parameters that are there and cannot be used stop the boot.
 //!
-//! What this module does not do: decide what the machine does with them
-//! (`cluster`), not even when there are none: a node that has a home needs none.
+//! What this module does not do: decide what the machine does with them (`cluster`),
+//! even when they are missing: a node with a cluster does not need them.
 
 mod places;
 mod service;

@@ -1,4 +1,4 @@
-//! Fetches the bytes of the parameters from the two places that may carry them.
+//! The two places that may carry the parameters: fetches their bytes.
 //!
 //! fw_cfg is how a hypervisor hands files to its guest. The kernel shows them in
 //! sysfs once a driver is loaded, which `init` does while it goes through the
@@ -27,12 +27,12 @@ pub(super) struct Places {
     esp: File,
 }
 
-/// What is known of fw_cfg at this moment.
+/// The known state of fw_cfg at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FwCfg {
-    /// This machine has none.
+    /// The machine does not have this place.
     Missing,
-    /// There is one, and its driver is not done with it.
+    /// The device exists, and its driver is not done with it.
     Starting,
     /// Every item shows.
     Ready,
@@ -44,7 +44,7 @@ impl Places {
         Self { sys: sys.to_owned(), esp: esp.clone().at_most(BYTES_MAX) }
     }
 
-    /// Looks at what the kernel knows of fw_cfg.
+    /// Reads the kernel's state of fw_cfg.
     pub(super) fn fw_cfg(&self) -> FwCfg {
         // A module is `live` only after its probe of the device, which adds the items, returned.
         let module = self.sys.join("module/qemu_fw_cfg/initstate");
@@ -66,7 +66,7 @@ impl Places {
         if found { FwCfg::Starting } else { FwCfg::Missing }
     }
 
-    /// Reads what `source` carries; `None` if it carries nothing.
+    /// Reads the content of `source`; `None` if it is empty.
     pub(super) fn read(&self, source: Source) -> Result<Option<Vec<u8>>, Error> {
         match source {
             Source::FwCfg => {
@@ -92,7 +92,7 @@ impl Places {
     }
 }
 
-/// Reads an item, whatever its size was said to be.
+/// Reads an item of any size, even if its stated size was different.
 fn raw(path: &Path) -> Result<Vec<u8>, Error> {
     let item = std::fs::File::open(path).map_err(Error::Unreadable)?;
     let mut bytes = Vec::new();

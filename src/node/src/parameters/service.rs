@@ -1,4 +1,4 @@
-//! Looks for the node parameters once a boot and publishes what it found.
+//! The service of the parameters: looks for them once a boot and publishes the result.
 //!
 //! ```text
 //! [Looking] --fw_cfg's driver is not done--> [Waiting] --done, or FW_CFG_WAIT over--+
@@ -26,11 +26,11 @@ use polis_base::files::File;
 use polis_base::stage::{Stage, State};
 use polis_runtime::supervisor::Context;
 
-/// How often a driver that is not done is looked at. sysfs tells nobody when it
-/// changes, and the driver is usually done within some hundredths of a second.
+/// How often a driver that is not done is looked at. sysfs does not notify of changes, and the
+/// driver is usually done within some hundredths of a second.
 const POLL: Duration = Duration::from_millis(5);
 
-/// How long the driver may take before people are told what the boot waits for.
+/// How long the driver may take before the console shows what the boot waits for.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long the driver may take before the boot goes on without fw_cfg. Loading
@@ -51,7 +51,7 @@ pub struct Config {
 pub struct Service {
     /// Where to look.
     pub config: Config,
-    /// What was found.
+    /// The result.
     pub known: watch::Sender<Known>,
 }
 
@@ -64,7 +64,7 @@ pub enum RunError {
 }
 
 impl Service {
-    /// Publishes what this machine was told, then waits to be cancelled.
+    /// Publishes the parameters of this machine, then waits to be cancelled.
     ///
     /// # Errors
     ///
@@ -132,7 +132,7 @@ struct Failed {
 
 type Read = Result<Option<Vec<u8>>, Error>;
 
-/// Chooses between what the two places carry.
+/// Chooses between the contents of the two places.
 fn decide(fw_cfg: FwCfg, from_fw_cfg: Read, from_esp: Read) -> Result<Loaded, Failed> {
     let mut warning = None;
     let first = match (fw_cfg, &from_fw_cfg) {

@@ -1,4 +1,4 @@
-//! Makes this node a member of etcd while the cluster gives it the role.
+//! Enlisting in etcd: makes this node a member of etcd while the cluster gives it the role.
 //!
 //! ```text
 //! [no member] --role, JoinConsensus--> [orders: join] --learner, voter--> [serves the role]
@@ -10,11 +10,12 @@
 //! A node that was a member before has its orders from the cluster manager.
 //!
 //! Invariants:
-//! - The file that says that this node has a vote is there before anybody is told.
-//! - A role that is gone is believed only from a leader of this boot: it has taken
-//!   the member out of etcd before. What the last boot left behind may be old.
-//! - That the member is out although the role is there is asked of a leader, whose
-//!   list of members is that of a majority.
+//! - The file that says that this node has a vote is written before the vote is reported.
+//! - The node believes only a leader of this boot that the role is gone: that leader has
+//!   taken the member out of etcd before. The state that the last boot left behind may be
+//!   old.
+//! - A node with the role asks a leader, whose list of members is that of a majority,
+//!   whether its member was removed.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -44,19 +45,20 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What this node keeps of itself, and its member of etcd.
+    /// The files that this node keeps of itself and of its member of etcd.
     pub data: files::Data,
     /// The way to the leader.
     pub client: Client,
-    /// Every node, as the leader tells: what the cluster wants of this one, too.
+    /// Every node, as the leader reports it, with the roles that the cluster wants of this
+    /// one.
     pub nodes: watch::Receiver<Option<Arc<Nodes>>>,
     /// The address.
     pub network: watch::Receiver<network::Status>,
     /// etcd.
     pub consensus: watch::Receiver<consensus::Status>,
-    /// What etcd is to do.
+    /// The orders for etcd.
     pub orders: watch::Sender<Option<Orders>>,
-    /// What this machine is to its cluster; its roles are kept here.
+    /// This machine's state in its cluster; its roles are kept here.
     pub cluster: cluster::Writer,
 }
 
@@ -99,8 +101,8 @@ impl Service {
         let own =
             until(&mut cluster, "the cluster", |status| status.node.filter(|_| status.is_member()));
         let own = own.await?;
-        // A run that died on the way out, or a disk that failed: whoever enters beside
-        // what is left would lose its vote at the next boot, which goes on with it.
+        // A run that died while it left, or a disk that failed: a member that enters beside
+        // the remains would lose its vote at the next boot, which continues with them.
         let left = self.data.node.leaving.clone();
         if blocking(move || left.read()).await?.is_some() {
             self.leave().await?;
@@ -134,7 +136,7 @@ impl Service {
         Ok(())
     }
 
-    /// Serves the role, for ever.
+    /// Serves the role until cancelled.
     async fn serve(&mut self) -> Result<Infallible, Error> {
         if self.orders.borrow().is_none() {
             info!("the cluster wants this node to run a member of etcd");
@@ -152,16 +154,16 @@ impl Service {
             if voted.await? {
                 break;
             }
-            // The members may be others by now than those that it was told.
+            // The members may have changed since the node received its orders.
             self.order().await?;
             let started = |status: &consensus::Status| {
                 (status.standing != MemberStatus::Stopped).then_some(())
             };
             until(&mut self.consensus, "etcd", started).await?;
         }
-        // From here on it is the member that it is. What it was invited with grows old: were
-        // etcd to start with that again, months later, it would show a certificate that has
-        // ended to peers that do not tell it of the newer one any more.
+        // From here on it is the member of its own data. Its invitation grows old: if etcd
+        // started with that again, months later, it would show an expired certificate to
+        // peers that no longer tell it of the newer one.
         self.orders.send_if_modified(|orders| match orders {
             Some(orders) if orders.start.joins() => {
                 orders.start = Start::Again;
@@ -213,7 +215,7 @@ impl Service {
     }
 }
 
-/// Waits until a leader says that this node has no member of etcd any more.
+/// Waits until a leader reports that this node no longer has a member of etcd.
 async fn out(
     own: NodeId,
     mut consensus: watch::Receiver<consensus::Status>,
@@ -221,7 +223,8 @@ async fn out(
     voter: File,
 ) -> Result<(), Error> {
     loop {
-        // Whoever hears of a leader is a member, and whoever has just started will.
+        // A member that knows a leader is in the cluster, and a member that has just started
+        // will learn of one.
         let doubtful = |status: &consensus::Status| {
             (!status.is_absent() && (status.removed || status.leader.is_none())).then_some(())
         };
@@ -248,8 +251,8 @@ async fn out(
     }
 }
 
-/// Whether this node, a member of the cluster, has the role; nothing where no leader
-/// has told in this boot.
+/// Whether this node, a member of the cluster, has the role; nothing before a leader's
+/// message in this boot.
 fn has_role(nodes: &Option<Arc<Nodes>>, own: NodeId) -> Option<bool> {
     let node = nodes.as_ref()?.get(&own)?;
     let role = is_consensus_member(node.roles.as_ref());
@@ -261,7 +264,7 @@ fn invitation(answer: v1::JoinConsensusResponse, key: &NodeKey) -> Invitation {
     let own = Peer::of(key.id()).url();
     let member = |peer: v1::join_consensus_response::Peer| Member {
         id: MemberId(0),
-        // As etcd says it: the new one has no name yet.
+        // As etcd reports it: the new one has no name yet.
         name: if peer.peer_url == own { String::new() } else { peer.node_id },
         peer_url: peer.peer_url,
         learner: false,
@@ -313,7 +316,7 @@ mod tests {
         let state = v1::NodeState::Up.into();
         let info = v1::NodeInfo { state, roles, ..Default::default() };
         let nodes = watch::Sender::new(Some(Arc::new(Nodes::from([(own, info)]))));
-        // Without an address, it asks nobody for anything.
+        // Without an address, it sends no requests.
         let network = watch::Sender::<network::Status>::default();
         let consensus = watch::Sender::<consensus::Status>::default();
         let state = cluster::State::Home;

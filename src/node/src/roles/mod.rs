@@ -1,4 +1,5 @@
-//! Says when this node is ready: home, and everything that its roles need serves.
+//! The readiness of this node: it is ready when it is home and everything that its
+//! roles need serves.
 //!
 //! ```text
 //! [waiting] --home, an address; a consensus member: etcd votes, the curator serves;
@@ -7,8 +8,10 @@
 //!
 //! Invariants:
 //! - The line `ready` is printed once a boot, however often this service is started.
-//! - It comes before the event value: whoever waits for that may end the node.
-//! - A node that was ready stays it: what fails later is told by whom it concerns.
+//! - It comes before the event value: a service that waits for the value may end the
+//!   node.
+//! - A node that was ready stays ready: the service that a later failure concerns
+//!   reports it.
 //!
 //! What this module does not do: start what a role needs. A consensus member is
 //! served by `consensus` from the moment that it has orders: from the cluster
@@ -35,13 +38,13 @@ use polis_wire::node_roles::Role;
 pub struct Service {
     /// Which image this machine runs.
     pub image: String,
-    /// What this machine is to its cluster.
+    /// This machine's state in its cluster.
     pub cluster: watch::Receiver<cluster::Status>,
     /// Its etcd member.
     pub consensus: watch::Receiver<consensus::Status>,
     /// Its curator.
     pub curator: watch::Receiver<curator::Status>,
-    /// Who leads, as this node has heard.
+    /// The leader, as this node last learned.
     pub leader: watch::Receiver<Option<NodeId>>,
     /// Its address.
     pub network: watch::Receiver<network::Status>,
@@ -49,11 +52,11 @@ pub struct Service {
     pub ready: watch::Sender<bool>,
 }
 
-/// What a ready node says about itself.
+/// The report of a ready node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Ready {
     node: NodeId,
-    /// Tells the cluster apart from every other.
+    /// The ID that distinguishes the cluster from every other.
     ca: String,
     roles: String,
     address: IpAddr,
@@ -87,7 +90,7 @@ impl Service {
             }
         };
         ctx.stage(Stage::Roles, State::Done);
-        // A service that is started again after the node was ready says nothing new.
+        // A service that is started again after the node was ready prints nothing new.
         let said = *self.ready.borrow();
         if !said {
             let Ready { node, ca, roles, address } = ready;
@@ -95,7 +98,7 @@ impl Service {
             let line = line.field("address", address).field("image", &self.image).field("ca", ca);
             ctx.lines().event(line);
             info!(%node, roles, %address, "ready");
-            // After the line: who waits for this may end the node.
+            // After the line: a service that waits for this may end the node.
             self.ready.send_replace(true);
         }
         ctx.healthy();
@@ -112,7 +115,7 @@ impl Service {
         let in_touch = self.leader.borrow_and_update().is_some();
         let serves = match cluster.roles.contains(&Role::ConsensusMember) {
             true => votes && serves,
-            // Without a role, all there is to do is to be told one.
+            // A node without a role only has to receive one.
             false => in_touch,
         };
         let (node, address) = cluster.node.zip(address).filter(|_| home && serves)?;

@@ -1,4 +1,4 @@
-//! Carries out what `storage::plan` decided.
+//! The application of a plan: carries out the decisions of `storage::plan`.
 //!
 //! [`apply`] knows the order of the steps, a [`Machine`] takes them: the live one
 //! is `storage::machine`, the tests' one ends at any step they choose.
@@ -37,15 +37,15 @@ pub enum Error {
     Register {
         /// Which one.
         number: u32,
-        /// What it said.
+        /// Its text.
         source: std::io::Error,
     },
-    /// There is no file system on it, and none could be made.
+    /// It has no file system, and making one failed.
     #[error("cannot make a file system on {device}")]
     Format {
         /// The partition.
         device: PathBuf,
-        /// What `mkfs.xfs` said.
+        /// The output of `mkfs.xfs`.
         source: process::Error,
     },
     /// It cannot be encrypted.
@@ -53,23 +53,23 @@ pub enum Error {
     Protect {
         /// The partition.
         device: PathBuf,
-        /// What `cryptsetup` said.
+        /// The output of `cryptsetup`.
         source: process::Error,
     },
-    /// It cannot be opened, and not for want of the right key.
+    /// Opening it failed, and not for want of the right key.
     #[error("cannot open the encrypted partition {device}")]
     Open {
         /// The partition.
         device: PathBuf,
-        /// What `cryptsetup` said.
+        /// The output of `cryptsetup`.
         source: process::Error,
     },
-    /// What integrity needs cannot be written.
+    /// The needs of integrity cannot be written.
     #[error("cannot write the free space of {device}")]
     Wipe {
         /// The device.
         device: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: std::io::Error,
     },
     /// A step takes longer than it ever should.
@@ -80,7 +80,7 @@ pub enum Error {
         /// How long it was waited for.
         seconds: u64,
     },
-    /// There is a file system, and the kernel does not mount it.
+    /// The kernel does not mount its file system.
     #[error("cannot mount the data partition")]
     Mount(#[from] mount::Error),
     /// The file system did not grow with the disk.
@@ -88,10 +88,10 @@ pub enum Error {
     Grow {
         /// The partition.
         device: PathBuf,
-        /// What `xfs_growfs` said.
+        /// The output of `xfs_growfs`.
         source: process::Error,
     },
-    /// What was just made does not open with the key that it was made with.
+    /// The new partition does not open with the key that it was made with.
     #[error("{device} does not open with the key that it was just made with")]
     OwnKey {
         /// The partition.
@@ -108,19 +108,19 @@ impl From<supervisor::Lost> for Error {
     }
 }
 
-/// What can be done with the disk of a machine. Every step may be repeated.
+/// The operations on the disk of a machine. Every step may be repeated.
 pub trait Machine {
     /// Puts `table` on the disk.
     fn write_table(&self, table: &Table) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Sees to it that the kernel knows `partition`.
+    /// Makes sure that the kernel knows `partition`.
     fn register(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Puts encryption on `partition`, whatever was there, and opens it; where it is
-    /// to have none, does nothing.
+    /// Encrypts `partition`, whose content is lost, and opens it; does nothing for a kind
+    /// without encryption.
     fn protect(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Makes a file system on `partition`, whatever was there.
+    /// Makes a file system on `partition`, whose content is lost.
     fn format(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
 
     /// Mounts `partition`.
@@ -164,7 +164,7 @@ pub async fn apply(machine: &impl Machine, table: Table, plan: Plan) -> Result<P
             match enlarge(machine, table, &partition, last).await {
                 Ok(larger) => Ok(larger),
                 Err(error) => {
-                    // What was there is still there, and the next boot tries again.
+                    // The content is still there, and the next boot tries again.
                     warn!(
                         error = &error as &dyn std::error::Error,
                         "the data partition did not grow"
@@ -181,7 +181,7 @@ pub async fn apply(machine: &impl Machine, table: Table, plan: Plan) -> Result<P
 ///
 /// # Errors
 ///
-/// The kernel does not take the partition. That it does not grow is no failure.
+/// The kernel does not take the partition. A partition that does not grow is not a failure.
 pub async fn before_unlock(
     machine: &impl Machine,
     table: Table,
@@ -201,7 +201,7 @@ pub async fn before_unlock(
     match grown.await {
         Ok(()) => Ok(larger),
         Err(error) => {
-            // What was there is still there, and the next boot tries again.
+            // The content is still there, and the next boot tries again.
             warn!(error = &error as &dyn std::error::Error, "the data partition did not grow");
             machine.register(&partition).await?;
             Ok(partition)

@@ -32,7 +32,7 @@ impl Cut {
         left.map(drop).map_err(|_none| Error::Lost)
     }
 
-    /// What `mkfs.xfs` leaves, whole or half way.
+    /// The result of `mkfs.xfs`, whole or half way.
     fn superblock(&self, partition: &Partition, in_progress: bool) {
         let start = partition.first * 512;
         let put =

@@ -1,4 +1,4 @@
-//! Says why the node has no storage, with a code and the next step for each cause.
+//! The errors of storage, with a code and the next step for each cause.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use polis_base::files;
 use polis_base::stage::Stage;
 use polis_base::trapdoor::{Code, Report, code};
 
-/// Why there is no data partition.
+/// The reason why the machine has no data partition.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -26,19 +26,19 @@ pub enum Error {
     Content {
         /// Which part.
         what: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// Going on would destroy something, or there is no room.
+    /// The next step would destroy something, or the disk has not enough room.
     #[error(transparent)]
     Refused(#[from] plan::Refusal),
     /// A step failed.
     #[error(transparent)]
     Apply(#[from] apply::Error),
-    /// A step failed, and the kernel said where.
+    /// A step failed; the kernel named the place.
     #[error("cannot use the data partition: {fault}")]
     Failed {
-        /// What the kernel said.
+        /// The error of the kernel.
         fault: Fault,
         /// The step.
         source: Box<apply::Error>,
@@ -93,7 +93,7 @@ impl Error {
         }
     }
 
-    /// What a person does next.
+    /// The next step of a person.
     #[must_use]
     pub fn help(&self) -> &'static str {
         let code = self.code().with_detail(0);

@@ -1,11 +1,11 @@
-//! Reads the header of LUKS2, as far as is needed to know our own.
+//! The LUKS2 header: reads it, as far as is needed to recognise our own.
 //!
-//! `storage::probe` asks. What opens a partition is `cryptsetup`; here it is only
-//! decided whether it is ours to open.
+//! `storage::probe` asks. `cryptsetup` opens a partition; this module only decides
+//! whether it is ours to open.
 //!
-//! The header is not authenticated by itself: whoever has the disk can rewrite
-//! it, for example with ciphers that do nothing, and then any passphrase opens
-//! it. So a header is only ours if every cipher in it is one that we choose.
+//! The header is not authenticated by itself: a person with the disk can rewrite it,
+//! for example with ciphers that do nothing, and then any passphrase opens it. So a
+//! header is only ours if every cipher in it is one that we choose.
 //!
 //! Invariants:
 //! - Any bytes are an answer; nothing here can fail or panic.
@@ -23,12 +23,12 @@ const COPIES: [(usize, &[u8; 6]); 2] = [(0, b"LUKS\xba\xbe"), (0x4000, b"SKUL\xb
 
 /// The binary part; the JSON part follows it.
 const BINARY_SIZE: usize = 4096;
-/// Size of one copy, both parts: what `cryptsetup` makes unless it is told otherwise.
+/// Size of one copy, both parts: the default of `cryptsetup`.
 const COPY_SIZE: usize = 0x4000;
 /// Where the checksum is. It covers the copy, with zeros in its own place.
 const CHECKSUM: std::ops::Range<usize> = 0x1c0..0x200;
 
-/// Who made a header: a mark that `cryptsetup` keeps for others.
+/// The maker of a header: a mark that `cryptsetup` keeps for others.
 pub const SUBSYSTEM: &str = "polis";
 
 /// The cipher of `encrypted`, and of the key slots of both kinds.
@@ -41,15 +41,16 @@ pub const SECTOR_SIZE: u32 = 4096;
 /// A LUKS2 header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Luks {
-    /// Who it is; `None` if that is no UUID.
+    /// Its ID; `None` if that is not a UUID.
     pub id: Option<Uuid>,
-    /// What it was named.
+    /// Its label.
     pub label: String,
-    /// Who made it.
+    /// Its maker.
     pub subsystem: String,
-    /// Whether a checksum says that the rest is as it was written.
+    /// Whether a checksum confirms that the rest is as it was written.
     pub whole: bool,
-    /// Which kind it protects as; `None` if it is none that we make, or not whole.
+    /// The kind as which it protects; `None` if we do not make such a kind, or the
+    /// header is not whole.
     pub kind: Option<Kind>,
 }
 

@@ -1,7 +1,7 @@
-//! Notices that the data partition fails or is full, from what the kernel says.
+//! The health of the data partition: notices in the kernel's log that it fails or is full.
 //!
-//! The service runs [`watch`] while the partition is mounted. The console shows
-//! [`Health`], the log and the serial line tell each change of it.
+//! The service runs [`watch`] while the partition is mounted. The console shows [`Health`]; the
+//! log and the serial line report each change of it.
 //!
 //! ```text
 //! kernel's messages --> ours? --does not read--------> failing (told, and forgotten
@@ -11,13 +11,13 @@
 //! free space --------------------< 32 MiB-----------> full, until there is more
 //! ```
 //!
-//! A write that failed ends it, although programs get an error for it, too: once
-//! they were told, the kernel takes its copy in memory for written. Who reads it
-//! sees what is not on the disk, goes on, and loses what comes behind with the next
-//! power cut. A boot reads what is there.
+//! A failed write ends it, although programs get an error for it, too: once the kernel has
+//! reported the error, it takes its copy in memory for written. A program that reads then sees
+//! data that is not on the disk, continues, and loses its later writes with the next power cut.
+//! A boot reads what is on the disk.
 //!
-//! What this module does not do: react. Who reads or writes what fails gets an
-//! error from the kernel, and dies of it if it must; the supervisor starts it again.
+//! What this module does not do: react. A program whose read or write fails gets an error from
+//! the kernel, and dies of it if it must; the supervisor starts it again.
 
 use std::fmt;
 use std::path::Path;
@@ -42,7 +42,7 @@ const ROOM: u64 = 48 << 20;
 /// How often the free space is looked at.
 const PACE: Duration = Duration::from_secs(1);
 
-/// An error of the disk is forgotten when none follows for so long.
+/// An error of the disk is dropped when no other follows for so long.
 const MEMORY: Duration = Duration::from_secs(60);
 
 /// How the data partition does.
@@ -55,7 +55,7 @@ pub struct Health {
 }
 
 impl Health {
-    /// What the console warns of.
+    /// The warnings of the console.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let full = self.full.map(|free| {
@@ -65,7 +65,7 @@ impl Health {
     }
 }
 
-/// What the kernel said of a device of ours.
+/// A message of the kernel about a device of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// What.
@@ -79,11 +79,11 @@ pub struct Fault {
 /// The kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Somebody or something changed what was written.
+    /// Somebody or something changed the written data.
     Changed,
     /// The disk does not read.
     Read,
-    /// The disk does not write: what somebody was told is written may not be.
+    /// The disk does not write: a write that was acknowledged may be missing.
     Write,
     /// XFS found something that it never wrote.
     Corrupt,
@@ -115,7 +115,7 @@ pub struct Devices {
     pub disk: String,
     /// The data partition: `/dev/vda3`.
     pub partition: String,
-    /// What is mounted, as the kernel calls it: `vda3`, `dm-2`.
+    /// The mounted devices, by their names in the kernel: `vda3`, `dm-2`.
     pub mounted: String,
 }
 
@@ -146,8 +146,8 @@ pub fn read(message: &str, devices: &Devices) -> Option<Fault> {
     name.starts_with(&devices.disk).then(|| fault(what, name))
 }
 
-/// The newest fault that the kernel has told since it started, for the cause of a
-/// failure. Blocks.
+/// The newest fault that the kernel has logged since it started, for the cause of a failure.
+/// Blocks.
 #[must_use]
 pub fn newest(devices: &Devices) -> Option<Fault> {
     let mut log = Reader::open(From::Start).ok()?;
@@ -158,7 +158,8 @@ pub fn newest(devices: &Devices) -> Option<Fault> {
     newest
 }
 
-/// Watches until the partition cannot be trusted with another write, and says why. Cancel-safe.
+/// Watches until the partition cannot be trusted with another write, and returns the reason.
+/// Cancel-safe.
 ///
 /// # Errors
 ///
@@ -184,7 +185,7 @@ pub async fn watch(
                     let Some(fault) = read(&record.text, devices) else { continue };
                     match fault.what {
                         What::Write => return Ok(fault),
-                        // What came before says more than that it came.
+                        // The earlier fault says more than this end.
                         What::ShutDown => return Ok(last.map_or(fault, |(_, cause)| cause)),
                         What::Changed | What::Read | What::Corrupt => {
                             last = Some((Instant::now(), fault));

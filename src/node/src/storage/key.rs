@@ -1,11 +1,12 @@
-//! Holds what opens the data partition, and shows it to nobody.
+//! The keys of the data partition: holds them in memory, and shows them only on
+//! request.
 //!
 //! The cluster manager derives a [`Passphrase`] or has a [`RecoveryKey`] and hands
 //! it to `storage` in a [`Wanted`]. Slot 0 of the partition's LUKS header takes the
 //! one, slot 1 the other.
 //!
 //! Invariants:
-//! - What is kept here is wiped from memory with its last copy, and prints as `…`.
+//! - Keys in this module are wiped from memory with their last copy, and print as `…`.
 //! - It leaves the process only through the pipe that `cryptsetup` reads.
 //!
 //! What this module does not do: derive, seal, store or ask for keys (`cluster`).
@@ -17,11 +18,11 @@ use zeroize::Zeroizing;
 /// Bytes of a key: 256 bits, so nothing has to be made expensive to guess.
 pub const SIZE: usize = 32;
 
-/// What opens slot 0: made of the node's and the cluster's unlock keys.
+/// The key of slot 0: made of the node's and the cluster's unlock keys.
 #[derive(Clone)]
 pub struct Passphrase(Zeroizing<[u8; SIZE]>);
 
-/// What opens slot 1: what the owner keeps.
+/// The key of slot 1: the owner keeps it.
 #[derive(Clone)]
 pub struct RecoveryKey(Zeroizing<[u8; SIZE]>);
 
@@ -32,7 +33,7 @@ impl Passphrase {
         Self(bytes)
     }
 
-    /// What `cryptsetup` reads.
+    /// The bytes that `cryptsetup` reads.
     #[must_use]
     pub fn text(&self) -> Zeroizing<Vec<u8>> {
         hexadecimal(&self.0)
@@ -46,13 +47,13 @@ impl RecoveryKey {
         Self(bytes)
     }
 
-    /// Its bytes, for whoever shows it to its owner.
+    /// Its bytes, for the code that shows it to its owner.
     #[must_use]
     pub fn bytes(&self) -> &[u8; SIZE] {
         &self.0
     }
 
-    /// What `cryptsetup` reads.
+    /// The bytes that `cryptsetup` reads.
     #[must_use]
     pub fn text(&self) -> Zeroizing<Vec<u8>> {
         hexadecimal(&self.0)
@@ -63,7 +64,7 @@ impl RecoveryKey {
 fn hexadecimal(bytes: &[u8; SIZE]) -> Zeroizing<Vec<u8>> {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    // Allocated once: what a growing vector leaves behind is not wiped.
+    // Allocated once: the former buffers of a growing vector are not wiped.
     let mut text = Zeroizing::new(Vec::with_capacity(2 * SIZE));
     text.extend(digits.map(|digit| DIGITS[usize::from(digit)]));
     text
@@ -81,7 +82,7 @@ impl fmt::Debug for RecoveryKey {
     }
 }
 
-/// What opens a new partition.
+/// The keys of a new partition.
 #[derive(Clone, Debug)]
 pub struct Keys {
     /// Slot 0.
@@ -90,7 +91,7 @@ pub struct Keys {
     pub recovery: RecoveryKey,
 }
 
-/// What is tried on a locked partition.
+/// The keys to try on a locked partition.
 #[derive(Clone, Debug)]
 pub enum Key {
     /// Slot 0.
@@ -109,7 +110,7 @@ impl Key {
         }
     }
 
-    /// What `cryptsetup` reads.
+    /// The bytes that `cryptsetup` reads.
     #[must_use]
     pub fn text(&self) -> Zeroizing<Vec<u8>> {
         match self {
@@ -141,7 +142,7 @@ impl Make {
         }
     }
 
-    /// What opens it.
+    /// The key that opens it.
     #[must_use]
     pub fn keys(&self) -> Option<&Keys> {
         match self {
@@ -151,10 +152,10 @@ impl Make {
     }
 }
 
-/// What the cluster manager asks of storage.
+/// The request of the cluster manager to storage.
 ///
-/// Whoever owns the channel puts `None` back once the partition is ready, so that
-/// no copy of a key stays behind in it.
+/// The owner of the channel puts `None` back once the partition is ready, so that no
+/// copy of a key stays behind in it.
 #[derive(Clone, Debug)]
 pub enum Wanted {
     /// Answers [`super::Status::Absent`]: make the partition.
@@ -162,9 +163,9 @@ pub enum Wanted {
     /// Answers [`super::Status::Locked`] and [`super::Status::Refused`]: open it.
     /// To try another key, send another value.
     Open {
-        /// What to try.
+        /// The key to try.
         key: Key,
-        /// What slot 0 is to take from then on, before anything is mounted.
+        /// The key that slot 0 gets then, before anything is mounted.
         rekey: Option<Passphrase>,
     },
 }

@@ -1,4 +1,4 @@
-//! Makes, opens and closes the encryption of the data partition, with `cryptsetup`.
+//! The encryption of the data partition: makes, opens and closes it, with `cryptsetup`.
 //!
 //! `storage::machine` calls it. Keys go through a pipe, never on a command line.
 //!
@@ -7,8 +7,8 @@
 //! /dev/vda3 --LUKS2--> polis-data_dif --> polis-data    authenticated
 //! ```
 //!
-//! What this module does not do: decide what may be formatted (`plan`), or know
-//! where keys come from (`cluster`).
+//! What this module does not do: decide what may be formatted (`plan`), or know the
+//! source of keys (`cluster`).
 
 use std::path::{Path, PathBuf};
 
@@ -28,9 +28,9 @@ use polis_runtime::sys::process::{Command, Error};
 const CRYPTSETUP: &str = "/usr/sbin/cryptsetup";
 const MODPROBE: &str = "/usr/sbin/modprobe";
 
-/// What the device mapper calls the open partition.
+/// The name of the open partition in the device mapper.
 pub const NAME: &str = "polis-data";
-/// What `cryptsetup` calls the integrity device below it.
+/// The name of the integrity device below it, given by `cryptsetup`.
 const INTEGRITY_NAME: &str = "polis-data_dif";
 
 /// Turns of the function that makes a key slot's key: the fewest that there can
@@ -65,7 +65,7 @@ pub fn path() -> PathBuf {
 
 fn cryptsetup(action: &str, log: &Sink) -> Command {
     Command::new(CRYPTSETUP)
-        // There is no udev that would make the device's node and say so.
+        // The machine has no udev that would make the device's node and report it.
         .env("DM_DISABLE_UDEV", "1")
         .args([action, "--batch-mode"])
         .log(log.clone())
@@ -76,7 +76,7 @@ const SLOT: [&str; 7] =
     ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", TURNS, "--hash", "sha256", "--key-file=-"];
 
 /// Loads the ciphers of `kind`, the fast ones where the processor has their
-/// instructions. The kernel finds the plain ones by itself, and says what is missing.
+/// instructions. The kernel finds the plain ones by itself, and reports missing ones.
 pub async fn load_ciphers(kind: Kind, log: &Sink) {
     let processor = tokio::fs::read_to_string("/proc/cpuinfo").await.unwrap_or_default();
     let modules = modules(kind, &processor);
@@ -100,11 +100,11 @@ fn modules(kind: Kind, processor: &str) -> Vec<&'static str> {
     }
 }
 
-/// Puts a new header on `device`, with both keys; whatever was there is lost.
+/// Puts a new header on `device`, with both keys; the content is lost.
 ///
 /// # Errors
 ///
-/// What `cryptsetup` said.
+/// The output of `cryptsetup`.
 pub async fn format(
     device: &Path,
     id: Uuid,
@@ -182,7 +182,7 @@ pub async fn open(device: &Path, key: &Key, log: &Sink) -> Result<(), OpenError>
 ///
 /// # Errors
 ///
-/// What `cryptsetup` said.
+/// The output of `cryptsetup`.
 pub async fn rekey(
     device: &Path,
     known: &Key,
@@ -199,7 +199,7 @@ pub async fn rekey(
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// An error of the kernel.
 pub fn close() -> std::io::Result<()> {
     let mapper = DeviceMapper::open()?;
     for name in [NAME, INTEGRITY_NAME] {

@@ -28,11 +28,11 @@ use polis_runtime::sys::process::Command;
 const MKFS: &str = "/usr/sbin/mkfs.xfs";
 const GROWFS: &str = "/usr/sbin/xfs_growfs";
 
-/// Project quotas bound what a volume may take.
+/// Project quotas bound the space of a volume.
 pub const MOUNT_OPTIONS: &str = "prjquota";
 
-/// Nothing on the data partition is a device or gains privileges, and nobody
-/// reads access times.
+/// Nothing on the data partition is a device or gains privileges, and access times are
+/// never read.
 const MOUNT_FLAGS: MountFlags =
     MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOATIME);
 
@@ -49,7 +49,7 @@ pub struct Live {
     pub block_size: u64,
     /// How the data partition is protected.
     pub kind: Kind,
-    /// What a new partition is opened with, where that needs something.
+    /// The key for a new partition, where it needs one.
     pub keys: Option<Keys>,
     /// Where the programs write.
     pub log: Sink,
@@ -93,7 +93,7 @@ impl Live {
         luks::open(&device, key, &self.log).await?;
         if self.integrity_size(partition).await != before {
             // The partition has grown: the integrity device has just learnt that, and
-            // what was made above it has not.
+            // the layers above it have not.
             let closed = tokio::task::spawn_blocking(luks::close).await;
             if let Ok(Err(error)) = closed {
                 warn!(error = &error as &dyn std::error::Error, "cannot open it larger yet");
@@ -107,7 +107,7 @@ impl Live {
         Ok(())
     }
 
-    /// How much room the integrity device has, as its own superblock says.
+    /// The room of the integrity device, from its own superblock.
     async fn integrity_size(&self, partition: &Partition) -> Option<u64> {
         /// Where the data of a LUKS2 partition begins, and in it that number.
         const PLACE: u64 = (16 << 20) + 16;
@@ -130,7 +130,7 @@ impl Live {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// An error of the kernel.
     pub async fn room(&self, partition: &Partition) -> io::Result<Option<u64>> {
         let device = self.device(partition);
         let look = move || {
@@ -150,7 +150,7 @@ impl Live {
     ///
     /// # Errors
     ///
-    /// What `xfs_growfs` said.
+    /// The output of `xfs_growfs`.
     pub async fn fill(&self, partition: &Partition) -> Result<(), Error> {
         let grown =
             Command::new(GROWFS).arg("-d").arg(self.mount_point()).log(self.log.clone()).run();
@@ -162,7 +162,7 @@ impl Live {
         Ok(())
     }
 
-    /// What authentication needs before there is a file system.
+    /// The preparation that authentication needs before there is a file system.
     async fn prepare(&self, partition: &Partition) -> Result<(), Error> {
         let device = self.device(partition);
         let said = self.mkfs(partition).arg("-N").arg(&device).run().await;
@@ -185,7 +185,7 @@ impl Live {
             // Discarding the whole device first would take longer than all the rest,
             // and would undo what integrity needs.
             .args(["-K", "-f", "-L", LABEL, "-m"])
-            // Tells our file system from any other: see `plan`.
+            // Distinguishes our file system from any other: see `plan`.
             .arg(format!("uuid={}", partition.id))
             .log(self.log.clone())
     }
@@ -242,17 +242,17 @@ pub fn read_backup(disk: &Path) -> Option<Table> {
     table::read_backup(&File::open(disk).ok()?)
 }
 
-/// Says what the stretch of `partition` carries. Blocks.
+/// Returns the content of the stretch of `partition`. Blocks.
 ///
 /// # Errors
 ///
-/// What the kernel says: a stretch that cannot be read is not blank.
+/// An error of the kernel: an unreadable stretch is not blank.
 pub fn read_content(disk: &Path, table: &Table, partition: &Partition) -> io::Result<Content> {
     let disk = File::open(disk)?;
     let start = partition.first * table.block_size;
     let length = partition.blocks() * table.block_size;
-    // What was written through the device of the partition is news to the cache of
-    // the disk, which may still have what stood there before.
+    // The cache of the disk does not see data that was written through the device of
+    // the partition, and may still have older content.
     rustix::fs::fadvise(&disk, start, NonZeroU64::new(length), rustix::fs::Advice::DontNeed)?;
     let take = |wanted: usize| usize::try_from(length).unwrap_or(usize::MAX).min(wanted);
     let mut head = vec![0; take(probe::HEAD)];

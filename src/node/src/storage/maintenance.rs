@@ -1,12 +1,12 @@
-//! Does what can wait until others have their data partition.
+//! Maintenance of the mounted data partition: work that can wait until others have the
+//! partition.
 //!
 //! The service runs [`tend`] while the partition is mounted: the free space of an
 //! authenticated device is written and given away, and a file system that is
 //! smaller than its device grows.
 //!
 //! Invariants:
-//! - Nothing here is needed for anything but room: what fails is told, and tried
-//!   again at the next boot.
+//! - This work only gains room: a failure is logged, and the next boot tries again.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ use super::table::Partition;
 use super::{Kind, wipe};
 use polis_runtime::supervisor::attempt;
 
-/// What the boot has to do comes first.
+/// The work of the boot comes first.
 const START: Duration = Duration::from_secs(20);
-/// How often it is looked whether somebody needs the room before that.
+/// How often the service checks whether somebody needs the room before that.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Works until there is nothing left. A step that has begun goes on when this is dropped.
@@ -45,7 +45,7 @@ async fn wait(live: &Live) {
     }
 }
 
-/// Gives away, bit by bit, what the file system began without.
+/// Gives away, bit by bit, the space that the file system began without.
 async fn release(live: &Live) -> Result<(), Error> {
     let mut told = false;
     loop {
@@ -94,7 +94,8 @@ async fn grow(live: &Live, partition: &Partition) -> Result<(), Error> {
     live.fill(partition).await
 }
 
-/// Lets others have the disk for as long as it was ours, unless they wait for us.
+/// Leaves the disk to others for as long as this work used it, unless they wait for it to
+/// finish.
 async fn rest(live: &Live, worked: Duration) {
     if !urgent(live).await {
         sleep(worked).await;

@@ -1,4 +1,5 @@
-//! Gives the node a place for everything it keeps: a disk, mounted, as a typed tree.
+//! The storage of the node: a disk, mounted, as a typed tree for everything that the
+//! node keeps.
 //!
 //! `root` starts [`Service`]; everyone who keeps something waits for
 //! [`Status::Ready`] and uses the [`Root`](files::Root) in it.
@@ -17,7 +18,7 @@
 //! ```
 //!
 //! Invariants:
-//! - What is recognised on the disk is never formatted; see `plan`.
+//! - Recognised content of the disk is never formatted; see `plan`.
 //! - A power cut at any moment of the first boot is followed by a boot that finishes.
 //!
 //! What this module does not do: decide what this machine is to be (`cluster`).
@@ -53,11 +54,11 @@ use polis_base::files;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Not at all: whoever has the disk reads it.
+    /// No protection: a person with the disk reads it.
     Insecure,
-    /// Encrypted: whoever has the disk without the keys reads nothing.
+    /// Encrypted: a person with the disk but without the keys reads nothing.
     Encrypted,
-    /// Encrypted, and what somebody else has changed does not read.
+    /// Encrypted, and data that somebody else has changed does not read.
     Authenticated,
 }
 
@@ -97,25 +98,25 @@ pub struct Ready {
     pub size: u64,
 }
 
-/// What everyone else may know.
+/// The published status.
 ///
 /// The GUID of the partition goes into its passphrase. It is chosen before the
-/// partition is made and stays: `Absent` tells the one that a new partition will
-/// have, `Locked` and `Refused` the one that it has.
+/// partition is made and stays: `Absent` holds the one that a new partition will have,
+/// `Locked` and `Refused` the one that it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
     /// Looking at the disk, or at work on it.
     Starting,
     /// The disk has no data partition, or one that was never complete and holds
-    /// nothing: it is made once somebody wants that, with [`Wanted::Make`].
+    /// nothing: it is made on request, with [`Wanted::Make`].
     Absent {
         /// The GUID that it will have.
         partition: Uuid,
     },
     /// The data partition is there, and waits for [`Wanted::Open`].
     Locked {
-        /// How it is protected, as its own header says. Whoever knows better, from
-        /// the sealed configuration, must refuse a kind that protects less.
+        /// How it is protected, as its own header says. A caller that knows better,
+        /// from the sealed configuration, must refuse a kind that protects less.
         kind: Kind,
         /// Its GUID.
         partition: Uuid,
@@ -134,7 +135,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// What is mounted, once it is.
+    /// The mounted partition, once it is mounted.
     #[must_use]
     pub fn ready(&self) -> Option<&Ready> {
         match self {

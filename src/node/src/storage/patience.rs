@@ -1,4 +1,4 @@
-//! Gives every step of storage a deadline, and says what is waited for.
+//! The deadlines of storage: every step has one, and reports what it waits for.
 //!
 //! `storage::service` wraps the machine in [`Patient`]. A disk that hangs must not
 //! hang the boot in silence.
@@ -33,9 +33,9 @@ const LARGEST: Duration = Duration::from_secs(1800);
 /// A machine whose steps have deadlines.
 #[derive(Clone, Copy, Debug)]
 pub struct Patient<'a, M> {
-    /// Who takes the steps.
+    /// The machine that takes the steps.
     pub machine: &'a M,
-    /// Where it is said what is waited for.
+    /// The status in which it reports what it waits for.
     pub ctx: &'a Context,
 }
 
@@ -50,7 +50,7 @@ impl<M: Machine + Sync> Patient<'_, M> {
     }
 }
 
-/// Waits for `work`, and says so when it takes long.
+/// Waits for `work`, and reports it when it takes long.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Decides what is to be done with the disk: mount, make, finish or refuse.
+//! The plan for the disk: decides whether to mount, make, finish or refuse.
 //!
 //! Pure: `storage::apply` looks at the disk and carries out what comes from here.
 //!
@@ -12,16 +12,16 @@
 //!   anything else:      refuse      refuse            refuse
 //! ```
 //!
-//! Behind a LUKS header nothing can be seen, and behind one on a marked partition
-//! there is nothing: the mark goes before anybody is told of the partition.
+//! The content behind a LUKS header cannot be seen, and behind a header on a marked
+//! partition there is nothing: the mark goes before the partition is published.
 //!
 //! The mark is an attribute of the partition, [`BEING_MADE`]: it comes to the
 //! disk in the same write as the partition and goes when the file system on it
 //! is complete. So a power cut at any moment leaves one of these pictures.
 //!
 //! Invariants:
-//! - What is recognised is never formatted, except our own unfinished file
-//!   system on a partition that carries the mark.
+//! - A partition with recognised content is never formatted, except our own unfinished
+//!   file system on a partition that carries the mark.
 //! - An unmarked partition is never formatted.
 //! - No partition is made while the backup of an older table shows one with data.
 //! - A plan is total: it needs no look at the disk while it is carried out.
@@ -33,13 +33,13 @@ use super::header::{Luks, SUBSYSTEM};
 use super::probe::{Content, Xfs};
 use super::table::{Partition, Table};
 
-/// What the data partition is called.
+/// The name of the data partition.
 pub const NAME: &str = "POLIS-DATA";
 
-/// What kind of partition it is; the image builder has the same table.
+/// The type of the partition; the image builder has the same table.
 pub const TYPE_ID: Uuid = uuid!("5141e997-d959-497c-b0e8-f6f81294567c");
 
-/// What the file system is called. XFS has room for twelve bytes.
+/// The label of the file system. XFS has room for twelve bytes.
 pub const LABEL: &str = "polis-data";
 
 /// The attribute of a partition whose file system is not complete. Bits 48 to
@@ -59,7 +59,7 @@ pub(super) const GROWTH_MIN: u64 = 64 << 20;
 /// Where the data partition is, or would be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// There is none; it would be this one.
+    /// It does not exist yet; it would be this one.
     Free(Partition),
     /// It is there.
     Made(Partition),
@@ -75,7 +75,7 @@ impl Place {
     }
 }
 
-/// What to do, in the order in which the variants' names say it.
+/// The action, in the order of the variants' names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// Write `table`, tell the kernel, format, mount, take off the mark.
@@ -149,10 +149,10 @@ pub enum Refusal {
         /// The other.
         second: u32,
     },
-    /// Somebody's data is where the partition would be made.
+    /// Somebody's data occupies the place of the partition.
     #[error("the free space of the disk, where the data partition belongs, carries {found}")]
     Occupied {
-        /// What was recognised.
+        /// The recognised content.
         found: String,
     },
     /// The data partition carries something that we never put there.
@@ -160,7 +160,7 @@ pub enum Refusal {
     Foreign {
         /// The partition.
         number: u32,
-        /// What was recognised.
+        /// The recognised content.
         found: String,
     },
     /// The header of the data partition is ours, and not as we make it.
@@ -187,7 +187,7 @@ pub enum Refusal {
 ///
 /// [`Refusal`] where there is neither.
 pub fn place(table: &Table, id: Uuid) -> Result<Place, Refusal> {
-    // The type alone decides: names are for people.
+    // The type alone decides: labels are for people.
     let mut ours = table.partitions.iter().filter(|partition| partition.type_id == TYPE_ID);
     if let Some(first) = ours.next() {
         if let Some(second) = ours.next() {
@@ -233,7 +233,7 @@ pub fn former<'a>(table: &'a Table, former: &'a Table) -> impl Iterator<Item = &
 ///
 /// # Errors
 ///
-/// [`Refusal::Occupied`] by what was recognised.
+/// [`Refusal::Occupied`] by the recognised content.
 pub fn spare(content: &Content) -> Result<(), Refusal> {
     match content {
         // Also where a power cut came between the two copies of the first table.
@@ -244,7 +244,7 @@ pub fn spare(content: &Content) -> Result<(), Refusal> {
     }
 }
 
-/// Decides, knowing what the stretch of `place` carries.
+/// Decides, given the content of the stretch of `place`.
 ///
 /// # Errors
 ///
@@ -297,7 +297,7 @@ fn made(table: &Table, partition: Partition, content: &Content) -> Result<Plan, 
     }
 }
 
-/// What a person needs to know to tell one file system from another.
+/// The facts by which a person distinguishes file systems.
 fn describe(xfs: &Xfs) -> String {
     let state = if xfs.in_progress { "an unfinished XFS" } else { "XFS" };
     format!("{state} \"{}\" ({}, {} MiB)", xfs.label, xfs.id, xfs.size >> 20)

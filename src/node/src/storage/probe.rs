@@ -1,7 +1,8 @@
-//! Recognises what a stretch of a disk carries, from the bytes at its two ends.
+//! The probe: recognises the content of a stretch of a disk from the bytes at its two
+//! ends.
 //!
-//! `storage` asks before it formats anything: what is recognised here is
-//! somebody's data. Pure: bytes in, a name out.
+//! `storage` probes before it formats anything: recognised content is somebody's data.
+//! Pure: bytes in, a name out.
 //!
 //! Invariants:
 //! - Any bytes are an answer; nothing here can fail or panic.
@@ -21,10 +22,10 @@ pub const HEAD: usize = 256 << 10;
 /// How many bytes at the end: Linux software RAID keeps its sign in the last 128 KiB.
 pub const TAIL: usize = 128 << 10;
 
-/// What a stretch carries.
+/// The content of a stretch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Nothing but zeros.
+    /// Only zeros.
     Blank,
     /// Bytes in no format known here.
     Unknown,
@@ -39,9 +40,9 @@ pub enum Content {
 /// The superblock of an XFS file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Xfs {
-    /// Who it is.
+    /// Its ID.
     pub id: Uuid,
-    /// What it was named.
+    /// Its label.
     pub label: String,
     /// Whether it was never completed.
     pub in_progress: bool,
@@ -104,14 +105,14 @@ const SIGNS: &[Sign] = &[
     sign("exFAT", 3, b"EXFAT   "),
     sign("FAT", 0x36, b"FAT1"),
     sign("FAT", 0x52, b"FAT32"),
-    // Swap's sign ends the first page, whatever a page is.
+    // The signature of swap ends the first page, for each page size.
     sign("swap", 0x1000 - 10, b"SWAPSPACE2"),
     sign("swap", 0x1000 - 10, b"SWAP-SPACE"),
     sign("swap", 0x4000 - 10, b"SWAPSPACE2"),
     sign("swap", 0x10000 - 10, b"SWAPSPACE2"),
 ];
 
-/// Says what a stretch carries whose first bytes are `head` and last bytes `tail`.
+/// Returns the content of a stretch whose first bytes are `head` and last bytes `tail`.
 #[must_use]
 pub fn recognise(head: &[u8], tail: &[u8]) -> Content {
     if let Some(luks) = header::read(head) {

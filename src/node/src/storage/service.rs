@@ -1,4 +1,4 @@
-//! Mounts the data partition, and makes it at the first boot.
+//! The service of storage: mounts the data partition, and makes it at the first boot.
 //!
 //! ```text
 //!                 there is one, insecure
@@ -17,12 +17,13 @@
 //! there is mounted without waiting for anybody.
 //!
 //! Invariants:
-//! - `Ready` says that the file system is mounted, and that every directory of the tree
+//! - `Ready` means that the file system is mounted, and that every directory of the tree
 //!   is on it.
 //! - A key that does not fit changes nothing: another is waited for.
 //! - A run that ends leaves the file system unmounted, or else read-only: it may still
 //!   be in use, and the machine is about to stop.
-//! - What cannot be waited out opens the trapdoor; nothing is tried for ever in silence.
+//! - A condition that waiting cannot end opens the trapdoor; nothing is retried without
+//!   end in silence.
 //!
 //! What this module does not do: decide what to do with the disk (`plan`), or
 //! whether this machine may begin anew (`cluster`).
@@ -55,7 +56,7 @@ use polis_runtime::event::{self, Closed};
 use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Context, blocking};
 
-/// What is fixed for the life of the process.
+/// Fixed for the life of the process.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The disk that the machine runs from, for example `/dev/vda`.
@@ -70,11 +71,11 @@ pub struct Config {
 /// The service. A run holds all progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What is fixed.
+    /// The fixed part.
     pub config: Config,
-    /// What the cluster manager asks for, as an answer to the status.
+    /// The requests of the cluster manager, as an answer to the status.
     pub wanted: watch::Receiver<Option<Wanted>>,
-    /// What everyone else may know.
+    /// The published status.
     pub status: watch::Sender<Status>,
     /// How the partition does while it is mounted.
     pub health: watch::Sender<Health>,
@@ -83,12 +84,12 @@ pub struct Service {
 /// Why a run ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Nobody is left who could want a partition.
+    /// All owners of the request channel are gone.
     #[error(transparent)]
     Closed(#[from] Closed),
 }
 
-/// Why there is no data partition: for people, or for the supervisor.
+/// The reason why there is no data partition: for people, or for the supervisor.
 enum Stop {
     Trapdoor(Error),
     Closed(Closed),
@@ -158,7 +159,8 @@ impl Service {
         };
         match found {
             Ok(fault) => Error::Failing(fault),
-            // Without the kernel's log nobody notices, and everything else works.
+            // Without the kernel's log these errors go unnoticed, and everything else
+            // works.
             Err(error) => {
                 warn!(error = &error as &dyn std::error::Error, "errors of the disk go unnoticed");
                 std::future::pending().await
@@ -223,7 +225,7 @@ impl Service {
         Ok((live, partition))
     }
 
-    /// Waits for what the cluster manager asks.
+    /// Waits for the requests of the cluster manager.
     async fn wanted<T>(&mut self, pick: impl Fn(&Wanted) -> Option<T>) -> Result<T, Closed> {
         let found = event::until(&mut self.wanted, "the cluster manager", |wanted| {
             wanted.as_ref().and_then(&pick)
@@ -280,8 +282,8 @@ impl Service {
         }
     }
 
-    /// Leaves the file system clean, if nobody uses it any more, and closes what
-    /// lies below it.
+    /// Leaves the file system clean, if it is no longer in use, and closes the layers
+    /// below it.
     async fn unmount(&self, kind: Kind) {
         let target = self.config.root.data.mount.path().to_owned();
         let deadline = Instant::now() + RELEASE;
@@ -324,7 +326,7 @@ impl Service {
     }
 }
 
-/// Adds to a failure what the kernel said of the device.
+/// Adds the kernel's messages about the device to a failure.
 async fn explain(error: apply::Error, live: &Live, partition: &Partition) -> Error {
     if !matches!(error, apply::Error::Mount(_) | apply::Error::Wipe { .. }) {
         return error.into();
@@ -345,7 +347,7 @@ fn devices(live: &Live, partition: &Partition) -> Devices {
     }
 }
 
-/// What the kernel calls a device.
+/// The name of a device in the kernel.
 fn mounted(device: &Path) -> String {
     let Ok(id) = std::fs::metadata(device).map(|metadata| metadata.rdev()) else {
         return file_name(device);

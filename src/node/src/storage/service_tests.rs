@@ -1,6 +1,6 @@
 //! The service on a real disk: a loop device, `mkfs.xfs`, the kernel's XFS.
 //!
-//! Needs root and the programs; where one is missing, the test says so and ends.
+//! Needs root and the programs; where one is missing, the test prints that and ends.
 //! The stories in QEMU run the same code on every machine.
 
 use std::path::Path;
@@ -68,7 +68,7 @@ impl Disk {
         Root::at(self.directory.path())
     }
 
-    /// Starts the service; `wanted` is what the cluster manager asks for.
+    /// Starts the service; `wanted` carries the requests of the cluster manager.
     fn boot(&self, wanted: Option<Wanted>) -> Boot {
         let root = self.root();
         for mount_point in [&root.esp.mount, &root.data.mount, &root.ephemeral.mount] {
@@ -98,7 +98,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Whoever still uses it does so no longer than the test.
+        // A process that still uses it does so only until the test ends.
         let mounted = self.root().data.mount;
         let _unmounted = rustix::mount::unmount(mounted.path(), UnmountFlags::DETACH);
         #[expect(clippy::disallowed_methods, reason = "nothing can be awaited here")]
@@ -147,7 +147,7 @@ fn capacity(root: &Root) -> u64 {
 #[tokio::test]
 async fn a_partition_is_made_once_kept_and_grows_with_its_disk() {
     let Some(mut disk) = Disk::new(1024 * MIB).await else { return };
-    // As the mounted ESP does: what the kernel has cached of the disk stays.
+    // As the mounted ESP does: the kernel's cache of the disk stays.
     let open = std::fs::File::open(&disk.device).unwrap();
 
     let mut first = disk.boot(None);
@@ -164,7 +164,7 @@ async fn a_partition_is_made_once_kept_and_grows_with_its_disk() {
     }
     first.off().await;
 
-    // Nobody wants anything: it is there, so it is mounted.
+    // Without any request: the partition exists, so it is mounted.
     let mut second = disk.boot(None);
     let ready = second.ready().await;
     let key = ready.root.data.etcd.peer_pki.key.clone();

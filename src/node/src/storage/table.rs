@@ -1,4 +1,4 @@
-//! Reads and writes the partition table of the disk that the machine runs from.
+//! The partition table of the disk that the machine runs from: reads and writes it.
 //!
 //! `storage::plan` decides on a [`Table`]; `storage::apply` writes it with
 //! [`write`]. The `gpt` crate knows the format; this module gives it a view of
@@ -39,7 +39,7 @@ const SIGNATURE: &[u8] = b"EFI PART";
 const ENTRIES: u32 = 128;
 const ENTRY_SIZE: u32 = 128;
 
-/// Below this there is no room for two copies and an ESP.
+/// A smaller disk has no room for two copies and an ESP.
 const DISK_SIZE_MIN: u64 = 1 << 20;
 
 /// Why a table cannot be used.
@@ -49,9 +49,9 @@ pub enum Error {
     /// The disk failed.
     #[error("cannot {operation} the disk")]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         operation: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// Blocks of a size that no disk has.
@@ -66,7 +66,7 @@ pub enum Error {
     /// The crate that knows the format refused.
     #[error("cannot {operation} the partition table")]
     Format {
-        /// What was tried.
+        /// The attempted operation.
         operation: &'static str,
         /// Why not.
         source: gpt::GptError,
@@ -80,9 +80,9 @@ pub struct Partition {
     pub number: u32,
     /// Its name.
     pub name: String,
-    /// What it is for.
+    /// Its purpose.
     pub type_id: Uuid,
-    /// Who it is.
+    /// Its ID.
     pub id: Uuid,
     /// Its first block.
     pub first: u64,
@@ -145,8 +145,8 @@ pub fn read(disk: &File) -> Result<Table, Error> {
     table_of(&opened, geometry)
 }
 
-/// Makes the primary copy whole again where it is torn and the backup is not;
-/// says whether that was so. The backup is not touched.
+/// Makes the primary copy whole again where it is torn and the backup is not; returns
+/// whether that was so. The backup is not touched.
 ///
 /// # Errors
 ///
@@ -161,8 +161,8 @@ pub fn restore(disk: &File) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Reads the backup alone: where an image was written over a disk that was in use,
-/// it is the table of before. `None` if there is no sound one.
+/// Reads the backup alone: where an image was written over a disk that was in use, the
+/// backup is the earlier table. `None` if no sound one exists.
 #[must_use]
 pub fn read_backup(disk: &File) -> Option<Table> {
     let (view, geometry) = View::open(disk).ok()?;
@@ -222,7 +222,7 @@ pub fn write(disk: &File, table: &Table) -> Result<(), Error> {
     into_view(opened, geometry)?.commit()
 }
 
-/// Lets the crate put both copies into memory.
+/// Gives the crate the memory for both copies.
 fn into_view(opened: gpt::GptDisk<View<'_>>, geometry: Geometry) -> Result<View<'_>, Error> {
     let mut view = opened.write().map_err(unwritten)?;
     let protective = u32::try_from(geometry.blocks - 1).unwrap_or(u32::MAX);
@@ -236,7 +236,7 @@ fn unwritten(source: gpt::GptError) -> Error {
     Error::Format { operation: "write", source }
 }
 
-/// What every table of ours fulfils.
+/// The conditions that every table of ours fulfils.
 fn check(table: &Table) -> Result<(), String> {
     let mut taken: Vec<Range<u64>> = Vec::new();
     for (index, partition) in table.partitions.iter().enumerate() {
@@ -267,8 +267,8 @@ fn check(table: &Table) -> Result<(), String> {
     Ok(())
 }
 
-/// Lets the crate read a table that was checked for what it would trust. Where the
-/// primary copy is torn, its header is an error and all else is the backup's.
+/// Has the crate read a table whose trusted fields were checked. Where the primary copy
+/// is torn, its header is an error and all else is the backup's.
 fn open(disk: &File) -> Result<(gpt::GptDisk<View<'_>>, Geometry), Error> {
     let (view, geometry) = View::open(disk)?;
     let opened = parse(view, geometry).or_else(|torn| {
@@ -329,7 +329,7 @@ impl<'a> View<'a> {
 
         let header = bytes_at(&head, block_size, block_size).unwrap_or_default();
         let primary = plain_header(header);
-        // What stands at the end may be older than the disk's use for us. It is
+        // The content of the end may be older than the disk's use for us. It is
         // replaced whenever we write, and must not mislead the crate before.
         let backup = bytes_at(&tail, copy - block_size, block_size).unwrap_or_default();
         let no_backup = plain_header(backup).is_err();

@@ -1,5 +1,5 @@
-//! Sees to it that the file system of an authenticated device never reads a block
-//! that nobody has written.
+//! The wipe of free space: the file system of an authenticated device must never read a
+//! block that was not written.
 //!
 //! Such a read fails: the block has no tag. Files are not the trouble, since XFS
 //! knows which of their blocks were written. Its journal is: after a power cut it
@@ -36,22 +36,23 @@ use polis_base::sys::xfs::{self, Stretch, Use};
 /// for its first snapshot and the logs. Written in seconds on any disk.
 const KEPT: u64 = 192 << 20;
 
-/// As much as is written before others get their turn.
+/// The bytes written before others get their turn.
 pub const STEP: u64 = 16 << 20;
 
-/// Where there is less free space than this, nobody else gets a turn.
+/// With less free space than this, the wipe does not yield to other work.
 const URGENT: u64 = 48 << 20;
 
-/// What is written at once; also how stretches of the hidden file are aligned.
+/// The bytes of one write; also the alignment of stretches of the hidden file.
 const CHUNK: usize = 1 << 20;
 
 /// The block of the device and of the file system.
 const BLOCK: usize = 4096;
 
-/// Where `mkfs.xfs` looks for what was there before: at the start.
+/// Where `mkfs.xfs` looks for former content: at the start.
 const START: u64 = CHUNK as u64;
 
-/// What `xfs_repair` reads of each allocation group before it knows anything.
+/// The blocks that `xfs_repair` reads of each allocation group before it knows
+/// anything.
 const GROUP_HEAD: u64 = 128 << 10;
 
 /// How the file system is divided.
@@ -64,7 +65,7 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Reads what `mkfs.xfs -N` says that it would do.
+    /// Reads the plan that `mkfs.xfs -N` prints.
     #[must_use]
     pub fn parse(said: &str) -> Option<Self> {
         let number = |name: &str| -> Option<u64> {
@@ -120,7 +121,7 @@ fn zero(file: &File, start: u64, length: u64) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// An error of the kernel.
 pub fn prepare(device: &Path, groups: Groups) -> io::Result<()> {
     let device = open(device)?;
     zero(&device, 0, START)?;
@@ -130,13 +131,13 @@ pub fn prepare(device: &Path, groups: Groups) -> io::Result<()> {
     Ok(())
 }
 
-/// Leaves a new file system with little free space, all of it written; the rest is
-/// in the file `hidden`. Nobody else may use the file system. Says how many bytes
-/// were written. Blocks.
+/// Leaves a new file system with little free space, all of it written; the rest is in
+/// the file `hidden`. The file system must not be in use. Returns how many bytes were
+/// written. Blocks.
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// An error of the kernel.
 pub fn reserve(device: &Path, mount: &Path, hidden: &Path) -> io::Result<u64> {
     let root = File::open(mount)?;
     let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(hidden)?;
@@ -189,12 +190,12 @@ fn mend(device: &File, stretch: &Stretch) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the end of the file `hidden` and cuts it off; says how much is left, and
-/// `None` once there is no such file. Blocks.
+/// Writes the end of the file `hidden` and cuts it off; returns how much is left, and
+/// `None` once that file is gone. Blocks.
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// An error of the kernel.
 pub fn release(hidden: &Path) -> io::Result<Option<u64>> {
     let file = match open(hidden) {
         Ok(file) => file,
@@ -208,7 +209,7 @@ pub fn release(hidden: &Path) -> io::Result<Option<u64>> {
     }
     let left = length.saturating_sub(STEP);
     zero(&file, left, length - left)?;
-    // What is cut off is free in the next moment: it must be written for good.
+    // The part that is cut off is free in the next moment: it must be written for good.
     file.sync_data()?;
     file.set_len(left)?;
     Ok(Some(left))
@@ -220,12 +221,12 @@ pub fn is_urgent(mount: &Path) -> bool {
     File::open(mount).and_then(|root| free(&root)).is_ok_and(|free| free < URGENT)
 }
 
-/// Writes a part of what lies behind the end of the file system; `from` is where the
-/// last call ended, and says where this one did: `None` at the end. Blocks.
+/// Writes a part of the space behind the end of the file system; `from` is where the
+/// last call ended. Returns where this one ended: `None` at the end. Blocks.
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// An error of the kernel.
 pub fn extend(device: &Path, from: u64) -> io::Result<Option<u64>> {
     let device = open(device)?;
     let size = polis_base::sys::block::size(&device)? / BLOCK as u64 * BLOCK as u64;

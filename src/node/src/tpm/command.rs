@@ -1,4 +1,4 @@
-//! Speaks the few commands that sealing needs, and reads the answers.
+//! The few TPM commands that sealing needs: sends them, and reads the answers.
 //!
 //! ```text
 //! | tag | size | code | handles | size, session | parameters |      a command
@@ -10,7 +10,7 @@
 //!
 //! Invariants:
 //! - An answer is believed only if its session proves it, where there is one.
-//! - What was made in the TPM is flushed, whatever happens in between.
+//! - Every object that was made in the TPM is flushed, even after a failure in between.
 
 use std::io;
 
@@ -25,7 +25,7 @@ use super::{Error, Transport};
 const NO_SESSIONS: u16 = 0x8001;
 const SESSIONS: u16 = 0x8002;
 
-/// The hierarchy that belongs to whoever owns the machine.
+/// The hierarchy that belongs to the owner of the machine.
 const OWNER: u32 = 0x4000_0001;
 const NULL: u32 = 0x4000_0007;
 const PASSWORD: u32 = 0x4000_0009;
@@ -38,10 +38,10 @@ const ALG_ECC: u16 = 0x0023;
 const ALG_CFB: u16 = 0x0043;
 const CURVE_P256: u16 = 0x0003;
 
-/// Restricted decryption key that the TPM made and never lets out, usable with
-/// its (empty) password, outside of the protection against guessing.
+/// Restricted decryption key that the TPM made and never exports, usable with its
+/// (empty) password, outside of the protection against guessing.
 const ROOT_ATTRIBUTES: u32 = 0x0003_0472;
-/// Never lets out, usable by its policy only, outside of that protection.
+/// Never exported, usable by its policy only, outside of that protection.
 const SEALED_ATTRIBUTES: u32 = 0x0000_0412;
 
 /// How often a TPM that is busy is asked again: it tests itself for a second at most.
@@ -286,7 +286,7 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
         self.run(Code::PolicyPcr, &[&session], Auth::None, parameters).map(drop)
     }
 
-    /// What a policy of the registers as they are now comes to.
+    /// The digest of a policy of the registers as they are now.
     pub(super) fn policy(&mut self, pcrs: &[u32]) -> Result<Vec<u8>, Error> {
         let trial = self.session(SessionKind::Trial, None)?.handle;
         let session = Object { handle: trial, name: trial.to_be_bytes().to_vec() };
@@ -357,8 +357,8 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
         Ok(Zeroizing::new(Reader(&opened?.parameters).sized()?.to_vec()))
     }
 
-    /// Forgets what has this handle. That it cannot be forgotten harms nobody:
-    /// the kernel does it when the device is closed.
+    /// Flushes the object with this handle. A failure does no harm: the kernel flushes
+    /// it when the device is closed.
     pub(super) fn flush(&mut self, handle: u32) {
         let handle = Writer::default().u32(handle).done();
         let _lost = self.run(Code::FlushContext, &[], Auth::None, handle);
@@ -377,7 +377,7 @@ fn authorization(session: u32, nonce: &[u8], attributes: u8, proof: &[u8]) -> Ve
     Writer::default().u32(session).sized(nonce).u8(attributes).sized(proof).done()
 }
 
-/// What is in the first parameter, a `TPM2B`.
+/// The content of the first parameter, a `TPM2B`.
 fn first(parameters: &mut [u8]) -> Result<&mut [u8], Error> {
     let length = usize::from(Reader(parameters).u16()?);
     parameters.get_mut(2..2 + length).ok_or(Error::Malformed("it is cut short"))

@@ -1,7 +1,7 @@
-//! Opens the machine's own TPM.
+//! The machine's own TPM: opens it.
 //!
-//! The kernel's resource manager stands between: what one open file makes in the
-//! TPM is its own, and goes when it is closed.
+//! The kernel's resource manager stands between: the objects that one open file makes
+//! in the TPM are its own, and go when it is closed.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::{Error, Transport};
 
-/// What the longest answer may have.
+/// The length of the longest answer.
 const ANSWER_MAX: usize = 4096;
 
 /// The TPM as the kernel shows it.
@@ -18,8 +18,8 @@ const ANSWER_MAX: usize = 4096;
 pub struct Device(File);
 
 impl Device {
-    /// Opens the resource manager of the first TPM in `dev`, usually `/dev`. There
-    /// is none where the TPM is of version 1.2.
+    /// Opens the resource manager of the first TPM in `dev`, usually `/dev`. A TPM of
+    /// version 1.2 does not have one.
     ///
     /// # Errors
     ///

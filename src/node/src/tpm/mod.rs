@@ -1,7 +1,7 @@
-//! Lets the machine's TPM 2.0 keep secrets that only this machine, started as it
-//! was, gets back.
+//! The machine's TPM 2.0: keeps secrets that only this machine, started as it was, gets
+//! back.
 //!
-//! The cluster manager seals its node's half of the disk's key. What is sealed may
+//! The cluster manager seals its node's half of the disk's key. The sealed data may
 //! have any length: a random key goes into the TPM, and encrypts the rest.
 //!
 //! ```text
@@ -12,11 +12,11 @@
 //!          Cleared          Cleared   Changed
 //! ```
 //!
-//! Each secret crosses the bus encrypted, see [`session`]; who could also answer in
-//! the TPM's name is found out by the name of its root key, which the blob has.
+//! Each secret crosses the bus encrypted, see [`session`]; the name of its root key,
+//! which the blob has, exposes an attacker who could also answer in the TPM's name.
 //!
 //! Invariants:
-//! - The causes of a refusal are told apart, since each has another next step.
+//! - The causes of a refusal are distinguished, since each has another next step.
 //! - Nothing is written into the TPM: blobs are kept outside.
 //!
 //! What this module does not do: measure anything, or decide what is sealed.
@@ -36,7 +36,7 @@ use zeroize::Zeroizing;
 use self::command::Tpm;
 pub use self::device::Device;
 
-/// What a blob's parts may have. Those of a TPM are some hundred bytes.
+/// The lengths that a blob's parts may have. Those of a TPM are some hundred bytes.
 const PART_MAX: usize = 1024;
 
 /// Carries a command to a TPM and the answer back.
@@ -45,7 +45,7 @@ pub trait Transport {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// An error of the kernel.
     fn transmit(&mut self, command: &[u8]) -> io::Result<Vec<u8>>;
 
     /// Waits until the TPM may be less busy.
@@ -56,7 +56,7 @@ pub trait Transport {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The machine has no TPM 2.0, or none that is switched on.
+    /// The machine has no TPM 2.0, or it is switched off.
     #[error("this machine shows no TPM 2.0")]
     Absent,
     /// The TPM is another one, or somebody cleared it.
@@ -70,7 +70,7 @@ pub enum Error {
     /// The command or the answer got lost; another attempt may do better.
     #[error("cannot speak to the TPM")]
     Transport(#[source] io::Error),
-    /// The TPM cannot do what it was asked for.
+    /// The TPM does not support the request.
     #[error("the TPM refuses {command} with code {rc:#x}")]
     Refused {
         /// Its name in the specification.
@@ -84,13 +84,14 @@ pub enum Error {
     /// Somebody between this machine's processor and its TPM changed the answer.
     #[error("the answer to {0} is not the TPM's: somebody tampers with the machine")]
     Forged(&'static str),
-    /// There is no session with the TPM that cannot be listened to.
+    /// The TPM does not make a session that is safe from eavesdropping.
     #[error("cannot make a session with the TPM")]
     Session,
     /// A blob names a register that no TPM has.
     #[error("there is no register {0} in a TPM")]
     Register(u32),
-    /// The key came out of the TPM, and does not open what it should have encrypted.
+    /// The key came out of the TPM, and does not open the data that it should have
+    /// encrypted.
     #[error("what the TPM sealed does not fit what lies beside it")]
     Mismatch,
 }
@@ -103,7 +104,7 @@ impl Error {
     }
 }
 
-/// What a TPM sealed. Of no use without it.
+/// The data that a TPM sealed. Of no use without it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blob {
     /// The public part of the sealed key.
@@ -116,7 +117,7 @@ pub struct Blob {
     pub pcrs: Vec<u32>,
     /// Of the ciphertext.
     pub nonce: Vec<u8>,
-    /// What the sealed key encrypts.
+    /// The data that the sealed key encrypts.
     pub ciphertext: Vec<u8>,
 }
 
@@ -187,7 +188,7 @@ pub fn unseal(
 /// A blob whose root key is there and that cannot be loaded is not that TPM's.
 fn loading(error: Error) -> Error {
     match error {
-        // The answer speaks of a parameter: its first, the private part.
+        // The answer refers to a parameter: its first, the private part.
         Error::Refused { rc, .. } if rc & 0xc0 == 0xc0 => Error::Cleared,
         other => other,
     }
@@ -195,7 +196,7 @@ fn loading(error: Error) -> Error {
 
 /// A policy that does not hold, or does not any more.
 fn opening(error: Error, pcrs: &[u32]) -> Error {
-    /// `TPM_RC_POLICY_FAIL`, whichever session it speaks of.
+    /// `TPM_RC_POLICY_FAIL`, for any session.
     const POLICY_FAIL: u32 = 0x09d;
     /// `TPM_RC_PCR_CHANGED`.
     const PCR_CHANGED: u32 = 0x128;

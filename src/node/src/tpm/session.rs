@@ -1,4 +1,5 @@
-//! Encrypts what a TPM is told and tells, so that its bus can be listened to.
+//! The encrypted session with the TPM: encrypts commands and answers, so that an
+//! eavesdropper on the bus learns nothing.
 //!
 //! A session is *salted*: its key is made of a secret that only the TPM's storage
 //! root key can decrypt. From then on each command and each answer carries a HMAC,
@@ -29,7 +30,7 @@ pub(super) const DECRYPT: u8 = 0x20;
 /// The TPM encrypts the first parameter of its answer.
 pub(super) const ENCRYPT: u8 = 0x40;
 
-/// The kernel gave no random bytes, or the TPM's key is no point of its curve.
+/// The kernel gave no random bytes, or the TPM's key is not a point of its curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unusable;
 
@@ -106,8 +107,8 @@ impl Session {
         out
     }
 
-    /// Takes the TPM's new nonce, and says whether the answer with this hash is
-    /// the TPM's.
+    /// Takes the TPM's new nonce, and returns whether the answer with this hash is the
+    /// TPM's.
     pub(super) fn check(
         &mut self,
         nonce: &[u8],
@@ -187,7 +188,7 @@ mod tests {
     fn an_answer_that_somebody_changed_is_noticed() {
         let salt = Salt { point: ([0; SIZE], [0; SIZE]), secret: Zeroizing::new([7; SIZE]) };
         let session = || Session::new(1, Some(&salt), [1; SIZE], vec![2; SIZE]);
-        // What the TPM would compute, from its side: its nonce is the newer one.
+        // The computation of the TPM, from its side: its nonce is the newer one.
         let tpm = Session::new(1, Some(&salt), [1; SIZE], vec![2; SIZE]);
         let tpm = Session { ours: [3; SIZE], theirs: vec![1; SIZE], ..tpm };
         let proof = tpm.prove(b"hash", CONTINUE);

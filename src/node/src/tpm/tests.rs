@@ -1,10 +1,10 @@
-//! What needs no TPM. `tests/tpm` speaks to one.
+//! Tests that need no TPM. `tests/tpm` uses one.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Answers with these bytes, whatever it is told.
+/// Answers with these bytes to every command.
 struct Answers(Vec<Vec<u8>>);
 
 impl Transport for Answers {

@@ -1,4 +1,4 @@
-//! Puts TPM structures into bytes and takes them apart.
+//! The wire format of the TPM: puts structures into bytes and takes them apart.
 //!
 //! Numbers are big-endian; `TPM2B` is a length of two bytes and that many bytes.
 
@@ -27,7 +27,7 @@ impl Writer {
         self
     }
 
-    /// A `TPM2B`. What is written here is ours and short.
+    /// A `TPM2B`. The content is ours and short.
     pub(super) fn sized(self, value: &[u8]) -> Self {
         self.length(value.len()).bytes(value)
     }
@@ -45,7 +45,7 @@ impl Writer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Short;
 
-/// What is still to be read.
+/// The rest, still to be read.
 #[derive(Clone, Copy)]
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 

@@ -1,4 +1,4 @@
-//! Copies the kernel's messages into the log tree, under the name `kernel`.
+//! The kernel's messages, copied into the log tree under the name `kernel`.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use polis_base::sys::kmsg::{From, Reader, Record};
 
 /// The dotted name of the kernel.
 const NAME: &str = "kernel";
-/// Records between two looks at what else there is to do: a boot has some 600.
+/// Records copied before the task yields: a boot has some 600.
 const BATCH: usize = 64;
 
 /// Why the messages cannot be read.
@@ -56,7 +56,7 @@ impl Service {
                 expected = Some(record.sequence + 1);
                 self.put(record);
             }
-            // The first look finds the whole boot: let others run in between.
+            // The first batch holds the whole boot: let other tasks run in between.
             tokio::task::yield_now().await;
         }
     }
@@ -76,7 +76,7 @@ impl Service {
     }
 }
 
-/// The kernel tells eight levels apart.
+/// The kernel distinguishes eight levels.
 fn severity(level: u8) -> Severity {
     match level {
         0..=2 => Severity::Fatal,

@@ -1,8 +1,8 @@
-//! Files what services write through `tracing` under the name of the service.
+//! The `tracing` layer, which files the events of a service under the service's name.
 //!
 //! The supervisor runs each service inside a span called [`SPAN`] whose field
-//! `name` is the dotted name; an event belongs to the innermost such span. What
-//! is written outside of any is the root's.
+//! `name` is the dotted name; an event belongs to the innermost such span. Events
+//! outside of any such span belong to the root.
 
 use std::fmt;
 
@@ -18,12 +18,12 @@ use polis_base::serial::Severity;
 
 /// The name of the span that a service runs in.
 pub const SPAN: &str = "service";
-/// Whose events are kept from `Debug` on; libraries only from `Info` on.
+/// The target whose events are kept from `Debug` on; libraries only from `Info` on.
 const OUR_TARGET: &str = "polis";
-/// Whose name an event gets outside of any service.
+/// The name of events outside of any service.
 const ROOT: &str = "root";
 
-/// Sends every event of this process into `tree`. Does nothing the second time.
+/// Sends every event of this process into `tree`. A second call has no effect.
 pub fn install(tree: Tree) {
     let _already_installed = tracing_subscriber::registry().with(ToTree(tree)).try_init();
 }
@@ -90,7 +90,7 @@ struct Fields {
 
 impl Fields {
     fn put(&mut self, field: &Field, value: String) {
-        // `log.*` repeats what the event's own metadata says.
+        // `log.*` repeats the event's own metadata.
         if field.name() == "message" {
             self.message = value;
         } else if !field.name().starts_with("log.") {

@@ -1,8 +1,8 @@
-//! Keeps every line of every service, child process and the kernel, by dotted name.
+//! The log tree: every line of every service, child process and the kernel, by dotted name.
 //!
 //! Services write through `tracing` ([`layer`]), child processes through a
-//! [`Sink`], the kernel through [`kernel`]. The console reads, and what people
-//! at the serial port should see is copied there as it is written.
+//! [`Sink`], the kernel through [`kernel`]. The console reads the tree, and important
+//! entries are copied to the serial port as they are written.
 //!
 //! ```text
 //! tracing --layer--+                       +--> names: 8,192 entries each
@@ -11,13 +11,13 @@
 //! ```
 //!
 //! Invariants:
-//! - A writer never waits for a reader: a slow reader loses entries and is told
-//!   how many.
+//! - A writer never waits for a reader: a slow reader loses entries and receives the
+//!   number of lost ones.
 //! - Memory is bounded twice, by entries a name and by bytes overall; the name
 //!   that holds most bytes pays first, so a chatty one cannot drive out the rest.
 //! - Backlog and stream of a reader meet without a gap or a repeated entry.
 //!
-//! What this module does not do: outlive the boot ([`ring`] does).
+//! What this module does not do: keep entries beyond the boot ([`ring`] does).
 
 pub mod kernel;
 pub mod layer;
@@ -40,7 +40,7 @@ use polis_base::serial::{self, Severity};
 
 /// Entries kept of one name: some hours of a talkative service.
 pub const ENTRIES_MAX: usize = 8192;
-/// Bytes kept overall. The node as a whole is to stay below 40 MiB.
+/// Bytes kept overall. The node as a whole must stay below 40 MiB.
 pub const BYTES_MAX: usize = 6 * 1024 * 1024;
 /// Bytes of one message; more is cut off and marked.
 pub const MESSAGE_MAX: usize = 8 * 1024;
@@ -51,15 +51,15 @@ const FIELD_NAME_MAX: usize = 64;
 /// What an entry costs beside its texts, roughly.
 const ENTRY_OVERHEAD: usize = 160;
 
-/// Who wrote an entry; decides what of it is worth the slow serial line.
+/// The kind of writer of an entry; decides which entries go to the slow serial line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// One of our own services: from `Info` on.
+    /// A service of the node: from `Info` on.
     Service,
     /// A program that a service started: from `Warning` on.
     Program,
-    /// The kernel: from `Warning` on, and only what it says from now on, since
-    /// it printed the earlier part itself.
+    /// The kernel: from `Warning` on, and only messages from now on, since the kernel
+    /// printed the earlier ones itself.
     Kernel,
 }
 
@@ -81,29 +81,29 @@ pub struct Entry {
 /// What was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// The writer said how much it matters.
+    /// The writer gave a severity.
     Levelled(Levelled),
-    /// A line of text, and nothing is known about it.
+    /// A line of text without metadata.
     Raw(String),
 }
 
-/// A message with what its writer said about it.
+/// A message with its metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Levelled {
     /// How much it matters.
     pub severity: Severity,
     /// Where in the writer's code it comes from; empty if unknown.
     pub source: String,
-    /// The time as the writer gave it, if it did.
+    /// The time as the writer gave it, if present.
     pub stamp: Option<String>,
     /// The message itself.
     pub message: String,
-    /// Everything else, in the writer's order.
+    /// All other fields, in the writer's order.
     pub fields: Vec<(String, String)>,
 }
 
 impl Levelled {
-    /// A message and nothing else.
+    /// A message without other fields.
     #[must_use]
     pub fn new(severity: Severity, message: impl Into<String>) -> Self {
         let message = message.into();
@@ -112,7 +112,7 @@ impl Levelled {
 }
 
 impl Body {
-    /// How much it matters; a raw line counts as ordinary.
+    /// Its severity; a raw line counts as `Info`.
     #[must_use]
     pub fn severity(&self) -> Severity {
         match self {
@@ -134,7 +134,8 @@ impl Body {
         }
     }
 
-    /// Cuts the message down to [`MESSAGE_MAX`], and drops fields beyond the same.
+    /// Cuts the message down to [`MESSAGE_MAX`], and drops fields beyond the same
+    /// bound.
     fn limit(&mut self) {
         match self {
             Self::Raw(text) => cut(text, MESSAGE_MAX),
@@ -187,7 +188,7 @@ impl Entry {
         ENTRY_OVERHEAD + self.body.bytes()
     }
 
-    /// As it stands on the serial line.
+    /// The entry as the serial line shows it.
     #[must_use]
     pub fn line(&self) -> String {
         let mut text = String::new();
@@ -242,7 +243,7 @@ impl fmt::Debug for Tree {
 }
 
 impl Tree {
-    /// An empty tree that copies what matters to `serial`.
+    /// An empty tree that copies important entries to `serial`.
     #[must_use]
     pub fn new(serial: Option<Lines>) -> Self {
         let started = polis_base::sys::clock::uptime();
@@ -251,7 +252,8 @@ impl Tree {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change below leaves the state whole, so a panic elsewhere costs nothing.
+        // Every change below leaves the state consistent, so a panic elsewhere does no
+        // harm.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -281,13 +283,13 @@ impl Tree {
         }
     }
 
-    /// Where a child process of the service `name` writes.
+    /// The sink for a child process of the service `name`.
     #[must_use]
     pub fn sink(&self, name: impl Into<String>, parser: Parser) -> Sink {
         Sink::new(self.clone(), name.into(), parser)
     }
 
-    /// What was written so far, as far as `query` asks for it, and what follows.
+    /// The matching entries written so far, and a reader of the following ones.
     #[must_use]
     pub fn read(&self, query: Query) -> Reader {
         let mut state = self.lock();
@@ -297,13 +299,13 @@ impl Tree {
         reader
     }
 
-    /// How many entries readers were too slow for, all of them together.
+    /// How many entries all readers together have lost because they were too slow.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.0.lost.load(Ordering::Relaxed)
     }
 
-    /// What was written so far, as far as `query` asks for it.
+    /// The matching entries written so far.
     #[must_use]
     pub fn backlog(&self, query: &Query) -> Vec<Arc<Entry>> {
         self.lock().backlog(query)
@@ -350,7 +352,7 @@ impl State {
 }
 
 impl Name {
-    /// Forgets the oldest entry; returns how many bytes that freed.
+    /// Drops the oldest entry; returns how many bytes that freed.
     fn drop_oldest(&mut self) -> usize {
         let freed = self.entries.pop_front().map_or(0, |entry| entry.bytes());
         self.bytes -= freed;

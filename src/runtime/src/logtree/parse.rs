@@ -1,7 +1,7 @@
-//! Reads the log formats of the programs in the image.
+//! Parsers of the log formats of the programs in the image.
 //!
-//! Nothing here fails: a line that is not what its program usually writes (a
-//! panic, a warning of a library) is kept as it is.
+//! Parsing never fails: a line that does not match its program's format (a panic, a
+//! warning of a library) is kept as raw text.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! Reads the log tree: a backlog first, then a stream that may lose entries.
+//! The reading end of the log tree: a backlog first, then a stream that may lose entries.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use polis_base::serial::Severity;
 /// Entries that wait for one reader: a screen full, many times over.
 const STREAM_MAX: usize = 512;
 
-/// How much of what was written before a reader came it wants to see.
+/// How many earlier entries a reader wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backlog {
-    /// All that is still there.
+    /// All that are kept.
     All,
-    /// The last so many entries.
+    /// The newest ones, so many.
     Last(usize),
-    /// Nothing.
+    /// None.
     None,
 }
 
@@ -34,23 +34,23 @@ pub enum Kinds {
     Raw,
 }
 
-/// What a reader asks for. Holds for the backlog and for the stream alike.
+/// The query of a reader. It applies to the backlog and to the stream alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
     /// The dotted name; empty for the whole tree.
     pub name: String,
-    /// Whether names below `name` are wanted too.
+    /// Whether names below `name` are included.
     pub children: bool,
-    /// Entries that matter less are left out.
+    /// Entries of a lower severity are left out.
     pub severity_min: Severity,
     /// Which kinds of entries.
     pub kinds: Kinds,
-    /// How much of the past.
+    /// How much of the backlog.
     pub backlog: Backlog,
 }
 
 impl Query {
-    /// Everything from everyone.
+    /// Every entry of every name.
     #[must_use]
     pub fn all() -> Self {
         Self {
@@ -73,7 +73,7 @@ impl Query {
         }
     }
 
-    /// Whether `entry` is asked for.
+    /// Whether `entry` matches the query.
     #[must_use]
     pub fn wants(&self, entry: &Entry) -> bool {
         let kind = match (self.kinds, &entry.body) {
@@ -91,7 +91,7 @@ impl Query {
 pub enum Item {
     /// An entry.
     Entry(Arc<Entry>),
-    /// The reader was too slow, and so many entries are gone.
+    /// The reader was too slow, and lost so many entries.
     Lost(u64),
 }
 
@@ -104,7 +104,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// The next entry; `None` when the tree is gone. Cancel-safe.
+    /// The next entry; `None` when the tree was dropped. Cancel-safe.
     pub async fn next(&mut self) -> Option<Item> {
         if let Some(item) = self.ready() {
             return Some(item);
@@ -112,15 +112,15 @@ impl Reader {
         self.stream.recv().await.map(Item::Entry)
     }
 
-    /// The next entry, if it is there already.
+    /// The next entry, if one is available.
     pub fn try_next(&mut self) -> Option<Item> {
         self.ready().or_else(|| self.stream.try_recv().ok().map(Item::Entry))
     }
 
-    /// The backlog, then whatever was lost.
+    /// The backlog, then the count of lost entries.
     ///
-    /// Entries are lost behind those that still wait in the full queue; the
-    /// reader is told before them, which is as near as a counter can be.
+    /// Lost entries come behind those that still wait in the full queue; the reader
+    /// receives the count before them, which is as near as a counter can be.
     fn ready(&mut self) -> Option<Item> {
         if let Some(entry) = self.backlog.pop_front() {
             return Some(Item::Entry(entry));
@@ -135,12 +135,12 @@ pub(super) struct Writer {
     query: Query,
     stream: mpsc::Sender<Arc<Entry>>,
     lost: Arc<AtomicU64>,
-    /// The same of all readers that there ever were.
+    /// The same count, summed over all readers that ever existed.
     lost_by_all: Arc<AtomicU64>,
 }
 
 impl Writer {
-    /// Passes `entry` on if it is asked for. `false` when the reader is gone.
+    /// Passes `entry` on if it matches the query. `false` when the reader is gone.
     pub(super) fn offer(&mut self, entry: &Arc<Entry>) -> bool {
         if !self.query.wants(entry) {
             return !self.stream.is_closed();

@@ -1,13 +1,13 @@
-//! Takes the output lines of a child process into the log tree.
+//! The sink that files a child process's output lines in the log tree.
 
 use std::borrow::Cow;
 
 use super::{Body, Levelled, Origin, Parser, Tree};
 
-/// What is known of one program's lines and of no other's: it may weigh one anew.
+/// A rule for the lines of one program: it may change their severity.
 pub type Rule = fn(&mut Levelled);
 
-/// Where the lines of one program go. Cheap to clone.
+/// The destination of one program's lines. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Sink {
     tree: Tree,
@@ -21,7 +21,7 @@ impl Sink {
         Self { tree, name, parser, rule: None }
     }
 
-    /// The same, with a rule of the program for the lines that were understood.
+    /// The same, with a rule for the lines that the parser recognised.
     #[must_use]
     pub fn ruled(self, rule: Rule) -> Self {
         Self { rule: Some(rule), ..self }
@@ -33,8 +33,8 @@ impl Sink {
         &self.name
     }
 
-    /// Adds one line, without its line feed, and returns what was understood of
-    /// it; nothing of an empty one. What the parser does not know becomes raw.
+    /// Adds one line, without its line feed, and returns the parsed body; `None` for an
+    /// empty line. A line that the parser does not recognise becomes raw.
     pub fn line(&self, bytes: &[u8]) -> Option<Body> {
         let mut body = text(bytes).map(|text| self.parser.parse(&text))?;
         if let (Some(rule), Body::Levelled(levelled)) = (self.rule, &mut body) {

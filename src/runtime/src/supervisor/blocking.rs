@@ -1,29 +1,29 @@
-//! Runs work that blocks on a thread that may wait, for services.
+//! Blocking work of services, on threads that may wait.
 //!
-//! The workers of the runtime are few, and every service lives on them: whoever
-//! reads a file or asks a chip does it with [`blocking`].
+//! The runtime has few worker threads, and every service shares them: a service that
+//! reads a file or calls a chip uses [`blocking`].
 //!
 //! Invariants:
-//! - What the work logs belongs to whoever asked for it: the span goes along.
-//! - A panic of the work is one of its caller. It is a bug like any other, and no
-//!   less of one for where it ran: the supervisor says so and starts the service
-//!   again, instead of an error that blames a disk.
-//! - Where the work is a favour, done for somebody outside or for nothing but room,
-//!   [`attempt`] makes the panic a [`Lost`], so that the service lives on.
+//! - The work logs under the name of its caller: the span goes along.
+//! - A panic of the work is a panic of its caller. It is a bug like any other, on
+//!   whichever thread it happens: the supervisor reports it and restarts the service,
+//!   instead of an error that blames a disk.
+//! - For optional work, done for a remote caller or only to free space, [`attempt`]
+//!   turns the panic into a [`Lost`], so that the service stays alive.
 //!
-//! What this module does not do: end work that was begun. Whoever stops waiting
-//! leaves it to run to its end.
+//! What this module does not do: cancel work that has begun. It runs to its end even if
+//! the caller stops waiting.
 
 use std::any::Any;
 
 use tokio::task::JoinError;
 use tracing::Span;
 
-/// The thread that did the work ended with a panic, which the log has.
+/// The thread that did the work ended with a panic, which the log contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost;
 
-/// Runs `work` where it may block. If it panics, so does whoever waits.
+/// Runs `work` where it may block. A panic of the work is raised again in the caller.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match run(work).await {
         Ok(done) => done,
@@ -31,7 +31,7 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
     }
 }
 
-/// Runs `work` where it may block, for somebody who goes on without it.
+/// Runs `work` where it may block, for a caller that can go on without it.
 ///
 /// # Errors
 ///
@@ -50,7 +50,8 @@ async fn run<T: Send + 'static>(
     match done.map_err(JoinError::try_into_panic) {
         Ok(done) => Ok(done),
         Err(Ok(payload)) => Err(payload),
-        // Work is cancelled only by the end of the runtime: nobody polls this again.
+        // Work is cancelled only by the end of the runtime: this future is not polled
+        // again.
         Err(Err(_cancelled)) => std::future::pending().await,
     }
 }

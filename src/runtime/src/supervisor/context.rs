@@ -1,4 +1,4 @@
-//! What the supervisor lends to one run of a service.
+//! The context that the supervisor gives to one run of a service.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ use crate::logtree::{self, Parser, Sink};
 use polis_base::stage::{self, Stage, Stages};
 use polis_base::trapdoor::Report;
 
-/// What the supervisor lends to one run of a service. Cheap to clone.
+/// The context that the supervisor gives to one run of a service. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Context {
     pub(super) name: Arc<str>,
@@ -31,20 +31,20 @@ pub struct Context {
 /// One run of one service, as its context and its keeper see it.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// Tells the run to end.
+    /// Cancelled when the run must end.
     pub(super) cancel: CancellationToken,
-    /// The subtree is going down: no death in it counts any more.
+    /// The subtree is being stopped: deaths in it do not count any more.
     pub(super) ending: CancellationToken,
     /// Children in the order of their start; `None` once they are being stopped.
     pub(super) children: Mutex<Option<Vec<Child>>>,
-    /// Where a child leaves the death that is too many.
+    /// Receives the death of a child that exceeded its bound.
     pub(super) passed_on: mpsc::Sender<String>,
     pub(super) healthy: OnceLock<Instant>,
     pub(super) done: AtomicBool,
 }
 
 impl Run {
-    /// A run below `ending`, and where the deaths arrive that its children pass on.
+    /// A run below `ending`, and the receiver of deaths that its children pass on.
     pub(super) fn new(ending: &CancellationToken) -> (Arc<Self>, mpsc::Receiver<String>) {
         // One is enough: the first ends the run.
         let (passed_on, deaths) = mpsc::channel(1);
@@ -155,15 +155,15 @@ impl Context {
         self.run.cancel.run_until_cancelled(work).await
     }
 
-    /// Says that this run serves its purpose. Saying it twice changes nothing.
+    /// Reports that this run is healthy. A second report has no effect.
     pub fn healthy(&self) {
         if self.run.healthy.set(Instant::now()).is_ok() && !self.run.ending.is_cancelled() {
             self.shared.set_state(&self.name, State::Healthy, None);
         }
     }
 
-    /// Says that the end of this run is on purpose: return `Ok(())` after it.
-    /// Its children go on until its parent ends.
+    /// Reports that the end of this run is on purpose: return `Ok(())` after it. Its
+    /// children run on until its parent ends.
     pub fn done(&self) {
         self.run.done.store(true, Ordering::Release);
     }
@@ -215,7 +215,7 @@ impl Context {
         self.shared.stages.watch()
     }
 
-    /// What every service is doing, as an event value.
+    /// The state of every service, as an event value.
     #[must_use]
     pub fn tree(&self) -> watch::Receiver<Tree> {
         self.shared.tree.subscribe()
@@ -233,8 +233,8 @@ impl Context {
         &self.shared.logs
     }
 
-    /// Where a program that this service starts writes its output: under this
-    /// service's name and `program`.
+    /// The sink for a program that this service starts: under this service's name and
+    /// `program`.
     #[must_use]
     pub fn sink(&self, program: &str, parser: Parser) -> Sink {
         self.shared.logs.sink(self.child_name(program).as_ref(), parser)

@@ -1,5 +1,5 @@
-//! Keeps a group of services running: starts them, waits for the first death,
-//! ends the rest, waits, and starts them again. A single service is a group of one.
+//! The keeper of a group of services: it starts them, waits for the first death, stops
+//! the rest, waits, and starts them again. A single service is a group of one.
 //!
 //! ```text
 //!            a member died             all ended             delay over
@@ -44,7 +44,7 @@ pub(super) fn start(
     Keeper { shared, members, policy, parent: Some(parent), ending }.start()
 }
 
-/// Starts the root, which has nobody to pass a death on to.
+/// Starts the root, whose death is not passed on.
 pub(super) fn start_root(shared: Shared, root: Service) -> Child {
     let ending = shared.stopping.child_token();
     let policy = Policy::never();
@@ -56,7 +56,7 @@ struct Keeper {
     members: Vec<Service>,
     policy: Policy,
     parent: Option<Arc<Run>>,
-    /// The subtree above is going down.
+    /// The subtree above is being stopped.
     ending: CancellationToken,
 }
 
@@ -94,7 +94,7 @@ impl Keeper {
                 let Running { service, span, run, .. } = &running[index];
                 (service.name.clone(), span.clone(), run.healthy.get().copied(), cause)
             });
-            // What runs above this went down meanwhile: its stop is on its way.
+            // The parent was stopped meanwhile: its stop request is on its way.
             let dead = dead.filter(|_| !self.ending.is_cancelled());
             let Some((name, span, healthy, cause)) = dead else {
                 stop.cancelled().await;
@@ -143,7 +143,7 @@ impl Keeper {
         Running { service: service.clone(), span, run, passed_on, task: Some(task) }
     }
 
-    /// Waits until a member dies; returns which, and of what. Cancel-safe.
+    /// Waits until a member dies; returns the member and the cause. Cancel-safe.
     async fn first_death(&self, running: &mut [Running]) -> (usize, String) {
         loop {
             let ends = running.iter_mut().map(|member| member.ended().boxed());
@@ -175,7 +175,7 @@ impl Keeper {
             return;
         };
         let times = if deaths == 1 { "died".to_owned() } else { format!("died {deaths} times") };
-        // The parent may be ending already, or have got another one.
+        // The parent may be ending already, or have received another death.
         let _too_late = parent.passed_on.try_send(format!("{name} {times}: {cause}"));
     }
 }
@@ -210,7 +210,8 @@ impl Running {
         }
     }
 
-    /// Ends its children, then it. The end is on purpose: how it ends says nothing.
+    /// Stops its children, then the run itself. The end is on purpose: its result is
+    /// ignored.
     async fn stop(mut self) {
         self.run.stop_children().await;
         self.run.cancel.cancel();
@@ -230,7 +231,7 @@ impl Running {
     }
 }
 
-/// What a task that did not return ended of.
+/// The cause of death of a task that did not return.
 fn describe(error: JoinError) -> String {
     let Ok(payload) = error.try_into_panic() else { return "aborted".to_owned() };
     let text = match payload.downcast::<String>() {

@@ -1,8 +1,8 @@
-//! Runs every service of the node in one tree and restarts the ones that die.
+//! The supervisor: it runs every service of the node in one tree and restarts those that die.
 //!
-//! A service is an async function of a [`Context`]. It says *healthy* once, and
-//! *done* if it ends on purpose; any other end (an error, a panic, a return) is
-//! a death. A service starts its children through its context, one by one
+//! A service is an async function of a [`Context`]. It reports *healthy* once, and
+//! *done* if it ends on purpose; any other end (an error, a panic, a return) is a
+//! death. A service starts its children through its context, one by one
 //! ([`Context::spawn`]) or as a group that lives and dies together
 //! ([`Context::group`]).
 //!
@@ -17,16 +17,16 @@
 //! ```
 //!
 //! Invariants:
-//! - Nothing in the node runs outside this tree.
-//! - A death ends the whole subtree of the dead, and its group, before anything
+//! - All tasks of the node run inside this tree.
+//! - A death ends the whole subtree of the dead service, and its group, before any part
 //!   of it starts again.
-//! - Children end before their parent is told to, the youngest first; so what
-//!   was started last is stopped first, at every level.
+//! - Children stop before their parent is cancelled, the youngest first; so the service
+//!   that started last stops first, at every level.
 //! - The supervisor never calls into a service and never waits for one longer
 //!   than [`STOP_DEADLINE`].
 //!
-//! What this module does not do: order start-up (services wait for the event
-//! values they need) or classify health (a service says so).
+//! What this module does not do: order start-up (services wait for the event values
+//! they need) or classify health (services report it).
 
 mod blocking;
 mod context;
@@ -59,7 +59,7 @@ pub const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// The name of the first service.
 pub const ROOT: &str = "root";
 
-/// What all services share, and what the tree reports to.
+/// The state that all services share, and the receivers of reports.
 #[derive(Clone, Debug)]
 struct Shared {
     stages: Board,
@@ -67,7 +67,7 @@ struct Shared {
     logs: logtree::Tree,
     tree: watch::Sender<Tree>,
     trapdoor: watch::Sender<Option<Report>>,
-    /// An orderly stop is under way: a failure now is an echo of it.
+    /// An orderly stop is under way: a failure now is a consequence of it.
     stopping: CancellationToken,
 }
 
@@ -89,7 +89,7 @@ impl Shared {
             return;
         }
         self.trapdoor.send_if_modified(|open| {
-            // The first report is the cause; later ones are its echoes.
+            // The first report is the cause; later ones are its consequences.
             let first = open.is_none();
             if first {
                 *open = Some(report);
@@ -107,7 +107,7 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Starts the root service. It may not die: its death opens the trapdoor.
+    /// Starts the root service. Its death opens the trapdoor.
     pub fn start<R, F, E>(stages: Board, lines: Lines, logs: logtree::Tree, run: R) -> Self
     where
         R: Fn(Context) -> F + Send + Sync + 'static,
@@ -119,13 +119,13 @@ impl Supervisor {
         Self { shared, root }
     }
 
-    /// What every service is doing, as an event value.
+    /// The state of every service, as an event value.
     #[must_use]
     pub fn tree(&self) -> watch::Receiver<Tree> {
         self.shared.tree.subscribe()
     }
 
-    /// Completes when a service found that this machine cannot go on. Cancel-safe.
+    /// Completes when a service has opened the trapdoor. Cancel-safe.
     pub async fn trapdoor(&self) -> Report {
         let mut open = self.shared.trapdoor.subscribe();
         match crate::event::until(&mut open, "trapdoor", Clone::clone).await {

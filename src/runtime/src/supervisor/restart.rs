@@ -1,7 +1,7 @@
-//! Decides whether a service that died runs again, and how long it waits.
+//! The restart policy: whether a service that died runs again, and after what delay.
 //!
-//! This module only computes: it holds no timer, starts nothing and never looks
-//! at a clock, so each rule below is a plain test.
+//! This module only computes: it holds no timer, starts nothing and never reads a
+//! clock, so each rule below is a plain test.
 //!
 //! ```text
 //! death --ran healthy for a minute?--> count starts again at 0
@@ -23,10 +23,10 @@ const DELAY_MIN: Duration = Duration::from_millis(500);
 const DELAY_MAX: Duration = Duration::from_secs(60);
 /// How much longer each delay is than the one before.
 const GROWTH: f64 = 1.5;
-/// Delays vary by this share in either direction, so that what died together
-/// does not come back together.
+/// Delays vary by this share in either direction, so that services that died together
+/// do not restart together.
 const JITTER: f64 = 0.5;
-/// A run that was healthy for so long was no failure to start.
+/// A run that was healthy for so long does not count as a failed start.
 pub const HEALTHY_AFTER: Duration = Duration::from_secs(60);
 
 /// How often a service may die.
@@ -36,32 +36,32 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// It is restarted for ever: what it waits for may come back at any time.
+    /// It is restarted without limit: its dependency may come back at any time.
     #[must_use]
     pub const fn forever() -> Self {
         Self { bound: None }
     }
 
-    /// It is restarted at most `restarts` times within any period of `within`;
-    /// one death more is its parent's.
+    /// It is restarted at most `restarts` times within any period of `within`; the next
+    /// death is passed on to its parent.
     #[must_use]
     pub const fn at_most(restarts: u32, within: Duration) -> Self {
         Self { bound: Some((restarts, within)) }
     }
 
-    /// Its first death is its parent's.
+    /// Its first death is passed on to its parent.
     #[must_use]
     pub const fn never() -> Self {
         Self::at_most(0, Duration::MAX)
     }
 }
 
-/// What is to happen after a death.
+/// The decision after a death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Start again after this delay.
     Again(Duration),
-    /// It died so often within the time of its bound: pass the death on.
+    /// It died so often within the period of its bound: pass the death on.
     GiveUp(u32),
 }
 

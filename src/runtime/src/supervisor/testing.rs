@@ -14,7 +14,7 @@ use crate::logtree;
 use polis_base::stage::Stages;
 use polis_base::trapdoor::Report;
 
-/// What a test sees of the service that holds the other end.
+/// The test's end of a context.
 #[derive(Debug)]
 pub struct Handles {
     /// The lines for the serial port.
@@ -23,10 +23,11 @@ pub struct Handles {
     pub stages: watch::Receiver<Stages>,
     /// The report, if it opened the trapdoor.
     pub trapdoor: watch::Receiver<Option<Report>>,
-    /// What it and its children are doing.
+    /// The states of the service and its children.
     pub tree: watch::Receiver<Tree>,
     run: Arc<Run>,
-    /// Where children pass deaths on to; nobody dies of them here.
+    /// Receives the deaths that children pass on; the service itself survives them
+    /// here.
     pub passed_on: mpsc::Receiver<String>,
 }
 
@@ -37,7 +38,7 @@ impl Context {
         Self::for_test_with(logtree::Tree::new(None))
     }
 
-    /// The same with a log tree that was there before.
+    /// The same with an existing log tree.
     #[must_use]
     pub fn for_test_with(logs: logtree::Tree) -> (Self, Handles) {
         let (lines, written) = Lines::channel();
@@ -56,19 +57,19 @@ impl Context {
 }
 
 impl Handles {
-    /// Stops the children, then tells the service to end, as the supervisor would.
+    /// Stops the children, then cancels the service, as the supervisor would.
     pub async fn cancel(&self) {
         self.run.stop_children().await;
         self.run.cancel.cancel();
     }
 
-    /// Whether the service said that it is healthy.
+    /// Whether the service reported healthy.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.run.healthy.get().is_some()
     }
 
-    /// Whether the service said that it is done.
+    /// Whether the service reported done.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.run.done.load(std::sync::atomic::Ordering::Acquire)

@@ -14,7 +14,7 @@ use polis_base::serial::EventLine;
 
 type Ended = Result<(), anyhow::Error>;
 
-/// A tree whose root starts what `children` says, and then waits.
+/// A tree whose root starts the given children, and then waits.
 fn start(
     children: impl Fn(&Context) + Send + Sync + 'static,
 ) -> (Supervisor, mpsc::Receiver<String>) {

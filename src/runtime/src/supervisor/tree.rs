@@ -1,4 +1,4 @@
-//! Says what every service is doing: the event value that everyone may watch.
+//! The state of every service: an event value.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,10 +11,10 @@ use polis_base::serial::EventLine;
 /// Every service that was ever started, by dotted name.
 pub type Tree = BTreeMap<Arc<str>, Entry>;
 
-/// What one service is doing.
+/// The state of one service, with its history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What it is doing.
+    /// Its state.
     pub state: State,
     /// How often it was started again.
     pub restarts: u32,
@@ -24,25 +24,25 @@ pub struct Entry {
     pub since: Duration,
 }
 
-/// What a service is doing.
+/// The state of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It runs and has not said that it is healthy.
+    /// It runs and has not reported healthy.
     Starting,
-    /// It serves its purpose.
+    /// It has reported healthy.
     Healthy,
     /// It ended on purpose.
     Done,
     /// It died and will be started again.
     Dead,
-    /// It died too often; its parent died of it.
+    /// It died too often; its parent died with it.
     Failed,
-    /// It was told to end, or ended with its parent or group.
+    /// It was stopped, or ended with its parent or group.
     Stopped,
 }
 
 impl State {
-    /// The word on the serial line.
+    /// The word for it on the serial line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

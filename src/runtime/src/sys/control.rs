@@ -8,10 +8,10 @@ use rustix::net::{RecvFlags, SendFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Bytes of a message; `init` reads no longer ones.
+/// Bytes of a message; `init` does not read longer ones.
 pub const MESSAGE_MAX: usize = 16 * 1024;
 
-/// Sends one message from where nothing may wait: a panic.
+/// Sends one message without waiting, for a panic.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
-//! Starts child processes: the one way to do it.
+//! Child processes; all of them are started here.
 //!
-//! A child gets the environment and the arguments that are named here and
-//! nothing else; its output goes line by line into the log tree; it dies with
-//! the node, or when its [`Child`] is dropped.
+//! A child gets only the environment and the arguments that are named here; its output
+//! goes line by line into the log tree; it dies with the node, or when its [`Child`] is
+//! dropped.
 //!
 //! ```text
 //! Command --spawn--> Child --wait------------> Exit
@@ -38,7 +38,7 @@ use zeroize::Zeroizing;
 
 use crate::logtree::{self, Body, Sink};
 
-/// Bytes of one line of output; a longer one is taken apart.
+/// Bytes of one line of output; a longer one is split.
 const LINE_MAX: u64 = 16 * 1024;
 /// Bytes of standard output that [`Command::run`] keeps.
 const OUTPUT_MAX: usize = 1024 * 1024;
@@ -46,10 +46,10 @@ const OUTPUT_MAX: usize = 1024 * 1024;
 const TAIL_MAX: usize = 12;
 /// How many of them the message quotes.
 const QUOTED_MAX: usize = 3;
-/// Characters of each of them: an error message is no log.
+/// Characters of each quoted line: an error message stays short.
 const QUOTE_MAX: usize = 300;
-/// How long the last lines may take after the exit. A grandchild may hold the
-/// pipe open for ever.
+/// How long the last lines may take after the exit. A grandchild may hold the pipe open
+/// without end.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Why a program did not run, or did not do its work.
@@ -63,7 +63,7 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// It runs, and the kernel does not say how it ended.
+    /// It runs, and the kernel does not report how it ended.
     #[error("cannot wait for {}", program.display())]
     Wait {
         /// Which one.
@@ -71,7 +71,7 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// It did not read what it was given.
+    /// It did not read its input.
     #[error("cannot write to {}", program.display())]
     Write {
         /// Which one.
@@ -79,7 +79,7 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// It ended, and not well.
+    /// It ended with an error.
     #[error("{} {exit}{}", program.display(), said(tail))]
     Failed {
         /// Which one.
@@ -166,7 +166,7 @@ pub struct Command {
     sink: Option<Sink>,
 }
 
-/// What a child reads: maybe a secret, so it is wiped, and never printed.
+/// The input of a child: possibly a secret, so it is wiped, and never printed.
 struct Input(Zeroizing<Vec<u8>>);
 
 impl fmt::Debug for Input {
@@ -176,8 +176,8 @@ impl fmt::Debug for Input {
 }
 
 impl Command {
-    /// `program` is a path; nothing is searched. The environment is empty, the
-    /// input is `/dev/null`, the output goes nowhere.
+    /// `program` is a path; `PATH` is not searched. The environment is empty, the input
+    /// is `/dev/null`, the output is discarded.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self {
             program: program.into(),
@@ -213,13 +213,13 @@ impl Command {
         self
     }
 
-    /// What the program reads from its standard input; wiped from memory after.
+    /// The program's standard input; wiped from memory afterwards.
     pub fn input(mut self, bytes: Vec<u8>) -> Self {
         self.input = Some(Input(Zeroizing::new(bytes)));
         self
     }
 
-    /// Where its output lines go: `ctx.sink("etcd", Parser::Zap)`.
+    /// The sink for its output lines: `ctx.sink("etcd", Parser::Zap)`.
     pub fn log(mut self, sink: Sink) -> Self {
         self.sink = Some(sink);
         self
@@ -249,7 +249,7 @@ impl Command {
         let drain = async {
             let Some(mut stdout) = stdout else { return };
             let mut head = (&mut stdout).take(OUTPUT_MAX as u64);
-            // A broken pipe is the end of the output; the exit status tells the rest.
+            // A broken pipe is the end of the output; the exit status has the cause.
             let _end = head.read_to_end(&mut output).await;
             let _end = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
         };
@@ -300,7 +300,7 @@ impl Command {
     }
 }
 
-/// What happens to standard output.
+/// The handling of standard output.
 #[derive(Clone, Copy)]
 enum Stdout {
     Logged,
@@ -336,7 +336,7 @@ impl Child {
     ///
     /// # Errors
     ///
-    /// [`Error::Wait`] when the kernel does not know it.
+    /// [`Error::Wait`] when the kernel does not report its end.
     pub async fn wait(&mut self) -> Result<Exit, Error> {
         let status = self.inner.wait().await;
         let status =
@@ -358,7 +358,7 @@ impl Child {
     ///
     /// # Errors
     ///
-    /// [`Error::Wait`] when the kernel does not know it.
+    /// [`Error::Wait`] when the kernel does not report its end.
     pub async fn terminate(&mut self, grace: Duration) -> Result<Exit, Error> {
         self.signal(Signal::TERM);
         if let Ok(exit) = timeout(grace, self.wait()).await {
@@ -403,8 +403,8 @@ pub fn find(name: &str) -> Vec<Pid> {
         .collect()
 }
 
-/// Resident memory of a process in KiB; nothing where it has just ended. The
-/// process is a number, or `self`.
+/// Resident memory of a process in KiB; `None` where it has just ended. The process is
+/// a number, or `self`.
 #[must_use]
 pub fn resident(process: &str) -> Option<u64> {
     parse_resident(&std::fs::read_to_string(format!("/proc/{process}/status")).ok()?)
@@ -442,7 +442,7 @@ async fn read_lines(
     }
 }
 
-/// A start that the lasting thread is asked for.
+/// A request to the lasting thread to start a program.
 struct Request {
     command: std::process::Command,
     runtime: tokio::runtime::Handle,
@@ -463,7 +463,7 @@ async fn spawn_from_lasting_thread(
         let started = thread.spawn(move || {
             for Request { command, runtime, reply } in queue {
                 let _in_runtime = runtime.enter();
-                // Whoever asked may have gone: then the child is dropped, and killed.
+                // The caller may have gone: then the child is dropped, and killed.
                 let _child = reply.send(start(command));
             }
         });
@@ -480,7 +480,7 @@ fn start(mut command: std::process::Command) -> io::Result<tokio::process::Child
     let parent = getpid();
     let before_exec = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The parent may have died before the kernel was told.
+        // The parent may have died before the death signal was set.
         if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     };
     #[expect(unsafe_code, reason = "what runs between fork and exec cannot be set otherwise")]

@@ -1,4 +1,4 @@
-//! Waits for descriptors that the runtime has no type for.
+//! Readiness of descriptors for which the runtime has no type.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,10 +6,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Tells when `fd`, opened with `O_NONBLOCK`, can be used again.
+/// Reports when `fd`, opened with `O_NONBLOCK`, can be used again.
 ///
-/// The runtime watches a second descriptor of the same open file, so whoever
-/// owns the first may close it at any time.
+/// The runtime watches a second descriptor of the same open file, so the owner of the
+/// first may close it at any time.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Says which certificate or key is meant, so that two people, or a person and
+//! The fingerprint of a certificate or key, in a form that two people, or a person and
 //! a screen, can compare.
 //!
 //! The console shows a [`Fingerprint`] of the cluster's CA and of the node's
@@ -14,12 +14,12 @@
 //! second key with the same 44 bits is 2^44 tries away. So each try is made to
 //! cost [`ROUNDS`] hashes, which brings it to 2^60 and more, in the time
 //! between the moment when a cluster is founded and the moment when its owner
-//! looks at it. Whoever wants all 256 bits compares the digits.
+//! looks at it. A user who wants all 256 bits compares the digits.
 //!
 //! Invariants:
 //! - The same certificate or key has the same words in every version: the list,
 //!   the salt and the rounds never change.
-//! - What is compared is compared whole: no prefix of digits, no three words.
+//! - Fingerprints are compared whole: a prefix of digits or three words do not match.
 //!
 //! What this module does not do: decide whom to trust. It only says whether two
 //! fingerprints are one.
@@ -55,8 +55,8 @@ impl Fingerprint {
         Self(Sha256::digest(der).into())
     }
 
-    /// The fingerprint of a raw Ed25519 public key: what a node that asks to be
-    /// let in is compared by.
+    /// The fingerprint of a raw Ed25519 public key: the operator compares it before
+    /// approving a node.
     #[must_use]
     pub fn of_key(public_key: &[u8; 32]) -> Self {
         Self(Sha256::digest(public_key).into())
@@ -70,7 +70,7 @@ impl Fingerprint {
 
     /// The four words, with hyphens between. **Slow on purpose**: some 20 ms of
     /// a processor, half a second of one that is emulated. Compute it away from
-    /// whatever waits, and keep it.
+    /// latency-sensitive tasks, and keep it.
     #[must_use]
     pub fn words(&self) -> String {
         let mut bytes = [0; 8];
@@ -116,7 +116,7 @@ pub enum Spoken {
     Words(String),
 }
 
-/// The text is no fingerprint.
+/// The text is not a fingerprint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidFingerprint {
     /// A word is not one of the list: a slip of the finger, not another machine.

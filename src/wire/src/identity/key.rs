@@ -1,4 +1,4 @@
-//! Makes, keeps and exports the Ed25519 key of a node.
+//! The Ed25519 key of a node: generation, storage and export.
 //!
 //! Invariants:
 //! - [`ensure`] never replaces a key that is there: a damaged one is an error,
@@ -21,7 +21,7 @@ use super::{Identity, NodeId};
 #[derive(Clone)]
 pub struct NodeKey(SigningKey);
 
-/// Why there is no usable node key.
+/// Why a usable node key is missing.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The key does not sign a certificate of itself.
@@ -36,7 +36,7 @@ pub enum Error {
     /// The store could not be written.
     #[error("cannot store the node key")]
     Write(#[source] io::Error),
-    /// What is stored is not an Ed25519 key.
+    /// The stored bytes are not an Ed25519 key.
     #[error("the stored node key is damaged")]
     Damaged(#[source] pkcs8::Error),
     /// The key cannot be written as PKCS#8.
@@ -46,7 +46,7 @@ pub enum Error {
 
 /// Where the node key is kept; `storage` provides it.
 pub trait Store {
-    /// Reads the key; `None` if none was ever stored.
+    /// Reads the key; `None` if the store holds no key.
     ///
     /// # Errors
     ///
@@ -61,11 +61,11 @@ pub trait Store {
     fn write(&self, key: &[u8]) -> io::Result<()>;
 }
 
-/// Reads the node key, or makes and stores one if there is none. Blocks.
+/// Reads the node key; if the store is empty, generates and stores one. Blocks.
 ///
 /// # Errors
 ///
-/// [`Error`]; a stored key that cannot be understood is left alone.
+/// [`Error`]; a stored key that cannot be parsed is left in place.
 pub fn ensure(store: &impl Store) -> Result<NodeKey, Error> {
     if let Some(stored) = store.read().map_err(Error::Read)? {
         return NodeKey::from_pkcs8_der(&stored);

@@ -1,8 +1,8 @@
-//! Says who this node is: its key, and the names that follow from it.
+//! The identity of this node: its key, and the names that follow from it.
 //!
 //! The cluster manager makes or reads the [`NodeKey`] once the data partition is
 //! open, and publishes the [`Identity`] as an event value. PKI and consensus use
-//! the key; everyone else needs only the [`NodeId`].
+//! the key; all other parts need only the [`NodeId`].
 //!
 //! ```text
 //! 32 random bytes --> NodeKey --> public key --> NodeId      polis-<32 hex digits>
@@ -31,8 +31,8 @@ use polis_base::hex;
 /// What every node ID starts with.
 const PREFIX: &str = "polis-";
 
-/// How many bytes of the public key are in the ID: enough that nobody finds a
-/// second key with the same ID.
+/// How many bytes of the public key are in the ID: enough that finding a second key
+/// with the same ID is infeasible.
 const ID_BYTES: usize = 16;
 
 /// Keeps the machine-id apart from every other hash of the same key.
@@ -79,7 +79,7 @@ impl FromStr for NodeId {
     }
 }
 
-/// The public half of who this node is; an event value.
+/// The public half of the node's identity; an event value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The node's name.

@@ -1,4 +1,4 @@
-//! Says why node parameters cannot be used, and what to do about it.
+//! The errors of node parameters, with the next step for the operator.
 
 use std::fmt;
 use std::io;
@@ -144,8 +144,8 @@ impl Error {
     }
 }
 
-/// What the trapdoor shows when a machine that needs parameters has none; for
-/// the cluster manager, who knows whether it needs them.
+/// What the trapdoor shows when a machine that needs parameters has not found any; the
+/// cluster manager calls it, because it decides whether they are needed.
 #[must_use]
 pub fn absent(loaded: &Loaded) -> Report {
     Report {

@@ -1,13 +1,13 @@
-//! The node parameters: what a machine is told before its first boot, read strictly.
+//! The node parameters, which configure a machine before its first boot; read strictly.
 //!
 //! ```text
 //! bytes --> wire: known fields only --> validate --> Parameters
 //! ```
 //!
 //! Invariants:
-//! - A file that is not understood whole is refused. Half of what an operator asked for
-//!   is not what they asked for, and the network that leads to this machine may be in
-//!   the other half.
+//! - A file that contains anything unknown is rejected whole. A partly applied file
+//!   does not do what the operator asked for, and the rejected part may hold the
+//!   network configuration that leads to this machine.
 //!
 //! What this module does not do: find the file (`parameters` of the node), or decide
 //! what the machine does with it (`cluster`).
@@ -41,7 +41,7 @@ pub struct Loaded {
     pub found: Option<(Parameters, Source)>,
     /// Something that an operator should know although the boot goes on.
     pub warning: Option<String>,
-    /// What was looked at and what was there, a sentence for each place.
+    /// The places that were searched and their results, one sentence for each place.
     pub tried: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ impl Loaded {
         self.found.as_ref().map(|(parameters, _)| parameters)
     }
 
-    /// Where the cluster is reached whose CA has this SHA-256, if the parameters say so:
+    /// Where to reach the cluster whose CA has this SHA-256, if the parameters name it:
     /// they ask for admission to it, which a member has already.
     #[must_use]
     pub fn directory(&self, ca: &[u8; 32]) -> Option<v1::ClusterDirectory> {
@@ -85,7 +85,8 @@ pub enum Cluster {
 /// How to found a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bootstrap {
-    /// Raw Ed25519 public key of whoever may take ownership; a point of full order.
+    /// Raw Ed25519 public key of the future owner, who may take ownership; a point of
+    /// full order.
     pub owner_public_key: [u8; 32],
     /// What holds for the whole cluster.
     pub configuration: ClusterConfiguration,
@@ -93,12 +94,12 @@ pub struct Bootstrap {
     pub labels: BTreeMap<String, String>,
 }
 
-/// How to ask to be let in.
+/// How to register with a running cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Register {
-    /// Who to ask; never empty.
+    /// The nodes to ask; never empty.
     pub directory: Vec<DirectoryNode>,
-    /// What proves that an operator wanted this.
+    /// The proof that an operator approved the registration.
     pub ticket: Ticket,
     /// DER of the only authority that this node trusts.
     pub ca_certificate: Vec<u8>,
@@ -131,7 +132,7 @@ impl fmt::Debug for Ticket {
 /// A node of the cluster and where it can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirectoryNode {
-    /// Who must answer there.
+    /// The node that must answer there.
     pub id: NodeId,
     /// `host`, `host:port`, `ip`, `ip:port` or `[ip]:port`; never empty.
     pub addresses: Vec<String>,
@@ -146,7 +147,7 @@ pub struct ClusterConfiguration {
     pub tpm: TpmMode,
     /// What a data partition must promise.
     pub storage: StoragePolicy,
-    /// How a node gets home that cannot reach the cluster.
+    /// How a node unlocks its disk when it cannot reach the cluster.
     pub cold_start: ColdStart,
 }
 
@@ -164,15 +165,15 @@ impl Default for ClusterConfiguration {
 /// Whether nodes use their TPM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TpmMode {
-    /// A node without one is refused.
+    /// A node without a TPM is rejected.
     Required,
-    /// Where there is one. The default.
+    /// Where the machine has a TPM. The default.
     BestEffort,
-    /// Not even where there is one.
+    /// Never, even where the machine has a TPM.
     Disabled,
 }
 
-/// How a node gets home that cannot reach the cluster.
+/// How a node unlocks its disk when it cannot reach the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColdStart {
     /// By a share of its disk's key that the machine keeps itself.
@@ -184,7 +185,7 @@ pub enum ColdStart {
 /// What a data partition must promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoragePolicy {
-    /// Nobody said; `storage` decides and says what it decided.
+    /// Not specified; `storage` decides and reports its decision.
     Unspecified,
     /// Anything.
     Permissive,

@@ -1,14 +1,14 @@
-//! Judges single values: names, labels, addresses.
+//! Validation of single values: names, labels, addresses.
 //!
-//! Every function takes what the file says and returns it, or a [`Refusal`] that
-//! says what is allowed. Lengths are in bytes; everything allowed is ASCII, so
+//! Every function takes a value from the file and returns it, or a [`Refusal`] that
+//! names the allowed values. Lengths are in bytes; everything allowed is ASCII, so
 //! those are characters too.
 
 use std::net::IpAddr;
 
 use crate::endpoint::{CURATOR_PORT, Endpoint};
 
-/// A value that is not allowed, before it is known where it stands.
+/// A value that is not allowed, before its position in the message is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) value: String,

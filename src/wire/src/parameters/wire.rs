@@ -1,5 +1,5 @@
-//! Finds what the generated decoder would pass over: fields nobody knows, and
-//! both members of a `oneof`.
+//! A strict check of the encoded message for everything that the generated decoder
+//! accepts silently: unknown fields, and both members of a `oneof`.
 //!
 //! The decoder skips unknown fields and keeps the last of a `oneof`, as protocol
 //! buffers must. Parameters may not be read that leniently: a misspelt policy
@@ -80,7 +80,7 @@ const PARAMETERS: &[Field] = &[
     message(4, "console", CONSOLE_CONFIGURATION),
 ];
 
-/// Fails on the first field of encoded node parameters that must not be there.
+/// Fails on the first field of encoded node parameters that is not allowed.
 pub(super) fn check(bytes: &[u8]) -> Result<(), Error> {
     let mut chosen = 0;
     walk(bytes, PARAMETERS, &mut Vec::new(), &mut chosen)?;

@@ -1,7 +1,7 @@
-//! Reads and writes certificate revocation lists.
+//! Certificate revocation lists: parsing and signing.
 //!
-//! The stored CRL is the only record of what is revoked: it is read back,
-//! extended and signed again with the next number.
+//! The stored CRL is the only record of revocations: it is read back, extended and
+//! signed again with the next number.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -17,7 +17,7 @@ use super::Error;
 use super::parse::system_time;
 use super::template::{CLOCK_TOLERANCE, Signer, crl_validity};
 
-/// Why a certificate is not good any more.
+/// Why a certificate was revoked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// Its key may be in the wrong hands.

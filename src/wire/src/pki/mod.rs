@@ -1,7 +1,7 @@
-//! Makes certificates once for a whole cluster and keeps them where every member reads them.
+//! Certificates, made once for a whole cluster and kept where every member reads them.
 //!
-//! The library knows one thing, the [`Certificate`]: who signs it, what it is
-//! called, what it is for and where its key lives. A [`Namespace`] is a folder
+//! The library has one concept, the [`Certificate`]: its issuer, its name, its purpose
+//! and the place of its key. A [`Namespace`] is a folder
 //! of a [`Store`] (etcd, for a node) and turns that description into the real
 //! thing. `consensus` uses it for the peers of etcd, `curator` for nodes and users.
 //!
@@ -14,10 +14,11 @@
 //! ```
 //!
 //! Invariants:
-//! - A certificate is made in one transaction that demands that none of its
-//!   keys exist: two nodes at once make one, and the loser is told to try again.
-//! - What an authority signed is on its list before anyone else can see it, so
-//!   everything that was ever issued can be revoked.
+//! - A certificate is created in one transaction that requires all of its keys to be
+//!   absent: when two nodes try at once, one commits, and the other receives an error
+//!   that asks for a retry.
+//! - A certificate is on its authority's list before any other node can see it, so
+//!   every certificate that was ever issued can be revoked.
 //! - The number of a CRL only grows, and an entry never leaves it.
 //!
 //! What this module does not do: choose keys for nodes (`identity`), write files,
@@ -46,7 +47,7 @@ pub use self::store::memory;
 pub use self::store::{Entry, Guard, Store, Write};
 pub use self::template::{ETCD_PEER_NAME, Host, Template};
 
-/// A certificate as a wish: [`Namespace::ensure`] makes it true.
+/// The specification of a certificate: [`Namespace::ensure`] makes it exist.
 #[derive(Clone, Debug)]
 pub struct Certificate {
     /// Who signs it.
@@ -110,7 +111,7 @@ pub enum Error {
         /// What the store said.
         source: anyhow::Error,
     },
-    /// Somebody else changed the same thing at the same moment.
+    /// Another node changed the same object at the same moment.
     #[error("another node changed {name} at the same moment")]
     Lost {
         /// What was changed.

@@ -1,4 +1,4 @@
-//! Makes, renews and revokes the certificates of one folder of a store.
+//! The certificates of one folder of a store: creation, renewal and revocation.
 //!
 //! ```text
 //! authorities/<name>/certificate          DER
@@ -25,11 +25,11 @@ use polis_base::hex;
 pub(super) const AUTHORITIES: &str = "authorities/";
 pub(super) const CERTIFICATES: &str = "certificates/";
 
-/// The longest name; etcd would take more, screens would not.
+/// The longest name; etcd accepts more, but screens do not.
 const NAME_LENGTH_MAX: usize = 128;
 
-/// Attempts at a revocation. Each time another one was faster, so this many in a
-/// row mean that something is wrong.
+/// Attempts at a revocation. Each failed attempt lost a race, so this many in a row
+/// indicate a fault.
 const REVOCATIONS_MAX: u32 = 32;
 
 /// The certificates below one folder of a store.
@@ -75,7 +75,7 @@ impl<S: Store> Namespace<S> {
         }
     }
 
-    /// Replaces a certificate for the same key if [`Facts::renewal_due`] says so.
+    /// Replaces a certificate for the same key if [`Facts::renewal_due`] returns true.
     /// Returns the new one, or `None` if the old one stays.
     ///
     /// # Errors
@@ -99,8 +99,8 @@ impl<S: Store> Namespace<S> {
         self.issue(wish, authority, &signer, Some(found), now).await.map(Some)
     }
 
-    /// The certificate that there is, renewed if that is due. None is made where there is
-    /// none: it was revoked, or never given.
+    /// The existing certificate, renewed if that is due. A missing certificate stays
+    /// missing: it was revoked, or never issued.
     ///
     /// # Errors
     ///
@@ -120,8 +120,8 @@ impl<S: Store> Namespace<S> {
     }
 
     /// Revokes everything that the authority ever issued to `name` and forgets
-    /// the certificate kept under that name. Says how many were added to the CRL;
-    /// revoking twice adds none.
+    /// the certificate kept under that name. Returns how many entries the CRL gained; a
+    /// second revocation adds no entries.
     ///
     /// # Errors
     ///
@@ -165,7 +165,7 @@ impl<S: Store> Namespace<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if it does so each time: something is wrong then.
+    /// [`Error::Lost`] if it changes each time, which indicates a fault.
     pub async fn revoke_surely(
         &self,
         authority: &Certificate,
@@ -182,7 +182,7 @@ impl<S: Store> Namespace<S> {
         }
     }
 
-    /// The authority's CRL as it is stored; `None` if there is no such authority.
+    /// The authority's CRL as it is stored; `None` if the authority does not exist.
     ///
     /// # Errors
     ///
@@ -196,7 +196,7 @@ impl<S: Store> Namespace<S> {
             .transpose()
     }
 
-    /// Where the CRL of an authority is kept, for those who watch it.
+    /// The key under which an authority's CRL is kept, for watchers.
     #[must_use]
     pub fn crl_key(&self, authority: &Certificate) -> String {
         self.authority_key(authority, "crl")
@@ -234,7 +234,7 @@ impl<S: Store> Namespace<S> {
         Ok((signer, key))
     }
 
-    /// Reads a certificate and makes sure that it is the one that is wished for.
+    /// Reads a certificate and makes sure that it matches the specification.
     async fn find(
         &self,
         wish: &Certificate,

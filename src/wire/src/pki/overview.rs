@@ -1,4 +1,4 @@
-//! Folds a namespace into what a person may see of it.
+//! A summary of a namespace for display, without secrets.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -10,9 +10,9 @@ use polis_base::hex;
 /// Everything in the namespaces of a cluster, without a secret; an event value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overview {
-    /// Who signs, in order of namespace and name.
+    /// The authorities, in order of namespace and name.
     pub authorities: Vec<AuthorityView>,
-    /// What they signed and keep under a name.
+    /// The certificates that they signed and keep under a name.
     pub certificates: Vec<CertificateView>,
 }
 
@@ -44,7 +44,7 @@ pub struct AuthorityView {
 pub struct RevokedView {
     /// The serial number in lower-case hexadecimal.
     pub serial: String,
-    /// Whose certificate it was, if the authority's list still says so.
+    /// Whose certificate it was, if the authority's list still contains it.
     pub subject: Option<String>,
     /// When it was revoked.
     pub at: SystemTime,
@@ -55,9 +55,9 @@ pub struct RevokedView {
 /// Whether the certificates of a namespace are renewed without a person.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// Whoever uses them renews them after two thirds of their life.
+    /// The service that uses them renews them after two thirds of their life.
     ByUser,
-    /// Nobody does.
+    /// They are not renewed.
     None,
 }
 
@@ -82,16 +82,16 @@ pub struct CertificateView {
     pub not_after: SystemTime,
     /// Whether its key is kept beside it.
     pub managed: bool,
-    /// Whether somebody renews it when the time has come.
+    /// How it is renewed when the time has come.
     pub renewal: Renewal,
     /// Whether it is on its issuer's CRL.
     pub revoked: bool,
 }
 
 impl Overview {
-    /// Adds what a namespace holds: its keys without the namespace's own folder.
-    /// Values that cannot be read are left out, for whoever uses them says so.
-    /// `renewal` tells by a certificate's name whether somebody renews it.
+    /// Adds the contents of a namespace: its keys without the namespace's own folder.
+    /// Unreadable values are left out, because the service that uses them reports them.
+    /// `renewal` maps a certificate's name to its kind of renewal.
     pub fn add(
         &mut self,
         namespace: &str,

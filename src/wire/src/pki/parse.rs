@@ -1,4 +1,4 @@
-//! Reads what a certificate says, as far as Polis asks.
+//! The fields of a certificate that Polis reads.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::time::ASN1Time;
 
-/// What is written in a certificate.
+/// The contents of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// The common name of its subject.
@@ -72,8 +72,8 @@ impl Facts {
     }
 }
 
-/// Whether `authority` has signed `certificate`, both in DER. Says nothing about
-/// dates, nor about what the one may sign and the other may be used for.
+/// Whether `authority` has signed `certificate`, both in DER. It checks neither dates
+/// nor the purposes of either certificate.
 #[must_use]
 pub fn signed_by(certificate: &[u8], authority: &[u8]) -> bool {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
@@ -81,7 +81,7 @@ pub fn signed_by(certificate: &[u8], authority: &[u8]) -> bool {
     certificate.verify_signature(Some(authority.public_key())).is_ok()
 }
 
-/// Dates before 1970 count as 1970: nothing of ours is that old.
+/// Dates before 1970 count as 1970: no certificate of Polis is that old.
 pub(super) fn system_time(time: ASN1Time) -> SystemTime {
     let seconds = u64::try_from(time.timestamp()).unwrap_or(0);
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)

@@ -1,4 +1,4 @@
-//! Says what a [`super::Namespace`] needs of the place where certificates are kept.
+//! The interface of the store in which a [`super::Namespace`] keeps certificates.
 //!
 //! `consensus::client` implements it for etcd; the tests of this library use a
 //! map, and can stop it between a read and a write.
@@ -9,7 +9,7 @@ use std::future::Future;
 /// A stored value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// What is stored.
+    /// The stored bytes.
     pub value: Vec<u8>,
     /// Changes whenever the value is written.
     pub revision: i64,
@@ -29,11 +29,11 @@ pub enum Guard {
 pub enum Write {
     /// Stores a value.
     Put(String, Vec<u8>),
-    /// Removes a key; nothing happens if it is not there.
+    /// Removes a key; a missing key is ignored.
     Delete(String),
 }
 
-/// Values are private keys at times: what is shown of them is their length.
+/// Values may be private keys: `Debug` shows only their length.
 impl fmt::Debug for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { value, revision } = self;
@@ -61,7 +61,7 @@ pub trait Store: Send + Sync {
         prefix: &str,
     ) -> impl Future<Output = anyhow::Result<Vec<(String, Entry)>>> + Send;
 
-    /// Makes all `writes` if all `guards` hold, otherwise nothing; says which.
+    /// Makes all `writes` if all `guards` hold, otherwise none of them; returns which.
     fn commit(
         &self,
         guards: Vec<Guard>,

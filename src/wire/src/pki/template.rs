@@ -1,6 +1,6 @@
-//! Knows what each kind of certificate says, and signs it.
+//! The contents of each kind of certificate, and the code that signs it.
 //!
-//! Pure but for the randomness of serial numbers: time comes in as a parameter.
+//! Pure except for the randomness of serial numbers: time comes in as a parameter.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,19 +19,19 @@ use zeroize::{Zeroize as _, Zeroizing};
 
 use super::Error;
 
-/// The DNS name that only certificates of etcd peers carry. etcd is told to
-/// refuse peers without it, so no other certificate of the cluster speaks raft.
+/// The DNS name that only certificates of etcd peers carry. etcd is configured to
+/// reject peers without it, so no other certificate of the cluster speaks raft.
 pub const ETCD_PEER_NAME: &str = "etcd-peer.polis.internal";
 
 /// How far the clocks of two machines may differ before a fresh certificate is
-/// refused as not valid yet.
+/// rejected as not valid yet.
 pub(super) const CLOCK_TOLERANCE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Authorities outlive the machines that they were made on.
+/// Authorities outlive the machines that created them.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// As long as their authority: a cluster that was off for longer than this could not
-/// elect anyone who renews it. Who is out is kept out by the list of members and the CRL.
+/// elect a leader to renew it. The list of members and the CRL keep removed nodes out.
 const PEER_LIFETIME: Duration = AUTHORITY_LIFETIME;
 
 /// Long enough for a worker that was off over a season, short enough that a
@@ -114,7 +114,7 @@ impl Template {
         }
     }
 
-    /// Never empty: a certificate without any is taken for every use.
+    /// Never empty: a certificate without any is accepted for every use.
     fn extended_usages(&self) -> Vec<ExtendedKeyUsagePurpose> {
         use ExtendedKeyUsagePurpose::{ClientAuth, OcspSigning, ServerAuth};
         match self {
@@ -195,7 +195,7 @@ pub(super) fn random_serial() -> [u8; 16] {
     serial
 }
 
-/// A key that somebody else holds.
+/// A key whose private half another node holds.
 struct Public<'a>(&'a [u8; 32]);
 
 impl PublicKeyData for Public<'_> {
@@ -266,8 +266,8 @@ impl Signer {
     }
 }
 
-/// From when and until when a CRL made now is valid. Readers hear of a newer one
-/// by watching, not by its end.
+/// The start and end of validity of a CRL made now. Readers learn of a newer one by
+/// watching, not by its end.
 pub(super) fn crl_validity(now: SystemTime) -> (OffsetDateTime, OffsetDateTime) {
     (OffsetDateTime::from(now - CLOCK_TOLERANCE), OffsetDateTime::from(now + AUTHORITY_LIFETIME))
 }
@@ -277,7 +277,7 @@ fn key_pair(key: &SigningKey) -> Result<KeyPair, rcgen::Error> {
     KeyPair::from_pkcs8_der_and_sign_algo(&der.as_slice().into(), &PKCS_ED25519)
 }
 
-/// PKCS#8, version 1: without the public half, which some readers refuse.
+/// PKCS#8, version 1: without the public half, which some readers reject.
 pub(super) fn pkcs8(key: &SigningKey) -> Zeroizing<Vec<u8>> {
     let mut bytes = KeypairBytes { secret_key: key.to_bytes(), public_key: None };
     let der = bytes.to_pkcs8_der().expect("a key of fixed length always has an encoding");

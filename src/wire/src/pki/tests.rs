@@ -121,7 +121,7 @@ async fn an_ephemeral_certificate_is_new_each_time_and_still_listed() {
 async fn of_two_at_once_one_wins_and_the_loser_may_try_again() {
     let memory = Memory::default();
     Namespace::new(memory.clone(), "").ensure(&authority(), noon()).await.unwrap();
-    // Both have read that there is none before either of them writes.
+    // Both have read that the certificate is absent before either of them writes.
     let pause = Arc::new(tokio::sync::Barrier::new(2));
     let racing = Namespace::new(memory.pausing(pause), "");
     let wish = peer("a", Mode::Managed);

@@ -1,4 +1,4 @@
-//! Knows who may call what: one table, read from the descriptors at the start.
+//! The access table: the callers that each RPC serves, read from the descriptors at the start.
 //!
 //! The option `polis.v1.access` of each RPC is decoded with a handful of
 //! messages that know only the fields on the way to it. A reflection library
@@ -6,7 +6,7 @@
 //! each boot than everything else here together.
 //!
 //! Invariants:
-//! - An RPC without the option is in no table, and so serves nobody.
+//! - An RPC without the option is missing from the table, and so rejects every call.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ use tonic::Status;
 
 use super::peer::{Peer, Role};
 
-/// What gRPC's own services for the curious may be asked, and by whom: those who
-/// may read the cluster may also read what can be read.
+/// gRPC's own introspection services, and whether each is open: a caller that may read
+/// the cluster may also read these.
 const STANDARD: [(&str, bool); 4] = [
     ("/grpc.health.v1.Health/Check", false),
     ("/grpc.health.v1.Health/Watch", true),
@@ -28,16 +28,16 @@ const STANDARD: [(&str, bool); 4] = [
 /// Where metrics are read.
 pub const METRICS: &str = "/metrics";
 
-/// Who may call one RPC.
+/// The callers of one RPC.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
     /// The callers that it serves.
     pub access: Access,
-    /// Whether it may go on for ever.
+    /// Whether it may stream without end.
     pub streams: bool,
 }
 
-/// Who may call each RPC, by its path.
+/// The rule of each RPC, by its path.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
     rules: BTreeMap<String, Rule>,
@@ -86,7 +86,7 @@ impl Table {
     ///
     /// # Errors
     ///
-    /// There is no such RPC, or it serves nobody.
+    /// The RPC does not exist, or does not serve any caller.
     pub fn rule(&self, path: &str) -> Result<&Rule, Status> {
         self.rules.get(path).ok_or_else(|| Status::unimplemented("there is no such call here"))
     }
@@ -102,7 +102,7 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// What the caller would need.
+    /// The permission that the caller lacks.
     pub fn check(&self, peer: &Peer) -> Result<(), Status> {
         let Access { anyone, key_holder, node, .. } = self.access;
         let permission = self.access.user();
@@ -127,7 +127,7 @@ impl Rule {
         }
     }
 
-    /// Who is served, for people.
+    /// The callers that are served, for messages.
     fn needed(&self) -> String {
         let mut needed = Vec::new();
         if self.access.key_holder {

@@ -1,11 +1,11 @@
-//! Says who still has access: what is looked at again at each call.
+//! The access list: the callers that still have access, checked again at each call.
 //!
-//! An event value, filled from the records of the curator: by the curator
-//! itself on a machine that runs one, elsewhere by the node's watch on it.
+//! An event value, filled from the records of the curator: by the curator itself on a
+//! machine that runs one, on all other nodes by a watch on a curator.
 //!
 //! Invariants:
-//! - A certificate on the CRL, past its end, of a revoked user or of a node that
-//!   is not UP opens nothing, however long its connection has been open.
+//! - A caller whose certificate is on the CRL or has expired, a revoked user, and a
+//!   node that is not UP are rejected, however long their connection has been open.
 
 use std::collections::BTreeSet;
 use std::time::SystemTime;
@@ -17,22 +17,22 @@ use super::peer::{Caller, Peer};
 use crate::identity::NodeId;
 use crate::pki::Facts;
 
-/// Metadata of a refusal of a caller, whatever it calls: the word for the cause.
+/// Metadata of every rejection by this list: the keyword of the cause.
 const STANDING: &str = "polis-access_list";
-/// The word of a refusal that names a revoked certificate.
+/// The keyword for a revoked certificate.
 const REVOKED: &str = "revoked";
-/// The word of a refusal that names a decommissioned node.
+/// The keyword for a decommissioned node.
 const DECOMMISSIONED: &str = "decommissioned";
 
-/// Whether a refusal says that the caller, a node, was taken out of the cluster
-/// for good: its certificate was revoked, or its record says so.
+/// Whether a rejection means that the caller, a node, was removed from the cluster
+/// permanently: its certificate was revoked, or its record is decommissioned.
 #[must_use]
 pub fn is_removal(status: &Status) -> bool {
     let word = status.metadata().get(STANDING).and_then(|word| word.to_str().ok());
     matches!(word, Some(REVOKED | DECOMMISSIONED))
 }
 
-/// Who has access.
+/// The nodes and users that have access.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessList {
     /// The nodes in state UP; `None` where that is not known yet.
@@ -41,7 +41,7 @@ pub struct AccessList {
     pub removed: BTreeSet<NodeId>,
     /// The serial numbers on the CRL of the cluster's CA, big-endian.
     pub serials: BTreeSet<Vec<u8>>,
-    /// The users whose access was ended.
+    /// The users whose access was revoked.
     pub users: BTreeSet<String>,
 }
 
@@ -57,10 +57,10 @@ pub enum Fallen {
     /// The node was taken out of the cluster.
     #[error("node {0} was decommissioned")]
     Removed(NodeId),
-    /// The node is no member now.
+    /// The node is not in state UP.
     #[error("node {0} is not in state UP")]
     NotUp(NodeId),
-    /// Nobody told this server yet which nodes are members.
+    /// This server has not received the list of members yet.
     #[error("this server does not know yet which nodes are members; try again")]
     Unknown,
 }
@@ -91,7 +91,7 @@ impl AccessList {
     ///
     /// # Errors
     ///
-    /// Why not.
+    /// The reason for the rejection.
     pub fn check(&self, caller: &Caller, now: SystemTime) -> Result<(), Fallen> {
         let Some(certificate) = &caller.certificate else { return Ok(()) };
         let whose = || caller.peer.to_string();

@@ -1,4 +1,4 @@
-//! Every RPC with every caller: who is served, and who is not.
+//! Every RPC with every caller: which are served, and which are rejected.
 
 use tonic::service::Routes;
 use tonic::{Code, Request};
@@ -6,7 +6,8 @@ use tonic::{Code, Request};
 use super::testing::{Authority, Running, self_signed};
 use super::*;
 
-/// Who is served by each RPC: none, holder of a key, node, viewer, operator, owner.
+/// The callers that each RPC serves: none, holder of a key, node, viewer, operator,
+/// owner.
 const SERVED: &[(&str, &str)] = &[
     ("/grpc.health.v1.Health/Check", "..nvpo"),
     ("/grpc.health.v1.Health/Watch", "..nvpo"),
@@ -61,7 +62,7 @@ fn every_rpc_has_a_row_that_says_whom_it_serves() {
 #[tokio::test]
 async fn every_rpc_serves_whom_it_should_and_nobody_else() {
     let authority = Authority::new().await;
-    // Nothing behind the door: whoever is let in finds that nothing is there.
+    // The server has no services: an accepted call finds nothing to serve it.
     let limits = Limits { stranger_rate: (1000, 1000), ..Limits::default() };
     let node = authority.node(1).await;
     let running = Running::start(node, App::Grpc(Routes::default()), limits).await;

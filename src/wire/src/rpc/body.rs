@@ -1,9 +1,9 @@
-//! Watches the bodies of requests and answers: how long, how slow, how they end.
+//! Accounting of request and answer bodies: duration, stalls and outcome.
 //!
 //! Invariants:
 //! - A request is never buffered beyond its bound.
-//! - An answer that nobody takes is noticed: hyper asks for the next piece only
-//!   once the caller has made room for it.
+//! - A stalled answer is detected: hyper asks for the next piece only once the caller
+//!   has made room for it.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -66,7 +66,7 @@ impl Body for Bounded {
     }
 }
 
-/// What goes on on one connection.
+/// The calls of one connection.
 #[derive(Debug)]
 pub(super) struct Activity {
     state: Mutex<State>,
@@ -104,18 +104,18 @@ impl Activity {
         });
     }
 
-    /// Notes whether the call has handed on what nobody has taken yet.
+    /// Records since when the call has an unread piece.
     fn handed_on(&self, call: u64, since: Option<Instant>) {
         self.with(|state| state.calls.insert(call, since));
     }
 
-    /// How long the oldest piece has been lying that nobody takes.
+    /// How long the oldest piece has been unread.
     pub(super) fn stalled(&self) -> Duration {
         let oldest = self.with(|state| state.calls.values().filter_map(|since| *since).min());
         oldest.map(|since| since.elapsed()).unwrap_or_default()
     }
 
-    /// How long there has been no call.
+    /// How long the connection has been without a call.
     pub(super) fn idle(&self) -> Duration {
         self.with(|state| match state.calls.is_empty() {
             true => state.last.elapsed(),
@@ -150,7 +150,7 @@ impl Open {
         }
     }
 
-    /// The answer begins; says how the call ended if that is known already.
+    /// The answer begins; records how the call ended if that is known already.
     pub(super) fn answered(&mut self, code: Option<Code>) {
         self.took = Some(self.began.elapsed());
         self.code = code;
@@ -160,7 +160,7 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         let took = self.took.unwrap_or_else(|| self.began.elapsed());
-        // Whoever went away before the end has cancelled it.
+        // A caller that went away before the end has cancelled the call.
         self.metrics.called(&self.path, self.code.unwrap_or(Code::Cancelled), took);
         self.activity.leave(self.call);
     }
@@ -179,9 +179,9 @@ impl End {
         Arc::new(Self { token: stopping.child_token(), fallen: OnceLock::new() })
     }
 
-    /// Ends the streams of a peer that has lost its access_list.
+    /// Ends the streams of a peer that has lost its access.
     pub(super) fn cut(&self, fallen: Fallen) {
-        // Whatever it lost first is the reason.
+        // The first loss is the reason.
         let _first = self.fallen.set(fallen);
         self.token.cancel();
     }
@@ -198,7 +198,7 @@ impl End {
 pub(super) struct Outgoing {
     inner: tonic::body::Body,
     open: Open,
-    /// Ends a stream that would go on for ever.
+    /// Ends an endless stream.
     end: Option<(Pin<Box<WaitForCancellationFutureOwned>>, Arc<End>)>,
     ended: bool,
 }

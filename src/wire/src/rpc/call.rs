@@ -1,11 +1,11 @@
-//! Lets one call in, or refuses it before a byte of its body is read.
+//! The admission of one call: it is accepted, or rejected before a byte of its body is read.
 //!
 //! ```text
 //! path in the table? --> access_list? --> rule? --> stranger: a token? --> service, until its deadline
 //! ```
 //!
 //! Invariants:
-//! - A refused call costs its sender more than it costs us: its body is not read.
+//! - A rejected call costs its sender more than the server: its body is not read.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -51,7 +51,7 @@ impl fmt::Debug for App {
 }
 
 impl App {
-    /// The word for the protocol in a TLS handshake.
+    /// The protocol's name in a TLS handshake.
     pub(super) fn alpn(&self) -> &'static [u8] {
         match self {
             Self::Grpc(_) => b"h2",
@@ -144,7 +144,7 @@ impl Line {
     }
 }
 
-/// An answer that says no.
+/// A rejecting answer.
 fn refusal(app: &App, status: Status) -> Response<Body> {
     match app {
         App::Grpc(_) => status.into_http(),
@@ -162,7 +162,7 @@ fn refusal(app: &App, status: Status) -> Response<Body> {
     }
 }
 
-/// How long the caller will wait, if it says so in a way that makes sense.
+/// How long the caller will wait, if it sends a valid deadline.
 fn asked_deadline(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

@@ -1,4 +1,4 @@
-//! Serves one connection, from its first byte to its end.
+//! The service of one connection, from its first byte to its end.
 //!
 //! ```text
 //! [handshake] --in time--> [serving] --+-- the caller hangs up
@@ -40,7 +40,7 @@ const WINDOW: u32 = 64 << 10;
 const WINDOW_ALL: u32 = 256 << 10;
 /// Bytes of the headers of one call: ours have some hundred.
 const HEADERS_MAX: u32 = 16 << 10;
-/// How long a peer that has lost its access_list may take to hear so.
+/// How long a peer that has lost its access may take to receive the reason.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Longest pause between two looks at a connection.
 const LOOK: Duration = Duration::from_secs(5);
@@ -73,14 +73,14 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
     }
 }
 
-/// Serves whoever is at the other end of `tcp`.
+/// Serves the peer at the other end of `tcp`.
 pub(super) async fn serve(
     shared: Arc<Shared>,
     tcp: TcpStream,
     caller: std::net::SocketAddr,
     place: Place<std::net::IpAddr>,
 ) {
-    // A socket that cannot be told so is only slower.
+    // A socket without this option is only slower.
     let _set = tcp.set_nodelay(true);
     let acceptor = TlsAcceptor::from(shared.tls.load_full());
     let handshake = timeout(shared.limits.handshake, acceptor.accept(tcp));
@@ -127,7 +127,7 @@ pub(super) async fn serve(
     http(&line, &held, TokioIo::new(tls)).await;
 }
 
-/// Who showed this certificate. `tls` has checked its signature.
+/// The peer that showed this certificate. `tls` has checked its signature.
 fn identify(shown: Option<&[u8]>, address: std::net::SocketAddr) -> Result<Caller, peer::Unfit> {
     let caller = |peer, certificate| Caller { peer, address, certificate };
     let Some(der) = shown else { return Ok(caller(Peer::None, None)) };
@@ -204,7 +204,7 @@ where
     };
     let mut connection = pin!(connection);
     let mut access_list = shared.access_list.clone();
-    // Who has no access_list at the start hears why at its first call.
+    // A peer without access at the start receives the reason at its first call.
     access_list.mark_unchanged();
     let mut look = interval(LOOK.min(limits.stall / 4).min(idle / 4).max(Duration::from_millis(1)));
     let mut finishing = false;
@@ -273,7 +273,7 @@ async fn next_event<C: Future>(
     };
     let changed = async {
         if access_list.changed().await.is_err() {
-            // Nobody will ever change it again.
+            // The value will never change again.
             std::future::pending::<()>().await;
         }
     };

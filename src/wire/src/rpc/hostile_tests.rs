@@ -1,7 +1,7 @@
-//! Callers that mean harm, each beside one that does not.
+//! Hostile callers, each beside a well-behaved one.
 //!
-//! Each story asserts that the server stays up, that what it holds is bounded,
-//! and that a caller in earnest is served while the harm goes on.
+//! Each story asserts that the server stays up, that its memory and connections are
+//! bounded, and that a well-behaved caller is served during the attack.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -113,7 +113,7 @@ impl Siege {
         client.get_status(v1::GetStatusRequest {}).await.map(drop)
     }
 
-    /// Waits until the server has let go of all connections but `left`.
+    /// Waits until the server has closed all connections but `left`.
     async fn lets_go(&self, left: u64) {
         let end = Instant::now() + SOON;
         while self.running.metrics.open.get() > left {
@@ -130,7 +130,7 @@ async fn garbage_ends_its_own_connection_and_nothing_else() {
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
         vec![0; 5000],
-        // A record of TLS that says that it is as long as can be.
+        // A record of TLS that claims the greatest possible length.
         [&[0x16, 3, 1, 0xff, 0xff][..], &[1; 100]].concat(),
         (0..10_000_u32).flat_map(u32::to_le_bytes).collect(),
     ];
@@ -209,8 +209,8 @@ async fn ten_thousand_connections_leave_room_for_the_owner() {
         }
     };
     let work = async {
-        // A handshake may have to make way where thousands come from its own
-        // address; whoever tries again gets through.
+        // A handshake may have to make way where thousands come from its own address; a
+        // retry gets through.
         for _ in 0..10 {
             let end = Instant::now() + SOON;
             while siege.is_served().await.is_err() {
@@ -219,7 +219,7 @@ async fn ten_thousand_connections_leave_room_for_the_owner() {
         }
     };
     tokio::join!(flood, work);
-    // What came and went may still wait in the socket.
+    // Connections that have already ended may still wait in the socket.
     siege.lets_go(10).await;
     let most = most.into_inner();
     let bound = u64::try_from(Limits::default().handshakes_per_address).unwrap() + 20;
@@ -238,7 +238,8 @@ async fn a_message_of_a_hundred_megabytes_is_refused_before_it_is_read() {
     assert_ne!(refused.code(), Code::Ok);
     siege.serves().await;
 
-    // A stranger's is refused without a look, and one that it may make is short.
+    // A stranger's connection is rejected at once, and the one that it may make is
+    // short.
     let stranger = siege.running.dial(&siege.authority, None).await.unwrap();
     let mut stranger = NodeManagementClient::new(stranger.channel);
     let long = v1::UnlockRequest { recovery_key: "x".repeat(1 << 20) };

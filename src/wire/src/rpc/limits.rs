@@ -1,4 +1,4 @@
-//! Bounds what callers may take, so that no caller takes what others need.
+//! The limits on callers, which keep one caller from taking the resources of others.
 //!
 //! ```text
 //! accepted --> [handshakes] --no certificate of the cluster--> [strangers]
@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Each stage has its own room. Where the room of handshakes or of strangers is
-//! full, the one that has been there longest makes way: whoever is in earnest
-//! passes in a moment, whoever only holds a place loses it. The known are few
-//! and named; there the newest is refused.
+//! full, the one that has been there longest makes way: a genuine caller passes in a
+//! moment, and a caller that only holds a place loses it. The known are few and named;
+//! there the newest is rejected.
 //!
 //! Pure: time comes in as a parameter.
 
@@ -159,12 +159,12 @@ impl Untrusted {
     }
 }
 
-/// What happens to a newcomer where there is no room.
+/// What happens to a newcomer when the room is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Full {
-    /// The one that has been there longest makes way.
+    /// The oldest occupant makes way.
     Replace,
-    /// It is not let in.
+    /// The newcomer is rejected.
     Refuse,
 }
 
@@ -190,7 +190,7 @@ struct Places<K> {
 pub(super) struct Place<K: Ord + Clone> {
     room: Room<K>,
     number: u64,
-    /// Tells that the place is needed by another.
+    /// Cancelled when another caller needs the place.
     pub(super) lost: CancellationToken,
 }
 
@@ -201,7 +201,7 @@ impl<K: Ord + Clone> Room<K> {
         Self { inner: Arc::new(Mutex::new(places)) }
     }
 
-    /// A place for one of `kind`; `None` if there is none.
+    /// A place for one of `kind`; `None` if the room is full.
     pub(super) fn enter(&self, kind: K) -> Option<Place<K>> {
         let mut places = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let of_kind = places.each.get(&kind).copied().unwrap_or_default();
@@ -299,10 +299,10 @@ mod tests {
         let third = room.enter("a").unwrap();
         assert!(first.lost.is_cancelled());
         assert!(![&other, &second, &third].iter().any(|place| place.lost.is_cancelled()));
-        // The room is full of everyone: whoever has been there longest.
+        // The room is full of several kinds: the oldest occupant goes.
         let fourth = room.enter("c").unwrap();
         assert!(other.lost.is_cancelled() && !fourth.lost.is_cancelled());
-        // Who has lost a place gives back nothing that is another's.
+        // A holder that has lost its place does not free another's.
         drop((first, other));
         assert_eq!(room.taken(), 3);
     }

@@ -1,8 +1,8 @@
-//! Counts calls, connections and refusals; written by every server, read by `/metrics`.
+//! Counters of calls, connections and rejections; written by every server, read by `/metrics`.
 //!
 //! Invariants:
-//! - What callers send never makes a new counter: paths that are in no table
-//!   count together.
+//! - Callers cannot create new counters: paths that are missing from the table count
+//!   together.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,30 +16,30 @@ pub const BUCKETS: [f64; 8] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0];
 /// Status codes of gRPC: 0 to 16.
 const CODES: usize = 17;
 
-/// The path under which calls are counted that no table knows.
+/// The path under which calls are counted that the table does not contain.
 pub const OTHER: &str = "other";
 
-/// What one server has seen. Shared by everything that counts.
+/// The counters of one server. Shared by all its connections.
 #[derive(Debug)]
 pub struct Metrics {
     calls: BTreeMap<String, Calls>,
     /// Connections that were accepted.
     pub accepted: Counter,
-    /// Connections that were closed before they were anything: no room for them.
+    /// Connections that were closed early, because the room was full.
     pub crowded_out: Counter,
-    /// Handshakes that did not come to an end, or a good one.
+    /// Handshakes that failed or did not finish.
     pub handshakes_failed: Counter,
-    /// Connections that were cut because their peer had lost its access_list.
+    /// Connections that were cut because their peer had lost its access.
     pub cut: Counter,
     /// Connections that were cut because an answer was left lying.
     pub stalled: Counter,
-    /// Calls that were refused before they reached their service.
+    /// Calls that were rejected before they reached their service.
     pub refused: Counter,
     /// Connections that are open now, handshakes among them.
     pub open: Counter,
 }
 
-/// What one server has seen of one RPC.
+/// The counters of one RPC.
 #[derive(Debug, Default)]
 pub struct Calls {
     codes: [Counter; CODES],
@@ -118,7 +118,7 @@ impl Calls {
         self.codes.iter().map(Counter::get).sum()
     }
 
-    /// How many have ended with each code that any ended with.
+    /// How many have ended with each code; codes without a call are left out.
     pub fn codes(&self) -> impl Iterator<Item = (tonic::Code, u64)> {
         let codes = (0_i32..).zip(&self.codes).map(|(code, n)| (tonic::Code::from(code), n.get()));
         codes.filter(|(_, count)| *count > 0)

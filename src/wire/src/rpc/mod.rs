@@ -1,7 +1,8 @@
-//! Serves gRPC, and metrics, to whoever proves who it is, and finds the leader for those who call.
+//! The RPC layer: a server of gRPC and metrics for authenticated peers, and a client that finds the
+//! leader.
 //!
 //! The one server layer of the node: `curator` (7835) and `management` (7839,
-//! 7840) hand it their services as [`App`], and nobody else listens. The client
+//! 7840) hand it their services as [`App`]; no other part listens. The client
 //! half ([`client`]) is what `polisctl` and the node itself call curators with.
 //!
 //! ```text
@@ -14,16 +15,16 @@
 //! ```
 //!
 //! Invariants:
-//! - Only the server layer decides who may call what; a service finds the
-//!   [`Peer`] in the extensions of each request.
-//! - An RPC whose descriptor says nothing about access serves nobody.
-//! - Who lost its access_list is refused at its next call, and what it has open is
+//! - Only the server layer authorizes calls; a service finds the [`Peer`] in the
+//!   extensions of each request.
+//! - An RPC whose descriptor has no access option rejects every call.
+//! - A peer that lost its access is rejected at its next call, and its open streams are
 //!   cut at once.
-//! - Whoever has no certificate of the cluster can neither fill the memory nor
-//!   take the connections of those who have one.
+//! - A caller without a certificate of the cluster can neither fill the memory nor take
+//!   the connections of those who have one.
 //!
-//! What this module does not do: keep the records of who is a member
-//! (`curator`), or issue certificates (`pki`).
+//! What this module does not do: keep the records of members (`curator`), or issue
+//! certificates (`pki`).
 
 pub mod access;
 pub mod access_list;
@@ -61,11 +62,11 @@ pub use self::peer::{Caller, Peer, Role};
 pub use self::server::{Config, Error, Listen, Server};
 pub use self::tls::{Credentials, provider};
 
-/// Metadata of a refusal: the word for its cause.
+/// Metadata of a rejection: the keyword of its cause.
 pub const REASON: &str = "polis-reason";
 
-/// Metadata of a refusal by a curator that does not lead: such a call did
-/// nothing, so whoever made it may make it again, elsewhere.
+/// Metadata of a refusal by a curator that does not lead: such a call had no effect, so
+/// the caller may repeat it on another curator.
 const NOT_LEADER: &str = "polis-not-leader";
 
 /// Metadata of the same refusal: the node that leads, if that is known.
@@ -74,7 +75,7 @@ pub const LEADER_ID: &str = "polis-leader-id";
 /// Metadata of the same refusal: where it is, address and port.
 pub const LEADER_ADDRESS: &str = "polis-leader-address";
 
-/// The refusal of a curator that does not lead, and who does, as far as it knows.
+/// The refusal of a curator that does not lead; it names the leader if that is known.
 #[must_use]
 pub fn not_leader(leader: Option<(NodeId, Option<SocketAddr>)>) -> tonic::Status {
     let text = match leader {

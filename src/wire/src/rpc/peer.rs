@@ -1,4 +1,4 @@
-//! Says who is at the other end of a connection, by the certificate it showed.
+//! The identity of the peer at the other end of a connection, from its certificate.
 //!
 //! ```text
 //! none ------------------------------------------> Peer::None
@@ -9,8 +9,8 @@
 //! anything else ---------------------------------> refused
 //! ```
 //!
-//! Pure: whether a signature is good is for `tls`, whether the peer still has
-//! access is for `access_list`.
+//! Pure: `tls` checks signatures, and `access_list` checks whether the peer still has
+//! access.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -23,12 +23,12 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use crate::identity::NodeId;
 use crate::pki::Facts;
 
-/// Whoever is at the other end.
+/// The peer at the other end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// Showed no certificate.
     None,
-    /// Holds this raw Ed25519 key, and that is all that is known.
+    /// Holds this raw Ed25519 key; nothing else is known about it.
     Key([u8; 32]),
     /// A node of the cluster.
     Node(NodeId),
@@ -42,14 +42,14 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Who sent this request. The server layer puts it there; a request that did
-    /// not come through it is nobody's.
+    /// The sender of this request. The server layer adds it; a request that did not
+    /// come through that layer has no sender.
     #[must_use]
     pub fn of<T>(request: &tonic::Request<T>) -> Self {
         request.extensions().get::<Self>().cloned().unwrap_or(Self::None)
     }
 
-    /// Whether the cluster's CA speaks for it.
+    /// Whether the cluster's CA signed its certificate.
     #[must_use]
     pub fn is_known(&self) -> bool {
         matches!(self, Self::Node(_) | Self::User { .. })
@@ -67,12 +67,12 @@ impl fmt::Display for Peer {
     }
 }
 
-/// What a user may do; each may do all that the one before may.
+/// What a user may do; each role includes the permissions of the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// Reads.
     Viewer,
-    /// Operates nodes and lets them in.
+    /// Operates nodes and approves registrations.
     Operator,
     /// Does everything.
     Owner,
@@ -100,7 +100,7 @@ impl Role {
         }
     }
 
-    /// The least role that grants `permission`; `None` if no user has it.
+    /// The least role that grants `permission`; `None` if no role grants it.
     #[must_use]
     pub fn least_for(permission: Permission) -> Option<Self> {
         [Self::Viewer, Self::Operator, Self::Owner].into_iter().find(|role| role.grants(permission))
@@ -113,7 +113,7 @@ impl fmt::Display for Role {
     }
 }
 
-/// The text names no role.
+/// The text does not name a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a role is \"owner\", \"operator\" or \"viewer\"")]
 pub struct InvalidRole;
@@ -150,7 +150,7 @@ impl From<Role> for UserRole {
     }
 }
 
-/// A peer, with what is needed to tell whether it still has access.
+/// A peer, with the fields that decide whether it still has access.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// Who it is.
@@ -162,38 +162,38 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Whether its certificate proves nothing any more.
+    /// Whether its certificate has expired.
     #[must_use]
     pub fn has_ended(&self, now: SystemTime) -> bool {
         self.certificate.as_ref().is_some_and(|certificate| now > certificate.not_after)
     }
 }
 
-/// What of a certificate is looked at again at each call.
+/// The fields of a certificate that are checked again at each call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certified {
     /// The serial number, big-endian.
     pub serial: Vec<u8>,
-    /// The certificate proves nothing after that.
+    /// The certificate is invalid after that.
     pub not_after: SystemTime,
 }
 
-/// Why a certificate says nothing about its holder.
+/// Why a certificate does not identify its holder.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
-    /// Not what Polis makes.
+    /// Not a certificate that Polis makes.
     #[error("the certificate cannot be read, or its key is not Ed25519")]
     Unreadable,
-    /// Whoever signed it did not mean it for a caller.
+    /// The certificate was not issued for a caller.
     #[error("the certificate is not for client authentication")]
     NotAClient,
-    /// A node under a name that its key does not have.
+    /// A node under a name that does not match its key.
     #[error("the certificate names {name:?}, which is not the node of its key")]
     NotItsName {
         /// The name.
         name: String,
     },
-    /// A user without a role that there is.
+    /// A user with an unknown role.
     #[error("the certificate gives the user {name:?} no role that there is")]
     NoRole {
         /// The user.

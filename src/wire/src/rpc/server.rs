@@ -1,4 +1,4 @@
-//! Listens, and gives each connection a task of its own.
+//! The listener of a server; it gives each connection a task of its own.
 //!
 //! ```text
 //! [waiting] --credentials--> [listening] --cancelled--> [stopping] --all ended, or too late--> end
@@ -37,7 +37,7 @@ use polis_runtime::supervisor::Context;
 
 /// Connections that wait to be accepted.
 pub(super) const BACKLOG: u32 = 1024;
-/// Wait after a connection could not be accepted for want of something.
+/// Wait after a connection could not be accepted for lack of a resource.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Failed handshakes that are logged: so many a second, so many at once.
 const LOGGED: (u32, u32) = (1, 10);
@@ -67,11 +67,11 @@ pub struct Config {
 pub struct Server {
     /// What is fixed.
     pub config: Config,
-    /// With what it serves; the port is closed while there is nothing.
+    /// The credentials in use; the port is closed while they are absent.
     pub credentials: watch::Receiver<Option<Credentials>>,
-    /// Who has access.
+    /// The nodes and users that have access.
     pub access_list: watch::Receiver<Arc<AccessList>>,
-    /// Who may call what.
+    /// The rule of each RPC.
     pub table: Arc<Table>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
@@ -84,7 +84,7 @@ pub struct Server {
 /// Why a run ends.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The port cannot be had.
+    /// The port cannot be bound.
     #[error("cannot listen on port {port}")]
     Listen {
         /// The port.
@@ -92,7 +92,7 @@ pub enum Error {
         /// What the kernel says.
         source: io::Error,
     },
-    /// The credentials are of no use.
+    /// The credentials are unusable.
     #[error("cannot serve with the certificate that was given")]
     Credentials(#[source] rustls::Error),
     /// An input ended.
@@ -117,7 +117,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Counts a handshake that failed, and says so unless that would be a flood.
+    /// Counts a handshake that failed, and logs it unless that would flood the log.
     pub(super) fn handshake_failed(&self, caller: SocketAddr, reason: &str) {
         self.metrics.handshakes_failed.up();
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
@@ -170,7 +170,7 @@ impl Server {
         Ok(())
     }
 
-    /// Accepts for ever.
+    /// Accepts connections without end.
     async fn accept(
         &mut self,
         shared: &Arc<Shared>,
@@ -199,7 +199,7 @@ impl Server {
         }
     }
 
-    /// Takes new credentials for the connections that come.
+    /// Uses new credentials for new connections.
     fn renew(&mut self, shared: &Shared) {
         let Some(credentials) = self.credentials.borrow_and_update().clone() else { return };
         match tls::server(&credentials, self.access_list.clone(), self.app.alpn()) {
@@ -238,7 +238,7 @@ fn start(
     address: SocketAddr,
     connections: &mut JoinSet<()>,
 ) {
-    // A caller over IPv4 has one address, whichever socket it comes through.
+    // A caller over IPv4 has one address, through either kind of socket.
     let address = SocketAddr::new(address.ip().to_canonical(), address.port());
     shared.metrics.accepted.up();
     let Some(place) = handshakes.enter(address.ip()) else { return };
@@ -261,7 +261,7 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// A socket for both families where there are both.
+/// A socket for both address families where both exist.
 fn everywhere(port: u16) -> io::Result<TcpListener> {
     let bind = |socket: TcpSocket, address: SocketAddr| {
         socket.set_reuseaddr(true)?;

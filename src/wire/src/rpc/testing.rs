@@ -25,7 +25,7 @@ use polis_runtime::supervisor::{Context, Handles};
 /// Longest wait for anything on loopback.
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// The CA of a cluster that is only certificates.
+/// The CA of a cluster that consists only of certificates.
 #[derive(Clone, Debug)]
 pub struct Authority {
     namespace: Namespace<Memory>,
@@ -64,7 +64,7 @@ impl Authority {
         Self { namespace, certificate, der }
     }
 
-    /// Signs whatever is asked for.
+    /// Signs any template.
     pub async fn sign(
         &self,
         name: &str,
@@ -116,9 +116,9 @@ pub struct Running {
     pub address: SocketAddr,
     /// The credentials it serves with.
     pub credentials: watch::Sender<Option<Credentials>>,
-    /// What it knows of nodes and users.
+    /// Its knowledge of nodes and users.
     pub access_list: watch::Sender<Arc<AccessList>>,
-    /// What it counts.
+    /// Its counters.
     pub metrics: Arc<Metrics>,
     handles: Handles,
     task: JoinHandle<Result<(), Error>>,
@@ -162,7 +162,7 @@ impl Running {
         Self { address, credentials, access_list, metrics, handles, task }
     }
 
-    /// Says which nodes are UP.
+    /// Sets which nodes are UP.
     pub fn up(&self, seeds: &[u8]) {
         let nodes = seeds.iter().map(|seed| node_id(*seed)).collect();
         self.access_list.send_modify(|access_list| Arc::make_mut(access_list).nodes = Some(nodes));

@@ -1,5 +1,5 @@
-//! The server layer on loopback, with real certificates: who is let in, and what
-//! happens to those who are not any more.
+//! The server layer on loopback, with real certificates: which callers are accepted,
+//! and what happens to those that lose their access.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -24,7 +24,7 @@ use super::*;
 use crate::pki::{Facts, Template};
 use polis_base::sys::clock;
 
-/// Says who leads, and who asked.
+/// Answers with the leader, and with the caller's name.
 #[derive(Clone)]
 struct Local {
     this: u8,
@@ -84,7 +84,7 @@ async fn server(authority: &Authority) -> Running {
     Running::start(authority.node(1).await, app(&local(1)), Limits::default()).await
 }
 
-/// Who the server takes the caller for.
+/// The caller as the server identifies it.
 async fn who(
     running: &Running,
     authority: &Authority,
@@ -139,7 +139,7 @@ async fn a_certificate_that_is_no_caller_s_ends_the_handshake() {
     running.access_list.send_modify(|access_list| {
         Arc::make_mut(access_list).serials = BTreeSet::from([serial]);
     });
-    // A node under the name of another, a user whose role there is not.
+    // A node under the name of another, a user with an unknown role.
     let pretender = authority.sign(&node_id(5).to_string(), Template::Node, 6, clock::now()).await;
     let nobody = authority.sign("x", Template::User { role: "king" }, 7, clock::now()).await;
     let peer = Template::EtcdPeer { host: crate::pki::Host::Name("a".to_owned()) };
@@ -277,7 +277,7 @@ async fn a_client_takes_no_other_cluster_s_node_and_no_other_node() {
     let other = dial(&host, port, Expect::Node(node_id(2)), &trust, None).await.unwrap_err();
     let source = std::error::Error::source(&other).unwrap().to_string();
     assert!(source.contains(&node_id(1).to_string()), "{source}");
-    // Unchecked, it is told what there is to compare.
+    // Unchecked, it receives the certificate that it should compare.
     let shown = dial(&host, port, Expect::AnyNode, &Trust::Unchecked, None).await.unwrap();
     let facts = Facts::read(&shown.certificate).unwrap();
     assert_eq!(facts.public_key, key(1).verifying_key().to_bytes());
@@ -314,7 +314,7 @@ async fn a_call_ends_at_its_deadline_and_is_counted() {
     running.stop().await;
 }
 
-/// Two curators, of which the test says who leads.
+/// Two curators, whose leader the test sets.
 struct Pair {
     running: [Running; 2],
     locals: [Local; 2],
@@ -334,7 +334,7 @@ impl Pair {
         Self { running, locals: [one, two], client }
     }
 
-    /// A client of both for somebody else.
+    /// A client of both with other credentials.
     fn of(&self, credentials: Credentials) -> Client {
         client(&self.running, credentials)
     }
@@ -461,7 +461,7 @@ async fn one_curator_with_an_old_copy_does_not_hide_the_leader() {
     let authority = Authority::new().await;
     let pair = Pair::start(&authority).await;
     pair.leads(1);
-    // The first has not heard yet that node 5 is a member.
+    // The first has not learned yet that node 5 is a member.
     pair.running[0].up(&[1, 2]);
     pair.running[1].up(&[1, 2, 5]);
     let client = pair.of(authority.node(5).await);
@@ -475,7 +475,7 @@ async fn a_leader_at_the_end_of_a_long_list_is_found_although_the_first_refuses(
     let pair = Pair::start(&authority).await;
     pair.leads(1);
     let [stale, leader] = &pair.running;
-    // The first does not know the way, either.
+    // The first does not know the leader, either.
     pair.locals[0].leader.send_replace(None);
     stale.up(&[1, 2]);
     leader.up(&[1, 2, 5]);

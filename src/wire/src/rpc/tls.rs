@@ -1,11 +1,12 @@
-//! Makes the TLS configuration of a server, and classifies the certificates of callers.
+//! The TLS configuration of a server, and the verification of callers' certificates.
 //!
 //! Invariants:
 //! - TLS 1.3 only, no resumption and no early data: each connection proves the
 //!   key of its caller anew.
-//! - A certificate that is neither the cluster's nor signed by itself ends the
-//!   handshake, and so does a user's that is on the CRL, ended or not for a caller.
-//!   A node's on the CRL is refused at each call, in words: it is to act on them.
+//! - A certificate that is neither the cluster's nor self-signed ends the handshake,
+//!   and so does a user's that is on the CRL, expired or not for a caller. A node's
+//!   certificate on the CRL is rejected at each call, with a status that the node acts
+//!   on.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -25,7 +26,7 @@ use zeroize::Zeroizing;
 use super::access_list::AccessList;
 use super::peer::{self, Peer};
 
-/// The cryptography of every TLS connection of ours.
+/// The cryptography provider of every TLS connection.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
@@ -35,7 +36,7 @@ pub fn provider() -> Arc<CryptoProvider> {
 /// How a key of ours signs.
 pub(super) const SCHEMES: [SignatureScheme; 1] = [SignatureScheme::ED25519];
 
-/// The answer of either end to an older TLS, which no configuration of ours offers.
+/// The answer of either end to an older TLS, which Polis never offers.
 pub(super) fn refuse_tls12() -> rustls::Error {
     rustls::Error::General("TLS 1.2 is not spoken here".to_owned())
 }
@@ -50,14 +51,14 @@ pub(super) fn verify_tls13(
     rustls::crypto::verify_tls13_signature(message, certificate, signature, &algorithms)
 }
 
-/// Who a server, or a client, is and whom it trusts.
+/// The identity of a server or client, and the authority that it trusts.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
     /// DER of its own certificate.
     pub certificate: Vec<u8>,
     /// Its key, PKCS#8 in DER.
     pub key: Arc<Zeroizing<Vec<u8>>>,
-    /// DER of the cluster's CA; `None` where the cluster is not known yet.
+    /// DER of the cluster's CA; `None` until the cluster is known.
     pub authority: Option<Vec<u8>>,
 }
 
@@ -99,10 +100,10 @@ pub(super) fn server(
     Ok(config)
 }
 
-/// Judges the certificates of callers.
+/// Verifies the certificates of callers.
 #[derive(Debug)]
 struct Verifier {
-    /// `None` where there is no cluster whose certificates could be classified.
+    /// `None` until the node knows a cluster, whose certificates it could verify.
     cluster: Option<Arc<dyn ClientCertVerifier>>,
     access_list: watch::Receiver<Arc<AccessList>>,
 }
@@ -127,8 +128,8 @@ impl ClientCertVerifier for Verifier {
         false
     }
 
-    /// None: whoever has only a self-signed certificate would not send it where
-    /// the cluster's CA were asked for.
+    /// Empty: a caller with only a self-signed certificate would not send it if the
+    /// server asked for the cluster's CA.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -139,7 +140,8 @@ impl ClientCertVerifier for Verifier {
         _intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
-        // rustls itself checks signatures of the handshake with it: it must be readable.
+        // rustls itself checks signatures of the handshake with it: it must be
+        // readable.
         ParsedCertificate::try_from(end_entity)?;
         match peer::self_signed_key(end_entity) {
             None => return Err(CertificateError::BadEncoding.into()),
@@ -159,8 +161,8 @@ impl ClientCertVerifier for Verifier {
             .map_err(|unfit| CertificateError::Other(rustls::OtherError(Arc::new(unfit))))?;
         let access_list = self.access_list.borrow();
         // A caller may lose an alert: it has sent its first call by then, and sees a
-        // connection that breaks. A node that was removed would wait for an end of
-        // the outage, so it gets as far as its first call, which tells it.
+        // connection that breaks. A removed node would treat that as an outage and
+        // wait, so its handshake succeeds and its first call returns the reason.
         let revoked = matches!(&peer, Peer::User { name, .. }
             if access_list.serials.contains(&certificate.serial) || access_list.users.contains(name));
         if revoked {

@@ -1,7 +1,8 @@
-//! Asks storage for the data partition, and waits for what comes of it.
+//! The cluster manager's access to the data partition: sends requests to storage, and waits
+//! for their results.
 //!
 //! Invariants:
-//! - A key stays in the channel no longer than storage needs it.
+//! - A key stays in the channel only as long as storage needs it.
 
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -17,7 +18,7 @@ pub(in crate::cluster) struct Disk {
     pub(in crate::cluster) wanted: watch::Sender<Option<Wanted>>,
 }
 
-/// What there is.
+/// The state of the data partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cluster) enum Found {
     /// No data partition; a new one would have this GUID.
@@ -29,7 +30,7 @@ pub(in crate::cluster) enum Found {
 }
 
 impl Disk {
-    /// Waits until storage has looked.
+    /// Waits until storage has examined the disks.
     pub(in crate::cluster) async fn look(&mut self) -> Result<Found, Closed> {
         until(&mut self.status, "storage", |status| match status {
             Status::Starting => None,
@@ -48,7 +49,7 @@ impl Disk {
         self.mounted().await
     }
 
-    /// Whether storage was asked to make the partition, and is not done.
+    /// Whether storage was asked to make the partition, and has not finished.
     pub(in crate::cluster) fn is_being_made(&self) -> bool {
         matches!(&*self.wanted.borrow(), Some(Wanted::Make(_)))
     }
@@ -61,13 +62,13 @@ impl Disk {
         Ok(kind)
     }
 
-    /// Tries a key; says why it was refused, if it was.
+    /// Tries a key; returns why storage rejected it, if it did.
     pub(in crate::cluster) async fn open(
         &mut self,
         key: Key,
         rekey: Option<Passphrase>,
     ) -> Result<Result<Kind, String>, Closed> {
-        // What was refused before is not the answer.
+        // An earlier rejection is not the answer.
         drop(self.status.borrow_and_update());
         self.wanted.send_replace(Some(Wanted::Open { key, rekey }));
         let tried = loop {

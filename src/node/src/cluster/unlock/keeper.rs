@@ -1,5 +1,5 @@
-//! Keeps a share of the cluster's half of the disk's key, for a machine that comes
-//! home alone.
+//! The keepers of a share of the cluster's half of the disk's key, for a machine that joins
+//! without help.
 //!
 //! ```text
 //! keeper    the share is                            a pulled disk  a lost board
@@ -9,14 +9,14 @@
 //! disk      on the ESP, as it is, with a warning    CAN BE READ    does not matter
 //! ```
 //!
-//! The strongest that the machine has keeps it. There are two places for a share:
-//! the one in force, and the one that a change of keys is about to put in force.
+//! The strongest keeper of the machine stores it. A share has two places: the one in force,
+//! and the one that a change of keys is about to put in force.
 //!
 //! Invariants:
 //! - A share is read back before anything depends on it.
-//! - A share is never in two keepers: putting it into one removes it from the other.
+//! - A share is never in two keepers: storing it in one removes it from the other.
 //!
-//! What this module does not do: decide whether a share is kept (`service`).
+//! What this module does not do: decide whether a share is stored (`service`).
 
 use std::path::Path;
 
@@ -34,14 +34,14 @@ use polis_base::sys::efivar::Variable;
 
 const MAGIC: Magic = Magic(*b"polis cs");
 
-/// Who keeps a share.
+/// The keeper of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeper {
     /// The TPM.
     Tpm,
     /// A variable of the firmware.
     Firmware,
-    /// The EFI system partition: whoever has the disk has the share.
+    /// The EFI system partition: a person with the disk has the share.
     Disk,
 }
 
@@ -85,7 +85,7 @@ impl Shares {
         }
     }
 
-    /// Keeps `share`, beside secrets that are hidden like `like`.
+    /// Stores `share`, beside secrets that are sealed like `like`.
     pub(in crate::cluster) fn keep(
         &self,
         slot: Slot,
@@ -122,7 +122,7 @@ impl Shares {
         Ok(keeper)
     }
 
-    /// The share, if there is one.
+    /// The share, if one is stored.
     pub(in crate::cluster) fn fetch(&self, slot: Slot) -> Result<Option<(Half, Keeper)>, Error> {
         let (file, variable) = self.place(slot);
         if let Some(record) = file.read()? {
@@ -154,7 +154,7 @@ impl Shares {
         }
     }
 
-    /// Removes the share, so that nothing of it is left on the ESP.
+    /// Removes the share completely from the ESP and from the firmware.
     pub(in crate::cluster) fn forget(&self, slot: Slot) -> Result<(), Error> {
         let (file, variable) = self.place(slot);
         file.erase()?;
@@ -303,7 +303,7 @@ mod tests {
         ) {
             assert!(from_record(&bare).is_err());
             for protection in [Protection::Plain, Protection::Tpm] {
-                // The checksum is good: whoever writes the disk can compute one.
+                // The checksum is good: an attacker with the disk can compute one.
                 let record = record::write(MAGIC, protection, &payload);
                 if let Ok(share) = from_record(&record) {
                     assert_eq!(share.is_sealed(), protection == Protection::Tpm);

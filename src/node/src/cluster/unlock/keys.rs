@@ -1,4 +1,4 @@
-//! Makes, mixes and hides the keys of a node's disk.
+//! The keys of a node's disk: makes, derives and encrypts them.
 //!
 //! ```text
 //! node unlock key (NUK)     on the ESP, plain or sealed --+
@@ -8,10 +8,10 @@
 //! ```
 //!
 //! Invariants:
-//! - Neither half says anything about the passphrase without the other.
-//! - Nothing here prints a key, and each is wiped with its last copy.
+//! - Neither half reveals anything about the passphrase without the other.
+//! - This module prints no key, and wipes each with its last copy.
 //!
-//! What this module does not do: keep or fetch them (`sealer`, `keeper`).
+//! What this module does not do: store or fetch them (`sealer`, `keeper`).
 
 use std::fmt;
 
@@ -33,7 +33,7 @@ impl Half {
         random().map(Self)
     }
 
-    /// From what was kept; `None` for anything but [`SIZE`] bytes.
+    /// From stored bytes; `None` for anything but [`SIZE`] bytes.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Self> {
         let mut half = Zeroizing::new([0; SIZE]);
@@ -41,7 +41,7 @@ impl Half {
         Some(Self(half))
     }
 
-    /// Its bytes, for whoever keeps it.
+    /// Its bytes, for a keeper.
     #[must_use]
     pub fn bytes(&self) -> &[u8; SIZE] {
         &self.0
@@ -54,7 +54,7 @@ impl fmt::Debug for Half {
     }
 }
 
-/// What only this machine may know.
+/// The secrets of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Secrets {
     /// The node's half of the key of its disk.
@@ -77,7 +77,7 @@ impl Secrets {
     }
 }
 
-/// What opens slot 0 of the data partition with this GUID.
+/// The passphrase of slot 0 of the data partition with this GUID.
 pub(in crate::cluster) fn passphrase(
     node: &Half,
     cluster: &Half,
@@ -86,8 +86,8 @@ pub(in crate::cluster) fn passphrase(
     expand(node, cluster, &format!("polis data {partition}")).map(Passphrase::new)
 }
 
-/// What hides the recovery key in the journal of a bootstrap: who has both halves
-/// opens the disk anyway.
+/// The key that encrypts the recovery key in the journal of a bootstrap: the holder of both
+/// halves can open the disk anyway.
 pub(in crate::cluster) fn journal_key(
     node: &Half,
     cluster: &Half,
@@ -114,12 +114,12 @@ fn expand(node: &Half, cluster: &Half, purpose: &str) -> Result<Zeroizing<[u8; S
     Ok(out)
 }
 
-/// A recovery key that nobody has seen yet.
+/// A new recovery key, not shown to anyone yet.
 pub(in crate::cluster) fn recovery_key() -> Result<RecoveryKey, Error> {
     random().map(RecoveryKey::new)
 }
 
-/// A number that is used once.
+/// A nonce.
 pub(in crate::cluster) fn nonce() -> Result<[u8; 12], Error> {
     let mut nonce = [0; 12];
     SystemRandom::new().fill(&mut nonce).map_err(|_unspecified| Error::Random)?;

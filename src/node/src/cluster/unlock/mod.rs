@@ -1,18 +1,18 @@
-//! Opens the encrypted data partition of a member.
+//! Unlock: opens the encrypted data partition of a member.
 //!
 //! ```text
 //! sealed configuration --sealer--> node's half ----+
 //! keeper -----------------------> cluster's half -+--> slot 0 --> open
 //!     | none                                          | refused, or a half is missing
 //!     v                                               v
-//! automatic and alone: say so                  was a key change under way? --> its halves
+//! automatic and alone: error                    was a key change under way? --> its halves
 //! else wait: for a curator of another                 | no, or refused
 //!   member, or for a recovery key                     v
 //!                               recovery key, if one was given --> slot 1 --> open, new halves
 //! ```
 //!
-//! A recovery key opens, and the halves are made anew, for those that there were
-//! may be lost or known to somebody:
+//! A recovery key opens the disk, and the halves are made anew, because the old ones may be
+//! lost or known to others:
 //!
 //! ```text
 //! share in `Next` -> key change on the ESP -> storage: slot 1 opens, slot 0 changes
@@ -21,20 +21,20 @@
 //!
 //! ```text
 //! keys     the halves of the disk's key                          pure
-//! sealer    secrets, plain or sealed to the TPM
+//! sealer   secrets, plain or sealed to the TPM
 //! keeper   the share for a machine that is alone
-//! disk     what is asked of storage, and what comes of it
+//! disk     the requests to storage, and their results
 //! request  where a recovery key is given over the network
 //! ```
 //!
 //! Invariants:
-//! - Nothing that could still open the disk is removed before the disk was opened
-//!   by what replaces it.
-//! - A power cut between any two steps leaves halves that open slot 0, or the
-//!   recovery key does it again.
-//! - Whatever cannot be opened is left as it is.
+//! - A key that could still open the disk is removed only after its replacement has opened
+//!   the disk.
+//! - A power cut between any two steps leaves halves that open slot 0, or the recovery key
+//!   opens the disk again.
+//! - A partition that cannot be opened is left unchanged.
 //!
-//! What this module does not do: ask a curator for the cluster's half (`join`).
+//! What this module does not do: ask a curator for the cluster's half (`remote_unlock`).
 
 pub(super) mod disk;
 pub mod keeper;
@@ -63,18 +63,18 @@ use polis_wire::pki;
 pub use self::keeper::Keeper;
 pub use self::request::Requests;
 
-/// The keys that the data partition was opened with.
+/// The keys that opened the data partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Keys {
     pub(super) secrets: Guarded<Secrets>,
     /// The public half of the node's join key.
     pub(super) join_key: [u8; 32],
     pub(super) cluster: Half,
-    /// Who keeps a share; nobody if it came from elsewhere.
+    /// The keeper of the share; `None` if the half came from elsewhere.
     pub(super) keeper: Option<Keeper>,
 }
 
-/// What the keys of a disk need.
+/// The inputs of an unlock.
 #[derive(Clone, Debug)]
 pub(super) struct Unlocker {
     pub(super) root: Root,
@@ -84,8 +84,7 @@ pub(super) struct Unlocker {
 }
 
 impl Unlocker {
-    /// Opens the partition without anybody's help. `sealed` is the sealed
-    /// configuration, if it is whole.
+    /// Opens the partition without help. `sealed` is the sealed configuration, if it is whole.
     pub(super) async fn by_itself(
         &mut self,
         sealed: Option<&Sealed>,
@@ -165,8 +164,8 @@ impl Unlocker {
         .await
     }
 
-    /// Opens the partition with its recovery key, and gives it new halves; no keys
-    /// come back where the cluster demands a TPM and there is none to seal to.
+    /// Opens the partition with its recovery key, and gives it new halves; returns no keys
+    /// if the cluster demands a TPM and the machine has none to seal to.
     pub(super) async fn recover(
         &mut self,
         key: RecoveryKey,
@@ -262,7 +261,7 @@ impl Unlocker {
     }
 }
 
-/// The public part of a sealed configuration that is lost, from the open disk.
+/// The public part of a lost sealed configuration, from the open disk.
 fn from_data(root: &Root, kind: Kind) -> Result<Sealed, Error> {
     let credentials = &root.data.node.credentials;
     let der = zeroize::Zeroizing::new(credentials.key.read()?.ok_or(Error::KeyLost)?);

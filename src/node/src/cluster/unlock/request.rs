@@ -1,5 +1,5 @@
-//! Takes the recovery key of the disk from whoever reaches this node over the
-//! network, while the node waits for it.
+//! Unlock requests: takes the recovery key of the disk over the network, while the node
+//! waits for it.
 //!
 //! ```text
 //! Requests::unlock --Request--> the run that waits --Wanted::Open--> storage
@@ -20,7 +20,7 @@ use polis_wire::rpc::Credentials;
 /// People type one key at a time.
 const REQUESTS: usize = 1;
 
-/// Why a recovery key did not open the disk.
+/// The reason why a recovery key did not open the disk.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The node waits for no key: it is home, or not that far, or has given up.
@@ -29,25 +29,25 @@ pub enum Refused {
     /// It is mistyped.
     #[error(transparent)]
     Malformed(#[from] form::Error),
-    /// It is another disk's, or the disk cannot be opened.
+    /// It belongs to another disk, or the disk cannot be opened.
     #[error("the recovery key does not open the disk: {0}")]
     Wrong(String),
 }
 
-/// A key that somebody gave.
+/// A key from a caller.
 pub(crate) struct Request {
     pub(crate) key: RecoveryKey,
     pub(crate) answer: oneshot::Sender<Result<(), Refused>>,
 }
 
-/// What a run publishes while it waits: how to reach it, and how it can show who
-/// it is meanwhile.
+/// What a run publishes while it waits: how to reach it, and how it proves its identity
+/// meanwhile.
 #[derive(Clone, Default)]
 pub struct Open(Option<(mpsc::Sender<Request>, Option<Credentials>)>);
 
 impl Open {
-    /// What this machine serves with while it waits: a certificate that its join
-    /// key has signed, for the cluster's own is on the disk.
+    /// The certificate that this machine serves with while it waits: its join key has
+    /// signed it, because the cluster's own is on the disk.
     #[must_use]
     pub fn credentials(&self) -> Option<&Credentials> {
         self.0.as_ref().and_then(|(_, credentials)| credentials.as_ref())
@@ -60,7 +60,7 @@ impl fmt::Debug for Open {
     }
 }
 
-/// Where a recovery key can be given.
+/// Where a caller gives a recovery key.
 #[derive(Clone, Debug)]
 pub struct Requests(watch::Receiver<Open>);
 
@@ -71,7 +71,7 @@ impl Requests {
         Self(open)
     }
 
-    /// Whether the node waits for a key. Changes are told by the cluster's status.
+    /// Whether the node waits for a key. The cluster's status publishes changes of this.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.0.borrow().0.is_some()

@@ -1,5 +1,5 @@
-//! Hides what only this machine may know: in its TPM where that is wanted and
-//! there, else nowhere.
+//! The sealer: protects the secrets of this machine with its TPM if the policy wants that
+//! and the machine has one, and leaves them plain otherwise.
 //!
 //! ```text
 //! tpm_mode     TPM there           no TPM
@@ -9,12 +9,12 @@
 //! DISABLED     plain               plain
 //! ```
 //!
-//! The policy covers two registers. 7 is the state of Secure Boot and the keys that
-//! it accepts; 12 is what was added to the command line of the kernel from outside.
-//! Both are the same for the next version of the system; those that measure the
-//! system itself (4, 9, 11) are not, and an update would lock its own disk.
+//! The policy covers two registers. 7 is the state of Secure Boot and the keys that it
+//! accepts; 12 is what was added to the command line of the kernel from outside. Both are
+//! the same for the next version of the system; those that measure the system itself (4, 9,
+//! 11) are not, and an update would lock its own disk.
 //!
-//! What this module does not do: say where the result is kept (`sealed`, `keeper`).
+//! What this module does not do: choose where the result is stored (`sealed`, `keeper`).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -34,23 +34,23 @@ use crate::tpm::{self, Blob, Device};
 /// The registers of the policy; see above.
 const PCRS: [u32; 2] = [7, 12];
 
-/// What the secrets of a node are sealed for.
+/// The purpose that the secrets of a node are sealed for.
 const SECRETS: &[u8] = b"polis node secrets";
-/// What a share of the cluster's half is sealed for.
+/// The purpose that a share of the cluster's half is sealed for.
 const SHARE: &[u8] = b"polis cold start share";
 
 /// A driver that is a module comes with the rest of the hardware.
 const DEVICE_WAIT: Duration = Duration::from_secs(5);
-/// A TPM that does not answer is asked so often.
+/// The number of attempts at a TPM that does not answer.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Something secret, as it is kept.
+/// A secret in its stored form.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Guarded<T> {
-    /// As it is.
+    /// Plain.
     Plain(T),
-    /// As the TPM sealed it.
+    /// Sealed by the TPM.
     Tpm(Blob),
 }
 
@@ -68,9 +68,9 @@ impl<T> fmt::Debug for Guarded<T> {
     }
 }
 
-/// What seals.
+/// The interface of a TPM.
 pub trait Tpm: fmt::Debug + Send + Sync {
-    /// Whether there is one.
+    /// Whether the machine has one.
     fn is_there(&self) -> bool;
 
     /// Seals `secret` for `purpose`. Blocks.
@@ -80,7 +80,7 @@ pub trait Tpm: fmt::Debug + Send + Sync {
     /// [`tpm::Error`].
     fn seal(&self, purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error>;
 
-    /// Opens what it sealed for `purpose`. Blocks.
+    /// Opens a secret that it sealed for `purpose`. Blocks.
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ pub trait Tpm: fmt::Debug + Send + Sync {
 /// The machine's own TPM.
 #[derive(Debug)]
 pub struct Machine {
-    /// Where devices are.
+    /// The directory of devices.
     pub dev: PathBuf,
 }
 
@@ -137,7 +137,7 @@ impl Sealer {
         Self { tpm }
     }
 
-    /// Hides the secrets of this node as `mode` demands.
+    /// Seals the secrets of this node as `mode` demands.
     pub(in crate::cluster) fn hide(
         &self,
         mode: TpmMode,
@@ -150,7 +150,7 @@ impl Sealer {
         }
     }
 
-    /// Hides a share beside secrets that are hidden like `like`.
+    /// Seals a share like the secrets in `like`.
     pub(in crate::cluster) fn hide_share(
         &self,
         like: &Guarded<Secrets>,
@@ -237,7 +237,7 @@ pub(in crate::cluster) fn to_fields(
     }
 }
 
-/// What [`to_fields`] made.
+/// Reads the two fields that [`to_fields`] made.
 pub(in crate::cluster) fn from_fields(
     plain: Option<&v1::SealedSecrets>,
     sealed: Option<v1::TpmSealed>,

@@ -1,7 +1,7 @@
 //! Leases, and elections that are held with them.
 //!
-//! Lease numbers are global to etcd, so only the name of an election is
-//! prefixed; the key of a leader comes back absolute and is passed on unchanged.
+//! Lease numbers are global to etcd, so only the name of an election is prefixed; the key
+//! of a leader comes back absolute and is passed on unchanged.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use super::{Client, Error, call};
 
 const KEEP: &str = "keep a lease";
 
-/// Wait before a broken connection is made again.
+/// The delay before a broken connection is made again.
 const KEEP_RETRY: Duration = Duration::from_millis(100);
 
-/// A promise to be alive: what was written under it ends when it is not kept.
+/// A lease: keys written under it are deleted when it is not kept alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
     id: i64,
@@ -23,7 +23,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// etcd's number for it.
+    /// etcd's number for the lease.
     #[must_use]
     pub fn id(&self) -> i64 {
         self.id
@@ -34,7 +34,7 @@ impl Lease {
 #[derive(Clone, Debug)]
 pub struct Leadership(LeaderKey);
 
-/// Equal if they are the same victory.
+/// Equal if they come from the same election win.
 impl PartialEq for Leadership {
     fn eq(&self, other: &Self) -> bool {
         self.lock() == other.lock()
@@ -50,7 +50,7 @@ impl Leadership {
         self.0.rev()
     }
 
-    /// The absolute key that stands for it, and the revision it came to be at.
+    /// The absolute key of the lock, and the revision it came to be at.
     pub(super) fn lock(&self) -> (Vec<u8>, i64) {
         (self.0.key().to_vec(), self.0.rev())
     }
@@ -69,9 +69,9 @@ impl Client {
         Ok(Lease { id: granted.id(), ttl })
     }
 
-    /// Keeps a lease for as long as it is polled; ends when the lease is lost, and
-    /// at the latest when it may be lost: a time to live after the last request
-    /// that was answered. A connection that breaks is made again until then.
+    /// Keeps a lease for as long as it is polled; ends when the lease is lost, and at the
+    /// latest when it may be lost: a time to live after the last request that was answered.
+    /// Until then, it makes a broken connection again.
     pub async fn keep(&self, lease: &Lease) -> Error {
         let mut ends = Instant::now() + lease.ttl;
         loop {
@@ -111,8 +111,8 @@ impl Client {
         }
     }
 
-    /// Ends the lease of this number, whoever took it: for what an earlier run of
-    /// the same owner left behind. A lease that is gone is no error.
+    /// Ends the lease of this number, which any run may have taken: cleans up after an
+    /// earlier run of the same owner. A missing lease is not an error.
     ///
     /// # Errors
     ///
@@ -125,7 +125,7 @@ impl Client {
         }
     }
 
-    /// Gives a lease back: everything written under it goes at once.
+    /// Gives a lease back: every key written under it is deleted at once.
     ///
     /// # Errors
     ///
@@ -148,13 +148,13 @@ impl Client {
     ) -> Result<Leadership, Error> {
         let what = "campaign";
         let mut elections = self.etcd.election_client();
-        // Waits for as long as another one leads: no deadline.
+        // Waits while another candidate leads: no deadline.
         let won = elections.campaign(self.outer(election), value, lease.id).await;
         let mut won = won.map_err(|error| Error::new(what, error))?;
         won.take_leader().map(Leadership).ok_or(Error::Ended { what: "the election" })
     }
 
-    /// What the leader of `election` campaigned with; `None` if nobody leads.
+    /// The value that the leader of `election` campaigned with; `None` without a leader.
     ///
     /// # Errors
     ///

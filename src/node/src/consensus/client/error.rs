@@ -1,42 +1,42 @@
-//! Says why etcd did not do what it was asked.
+//! The errors of calls to etcd.
 
 use super::CALL_MAX;
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody listens, the connection broke, or there is no leader.
+    /// The server is down, the connection broke, or there is no leader.
     #[error("cannot {what}: etcd does not answer")]
     Unreachable {
-        /// What was asked for.
+        /// The call.
         what: &'static str,
-        /// What the transport or etcd says.
+        /// The text of the transport or of etcd.
         source: etcd_client::Error,
     },
     /// The answer did not come in time.
     #[error("cannot {what}: no answer from etcd within {CALL_MAX:?}")]
     Timeout {
-        /// What was asked for.
+        /// The call.
         what: &'static str,
     },
     /// The database has reached its quota; only reads and deletions still work.
     #[error("cannot {what}: the database of etcd is full")]
     Full {
-        /// What was asked for.
+        /// The call.
         what: &'static str,
     },
-    /// etcd understood and refused.
+    /// etcd understood the call and rejected it.
     #[error("cannot {what}: etcd refuses")]
     Refused {
-        /// What was asked for.
+        /// The call.
         what: &'static str,
-        /// What etcd says.
+        /// The text of etcd.
         source: etcd_client::Error,
     },
     /// A stream ended that should not.
     #[error("{what} ended")]
     Ended {
-        /// Which stream.
+        /// The stream.
         what: &'static str,
     },
 }
@@ -76,7 +76,7 @@ impl Error {
         }
     }
 
-    /// Whether etcd says this, for answers that have no code of their own.
+    /// Whether etcd's text contains this, for answers without a code of their own.
     pub(in crate::consensus) fn says(&self, text: &str) -> bool {
         match self {
             Self::Unreachable { source, .. } | Self::Refused { source, .. } => {

@@ -1,4 +1,4 @@
-//! Gives each user of etcd its own part of the keys, and only that.
+//! The client of etcd: gives each user its own part of the keys, and only that.
 //!
 //! `consensus` publishes [`Clients`] while its member serves; a user takes the
 //! client of its namespace and passes parts of it on with [`Client::sub`].
@@ -49,7 +49,7 @@ const CALL_MAX: Duration = Duration::from_secs(5);
 /// A read is repeated for as long as a leader may take to fail and be replaced.
 const READ_MAX: Duration = Duration::from_secs(10);
 
-/// Wait between two attempts at a read: from an eye-blink, doubling.
+/// The delay between two attempts at a read: starts short, and doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
@@ -57,12 +57,12 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// even with values of some kilobytes.
 const PAGE: i64 = 500;
 
-/// Who uses etcd. Closed: a new user is a decision, not a string.
+/// The users of etcd. Closed: a new user is a decision, not a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
     /// The certificates of the etcd peers.
     EtcdPki,
-    /// The curator, and through it everything about nodes.
+    /// The curator, and through it every record about nodes.
     Curator,
 }
 
@@ -135,11 +135,11 @@ impl Clients {
         Ok(Snapshot(call(SNAPSHOT, maintenance.snapshot()).await?))
     }
 
-    /// Asks the member how it is, for whoever wants to know how long that takes.
+    /// Requests the member's status, for callers that measure the latency.
     ///
     /// # Errors
     ///
-    /// When it does not say.
+    /// When the member does not answer.
     pub async fn ping(&self) -> Result<(), Error> {
         let asked = self.etcd.maintenance_client().status().await;
         asked.map(drop).map_err(|error| Error::new("ask for the status", error))
@@ -162,7 +162,7 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// The copy is of no use then, and is begun again.
+    /// The copy is unusable then, and the caller begins another.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         let piece = call(SNAPSHOT, self.0.message()).await?;
         Ok(piece.map(|piece| piece.blob().to_vec()))
@@ -184,7 +184,7 @@ pub struct Kv {
     pub lease: i64,
 }
 
-/// Values are private keys at times: what is shown of them is their length.
+/// Values can be private keys: the output shows only their length.
 impl std::fmt::Debug for Kv {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { key, value, created, modified, lease } = self;
@@ -198,12 +198,12 @@ impl std::fmt::Debug for Kv {
     }
 }
 
-/// What was found below a prefix.
+/// The keys found below a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
     /// In order of their keys.
     pub entries: Vec<Kv>,
-    /// The revision that this was true at.
+    /// The revision of the listing.
     pub revision: i64,
 }
 
@@ -369,7 +369,7 @@ fn prefix_end(prefix: &[u8]) -> Vec<u8> {
             return end;
         }
     }
-    // etcd's word for "to the last key".
+    // etcd's notation for "to the last key".
     vec![0]
 }
 

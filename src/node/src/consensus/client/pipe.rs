@@ -1,4 +1,5 @@
-//! Turns values kept in etcd into event values of this process.
+//! Pipes from etcd to event values: follow the values kept in etcd and publish them in this
+//! process.
 //!
 //! ```text
 //!            list                      changes
@@ -8,9 +9,8 @@
 //! ```
 //!
 //! Invariants:
-//! - Whoever follows a prefix hears of every key that vanished, also of those
-//!   that vanished while the watch was down: listing again is compared with what
-//!   was known.
+//! - A follower of a prefix receives every key that vanished, also those that vanished
+//!   while the watch was down: a new listing is compared with the keys known before.
 //! - The published map is always one that etcd held at one revision.
 
 use std::collections::BTreeMap;
@@ -23,8 +23,8 @@ use tracing::debug;
 
 use super::{Client, Error, Kv, Listing, call, prefix_end};
 
-/// Wait before a broken watch is set up again: etcd may be restarting, and a
-/// restart takes some tenths of a second.
+/// The delay before a broken watch is set up again: etcd may be restarting, and a restart
+/// takes some tenths of a second.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// One difference between two moments.
@@ -32,7 +32,7 @@ const RETRY: Duration = Duration::from_millis(100);
 pub enum Change {
     /// The key has this value now.
     Put(Kv),
-    /// The key is not there any more.
+    /// The key was removed.
     Gone(String),
 }
 
@@ -41,12 +41,12 @@ pub enum Change {
 pub struct Mirror {
     /// By key.
     pub entries: BTreeMap<String, Kv>,
-    /// When this was so.
+    /// The revision of the values.
     pub revision: i64,
 }
 
 impl Mirror {
-    /// Takes over a fresh listing; returns what is different now.
+    /// Applies a fresh listing; returns the differences.
     fn relist(&mut self, listing: Listing) -> Vec<Change> {
         let fresh: BTreeMap<_, _> =
             listing.entries.into_iter().map(|kv| (kv.key.clone(), kv)).collect();
@@ -58,7 +58,7 @@ impl Mirror {
         changes
     }
 
-    /// Takes over what a watch reported; keeps out what is known already.
+    /// Applies the report of a watch; drops changes that are known already.
     fn apply(&mut self, events: Vec<Change>, revision: i64) -> Vec<Change> {
         let mut changes = Vec::new();
         for change in events {
@@ -78,9 +78,9 @@ impl Mirror {
 }
 
 impl Client {
-    /// Follows every key that starts with `prefix`, for as long as it is polled:
-    /// calls `told` with what is known and what is new, first when the first
-    /// listing is there. Dropping it ends the watch.
+    /// Follows every key that starts with `prefix`, for as long as it is polled: calls
+    /// `told` with the known values and the new ones, first after the first listing.
+    /// Dropping it ends the watch.
     pub async fn follow(
         &self,
         prefix: &str,
@@ -91,8 +91,8 @@ impl Client {
         self.follow_range(prefix, from, Some(end), told).await
     }
 
-    /// Publishes the key as an event value, for as long as it is polled: `None`
-    /// until etcd was asked, then what it holds.
+    /// Publishes the key as an event value, for as long as it is polled: `None` until etcd
+    /// was asked, then the key's content.
     pub async fn follow_key(
         &self,
         key: &str,
@@ -140,7 +140,7 @@ impl Client {
         }
     }
 
-    /// One key as a listing, with the revision that its absence was true at.
+    /// One key as a listing, with the revision at which it was absent.
     async fn list_one(&self, key: &str) -> Result<Listing, Error> {
         let what = "read a key";
         let response = self.read(what, || self.fetch(self.outer(key), None)).await?;
@@ -202,7 +202,7 @@ mod tests {
         Kv { key, value: vec![value], created: 1, modified: revision, lease: 0 }
     }
 
-    /// What happens to the store; a watch that is down hears nothing of it.
+    /// A change of the store; a watch that is down does not receive it.
     #[derive(Clone, Debug)]
     enum Step {
         Put(u8, u8),

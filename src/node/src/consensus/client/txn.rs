@@ -1,4 +1,4 @@
-//! Describes transactions: several changes in one step, if several things hold.
+//! Transactions: several changes in one step, if several conditions hold.
 
 use etcd_client::{Compare, CompareOp, TxnOp, TxnOpResponse};
 
@@ -8,15 +8,15 @@ use polis_wire::pki;
 /// Changes that happen together if every guard holds.
 #[derive(Clone, Debug, Default)]
 pub struct Txn {
-    /// What must hold.
+    /// The conditions.
     pub guards: Vec<Guard>,
-    /// What happens if all of it holds.
+    /// The changes if all conditions hold.
     pub then: Vec<Op>,
-    /// What happens if not.
+    /// The changes otherwise.
     pub otherwise: Vec<Op>,
 }
 
-/// Something that must hold.
+/// A condition of a transaction.
 #[derive(Clone, Debug)]
 pub enum Guard {
     /// The key does not exist.
@@ -63,17 +63,17 @@ impl From<pki::Write> for Op {
     }
 }
 
-/// What a transaction did.
+/// The result of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Whether every guard held.
     pub succeeded: bool,
     /// The revision after it: that of the whole of etcd, not of this namespace alone.
     pub revision: i64,
-    /// Whether it wrote anything: to remove what is not there is no write, and makes no
+    /// Whether it wrote anything: the removal of a missing key is not a write, and makes no
     /// revision.
     pub wrote: bool,
-    /// What its reads found.
+    /// The results of its reads.
     pub read: Vec<Option<Kv>>,
 }
 

@@ -1,4 +1,4 @@
-//! `polis.v1.Aaa`: users and their certificates.
+//! The service `polis.v1.Aaa`: users and their certificates.
 
 use polis_proto::v1;
 use polis_proto::v1::aaa_server::Aaa;

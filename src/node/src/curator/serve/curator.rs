@@ -1,4 +1,4 @@
-//! `polis.v1.Curator`: how nodes talk to the control plane.
+//! The service `polis.v1.Curator`: the calls of nodes to the control plane.
 
 use std::net::IpAddr;
 
@@ -16,11 +16,11 @@ use polis_wire::identity::{Identity, NodeId};
 use polis_wire::node_roles::HEARTBEAT;
 use polis_wire::rpc::{Caller, Peer};
 
-/// Machines that may wait for approval: more than anyone reads through, and few
-/// enough to harm nobody.
+/// The number of machines that may wait for approval: more than an operator reads through,
+/// and few enough to do no harm.
 const WAITING_MAX: usize = 1024;
 
-/// The calling node, whose standing `rpc` has looked at.
+/// The calling node, whose access `rpc` has checked.
 fn node<T>(request: &Request<T>) -> Result<NodeId, Status> {
     match Peer::of(request) {
         Peer::Node(id) => Ok(id),
@@ -28,7 +28,7 @@ fn node<T>(request: &Request<T>) -> Result<NodeId, Status> {
     }
 }
 
-/// The key of a machine that is no node of the cluster yet.
+/// The key of a machine that is not a node of the cluster yet.
 fn key<T>(request: &Request<T>) -> Result<[u8; 32], Status> {
     match Peer::of(request) {
         Peer::Key(key) => Ok(key),
@@ -36,14 +36,14 @@ fn key<T>(request: &Request<T>) -> Result<[u8; 32], Status> {
     }
 }
 
-/// Where the call comes from.
+/// The address of the caller.
 fn address<T>(request: &Request<T>) -> Option<IpAddr> {
     let caller = request.extensions().get::<Caller>();
     caller.map(|caller| caller.address.ip().to_canonical())
 }
 
 impl Lead {
-    /// Refuses a machine that asks to be let in, and remembers that.
+    /// Rejects a registering machine, and adds it to the list of rejections.
     fn reject(&self, who: Identity, from: Option<IpAddr>, error: Error) -> Status {
         let decided = error.decided().filter(|_| !error.deposed());
         if let (Some(word), Some(from)) = (decided, from) {
@@ -89,7 +89,7 @@ impl Curator for Handlers {
         let id = node(&request)?;
         let _lead = self.lead()?;
         self.0.heartbeats.heard(id, request.into_inner().consensus);
-        // The next look would say so too, half a second later.
+        // The next check would publish it too, half a second later.
         let back = {
             let directory = self.0.directory.borrow();
             directory.node(id).is_some_and(|known| known.health != v1::NodeHealth::Healthy)
@@ -177,13 +177,13 @@ impl Curator for Handlers {
         let lead = self.lead()?;
         let issue = async {
             let node = lead.store().node(id).await?;
-            // AccessList is looked at in a copy; what is signed is not taken back.
+            // AccessList is checked in a copy; an issued signature cannot be taken back.
             if node.state() != v1::NodeState::Up {
                 return Err(Error::Refused(Refusal::NotUp));
             }
             let identity = nodes::identity(id, &node)?;
             let renewed = lead.store().renew_node_certificate(identity, clock::now()).await?;
-            // Revoked since the record was looked at: it is on its way out.
+            // Revoked since the record was read: the node is being removed.
             renewed.ok_or(Error::Refused(Refusal::NotUp))
         };
         let issued = Box::pin(issue).await.map_err(|error| lead.refuse(error))?;
@@ -209,14 +209,15 @@ impl Curator for Handlers {
         _request: Request<v1::GetConsensusStatusRequest>,
     ) -> Result<Response<v1::ConsensusStatus>, Status> {
         let lead = self.lead()?;
-        // A node that is not in here removes its member: what was seen last will not do.
+        // A node that is not in the answer removes its member: the last known state is not
+        // enough.
         let members = self.0.members.list().await.map_err(|error| lead.refuse(error))?;
         Ok(Response::new(lead.consensus_status(Some(members)).await))
     }
 }
 
 impl Handlers {
-    /// Whether one more machine may wait for approval.
+    /// Whether the limit of pending registrations allows one more machine.
     fn check_room(&self, id: NodeId) -> Result<(), Error> {
         let directory = self.0.directory.borrow();
         let new = directory.nodes().filter(|(_, known)| known.node.state() == v1::NodeState::New);

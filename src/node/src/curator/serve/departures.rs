@@ -1,4 +1,4 @@
-//! Takes nodes out of etcd and out of the cluster, one after the other.
+//! Departures: takes nodes out of etcd and out of the cluster, one after the other.
 //!
 //! ```text
 //! a call ------------------> [may it leave?] --no--> refused, and nothing has changed
@@ -8,19 +8,18 @@
 //!                              role, or all of it, out of the record <----------+
 //! ```
 //!
-//! A call only waits for it: whoever asked may go away. What `leaving` says is done
-//! by whoever leads, for as long as it says so, and a call that comes again joins in.
-//! Where the others cannot go on without the node any more, it is withdrawn, as if it
-//! had been refused, and the log of the leader says so.
+//! A call only waits for the departure: the caller may go away. The current leader carries
+//! out `leaving` for as long as the record has it, and a repeated call waits for the same
+//! departure. If the others cannot go on without the node any more, the departure is
+//! withdrawn, as if it had been refused, and the log of the leader reports it.
 //!
-//! A learner of a node that is not to be a member is taken out, too: a leader that
-//! did not know yet that it leads no more may have added it.
+//! A learner of a node that should not be a member is taken out, too: a leader that did not
+//! know yet that it no longer leads may have added it.
 //!
 //! Invariants:
-//! - Nothing is taken out of etcd before its record says that it leaves.
-//! - One change of the members at a time: nobody enters by a role that is being
-//!   taken away.
-//! - A leader does not remove its own member: it steps down, and the next does.
+//! - A node is taken out of etcd only after its record has `leaving`.
+//! - One change of the members at a time: no node enters by a role that is being taken away.
+//! - A leader does not remove its own member: it steps down, and the next leader does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,16 +44,16 @@ use polis_wire::identity::NodeId;
 use polis_wire::node_roles::is_consensus_member;
 use polis_wire::pki::Reason;
 
-/// Calls that may wait for one another.
+/// The number of calls that may wait for one another.
 const WAITING_MAX: usize = 16;
 
-/// Between two attempts at what a call or a leader has begun.
+/// The delay between two attempts at what a call or a leader has begun.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// A curator that is to leave and leads once more leads for so long first.
+/// How long a curator that should leave and leads once more leads first.
 const TERM_MIN: Duration = Duration::from_secs(10);
 
-/// What a call asks for.
+/// The content of a request.
 #[derive(Debug)]
 pub struct Asked {
     node: NodeId,
@@ -62,7 +61,7 @@ pub struct Asked {
     answer: oneshot::Sender<Result<(), Status>>,
 }
 
-/// The way to have a node taken out. Cheap to clone.
+/// The handle to request a departure. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Departures(mpsc::Sender<Asked>);
 
@@ -90,16 +89,16 @@ impl Departures {
     }
 }
 
-/// Does what is asked, and what an earlier leader has left. Cloned into every run.
+/// Carries out requests, and what an earlier leader has left. Cloned into every run.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What it works with.
+    /// The parts that handlers share.
     pub handlers: Handlers,
-    /// What calls ask for.
+    /// The requests of calls.
     pub queue: Queue,
     /// Whether this curator leads.
     pub leadership: watch::Receiver<Leadership>,
-    /// Who leaves.
+    /// The nodes that leave.
     pub directory: watch::Receiver<Directory>,
     /// The members of etcd.
     pub consensus: watch::Receiver<consensus::Status>,
@@ -126,10 +125,10 @@ impl Service {
                 // Cancel-safe, all of them: they wait for values or for the time.
                 asked = queue.recv() => {
                     let asked = asked.ok_or(Closed("the curator"))?;
-                    // Whoever is gone before it began may want something else by now.
+                    // A caller that left before it began may have changed its mind by now.
                     if !asked.answer.is_closed() {
                         let done = self.take_out(asked.node, asked.departure).await;
-                        // Nobody waits for it any more, and it is done all the same.
+                        // The caller does not wait for it any more, and it is done all the same.
                         let _unheard = asked.answer.send(done);
                     }
                 }
@@ -138,8 +137,8 @@ impl Service {
         }
     }
 
-    /// Goes on with every departure that was begun, and takes out learners that are
-    /// nobody's. Says whether there is something left to try again.
+    /// Continues every departure that was begun, and takes out learners without a node that
+    /// wants them. Returns whether an attempt has to be repeated.
     async fn clear_up(&mut self) -> bool {
         if self.leadership.borrow_and_update().term.is_none() {
             return false;
@@ -168,7 +167,7 @@ impl Service {
         let lead = self.handlers.lead()?;
         let _changing = self.handlers.0.changing.lock().await;
         let node = lead.store().node(id).await.map_err(|error| lead.refuse(error))?;
-        // What goes further contains the other.
+        // The departure that goes further contains the other.
         let departure = match node.leaving {
             Some(begun) if begun.then > departure.then => begun,
             _ => departure,
@@ -176,7 +175,7 @@ impl Service {
         lead.take_out(id, &node, departure).await
     }
 
-    /// Goes on with what a record says, if it still does.
+    /// Continues the departure in a record, if the record still has it.
     async fn go_on(&self, id: NodeId) -> Result<(), Status> {
         let lead = self.handlers.lead()?;
         let _changing = self.handlers.0.changing.lock().await;
@@ -186,19 +185,19 @@ impl Service {
         };
         let Some(departure) = node.leaving else { return Ok(()) };
         if id == self.handlers.0.node && lead.term.since.elapsed() < TERM_MIN {
-            // Nobody else would lead where it steps down again and again.
+            // Where it steps down again and again, no other curator would lead.
             return Err(Status::unavailable("this curator has only just begun to lead"));
         }
         info!(node = %id, "going on with taking a node out");
         lead.take_out(id, &node, departure).await
     }
 
-    /// Takes learners out that no node with the role has asked for.
+    /// Takes learners out whose node does not have the role.
     async fn sweep(&self) -> Result<(), Status> {
         let lead = self.handlers.lead()?;
         let parts = &self.handlers.0;
-        // Whoever enters has the role in the records before it is added, and both
-        // happens under this lock.
+        // An entering node has the role in the records before its member is added, and both
+        // happen under this lock.
         let _changing = parts.changing.lock().await;
         let directory = lead.current().await?;
         let strangers: Vec<Member> = {
@@ -226,8 +225,8 @@ impl Service {
 }
 
 impl Lead {
-    /// Takes `node` out of etcd, if it is in there, and then what `departure` says out
-    /// of its record. While the members are held.
+    /// Takes `node` out of etcd, if it is in there, and then what `departure` names out of
+    /// its record. The caller holds the lock of the members.
     async fn take_out(
         &self,
         id: NodeId,
@@ -239,7 +238,7 @@ impl Lead {
         let leaving = match parts.members.may_leave(id, &parts.peer(id, node)).await {
             Err(error @ consensus::MembersError::Refused(_)) => {
                 if let Some(begun) = node.leaving {
-                    // Whoever asked may be gone: this line is all that tells of it.
+                    // The caller may be gone: this line is the only report of it.
                     warn!(
                         node = %id,
                         error = &error as &dyn std::error::Error,
@@ -254,7 +253,7 @@ impl Lead {
         };
         if node.leaving != Some(departure) {
             if departure.then() == Then::Roles {
-                // What the record refuses must not begin.
+                // A departure that the record refuses must not begin.
                 let (add, remove) = changes(departure);
                 let tried = state::step(Some(node.clone()), Request::Roles { add, remove });
                 tried.map_err(|refused| self.refuse(refused))?;
@@ -272,7 +271,7 @@ impl Lead {
         self.strike(id, departure).await.map_err(refuse)
     }
 
-    /// Takes what `departure` says out of the record of a node.
+    /// Takes what `departure` names out of the record of a node.
     async fn strike(&self, id: NodeId, departure: v1::Departure) -> Result<(), Error> {
         let (store, name) = (self.store(), id.to_string());
         let revoke = || store.revoke(&name, Reason::Left, clock::now());
@@ -280,14 +279,14 @@ impl Lead {
             Then::Roles | Then::Unspecified => {
                 let (add, remove) = changes(departure);
                 let changed = store.change(id, Request::Roles { add, remove }).await;
-                // It is out of etcd, whatever becomes of the rest.
+                // The node is out of etcd, whatever becomes of the rest.
                 if matches!(changed, Ok(_) | Err(Error::Refused(_))) {
                     store.change(id, Request::Stay).await?;
                 }
                 changed?;
             }
             Then::Decommission => {
-                // From here on nothing is signed for it any more.
+                // From here on the CA signs nothing for it any more.
                 store.change(id, Request::Decommission).await?;
                 revoke().await?;
                 store.change(id, Request::Stay).await?;
@@ -297,8 +296,8 @@ impl Lead {
                 if store.node(id).await?.state() == v1::NodeState::Up {
                     store.change(id, Request::Decommission).await?;
                 }
-                // A record that is there can be deleted again; one that is not could
-                // not be found to revoke what it had.
+                // A record that still exists can be deleted again; without a record, its
+                // certificates could not be found and revoked.
                 revoke().await?;
                 store.change(id, Request::Delete { force: false }).await?;
                 info!(node = %id, "a node was deleted");
@@ -308,8 +307,8 @@ impl Lead {
     }
 }
 
-/// Waits for something new, or where an attempt has `failed`, for the time of the next.
-/// An attempt writes, which is news itself, and ten of them in a second help nobody.
+/// Waits for news, or after a `failed` attempt, for the time of the next. An attempt
+/// writes, which is news itself, and ten of them in a second help nothing.
 async fn news(
     leadership: &mut watch::Receiver<Leadership>,
     directory: &mut watch::Receiver<Directory>,
@@ -334,7 +333,7 @@ fn changes(departure: v1::Departure) -> (v1::NodeRoles, v1::NodeRoles) {
     (departure.add.unwrap_or_default(), departure.remove.unwrap_or_default())
 }
 
-/// What `departure` was to do, for people.
+/// The purpose of `departure`, for people.
 fn withdrawn(departure: v1::Departure) -> &'static str {
     match departure.then() {
         Then::Roles | Then::Unspecified => "taking a node out of etcd",
@@ -365,7 +364,7 @@ mod tests {
         looked.send_modify(|_same| ());
         assert_eq!(waited(true).await, RETRY);
         assert_eq!(waited(false).await, Duration::ZERO);
-        // That another leads now is no matter of patience.
+        // A change of leader is not a matter of patience.
         told.send_modify(|_same| ());
         assert_eq!(waited(true).await, Duration::ZERO);
     }

@@ -1,4 +1,4 @@
-//! `polis.v1.CuratorLocal`: what every curator answers, leader or not.
+//! The service `polis.v1.CuratorLocal`: the answers of every curator, leader or not.
 
 use polis_proto::v1;
 use polis_proto::v1::curator_local_server::CuratorLocal;
@@ -42,8 +42,8 @@ impl CuratorLocal for Handlers {
     }
 }
 
-/// Who leads. That this curator does, it says only while it would serve: whoever heard
-/// so from one that does not would ask nobody else.
+/// The leader. This curator names itself only while it would serve: a caller that received
+/// its name from a curator that does not serve would ask no other.
 fn answer(leadership: &Leadership, this_id: &str) -> v1::GetCurrentLeaderResponse {
     let leader = leadership
         .leader

@@ -1,4 +1,4 @@
-//! `polis.v1.Management`: what operators do with a cluster.
+//! The service `polis.v1.Management`: the calls of operators.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -59,7 +59,7 @@ impl Management for Handlers {
         let mut counts = [0_u32; 5];
         for (id, known) in directory.nodes() {
             counts[usize::try_from(known.node.state).unwrap_or_default().min(4)] += 1;
-            // Until it has told its address itself, it is where it was elected.
+            // Until it has reported its address itself, the one of its election is used.
             let own = leader.filter(|leader| leader.node == id);
             nodes.extend(member(id, known, own.and_then(|leader| leader.address)));
         }
@@ -253,7 +253,7 @@ impl Management for Handlers {
 }
 
 impl Lead {
-    /// The record of a node that must be there.
+    /// The record of a node that must exist.
     async fn exists(&self, id: NodeId) -> Result<v1::Node, Status> {
         self.store().node(id).await.map_err(|error| self.refuse(error))
     }
@@ -263,7 +263,7 @@ fn departure(then: Then) -> v1::Departure {
     v1::Departure { then: then.into(), ..Default::default() }
 }
 
-/// A node that runs a curator, as the directory of the cluster has it.
+/// A node that runs a curator, in the form of the cluster's directory.
 fn member(
     id: NodeId,
     known: &Known,

@@ -1,4 +1,4 @@
-//! Changes and shows the members of etcd, as the records of nodes say.
+//! The members of etcd: changes and shows them, according to the records of nodes.
 //!
 //! ```text
 //! in:   role in the record -> address in the record -> certificate, learner (-> voter)
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Invariants:
-//! - Nobody starts a member whose role was gone by the time that it was added.
+//! - A node does not start a member if its role was gone by the time that the member was added.
 //!
 //! What this module does not do: the way out (`departures`).
 
@@ -34,7 +34,7 @@ impl Lead {
         let node = self.store().node(id).await?;
         nodes::may_enter_etcd(&node)?;
         let identity = nodes::identity(id, &node)?;
-        // The others must know the way before etcd sends them there.
+        // The other members must know the address before etcd sends them there.
         let mut status = node.status.unwrap_or_default();
         if status.external_address != address.to_string() {
             status.external_address = address.to_string();
@@ -42,9 +42,9 @@ impl Lead {
         }
         let peer = (parts.naming)(id, address);
         let invitation = parts.members.add(&identity, &peer).await?;
-        // That may have taken long, and etcd does not ask who leads: what was added
-        // for a leader that is none any more gets no further than this, and the next
-        // one finds it.
+        // That may have taken long, and etcd does not ask which curator leads: a member that
+        // was added for a deposed leader gets no further than this, and the next leader finds
+        // it.
         self.store().confirm_role(id).await?;
         let member = |member: &Member| v1::join_consensus_response::Peer {
             node_id: match member.is_of(id, &peer) {
@@ -61,7 +61,7 @@ impl Lead {
         })
     }
 
-    /// etcd, as the member beside this curator sees it, with these `members` if some
+    /// The status of etcd from the member beside this curator, with these `members` if
     /// newer ones are known.
     pub(super) async fn consensus_status(
         &self,

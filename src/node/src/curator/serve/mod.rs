@@ -1,19 +1,19 @@
-//! Answers the calls of nodes and people, one file for each service of the API.
+//! The handlers of the API: answer the calls of nodes and people, one file for each service.
 //!
-//! `rpc` lets calls in and says who makes them; here they are turned into changes
-//! of records and into copies of them.
+//! `rpc` admits calls and identifies their callers; the handlers turn them into changes of
+//! records and into copies of them.
 //!
 //! ```text
-//! call --> does this curator lead? --no--> UNAVAILABLE, and who does
+//! call --> does this curator lead? --no--> UNAVAILABLE, and the name of the leader
 //!               | yes
 //!               +-- change: store, under the lock of the term
 //!               +-- question: directory, once it holds all that was written before
 //! ```
 //!
 //! Invariants:
-//! - What a caller was told to be done, it sees done in the next answer.
+//! - A caller sees the result of an acknowledged change in its next answer.
 //! - A stream of a leader ends when its term does.
-//! - Whatever changes the members of etcd does so one at a time.
+//! - Changes of the members of etcd happen one at a time.
 
 mod aaa;
 mod curator;
@@ -50,16 +50,16 @@ use polis_runtime::event::until;
 use polis_wire::identity::NodeId;
 use polis_wire::rpc::{self, Credentials};
 
-/// The copy follows etcd by milliseconds; one that needs longer is cut off.
+/// The copy follows etcd by milliseconds; a stream whose copy needs longer is cut off.
 const COPY_MAX: Duration = Duration::from_secs(3);
 
-/// What a streaming call answers with.
+/// The answer of a streaming call.
 type Stream<T> = Pin<Box<dyn futures::Stream<Item = Result<T, Status>> + Send>>;
 
-/// Tells where a member of etcd is reached, from its node and its address.
+/// Computes the address of a member of etcd from its node and its address.
 pub type Naming = fn(NodeId, std::net::IpAddr) -> Peer;
 
-/// What the handlers work with. Cheap to clone.
+/// The shared parts of the handlers. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Handlers(Arc<Parts>);
 
@@ -68,33 +68,33 @@ pub struct Handlers(Arc<Parts>);
 pub struct Parts {
     /// This node.
     pub node: NodeId,
-    /// With what it serves, the cluster's CA among it.
+    /// The credentials that it serves with, the cluster's CA among them.
     pub credentials: watch::Receiver<Option<Credentials>>,
-    /// Who leads.
+    /// The leader.
     pub leadership: watch::Receiver<Leadership>,
     /// The copy of the records.
     pub directory: watch::Sender<Directory>,
-    /// Who was heard.
+    /// The received heartbeats.
     pub heartbeats: Heartbeats,
-    /// Which machines were not let in.
+    /// The machines whose registration was rejected.
     pub refusals: Refusals,
     /// The member of etcd beside this curator.
     pub consensus: watch::Receiver<consensus::Status>,
     /// The way to change the members of etcd.
     pub members: Members,
-    /// Where new members are reached.
+    /// The address of new members.
     pub naming: Naming,
     /// Held while the members of etcd change.
     pub changing: Mutex<()>,
-    /// Takes nodes out.
+    /// The lock of the members of etcd: held while they change.
     pub departures: Departures,
 }
 
 impl Parts {
-    /// Where the member of a node is reached, or would be.
+    /// The address of a node's member, existing or future.
     fn peer(&self, id: NodeId, node: &polis_proto::v1::Node) -> Peer {
-        // Whatever entered etcd has told its address before, and where the place is a
-        // name, the address does not matter.
+        // Every member of etcd has reported its address before, and if the place is a name, the
+        // address does not matter.
         let address = node.status.as_ref().and_then(|status| status.external_address.parse().ok());
         (self.naming)(id, address.unwrap_or(Ipv4Addr::UNSPECIFIED.into()))
     }
@@ -150,7 +150,7 @@ impl Handlers {
     /// The answer of a curator that does not lead.
     fn not_leader(&self) -> Status {
         let leader = self.0.leadership.borrow().leader.clone();
-        // Its own lock may still be there, right after it was given up.
+        // Its own lock may still exist, right after it was given up.
         let leader = leader.filter(|leader| leader.node != self.0.node);
         rpc::not_leader(leader.map(|leader| {
             let address = leader.address.map(|address| SocketAddr::new(address, leader.port));
@@ -166,7 +166,7 @@ struct Lead {
 }
 
 impl Lead {
-    /// The way to change records.
+    /// The write access to records.
     fn store(&self) -> &Store<Fenced> {
         &self.term.store
     }
@@ -192,7 +192,7 @@ impl Lead {
         }
     }
 
-    /// What callers may know of a node, as it is now.
+    /// The public view of a node, as it is now.
     async fn info(&self, id: NodeId) -> Result<polis_proto::v1::NodeInfo, Status> {
         let directory = self.current().await?;
         let directory = directory.borrow();
@@ -208,7 +208,7 @@ fn seconds() -> i64 {
     i64::try_from(since.unwrap_or_default().as_secs()).unwrap_or(i64::MAX)
 }
 
-/// The refusal of a caller whom the access table should not have let in.
+/// The rejection of a caller that the access table should not have admitted.
 fn stranger() -> Status {
     Status::permission_denied("this call is not for this kind of caller")
 }

@@ -1,4 +1,4 @@
-//! Streams what changes in the directory to one watcher.
+//! The stream of one watcher: sends the changes of the directory.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ struct Watcher {
     term: Term,
     only: Option<NodeId>,
     seen: Seen,
-    /// Whether everything that was there at the start has been sent.
+    /// Whether every node that existed at the start has been sent.
     current: bool,
     /// The CRL that was sent last.
     crl: Arc<Vec<u8>>,
@@ -49,7 +49,7 @@ pub(super) async fn watch(
         let mut watcher = watcher?;
         match watcher.next().await {
             Ok(event) => Some((Ok(event), Some(watcher))),
-            // The last word.
+            // The last message.
             Err(status) => Some((Err(status), None)),
         }
     });

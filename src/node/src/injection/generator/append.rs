@@ -1,4 +1,5 @@
-//! Writes a history that can be checked: a key of its own for each number.
+//! The `append` exercise: writes a history that can be checked, with a key of its own
+//! for each number.
 //!
 //! ```text
 //! list all writers' keys --> tell --> n = own last + 1
@@ -7,12 +8,12 @@
 //!             +---+ no answer: it may have happened, so the same n again
 //! ```
 //!
-//! A number is created once or not at all: the transaction demands that its key
-//! is absent, and where it finds the key, an earlier attempt without an answer
-//! made it. What is told then is the revision at which the key came to be.
+//! A number is created once or not at all: the transaction demands that its key is
+//! absent, and where it finds the key, an earlier attempt without an answer made it.
+//! The line then reports the revision at which the key was created.
 //!
-//! Every node of a cluster may do this at the same time, each with its own keys.
-//! What each has told, and what each boot finds, is for a story to compare.
+//! Every node of a cluster may do this at the same time, each with its own keys. A
+//! story compares the lines of each node with the keys that each boot finds.
 
 use std::fmt::Write as _;
 
@@ -29,7 +30,7 @@ use std::time::Duration;
 /// Between two numbers: several nodes write, and each line is also kept by a story.
 const PACE: Duration = Duration::from_millis(100);
 
-/// Numbers in a line of what was found.
+/// Numbers in a line of a boot's findings.
 const LINE: usize = 40;
 
 /// The key of a number. Padded, so that keys are in the order of their numbers.
@@ -47,7 +48,7 @@ fn line() -> EventLine {
     EventLine::new("exercise").field("name", Generator::Append.name())
 }
 
-/// Tells what is there, then writes until the end.
+/// Reports the existing keys, then writes until the end.
 pub(super) async fn run(mut service: Service, ctx: &Context) -> Result<(), Closed> {
     let writer = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let mut number = loop {
@@ -56,7 +57,7 @@ pub(super) async fn run(mut service: Service, ctx: &Context) -> Result<(), Close
                 let found = lines(&listing.entries);
                 for line in found {
                     ctx.lines().event(line.field("as_of", listing.revision));
-                    // The serial line is shared with whoever has something to say.
+                    // Other code writes to the serial line too.
                     sleep(Duration::from_millis(5)).await;
                 }
                 let count = listing.entries.len();
@@ -90,7 +91,8 @@ pub(super) async fn run(mut service: Service, ctx: &Context) -> Result<(), Close
     }
 }
 
-/// Creates a key, unless an earlier attempt has; the revision at which it came to be.
+/// Creates a key, unless an earlier attempt has; returns the revision at which it was
+/// created.
 async fn create(etcd: &Client, key: &str) -> Result<i64, crate::consensus::client::Error> {
     let txn = Txn {
         guards: vec![Guard::Absent(key.to_owned())],
@@ -107,8 +109,8 @@ fn last(entries: &[Kv], writer: &str) -> u64 {
     numbers.filter(|(of, _)| *of == writer).map(|(_, number)| number).max().unwrap_or(0)
 }
 
-/// What is there: of each writer, each number and the revision at which it came to
-/// be, in the order of the keys.
+/// The existing keys: of each writer, each number and the revision at which it was
+/// created, in the order of the keys.
 fn lines(entries: &[Kv]) -> Vec<EventLine> {
     let mut lines = Vec::new();
     let keys: Vec<(&str, u64, i64)> = entries

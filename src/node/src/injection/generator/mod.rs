@@ -1,7 +1,7 @@
 //! The workload generator: load for stories and measurements, mostly on the data partition.
 //!
-//! `polis.exercise=NAME` on the kernel command line selects it, as for `fault`. What happens is told in lines `POLIS exercise name=NAME ...`.
-//! It begins once the node is ready.
+//! `polis.exercise=NAME` on the kernel command line selects it, as for `fault`. It reports the
+//! events in lines `POLIS exercise name=NAME ...`. It begins once the node is ready.
 //!
 //! | name | what happens | keys of its lines |
 //! |---|---|---|
@@ -11,7 +11,7 @@
 //! | `wal` | records are written and flushed as etcd does it, and timed | `p50 p99 mean` in microseconds |
 //! | `flood` | this process is measured at rest, then under 10,000 log lines a second | `phase cpu node`, see `flood` |
 //!
-//! The values that `count` writes carry [`PLAINTEXT`], for who searches the disk.
+//! The values that `count` writes carry [`PLAINTEXT`], for a search of the disk.
 
 mod append;
 
@@ -33,7 +33,7 @@ use polis_base::sys::command_line;
 use polis_runtime::event::{self, Closed};
 use polis_runtime::supervisor::Context;
 
-/// What the counted values begin with.
+/// The start of the counted values.
 pub const PLAINTEXT: &str = "polis-exercise-known-plaintext";
 
 /// Between two numbers: the serial line has to carry each.
@@ -51,7 +51,7 @@ const RECORDS: u64 = 400;
 /// Those before them are not: the first flushes find everything cold.
 const WARM: u64 = 50;
 
-/// What to do.
+/// The exercises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Generator {
     /// Count in etcd.
@@ -75,7 +75,7 @@ impl Generator {
         ("flood", Self::Flood),
     ];
 
-    /// What the command line of this boot asks for, if anything.
+    /// The exercise that the command line of this boot asks for, if any.
     #[must_use]
     pub fn of_this_boot() -> Option<Self> {
         let line = command_line::read().unwrap_or_default();
@@ -100,7 +100,7 @@ impl Generator {
 /// The service that does it.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What to do.
+    /// The exercise to do.
     pub generator: Generator,
     /// Whether the node is ready.
     pub ready: watch::Receiver<bool>,
@@ -113,7 +113,7 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// [`Closed`] when nobody can say any more how the node does.
+    /// [`Closed`] when the owner of the node's state is gone.
     pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         let ready = event::until(&mut self.ready, "ready", |ready| ready.then_some(()));
         let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
@@ -231,12 +231,12 @@ fn number(value: &[u8]) -> Option<u64> {
     std::str::from_utf8(value).ok()?.strip_prefix(PLAINTEXT)?.trim().parse().ok()
 }
 
-/// Takes all space that there is; says how much that was. Blocks.
+/// Takes all free space; returns how much that was. Blocks.
 fn fill(path: &PathBuf) -> io::Result<u64> {
     let mut file = File::create(path)?;
     let block = vec![0x5a; 1 << 20];
     let mut bytes = 0;
-    // The last bytes, too: what a smaller write finds is taken as well.
+    // The last bytes, too: space that a smaller write finds is taken as well.
     for size in [block.len(), 4096, 512] {
         loop {
             match file.write_all(&block[..size]).and_then(|()| file.sync_data()) {

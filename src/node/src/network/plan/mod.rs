@@ -1,7 +1,7 @@
 //! Decides what links, addresses and routes the machine should have.
 //!
-//! This module only computes: what the kernel has, what the parameters say and
-//! what DHCP gave go in, what should be comes out, and then the difference.
+//! This module only computes: the state of the kernel, the parameters and the leases of
+//! DHCP go in; the wanted state comes out, and then the difference.
 //!
 //! ```text
 //! no interface configured:  every link up; all with carrier ask DHCP; the first lease
@@ -22,7 +22,7 @@ use std::time::Duration;
 use super::lease::Lease;
 use crate::parameters::{self, Cidr, Mac, Match};
 
-/// What the kernel has.
+/// The state of the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Observed {
     /// By index.
@@ -50,7 +50,7 @@ pub(super) enum Kind {
     Ethernet,
 }
 
-/// Who asked for a route; the kernel remembers it.
+/// The origin of a route; the kernel remembers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Origin {
     Parameters,
@@ -65,16 +65,16 @@ pub(super) struct Route {
     pub(super) gateway: Option<IpAddr>,
     pub(super) metric: u32,
     pub(super) origin: Origin,
-    /// The gateway is on the wire although no address of the link says so.
+    /// The gateway is on the wire, although the link has no address in its network.
     pub(super) on_link: bool,
 }
 
-/// What should be.
+/// The wanted state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     up: BTreeSet<u32>,
     mtu: BTreeMap<u32, u32>,
-    /// With what is left of their lifetime; `None` is for ever.
+    /// With the rest of their lifetime; `None` is forever.
     addresses: BTreeMap<(u32, Cidr), Option<Duration>>,
     routes: BTreeSet<Route>,
     /// Links that ask DHCP.
@@ -86,7 +86,7 @@ pub(super) struct Wanted {
     pub(super) ntp_servers: Vec<String>,
 }
 
-/// One step from what is to what should be.
+/// One step from the present to the wanted state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Action {
     Up(u32),
@@ -164,7 +164,7 @@ pub(super) fn wanted(
 }
 
 impl Wanted {
-    /// Adds what the parameters say of a link.
+    /// Adds the parameters of a link.
     fn configure(&mut self, link: u32, interface: &parameters::Interface) {
         if let Some(mtu) = interface.mtu {
             self.mtu.insert(link, mtu);
@@ -234,7 +234,7 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
-/// Whether addresses that nobody wants are taken away.
+/// Whether addresses that the plan does not want are taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Former {
     /// They may be of a former run, whose lease this run is about to get again.
@@ -283,7 +283,7 @@ pub(super) fn actions(
     actions
 }
 
-/// What the node's address waits for and what would help; `None` once it is there.
+/// What the node's address waits for and what would help; `None` once the node has one.
 pub(super) fn waiting(
     observed: &Observed,
     config: Option<&parameters::Network>,

@@ -61,7 +61,7 @@ fn network(interfaces: Vec<parameters::Interface>) -> parameters::Network {
     parameters::Network { interfaces, ..parameters::Network::default() }
 }
 
-/// What the kernel would have after `actions`.
+/// The state of the kernel after `actions`.
 fn after(mut observed: Observed, actions: &[Action]) -> Observed {
     for action in actions {
         match action {

@@ -1,8 +1,8 @@
-//! Keeps the log tree on the data partition, by boot, within a bound of bytes.
+//! The log ring: the log tree on the data partition, by boot, within a bound of bytes.
 //!
-//! [`service`] copies what the tree takes in, from the first line of the boot on,
-//! as soon as there is a place for it. Whoever wants to know what happened in an
-//! earlier boot takes the [`Ring`] from [`Status`] and reads.
+//! [`service`] copies the entries of the tree, from the first line of the boot on, as
+//! soon as the data partition is open. A reader of an earlier boot takes the [`Ring`]
+//! from [`Status`].
 //!
 //! ```text
 //! tree --reader--> [service] --batches--> boot 7: 0.log 1.log 2.log   a segment is 1 MiB
@@ -11,17 +11,17 @@
 //! ```
 //!
 //! A segment is a file of lines ([`record`]), each with a checksum. Every opening
-//! begins a new segment, so the only line that a power cut can tear is the last of
-//! one; it is skipped, like any line that is not whole.
+//! begins a new segment, so a power cut can only tear the last line of a segment; it is
+//! skipped, like any damaged line.
 //!
 //! Invariants:
-//! - A writer of the tree never waits for the disk: what a slow disk cannot take is
-//!   counted, and the count is written in its place.
+//! - A writer of the tree never waits for the disk: entries that a slow disk cannot
+//!   take are counted, and the count is written in their place.
 //! - All segments together stay within the bound, and boots within [`BOOTS_MAX`].
-//! - A boot that talks much drives out its own middle before any older boot:
-//!   half of the room is the others' ([`plan`]).
+//! - A boot that logs much drives out its own middle before any older boot: half of the
+//!   room belongs to the other boots ([`plan`]).
 //!
-//! What this module does not do: know where the data partition is (`root` does).
+//! What this module does not do: find the data partition (`root` does).
 
 mod past;
 mod plan;
@@ -50,10 +50,10 @@ pub const SEGMENT_MAX: u64 = 1 << 20;
 pub const BYTES_MAX: u64 = 64 << 20;
 /// Boots that are kept, with this one.
 pub const BOOTS_MAX: usize = 16;
-/// The part of a partition that logs may take, as a divisor: a small one is for
-/// the data of the cluster.
+/// The part of a partition that logs may take, as a divisor: a small partition is
+/// reserved for the data of the cluster.
 const SHARE: u64 = 32;
-/// A ring below this would lose a boot while it is written.
+/// A smaller ring would lose a boot while it is written.
 const BYTES_MIN: u64 = 8 * SEGMENT_MAX;
 
 /// The bound for a partition of `size` bytes.
@@ -62,17 +62,17 @@ pub fn bytes_max(size: u64) -> u64 {
     (size / SHARE).clamp(BYTES_MIN, BYTES_MAX)
 }
 
-/// What everyone else may know.
+/// The state of the ring, for other services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// The ring, once there is a place for it.
+    /// The ring, once its directory exists.
     pub ring: Option<Ring>,
     /// Bytes of all segments.
     pub bytes: u64,
-    /// Entries of this boot that are not in it, since the disk was too slow or
-    /// refused them.
+    /// Entries of this boot that are missing from it, because the disk was too slow or
+    /// rejected them.
     pub lost: u64,
-    /// Why nothing is written at the moment.
+    /// Why writing fails at the moment.
     pub error: Option<String>,
 }
 
@@ -89,30 +89,30 @@ pub struct Boot {
     pub image: String,
     /// Seconds from the start of the kernel to the last entry.
     pub last: Duration,
-    /// What it takes on the disk.
+    /// Its size on the disk.
     pub bytes: u64,
 }
 
-/// Why the past cannot be read.
+/// Why an earlier boot cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The boot is not there any more, or never was.
+    /// The boot was dropped, or never existed.
     #[error("there is no log of boot {asked}: this node keeps {kept} boots, from 0 (now) back")]
     NoSuchBoot {
-        /// Which was asked for.
+        /// The requested boot.
         asked: i32,
-        /// How many there are.
+        /// How many boots are kept.
         kept: usize,
     },
-    /// The disk.
+    /// The disk failed.
     #[error("cannot read the logs in {dir}")]
     Disk {
-        /// Where they are.
+        /// The directory of the logs.
         dir: PathBuf,
         /// What the kernel said.
         source: io::Error,
     },
-    /// The thread that read is gone.
+    /// The thread that read has panicked.
     #[error("the thread that read the logs panicked")]
     Lost,
 }
@@ -140,7 +140,7 @@ impl Ring {
     ///
     /// # Errors
     ///
-    /// [`Error`] if the disk does not say.
+    /// [`Error`] if the disk cannot be read.
     pub async fn boots(&self) -> Result<Vec<Boot>, Error> {
         let ring = self.clone();
         attempt(move || {
@@ -156,18 +156,18 @@ impl Ring {
         .map_err(|source| self.disk(source))
     }
 
-    /// What was written in the boot `boot`: 0 is this one, as far as it is on the
-    /// disk, -1 the one before. `query` says what of it, and how much.
+    /// The log of the boot `boot`: 0 is this one, as far as it is on the disk, -1 the
+    /// one before. `query` selects the entries and their number.
     ///
     /// # Errors
     ///
-    /// [`Error`] if it is not there, or the disk does not say.
+    /// [`Error`] if the boot is missing, or the disk cannot be read.
     pub async fn read(&self, boot: i32, query: Query) -> Result<Past, Error> {
         let ring = self.clone();
         let segments =
             attempt(move || segment::list(&ring.dir)).await?.map_err(|source| self.disk(source))?;
         let numbers = numbers(&segments, self.boot);
-        // A boot after this one is nobody's.
+        // A positive number names a later boot, which cannot exist.
         let index = boot.checked_neg().and_then(|ago| usize::try_from(ago).ok());
         let Some(number) = index.and_then(|index| numbers.get(index)) else {
             return Err(Error::NoSuchBoot { asked: boot, kept: numbers.len() });
@@ -181,8 +181,8 @@ impl Ring {
     }
 }
 
-/// The numbers of all boots, the newest first; this one is there even before it
-/// has written anything.
+/// The numbers of all boots, the newest first; includes this one even before it has
+/// written anything.
 fn numbers(segments: &[Segment], now: u64) -> Vec<u64> {
     let mut numbers: Vec<_> = segments.iter().map(|it| it.id.boot).chain([now]).collect();
     numbers.sort_unstable_by(|one, other| other.cmp(one));
@@ -190,8 +190,8 @@ fn numbers(segments: &[Segment], now: u64) -> Vec<u64> {
     numbers
 }
 
-/// What the segments of one boot say of it. What cannot be read is left empty: a
-/// list of boots is no place to fail.
+/// The description of one boot from its segments. Unreadable fields stay empty, so that
+/// a damaged segment does not make the list of boots fail.
 fn describe(segments: &[&Segment], ago: u32) -> Boot {
     let head = segments.iter().find_map(|it| it.head().ok().flatten());
     let Head { boot_id, started, image, .. } = head.unwrap_or_default();

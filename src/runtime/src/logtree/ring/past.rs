@@ -1,10 +1,10 @@
-//! Reads what one boot wrote, segment by segment.
+//! A reader of one boot's log, segment by segment.
 //!
-//! What is asked for as a number of last entries is found from the end, so that a
-//! screenful of a long boot costs a segment or two; what is handed out comes in the
-//! order in which it was written, and never more than a segment is in memory.
+//! The start of a query for the last N entries is found from the end, so that a
+//! screenful of a long boot costs a segment or two; entries are returned in the order
+//! in which they were written, and at most one segment is in memory.
 //!
-//! What this module does not do: follow what is being written (the live tree does).
+//! What this module does not do: follow new entries (the live tree does).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use crate::supervisor::attempt;
 #[derive(Debug)]
 pub struct Past {
     query: Arc<Query>,
-    /// Segments that were not read yet, in order.
+    /// Segments that are still unread, in order.
     segments: VecDeque<Segment>,
-    /// Entries at the start that are too many.
+    /// Entries at the start to skip.
     skip: usize,
     ready: VecDeque<Item>,
     started: u64,
 }
 
 impl Past {
-    /// Looks where to begin.
+    /// Finds the place to begin.
     pub(super) async fn open(segments: Vec<Segment>, query: Query) -> Result<Self, Error> {
         let query = Arc::new(query);
         let asked = Arc::clone(&query);
@@ -38,7 +38,7 @@ impl Past {
     }
 
     /// When the kernel of that boot started, in seconds since 1970, by the clock of
-    /// that time; zero if nothing of the boot can be read.
+    /// that time; zero if the boot is unreadable.
     #[must_use]
     pub fn started(&self) -> u64 {
         self.started
@@ -48,13 +48,15 @@ impl Past {
     ///
     /// # Errors
     ///
-    /// [`Error`] where a segment cannot be read; the one after it may be.
+    /// [`Error`] where a segment cannot be read; the next call continues with the
+    /// segment after it.
     pub async fn next(&mut self) -> Result<Option<Item>, Error> {
         loop {
             if let Some(item) = self.ready.pop_front() {
                 return Ok(Some(item));
             }
-            // It stays where it is until it was read: whoever drops this call loses nothing.
+            // The segment stays in the queue until it was read: a caller that drops
+            // this call loses nothing.
             let Some(segment) = self.segments.front().cloned() else { return Ok(None) };
             let query = Arc::clone(&self.query);
             let dir = segment.path.clone();
@@ -71,8 +73,8 @@ impl Past {
     }
 }
 
-/// The segments to read, how many entries of the first are too many, and when the
-/// boot was. Blocks. What cannot be read here is found again by `next`.
+/// The segments to read, how many entries of the first to skip, and when the boot was.
+/// Blocks. `next` reports an unreadable segment again.
 fn begin(mut segments: Vec<Segment>, query: &Query) -> (VecDeque<Segment>, usize, u64) {
     let head = segments.iter().find_map(|it| it.head().ok().flatten());
     let started = head.map_or(0, |Head { started, .. }| started);
@@ -91,7 +93,7 @@ fn begin(mut segments: Vec<Segment>, query: &Query) -> (VecDeque<Segment>, usize
     (segments.split_off(first).into(), found.saturating_sub(wanted), started)
 }
 
-/// What a query wants of one segment.
+/// The matching entries of one segment.
 fn items(segment: &Segment, query: &Query) -> std::io::Result<VecDeque<Item>> {
     let item = |record| match record {
         Record::Head(_) => None,

@@ -1,8 +1,8 @@
-//! Decides which segments make room for a new one.
+//! The rule by which segments make room for a new one.
 //!
-//! Pure. Older boots have half of the room for themselves: a boot that talks much
-//! loses its own middle first, and keeps its first segment, which tells how it
-//! came up, and its newest.
+//! Pure. Older boots have half of the room for themselves: a boot that logs much loses
+//! its own middle first, and keeps its first segment, which describes its start, and
+//! its newest.
 //!
 //! ```text
 //! too many boots ------------> all of the oldest one

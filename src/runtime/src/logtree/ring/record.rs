@@ -1,16 +1,16 @@
-//! Writes and reads the lines of a segment.
+//! The format of a segment's lines: encoding and decoding.
 //!
-//! A line is eight hexadecimal digits of a checksum, a space, and one JSON object:
-//! what a person with the disk in another machine can read, and what is found
-//! again behind any damage, since a line feed is a line feed.
+//! A line is eight hexadecimal digits of a checksum, a space, and one JSON object. A
+//! person can read it on another machine, and the parser resynchronises behind any
+//! damage at the next line feed.
 //!
 //! ```text
 //! 5f3a0c11 {"entry":{"n":17,"t":2702113,"name":"root.storage","o":"service",...}}
 //! ```
 //!
 //! Invariants:
-//! - What is not whole, not ours or from another version is `None`, never an error:
-//!   the lines after it may be.
+//! - A line that is torn, foreign or from another version is `None`, never an error:
+//!   the lines after it may be valid.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -23,22 +23,22 @@ use crate::logtree::{Body, Entry, Levelled, Origin};
 use polis_base::hex;
 use polis_base::serial::Severity;
 
-/// Hexadecimal digits of the checksum. A torn line is told by it, not an attacker.
+/// Hexadecimal digits of the checksum. It detects a torn line, not an attacker.
 const DIGITS: usize = 8;
 
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Record {
-    /// The first of each segment.
+    /// The first line of each segment.
     Head(Head),
-    /// Something that was written.
+    /// A log entry.
     Entry(Line),
-    /// So many entries are missing here.
+    /// The number of entries that are missing here.
     Lost(u64),
 }
 
-/// Which boot a segment belongs to.
+/// The boot to which a segment belongs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Head {
     /// The kernel's name of the boot.
@@ -47,11 +47,11 @@ pub(super) struct Head {
     pub(super) started: u64,
     /// The image.
     pub(super) image: String,
-    /// The process that wrote it: entries are numbered anew by each.
+    /// The process that wrote it: each process numbers its entries anew.
     pub(super) process: u32,
 }
 
-/// An entry as it is written.
+/// An entry in its stored form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Line {
     n: u64,
@@ -59,7 +59,7 @@ pub(super) struct Line {
     t: u64,
     name: String,
     o: Source,
-    /// The letter of the severity; none for a raw line.
+    /// The letter of the severity; absent for a raw line.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     s: Option<char>,
     m: String,
@@ -120,7 +120,7 @@ impl Line {
         Duration::from_micros(self.t)
     }
 
-    /// The entry; `None` if nobody writes such a one.
+    /// The entry; `None` for an unknown severity.
     pub(super) fn into_entry(self) -> Option<Entry> {
         let at = self.at();
         let origin = match self.o {
@@ -150,7 +150,7 @@ fn severity(letter: char) -> Option<Severity> {
 impl Record {
     /// Adds the line to `text`, with its line feed.
     pub(super) fn put(&self, text: &mut String) {
-        // Maps have text for keys here, and nothing else fails.
+        // Map keys are strings here, and nothing else can fail.
         let Ok(json) = serde_json::to_string(self) else { return };
         // Writing into a string cannot fail.
         let _infallible = writeln!(text, "{} {json}", checksum(json.as_bytes()));

@@ -1,7 +1,7 @@
-//! Names, lists, reads and removes the files of the ring.
+//! The files of the ring: their names, and how they are listed, read and removed.
 //!
-//! `00000007-000002.log` is the third segment of the seventh boot. Whatever else
-//! lies in the directory is not ours, and is left alone.
+//! `00000007-000002.log` is the third segment of the seventh boot. Other files in the
+//! directory are left in place.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
@@ -12,10 +12,10 @@ use std::time::Duration;
 use super::SEGMENT_MAX;
 use super::record::{Head, Record};
 
-/// A segment may end a batch above its size; what is larger is not ours.
+/// A segment may exceed its size by one batch; a larger file is foreign.
 const READ_MAX: u64 = 4 * SEGMENT_MAX;
 
-/// Which segment.
+/// The identity of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Id {
     /// The number of the boot, counted since the disk was made.
@@ -32,7 +32,7 @@ impl Id {
             plain.then(|| text.parse().ok())?
         };
         let id = Self { boot: digits(boot)?, number: digits(number)? };
-        // One name a segment: another spelling would be a second one.
+        // One name per segment: another spelling would be a second one.
         (id.name() == name).then_some(id)
     }
 
@@ -40,12 +40,12 @@ impl Id {
         format!("{:08}-{:06}.log", self.boot, self.number)
     }
 
-    /// Where it lies.
+    /// Its path.
     pub(super) fn path(self, dir: &Path) -> PathBuf {
         dir.join(self.name())
     }
 
-    /// Makes it, for the node alone.
+    /// Creates it, readable by the node alone.
     pub(super) fn create(self, dir: &Path) -> io::Result<File> {
         OpenOptions::new().append(true).create_new(true).mode(0o600).open(self.path(dir))
     }
@@ -70,7 +70,7 @@ pub(super) fn list(dir: &Path) -> io::Result<Vec<Segment>> {
                 let bytes = metadata.len();
                 segments.push(Segment { id, path: entry.path(), bytes });
             }
-            // Gone meanwhile, or nothing of ours.
+            // Gone meanwhile, or foreign.
             Ok(_) | Err(_) => {}
         }
     }
@@ -79,7 +79,7 @@ pub(super) fn list(dir: &Path) -> io::Result<Vec<Segment>> {
 }
 
 impl Segment {
-    /// Every record that is whole; none of a segment that made room meanwhile.
+    /// Every valid record; empty for a segment that was removed meanwhile.
     pub(super) fn records(&self) -> io::Result<impl DoubleEndedIterator<Item = Record>> {
         let bytes = self.read(READ_MAX)?;
         let mut records = Vec::new();
@@ -87,7 +87,7 @@ impl Segment {
         Ok(records.into_iter())
     }
 
-    /// What its first line says.
+    /// The content of its first line.
     pub(super) fn head(&self) -> io::Result<Option<Head>> {
         /// Longer than any head.
         const HEAD_MAX: u64 = 4096;
@@ -120,7 +120,7 @@ impl Segment {
     }
 }
 
-/// Removes a segment; that it is gone already is as well.
+/// Removes a segment; a missing one is not an error.
 pub(super) fn remove(dir: &Path, id: Id) -> io::Result<()> {
     match fs::remove_file(id.path(dir)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -1,4 +1,4 @@
-//! Copies the log tree to the disk as it grows.
+//! The service that copies the log tree to the disk as it grows.
 //!
 //! ```text
 //!            entry: into the batch           a second, enough bytes, or an error
@@ -7,18 +7,18 @@
 //!    +------------- written, or failed: the batch counts as lost -------------+
 //! ```
 //!
-//! While a batch is written, on a thread that may wait for the disk, entries go
-//! into the next one; a disk that stands still fills that one up to
-//! [`PENDING_MAX`], and what comes then is counted.
+//! A thread that may block writes a batch, while entries go into the next one; a disk
+//! that hangs fills that one up to [`PENDING_MAX`], and later entries are counted as
+//! lost.
 //!
 //! Invariants:
-//! - Of one boot no entry is in the ring twice, however often this service or the
-//!   whole node is started in it.
-//! - What is an error is on its way to the disk at once, everything else within a
-//!   second; a power cut costs at most [`SYNC`].
+//! - An entry is at most once in the ring, however often this service or the whole node
+//!   is restarted in one boot.
+//! - An error is handed to the disk at once, every other entry within a second; a power
+//!   cut costs at most [`SYNC`].
 //!
-//! What this module does not do: complain through `tracing` about each failure. Its
-//! own lines come back to it, and a full disk would be told of without end.
+//! What this module does not do: log each failure through `tracing`. Its own lines come
+//! back to it, so a full disk would be reported without end.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -38,17 +38,16 @@ use crate::logtree::{Item, Query, Reader};
 use crate::supervisor::Context;
 use polis_base::serial::Severity;
 
-/// How long an ordinary entry may wait for company.
+/// How long an ordinary entry may wait for others.
 const FLUSH: Duration = Duration::from_secs(1);
-/// A batch of so many bytes goes at once.
+/// A batch of this size is written at once.
 const BATCH: usize = 64 << 10;
 /// Bytes that wait while the disk is slow; half a minute of a talkative boot.
 const PENDING_MAX: usize = 1 << 20;
-/// How long what was written may stay in the kernel's memory. Each demand that it
-/// be on the disk also costs etcd, on the same disk, a part of its own.
+/// How long written data may stay in the kernel's memory. Each flush to the disk also
+/// slows etcd, on the same disk.
 const SYNC: Duration = Duration::from_secs(10);
-/// The same in the first minute: a machine that does not live long is the one
-/// whose log is wanted.
+/// The same in the first minute: the log matters most for a machine that fails early.
 const SYNC_EARLY: Duration = Duration::from_secs(2);
 const EARLY: Duration = Duration::from_secs(60);
 /// The same when an error was written; errors come in bursts.
@@ -74,14 +73,14 @@ pub struct Config {
 /// The service. A run holds all progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What everyone else may know.
+    /// The state of the ring, for other services.
     pub status: watch::Sender<Status>,
 }
 
 /// Why a run ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The place for the logs is no such place.
+    /// The directory of the logs is unusable.
     #[error("cannot use {dir} for logs")]
     Open {
         /// The directory.
@@ -89,10 +88,10 @@ pub enum RunError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// The thread that wrote is gone.
+    /// The thread that wrote has panicked.
     #[error("the thread that writes the logs panicked")]
     Lost,
-    /// The tree is gone.
+    /// The tree was dropped.
     #[error("the log tree ended")]
     TreeEnded,
 }
@@ -102,8 +101,8 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// [`RunError`]; a restart goes on behind what is on the disk. That a write
-    /// fails is no end: the status says so, and the next batch is tried again.
+    /// [`RunError`]; a restart continues behind the data on the disk. A failed write
+    /// does not end the run: the status reports it, and the next batch is tried.
     pub async fn run(self, config: Config, ctx: Context) -> Result<(), RunError> {
         let dir = config.dir.clone();
         let opening = tokio::task::spawn_blocking(move || Writer::open(config));
@@ -116,7 +115,8 @@ impl Service {
             ..Status::default()
         });
         ctx.healthy();
-        // Not at once: what is in the tree comes first, all of it in a batch.
+        // The first tick comes later: the entries already in the tree are written
+        // first, in one batch.
         let mut tick = interval_at(Instant::now() + FLUSH, FLUSH);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let pump = Pump {
@@ -133,7 +133,7 @@ impl Service {
     }
 }
 
-/// What happens next.
+/// The next event.
 enum Event {
     Cancelled,
     Item(Option<Item>),
@@ -141,18 +141,18 @@ enum Event {
     Written(Result<Done, RunError>),
 }
 
-/// What is yet to be written.
+/// Entries that are still to be written.
 #[derive(Debug, Default)]
 struct Batch {
     text: String,
     entries: u64,
-    /// Missing before the text.
+    /// Entries lost before the text.
     lost: u64,
     urgent: bool,
 }
 
 impl Batch {
-    /// Takes one more, if there is room.
+    /// Adds one line, if there is room.
     fn put(&mut self, line: Line, urgent: bool) -> bool {
         let fits = self.text.len() < PENDING_MAX;
         if fits {
@@ -164,12 +164,12 @@ impl Batch {
     }
 }
 
-/// A batch and what became of it.
+/// A batch and its result.
 struct Done {
     writer: Writer,
-    /// Entries of the batch that are not on the disk.
+    /// Entries of the batch that are missing from the disk.
     failed: u64,
-    /// Entries that were missing before it, and nobody could be told.
+    /// Entries lost before it, whose count is not on the disk yet.
     untold: u64,
     error: Option<io::Error>,
 }
@@ -178,12 +178,12 @@ struct Pump {
     reader: Reader,
     status: watch::Sender<Status>,
     batch: Batch,
-    /// Here while nothing is being written.
+    /// The writer, unless it is writing.
     idle: Option<Writer>,
     writing: Option<JoinHandle<Done>>,
     /// Entries up to this number are on the disk already.
     after: Option<u64>,
-    /// Entries that are missing, in all.
+    /// Entries that are missing, in total.
     lost: u64,
     tick: Interval,
 }
@@ -208,7 +208,7 @@ impl Pump {
         while let Some(item) = self.reader.try_next() {
             self.take(item);
         }
-        // A disk that takes longer keeps nobody from stopping.
+        // A slower disk does not delay the stop any longer.
         match timeout(LAST_MAX, self.finish()).await {
             Ok(finished) => finished,
             Err(_elapsed) => {
@@ -255,14 +255,14 @@ impl Pump {
         self.batch.lost += count;
     }
 
-    /// Hands on what should not wait.
+    /// Starts writing if the batch is urgent or full.
     fn hurry(&mut self) {
         if self.batch.urgent || self.batch.text.len() >= BATCH {
             self.write();
         }
     }
 
-    /// Hands the batch to the disk, if that is idle and there is something.
+    /// Hands the batch to the disk, if the writer is idle and the batch is not empty.
     fn write(&mut self) {
         if let Some(writer) = self.idle.take_if(|writer| {
             self.batch.entries > 0 || self.batch.lost > 0 || writer.is_sync_due(false)
@@ -274,7 +274,7 @@ impl Pump {
 
     fn written(&mut self, done: Done) {
         self.writing = None;
-        // What was lost is told before what comes next.
+        // The count of lost entries comes before later entries.
         self.lose(done.failed);
         self.batch.lost += done.untold;
         let lost = self.lost;
@@ -288,7 +288,7 @@ impl Pump {
             if status.error.is_none()
                 && let Some(error) = &error
             {
-                // Once: this line is for the disk, too.
+                // Once: this line goes to the disk, too.
                 warn!(error, "the log cannot be kept on the disk");
             }
             status.error = error;
@@ -296,7 +296,7 @@ impl Pump {
         });
     }
 
-    /// Writes what is left, and sees that it is on the disk.
+    /// Writes the remaining entries, and flushes them to the disk.
     async fn finish(&mut self) -> Result<(), RunError> {
         if let Some(writing) = self.writing.take() {
             let done = writing.await.map_err(|_panicked| RunError::Lost)?;
@@ -305,7 +305,7 @@ impl Pump {
         self.batch.urgent = true;
         if let Some(mut writer) = self.idle.take() {
             let batch = std::mem::take(&mut self.batch);
-            // The last word is not put off.
+            // The last batch is flushed at once.
             writer.synced = None;
             let last = tokio::task::spawn_blocking(move || writer.write(batch));
             self.written(last.await.map_err(|_panicked| RunError::Lost)?);
@@ -322,31 +322,31 @@ struct Writer {
     /// The number of the next segment.
     next: u64,
     file: Option<File>,
-    /// What is in the open file.
+    /// Bytes in the open file.
     length: u64,
     /// Bytes of all segments.
     bytes: u64,
     opened: Instant,
-    /// When the disk last had everything.
+    /// The time of the last flush.
     synced: Option<Instant>,
     dirty: bool,
 }
 
 impl Writer {
-    /// Finds its place behind what is there; says which entries of this process
-    /// are on the disk already.
+    /// Continues behind the existing segments; returns the number up to which entries
+    /// of this process are on the disk.
     fn open(config: Config) -> io::Result<(Self, Option<u64>)> {
         let segments = segment::list(&config.dir)?;
         let newest = segments.last().map_or(0, |segment| segment.id.boot);
         let of_newest: Vec<_> = segments.iter().filter(|it| it.id.boot == newest).collect();
         let heads = of_newest.iter().map(|it| it.head().ok().flatten());
-        // A boot without a name is never the one before.
+        // A boot without an ID never matches the one before.
         let named = !config.boot_id.is_empty();
         let is_ours = |head: &Head| named && head.boot_id == config.boot_id;
         let is_now = heads.flatten().any(|head| is_ours(&head));
         let (boot, next) = match of_newest.last() {
             Some(last) if is_now => (newest, last.id.number + 1),
-            // A segment without a head is somebody's, and not this boot's.
+            // A segment without a head does not belong to this boot.
             Some(_) => (newest + 1, 0),
             None => (newest, 0),
         };
@@ -380,7 +380,7 @@ impl Writer {
         Ok((writer, after))
     }
 
-    /// Whether what was written should be on the disk by now.
+    /// Whether a flush is due.
     fn is_sync_due(&self, urgent: bool) -> bool {
         let interval = match (urgent, self.opened.elapsed() < EARLY) {
             (true, _) => SYNC_URGENT,
@@ -395,7 +395,7 @@ impl Writer {
         match self.try_write(batch) {
             Ok(()) => Done { writer: self, failed: 0, untold: 0, error: None },
             Err(error) => {
-                // Whatever is at its end now: nothing follows it.
+                // The file may end with a torn line: nothing may follow it.
                 self.file = None;
                 Done { writer: self, failed, untold, error: Some(error) }
             }
@@ -438,11 +438,11 @@ impl Writer {
         }
         let left = sizes.iter().filter(|(id, _)| !gone.contains(id));
         self.bytes = left.map(|(_, bytes)| bytes).sum();
-        // A name that is taken is passed by: it may be a torn one of this boot.
+        // A name that is taken is skipped: it may be a torn segment of this boot.
         self.file = Some(Id { boot: self.boot, number: self.next }.create(dir)?);
         self.next += 1;
         self.length = 0;
-        // Its name must not be lost with the power, or all that goes into it is.
+        // The name must survive a power cut, or its content is lost with it.
         File::open(dir)?.sync_all()?;
         let mut head = String::new();
         Record::Head(Head {
@@ -460,8 +460,8 @@ impl Writer {
         self.dirty = true;
         let written = file.write_all(bytes);
         if written.is_err() {
-            // What is counted as missing shall not be half there; a disk that
-            // refuses even this leaves a torn line, which is skipped.
+            // A batch that counts as lost must not be on the disk in part; a disk that
+            // rejects even this leaves a torn line, which is skipped.
             file.set_len(self.length).ok();
         }
         let length = file.metadata().map_or(self.length, |metadata| metadata.len());

@@ -1,4 +1,4 @@
-//! The ring as a whole: what goes in comes out, whatever happens in between.
+//! The ring as a whole: every written entry can be read again, despite restarts and damage.
 
 use std::fs;
 use std::path::Path;
@@ -52,7 +52,7 @@ impl Running {
         until(&mut self.status, "ring", |status| status.ring.clone()).await.unwrap()
     }
 
-    /// Stops it as the supervisor would; its tree lives on.
+    /// Stops it as the supervisor would; its tree stays alive.
     async fn stop(self) -> (Context, Handles) {
         self.handles.cancel().await;
         self.run.await.unwrap().unwrap();
@@ -76,7 +76,7 @@ fn text(item: &Item) -> String {
     }
 }
 
-/// What services of the test said, in order.
+/// The messages of the test's services, in order.
 async fn said(ring: &Ring, boot: i32, backlog: Backlog) -> Vec<String> {
     let query = Query { name: "root".to_owned(), backlog, ..Query::all() };
     all(ring, boot, query).await.iter().map(text).collect()
@@ -139,7 +139,7 @@ async fn the_filters_of_the_live_tree_hold_for_the_past() {
                 Item::Lost(_) => None,
             })
             .collect();
-        // The disk counts in microseconds.
+        // The disk stores microseconds.
         let live = live.iter().map(|entry| Entry { at: micros(entry.at), ..Entry::clone(entry) });
         assert_eq!(past, live.collect::<Vec<_>>(), "{query:?}");
     }
@@ -179,7 +179,7 @@ async fn a_torn_tail_and_noise_cost_no_other_line() {
     let start = whole.iter().position(|byte| *byte == b'\n').unwrap() + 1;
     for cut in [start, start + 1, whole.len() / 2, whole.len() - 1] {
         let mut torn = whole[..cut].to_vec();
-        // What FAT, XFS or a disk may leave behind the last whole sector.
+        // Bytes that FAT, XFS or a disk may leave behind the last whole sector.
         torn.extend([0; 100]);
         fs::write(&segment.path, &torn).unwrap();
         let left = said(&ring, 0, Backlog::All).await;
@@ -192,7 +192,7 @@ async fn a_torn_tail_and_noise_cost_no_other_line() {
     fs::write(&segment.path, &noisy).unwrap();
     assert_eq!(said(&ring, 0, Backlog::All).await.len(), 49, "one line is damaged");
 
-    // The next boot neither minds nor mends it.
+    // The next boot neither fails on it nor repairs it.
     fs::write(&segment.path, &whole[..whole.len() - 5]).unwrap();
     let mut next = boot(dir.path(), "two");
     let ring = next.ring().await;
@@ -226,7 +226,7 @@ async fn the_ring_stays_within_its_bound_however_much_is_said() {
     let long = "x".repeat(7000);
     for number in 0..2000 {
         node.log("root", Severity::Info, &format!("{number} {long}"));
-        // More than this may not wait for the disk, or it is lost, and counted so.
+        // A longer backlog would exceed the queue, and be counted as lost.
         if number % 50 == 49 {
             written(&mut node, &ring, number - 20).await;
         }

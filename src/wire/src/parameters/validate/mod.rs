@@ -1,4 +1,4 @@
-//! Turns bytes into checked parameters.
+//! Validation of encoded node parameters: bytes in, checked values out.
 //!
 //! Bounds on counts are far above any use and far below what could hurt: the
 //! whole message has at most 64 KiB anyway.
@@ -57,7 +57,7 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, Error> {
     Ok(Parameters { cluster, network, console_tui })
 }
 
-/// Reads a raw Ed25519 public key; `path` is where errors say that it stands.
+/// Reads a raw Ed25519 public key; `path` is its position as errors report it.
 ///
 /// # Errors
 ///
@@ -66,7 +66,7 @@ pub fn key(bytes: &[u8], path: &str, number: u16) -> Result<[u8; 32], Error> {
     public_key(bytes).at(path, number)
 }
 
-/// Says where a refused value stands.
+/// Adds to a rejected value its position in the message.
 trait At<T> {
     fn at(self, path: impl Into<String>, number: u16) -> Result<T, Error>;
 }
@@ -108,7 +108,7 @@ fn public_key(bytes: &[u8]) -> Result<[u8; 32], Refusal> {
     Ok(key)
 }
 
-/// Reads the configuration of a cluster; `path` is where errors say that it stands.
+/// Reads the configuration of a cluster; `path` is its position as errors report it.
 ///
 /// # Errors
 ///
@@ -162,7 +162,7 @@ pub fn configuration(
     Ok(configuration)
 }
 
-/// Reads the labels of a node; `path` is where errors say that they stand.
+/// Reads the labels of a node; `path` is their position as errors report it.
 ///
 /// # Errors
 ///

@@ -349,7 +349,8 @@ proptest! {
         let bytes = message.encode_to_vec();
         let cut = &bytes[..cut.index(bytes.len())];
         if let Ok(shorter) = parse(cut) {
-            // Cut between two top-level fields: what is left must itself be what it says.
+            // A cut between two top-level fields leaves a valid message: it must parse
+            // on its own.
             let whole = NodeParameters::decode(cut).unwrap();
             prop_assert_eq!(whole.encode_to_vec().len(), cut.len());
             prop_assert!(matches!(shorter.cluster, Cluster::Bootstrap(_)));

@@ -1,8 +1,8 @@
 //! A way to make calls over one connection, which all end with it.
 //!
-//! The library below loses a call now and then that is handed to a connection
-//! in the moment of its end: nobody ever answers it. So the end of the
-//! connection, which is that of its socket, is watched here as well.
+//! The library below now and then loses a call that it receives at the moment when its
+//! connection ends: the call never completes. So the end of the connection, which is
+//! the end of its socket, is watched here as well.
 //!
 //! Invariants:
 //! - A call without an answer fails within [`GRACE`] of the end of its connection.
@@ -96,7 +96,8 @@ mod tests {
         let io = watched(TcpStream::connect(at).await.unwrap(), &gone);
         drop(io);
         assert!(gone.is_cancelled());
-        // One that is there and says nothing, so that no library ends the call.
+        // A server that accepts and stays silent, so that the library does not end the
+        // call.
         let inner = Endpoint::from_shared(format!("http://{at}")).unwrap().connect().await.unwrap();
         let mut channel = Channel::new(inner, gone);
         std::future::poll_fn(|cx| channel.poll_ready(cx)).await.unwrap();

@@ -1,4 +1,4 @@
-//! Connects to one node, and makes sure that it is one.
+//! The connection to one node, with verification of its identity.
 //!
 //! ```text
 //! TCP --> TLS 1.3, own certificate if there is one --> HTTP/2 --> Connection
@@ -8,7 +8,7 @@
 //!
 //! Invariants:
 //! - A [`Connection`] never changes the node at its other end: when it breaks,
-//!   its calls fail, and whoever made it decides anew whom to ask.
+//!   its calls fail, and the caller decides anew which node to ask.
 
 use std::fmt;
 use std::io;
@@ -45,8 +45,8 @@ const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(5);
 pub enum Trust {
     /// Those of nodes whose cluster has this CA, in DER.
     Authority(Vec<u8>),
-    /// Any: nothing that is said may matter before somebody has compared
-    /// [`Connection::certificate`] with what is known from elsewhere.
+    /// Any: the caller must not rely on any answer before it has compared
+    /// [`Connection::certificate`] with a value from another source.
     Unchecked,
 }
 
@@ -78,7 +78,7 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// Why there is no connection.
+/// Why the connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The host has no address.
@@ -89,7 +89,7 @@ pub enum Error {
         /// What the resolver says.
         source: io::Error,
     },
-    /// Nobody listens there.
+    /// The connection was not accepted.
     #[error("cannot connect to {host}:{port}")]
     Connect {
         /// The host.
@@ -99,7 +99,7 @@ pub enum Error {
         /// What the kernel says.
         source: io::Error,
     },
-    /// The other end does not say a word.
+    /// The other end does not answer.
     #[error("{host}:{port} does not answer within {} seconds", CONNECT.as_secs())]
     Silent {
         /// The host.
@@ -107,7 +107,7 @@ pub enum Error {
         /// The port.
         port: u16,
     },
-    /// The two do not agree on who is who.
+    /// The two ends do not accept each other's certificates.
     #[error("no secure connection to {host}:{port}")]
     Handshake {
         /// The host.
@@ -117,10 +117,10 @@ pub enum Error {
         /// What rustls says.
         source: io::Error,
     },
-    /// Our own certificate, or the CA, is of no use.
+    /// The node's own certificate, or the CA, is unusable.
     #[error("the own certificate or the cluster's cannot be used")]
     Credentials(#[source] rustls::Error),
-    /// The other end speaks TLS, and then nothing that makes sense.
+    /// The other end speaks TLS, but not gRPC.
     #[error("{host}:{port} does not speak gRPC")]
     Protocol {
         /// The host.
@@ -133,12 +133,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether nobody was there: a machine that starts may be, a moment later.
+    /// Whether the port was closed: a machine that is starting may open it a moment
+    /// later.
     #[must_use]
     pub fn is_absence(&self) -> bool {
         match self {
             Self::Connect { .. } | Self::Silent { .. } => true,
-            // Behind a forwarded port, somebody answers and hangs up.
+            // Behind a forwarded port, the forwarder accepts and hangs up.
             Self::Handshake { source, .. } => {
                 matches!(
                     source.kind(),
@@ -149,7 +150,7 @@ impl Error {
         }
     }
 
-    /// What to look at.
+    /// The thing to check.
     #[must_use]
     pub fn help(&self) -> &'static str {
         match self {
@@ -201,13 +202,13 @@ async fn attempt(
         Error::Connect { host, port, source }
     };
     let tcp = TcpStream::connect(addresses.as_slice()).await.map_err(connect)?;
-    // A socket that cannot be told so is only slower.
+    // A socket without this option is only slower.
     let _set = tcp.set_nodelay(true);
     let address = tcp.peer_addr().map_err(connect)?;
 
     let verifier = Arc::new(Verifier::new(trust, expect).map_err(Error::Credentials)?);
     let config = client(credentials, Arc::clone(&verifier)).map_err(Error::Credentials)?;
-    // The verifier looks for the name itself; none is sent.
+    // The verifier checks the name itself; the handshake does not send one.
     let name = ServerName::IpAddress(address.ip().into());
     let handshake = |source| {
         let (host, port) = named();
@@ -265,15 +266,15 @@ fn client(
     Ok(config)
 }
 
-/// Judges the certificates of nodes.
+/// Verifies the certificates of nodes.
 #[derive(Debug)]
 struct Verifier {
-    /// `None`: every certificate is taken as it is.
+    /// `None`: every certificate is accepted unchecked.
     cluster: Option<Arc<WebPkiServerVerifier>>,
     expect: Expect,
 }
 
-/// The certificate is of a node, and not of the one that was meant.
+/// The certificate belongs to a node other than the intended one.
 #[derive(Debug, thiserror::Error)]
 #[error("the certificate is of {found}")]
 struct OtherNode {
@@ -318,7 +319,7 @@ impl ServerCertVerifier for Verifier {
             return Err(CertificateError::Other(rustls::OtherError(Arc::new(found))).into());
         }
         let Some(cluster) = &self.cluster else { return Ok(ServerCertVerified::assertion()) };
-        // Under the name that its key has: no other name makes a node.
+        // Under the name derived from its key: a node has no other name.
         let name = ServerName::try_from(node.to_string())
             .map_err(|_invalid| CertificateError::BadEncoding)?;
         cluster.verify_server_cert(end_entity, &[], &name, &[], now)

@@ -1,8 +1,8 @@
-//! Finds the curator that leads, and makes calls to it that survive its end.
+//! A client of the leading curator; its calls survive a change of leader.
 //!
-//! The node's own services and `polisctl` call curators with it. It knows where
-//! curators may be ([`Candidate`]s, an event value), asks them who leads, and
-//! keeps the one connection to the leader until that fails.
+//! The node's own services and `polisctl` call curators with it. It holds the addresses
+//! of possible curators ([`Candidate`]s, an event value), asks them which node leads,
+//! and keeps the one connection to the leader until that fails.
 //!
 //! ```text
 //!             ask candidates, each a little later than the one before
@@ -15,10 +15,11 @@
 //! Invariants:
 //! - A call that may not be made twice is made again only where the refusal
 //!   proves that it did nothing.
-//! - A refusal is handed on; only an outage is waited out. Who refuses and does not
-//!   lead may go by an old copy of the records: the others are heard first.
-//! - Whoever leads is a node that the candidates name, or that one of these points
-//!   to; any node of the cluster, only for a candidate that names none.
+//! - A refusal is returned to the caller; only an outage is waited out. A curator that
+//!   refuses and does not lead may use an old copy of the records: the other candidates
+//!   are asked first.
+//! - The leader is a node that the candidates name, or that one of these points to; any
+//!   node of the cluster, only for a candidate without a node ID.
 
 mod channel;
 mod dial;
@@ -47,19 +48,18 @@ use crate::endpoint::{CURATOR_PORT, Endpoint};
 use crate::identity::NodeId;
 use polis_runtime::event::until;
 
-/// A candidate is asked so much after the one before it: a live one has
-/// answered by then.
+/// The delay between one candidate and the next: a live one has answered by then.
 const STAGGER: Duration = Duration::from_millis(250);
-/// Longest wait for the first word of a curator.
+/// Longest wait for a curator's first answer.
 const ANSWER: Duration = Duration::from_secs(4);
-/// Longest wait for the others once one has refused and the last of them was asked: a
-/// caller that was removed is to hear of it from whoever is left.
+/// Longest wait for the other candidates once one has refused and the last of them was
+/// asked: a removed caller should learn of its removal from the remaining curators.
 const OTHERS: Duration = Duration::from_secs(2);
 /// Wait between two searches: an election takes some seconds.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
-/// A curator that there may be.
+/// A possible curator.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Candidate {
     /// Which node it is on, if that is known.
@@ -76,15 +76,15 @@ impl fmt::Display for Candidate {
     }
 }
 
-/// The candidates of a directory; what is no node ID is left out.
+/// The candidates of a directory; entries without a valid node ID are left out.
 #[must_use]
 pub fn candidates(directory: &v1::ClusterDirectory) -> Vec<Candidate> {
     let nodes = directory.nodes.iter().filter_map(|node| Some((node.id.parse().ok()?, node)));
     nodes
         .flat_map(|(id, node): (NodeId, _)| {
             node.addresses.iter().map(move |address| {
-                // What cannot be read is tried all the same: so it is named where
-                // nobody answers.
+                // An unreadable address is tried all the same: so the error names it
+                // when no candidate answers.
                 let unread = |_invalid| Endpoint { host: address.clone(), port: CURATOR_PORT };
                 let Endpoint { host, port } = address.parse().unwrap_or_else(unread);
                 Candidate { node: Some(id), host, port }
@@ -102,7 +102,7 @@ pub enum Repeat {
     Never,
 }
 
-/// How long a client is patient.
+/// How long a client waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// For one attempt at a call that may be repeated.
@@ -117,16 +117,16 @@ impl Default for Patience {
     }
 }
 
-/// Why nobody leads us.
+/// Why the leader was not found.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is nobody to ask.
+    /// The candidate list is empty.
     #[error("no curator is known")]
     NoCandidates,
-    /// Nobody who was asked leads, or knows who does.
+    /// No candidate that was asked leads, or knows the leader.
     #[error("no leader was found: {}", listed(tried))]
     NoLeader {
-        /// Who was asked, and what came of it.
+        /// The candidates that were asked, and their results.
         tried: Vec<(Candidate, String)>,
     },
     /// A curator does not serve us.
@@ -153,21 +153,21 @@ impl From<Error> for Status {
 pub struct Leader {
     /// The way to it.
     pub connection: Connection,
-    /// Tells when another leads.
+    /// Announces a change of leader.
     news: Arc<Mutex<Streaming<v1::GetCurrentLeaderResponse>>>,
     number: u64,
 }
 
-/// Calls the leader, whoever that is. Clones share the connection.
+/// Calls the leader, whichever node leads. Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct Client {
     candidates: watch::Receiver<Vec<Candidate>>,
     credentials: watch::Receiver<Option<Credentials>>,
-    /// Who is a node of the cluster no more, where that is known.
+    /// The nodes that were removed from the cluster, where that is known.
     access_list: Option<watch::Receiver<Arc<AccessList>>>,
     patience: Patience,
     found: Arc<Mutex<Found>>,
-    /// Who leads, for those who want to know.
+    /// The current leader, for watchers.
     leader: watch::Sender<Option<NodeId>>,
 }
 
@@ -179,15 +179,15 @@ struct Found {
     count: u64,
 }
 
-/// What a candidate had to say.
+/// The answer of a candidate.
 enum Answer {
     /// It leads.
     Leads(Connection, Box<Streaming<v1::GetCurrentLeaderResponse>>),
     /// Another does.
     Points(Candidate),
-    /// A reason for the list.
+    /// It cannot help; the reason goes into the list.
     Nothing(String),
-    /// We have no business there.
+    /// It rejects this caller.
     Refused(Box<Status>),
 }
 
@@ -204,7 +204,8 @@ impl Client {
         Self { candidates, credentials, access_list: None, patience, found, leader }
     }
 
-    /// The same client, which believes no node that was taken out of the cluster.
+    /// The same client, which ignores the answers of nodes that were removed from the
+    /// cluster.
     #[must_use]
     pub fn wary(self, access_list: watch::Receiver<Arc<AccessList>>) -> Self {
         Self { access_list: Some(access_list), ..self }
@@ -219,13 +220,13 @@ impl Client {
         Self::new(candidates, credentials, patience)
     }
 
-    /// The same client, with another patience.
+    /// The same client, with other time limits.
     #[must_use]
     pub fn patient(self, patience: Patience) -> Self {
         Self { patience, ..self }
     }
 
-    /// Who leads, as far as this client knows.
+    /// The leader, as far as this client knows.
     #[must_use]
     pub fn leader_id(&self) -> watch::Receiver<Option<NodeId>> {
         self.leader.subscribe()
@@ -235,7 +236,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The refusal, or what was wrong when patience ended.
+    /// The refusal, or the last error when the time limit was reached.
     pub async fn call<T, F, R>(&self, repeat: Repeat, mut call: F) -> Result<T, Status>
     where
         F: FnMut(Channel) -> R,
@@ -243,14 +244,15 @@ impl Client {
     {
         let end = Instant::now() + self.patience.total;
         let mut wait = RETRY_MIN;
-        // What came of asking everybody: it says more than that the time is over.
+        // The result of asking every candidate: it explains more than a timeout does.
         let mut nobody = None;
         loop {
             let failed = match timeout_at(end, self.leader()).await {
                 Ok(Ok(leader)) => {
                     let attempt_end = match repeat {
                         Repeat::Allowed => Instant::now() + self.patience.attempt,
-                        // There is no other one to save time for.
+                        // A second attempt is not allowed, so no time is reserved for
+                        // one.
                         Repeat::Never => end,
                     };
                     let attempt = call(leader.connection.channel.clone());
@@ -288,7 +290,7 @@ impl Client {
         }
     }
 
-    /// Forgets the leader whenever its own stream tells of another, for ever, so
+    /// Forgets the leader whenever its own stream announces another, without end, so
     /// that the next call goes to the right one at once. Cancel-safe.
     pub async fn follow(&self) -> std::convert::Infallible {
         let mut wait = RETRY_MIN;
@@ -316,14 +318,13 @@ impl Client {
         }
     }
 
-    /// The leader, found anew if there is none.
+    /// The leader, found anew if it is not known.
     ///
     /// # Errors
     ///
     /// [`Error`].
     pub async fn leader(&self) -> Result<Leader, Error> {
-        // Held while it searches: whoever calls at the same time waits for the
-        // same search.
+        // Held during the search: a concurrent call waits for the same search.
         let mut found = self.found.lock().await;
         if let Some(leader) = &found.leader {
             return Ok(leader.clone());
@@ -335,7 +336,7 @@ impl Client {
         let known = |last: &Candidate| {
             candidates.iter().any(|known| known.node.is_none() || known.node == last.node)
         };
-        // Who led once may be no curator any more.
+        // A former leader may have stopped being a curator.
         let last = found.last.clone().filter(known);
         let mut asked = BTreeSet::new();
         let first = last.into_iter().chain(candidates);
@@ -357,7 +358,7 @@ impl Client {
         Ok(leader)
     }
 
-    /// Lets go of a leader that is none any more.
+    /// Drops a leader that no longer leads.
     async fn forget(&self, leader: &Leader) {
         let mut found = self.found.lock().await;
         if found.leader.as_ref().is_some_and(|current| current.number == leader.number) {
@@ -397,7 +398,7 @@ async fn search(
         match answer {
             Answer::Leads(connection, news) => return Ok((connection, *news)),
             Answer::Refused(status) => {
-                // A removal is for ever; all else may be the word of an old copy.
+                // A removal is final; every other refusal may come from an old copy.
                 let heard = refusal.take();
                 let anew = || Instant::now().max(asked_by) + OTHERS;
                 let end = heard.as_ref().map_or_else(anew, |(_, end)| *end);
@@ -420,7 +421,7 @@ async fn search(
     }
 }
 
-/// Asks one candidate who leads.
+/// Asks one candidate for the leader.
 async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &AccessList) -> Answer {
     let Some(authority) = &credentials.authority else {
         return Answer::Nothing("the cluster's CA is not known".to_owned());
@@ -430,8 +431,8 @@ async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &Acc
     let dialled = dial(&candidate.host, candidate.port, expect, &trust, Some(credentials));
     let connection = match dialled.await {
         Ok(connection) => connection,
-        // Until the handshake is over, whoever is there has proved nothing, and may say
-        // what it likes; the verdict on our own certificate comes after.
+        // Until the handshake is over, the other end is unauthenticated, and may send
+        // anything; the verdict on our own certificate comes after.
         Err(error @ DialError::Protocol { .. }) if is_revoked(&error) => {
             return Answer::Refused(Box::new(revoked()));
         }
@@ -467,7 +468,7 @@ async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &Acc
     }
 }
 
-/// What is to be done about a call that failed.
+/// What to do about a call that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Final,
@@ -478,7 +479,7 @@ fn classify(status: &Status, repeat: Repeat) -> Verdict {
     if is_not_leader(status) {
         return Verdict::Again;
     }
-    // What has a source was not said by the other end: the connection failed.
+    // A status with a source did not come from the other end: the connection failed.
     let outage = status.source().is_some()
         || matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded);
     match repeat {
@@ -491,13 +492,13 @@ fn is_refusal(status: &Status) -> bool {
     matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied)
 }
 
-/// Whether the other end refuses our certificate as revoked, by an alert of TLS.
+/// Whether the other end rejects our certificate as revoked, by an alert of TLS.
 /// It counts only after the handshake: see [`ask`].
 fn is_revoked(error: &(dyn std::error::Error + 'static)) -> bool {
     let alert = rustls::AlertDescription::CertificateRevoked;
     let alert = rustls::Error::AlertReceived(alert).to_string();
-    // By its text: the library between keeps nothing else of an error of the socket.
-    // What the other end says in words of its own is no such error.
+    // By its text: the library between keeps nothing else of an error of the socket. A
+    // message that the other end sends does not match.
     let is_alert = |error: &(dyn std::error::Error + 'static)| {
         error.downcast_ref::<std::io::Error>().is_some_and(|error| error.to_string() == alert)
     };
