@@ -7,6 +7,7 @@
 //!
 //! Everything of a machine lies in `target/run/<name>/`: disk, firmware
 //! variables, parameters, the owner's key, logs, and a `polisctl` for its cluster.
+//! The command holds the lock of the name for its whole life.
 
 use std::env;
 use std::fs;
@@ -22,6 +23,7 @@ use polis_qemu::image::Flash;
 use polis_qemu::machine::Outcome;
 use polis_qemu::{Bus, Config, Event, Image, Machine};
 
+use crate::lock::Lock;
 use crate::operator::Operator;
 use crate::{host, image, parameters, several, terminal};
 
@@ -130,7 +132,10 @@ fn boot(args: Args) -> Result<()> {
         ))
         .into());
     }
-    let dir = image::workspace().join("target/run").join(&args.name);
+    let runs = image::workspace().join("target/run");
+    let dir = runs.join(&args.name);
+    // Before anything there is read, built or replaced.
+    Lock::take(&runs, &args.name)?.hold_until_exit();
     if args.keep {
         continues(nodes_in(&dir), usize::from(args.nodes)).map_err(host::Usage)?;
     }
@@ -400,6 +405,27 @@ fn at_home(ready: &Event) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_whose_name_is_in_use_ends_before_it_touches_anything() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let name = format!("test-lock-{}", std::process::id());
+        let runs = image::workspace().join("target/run");
+        let _held = Lock::take(&runs, &name).unwrap();
+        // No host has so much memory: a run that passed the lock fails at that, before
+        // it builds an image.
+        let memory = ["--nodes", "16", "--memory", "1048576"];
+        let words = ["run", "--name", &name].into_iter().chain(memory);
+        let args = <Line as clap::Parser>::parse_from(words).args;
+        let error = format!("{:#}", run(args).unwrap_err());
+        fs::remove_file(runs.join(format!("{name}.lock"))).unwrap();
+        assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+        assert!(!runs.join(&name).exists());
+    }
 
     #[test]
     fn a_kept_cluster_is_neither_made_smaller_nor_mixed_with_a_node_alone() {
