@@ -355,8 +355,8 @@ fn show(mut machine: Machine, keep: bool) -> Result<()> {
             machine.log().display()
         );
     }
-    if let Some(ready) = machine.seen(|event| event.word == "ready").last() {
-        eprintln!("run: {}", at_home(ready));
+    if let Some(text) = at_home(&machine.seen(|_event| true)) {
+        eprintln!("run: {text}");
     }
     eprintln!("run: the serial line is in {}", machine.log().display());
     Ok(())
@@ -382,7 +382,9 @@ fn stream(machine: &mut Machine, args: &Args) -> Result<()> {
         };
         match &*event.word {
             "ready" if watched => {
-                eprintln!("run: {}", at_home(&event));
+                if let Some(text) = at_home(&machine.seen(|_event| true)) {
+                    eprintln!("run: {text}");
+                }
                 return Ok(());
             }
             "guru" if watched => bail!("the node gave up: {event}"),
@@ -393,13 +395,20 @@ fn stream(machine: &mut Machine, args: &Args) -> Result<()> {
     }
 }
 
-fn at_home(ready: &Event) -> String {
-    format!(
-        "{} is ready at {}, {:.1} s after QEMU started",
-        ready.text("node"),
-        ready.text("address"),
-        ready.at.as_secs_f64()
-    )
+/// The last time that the node became ready, and how long its boot took: the first
+/// since QEMU started, a later one since its own kernel did.
+fn at_home(events: &[Event]) -> Option<String> {
+    let last = events.iter().rposition(|event| event.word == "ready")?;
+    let ready = &events[last];
+    let boots = events[..last].iter().filter(|event| event.word == "boot").count();
+    let took = match (boots, ready.uptime()) {
+        (0 | 1, _) => format!(", {:.1} s after QEMU started", ready.at.as_secs_f64()),
+        (boots, Some(uptime)) => {
+            format!(", {uptime:.1} s after the kernel of boot {boots} started")
+        }
+        (boots, None) => format!(" in boot {boots}"),
+    };
+    Some(format!("{} is ready at {}{took}", ready.text("node"), ready.text("address")))
 }
 
 #[cfg(test)]
@@ -425,6 +434,25 @@ mod tests {
         fs::remove_file(runs.join(format!("{name}.lock"))).unwrap();
         assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
         assert!(!runs.join(&name).exists());
+    }
+
+    #[test]
+    fn the_closing_line_counts_from_the_boot_that_it_speaks_of() {
+        let event = |at, text| Event::parse(text, Duration::from_secs(at)).unwrap();
+        let ready = "POLIS ready node=polis-01 address=10.0.2.15 t=9.100";
+        let mut events = vec![
+            event(4, "POLIS boot version=1 t=1.000"),
+            event(12, ready),
+            event(600, "POLIS off reason=reboot t=597.000"),
+            event(605, "POLIS boot version=1 t=1.000"),
+        ];
+        let first = "polis-01 is ready at 10.0.2.15, 12.0 s after QEMU started";
+        // Also while a later boot is not ready yet.
+        assert_eq!(at_home(&events).as_deref(), Some(first));
+        events.push(event(665, ready));
+        let second = "polis-01 is ready at 10.0.2.15, 9.1 s after the kernel of boot 2 started";
+        assert_eq!(at_home(&events).as_deref(), Some(second));
+        assert_eq!(at_home(&events[..1]), None);
     }
 
     #[test]
