@@ -333,8 +333,8 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path) -> Result<Config> 
 /// The node's console in this terminal, until either side has enough.
 fn show(mut machine: Machine, keep: bool) -> Result<()> {
     let console = machine.take_console().context("QEMU opened no console")?;
-    eprintln!("run: this terminal becomes the node's console; {} ends it", terminal::QUIT);
-    let end = terminal::lend(&console)?;
+    eprintln!("run: this terminal becomes the node's console; {}", terminal::hint(1));
+    let end = terminal::lend(&console, 1)?;
     if end == terminal::End::Quit && keep {
         eprintln!("run: stopping the node, so that its disk is whole");
         machine.qmp.power_button()?;
