@@ -17,6 +17,7 @@ mod gallery;
 mod host;
 mod image;
 mod link;
+mod lock;
 mod operator;
 mod parameters;
 mod run;

@@ -16,12 +16,14 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use polis_qemu::Event;
 use polis_qemu::args::Forward;
+use serde_json::Value;
 
 use crate::image;
 
@@ -164,6 +166,51 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// What `cluster status` says, in one line. `None`, and a document without a verdict,
+/// leave the state unknown.
+fn verdict(status: Option<&Value>) -> String {
+    let known = |status: &Value| -> Option<String> {
+        if status.get("healthy")?.as_bool()? {
+            let nodes = status.get("nodes")?.as_array()?.len();
+            return Some(format!("cluster healthy, {nodes} nodes"));
+        }
+        let problems = status.get("problems")?.as_array()?;
+        let first = problems.first().and_then(Value::as_str).unwrap_or("cluster not healthy");
+        Some(match problems.len() {
+            0 | 1 => first.to_owned(),
+            all => format!("{first}, and {} more", all - 1),
+        })
+    };
+    status.and_then(known).unwrap_or_else(|| "state of the cluster not known".to_owned())
+}
+
+/// Asks for the state of a cluster again and again, for as long as the value lives.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    _stop: mpsc::Sender<()>,
+}
+
+impl Watch {
+    /// Calls `ask` for the document of `cluster status`, and `tell` with what that says;
+    /// `every` is the pause between an answer and the next question.
+    pub(crate) fn start(
+        every: Duration,
+        ask: impl Fn() -> Option<Value> + Send + 'static,
+        tell: impl Fn(&str) + Send + 'static,
+    ) -> Self {
+        let (stop, stopped) = mpsc::channel();
+        thread::spawn(move || {
+            loop {
+                tell(&verdict(ask().as_ref()));
+                if stopped.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+        });
+        Self { _stop: stop }
+    }
+}
+
 /// A path as one word of a shell.
 fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
@@ -171,6 +218,10 @@ fn quoted(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -195,6 +246,38 @@ mod tests {
         let forwards = forwards().unwrap();
         assert_eq!(forwards.iter().map(|f| f.guest).collect::<Vec<_>>(), [7835, 7839, 7840]);
         assert!(forwards.iter().all(|f| f.host != 0));
+    }
+
+    #[test]
+    fn a_state_is_asked_for_again_and_is_unknown_without_an_answer() {
+        let healthy = json!({ "healthy": true, "problems": [], "nodes": [{}, {}, {}] });
+        let late = json!({ "healthy": false, "problems": ["x is late", "y", "z"], "nodes": [] });
+        let silent = json!({ "healthy": false, "problems": [] });
+        let answers = [Some(healthy.clone()), Some(late), None, Some(silent), Some(healthy)];
+        let answers = Mutex::new(answers.into_iter());
+        let (tell, told) = mpsc::channel();
+        let watch = Watch::start(
+            Duration::from_millis(1),
+            move || answers.lock().unwrap().next().flatten(),
+            // The receiver ends with the test.
+            move |state| drop(tell.send(state.to_owned())),
+        );
+        let states: Vec<_> = told.iter().take(6).collect();
+        let unknown = "state of the cluster not known";
+        assert_eq!(
+            states,
+            [
+                "cluster healthy, 3 nodes",
+                "x is late, and 2 more",
+                unknown,
+                "cluster not healthy",
+                "cluster healthy, 3 nodes",
+                unknown
+            ]
+        );
+        drop(watch);
+        // The channel closes with the thread.
+        assert!(told.iter().all(|state| state == unknown));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //!
 //! Everything of a machine lies in `target/run/<name>/`: disk, firmware
 //! variables, parameters, the owner's key, logs, and a `polisctl` for its cluster.
+//! The command holds the lock of the name for its whole life.
 
 use std::env;
 use std::fs;
@@ -22,6 +23,7 @@ use polis_qemu::image::Flash;
 use polis_qemu::machine::Outcome;
 use polis_qemu::{Bus, Config, Event, Image, Machine};
 
+use crate::lock::Lock;
 use crate::operator::Operator;
 use crate::{host, image, parameters, several, terminal};
 
@@ -130,7 +132,10 @@ fn boot(args: Args) -> Result<()> {
         ))
         .into());
     }
-    let dir = image::workspace().join("target/run").join(&args.name);
+    let runs = image::workspace().join("target/run");
+    let dir = runs.join(&args.name);
+    // Before anything there is read, built or replaced.
+    Lock::take(&runs, &args.name)?.hold_until_exit();
     if args.keep {
         continues(nodes_in(&dir), usize::from(args.nodes)).map_err(host::Usage)?;
     }
@@ -328,8 +333,8 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path) -> Result<Config> 
 /// The node's console in this terminal, until either side has enough.
 fn show(mut machine: Machine, keep: bool) -> Result<()> {
     let console = machine.take_console().context("QEMU opened no console")?;
-    eprintln!("run: this terminal becomes the node's console; {} ends it", terminal::QUIT);
-    let end = terminal::lend(&console)?;
+    eprintln!("run: this terminal becomes the node's console; {}", terminal::hint(1));
+    let end = terminal::lend(&console, 1)?;
     if end == terminal::End::Quit && keep {
         eprintln!("run: stopping the node, so that its disk is whole");
         machine.qmp.power_button()?;
@@ -350,8 +355,8 @@ fn show(mut machine: Machine, keep: bool) -> Result<()> {
             machine.log().display()
         );
     }
-    if let Some(ready) = machine.seen(|event| event.word == "ready").last() {
-        eprintln!("run: {}", at_home(ready));
+    if let Some(text) = at_home(&machine.seen(|_event| true)) {
+        eprintln!("run: {text}");
     }
     eprintln!("run: the serial line is in {}", machine.log().display());
     Ok(())
@@ -377,7 +382,9 @@ fn stream(machine: &mut Machine, args: &Args) -> Result<()> {
         };
         match &*event.word {
             "ready" if watched => {
-                eprintln!("run: {}", at_home(&event));
+                if let Some(text) = at_home(&machine.seen(|_event| true)) {
+                    eprintln!("run: {text}");
+                }
                 return Ok(());
             }
             "guru" if watched => bail!("the node gave up: {event}"),
@@ -388,18 +395,65 @@ fn stream(machine: &mut Machine, args: &Args) -> Result<()> {
     }
 }
 
-fn at_home(ready: &Event) -> String {
-    format!(
-        "{} is ready at {}, {:.1} s after QEMU started",
-        ready.text("node"),
-        ready.text("address"),
-        ready.at.as_secs_f64()
-    )
+/// The last time that the node became ready, and how long its boot took: the first
+/// since QEMU started, a later one since its own kernel did.
+fn at_home(events: &[Event]) -> Option<String> {
+    let last = events.iter().rposition(|event| event.word == "ready")?;
+    let ready = &events[last];
+    let boots = events[..last].iter().filter(|event| event.word == "boot").count();
+    let took = match (boots, ready.uptime()) {
+        (0 | 1, _) => format!(", {:.1} s after QEMU started", ready.at.as_secs_f64()),
+        (boots, Some(uptime)) => {
+            format!(", {uptime:.1} s after the kernel of boot {boots} started")
+        }
+        (boots, None) => format!(" in boot {boots}"),
+    };
+    Some(format!("{} is ready at {}{took}", ready.text("node"), ready.text("address")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_whose_name_is_in_use_ends_before_it_touches_anything() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let name = format!("test-lock-{}", std::process::id());
+        let runs = image::workspace().join("target/run");
+        let _held = Lock::take(&runs, &name).unwrap();
+        // No host has so much memory: a run that passed the lock fails at that, before
+        // it builds an image.
+        let memory = ["--nodes", "16", "--memory", "1048576"];
+        let words = ["run", "--name", &name].into_iter().chain(memory);
+        let args = <Line as clap::Parser>::parse_from(words).args;
+        let error = format!("{:#}", run(args).unwrap_err());
+        fs::remove_file(runs.join(format!("{name}.lock"))).unwrap();
+        assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+        assert!(!runs.join(&name).exists());
+    }
+
+    #[test]
+    fn the_closing_line_counts_from_the_boot_that_it_speaks_of() {
+        let event = |at, text| Event::parse(text, Duration::from_secs(at)).unwrap();
+        let ready = "POLIS ready node=polis-01 address=10.0.2.15 t=9.100";
+        let mut events = vec![
+            event(4, "POLIS boot version=1 t=1.000"),
+            event(12, ready),
+            event(600, "POLIS off reason=reboot t=597.000"),
+            event(605, "POLIS boot version=1 t=1.000"),
+        ];
+        let first = "polis-01 is ready at 10.0.2.15, 12.0 s after QEMU started";
+        // Also while a later boot is not ready yet.
+        assert_eq!(at_home(&events).as_deref(), Some(first));
+        events.push(event(665, ready));
+        let second = "polis-01 is ready at 10.0.2.15, 9.1 s after the kernel of boot 2 started";
+        assert_eq!(at_home(&events).as_deref(), Some(second));
+        assert_eq!(at_home(&events[..1]), None);
+    }
 
     #[test]
     fn a_kept_cluster_is_neither_made_smaller_nor_mixed_with_a_node_alone() {

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! In a terminal, the console of node 1 appears in it, and the cluster is raised
-//! behind it, told in the terminal's title; without one, every serial line is printed
+//! behind it. The terminal's title shows each step of that, then what `cluster status`
+//! says, asked again every few seconds. Without a terminal, every serial line is printed
 //! with the node's number. Meanwhile `cargo xtask link` cuts, slows and heals links.
 //!
 //! Invariants:
@@ -42,6 +43,13 @@ const VOTERS: u8 = 3;
 
 /// Between two looks at the end of a serial log.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// Between an answer of `cluster status` and the next question.
+const ASK_EVERY: Duration = Duration::from_secs(3);
+/// How long `cluster status` may take: after that, the state is not known.
+const ASK_MAX: &str = "4s";
+/// Characters of a cause in the title, which is one line of a window.
+const CAUSE_MAX: usize = 100;
 
 /// Runs the command.
 pub(crate) fn run(args: &Args, image: &Image) -> Result<()> {
@@ -195,22 +203,47 @@ impl Plan {
     }
 }
 
+/// Shows in the terminal's title what `cluster status` says of `fleet`, and behind it why
+/// the cluster could not be raised.
+fn watch(fleet: &Fleet, failed: Option<&anyhow::Error>) -> operator::Watch {
+    let operator = fleet.operator.clone();
+    let ids: Vec<_> = fleet.nodes.iter().map(|node| node.id.clone()).collect();
+    let failed = failed.map(anyhow::Error::to_string);
+    operator::Watch::start(
+        ASK_EVERY,
+        move || operator.document(&["--timeout", ASK_MAX, "cluster", "status"]).ok(),
+        move |state| terminal::title(&titled(state, &ids, failed.as_deref())),
+    )
+}
+
+/// A state as a title: nodes by their numbers, and behind it the first line of why the
+/// cluster could not be raised.
+fn titled(state: &str, ids: &[String], failed: Option<&str>) -> String {
+    let known = ids.iter().enumerate().filter(|(_, id)| !id.is_empty());
+    let state = known.fold(state.to_owned(), |state, (number, id)| {
+        state.replace(id, &format!("node {}", number + 1))
+    });
+    let cause = failed.and_then(|why| why.lines().next());
+    let Some(cause) = cause else { return state };
+    let cause: String = cause.chars().take(CAUSE_MAX).collect();
+    format!("{state}; the start stopped: {cause}")
+}
+
 /// The console of node 1 in this terminal; the cluster is raised meanwhile.
 fn show(plan: Plan, args: &Args) -> Result<()> {
     let keep = args.keep;
+    let machines = usize::from(args.nodes);
     let (lend, lent) = mpsc::sync_channel(1);
     let (leave, left) = mpsc::sync_channel::<()>(1);
     // The machines are this thread's.
     let raising = thread::spawn(move || -> Result<String> {
         let mut fleet = plan.fleet()?.telling(|milestone| terminal::title(&told(milestone)));
         let _links = plan.links(&fleet)?;
-        let raised = plan.raise(&mut fleet, |console| drop(lend.send(console)));
-        terminal::title(match &raised {
-            Ok(()) => "the cluster is whole",
-            Err(_error) => "the cluster is not whole: leave the console to see why",
-        });
+        // Without a console, because node 1 did not start, its sender is gone afterwards.
+        let raised = plan.raise(&mut fleet, move |console| drop(lend.send(console)));
+        let _watch = watch(&fleet, raised.as_ref().err());
         let text = table(&fleet.milestones());
-        let text = raised.map(|()| format!("run: the cluster is whole\n{text}"));
+        let text = raised.map(|()| format!("run: every node started\n{text}"));
         // An error is not ready to be read while the console has the terminal.
         let _left = left.recv();
         if keep {
@@ -220,14 +253,14 @@ fn show(plan: Plan, args: &Args) -> Result<()> {
     });
     if let Ok(console) = lent.recv() {
         eprintln!(
-            "run: this terminal becomes the console of node 1, its title tells of the others; {} \
-             ends all of them",
-            terminal::QUIT
+            "run: this terminal becomes the console of node 1, its title shows the state of the \
+             cluster; {}",
+            terminal::hint(machines)
         );
-        terminal::lend(&console)?;
+        terminal::lend(&console, machines)?;
     }
     drop(leave);
-    terminal::title("");
+    terminal::no_title();
     if !keep && !raising.is_finished() {
         // Whoever leaves does not wait for a cluster; or it is at its very end.
         thread::sleep(LOOK);
@@ -354,6 +387,15 @@ fn table(milestones: &[Milestone]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_title_names_nodes_by_their_numbers_and_why_the_start_stopped() {
+        let ids = ["polis-aa".to_owned(), "polis-bb".to_owned(), String::new()];
+        let state = "polis-bb is late, and 1 more";
+        assert_eq!(titled(state, &ids, None), "node 2 is late, and 1 more");
+        let title = titled(state, &ids, Some("waited for node 3\nits last lines"));
+        assert_eq!(title, "node 2 is late, and 1 more; the start stopped: waited for node 3");
+    }
 
     #[test]
     fn the_table_says_how_long_each_step_took() {

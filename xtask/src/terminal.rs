@@ -1,22 +1,31 @@
 //! Lends this terminal to a console of the guest.
 //!
 //! Bytes go both ways untouched, so the guest draws here exactly what it would
-//! draw on a terminal of its own. Two keys stay ours, and end the loan: Ctrl-C,
-//! which ends any other command, and Ctrl-], which no program uses.
+//! draw on a terminal of its own. Two keys stay ours, and ask whether to end the loan,
+//! since the machines end with it: Ctrl-C, which ends any other command, and Ctrl-],
+//! which no program uses.
 //!
 //! ```text
-//! [lent] --Ctrl-C, Ctrl-]-------> Quit
-//!    |----SIGINT TERM HUP QUIT--> Quit
-//!    +----guest closes it-------> Closed
+//!          Ctrl-C, Ctrl-]              y, Ctrl-C, Ctrl-]
+//! [lent] ------------------> [asking] ------------------> Quit
+//!    |  <--any other key---------+
+//!    |
+//!    |--guest closes it, the only machine---------------> Closed
+//!    +--guest closes it--> [ended] --y, Ctrl-C, Ctrl-]--> Closed
+//!
+//! any --SIGINT TERM HUP QUIT, terminal closed-----------> Quit
 //! ```
 //!
 //! Invariants:
+//! - While it asks, the guest never waits for the terminal: its output is dropped, and
+//!   the guest draws its screen anew after the answer *no*.
 //! - However the loan ends (also by a panic), the terminal gets back the modes
 //!   that it had.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -29,8 +38,22 @@ use signal_hook::low_level::pipe;
 /// node has its own ways to leave a prompt.
 const QUIT_KEYS: [u8; 2] = [0x03, 0x1d];
 
-/// What a person is told about them.
-pub(crate) const QUIT: &str = "Ctrl-C or Ctrl-]";
+/// Has the console of a node draw its screen anew (Ctrl-L).
+const REDRAW: &[u8] = b"\x0c";
+
+/// Clears what the guest drew, for a question.
+const CLEAR: &str = "\x1b[0m\x1b[?25h\x1b[2J\x1b[H";
+
+/// How a person ends a loan of the console of one of so many machines.
+pub(crate) fn hint(machines: usize) -> String {
+    let question = question(machines);
+    format!("Ctrl-C or Ctrl-] asks `{question}`; y or the same key again stops")
+}
+
+fn question(machines: usize) -> String {
+    let plural = if machines == 1 { "" } else { "s" };
+    format!("stop {machines} machine{plural}? [y/N]")
+}
 
 /// A screen of its own for the guest, which may clear it or not: what was there
 /// before comes back at the end.
@@ -54,12 +77,44 @@ pub(crate) fn is_interactive() -> bool {
     isatty(io::stdin()) && isatty(io::stdout())
 }
 
-/// Tells something in the title of the terminal, beside a console that has all of it.
+/// The title of the terminal, beside a console that has all of it.
+struct Title {
+    /// What it says; nothing after the end of the loan.
+    shown: Option<String>,
+}
+
+static TITLE: Mutex<Title> = Mutex::new(Title { shown: Some(String::new()) });
+
+impl Title {
+    /// Writes only what is new: each write comes between the bytes of the guest.
+    fn show(&mut self, text: &str, screen: &mut impl Write) -> io::Result<()> {
+        let plain: String = text.chars().filter(|c| !c.is_control()).collect();
+        let Some(shown) = self.shown.as_mut().filter(|shown| **shown != plain) else {
+            return Ok(());
+        };
+        write!(screen, "\x1b]2;{plain}\x07")?;
+        *shown = plain;
+        screen.flush()
+    }
+
+    fn end(&mut self, screen: &mut impl Write) -> io::Result<()> {
+        self.show("", screen)?;
+        self.shown = None;
+        Ok(())
+    }
+}
+
+/// Sets the title of the terminal.
 pub(crate) fn title(text: &str) {
-    let plain: String = text.chars().filter(|c| !c.is_control()).collect();
-    let mut stdout = io::stdout();
-    // Whoever has no title misses nothing that the console does not say, too.
-    let _told = write!(stdout, "\x1b]2;{plain}\x07").and_then(|()| stdout.flush());
+    let mut title = TITLE.lock().unwrap_or_else(PoisonError::into_inner);
+    // The console and the end of the command say what a terminal without a title lacks.
+    let _shown = title.show(text, &mut io::stdout());
+}
+
+/// Clears the title of the terminal, and ignores later ones.
+pub(crate) fn no_title() {
+    let mut title = TITLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _shown = title.end(&mut io::stdout());
 }
 
 /// Puts the modes of a terminal back when dropped.
@@ -93,18 +148,45 @@ impl Drop for Raw {
     }
 }
 
-/// Lends the terminal to `console` until the person or the guest ends it.
+/// Lends the terminal to `console` until the person or the guest ends it. So many
+/// `machines` end with the loan.
 ///
 /// # Errors
 /// When the terminal or the console fails.
-pub(crate) fn lend(console: &UnixStream) -> Result<End> {
+pub(crate) fn lend(console: &UnixStream, machines: usize) -> Result<End> {
     let (signals, raised) = UnixStream::pair().context("cannot make a pipe for signals")?;
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
         let raised = raised.try_clone().context("cannot make a pipe for signals")?;
         pipe::register(signal, raised).context("cannot catch signals")?;
     }
     let _raw = Raw::enter()?;
-    carry(&io::stdin(), &mut io::stdout(), console, &signals).context("the console broke off")
+    carry(&io::stdin(), &mut io::stdout(), console, &signals, machines)
+        .context("the console broke off")
+}
+
+/// What the terminal shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    /// What the guest draws.
+    Guest,
+    /// The question whether to stop the machines.
+    Question,
+    /// The same question, after the machine of this console ended and others go on.
+    Ended,
+}
+
+impl Shown {
+    fn draw(self, machines: usize, screen: &mut impl Write) -> io::Result<()> {
+        match self {
+            Self::Guest => screen.write_all(BORROW)?,
+            Self::Question => write!(screen, "{CLEAR}{} ", question(machines))?,
+            Self::Ended => {
+                let others = question(machines - 1);
+                write!(screen, "{CLEAR}the machine of this console has ended\r\n{others} ")?;
+            }
+        }
+        screen.flush()
+    }
 }
 
 /// The loop of [`lend`], between any two ends.
@@ -113,53 +195,92 @@ fn carry(
     screen: &mut impl Write,
     mut console: &UnixStream,
     signals: &UnixStream,
+    machines: usize,
 ) -> io::Result<End> {
     let mut buffer = [0; 16 * 1024];
+    let mut shown = Shown::Guest;
     loop {
-        let mut fds = [
-            PollFd::new(keys, PollFlags::IN),
-            PollFd::new(console, PollFlags::IN),
-            PollFd::new(signals, PollFlags::IN),
-        ];
+        let mut fds = vec![PollFd::new(keys, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
+        if shown != Shown::Ended {
+            fds.push(PollFd::new(console, PollFlags::IN));
+        }
         match poll(&mut fds, None) {
             Err(Errno::INTR) => continue,
             other => other?,
         };
-        let ready = fds.map(|fd| !fd.revents().is_empty());
-        if ready[2] {
+        let ready = |number: usize| fds.get(number).is_some_and(|fd| !fd.revents().is_empty());
+        let (typed, raised, drawn) = (ready(0), ready(1), ready(2));
+        if raised {
             return Ok(End::Quit);
         }
-        if ready[1] {
+        let mut closed = false;
+        if drawn {
             match console.read(&mut buffer) {
-                Ok(0) => return Ok(End::Closed),
-                Ok(count) => {
+                Ok(0) => closed = true,
+                Ok(count) if shown == Shown::Guest => {
                     screen.write_all(&buffer[..count])?;
                     screen.flush()?;
                 }
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
-                    return Ok(End::Closed);
-                }
+                Ok(_dropped) => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => closed = true,
                 Err(error) => return Err(error),
             }
         }
-        if ready[0] {
+        if typed && !closed {
             let count = rustix::io::read(keys, &mut buffer)?;
-            let typed = &buffer[..count];
-            let quit = count == 0 || typed.iter().any(|key| QUIT_KEYS.contains(key));
-            if quit {
+            if count == 0 {
                 return Ok(End::Quit);
             }
-            match console.write_all(typed) {
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(End::Closed),
-                other => other?,
+            let mut typed = &buffer[..count];
+            if shown == Shown::Guest {
+                let quit = typed.iter().position(|key| QUIT_KEYS.contains(key));
+                let (before, after) = typed.split_at(quit.unwrap_or(count));
+                closed = send(console, before)?;
+                if quit.is_some() {
+                    shown = Shown::Question;
+                    shown.draw(machines, screen)?;
+                }
+                // Without the key that asked.
+                typed = after.get(1..).unwrap_or_default();
+            }
+            match (shown, typed.first()) {
+                (Shown::Guest, _) | (_, None) => {}
+                (_, Some(key)) if b"yY".contains(key) || QUIT_KEYS.contains(key) => {
+                    return Ok(if shown == Shown::Ended { End::Closed } else { End::Quit });
+                }
+                // The rest of an answer, such as of an arrow key, is not the guest's.
+                (Shown::Question, Some(_no)) => {
+                    shown = Shown::Guest;
+                    shown.draw(machines, screen)?;
+                    closed |= send(console, REDRAW)?;
+                }
+                (Shown::Ended, Some(_no)) => shown.draw(machines, screen)?,
             }
         }
+        if closed {
+            if machines == 1 {
+                return Ok(End::Closed);
+            }
+            shown = Shown::Ended;
+            shown.draw(machines, screen)?;
+        }
+    }
+}
+
+/// Sends keys to the guest; whether its end is gone.
+fn send(mut console: &UnixStream, keys: &[u8]) -> io::Result<bool> {
+    match console.write_all(keys) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(true),
+        other => other.map(|()| false),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A loan that ends too early fails a test, which would wait for its bytes for ever.
+    const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
 
     struct Loan {
         keys: UnixStream,
@@ -174,6 +295,7 @@ mod tests {
         let (keys, person) = UnixStream::pair().unwrap();
         let (console, guest) = UnixStream::pair().unwrap();
         let (signals, raised) = UnixStream::pair().unwrap();
+        guest.set_read_timeout(Some(PATIENCE)).unwrap();
         Loan { keys, person, console, guest, signals, raised }
     }
 
@@ -186,12 +308,12 @@ mod tests {
         let guest = std::thread::spawn(move || {
             let mut heard = [0; 3];
             guest.read_exact(&mut heard).unwrap();
-            person.write_all(&[QUIT_KEYS[0]]).unwrap();
+            person.write_all(&[QUIT_KEYS[0], b'y']).unwrap();
             (heard, guest)
         });
         let mut screen = Vec::new();
-        assert_eq!(carry(&keys, &mut screen, &console, &signals).unwrap(), End::Quit);
-        assert_eq!(screen, b"\x1b[2Jhello");
+        assert_eq!(carry(&keys, &mut screen, &console, &signals, 1).unwrap(), End::Quit);
+        assert!(screen.starts_with(b"\x1b[2Jhello"));
         assert_eq!(&guest.join().unwrap().0, b"abc");
     }
 
@@ -199,13 +321,78 @@ mod tests {
     fn a_guest_that_ends_closes_the_loan() {
         let Loan { keys, person: _person, console, guest, signals, raised: _raised } = loan();
         drop(guest);
-        assert_eq!(carry(&keys, &mut Vec::new(), &console, &signals).unwrap(), End::Closed);
+        assert_eq!(carry(&keys, &mut Vec::new(), &console, &signals, 1).unwrap(), End::Closed);
     }
 
     #[test]
     fn a_signal_ends_the_loan() {
         let Loan { keys, person: _person, console, guest: _guest, signals, mut raised } = loan();
         raised.write_all(&[1]).unwrap();
-        assert_eq!(carry(&keys, &mut Vec::new(), &console, &signals).unwrap(), End::Quit);
+        assert_eq!(carry(&keys, &mut Vec::new(), &console, &signals, 1).unwrap(), End::Quit);
+    }
+
+    #[test]
+    fn leaving_asks_first_and_any_other_key_returns_to_the_guest() {
+        for yes in [b"y", b"Y", &QUIT_KEYS[..1], &QUIT_KEYS[1..]] {
+            let Loan { keys, mut person, console, mut guest, signals, raised: _raised } = loan();
+            // An arrow key is no answer, and none of it is the guest's.
+            person.write_all(b"a\x03").unwrap();
+            let guest = std::thread::spawn(move || {
+                let mut heard = [0; 1];
+                guest.read_exact(&mut heard).unwrap();
+                person.write_all(b"\x1b[A").unwrap();
+                let mut redraw = [0; 1];
+                guest.read_exact(&mut redraw).unwrap();
+                person.write_all(b"\x03").unwrap();
+                person.write_all(yes).unwrap();
+                // Both live until the loan has ended.
+                (heard, redraw, guest, person)
+            });
+            let mut screen = Vec::new();
+            assert_eq!(carry(&keys, &mut screen, &console, &signals, 3).unwrap(), End::Quit);
+            let (heard, redraw, mut guest, _person) = guest.join().unwrap();
+            assert_eq!((&heard[..], &redraw[..]), (&b"a"[..], REDRAW));
+            let screen = String::from_utf8(screen).unwrap();
+            assert_eq!(screen.matches("stop 3 machines? [y/N]").count(), 2, "{screen:?}");
+            drop(console);
+            let mut rest = Vec::new();
+            guest.read_to_end(&mut rest).unwrap();
+            assert_eq!(rest, b"");
+        }
+    }
+
+    #[test]
+    fn the_end_of_one_of_several_machines_asks_before_the_others_end() {
+        let Loan { keys, mut person, console, guest, signals, raised: _raised } = loan();
+        let (mut screen, mut seen) = UnixStream::pair().unwrap();
+        seen.set_read_timeout(Some(PATIENCE)).unwrap();
+        drop(guest);
+        let question = "has ended\r\nstop 2 machines? [y/N]";
+        std::thread::scope(|scope| {
+            let loan = scope.spawn(|| carry(&keys, &mut screen, &console, &signals, 3).unwrap());
+            let mut text = String::new();
+            // One answer a question.
+            for (asked, answer) in [(1, b"n"), (2, b"y")] {
+                while text.matches(question).count() < asked {
+                    let mut byte = [0; 1];
+                    seen.read_exact(&mut byte).unwrap();
+                    text.push(char::from(byte[0]));
+                }
+                person.write_all(answer).unwrap();
+            }
+            assert_eq!(loan.join().unwrap(), End::Closed);
+        });
+    }
+
+    #[test]
+    fn a_title_is_written_when_it_changes_and_never_after_its_end() {
+        let mut title = Title { shown: Some(String::new()) };
+        let mut screen = Vec::new();
+        for text in ["healthy", "healthy", "node 2\x07 is late"] {
+            title.show(text, &mut screen).unwrap();
+        }
+        title.end(&mut screen).unwrap();
+        title.show("healthy", &mut screen).unwrap();
+        assert_eq!(screen, b"\x1b]2;healthy\x07\x1b]2;node 2 is late\x07\x1b]2;\x07");
     }
 }
