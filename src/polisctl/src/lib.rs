@@ -28,6 +28,8 @@ mod error;
 mod etcd;
 mod key;
 #[cfg(test)]
+mod loopback;
+#[cfg(test)]
 mod mentions_tests;
 mod node;
 mod output;

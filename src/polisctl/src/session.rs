@@ -7,6 +7,8 @@
 //!
 //! Invariants:
 //! - Nothing is asked of a cluster whose CA the context does not have.
+//! - Nothing is asked of a node whose certificate is not of the node that was named,
+//!   by its ID or by its first digits.
 //! - A certificate of which two thirds are over is renewed before anything else;
 //!   where that fails, the old one is used as long as it lasts.
 //!
@@ -14,6 +16,7 @@
 //! command means.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -289,15 +292,22 @@ impl Session {
 
     /// Connects to one node's own port.
     pub(super) async fn node(&self, node: &Target) -> Result<Channel, Error> {
+        Ok(self.connect(node).await?.channel)
+    }
+
+    /// The same; the answer names the node at the other end.
+    pub(super) async fn connect(&self, node: &Target) -> Result<Connection, Error> {
         let address = detour(&self.context, &node.address)?;
         let trust = Trust::Authority(self.credentials.authority.clone().unwrap_or_default());
-        let expect = node.id.map_or(Expect::AnyNode, Expect::Node);
-        match self.reach(&address, expect, &trust).await {
-            Ok(connection) => Ok(connection.channel),
+        match self.reach(&address, Expect::AnyNode, &trust).await {
+            Ok(connection) => {
+                node.meant.check(connection.node, &address)?;
+                Ok(connection)
+            }
             Err(error) => {
                 let help = error.help();
-                let who = node.id.map_or("the node".to_owned(), |id| id.to_string());
-                Err(Error::from(error).context(format!("cannot reach {who}")).or_help(help))
+                let error = Error::from(error).context(format!("cannot reach {}", node.meant));
+                Err(error.or_help(help))
             }
         }
     }
@@ -339,8 +349,8 @@ impl Session {
         at: Option<&Endpoint>,
     ) -> Result<Target, Error> {
         if let Some(at) = at {
-            let id = wanted.and_then(|wanted| wanted.parse().ok());
-            return Ok(Target { id, address: at.clone() });
+            let meant = wanted.map_or(Ok(Meant::Any), Meant::parse)?;
+            return Ok(Target { meant, address: at.clone() });
         }
         let node = match wanted {
             Some(wanted) => self.find(wanted).await?,
@@ -366,17 +376,71 @@ impl Session {
         let entry = nodes.into_iter().find(|entry| entry.id == node.id)?;
         let address = Endpoint::parse(entry.addresses.first()?, MANAGEMENT_PORT).ok()?;
         let address = address.at_port(MANAGEMENT_PORT);
-        Some(Target { id: node.id.parse().ok(), address })
+        Some(Target { meant: Meant::Node(node.id.parse().ok()?), address })
     }
 }
 
 /// A node's own port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
-    /// Who must answer, if that is known.
-    pub(super) id: Option<NodeId>,
+    /// Who must answer.
+    pub(super) meant: Meant,
     /// Where.
     pub(super) address: Endpoint,
+}
+
+/// The node that must answer at an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Meant {
+    /// Any node of the cluster.
+    Any,
+    /// This one.
+    Node(NodeId),
+    /// The one whose ID begins with these digits.
+    Digits(String),
+}
+
+impl Meant {
+    /// Reads an ID, or the first digits of one.
+    fn parse(text: &str) -> Result<Self, Error> {
+        if let Ok(id) = text.parse() {
+            return Ok(Self::Node(id));
+        }
+        let digits = text.strip_prefix(PREFIX).unwrap_or(text);
+        let is_digit = |c: char| matches!(c, '0'..='9' | 'a'..='f');
+        if (DIGITS_MIN..=DIGITS_MAX).contains(&digits.len()) && digits.chars().all(is_digit) {
+            return Ok(Self::Digits(digits.to_owned()));
+        }
+        Err(Error::usage(format!("{text:?} is not a node ID, nor the beginning of one"))
+            .or_help("give the ID, or at least its first four digits"))
+    }
+
+    /// Compares with the node whose certificate was shown at `address`. The command
+    /// has sent nothing yet.
+    fn check(&self, found: NodeId, address: &Endpoint) -> Result<(), Error> {
+        let fits = match self {
+            Self::Any => true,
+            Self::Node(meant) => *meant == found,
+            Self::Digits(digits) => found.to_string()[PREFIX.len()..].starts_with(digits),
+        };
+        if fits {
+            return Ok(());
+        }
+        Err(Error::new(format!("the node at {address} is {found}, not {self}")).or_help(
+            "nothing was sent to it; check the address: `polisctl node list` shows where each \
+             node is",
+        ))
+    }
+}
+
+impl fmt::Display for Meant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("the node"),
+            Self::Node(id) => id.fmt(f),
+            Self::Digits(digits) => write!(f, "{PREFIX}{digits}…"),
+        }
+    }
 }
 
 /// Where the cluster says that a node is.
@@ -388,11 +452,14 @@ fn target(node: &v1::NodeInfo) -> Result<Target, Error> {
             .or_help("name where it is: --at HOST[:PORT]")
     })?;
     let id = node.id.parse().doing(|| format!("the cluster names a node {:?}", node.id))?;
-    Ok(Target { id: Some(id), address: address.at_port(MANAGEMENT_PORT) })
+    Ok(Target { meant: Meant::Node(id), address: address.at_port(MANAGEMENT_PORT) })
 }
 
-/// Fewest digits of an ID that name a node.
+/// What every ID starts with.
+const PREFIX: &str = "polis-";
+/// Fewest digits of an ID that name a node, and all that it has.
 const DIGITS_MIN: usize = 4;
+const DIGITS_MAX: usize = 32;
 
 /// The one node that a person means: its ID, or the beginning of its digits.
 fn pick(nodes: Vec<v1::NodeInfo>, wanted: &str) -> Result<v1::NodeInfo, Error> {

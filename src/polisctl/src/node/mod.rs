@@ -5,6 +5,9 @@
 
 mod logs;
 mod look;
+#[cfg(test)]
+#[path = "tests.rs"]
+mod stories;
 mod view;
 
 use std::path::PathBuf;
@@ -114,7 +117,7 @@ pub(super) enum Command {
     },
     /// Open the disk of a node that waits for its key.
     Unlock {
-        /// The node; with --at, where the cluster is not asked, by its whole ID.
+        /// The node.
         node: String,
         /// A file with the recovery key [default: asked for].
         #[arg(long, value_name = "FILE")]
@@ -401,13 +404,13 @@ async fn label(node: &str, labels: &[String], global: &Global) -> Result<(), Err
 async fn ends(end: &End, power_off: bool, global: &Global) -> Result<(), Error> {
     let session = Session::prepare(global, PATIENCE)?;
     let target = session.target(Some(&end.node), end.at.at.as_ref()).await?;
-    let channel = session.node(&target).await?;
+    let node = session.connect(&target).await?;
     let what = if power_off { "power the machine off" } else { "reboot the machine" };
-    NodeManagementClient::new(channel)
+    NodeManagementClient::new(node.channel)
         .reboot(v1::RebootRequest { power_off })
         .await
         .map_err(|status| refused(what, &status))?;
-    let name = target.id.map_or_else(|| target.address.to_string(), |id| id.to_string());
+    let name = node.node.to_string();
     let value = serde_json::json!({ "node": name, "power_off": power_off });
     let text = if power_off { "powers off" } else { "reboots" };
     global.out.print(&Document::new(&value, format!("{name} {text}"))?)
