@@ -45,9 +45,18 @@ impl World {
         self.folder.path().join(name)
     }
 
-    /// Runs `polisctl`; a `@name` among the arguments becomes a path in the folder, and the
+    /// Runs `polisctl` without a terminal; a `@name` among the arguments becomes a path in the folder, and the
     /// folder's path reads `@` in what was written.
     pub(super) fn run(&self, arguments: &[&str]) -> Ended {
+        self.start(arguments, None)
+    }
+
+    /// The same at a terminal, where a person types `answers`.
+    pub(super) fn asks(&self, arguments: &[&str], answers: &str) -> Ended {
+        self.start(arguments, Some(answers))
+    }
+
+    fn start(&self, arguments: &[&str], answers: Option<&str>) -> Ended {
         let program = std::iter::once(OsString::from("polisctl"));
         let arguments = arguments.iter().map(|argument| match argument.strip_prefix('@') {
             Some(name) => self.path(name).into_os_string(),
@@ -56,7 +65,10 @@ impl World {
         let home = self.folder.path().display().to_string();
         let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
         let (stdout, stderr) = (Written::default(), Written::default());
-        let streams = Streams::new(stdout.clone(), stderr.clone());
+        let mut streams = Streams::new(stdout.clone(), stderr.clone());
+        if let Some(answers) = answers {
+            streams = streams.with_person(io::Cursor::new(answers.to_owned()));
+        }
         let status = super::run(program.chain(arguments), variable, &streams);
         let text = |written: &Written| {
             let text = String::from_utf8_lossy(&written.0.lock().unwrap()).into_owned();

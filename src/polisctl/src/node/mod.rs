@@ -5,6 +5,7 @@
 
 mod logs;
 mod look;
+mod recovery;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod stories;
@@ -107,14 +108,8 @@ pub(super) enum Command {
     },
     /// Print the log of a node.
     Logs(logs::Arguments),
-    /// Print the key that opens a node's disk alone, or say that it is saved.
-    RecoveryKey {
-        /// The node.
-        node: String,
-        /// Say that it is saved: the cluster forgets it.
-        #[arg(long)]
-        confirm: bool,
-    },
+    /// Print the key that opens a node's disk alone, or delete the cluster's copy.
+    RecoveryKey(recovery::Arguments),
     /// Open the disk of a node that waits for its key.
     Unlock {
         /// The node.
@@ -214,7 +209,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Decommission { node, yes } => decommission(&node, yes, global).await,
         Command::Delete { node, force, yes } => delete(&node, force, yes, global).await,
         Command::Logs(arguments) => logs::run(arguments, global).await,
-        Command::RecoveryKey { node, confirm } => recovery_key(&node, confirm, global).await,
+        Command::RecoveryKey(arguments) => recovery::run(arguments, global).await,
         Command::Unlock { node, recovery_key_file, fingerprint, at } => {
             unlock(&node, recovery_key_file, fingerprint.as_ref(), &at, global).await
         }
@@ -414,35 +409,6 @@ async fn ends(end: &End, power_off: bool, global: &Global) -> Result<(), Error> 
     let value = serde_json::json!({ "node": name, "power_off": power_off });
     let text = if power_off { "powers off" } else { "reboots" };
     global.out.print(&Document::new(&value, format!("{name} {text}"))?)
-}
-
-async fn recovery_key(node: &str, confirm: bool, global: &Global) -> Result<(), Error> {
-    let session = Session::open(global).await?;
-    let node_id = session.find(node).await?.id;
-    if confirm {
-        let request = v1::ConfirmRecoveryKeyRequest { node_id: node_id.clone() };
-        session
-            .call("confirm the recovery key", Repeat::Allowed, |channel| {
-                let request = request.clone();
-                async move { ManagementClient::new(channel).confirm_recovery_key(request).await }
-            })
-            .await?;
-        let value = serde_json::json!({ "node": node_id, "confirmed": true });
-        let text = format!("the cluster has forgotten the recovery key of {node_id}");
-        return global.out.print(&Document::new(&value, text)?);
-    }
-    let request = v1::GetRecoveryKeyRequest { node_id: node_id.clone() };
-    let answer = session
-        .call("read the recovery key", Repeat::Allowed, |channel| {
-            let request = request.clone();
-            async move { ManagementClient::new(channel).get_recovery_key(request).await }
-        })
-        .await?;
-    global.out.remark(&format!(
-        "Write it down where the machine is not. Then: `polisctl node recovery-key {node_id} --confirm`"
-    ));
-    let value = serde_json::json!({ "node": node_id, "recovery_key": answer.recovery_key });
-    global.out.print(&Document::new(&value, answer.recovery_key.clone())?)
 }
 
 async fn unlock(
