@@ -3,6 +3,34 @@
 use super::Global;
 use super::error::{Error, Explain as _};
 
+/// Option of every command that disturbs a node, a user or the cluster.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(super) struct Sure {
+    /// Do not ask.
+    #[arg(long)]
+    yes: bool,
+}
+
+impl Sure {
+    /// Refuses where the person can neither be asked nor has said yes. Before anything
+    /// else is done: a script learns it at once.
+    pub(super) fn can_be(self, global: &Global) -> Result<(), Error> {
+        if self.yes || global.out.streams.has_person() {
+            return Ok(());
+        }
+        Err(Error::new("not a terminal: use --yes"))
+    }
+
+    /// Says what the command does and to whom, and asks whether to go on.
+    pub(super) fn of(self, global: &Global, effect: &str) -> Result<(), Error> {
+        if self.yes {
+            return Ok(());
+        }
+        self.can_be(global)?;
+        confirm(global, &format!("{effect} Go on?"), "say --yes if you are sure")
+    }
+}
+
 /// Asks a question of yes or no, where a person sits in front of a terminal.
 /// Without one the answer is an error, whose help is `instead`.
 pub(super) fn confirm(global: &Global, question: &str, instead: &str) -> Result<(), Error> {

@@ -12,6 +12,7 @@ use polis_proto::v1;
 use polis_proto::v1::aaa_client::AaaClient;
 use serde::{Deserialize, Serialize};
 
+use super::ask::Sure;
 use super::contexts::{self, Context};
 use super::error::{Error, Explain as _};
 use super::output::{Document, fields, table};
@@ -44,6 +45,8 @@ pub(super) enum Command {
     Revoke {
         /// Its name.
         name: String,
+        #[command(flatten)]
+        sure: Sure,
     },
 }
 
@@ -112,7 +115,8 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             let text = table(&["NAME", "ROLE", "STATE", "PUBLIC KEY"], &rows);
             global.out.print(&Document::new(&views, text)?)
         }
-        Command::Revoke { name } => {
+        Command::Revoke { name, sure } => {
+            sure.of(global, &format!("The user {name} loses all access to the cluster at once."))?;
             let session = Session::open(global).await?;
             session
                 .call("revoke the user", Repeat::Allowed, |channel| {

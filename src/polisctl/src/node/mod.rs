@@ -20,10 +20,11 @@ use polis_proto::v1::node_management_client::NodeManagementClient;
 use tonic::{Response, Status};
 use zeroize::Zeroizing;
 
+use super::ask::{self, Sure};
 use super::error::{Error, Explain as _};
 use super::output::Document;
 use super::session::{PATIENCE, Session, refused};
-use super::{Global, ask, key, parameters};
+use super::{Global, key, parameters};
 use polis_wire::endpoint::{self, Endpoint, MANAGEMENT_PORT};
 use polis_wire::identity::Spoken;
 use polis_wire::nodes::Role;
@@ -91,9 +92,8 @@ pub(super) enum Command {
     Decommission {
         /// The node.
         node: String,
-        /// Do not ask.
-        #[arg(long)]
-        yes: bool,
+        #[command(flatten)]
+        sure: Sure,
     },
     /// Forget a node, and revoke its certificates.
     Delete {
@@ -102,9 +102,8 @@ pub(super) enum Command {
         /// Treat it as dead if it is up.
         #[arg(long)]
         force: bool,
-        /// Do not ask.
-        #[arg(long)]
-        yes: bool,
+        #[command(flatten)]
+        sure: Sure,
     },
     /// Print the log of a node.
     Logs(logs::Arguments),
@@ -133,6 +132,8 @@ pub(super) struct End {
     node: String,
     #[command(flatten)]
     at: At,
+    #[command(flatten)]
+    sure: Sure,
 }
 
 /// Where a node is, if the cluster cannot say so.
@@ -206,8 +207,8 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Label { node, labels } => label(&node, &labels, global).await,
         Command::Reboot(end) => ends(&end, false, global).await,
         Command::Poweroff(end) => ends(&end, true, global).await,
-        Command::Decommission { node, yes } => decommission(&node, yes, global).await,
-        Command::Delete { node, force, yes } => delete(&node, force, yes, global).await,
+        Command::Decommission { node, sure } => decommission(&node, sure, global).await,
+        Command::Delete { node, force, sure } => delete(&node, force, sure, global).await,
         Command::Logs(arguments) => logs::run(arguments, global).await,
         Command::RecoveryKey(arguments) => recovery::run(arguments, global).await,
         Command::Unlock { node, recovery_key_file, fingerprint, at } => {
@@ -250,10 +251,11 @@ async fn change_roles(
     described(&node?, global)
 }
 
-async fn decommission(node: &str, yes: bool, global: &Global) -> Result<(), Error> {
+async fn decommission(node: &str, sure: Sure, global: &Global) -> Result<(), Error> {
+    sure.can_be(global)?;
     let session = Session::open(global).await?;
     let node_id = session.find(node).await?.id;
-    sure(yes, &format!("{node_id} wipes its keys and is never a member again. Go on?"), global)?;
+    sure.of(global, &format!("{node_id} wipes its keys and is never a member again."))?;
     let request = v1::DecommissionNodeRequest { node_id };
     let answer = session.call("decommission the node", Repeat::Allowed, |channel| {
         let request = request.clone();
@@ -263,11 +265,12 @@ async fn decommission(node: &str, yes: bool, global: &Global) -> Result<(), Erro
     described(&answer.node.unwrap_or_default(), global)
 }
 
-async fn delete(node: &str, force: bool, yes: bool, global: &Global) -> Result<(), Error> {
+async fn delete(node: &str, force: bool, sure: Sure, global: &Global) -> Result<(), Error> {
+    sure.can_be(global)?;
     let session = Session::open(global).await?;
     let found = session.find(node).await?;
     let node_id = found.id.clone();
-    sure(yes, &format!("The cluster forgets {node_id}. Go on?"), global)?;
+    sure.of(global, &format!("The cluster forgets {node_id} and revokes its certificates."))?;
     let request = v1::DeleteNodeRequest { node_id: node_id.clone(), force };
     let mut again = false;
     session
@@ -327,10 +330,6 @@ pub(super) fn described_view(node: &v1::NodeInfo) -> View {
 fn described(node: &v1::NodeInfo, global: &Global) -> Result<(), Error> {
     let view = described_view(node);
     global.out.print(&Document::new(&view, view.fields())?)
-}
-
-fn sure(yes: bool, question: &str, global: &Global) -> Result<(), Error> {
-    if yes { Ok(()) } else { ask::confirm(global, question, "say --yes if you are sure") }
 }
 
 async fn list(labels: &[String], states: &[State], global: &Global) -> Result<(), Error> {
@@ -397,15 +396,21 @@ async fn label(node: &str, labels: &[String], global: &Global) -> Result<(), Err
 }
 
 async fn ends(end: &End, power_off: bool, global: &Global) -> Result<(), Error> {
+    end.sure.can_be(global)?;
     let session = Session::prepare(global, PATIENCE)?;
     let target = session.target(Some(&end.node), end.at.at.as_ref()).await?;
     let node = session.connect(&target).await?;
+    let (name, at) = (node.node.to_string(), node.address);
+    let effect = match power_off {
+        true => format!("{name} at {at} stops its services and powers off."),
+        false => format!("{name} at {at} stops its services and reboots."),
+    };
+    end.sure.of(global, &effect)?;
     let what = if power_off { "power the machine off" } else { "reboot the machine" };
     NodeManagementClient::new(node.channel)
         .reboot(v1::RebootRequest { power_off })
         .await
         .map_err(|status| refused(what, &status))?;
-    let name = node.node.to_string();
     let value = serde_json::json!({ "node": name, "power_off": power_off });
     let text = if power_off { "powers off" } else { "reboots" };
     global.out.print(&Document::new(&value, format!("{name} {text}"))?)

@@ -13,6 +13,11 @@ const OF_A_NODE: [&[&str]; 5] = [
     &["node", "logs"],
 ];
 
+/// What keeps a command from asking.
+fn sure(command: &[&str]) -> &'static [&'static str] {
+    if ["reboot", "poweroff"].contains(&command[1]) { &["--yes"] } else { &[] }
+}
+
 #[test]
 fn a_command_with_an_address_asks_nothing_of_a_node_that_was_not_named() {
     let world = World::new();
@@ -22,16 +27,16 @@ fn a_command_with_an_address_asks_nothing_of_a_node_that_was_not_named() {
     let another = node_id(2).to_string();
     for command in OF_A_NODE {
         for named in [&another[6..10], &another[..12], &another[6..], &*another] {
-            let said = world.refuses(&[command, &[named, "--at", &at]].concat());
+            let said = world.refuses(&[command, &[named, "--at", &at], sure(command)].concat());
             assert!(said.contains(&found) && said.contains(named), "{command:?}: {said}");
             assert_eq!(cluster.asked(), [""; 0], "{command:?} of {named}");
         }
         for named in [&found[6..10], &found[..12], &*found] {
-            world.runs(&[command, &[named, "--at", &at]].concat());
+            world.runs(&[command, &[named, "--at", &at], sure(command)].concat());
             assert_eq!(cluster.asked().len(), 1, "{command:?} of {named}");
         }
     }
-    let ended = world.run(&["node", "reboot", "abc", "--at", &at]);
+    let ended = world.run(&["node", "reboot", "abc", "--yes", "--at", &at]);
     assert_eq!((ended.status, &*ended.stdout), (2, ""), "{}", ended.stderr);
     assert!(ended.stderr.contains("\"abc\" is not a node ID"), "{}", ended.stderr);
     assert_eq!(cluster.asked(), [""; 0]);
@@ -42,7 +47,42 @@ fn the_end_of_a_machine_names_the_node_in_full() {
     let world = World::new();
     let cluster = Cluster::new(&world);
     let found = node_id(NODE).to_string();
-    let said = world.runs(&["node", "reboot", &found[6..10], "--at", &cluster.address()]);
+    let said = world.runs(&["node", "reboot", &found[6..10], "--at", &cluster.address(), "--yes"]);
     assert_eq!(said, format!("{found} reboots\n"));
     assert_eq!(cluster.asked(), ["Reboot"]);
+}
+
+#[test]
+fn a_command_that_disturbs_says_what_it_does_to_whom_and_asks_first() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    let commands: [(&[&str], &str); 5] = [
+        (&["node", "reboot", &id], "Reboot"),
+        (&["node", "poweroff", &id], "PowerOff"),
+        (&["node", "decommission", &id], "DecommissionNode"),
+        (&["node", "delete", &id], "DeleteNode"),
+        (&["user", "revoke", "ann"], "RevokeUser ann"),
+    ];
+    for (command, call) in commands {
+        let said = world.refuses(command);
+        assert_eq!(said, "error: not a terminal: use --yes\n", "{command:?}");
+        for no in ["", "\n", "n\n", "no\n"] {
+            let ended = world.asks(command, no);
+            assert_eq!((ended.status, &*ended.stdout), (1, ""), "{}", ended.stderr);
+            let question = ended.stderr.lines().next().unwrap_or_default();
+            assert!(question.contains(command[2]), "it does not say to whom: {question}");
+            assert!(question.contains("Go on? [yes/no]"), "{question}");
+            assert!(ended.stderr.contains("nothing was done"), "{}", ended.stderr);
+        }
+        assert_eq!(cluster.asked(), [""; 0], "{command:?}");
+        for yes in ["y\n", "yes\n", "Y\n"] {
+            let ended = world.asks(command, yes);
+            assert_eq!(ended.status, 0, "{}", ended.stderr);
+            assert_eq!(cluster.asked(), [call]);
+        }
+        let ended = world.run(&[command, &["--yes"]].concat());
+        assert_eq!((ended.status, &*ended.stderr), (0, ""));
+        assert_eq!(cluster.asked(), [call]);
+    }
 }
