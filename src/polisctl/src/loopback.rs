@@ -151,7 +151,7 @@ impl NodeManagement for Served {
         let name = request.into_inner().name;
         self.note(&format!("Logs {name}"));
         let entry = v1::logs_response::Entry {
-            name,
+            name: if name.is_empty() { "kernel".to_owned() } else { name },
             message: "hello".to_owned(),
             time_unix_nanos: 1_700_000_000_123_456_789,
             ..Default::default()

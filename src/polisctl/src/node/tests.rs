@@ -86,3 +86,27 @@ fn a_command_that_disturbs_says_what_it_does_to_whom_and_asks_first() {
         assert_eq!(cluster.asked(), [call]);
     }
 }
+
+#[test]
+fn a_name_of_the_log_is_completed_and_an_unknown_one_is_an_error_with_near_names() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    let logs = |name| ["node", "logs", &*id, "--name", name].map(str::to_owned);
+    for (typed, name) in [("root.curator", "root.curator"), ("curator", "root.curator")] {
+        world.runs(&logs(typed).each_ref().map(|word| &**word));
+        assert_eq!(cluster.asked(), ["Services".to_owned(), format!("Logs {name}")]);
+    }
+    // The kernel is no service.
+    world.runs(&logs("kernel").each_ref().map(|word| &**word));
+    assert_eq!(cluster.asked(), ["Services", "Logs ", "Logs kernel"]);
+    let said = world.refuses(&logs("cruator").each_ref().map(|word| &**word));
+    assert_eq!(
+        said,
+        format!(
+            "error: nothing logs under the name \"cruator\"\n\
+             help: near names: root.curator; `polisctl node services {id}` lists all services\n"
+        )
+    );
+    assert_eq!(cluster.asked(), ["Services", "Logs "]);
+}
