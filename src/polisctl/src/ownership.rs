@@ -51,7 +51,7 @@ struct Taken {
     context: String,
     user: String,
     ca_fingerprint: String,
-    certificate_ends: String,
+    certificate_ends: Option<units::Time>,
 }
 
 /// Who somebody is whose key it is.
@@ -275,7 +275,7 @@ fn saved(global: &Global, context: Context) -> Result<(), Error> {
     let taken = Taken {
         user: OWNER.to_owned(),
         ca_fingerprint: Fingerprint::of_certificate(ca).to_string(),
-        certificate_ends: certificate.map(|facts| units::date(facts.not_after)).unwrap_or_default(),
+        certificate_ends: certificate.map(|facts| units::Time(facts.not_after)),
         context: context.name,
     };
     let lines = [
@@ -284,7 +284,7 @@ fn saved(global: &Global, context: Context) -> Result<(), Error> {
         ("CA", taken.ca_fingerprint.clone()),
         (
             "certificate ends",
-            format!("{}; it renews itself when it is used", taken.certificate_ends),
+            format!("{}; it renews itself when it is used", units::text(taken.certificate_ends)),
         ),
     ];
     global.out.print(&Document::new(&taken, fields(&lines))?)

@@ -168,11 +168,11 @@ async fn create(
         certificate: pki::certificate_pem(&answer.certificate),
     };
     contexts::write(out, &serde_json::to_vec_pretty(&invitation)?)?;
-    let ends = Facts::read(&answer.certificate).map(|facts| units::date(facts.not_after));
+    let ends = Facts::read(&answer.certificate).map(|facts| units::Time(facts.not_after));
     let value = serde_json::json!({ "user": name, "file": out, "certificate_ends": ends });
     let lines = [
         ("user", name),
-        ("certificate ends", ends.unwrap_or_default()),
+        ("certificate ends", units::text(ends)),
         ("next", format!("the user runs `polisctl context import {} --key FILE`", out.display())),
     ];
     global.out.print(&Document::new(&value, fields(&lines))?)

@@ -8,11 +8,11 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::At;
-use crate::Global;
 use crate::cluster::word;
 use crate::error::Error;
 use crate::output::{Document, clean};
 use crate::session::{PATIENCE, Session, refused};
+use crate::{Global, units};
 
 /// Arguments of `node logs`.
 #[derive(Debug, clap::Args)]
@@ -88,6 +88,8 @@ struct View<'a> {
     name: &'a str,
     severity: String,
     uptime_seconds: f64,
+    /// RFC 3339; `null`: the node had no clock yet.
+    time: Option<units::Time>,
     time_unix_nanos: i64,
     source: &'a str,
     message: &'a str,
@@ -221,6 +223,7 @@ fn document(entry: &Entry) -> Result<Document, Error> {
         name: &entry.name,
         severity: word(entry.severity().as_str_name(), "SEVERITY_"),
         uptime_seconds: entry.uptime_seconds,
+        time: units::nanos_since_1970(entry.time_unix_nanos).map(units::Time),
         time_unix_nanos: entry.time_unix_nanos,
         source: &entry.source,
         message: &entry.message,

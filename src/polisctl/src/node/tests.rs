@@ -110,3 +110,45 @@ fn a_name_of_the_log_is_completed_and_an_unknown_one_is_an_error_with_near_names
     );
     assert_eq!(cluster.asked(), ["Services", "Logs "]);
 }
+
+/// Makes a user with the person's own key.
+const INVITE: [&str; 9] =
+    ["user", "create", "ann", "--role", "viewer", "--key", "@owner.key", "-o", "@ann.json"];
+
+/// Every text in a document, with the path to it.
+fn texts(path: &str, value: &serde_json::Value, found: &mut Vec<(String, String)>) {
+    match value {
+        serde_json::Value::String(text) => found.push((path.to_owned(), text.clone())),
+        serde_json::Value::Array(all) => all.iter().for_each(|one| texts(path, one, found)),
+        serde_json::Value::Object(all) => {
+            all.iter().for_each(|(name, one)| texts(&format!("{path}.{name}"), one, found));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn a_time_in_a_document_is_rfc_3339() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    let commands: [(&[&str], &str); 6] = [
+        (&["node", "describe", &id], ".registered_at"),
+        (&["node", "list"], ".registered_at"),
+        (&["node", "logs", &id], ".time"),
+        (&["cluster", "ticket", "rotate", "--lifetime", "2h"], ".ends"),
+        (&["context", "show"], ".certificate_ends"),
+        (&INVITE, ".certificate_ends"),
+    ];
+    for (command, field) in commands {
+        let said = world.runs(&[command, &["--output", "json"]].concat());
+        let mut found = Vec::new();
+        texts("", &serde_json::from_str(&said).unwrap(), &mut found);
+        let time = found.iter().find(|(path, _)| path == field);
+        let Some((_, time)) = time else { panic!("{command:?} has no {field}: {said}") };
+        let plain = [(4, "-"), (7, "-"), (10, "T"), (13, ":"), (16, ":")];
+        assert!(plain.iter().all(|(at, mark)| time[*at..].starts_with(mark)), "{time}");
+        assert!(time.starts_with("20") && time.ends_with('Z'), "{time}");
+    }
+    assert!(cluster.asked().contains(&"CreateUser ann".to_owned()));
+}
