@@ -437,7 +437,7 @@ async fn wait(global: &Global, wanted: usize) -> Result<(), Error> {
         progress.says(&missing);
         let left = end.saturating_duration_since(Instant::now());
         // One look is not to take all the time that a person gives: nothing would be said.
-        session.limit(LOOK.min(left));
+        session.limit_calls(LOOK.min(left));
         missing = match tokio::time::timeout(left + GRACE, look(&session, wanted)).await {
             Ok(Ok(Look::Whole(status))) => {
                 drop(progress);

@@ -26,7 +26,7 @@ use serde::Serialize;
 use super::contexts::{Context, read_certificate};
 use super::error::{Error, Explain as _};
 use super::output::{Document, fields};
-use super::session::{PATIENCE, candidates, credentials, patience, refused};
+use super::session::{Limit, PATIENCE, candidates, credentials, patience, refused};
 use super::{Global, ask, key, units};
 use polis_wire::identity::{Fingerprint, Spoken};
 use polis_wire::pki::Facts;
@@ -90,7 +90,11 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         (Some(_), Some(_)) => return Err(another_cluster(&context.name)),
         (None, None) => {
             progress.says("asking for the cluster's CA");
-            let shown = shown_ca(&candidates).await?;
+            let shown = shown_ca(&candidates);
+            let shown = match global.timeout.map(Limit::new) {
+                None => shown.await?,
+                Some(limit) => limit.within("ask for the CA", shown).await?,
+            };
             drop(progress);
             compare(global, &shown, spoken.as_ref())?;
             (shown.ca, Some(shown.at))

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -18,6 +19,16 @@ pub(super) struct Ended {
     pub(super) status: u8,
     pub(super) stdout: String,
     pub(super) stderr: String,
+}
+
+/// An address at which nobody listens: bound, so that nobody else gets the port meanwhile.
+pub(super) fn closed_port() -> (OwnedFd, String) {
+    use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+    let bound = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let any = std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 0);
+    bind(&bound, &any).unwrap();
+    let address = std::net::SocketAddr::try_from(getsockname(&bound).unwrap()).unwrap();
+    (bound, address.to_string())
 }
 
 /// What was written to a stream.

@@ -11,7 +11,7 @@ use time::macros::format_description;
 /// The longest time that can be asked for: a hundred years is for ever.
 const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// Reads `90`, `90s`, `500ms`, `15m`, `2h`, `7d`.
+/// Reads `90s`, `500ms`, `15m`, `2h`, `7d`. A number without a unit is an error.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let allowed = "a whole number with ms, s, m, h or d behind it, such as 90s";
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -19,7 +19,7 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let number: u64 = number.parse().map_err(|_not| format!("allowed is {allowed}"))?;
     let milliseconds = match unit {
         "ms" => 1,
-        "" | "s" => 1_000,
+        "s" => 1_000,
         "m" => 60_000,
         "h" => 3_600_000,
         "d" => 86_400_000,
@@ -98,8 +98,7 @@ mod tests {
     #[test]
     fn durations_are_read_as_they_are_written() {
         for (text, seconds) in [
-            ("0", 0.0),
-            ("90", 90.0),
+            ("0s", 0.0),
             ("90s", 90.0),
             ("500ms", 0.5),
             ("15m", 900.0),
@@ -108,7 +107,9 @@ mod tests {
         ] {
             assert_eq!(duration(text).unwrap().as_secs_f64(), seconds, "{text}");
         }
-        for text in ["", "s", "-1", "1.5s", "1 s", "1w", "99999999999d", "18446744073709551616"] {
+        for text in
+            ["", "0", "90", "s", "-1", "1.5s", "1 s", "1w", "99999999999d", "18446744073709551616"]
+        {
             assert!(duration(text).is_err(), "{text}");
         }
     }

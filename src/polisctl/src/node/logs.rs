@@ -102,7 +102,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     let session = Session::prepare(global, PATIENCE)?;
     let target = session.target(Some(&arguments.node), arguments.at.at.as_ref()).await?;
     let mut client = NodeManagementClient::new(session.node(&target).await?);
-    let name = known(&mut client, &arguments).await?;
+    let name = known(&session, &mut client, &arguments).await?;
     let raw = match arguments.raw {
         Raw::Both => v1::logs_request::Raw::Unspecified,
         Raw::Only => v1::logs_request::Raw::Only,
@@ -117,8 +117,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         follow: arguments.follow,
         boot: arguments.boot,
     };
-    let asked = client.logs(request).await;
-    let mut stream = asked.map_err(|status| refused("read the log", &status))?.into_inner();
+    let mut stream = session.within("read the log", client.logs(request)).await?.into_inner();
     while let Some(answer) =
         stream.message().await.map_err(|status| refused("go on with the log", &status))?
     {
@@ -143,6 +142,7 @@ const SLIPS_MAX: usize = 2;
 /// those of the kernel and of child processes, are read from the log itself, which
 /// takes longer and happens only for a name that is no service's.
 async fn known(
+    session: &Session,
     client: &mut NodeManagementClient<Channel>,
     arguments: &Arguments,
 ) -> Result<String, Error> {
@@ -150,8 +150,8 @@ async fn known(
     if wanted.is_empty() {
         return Ok(String::new());
     }
-    let services = client.services(v1::ServicesRequest {}).await;
-    let services = services.map_err(|status| refused("list the services", &status))?.into_inner();
+    let services = client.services(v1::ServicesRequest {});
+    let services = session.within("list the services", services).await?.into_inner();
     let mut names: BTreeSet<String> =
         services.services.into_iter().map(|service| service.name).collect();
     if let Some(name) = complete(&names, wanted) {
@@ -164,11 +164,14 @@ async fn known(
         boot: arguments.boot,
         ..Default::default()
     };
-    let read = |status| refused("read the names of the log", &status);
-    let mut stream = client.logs(request).await.map_err(read)?.into_inner();
-    while let Some(answer) = stream.message().await.map_err(read)? {
-        names.extend(answer.entries.into_iter().map(|entry| entry.name));
-    }
+    let read = async {
+        let mut stream = client.logs(request).await?.into_inner();
+        while let Some(answer) = stream.message().await? {
+            names.extend(answer.entries.into_iter().map(|entry| entry.name));
+        }
+        Ok(())
+    };
+    session.within("read the names of the log", read).await?;
     complete(&names, wanted).ok_or_else(|| {
         let near = near(&names, wanted).join(", ");
         Error::new(format!("nothing logs under the name {wanted:?}")).or_help(format!(

@@ -23,7 +23,7 @@ use zeroize::Zeroizing;
 use super::ask::{self, Sure};
 use super::error::{Error, Explain as _};
 use super::output::Document;
-use super::session::{PATIENCE, Session, refused};
+use super::session::{PATIENCE, Session};
 use super::{Global, key, parameters};
 use polis_wire::endpoint::{self, Endpoint, MANAGEMENT_PORT};
 use polis_wire::identity::Spoken;
@@ -253,9 +253,10 @@ async fn change_roles(
 
 async fn decommission(node: &str, sure: Sure, global: &Global) -> Result<(), Error> {
     sure.can_be(global)?;
-    let session = Session::open(global).await?;
+    let mut session = Session::open(global).await?;
     let node_id = session.find(node).await?.id;
     sure.of(global, &format!("{node_id} wipes its keys and is never a member again."))?;
+    session.begin_anew();
     let request = v1::DecommissionNodeRequest { node_id };
     let answer = session.call("decommission the node", Repeat::Allowed, |channel| {
         let request = request.clone();
@@ -267,10 +268,11 @@ async fn decommission(node: &str, sure: Sure, global: &Global) -> Result<(), Err
 
 async fn delete(node: &str, force: bool, sure: Sure, global: &Global) -> Result<(), Error> {
     sure.can_be(global)?;
-    let session = Session::open(global).await?;
+    let mut session = Session::open(global).await?;
     let found = session.find(node).await?;
     let node_id = found.id.clone();
     sure.of(global, &format!("The cluster forgets {node_id} and revokes its certificates."))?;
+    session.begin_anew();
     let request = v1::DeleteNodeRequest { node_id: node_id.clone(), force };
     let mut again = false;
     session
@@ -351,7 +353,7 @@ async fn approve(
     unchecked: bool,
     global: &Global,
 ) -> Result<(), Error> {
-    let session = Session::open(global).await?;
+    let mut session = Session::open(global).await?;
     let node = session.find(node).await?;
     let fingerprint = match fingerprint {
         Some(spoken) => spoken,
@@ -368,6 +370,7 @@ async fn approve(
             let instead = "give what the machine's screen shows: --fingerprint WORDS; or do not \
                            compare: --unchecked";
             ask::confirm(global, &question, instead)?;
+            session.begin_anew();
             shown.to_string()
         }
     };
@@ -397,7 +400,7 @@ async fn label(node: &str, labels: &[String], global: &Global) -> Result<(), Err
 
 async fn ends(end: &End, power_off: bool, global: &Global) -> Result<(), Error> {
     end.sure.can_be(global)?;
-    let session = Session::prepare(global, PATIENCE)?;
+    let mut session = Session::prepare(global, PATIENCE)?;
     let target = session.target(Some(&end.node), end.at.at.as_ref()).await?;
     let node = session.connect(&target).await?;
     let (name, at) = (node.node.to_string(), node.address);
@@ -406,11 +409,10 @@ async fn ends(end: &End, power_off: bool, global: &Global) -> Result<(), Error> 
         false => format!("{name} at {at} stops its services and reboots."),
     };
     end.sure.of(global, &effect)?;
+    session.begin_anew();
     let what = if power_off { "power the machine off" } else { "reboot the machine" };
-    NodeManagementClient::new(node.channel)
-        .reboot(v1::RebootRequest { power_off })
-        .await
-        .map_err(|status| refused(what, &status))?;
+    let mut client = NodeManagementClient::new(node.channel);
+    session.within(what, client.reboot(v1::RebootRequest { power_off })).await?;
     let value = serde_json::json!({ "node": name, "power_off": power_off });
     let text = if power_off { "powers off" } else { "reboots" };
     global.out.print(&Document::new(&value, format!("{name} {text}"))?)
@@ -423,7 +425,7 @@ async fn unlock(
     at: &At,
     global: &Global,
 ) -> Result<(), Error> {
-    let session = Session::prepare(global, PATIENCE)?;
+    let mut session = Session::prepare(global, PATIENCE)?;
     let target = session.target(Some(node), at.at.as_ref()).await?;
     let text = match file {
         Some(file) => key::read_private(&file)?,
@@ -435,6 +437,7 @@ async fn unlock(
     };
     // A slip of the finger is told here, and not by a machine far away.
     polis_base::recovery::form::read(&text)?;
+    session.begin_anew();
     let channel = match fingerprint {
         Some(fingerprint) => session.waiting_node(&target, fingerprint).await?,
         None => session.node(&target).await.map_err(|error| {
@@ -445,10 +448,8 @@ async fn unlock(
         })?,
     };
     let request = v1::UnlockRequest { recovery_key: text.trim().to_owned() };
-    NodeManagementClient::new(channel)
-        .unlock(request)
-        .await
-        .map_err(|status| refused("open the disk", &status))?;
+    let mut client = NodeManagementClient::new(channel);
+    session.within("open the disk", client.unlock(request)).await?;
     let value = serde_json::json!({ "node": node, "unlocked": true });
     global.out.print(&Document::new(&value, format!("{node} opens its disk"))?)
 }
@@ -456,6 +457,7 @@ async fn unlock(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::refused;
 
     #[test]
     fn a_node_that_is_gone_when_it_is_asked_for_again_was_deleted() {

@@ -96,7 +96,7 @@ async fn forget(node: &str, file: Option<&Path>, global: &Global) -> Result<(), 
         None if global.out.streams.has_person() => None,
         None => return Err(Error::new("not a terminal").or_help(instead)),
     };
-    let session = Session::open(global).await?;
+    let mut session = Session::open(global).await?;
     let node_id = session.find(node).await?.id;
     let key = read(&session, &node_id).await?;
     let knows = match saved {
@@ -111,6 +111,7 @@ async fn forget(node: &str, file: Option<&Path>, global: &Global) -> Result<(), 
                 groups.len()
             );
             let typed = Zeroizing::new(ask::answer(global, &question, instead)?);
+            session.begin_anew();
             is_group(&typed, groups[number])
         }
     };

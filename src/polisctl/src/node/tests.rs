@@ -1,5 +1,7 @@
 //! Whole command lines against a node on loopback.
 
+use std::time::Duration;
+
 use crate::loopback::{Cluster, NODE};
 use crate::testing::World;
 use polis_wire::rpc::testing::node_id;
@@ -151,4 +153,34 @@ fn a_time_in_a_document_is_rfc_3339() {
         assert!(time.starts_with("20") && time.ends_with('Z'), "{time}");
     }
     assert!(cluster.asked().contains(&"CreateUser ann".to_owned()));
+}
+
+#[test]
+fn a_time_that_a_person_gives_ends_on_time_with_a_status_of_its_own() {
+    let world = World::new();
+    let _cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    // One machine takes connections and says nothing; at the other's port nobody listens.
+    let hung = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = hung.local_addr().unwrap().to_string();
+    let (_bound, closed) = crate::testing::closed_port();
+    let commands: [&[&str]; 6] = [
+        &["node", "status", &id, "--at", &silent],
+        &["node", "status", &id, "--at", &closed],
+        &["node", "reboot", &id, "--yes", "--at", &silent],
+        &["node", "status", &id, "--endpoint", &silent],
+        &["node", "list", "--endpoint", &silent],
+        &["cluster", "info", "--endpoint", &closed],
+    ];
+    for command in commands {
+        let begun = tokio::time::Instant::now();
+        let ended = world.run(&[command, &["--timeout", "1500ms"]].concat());
+        let took = begun.elapsed();
+        assert_eq!((ended.status, &*ended.stdout), (3, ""), "{command:?}: {}", ended.stderr);
+        // One attempt at a silent machine takes four seconds.
+        assert!(took < Duration::from_secs(3), "{command:?} took {took:?}");
+    }
+    let ended = world.run(&["node", "list", "--timeout", "5"]);
+    assert_eq!(ended.status, 2);
+    assert!(ended.stderr.contains("a whole number with ms, s, m, h or d"), "{}", ended.stderr);
 }
