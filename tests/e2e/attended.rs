@@ -48,7 +48,7 @@ fn an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar()
     let recovery = owner.run(&["node", "recovery-key", &founded.node])?;
     let right = private(&world.path("right"), &recovery)?;
     let wrong = private(&world.path("wrong"), &form::write(&[7; form::SIZE]))?;
-    owner.run(&["node", "reboot", &founded.node])?;
+    owner.run(&["node", "reboot", &founded.node, "--yes"])?;
     machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
 
     // While the machine is off, a person with its disk does not have both halves of the

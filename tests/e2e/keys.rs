@@ -17,6 +17,7 @@ use polis_tests::{Story, draws_all, pick, seed, story};
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
+use crate::attended::private;
 use crate::esp;
 use crate::owner::Owner;
 use crate::world::{Identity, OWNER, SOON, World, guru, home, with_cluster};
@@ -63,7 +64,9 @@ impl Member {
         owner.take(&identity.ca)?;
         let recovery = owner.run(&["node", "recovery-key", &identity.node])?;
         ensure!(recovery.len() == 69, "no recovery key of 14 groups: {recovery:?}");
-        owner.run(&["node", "recovery-key", &identity.node, "--confirm"])?;
+        let saved = private(&world.path("saved"), &recovery)?.display().to_string();
+        let forget = ["node", "recovery-key", "forget", &identity.node];
+        owner.run(&[&forget[..], &["--recovery-key-file", &saved]].concat())?;
         machine.wait_until_said("is saved", SOON)?;
         machine.kill();
         // The founding parameters are gone: only the disk leads home now.

@@ -55,12 +55,12 @@ fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -
 
     looks_at_the_screen(&owner, node)?;
 
-    owner.run(&["node", "reboot", node])?;
+    owner.run(&["node", "reboot", node, "--yes"])?;
     machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
     let back = home(&mut machine)?;
     ensure!(back == founded, "after a reboot: {back:?}, before: {founded:?}");
     document(&owner, &["cluster", "wait"])?;
-    owner.run(&["node", "poweroff", node])?;
+    owner.run(&["node", "poweroff", node, "--yes"])?;
     machine.wait_for("off", SOON, |off| off.is("reason", "poweroff"))?;
     machine.wait_end(SOON)?;
     Ok(())

@@ -212,7 +212,7 @@ fn restarted_one_by_one(cluster: &mut Fleet, seed: u64) -> Result<()> {
         };
         let before = split(cluster)?;
         let id = cluster.nodes[number].id.clone();
-        cluster.operator.run(&["--timeout", "2m", "node", "reboot", &id])?;
+        cluster.operator.run(&["--timeout", "2m", "node", "reboot", &id, "--yes"])?;
         let machine = cluster.machine(number)?;
         machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
         writes_go_on(cluster, &but(number))?;

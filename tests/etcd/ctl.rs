@@ -254,7 +254,7 @@ async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
     assert_eq!(ann.json(&["node", "list"]).await[0]["id"], machine.name());
     let refused = ann.refused(&["cluster", "ticket"]).await;
     assert!(refused.contains("this call needs") && refused.contains("viewer ann"), "{refused}");
-    person.json(&["user", "revoke", "ann"]).await;
+    person.json(&["user", "revoke", "ann", "--yes"]).await;
     let users = person.json(&["user", "list"]).await;
     let ann_is = users.as_array().unwrap().iter().find(|user| user["name"] == "ann").unwrap();
     assert_eq!(ann_is["revoked"], true);

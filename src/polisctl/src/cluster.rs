@@ -77,7 +77,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Ticket { command } => {
             let session = Session::open(global).await?;
             let answer = ticket(&session, command.as_ref()).await?;
-            let ends = units::since_1970(answer.ends_at).map(units::date);
+            let ends = units::since_1970(answer.ends_at).map(units::Time);
             let value = serde_json::json!({ "ticket": hex::encode(&answer.ticket), "ends": ends });
             if let Some(ends) = &ends {
                 global.out.remark(&format!("It ends on {ends}."));
@@ -261,7 +261,7 @@ struct Refused {
     address: String,
     reason: String,
     count: u64,
-    last: Option<String>,
+    last: Option<units::Time>,
 }
 
 impl Refused {
@@ -274,7 +274,7 @@ impl Refused {
             address: refused.address.clone(),
             reason: refused.reason.clone(),
             count: refused.count,
-            last: units::since_1970(refused.last_at).map(units::date),
+            last: units::since_1970(refused.last_at).map(units::Time),
         }
     }
 
@@ -291,7 +291,7 @@ impl Refused {
             &self.address,
             &self.reason,
             &self.count.to_string(),
-            self.last.as_deref().unwrap_or_default(),
+            &units::text(self.last),
         ];
         cells.map(or_dash).into()
     }
@@ -437,7 +437,7 @@ async fn wait(global: &Global, wanted: usize) -> Result<(), Error> {
         progress.says(&missing);
         let left = end.saturating_duration_since(Instant::now());
         // One look is not to take all the time that a person gives: nothing would be said.
-        session.limit(LOOK.min(left));
+        session.limit_calls(LOOK.min(left));
         missing = match tokio::time::timeout(left + GRACE, look(&session, wanted)).await {
             Ok(Ok(Look::Whole(status))) => {
                 drop(progress);

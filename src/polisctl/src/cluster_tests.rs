@@ -226,7 +226,7 @@ fn status_says_what_keeps_the_cluster_from_being_whole() {
       key_keeper: unspecified
       labels: {}
       recovery_key_unsaved: false
-      registered_at: 2023-11-14 22:13:20 UTC
+      registered_at: "2023-11-14T22:13:20Z"
       roles:
       - consensus-member
       state: up
@@ -279,7 +279,7 @@ fn a_node_is_described_with_its_words() {
       "key_keeper": "unspecified",
       "labels": {},
       "recovery_key_unsaved": false,
-      "registered_at": "2023-11-14 22:13:20 UTC",
+      "registered_at": "2023-11-14T22:13:20Z",
       "roles": [
         "consensus-member"
       ],
@@ -332,6 +332,7 @@ fn a_machine_that_was_refused_is_shown_with_the_words_of_its_screen_and_the_caus
     let value = document.value();
     assert_eq!(value["refused"][0]["words"], words.as_str());
     assert_eq!(value["refused"][0]["reason"], "ticket-rotated");
+    assert_eq!(value["refused"][0]["last"], "2023-11-14T22:13:20Z");
     assert!(value["refused"][0].get("key").is_none());
     // Nobody was refused: nothing is said of it.
     let quiet = Status::of(&quiet, &[], &consensus()).with_words();

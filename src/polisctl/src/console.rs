@@ -104,12 +104,13 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         return Err(Error::new("the console needs a terminal, and this is none")
             .or_help("`polisctl cluster status` prints how the cluster is"));
     }
-    let session = Session::prepare(global, PATIENCE)?;
+    let mut session = Session::prepare(global, PATIENCE)?;
     let target = session.target(arguments.node.as_deref(), arguments.at.at.as_ref()).await?;
     let (shown, newest) = watch::channel(Shown::new());
     // What goes wrong at first is told in plain text, not on a screen that is gone at once.
     let mut first = open(&session, &target).await?;
     take(&mut first, &shown).await.map_err(Broken::into_error)?;
+    session.go_on();
     let mut screen = Screen::open()?;
     tokio::select! {
         // Cancel-safe: what it holds is dropped, and with it the call.
@@ -123,8 +124,9 @@ type Frames = tonic::Streaming<v1::ConsoleFrame>;
 
 async fn open(session: &Session, target: &Target) -> Result<Frames, Error> {
     let channel = session.node(target).await?;
-    let opened = NodeManagementClient::new(channel).console(v1::ConsoleRequest {}).await;
-    Ok(opened.map_err(|status| refused("open the console", &status))?.into_inner())
+    let mut client = NodeManagementClient::new(channel);
+    let opened = client.console(v1::ConsoleRequest {});
+    Ok(session.within("open the console", opened).await?.into_inner())
 }
 
 /// Keeps `shown` up to date; ends only if the node will not serve us again.

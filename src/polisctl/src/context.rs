@@ -64,7 +64,7 @@ struct View {
     endpoints: Vec<String>,
     key: PathBuf,
     ca_fingerprint: Option<String>,
-    certificate_ends: Option<String>,
+    certificate_ends: Option<units::Time>,
 }
 
 /// Runs the command.
@@ -95,7 +95,7 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
                 ("endpoints", or_dash(&view.endpoints.join("\n"))),
                 ("key", or_dash(&view.key.display().to_string())),
                 ("CA", or_dash(view.ca_fingerprint.as_deref().unwrap_or_default())),
-                ("certificate ends", or_dash(view.certificate_ends.as_deref().unwrap_or_default())),
+                ("certificate ends", or_dash(&units::text(view.certificate_ends))),
             ];
             global.out.print(&Document::new(&view, fields(&lines))?)
         }
@@ -148,7 +148,7 @@ fn view(context: &Context, current: Option<&str>) -> View {
         endpoints: context.settings.endpoints.clone(),
         key: context.settings.key.clone(),
         ca_fingerprint: context.ca.as_deref().map(|ca| Fingerprint::of_certificate(ca).to_string()),
-        certificate_ends: ends.map(|facts| units::date(facts.not_after)),
+        certificate_ends: ends.map(|facts| units::Time(facts.not_after)),
     }
 }
 
@@ -158,6 +158,6 @@ fn row(view: &View) -> Vec<String> {
         view.name.clone(),
         or_dash(&view.user),
         or_dash(&view.endpoints.join(",")),
-        or_dash(view.certificate_ends.as_deref().unwrap_or_default()),
+        or_dash(&units::text(view.certificate_ends)),
     ]
 }

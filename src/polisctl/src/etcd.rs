@@ -197,11 +197,12 @@ impl Status {
 
 async fn snapshot(session: &Session, out: &Path, global: &Global) -> Result<(), Error> {
     let mut file = Unfinished::begin(out)?;
-    let asked = session.client.call(Repeat::Allowed, |channel| async move {
+    let client = session.client();
+    let asked = client.call(Repeat::Allowed, |channel| async move {
         let mut leader = ManagementClient::new(channel);
         Ok(leader.snapshot_etcd(v1::SnapshotEtcdRequest {}).await?.into_inner())
     });
-    let mut stream = asked.await.map_err(|status| refused("save etcd", &status))?;
+    let mut stream = session.within("save etcd", asked).await?;
     let progress = global.out.progress();
     let mut sum = Sum::default();
     let received = |status: tonic::Status| refused("save etcd", &status);

@@ -28,6 +28,8 @@ mod error;
 mod etcd;
 mod key;
 #[cfg(test)]
+mod loopback;
+#[cfg(test)]
 mod mentions_tests;
 mod node;
 mod output;
@@ -299,17 +301,7 @@ mod tests {
     fn an_endpoint_where_nobody_listens_is_said() {
         let world = testing::World::new();
         world.runs(&["owner", "create"]);
-        // Bound, and not listening: nobody else gets this port meanwhile.
-        let bound = rustix::net::socket(
-            rustix::net::AddressFamily::INET,
-            rustix::net::SocketType::STREAM,
-            None,
-        )
-        .unwrap();
-        let any = std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 0);
-        rustix::net::bind(&bound, &any).unwrap();
-        let address = rustix::net::getsockname(&bound).unwrap();
-        let address = std::net::SocketAddr::try_from(address).unwrap().to_string();
+        let (_bound, address) = testing::closed_port();
         let said = world.refuses(&["cluster", "take-ownership", "--endpoint", &address]);
         insta::assert_snapshot!(said.replace(&address, "ADDRESS"), @r"
         error: cannot connect to ADDRESS

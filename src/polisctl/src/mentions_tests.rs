@@ -58,7 +58,9 @@ fn mistake(mention: &str) -> Option<String> {
             continue;
         }
         let Some(option) = word.strip_prefix('-').filter(|rest| !rest.is_empty()) else {
-            if command.has_subcommands() && !stands_for_another(word) {
+            // A command with commands below it may name a node all the same.
+            let is_node = command.get_positionals().next().is_some() && word.starts_with("polis-");
+            if command.has_subcommands() && !is_node && !stands_for_another(word) {
                 return Some(format!("`{}` has no command `{word}`", command.get_name()));
             }
             continue;
@@ -114,6 +116,8 @@ fn a_command_that_there_is_not_is_found() {
         "polisctl node roles NODE --add consensus",
         "polisctl etcd status --all",
         "polisctl node delete -q NODE",
+        "polisctl node recovery-key NODE --confirm",
+        "polisctl node recovery-key confirm NODE",
     ] {
         assert!(mistake(wrong).is_some(), "{wrong}");
     }

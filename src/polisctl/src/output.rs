@@ -10,7 +10,7 @@
 //! - Progress is written to standard error, and only if that is a terminal.
 
 use std::fmt;
-use std::io::{self, IsTerminal as _, Write};
+use std::io::{self, BufRead, IsTerminal as _, Read as _, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -64,11 +64,16 @@ impl Document {
     }
 }
 
-/// Standard output and standard error, or what stands in for them.
+/// Far longer than any answer.
+const ANSWER_MAX: u64 = 1024;
+
+/// Standard output, standard error and the person's keyboard, or what stands in for them.
 #[derive(Clone)]
 pub(super) struct Streams {
     stdout: Arc<Mutex<dyn Write + Send>>,
     stderr: Arc<Mutex<dyn Write + Send>>,
+    /// What a person types; `None` without a terminal.
+    person: Option<Arc<Mutex<dyn BufRead + Send>>>,
 }
 
 impl fmt::Debug for Streams {
@@ -80,15 +85,40 @@ impl fmt::Debug for Streams {
 impl Streams {
     /// Those of this process.
     pub(super) fn process() -> Self {
-        Self::new(io::stdout(), io::stderr())
+        let streams = Self::new(io::stdout(), io::stderr());
+        match io::stdin().is_terminal() && io::stderr().is_terminal() {
+            true => streams.with_person(io::BufReader::new(io::stdin())),
+            false => streams,
+        }
     }
 
-    /// Any two.
+    /// Any two, without a person.
     pub(super) fn new(
         stdout: impl Write + Send + 'static,
         stderr: impl Write + Send + 'static,
     ) -> Self {
-        Self { stdout: Arc::new(Mutex::new(stdout)), stderr: Arc::new(Mutex::new(stderr)) }
+        let (stdout, stderr) = (Arc::new(Mutex::new(stdout)), Arc::new(Mutex::new(stderr)));
+        Self { stdout, stderr, person: None }
+    }
+
+    /// The same, with a person who types `answers`.
+    pub(super) fn with_person(self, answers: impl BufRead + Send + 'static) -> Self {
+        Self { person: Some(Arc::new(Mutex::new(answers))), ..self }
+    }
+
+    /// Whether a person can be asked.
+    pub(super) fn has_person(&self) -> bool {
+        self.person.is_some()
+    }
+
+    /// Reads a line that a person types.
+    pub(super) fn line(&self) -> io::Result<String> {
+        let mut line = String::new();
+        if let Some(person) = &self.person {
+            let mut person = person.lock().unwrap_or_else(PoisonError::into_inner);
+            (&mut *person).take(ANSWER_MAX).read_line(&mut line)?;
+        }
+        Ok(line)
     }
 
     /// Writes to standard output, and flushes it.

@@ -26,7 +26,7 @@ use serde::Serialize;
 use super::contexts::{Context, read_certificate};
 use super::error::{Error, Explain as _};
 use super::output::{Document, fields};
-use super::session::{PATIENCE, candidates, credentials, patience, refused};
+use super::session::{Limit, PATIENCE, candidates, credentials, patience, refused};
 use super::{Global, ask, key, units};
 use polis_wire::identity::{Fingerprint, Spoken};
 use polis_wire::pki::Facts;
@@ -51,7 +51,7 @@ struct Taken {
     context: String,
     user: String,
     ca_fingerprint: String,
-    certificate_ends: String,
+    certificate_ends: Option<units::Time>,
 }
 
 /// Who somebody is whose key it is.
@@ -90,7 +90,11 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         (Some(_), Some(_)) => return Err(another_cluster(&context.name)),
         (None, None) => {
             progress.says("asking for the cluster's CA");
-            let shown = shown_ca(&candidates).await?;
+            let shown = shown_ca(&candidates);
+            let shown = match global.timeout.map(Limit::new) {
+                None => shown.await?,
+                Some(limit) => limit.within("ask for the CA", shown).await?,
+            };
             drop(progress);
             compare(global, &shown, spoken.as_ref())?;
             (shown.ca, Some(shown.at))
@@ -275,7 +279,7 @@ fn saved(global: &Global, context: Context) -> Result<(), Error> {
     let taken = Taken {
         user: OWNER.to_owned(),
         ca_fingerprint: Fingerprint::of_certificate(ca).to_string(),
-        certificate_ends: certificate.map(|facts| units::date(facts.not_after)).unwrap_or_default(),
+        certificate_ends: certificate.map(|facts| units::Time(facts.not_after)),
         context: context.name,
     };
     let lines = [
@@ -284,7 +288,7 @@ fn saved(global: &Global, context: Context) -> Result<(), Error> {
         ("CA", taken.ca_fingerprint.clone()),
         (
             "certificate ends",
-            format!("{}; it renews itself when it is used", taken.certificate_ends),
+            format!("{}; it renews itself when it is used", units::text(taken.certificate_ends)),
         ),
     ];
     global.out.print(&Document::new(&taken, fields(&lines))?)

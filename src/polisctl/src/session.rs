@@ -7,6 +7,8 @@
 //!
 //! Invariants:
 //! - Nothing is asked of a cluster whose CA the context does not have.
+//! - Nothing is asked of a node whose certificate is not of the node that was named,
+//!   by its ID or by its first digits.
 //! - A certificate of which two thirds are over is renewed before anything else;
 //!   where that fails, the old one is used as long as it lasts.
 //!
@@ -14,6 +16,7 @@
 //! command means.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +25,7 @@ use ed25519_dalek::SigningKey;
 use polis_proto::v1;
 use polis_proto::v1::aaa_client::AaaClient;
 use polis_proto::v1::management_client::ManagementClient;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::{Code, Response, Status};
 
 use super::contexts::{Context, Contexts};
@@ -50,10 +53,39 @@ const AGAIN: Duration = Duration::from_millis(500);
 pub(super) struct Session {
     pub(super) context: Context,
     credentials: Credentials,
-    pub(super) client: Client,
-    /// How long a node that is not there is waited for, where a person has said so.
-    wait: Option<Duration>,
+    client: Client,
+    /// What `--timeout` gives.
+    limit: Option<Limit>,
     contexts: Contexts,
+}
+
+/// The time that a person gives a command, for all of its calls together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit {
+    total: Duration,
+    end: Instant,
+}
+
+impl Limit {
+    /// Begins now.
+    pub(super) fn new(total: Duration) -> Self {
+        Self { total, end: Instant::now() + total }
+    }
+
+    /// Ends `work` when the time is over. Cancel-safe if `work` is.
+    pub(super) async fn within<T>(
+        self,
+        what: &str,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        timeout_at(self.end, work).await.unwrap_or_else(|_elapsed| Err(self.over(what)))
+    }
+
+    fn over(self, what: &str) -> Error {
+        Error::timed_out(format!("timed out after {}", super::units::span(self.total)))
+            .context(format!("cannot {what}"))
+            .or_help("give more time with --timeout")
+    }
 }
 
 /// Credentials of a key, with a certificate of any kind for it.
@@ -175,7 +207,8 @@ impl Session {
         let candidates = candidates(global, &context)?;
         let client = Client::fixed(candidates, credentials.clone(), patience(global, wait));
         let contexts = global.contexts.clone();
-        Ok(Self { context, credentials, client, wait: global.timeout, contexts })
+        let limit = global.timeout.map(Limit::new);
+        Ok(Self { context, credentials, client, limit, contexts })
     }
 
     /// Gets a certificate that ends later, if it is time.
@@ -212,16 +245,53 @@ impl Session {
         F: FnMut(Channel) -> R,
         R: Future<Output = Result<Response<T>, Status>>,
     {
-        let made = self.client.call(repeat, |channel| {
+        let client = self.client();
+        let made = client.call(repeat, |channel| {
             let made = call(channel);
             async move { made.await.map(Response::into_inner) }
         });
-        made.await.map_err(|status| refused(what, &status))
+        self.within(what, made).await
+    }
+
+    /// The client for the next call, as patient as the person still is.
+    pub(super) fn client(&self) -> Client {
+        match self.limit {
+            None => self.client.clone(),
+            Some(limit) => {
+                let total = limit.end.saturating_duration_since(Instant::now());
+                self.client.clone().patient(Patience { attempt: ATTEMPT.min(total), total })
+            }
+        }
+    }
+
+    /// Waits for an answer, until the time is over.
+    pub(super) async fn within<T>(
+        &self,
+        what: &str,
+        answer: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Error> {
+        let answer = async { answer.await.map_err(|status| refused(what, &status)) };
+        match self.limit {
+            None => answer.await,
+            Some(limit) => limit.within(what, answer).await,
+        }
+    }
+
+    /// Gives the rest of the command the whole time again: what a person takes to
+    /// answer a question does not count.
+    pub(super) fn begin_anew(&mut self) {
+        self.limit = self.limit.map(|limit| Limit::new(limit.total));
+    }
+
+    /// Takes the limit from a command that goes on until a person ends it.
+    pub(super) fn go_on(&mut self) {
+        self.limit = None;
     }
 
     /// Every node of the cluster that has one of these IDs; all, where none is named.
     pub(super) async fn nodes(&self, ids: &[String]) -> Result<Vec<v1::NodeInfo>, Error> {
-        let nodes = self.client.call(Repeat::Allowed, |channel| {
+        let client = self.client();
+        let nodes = client.call(Repeat::Allowed, |channel| {
             let request = v1::GetNodesRequest { ids: ids.to_vec(), ..Default::default() };
             async move {
                 let mut stream =
@@ -233,13 +303,14 @@ impl Session {
                 Ok(nodes)
             }
         });
-        let mut nodes = nodes.await.map_err(|status| refused("list the nodes", &status))?;
+        let mut nodes = self.within("list the nodes", nodes).await?;
         nodes.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(nodes)
     }
 
     /// Gives each call so much time from now on, whatever a person has said.
-    pub(super) fn limit(&mut self, total: Duration) {
+    pub(super) fn limit_calls(&mut self, total: Duration) {
+        self.limit = None;
         let patience = Patience { attempt: ATTEMPT.min(total), total };
         self.client = self.client.clone().patient(patience);
     }
@@ -268,38 +339,44 @@ impl Session {
         });
     }
 
-    /// Connects; `--timeout` waits for a node that starts.
-    async fn reach(
-        &self,
-        at: &Endpoint,
-        expect: Expect,
-        trust: &Trust,
-    ) -> Result<Connection, DialError> {
-        let end = self.wait.map(|wait| Instant::now() + wait);
+    /// Connects; with `--timeout` it waits so long for a node that starts.
+    async fn reach(&self, at: &Endpoint, trust: &Trust) -> Result<Connection, Error> {
+        let dialled = || dial(&at.host, at.port, Expect::AnyNode, trust, Some(&self.credentials));
+        let explained = |error: DialError| {
+            let help = error.help();
+            Error::from(error).or_help(help)
+        };
+        let Some(limit) = self.limit else { return dialled().await.map_err(explained) };
+        let mut last = None;
         loop {
-            let dialled = dial(&at.host, at.port, expect, trust, Some(&self.credentials)).await;
-            match dialled {
-                Err(error) if error.is_absence() && end.is_some_and(|end| Instant::now() < end) => {
-                    sleep(AGAIN).await;
+            match timeout_at(limit.end, dialled()).await {
+                Ok(Err(error)) if error.is_absence() => last = Some(error),
+                Ok(dialled) => return dialled.map_err(explained),
+                Err(_elapsed) => {
+                    let Some(error) = last else {
+                        return Err(limit.over(&format!("connect to {at}")));
+                    };
+                    let help = error.help();
+                    return Err(Error::late(error.into()).or_help(help));
                 }
-                dialled => return dialled,
             }
+            sleep_until(limit.end.min(Instant::now() + AGAIN)).await;
         }
     }
 
     /// Connects to one node's own port.
     pub(super) async fn node(&self, node: &Target) -> Result<Channel, Error> {
+        Ok(self.connect(node).await?.channel)
+    }
+
+    /// The same; the answer names the node at the other end.
+    pub(super) async fn connect(&self, node: &Target) -> Result<Connection, Error> {
         let address = detour(&self.context, &node.address)?;
         let trust = Trust::Authority(self.credentials.authority.clone().unwrap_or_default());
-        let expect = node.id.map_or(Expect::AnyNode, Expect::Node);
-        match self.reach(&address, expect, &trust).await {
-            Ok(connection) => Ok(connection.channel),
-            Err(error) => {
-                let help = error.help();
-                let who = node.id.map_or("the node".to_owned(), |id| id.to_string());
-                Err(Error::from(error).context(format!("cannot reach {who}")).or_help(help))
-            }
-        }
+        let reached = self.reach(&address, &trust).await;
+        let connection = reached.doing(|| format!("cannot reach {}", node.meant))?;
+        node.meant.check(connection.node, &address)?;
+        Ok(connection)
     }
 
     /// Connects to a node that waits for the key of its disk: its certificate is
@@ -311,11 +388,7 @@ impl Session {
     ) -> Result<Channel, Error> {
         let address = detour(&self.context, &node.address)?;
         let Endpoint { host, port } = &address;
-        let reached = self.reach(&address, Expect::AnyNode, &Trust::Unchecked).await;
-        let connection = reached.map_err(|error| {
-            let help = error.help();
-            Error::from(error).or_help(help)
-        })?;
+        let connection = self.reach(&address, &Trust::Unchecked).await?;
         let facts = Facts::read(&connection.certificate);
         let key = facts.ok_or_else(|| Error::new("the node shows no certificate".to_owned()))?;
         let shown = Fingerprint::of_key(&key.public_key);
@@ -339,17 +412,14 @@ impl Session {
         at: Option<&Endpoint>,
     ) -> Result<Target, Error> {
         if let Some(at) = at {
-            let id = wanted.and_then(|wanted| wanted.parse().ok());
-            return Ok(Target { id, address: at.clone() });
+            let meant = wanted.map_or(Ok(Meant::Any), Meant::parse)?;
+            return Ok(Target { meant, address: at.clone() });
         }
         let node = match wanted {
             Some(wanted) => self.find(wanted).await?,
             None => {
-                let leader = self
-                    .client
-                    .leader()
-                    .await
-                    .map_err(|error| refused("find the leader", &Status::from(error)))?;
+                let leader = async { self.client.leader().await.map_err(Status::from) };
+                let leader = self.within("find the leader", leader).await?;
                 self.find(&leader.connection.node.to_string()).await?
             }
         };
@@ -366,17 +436,71 @@ impl Session {
         let entry = nodes.into_iter().find(|entry| entry.id == node.id)?;
         let address = Endpoint::parse(entry.addresses.first()?, MANAGEMENT_PORT).ok()?;
         let address = address.at_port(MANAGEMENT_PORT);
-        Some(Target { id: node.id.parse().ok(), address })
+        Some(Target { meant: Meant::Node(node.id.parse().ok()?), address })
     }
 }
 
 /// A node's own port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
-    /// Who must answer, if that is known.
-    pub(super) id: Option<NodeId>,
+    /// Who must answer.
+    pub(super) meant: Meant,
     /// Where.
     pub(super) address: Endpoint,
+}
+
+/// The node that must answer at an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Meant {
+    /// Any node of the cluster.
+    Any,
+    /// This one.
+    Node(NodeId),
+    /// The one whose ID begins with these digits.
+    Digits(String),
+}
+
+impl Meant {
+    /// Reads an ID, or the first digits of one.
+    fn parse(text: &str) -> Result<Self, Error> {
+        if let Ok(id) = text.parse() {
+            return Ok(Self::Node(id));
+        }
+        let digits = text.strip_prefix(PREFIX).unwrap_or(text);
+        let is_digit = |c: char| matches!(c, '0'..='9' | 'a'..='f');
+        if (DIGITS_MIN..=DIGITS_MAX).contains(&digits.len()) && digits.chars().all(is_digit) {
+            return Ok(Self::Digits(digits.to_owned()));
+        }
+        Err(Error::usage(format!("{text:?} is not a node ID, nor the beginning of one"))
+            .or_help("give the ID, or at least its first four digits"))
+    }
+
+    /// Compares with the node whose certificate was shown at `address`. The command
+    /// has sent nothing yet.
+    fn check(&self, found: NodeId, address: &Endpoint) -> Result<(), Error> {
+        let fits = match self {
+            Self::Any => true,
+            Self::Node(meant) => *meant == found,
+            Self::Digits(digits) => found.to_string()[PREFIX.len()..].starts_with(digits),
+        };
+        if fits {
+            return Ok(());
+        }
+        Err(Error::new(format!("the node at {address} is {found}, not {self}")).or_help(
+            "nothing was sent to it; check the address: `polisctl node list` shows where each \
+             node is",
+        ))
+    }
+}
+
+impl fmt::Display for Meant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("the node"),
+            Self::Node(id) => id.fmt(f),
+            Self::Digits(digits) => write!(f, "{PREFIX}{digits}…"),
+        }
+    }
 }
 
 /// Where the cluster says that a node is.
@@ -388,11 +512,14 @@ fn target(node: &v1::NodeInfo) -> Result<Target, Error> {
             .or_help("name where it is: --at HOST[:PORT]")
     })?;
     let id = node.id.parse().doing(|| format!("the cluster names a node {:?}", node.id))?;
-    Ok(Target { id: Some(id), address: address.at_port(MANAGEMENT_PORT) })
+    Ok(Target { meant: Meant::Node(id), address: address.at_port(MANAGEMENT_PORT) })
 }
 
-/// Fewest digits of an ID that name a node.
+/// What every ID starts with.
+const PREFIX: &str = "polis-";
+/// Fewest digits of an ID that name a node, and all that it has.
 const DIGITS_MIN: usize = 4;
+const DIGITS_MAX: usize = 32;
 
 /// The one node that a person means: its ID, or the beginning of its digits.
 fn pick(nodes: Vec<v1::NodeInfo>, wanted: &str) -> Result<v1::NodeInfo, Error> {

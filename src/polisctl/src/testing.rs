@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -18,6 +19,16 @@ pub(super) struct Ended {
     pub(super) status: u8,
     pub(super) stdout: String,
     pub(super) stderr: String,
+}
+
+/// An address at which nobody listens: bound, so that nobody else gets the port meanwhile.
+pub(super) fn closed_port() -> (OwnedFd, String) {
+    use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+    let bound = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let any = std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 0);
+    bind(&bound, &any).unwrap();
+    let address = std::net::SocketAddr::try_from(getsockname(&bound).unwrap()).unwrap();
+    (bound, address.to_string())
 }
 
 /// What was written to a stream.
@@ -45,9 +56,18 @@ impl World {
         self.folder.path().join(name)
     }
 
-    /// Runs `polisctl`; a `@name` among the arguments becomes a path in the folder, and the
+    /// Runs `polisctl` without a terminal; a `@name` among the arguments becomes a path in the folder, and the
     /// folder's path reads `@` in what was written.
     pub(super) fn run(&self, arguments: &[&str]) -> Ended {
+        self.start(arguments, None)
+    }
+
+    /// The same at a terminal, where a person types `answers`.
+    pub(super) fn asks(&self, arguments: &[&str], answers: &str) -> Ended {
+        self.start(arguments, Some(answers))
+    }
+
+    fn start(&self, arguments: &[&str], answers: Option<&str>) -> Ended {
         let program = std::iter::once(OsString::from("polisctl"));
         let arguments = arguments.iter().map(|argument| match argument.strip_prefix('@') {
             Some(name) => self.path(name).into_os_string(),
@@ -56,7 +76,10 @@ impl World {
         let home = self.folder.path().display().to_string();
         let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
         let (stdout, stderr) = (Written::default(), Written::default());
-        let streams = Streams::new(stdout.clone(), stderr.clone());
+        let mut streams = Streams::new(stdout.clone(), stderr.clone());
+        if let Some(answers) = answers {
+            streams = streams.with_person(io::Cursor::new(answers.to_owned()));
+        }
         let status = super::run(program.chain(arguments), variable, &streams);
         let text = |written: &Written| {
             let text = String::from_utf8_lossy(&written.0.lock().unwrap()).into_owned();

@@ -1,14 +1,17 @@
 //! Reads and writes durations, ages and dates as people do.
 
+use std::fmt;
 use std::time::{Duration, SystemTime};
 
+use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use time::macros::format_description;
 
 /// The longest time that can be asked for: a hundred years is for ever.
 const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// Reads `90`, `90s`, `500ms`, `15m`, `2h`, `7d`.
+/// Reads `90s`, `500ms`, `15m`, `2h`, `7d`. A number without a unit is an error.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let allowed = "a whole number with ms, s, m, h or d behind it, such as 90s";
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -16,7 +19,7 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let number: u64 = number.parse().map_err(|_not| format!("allowed is {allowed}"))?;
     let milliseconds = match unit {
         "ms" => 1,
-        "" | "s" => 1_000,
+        "s" => 1_000,
         "m" => 60_000,
         "h" => 3_600_000,
         "d" => 86_400_000,
@@ -45,12 +48,45 @@ pub(super) fn date(at: SystemTime) -> String {
     OffsetDateTime::from(at).format(&format).unwrap_or_else(|_outside| "unknown".to_owned())
 }
 
+/// A time: in a document as RFC 3339, which programs read; on a screen as [`date`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Time(pub(super) SystemTime);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&date(self.0))
+    }
+}
+
+impl Serialize for Time {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&rfc3339(self.0))
+    }
+}
+
+/// A time as a person reads it; empty where there is none.
+pub(super) fn text(at: Option<Time>) -> String {
+    at.map(|at| at.to_string()).unwrap_or_default()
+}
+
+/// A time in UTC as RFC 3339, with as many digits of the second as it has.
+pub(super) fn rfc3339(at: SystemTime) -> String {
+    let at = OffsetDateTime::from(at);
+    at.format(&Rfc3339).unwrap_or_else(|_outside| "unknown".to_owned())
+}
+
 /// Seconds since 1970, of which zero and less mean none.
 pub(super) fn since_1970(seconds: i64) -> Option<SystemTime> {
     let seconds = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0)?;
     // Beyond the year 9999 no date can be written.
     let known = seconds < 253_402_300_800;
     known.then(|| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+}
+
+/// The same, to the nanosecond.
+pub(super) fn nanos_since_1970(nanos: i64) -> Option<SystemTime> {
+    let nanos = u64::try_from(nanos).ok().filter(|nanos| *nanos > 0)?;
+    Some(SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos))
 }
 
 #[cfg(test)]
@@ -62,8 +98,7 @@ mod tests {
     #[test]
     fn durations_are_read_as_they_are_written() {
         for (text, seconds) in [
-            ("0", 0.0),
-            ("90", 90.0),
+            ("0s", 0.0),
             ("90s", 90.0),
             ("500ms", 0.5),
             ("15m", 900.0),
@@ -72,7 +107,9 @@ mod tests {
         ] {
             assert_eq!(duration(text).unwrap().as_secs_f64(), seconds, "{text}");
         }
-        for text in ["", "s", "-1", "1.5s", "1 s", "1w", "99999999999d", "18446744073709551616"] {
+        for text in
+            ["", "0", "90", "s", "-1", "1.5s", "1 s", "1w", "99999999999d", "18446744073709551616"]
+        {
             assert!(duration(text).is_err(), "{text}");
         }
     }
@@ -90,11 +127,21 @@ mod tests {
         assert_eq!([-1, 0, i64::MAX].map(since_1970), [None; 3]);
     }
 
+    #[test]
+    fn a_time_in_a_document_is_rfc_3339() {
+        let at = since_1970(1_700_000_000).unwrap();
+        assert_eq!(serde_json::to_value(Time(at)).unwrap(), "2023-11-14T22:13:20Z");
+        let at = at + Duration::from_nanos(123_456_789);
+        assert_eq!(rfc3339(at), "2023-11-14T22:13:20.123456789Z");
+        assert_eq!(Time(at).to_string(), "2023-11-14 22:13:20 UTC");
+    }
+
     proptest! {
         #[test]
         fn noise_never_panics(text in any::<String>(), seconds in any::<i64>(), millis in any::<u64>()) {
             let _read = duration(&text);
             let _written = since_1970(seconds).map(date);
+            let _written = since_1970(seconds).map(rfc3339);
             let _written = span(Duration::from_millis(millis));
         }
     }

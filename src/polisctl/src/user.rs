@@ -6,13 +6,15 @@
 //! they:  polisctl context import ann.json --key my.key
 //! ```
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use polis_proto::v1;
 use polis_proto::v1::aaa_client::AaaClient;
 use serde::{Deserialize, Serialize};
 
-use super::contexts::{self, Context};
+use super::ask::Sure;
+use super::contexts::{self, Context, Settings};
 use super::error::{Error, Explain as _};
 use super::output::{Document, fields, table};
 use super::session::Session;
@@ -44,6 +46,8 @@ pub(super) enum Command {
     Revoke {
         /// Its name.
         name: String,
+        #[command(flatten)]
+        sure: Sure,
     },
 }
 
@@ -75,6 +79,12 @@ struct Invitation {
     cluster_domain: String,
     user: String,
     endpoints: Vec<String>,
+    /// Detours, as in the owner's context.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    via: BTreeMap<String, String>,
+    /// Addresses of nodes, as the owner's context has learnt them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    nodes: BTreeMap<String, Vec<String>>,
     /// PEM.
     ca: String,
     /// PEM.
@@ -112,7 +122,8 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             let text = table(&["NAME", "ROLE", "STATE", "PUBLIC KEY"], &rows);
             global.out.print(&Document::new(&views, text)?)
         }
-        Command::Revoke { name } => {
+        Command::Revoke { name, sure } => {
+            sure.of(global, &format!("The user {name} loses all access to the cluster at once."))?;
             let session = Session::open(global).await?;
             session
                 .call("revoke the user", Repeat::Allowed, |channel| {
@@ -156,19 +167,29 @@ async fn create(
             async move { AaaClient::new(channel).create_user(request).await }
         })
         .await?;
+    // What the owner has named for this command counts, as it does for the command.
+    let settings = match global.endpoints.is_empty() {
+        true => session.context.settings.clone(),
+        false => Settings {
+            endpoints: global.endpoints.iter().map(ToString::to_string).collect(),
+            ..session.context.settings.clone()
+        },
+    };
     let invitation = Invitation {
         cluster_domain: cluster::domain(&info),
         user: name.clone(),
-        endpoints: session.context.settings.endpoints.clone(),
+        endpoints: settings.endpoints,
+        via: settings.via,
+        nodes: settings.nodes,
         ca: pki::certificate_pem(&answer.ca_certificate),
         certificate: pki::certificate_pem(&answer.certificate),
     };
     contexts::write(out, &serde_json::to_vec_pretty(&invitation)?)?;
-    let ends = Facts::read(&answer.certificate).map(|facts| units::date(facts.not_after));
+    let ends = Facts::read(&answer.certificate).map(|facts| units::Time(facts.not_after));
     let value = serde_json::json!({ "user": name, "file": out, "certificate_ends": ends });
     let lines = [
         ("user", name),
-        ("certificate ends", ends.unwrap_or_default()),
+        ("certificate ends", units::text(ends)),
         ("next", format!("the user runs `polisctl context import {} --key FILE`", out.display())),
     ];
     global.out.print(&Document::new(&value, fields(&lines))?)
@@ -198,6 +219,8 @@ pub(super) fn import(file: &Path, key_file: &Path, global: &Global) -> Result<()
     }
     let mut context = known.unwrap_or_else(|| Context::new(&name));
     context.settings.endpoints = invitation.endpoints;
+    context.settings.via.extend(invitation.via);
+    context.settings.nodes = invitation.nodes;
     context.settings.user = invitation.user;
     context.settings.key = key_file;
     (context.ca, context.certificate) = (Some(ca), Some(certificate));
@@ -205,4 +228,59 @@ pub(super) fn import(file: &Path, key_file: &Path, global: &Global) -> Result<()
     global.contexts.set_current(&name)?;
     let value = serde_json::json!({ "context": name, "user": context.settings.user });
     global.out.print(&Document::new(&value, format!("{name} is in use"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contexts::Contexts;
+    use crate::loopback::{Cluster, NODE};
+    use crate::testing::World;
+    use polis_wire::rpc::testing::node_id;
+
+    #[test]
+    fn the_context_of_a_user_leads_wherever_the_owner_s_does() {
+        let world = World::new();
+        let cluster = Cluster::new(&world);
+        let key = ["--key", "@owner.key"];
+        let create = ["user", "create", "ann", "--role", "viewer", "-o", "@ann.json"];
+        world.runs(&[&create[..], &key].concat());
+        world.runs(&[&["--context", "ann", "context", "import", "@ann.json"][..], &key].concat());
+        let contexts = Contexts::find(Some(world.path("polis")), |_name| None).unwrap();
+        let (owner, ann) = (contexts.load("home").unwrap(), contexts.load("ann").unwrap());
+        let user = "ann".to_owned();
+        assert_eq!(ann.settings, Settings { user, ..owner.settings });
+        assert_eq!(ann.ca, owner.ca);
+        // The node's own address leads nowhere from here.
+        cluster.asked();
+        let id = node_id(NODE).to_string();
+        world.runs(&["--context", "ann", "node", "status", &id]);
+        assert_eq!(cluster.asked(), ["GetStatus"]);
+    }
+
+    #[test]
+    fn a_connection_that_fails_names_its_own_cause() {
+        let (world, elsewhere) = (World::new(), World::new());
+        let _cluster = Cluster::new(&world);
+        let foreign = Cluster::new(&elsewhere);
+        let id = node_id(NODE).to_string();
+        let said = world.refuses(&["node", "status", &id, "--at", &foreign.address()]);
+        assert!(said.contains("belongs to another cluster"), "{said}");
+        assert!(said.contains(&foreign.address()) && !said.contains("clock"), "{said}");
+        // A forwarded port that leads nowhere: somebody takes connections and ends them.
+        let forwarded = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = forwarded.local_addr().unwrap().to_string();
+        let ends = std::thread::spawn(move || drop(forwarded.accept().unwrap()));
+        let said = world.refuses(&["node", "status", &id, "--at", &at]);
+        ends.join().unwrap();
+        assert!(said.contains("takes connections and ends them"), "{said}");
+        assert!(!said.contains("another cluster") && !said.contains("clock"), "{said}");
+    }
+
+    #[test]
+    fn what_an_owner_wrote_before_there_were_detours_can_be_imported() {
+        let text = r#"{"cluster_domain":"a","user":"b","endpoints":[],"ca":"","certificate":""}"#;
+        let read: Invitation = serde_json::from_str(text).unwrap();
+        assert!(read.via.is_empty() && read.nodes.is_empty());
+    }
 }

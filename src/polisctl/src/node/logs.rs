@@ -3,22 +3,24 @@
 use polis_proto::v1;
 use polis_proto::v1::logs_response::Entry;
 use polis_proto::v1::node_management_client::NodeManagementClient;
+use polis_wire::rpc::client::Channel;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::At;
-use crate::Global;
 use crate::cluster::word;
 use crate::error::Error;
 use crate::output::{Document, clean};
 use crate::session::{PATIENCE, Session, refused};
+use crate::{Global, units};
 
 /// Arguments of `node logs`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The node.
     node: String,
-    /// Only what this service and those below it said, such as root.consensus.
+    /// Only what this service and those below it said, such as root.consensus; `root.`
+    /// may be left out.
     #[arg(long, default_value = "", value_name = "NAME")]
     name: String,
     /// Leave out the services below.
@@ -86,6 +88,8 @@ struct View<'a> {
     name: &'a str,
     severity: String,
     uptime_seconds: f64,
+    /// RFC 3339; `null`: the node had no clock yet.
+    time: Option<units::Time>,
     time_unix_nanos: i64,
     source: &'a str,
     message: &'a str,
@@ -97,14 +101,15 @@ struct View<'a> {
 pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
     let session = Session::prepare(global, PATIENCE)?;
     let target = session.target(Some(&arguments.node), arguments.at.at.as_ref()).await?;
-    let channel = session.node(&target).await?;
+    let mut client = NodeManagementClient::new(session.node(&target).await?);
+    let name = known(&session, &mut client, &arguments).await?;
     let raw = match arguments.raw {
         Raw::Both => v1::logs_request::Raw::Unspecified,
         Raw::Only => v1::logs_request::Raw::Only,
         Raw::None => v1::logs_request::Raw::None,
     };
     let request = v1::LogsRequest {
-        name: arguments.name,
+        name,
         children: !arguments.alone,
         minimum: v1::Severity::from(arguments.severity).into(),
         raw: raw.into(),
@@ -112,8 +117,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         follow: arguments.follow,
         boot: arguments.boot,
     };
-    let asked = NodeManagementClient::new(channel).logs(request).await;
-    let mut stream = asked.map_err(|status| refused("read the log", &status))?.into_inner();
+    let mut stream = session.within("read the log", client.logs(request)).await?.into_inner();
     while let Some(answer) =
         stream.message().await.map_err(|status| refused("go on with the log", &status))?
     {
@@ -127,11 +131,102 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     Ok(())
 }
 
+/// Most names that an error lists.
+const NEAR_MAX: usize = 8;
+/// Edits after which two words are no slip of the finger.
+const SLIPS_MAX: usize = 2;
+
+/// The name in full that a person means.
+///
+/// The node lists the names of its services. Names that only the log has, such as
+/// those of the kernel and of child processes, are read from the log itself, which
+/// takes longer and happens only for a name that is no service's.
+async fn known(
+    session: &Session,
+    client: &mut NodeManagementClient<Channel>,
+    arguments: &Arguments,
+) -> Result<String, Error> {
+    let wanted = &*arguments.name;
+    if wanted.is_empty() {
+        return Ok(String::new());
+    }
+    let services = client.services(v1::ServicesRequest {});
+    let services = session.within("list the services", services).await?.into_inner();
+    let mut names: BTreeSet<String> =
+        services.services.into_iter().map(|service| service.name).collect();
+    if let Some(name) = complete(&names, wanted) {
+        return Ok(name);
+    }
+    let request = v1::LogsRequest {
+        children: true,
+        minimum: v1::Severity::Debug.into(),
+        backlog: -1,
+        boot: arguments.boot,
+        ..Default::default()
+    };
+    let read = async {
+        let mut stream = client.logs(request).await?.into_inner();
+        while let Some(answer) = stream.message().await? {
+            names.extend(answer.entries.into_iter().map(|entry| entry.name));
+        }
+        Ok(())
+    };
+    session.within("read the names of the log", read).await?;
+    complete(&names, wanted).ok_or_else(|| {
+        let near = near(&names, wanted).join(", ");
+        Error::new(format!("nothing logs under the name {wanted:?}")).or_help(format!(
+            "near names: {near}; `polisctl node services {}` lists all services",
+            arguments.node
+        ))
+    })
+}
+
+/// As the console's filter takes a name: in full, or without `root.`.
+fn complete(names: &BTreeSet<String>, wanted: &str) -> Option<String> {
+    let wanted = wanted.trim_end_matches('.');
+    [wanted.to_owned(), format!("root.{wanted}")].into_iter().find(|candidate| {
+        let is_below =
+            |name: &String| name.strip_prefix(candidate).is_some_and(|rest| rest.starts_with('.'));
+        names.iter().any(|name| name == candidate || is_below(name))
+    })
+}
+
+/// Names that a person may have meant: those that contain the text, those with a word
+/// that differs little, else the first level of the tree.
+fn near(names: &BTreeSet<String>, wanted: &str) -> Vec<String> {
+    let last = wanted.rsplit('.').next().unwrap_or(wanted);
+    let alike = |name: &&String| {
+        name.contains(wanted) || name.split('.').any(|word| slips(word, last) <= SLIPS_MAX)
+    };
+    let mut found: Vec<String> = names.iter().filter(alike).take(NEAR_MAX).cloned().collect();
+    if found.is_empty() {
+        let is_high = |name: &&String| name.matches('.').count() <= 1;
+        found = names.iter().filter(is_high).take(NEAR_MAX).cloned().collect();
+    }
+    found
+}
+
+/// Letters to add, drop or change until one word is the other.
+fn slips(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (at, letter) in one.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for (place, known) in other.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != *known);
+            diagonal = row[place + 1];
+            row[place + 1] = changed.min(diagonal + 1).min(row[place] + 1);
+        }
+    }
+    row[other.len()]
+}
+
 fn document(entry: &Entry) -> Result<Document, Error> {
     let view = View {
         name: &entry.name,
         severity: word(entry.severity().as_str_name(), "SEVERITY_"),
         uptime_seconds: entry.uptime_seconds,
+        time: units::nanos_since_1970(entry.time_unix_nanos).map(units::Time),
         time_unix_nanos: entry.time_unix_nanos,
         source: &entry.source,
         message: &entry.message,
@@ -162,6 +257,32 @@ fn line(entry: &Entry) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_taken_in_full_or_without_the_root_and_a_slip_finds_what_was_meant() {
+        let names = ["root", "root.consensus.etcd", "root.curator", "root.network.dhcp", "kernel"];
+        let names = BTreeSet::from(names.map(str::to_owned));
+        for (wanted, name) in [
+            ("root.curator", "root.curator"),
+            ("curator", "root.curator"),
+            ("curator.", "root.curator"),
+            ("network", "root.network"),
+            ("network.dhcp", "root.network.dhcp"),
+            ("consensus.etcd", "root.consensus.etcd"),
+            ("kernel", "kernel"),
+            ("root", "root"),
+        ] {
+            assert_eq!(complete(&names, wanted).as_deref(), Some(name), "{wanted}");
+        }
+        for wanted in ["cur", "root.net", "dhcp", "etcd", "root.curator.x", "ernel"] {
+            assert_eq!(complete(&names, wanted), None, "{wanted}");
+        }
+        assert_eq!(near(&names, "cruator"), ["root.curator"]);
+        assert_eq!(near(&names, "root.netwrok"), ["root.network.dhcp"]);
+        assert_eq!(near(&names, "etcd"), ["root.consensus.etcd"]);
+        assert_eq!(near(&names, "weather"), ["kernel", "root", "root.curator"]);
+        assert_eq!([slips("", "abc"), slips("abc", "abc"), slips("kitten", "sitting")], [3, 0, 3]);
+    }
 
     #[test]
     fn an_entry_is_one_line() {

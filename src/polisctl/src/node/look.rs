@@ -13,7 +13,7 @@ use super::At;
 use crate::cluster::word;
 use crate::error::Error;
 use crate::output::{Document, fields, or_dash, table};
-use crate::session::{PATIENCE, Session, refused};
+use crate::session::{PATIENCE, Session};
 use crate::{Global, units};
 use polis_wire::rpc::client::Channel;
 
@@ -27,10 +27,14 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    async fn dial(&self, global: &Global) -> Result<NodeManagementClient<Channel>, Error> {
+    async fn dial(
+        &self,
+        global: &Global,
+    ) -> Result<(Session, NodeManagementClient<Channel>), Error> {
         let session = Session::prepare(global, PATIENCE)?;
         let target = session.target(Some(&self.node), self.at.at.as_ref()).await?;
-        Ok(NodeManagementClient::new(session.node(&target).await?))
+        let client = NodeManagementClient::new(session.node(&target).await?);
+        Ok((session, client))
     }
 }
 
@@ -53,8 +57,9 @@ struct Status {
 
 /// Prints how a node is.
 pub(super) async fn status(arguments: &Arguments, global: &Global) -> Result<(), Error> {
-    let answer = arguments.dial(global).await?.get_status(v1::GetStatusRequest {}).await;
-    let answer = answer.map_err(|status| refused("ask the node how it is", &status))?;
+    let (session, mut client) = arguments.dial(global).await?;
+    let answer = client.get_status(v1::GetStatusRequest {});
+    let answer = session.within("ask the node how it is", answer).await?;
     global.out.print(&Status::of(answer.into_inner()).document()?)
 }
 
@@ -108,8 +113,9 @@ struct Service {
 
 /// Prints the services of a node.
 pub(super) async fn services(arguments: &Arguments, global: &Global) -> Result<(), Error> {
-    let answer = arguments.dial(global).await?.services(v1::ServicesRequest {}).await;
-    let answer = answer.map_err(|status| refused("list the services", &status))?;
+    let (session, mut client) = arguments.dial(global).await?;
+    let answer = client.services(v1::ServicesRequest {});
+    let answer = session.within("list the services", answer).await?;
     global.out.print(&tree(answer.into_inner().services)?)
 }
 

@@ -5,6 +5,10 @@
 
 mod logs;
 mod look;
+mod recovery;
+#[cfg(test)]
+#[path = "tests.rs"]
+mod stories;
 mod view;
 
 use std::path::PathBuf;
@@ -16,10 +20,11 @@ use polis_proto::v1::node_management_client::NodeManagementClient;
 use tonic::{Response, Status};
 use zeroize::Zeroizing;
 
+use super::ask::{self, Sure};
 use super::error::{Error, Explain as _};
 use super::output::Document;
-use super::session::{PATIENCE, Session, refused};
-use super::{Global, ask, key, parameters};
+use super::session::{PATIENCE, Session};
+use super::{Global, key, parameters};
 use polis_wire::endpoint::{self, Endpoint, MANAGEMENT_PORT};
 use polis_wire::identity::Spoken;
 use polis_wire::node_roles::Role;
@@ -87,9 +92,8 @@ pub(super) enum Command {
     Decommission {
         /// The node.
         node: String,
-        /// Do not ask.
-        #[arg(long)]
-        yes: bool,
+        #[command(flatten)]
+        sure: Sure,
     },
     /// Forget a node, and revoke its certificates.
     Delete {
@@ -98,23 +102,16 @@ pub(super) enum Command {
         /// Treat it as dead if it is up.
         #[arg(long)]
         force: bool,
-        /// Do not ask.
-        #[arg(long)]
-        yes: bool,
+        #[command(flatten)]
+        sure: Sure,
     },
     /// Print the log of a node.
     Logs(logs::Arguments),
-    /// Print the key that opens a node's disk alone, or say that it is saved.
-    RecoveryKey {
-        /// The node.
-        node: String,
-        /// Say that it is saved: the cluster forgets it.
-        #[arg(long)]
-        confirm: bool,
-    },
+    /// Print the key that opens a node's disk alone, or delete the cluster's copy.
+    RecoveryKey(recovery::Arguments),
     /// Open the disk of a node that waits for its key.
     Unlock {
-        /// The node; with --at, where the cluster is not asked, by its whole ID.
+        /// The node.
         node: String,
         /// A file with the recovery key [default: asked for].
         #[arg(long, value_name = "FILE")]
@@ -135,6 +132,8 @@ pub(super) struct End {
     node: String,
     #[command(flatten)]
     at: At,
+    #[command(flatten)]
+    sure: Sure,
 }
 
 /// Where a node is, if the cluster cannot say so.
@@ -208,10 +207,10 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Label { node, labels } => label(&node, &labels, global).await,
         Command::Reboot(end) => ends(&end, false, global).await,
         Command::Poweroff(end) => ends(&end, true, global).await,
-        Command::Decommission { node, yes } => decommission(&node, yes, global).await,
-        Command::Delete { node, force, yes } => delete(&node, force, yes, global).await,
+        Command::Decommission { node, sure } => decommission(&node, sure, global).await,
+        Command::Delete { node, force, sure } => delete(&node, force, sure, global).await,
         Command::Logs(arguments) => logs::run(arguments, global).await,
-        Command::RecoveryKey { node, confirm } => recovery_key(&node, confirm, global).await,
+        Command::RecoveryKey(arguments) => recovery::run(arguments, global).await,
         Command::Unlock { node, recovery_key_file, fingerprint, at } => {
             unlock(&node, recovery_key_file, fingerprint.as_ref(), &at, global).await
         }
@@ -252,10 +251,12 @@ async fn change_roles(
     described(&node?, global)
 }
 
-async fn decommission(node: &str, yes: bool, global: &Global) -> Result<(), Error> {
-    let session = Session::open(global).await?;
+async fn decommission(node: &str, sure: Sure, global: &Global) -> Result<(), Error> {
+    sure.can_be(global)?;
+    let mut session = Session::open(global).await?;
     let node_id = session.find(node).await?.id;
-    sure(yes, &format!("{node_id} wipes its keys and is never a member again. Go on?"), global)?;
+    sure.of(global, &format!("{node_id} wipes its keys and is never a member again."))?;
+    session.begin_anew();
     let request = v1::DecommissionNodeRequest { node_id };
     let answer = session.call("decommission the node", Repeat::Allowed, |channel| {
         let request = request.clone();
@@ -265,11 +266,13 @@ async fn decommission(node: &str, yes: bool, global: &Global) -> Result<(), Erro
     described(&answer.node.unwrap_or_default(), global)
 }
 
-async fn delete(node: &str, force: bool, yes: bool, global: &Global) -> Result<(), Error> {
-    let session = Session::open(global).await?;
+async fn delete(node: &str, force: bool, sure: Sure, global: &Global) -> Result<(), Error> {
+    sure.can_be(global)?;
+    let mut session = Session::open(global).await?;
     let found = session.find(node).await?;
     let node_id = found.id.clone();
-    sure(yes, &format!("The cluster forgets {node_id}. Go on?"), global)?;
+    sure.of(global, &format!("The cluster forgets {node_id} and revokes its certificates."))?;
+    session.begin_anew();
     let request = v1::DeleteNodeRequest { node_id: node_id.clone(), force };
     let mut again = false;
     session
@@ -331,10 +334,6 @@ fn described(node: &v1::NodeInfo, global: &Global) -> Result<(), Error> {
     global.out.print(&Document::new(&view, view.fields())?)
 }
 
-fn sure(yes: bool, question: &str, global: &Global) -> Result<(), Error> {
-    if yes { Ok(()) } else { ask::confirm(global, question, "say --yes if you are sure") }
-}
-
 async fn list(labels: &[String], states: &[State], global: &Global) -> Result<(), Error> {
     let labels = parameters::pairs("--label", labels)?;
     let session = Session::open(global).await?;
@@ -354,7 +353,7 @@ async fn approve(
     unchecked: bool,
     global: &Global,
 ) -> Result<(), Error> {
-    let session = Session::open(global).await?;
+    let mut session = Session::open(global).await?;
     let node = session.find(node).await?;
     let fingerprint = match fingerprint {
         Some(spoken) => spoken,
@@ -371,6 +370,7 @@ async fn approve(
             let instead = "give what the machine's screen shows: --fingerprint WORDS; or do not \
                            compare: --unchecked";
             ask::confirm(global, &question, instead)?;
+            session.begin_anew();
             shown.to_string()
         }
     };
@@ -399,47 +399,23 @@ async fn label(node: &str, labels: &[String], global: &Global) -> Result<(), Err
 }
 
 async fn ends(end: &End, power_off: bool, global: &Global) -> Result<(), Error> {
-    let session = Session::prepare(global, PATIENCE)?;
+    end.sure.can_be(global)?;
+    let mut session = Session::prepare(global, PATIENCE)?;
     let target = session.target(Some(&end.node), end.at.at.as_ref()).await?;
-    let channel = session.node(&target).await?;
+    let node = session.connect(&target).await?;
+    let (name, at) = (node.node.to_string(), node.address);
+    let effect = match power_off {
+        true => format!("{name} at {at} stops its services and powers off."),
+        false => format!("{name} at {at} stops its services and reboots."),
+    };
+    end.sure.of(global, &effect)?;
+    session.begin_anew();
     let what = if power_off { "power the machine off" } else { "reboot the machine" };
-    NodeManagementClient::new(channel)
-        .reboot(v1::RebootRequest { power_off })
-        .await
-        .map_err(|status| refused(what, &status))?;
-    let name = target.id.map_or_else(|| target.address.to_string(), |id| id.to_string());
+    let mut client = NodeManagementClient::new(node.channel);
+    session.within(what, client.reboot(v1::RebootRequest { power_off })).await?;
     let value = serde_json::json!({ "node": name, "power_off": power_off });
     let text = if power_off { "powers off" } else { "reboots" };
     global.out.print(&Document::new(&value, format!("{name} {text}"))?)
-}
-
-async fn recovery_key(node: &str, confirm: bool, global: &Global) -> Result<(), Error> {
-    let session = Session::open(global).await?;
-    let node_id = session.find(node).await?.id;
-    if confirm {
-        let request = v1::ConfirmRecoveryKeyRequest { node_id: node_id.clone() };
-        session
-            .call("confirm the recovery key", Repeat::Allowed, |channel| {
-                let request = request.clone();
-                async move { ManagementClient::new(channel).confirm_recovery_key(request).await }
-            })
-            .await?;
-        let value = serde_json::json!({ "node": node_id, "confirmed": true });
-        let text = format!("the cluster has forgotten the recovery key of {node_id}");
-        return global.out.print(&Document::new(&value, text)?);
-    }
-    let request = v1::GetRecoveryKeyRequest { node_id: node_id.clone() };
-    let answer = session
-        .call("read the recovery key", Repeat::Allowed, |channel| {
-            let request = request.clone();
-            async move { ManagementClient::new(channel).get_recovery_key(request).await }
-        })
-        .await?;
-    global.out.remark(&format!(
-        "Write it down where the machine is not. Then: `polisctl node recovery-key {node_id} --confirm`"
-    ));
-    let value = serde_json::json!({ "node": node_id, "recovery_key": answer.recovery_key });
-    global.out.print(&Document::new(&value, answer.recovery_key.clone())?)
 }
 
 async fn unlock(
@@ -449,7 +425,7 @@ async fn unlock(
     at: &At,
     global: &Global,
 ) -> Result<(), Error> {
-    let session = Session::prepare(global, PATIENCE)?;
+    let mut session = Session::prepare(global, PATIENCE)?;
     let target = session.target(Some(node), at.at.as_ref()).await?;
     let text = match file {
         Some(file) => key::read_private(&file)?,
@@ -461,6 +437,7 @@ async fn unlock(
     };
     // A slip of the finger is told here, and not by a machine far away.
     polis_base::recovery::form::read(&text)?;
+    session.begin_anew();
     let channel = match fingerprint {
         Some(fingerprint) => session.waiting_node(&target, fingerprint).await?,
         None => session.node(&target).await.map_err(|error| {
@@ -471,10 +448,8 @@ async fn unlock(
         })?,
     };
     let request = v1::UnlockRequest { recovery_key: text.trim().to_owned() };
-    NodeManagementClient::new(channel)
-        .unlock(request)
-        .await
-        .map_err(|status| refused("open the disk", &status))?;
+    let mut client = NodeManagementClient::new(channel);
+    session.within("open the disk", client.unlock(request)).await?;
     let value = serde_json::json!({ "node": node, "unlocked": true });
     global.out.print(&Document::new(&value, format!("{node} opens its disk"))?)
 }
@@ -482,6 +457,7 @@ async fn unlock(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::refused;
 
     #[test]
     fn a_node_that_is_gone_when_it_is_asked_for_again_was_deleted() {

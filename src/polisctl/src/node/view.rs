@@ -30,7 +30,7 @@ pub(crate) struct View {
     key_keeper: String,
     tpm: bool,
     recovery_key_unsaved: bool,
-    registered_at: Option<String>,
+    registered_at: Option<units::Time>,
     fingerprint: String,
     /// Slow to compute: only where one node is described.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,7 +56,7 @@ impl View {
             heartbeat_age_ms: u64::try_from(node.heartbeat_age_ms).ok(),
             tpm: node.tpm,
             recovery_key_unsaved: node.recovery_key_unsaved,
-            registered_at: registered.map(units::date),
+            registered_at: registered.map(units::Time),
             fingerprint: fingerprint(node).map(|f| f.to_string()).unwrap_or_default(),
             words: None,
         }
@@ -122,7 +122,7 @@ impl View {
             ("TPM", if self.tpm { "yes" } else { "no" }.to_owned()),
             ("recovery key", recovery),
             ("labels", parameters::labels(&self.labels)),
-            ("registered", or_dash(self.registered_at.as_deref().unwrap_or_default())),
+            ("registered", or_dash(&units::text(self.registered_at))),
             ("fingerprint", format!("{words}\n{}", self.fingerprint).trim().to_owned()),
         ])
     }

@@ -158,12 +158,39 @@ impl Error {
             Self::Connect { .. } | Self::Silent { .. } => {
                 "check that the machine is on, that it is home, and that the port is open"
             }
-            Self::Handshake { .. } => {
-                "the node belongs to another cluster, is not the one that was meant, or the \
-                 clocks differ"
-            }
+            Self::Handshake { source, .. } => handshake_help(source),
             Self::Credentials(_) => "get a new certificate",
             Self::Protocol { .. } => "check the port: curators listen on 7835, nodes on 7839",
+        }
+    }
+}
+
+/// What to look at after a handshake that failed: by what rustls says.
+fn handshake_help(source: &io::Error) -> &'static str {
+    let tls = source.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+    match tls {
+        Some(rustls::Error::InvalidCertificate(why)) => match why {
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+                "the machine at this address belongs to another cluster: check the address, and \
+                 which context is in use"
+            }
+            CertificateError::Expired
+            | CertificateError::ExpiredContext { .. }
+            | CertificateError::NotValidYet
+            | CertificateError::NotValidYetContext { .. } => {
+                "compare the clock of this machine with that of the node"
+            }
+            CertificateError::Other(_) => "this address leads to another node: check it",
+            _ => "the machine at this address shows no certificate of a node: check the port",
+        },
+        Some(rustls::Error::AlertReceived(_)) => {
+            "the node rejects the certificate of this caller: get a new one, or ask an owner \
+             whether it was revoked"
+        }
+        Some(_) => "check the port: curators listen on 7835, nodes on 7839",
+        None => {
+            "something at this address takes connections and ends them: check the address, and a \
+             forwarded port to it"
         }
     }
 }

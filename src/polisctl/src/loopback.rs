@@ -1,0 +1,387 @@
+//! A cluster of one node on loopback, for tests of whole command lines.
+//!
+//! The certificates, TLS and the rules of access are those of a node. What the
+//! services answer is fixed, and every call that arrives is recorded, so that a
+//! test can state what a command did not ask.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use ed25519_dalek::pkcs8::EncodePrivateKey as _;
+use futures::{Stream, StreamExt as _, stream};
+use polis_proto::v1;
+use polis_proto::v1::aaa_server::{Aaa, AaaServer};
+use polis_proto::v1::curator_local_server::{CuratorLocal, CuratorLocalServer};
+use polis_proto::v1::management_server::{Management, ManagementServer};
+use polis_proto::v1::node_management_server::{NodeManagement, NodeManagementServer};
+use tonic::service::RoutesBuilder;
+use tonic::{Request, Response, Status};
+
+use super::contexts::{self, Context, Contexts, Settings};
+use super::testing::World;
+use polis_wire::rpc::testing::{Authority, Running, key, node_id};
+use polis_wire::rpc::{App, Limits, Role};
+
+/// Grows the key of the node.
+pub(super) const NODE: u8 = 1;
+/// Grows the key of the person.
+const PERSON: u8 = 9;
+/// What opens the disk of the node.
+pub(super) const RECOVERY_KEY: [u8; 32] = [7; 32];
+
+/// A node that leads a cluster, and what it was asked.
+pub(super) struct Cluster {
+    /// Drives the server: a command line has a runtime of its own.
+    runtime: tokio::runtime::Runtime,
+    authority: Authority,
+    running: Running,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+/// Answers every call of a node.
+#[derive(Clone)]
+struct Served {
+    ca: Vec<u8>,
+    authority: Authority,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Cluster {
+    /// A cluster whose owner has a context for it in `world`.
+    pub(super) fn new(world: &World) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let asked = Arc::default();
+        let (authority, running) = runtime.block_on(async {
+            let authority = Authority::new().await;
+            let served = Served {
+                ca: authority.der.clone(),
+                authority: authority.clone(),
+                asked: Arc::clone(&asked),
+            };
+            let mut routes = RoutesBuilder::default();
+            routes
+                .add_service(NodeManagementServer::new(served.clone()))
+                .add_service(ManagementServer::new(served.clone()))
+                .add_service(AaaServer::new(served.clone()))
+                .add_service(CuratorLocalServer::new(served));
+            let app = App::Grpc(routes.routes().prepare());
+            let running = Running::start(authority.node(NODE).await, app, Limits::default()).await;
+            (authority, running)
+        });
+        let cluster = Self { runtime, authority, running, asked };
+        cluster.equip(world);
+        cluster
+    }
+
+    fn equip(&self, world: &World) {
+        let key_file = world.path("owner.key");
+        let pem = key(PERSON).to_pkcs8_pem(ed25519_dalek::pkcs8::spki::der::pem::LineEnding::LF);
+        contexts::write(&key_file, pem.unwrap().as_bytes()).unwrap();
+        let owner = self.authority.user("owner", Role::Owner, PERSON);
+        let owner = self.runtime.block_on(owner);
+        let address = self.address();
+        let settings = Settings {
+            endpoints: vec![address.clone()],
+            user: "owner".to_owned(),
+            key: key_file,
+            via: BTreeMap::from([("192.0.2.1:7839".to_owned(), address)]),
+            ..Settings::default()
+        };
+        let context = Context {
+            settings,
+            ca: Some(self.authority.der.clone()),
+            certificate: Some(owner.certificate),
+            ..Context::new("home")
+        };
+        let contexts = Contexts::find(Some(world.path("polis")), |_name| None).unwrap();
+        contexts.save(&context).unwrap();
+        contexts.set_current("home").unwrap();
+    }
+
+    /// Where the node answers, as a curator and as a node.
+    pub(super) fn address(&self) -> String {
+        self.running.address.to_string()
+    }
+
+    /// The calls that arrived since the last look.
+    pub(super) fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut self.asked.lock().unwrap())
+    }
+}
+
+impl Served {
+    fn note(&self, call: &str) {
+        self.asked.lock().unwrap().push(call.to_owned());
+    }
+}
+
+fn not_served<T>() -> Result<Response<T>, Status> {
+    Err(Status::unimplemented("no test needs it"))
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+fn answers<T: Send + 'static>(all: Vec<T>) -> Response<Answers<T>> {
+    Response::new(stream::iter(all.into_iter().map(Ok)).boxed())
+}
+
+#[tonic::async_trait]
+impl NodeManagement for Served {
+    type LogsStream = Answers<v1::LogsResponse>;
+    type ConsoleStream = Answers<v1::ConsoleFrame>;
+
+    async fn get_status(
+        &self,
+        _request: Request<v1::GetStatusRequest>,
+    ) -> Result<Response<v1::GetStatusResponse>, Status> {
+        self.note("GetStatus");
+        let node_id = node_id(NODE).to_string();
+        Ok(Response::new(v1::GetStatusResponse { node_id, ..Default::default() }))
+    }
+
+    async fn logs(
+        &self,
+        request: Request<v1::LogsRequest>,
+    ) -> Result<Response<Self::LogsStream>, Status> {
+        let name = request.into_inner().name;
+        self.note(&format!("Logs {name}"));
+        let entry = v1::logs_response::Entry {
+            name: if name.is_empty() { "kernel".to_owned() } else { name },
+            message: "hello".to_owned(),
+            time_unix_nanos: 1_700_000_000_123_456_789,
+            ..Default::default()
+        };
+        Ok(answers(vec![v1::LogsResponse { entries: vec![entry], ..Default::default() }]))
+    }
+
+    async fn console(
+        &self,
+        _request: Request<v1::ConsoleRequest>,
+    ) -> Result<Response<Self::ConsoleStream>, Status> {
+        not_served()
+    }
+
+    async fn services(
+        &self,
+        _request: Request<v1::ServicesRequest>,
+    ) -> Result<Response<v1::ServicesResponse>, Status> {
+        self.note("Services");
+        let names = ["root", "root.consensus", "root.curator", "root.network"];
+        let services = names.map(|name| v1::services_response::Service {
+            name: name.to_owned(),
+            ..Default::default()
+        });
+        Ok(Response::new(v1::ServicesResponse { services: services.to_vec() }))
+    }
+
+    async fn reboot(
+        &self,
+        request: Request<v1::RebootRequest>,
+    ) -> Result<Response<v1::RebootResponse>, Status> {
+        self.note(if request.into_inner().power_off { "PowerOff" } else { "Reboot" });
+        Ok(Response::new(v1::RebootResponse {}))
+    }
+
+    async fn unlock(
+        &self,
+        _request: Request<v1::UnlockRequest>,
+    ) -> Result<Response<v1::UnlockResponse>, Status> {
+        self.note("Unlock");
+        Ok(Response::new(v1::UnlockResponse {}))
+    }
+}
+
+#[tonic::async_trait]
+impl CuratorLocal for Served {
+    type GetCurrentLeaderStream = Answers<v1::GetCurrentLeaderResponse>;
+
+    async fn get_current_leader(
+        &self,
+        _request: Request<v1::GetCurrentLeaderRequest>,
+    ) -> Result<Response<Self::GetCurrentLeaderStream>, Status> {
+        let id = node_id(NODE).to_string();
+        let this = v1::GetCurrentLeaderResponse {
+            leader_id: id.clone(),
+            this_id: id,
+            ..Default::default()
+        };
+        Ok(Response::new(stream::iter([Ok(this)]).chain(stream::pending()).boxed()))
+    }
+
+    async fn get_ca_certificate(
+        &self,
+        _request: Request<v1::GetCaCertificateRequest>,
+    ) -> Result<Response<v1::GetCaCertificateResponse>, Status> {
+        Ok(Response::new(v1::GetCaCertificateResponse { ca_certificate: self.ca.clone() }))
+    }
+}
+
+#[tonic::async_trait]
+impl Management for Served {
+    type GetNodesStream = Answers<v1::NodeInfo>;
+    type SnapshotEtcdStream = Answers<v1::SnapshotChunk>;
+
+    async fn get_register_ticket(
+        &self,
+        request: Request<v1::GetRegisterTicketRequest>,
+    ) -> Result<Response<v1::GetRegisterTicketResponse>, Status> {
+        self.note("GetRegisterTicket");
+        let lifetime = i64::try_from(request.into_inner().lifetime_seconds).unwrap();
+        let ends_at = if lifetime == 0 { 0 } else { 1_700_000_000 };
+        Ok(Response::new(v1::GetRegisterTicketResponse { ticket: vec![5; 32], ends_at }))
+    }
+
+    async fn get_cluster_info(
+        &self,
+        _request: Request<v1::GetClusterInfoRequest>,
+    ) -> Result<Response<v1::GetClusterInfoResponse>, Status> {
+        Ok(Response::new(v1::GetClusterInfoResponse {
+            ca_certificate: self.ca.clone(),
+            leader: node_id(NODE).to_string(),
+            ..Default::default()
+        }))
+    }
+
+    async fn get_nodes(
+        &self,
+        _request: Request<v1::GetNodesRequest>,
+    ) -> Result<Response<Self::GetNodesStream>, Status> {
+        let status =
+            v1::NodeStatus { external_address: "192.0.2.1".to_owned(), ..Default::default() };
+        Ok(answers(vec![v1::NodeInfo {
+            id: node_id(NODE).to_string(),
+            public_key: key(NODE).verifying_key().to_bytes().to_vec(),
+            state: v1::NodeState::Up.into(),
+            status: Some(status),
+            registered_at: 1_700_000_000,
+            ..Default::default()
+        }]))
+    }
+
+    async fn approve_node(
+        &self,
+        _request: Request<v1::ApproveNodeRequest>,
+    ) -> Result<Response<v1::ApproveNodeResponse>, Status> {
+        self.note("ApproveNode");
+        not_served()
+    }
+
+    async fn update_node_roles(
+        &self,
+        _request: Request<v1::UpdateNodeRolesRequest>,
+    ) -> Result<Response<v1::NodeInfo>, Status> {
+        not_served()
+    }
+
+    async fn update_node_labels(
+        &self,
+        _request: Request<v1::UpdateNodeLabelsRequest>,
+    ) -> Result<Response<v1::NodeInfo>, Status> {
+        not_served()
+    }
+
+    async fn decommission_node(
+        &self,
+        _request: Request<v1::DecommissionNodeRequest>,
+    ) -> Result<Response<v1::DecommissionNodeResponse>, Status> {
+        self.note("DecommissionNode");
+        Ok(Response::new(v1::DecommissionNodeResponse::default()))
+    }
+
+    async fn delete_node(
+        &self,
+        _request: Request<v1::DeleteNodeRequest>,
+    ) -> Result<Response<v1::DeleteNodeResponse>, Status> {
+        self.note("DeleteNode");
+        Ok(Response::new(v1::DeleteNodeResponse {}))
+    }
+
+    async fn configure_cluster(
+        &self,
+        _request: Request<v1::ConfigureClusterRequest>,
+    ) -> Result<Response<v1::ConfigureClusterResponse>, Status> {
+        not_served()
+    }
+
+    async fn get_recovery_key(
+        &self,
+        _request: Request<v1::GetRecoveryKeyRequest>,
+    ) -> Result<Response<v1::GetRecoveryKeyResponse>, Status> {
+        self.note("GetRecoveryKey");
+        let recovery_key = polis_base::recovery::form::write(&RECOVERY_KEY).to_string();
+        Ok(Response::new(v1::GetRecoveryKeyResponse { recovery_key }))
+    }
+
+    async fn confirm_recovery_key(
+        &self,
+        _request: Request<v1::ConfirmRecoveryKeyRequest>,
+    ) -> Result<Response<v1::ConfirmRecoveryKeyResponse>, Status> {
+        self.note("ConfirmRecoveryKey");
+        Ok(Response::new(v1::ConfirmRecoveryKeyResponse {}))
+    }
+
+    async fn get_etcd_status(
+        &self,
+        _request: Request<v1::GetEtcdStatusRequest>,
+    ) -> Result<Response<v1::ConsensusStatus>, Status> {
+        not_served()
+    }
+
+    async fn snapshot_etcd(
+        &self,
+        _request: Request<v1::SnapshotEtcdRequest>,
+    ) -> Result<Response<Self::SnapshotEtcdStream>, Status> {
+        not_served()
+    }
+}
+
+#[tonic::async_trait]
+impl Aaa for Served {
+    async fn escrow(
+        &self,
+        _request: Request<v1::EscrowRequest>,
+    ) -> Result<Response<v1::EscrowResponse>, Status> {
+        not_served()
+    }
+
+    async fn renew(
+        &self,
+        _request: Request<v1::RenewRequest>,
+    ) -> Result<Response<v1::EscrowResponse>, Status> {
+        not_served()
+    }
+
+    async fn create_user(
+        &self,
+        request: Request<v1::CreateUserRequest>,
+    ) -> Result<Response<v1::EscrowResponse>, Status> {
+        let v1::CreateUserRequest { name, public_key, .. } = request.into_inner();
+        self.note(&format!("CreateUser {name}"));
+        assert_eq!(public_key, key(PERSON).verifying_key().to_bytes(), "tests invite this key");
+        let user = self.authority.user(&name, Role::Viewer, PERSON).await;
+        Ok(Response::new(v1::EscrowResponse {
+            certificate: user.certificate,
+            ca_certificate: self.ca.clone(),
+        }))
+    }
+
+    async fn revoke_user(
+        &self,
+        request: Request<v1::RevokeUserRequest>,
+    ) -> Result<Response<v1::RevokeUserResponse>, Status> {
+        self.note(&format!("RevokeUser {}", request.into_inner().name));
+        Ok(Response::new(v1::RevokeUserResponse {}))
+    }
+
+    async fn list_users(
+        &self,
+        _request: Request<v1::ListUsersRequest>,
+    ) -> Result<Response<v1::ListUsersResponse>, Status> {
+        not_served()
+    }
+}

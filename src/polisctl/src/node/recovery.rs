@@ -1,0 +1,231 @@
+//! `polisctl node recovery-key`: the key that opens a node's disk alone.
+//!
+//! The cluster keeps a copy until the owner has saved the key, and has no record
+//! of whether it was ever shown. So the command that deletes the copy asks for
+//! proof: the person types one group of the key, which is compared with the key
+//! that the cluster still has.
+//!
+//! Invariants:
+//! - The cluster's copy is deleted only for somebody who has the key.
+
+use std::path::{Path, PathBuf};
+
+use polis_proto::v1;
+use polis_proto::v1::management_client::ManagementClient;
+use rand::RngExt as _;
+use zeroize::Zeroizing;
+
+use crate::error::{Error, Explain as _};
+use crate::output::Document;
+use crate::session::Session;
+use crate::{Global, ask, key};
+use polis_base::recovery::form;
+use polis_wire::rpc::client::Repeat;
+
+/// Arguments of `node recovery-key`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct Arguments {
+    /// The node whose key to print.
+    #[arg(required = true)]
+    node: Option<String>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Print the key.
+    Show {
+        /// The node.
+        node: String,
+    },
+    /// Delete the cluster's copy of a key that is saved.
+    ///
+    /// Asks for a part of the key: the cluster does not know whether it was ever
+    /// shown, and without a copy nobody can show it again.
+    Forget {
+        /// The node.
+        node: String,
+        /// A file with the key that was saved, where there is no terminal.
+        #[arg(long, value_name = "FILE")]
+        recovery_key_file: Option<PathBuf>,
+    },
+}
+
+/// Runs the command.
+pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
+    match (arguments.command, arguments.node) {
+        (Some(Command::Forget { node, recovery_key_file }), _) => {
+            forget(&node, recovery_key_file.as_deref(), global).await
+        }
+        (Some(Command::Show { node }), _) | (None, Some(node)) => show(&node, global).await,
+        (None, None) => Err(Error::usage("name the node")),
+    }
+}
+
+/// The key of a node, as the cluster keeps it.
+async fn read(session: &Session, node_id: &str) -> Result<Zeroizing<String>, Error> {
+    let request = v1::GetRecoveryKeyRequest { node_id: node_id.to_owned() };
+    let answer = session.call("read the recovery key", Repeat::Allowed, |channel| {
+        let request = request.clone();
+        async move { ManagementClient::new(channel).get_recovery_key(request).await }
+    });
+    Ok(Zeroizing::new(answer.await?.recovery_key))
+}
+
+async fn show(node: &str, global: &Global) -> Result<(), Error> {
+    let session = Session::open(global).await?;
+    let node_id = session.find(node).await?.id;
+    let key = read(&session, &node_id).await?;
+    global.out.remark(&format!(
+        "Write it down where the machine is not. Then delete the cluster's copy: \
+         `polisctl node recovery-key forget {node_id}`"
+    ));
+    let value = serde_json::json!({ "node": node_id, "recovery_key": *key });
+    global.out.print(&Document::new(&value, key.as_str())?)
+}
+
+async fn forget(node: &str, file: Option<&Path>, global: &Global) -> Result<(), Error> {
+    let instead = "give the key that was saved: --recovery-key-file FILE";
+    let saved = match file {
+        Some(file) => {
+            let text = key::read_private(file)?;
+            Some(form::read(&text).doing(|| format!("{} holds no key", file.display()))?)
+        }
+        None if global.out.streams.has_person() => None,
+        None => return Err(Error::new("not a terminal").or_help(instead)),
+    };
+    let mut session = Session::open(global).await?;
+    let node_id = session.find(node).await?.id;
+    let key = read(&session, &node_id).await?;
+    let knows = match saved {
+        Some(saved) => *saved == *form::read(&key)?,
+        None => {
+            let groups: Vec<&str> = key.split('-').collect();
+            let number = rand::rng().random_range(0..groups.len());
+            let question = format!(
+                "The cluster deletes its copy of the recovery key of {node_id} for good. Type \
+                 group {} of {} of the key that you saved:",
+                number + 1,
+                groups.len()
+            );
+            let typed = Zeroizing::new(ask::answer(global, &question, instead)?);
+            session.begin_anew();
+            is_group(&typed, groups[number])
+        }
+    };
+    if !knows {
+        return Err(Error::new(format!(
+            "that is not the recovery key of {node_id}: the cluster keeps its copy"
+        ))
+        .or_help(format!("save it first: `polisctl node recovery-key show {node_id}`")));
+    }
+    let request = v1::ConfirmRecoveryKeyRequest { node_id: node_id.clone() };
+    session
+        .call("delete the recovery key", Repeat::Allowed, |channel| {
+            let request = request.clone();
+            async move { ManagementClient::new(channel).confirm_recovery_key(request).await }
+        })
+        .await?;
+    let value = serde_json::json!({ "node": node_id, "confirmed": true });
+    let text = format!("the cluster has deleted its copy of the recovery key of {node_id}");
+    global.out.print(&Document::new(&value, text)?)
+}
+
+/// Compares as a whole key is read: in any case, with `O` for `0`, and `I` and `L` for `1`.
+fn is_group(typed: &str, group: &str) -> bool {
+    let read = |c: char| match c.to_ascii_uppercase() {
+        'O' => '0',
+        'I' | 'L' => '1',
+        c => c,
+    };
+    let typed = typed.chars().filter(|c| !c.is_whitespace() && *c != '-').map(read);
+    !group.is_empty() && typed.eq(group.chars())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contexts;
+    use crate::loopback::{Cluster, NODE, RECOVERY_KEY};
+    use crate::testing::World;
+    use polis_wire::rpc::testing::node_id;
+
+    fn group_asked_for(question: &str) -> usize {
+        let rest = question.split_once("Type group ").unwrap().1;
+        rest.split_once(' ').unwrap().0.parse().unwrap()
+    }
+
+    #[test]
+    fn a_key_that_was_not_saved_is_not_deleted() {
+        let world = World::new();
+        let cluster = Cluster::new(&world);
+        let id = node_id(NODE).to_string();
+        let forget = ["node", "recovery-key", "forget", &*id];
+
+        let said = world.refuses(&forget);
+        assert_eq!(
+            said,
+            "error: not a terminal\n\
+             help: give the key that was saved: --recovery-key-file FILE\n"
+        );
+        assert_eq!(cluster.asked(), [""; 0], "nothing was read");
+
+        for typed in ["", "\n", "y\n", "yes\n", "ZZZZ\n", "0\n"] {
+            let ended = world.asks(&forget, typed);
+            assert_eq!((ended.status, &*ended.stdout), (1, ""), "{}", ended.stderr);
+            assert!(ended.stderr.contains("recovery-key show"), "{}", ended.stderr);
+            assert_eq!(cluster.asked(), ["GetRecoveryKey"], "{typed:?}");
+        }
+
+        let file = world.path("other");
+        contexts::write(&file, form::write(&[8; form::SIZE]).as_bytes()).unwrap();
+        world.refuses(&[&forget[..], &["--recovery-key-file", "@other"]].concat());
+        assert_eq!(cluster.asked(), ["GetRecoveryKey"]);
+
+        // As it was before: a single command without a question.
+        let ended = world.run(&["node", "recovery-key", &id, "--confirm"]);
+        assert_eq!(ended.status, 2, "{}", ended.stderr);
+    }
+
+    #[test]
+    fn whoever_has_the_key_may_delete_the_copy_of_the_cluster() {
+        let world = World::new();
+        let cluster = Cluster::new(&world);
+        let id = node_id(NODE).to_string();
+        let forget = ["node", "recovery-key", "forget", &*id];
+        let key = form::write(&RECOVERY_KEY).to_string();
+        for show in [&["node", "recovery-key", &*id][..], &["node", "recovery-key", "show", &id]] {
+            let ended = world.run(show);
+            assert_eq!((ended.status, ended.stdout.trim()), (0, &*key), "{}", ended.stderr);
+            assert!(ended.stderr.contains(&forget.join(" ")), "{}", ended.stderr);
+        }
+        cluster.asked();
+
+        contexts::write(&world.path("saved"), key.to_lowercase().as_bytes()).unwrap();
+        world.runs(&[&forget[..], &["--recovery-key-file", "@saved"]].concat());
+        assert_eq!(cluster.asked(), ["GetRecoveryKey", "ConfirmRecoveryKey"]);
+
+        // Every group is in the key, but each is asked for at its own place.
+        let groups: Vec<&str> = key.split('-').collect();
+        let ended = (0..1000).find_map(|_attempt| {
+            let ended = world.asks(&forget, &format!("{}\n", groups[4].to_lowercase()));
+            let number = group_asked_for(&ended.stderr);
+            assert_eq!(ended.status == 0, groups[number - 1] == groups[4], "{}", ended.stderr);
+            (ended.status == 0).then_some(ended)
+        });
+        assert!(ended.unwrap().stdout.contains("has deleted its copy"));
+    }
+
+    #[test]
+    fn a_group_is_read_as_a_key_is() {
+        for typed in ["01AB", "oiab\n", " OL-ab "] {
+            assert!(is_group(typed, "01AB"), "{typed}");
+        }
+        for typed in ["", "01A", "01ABC", "10AB"] {
+            assert!(!is_group(typed, "01AB"), "{typed}");
+        }
+        assert!(!is_group("", ""));
+    }
+}

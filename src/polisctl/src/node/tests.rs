@@ -1,0 +1,186 @@
+//! Whole command lines against a node on loopback.
+
+use std::time::Duration;
+
+use crate::loopback::{Cluster, NODE};
+use crate::testing::World;
+use polis_wire::rpc::testing::node_id;
+
+/// Every command that talks to a node itself, without the node and its address.
+const OF_A_NODE: [&[&str]; 5] = [
+    &["node", "reboot"],
+    &["node", "poweroff"],
+    &["node", "status"],
+    &["node", "services"],
+    &["node", "logs"],
+];
+
+/// What keeps a command from asking.
+fn sure(command: &[&str]) -> &'static [&'static str] {
+    if ["reboot", "poweroff"].contains(&command[1]) { &["--yes"] } else { &[] }
+}
+
+#[test]
+fn a_command_with_an_address_asks_nothing_of_a_node_that_was_not_named() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let at = cluster.address();
+    let found = node_id(NODE).to_string();
+    let another = node_id(2).to_string();
+    for command in OF_A_NODE {
+        for named in [&another[6..10], &another[..12], &another[6..], &*another] {
+            let said = world.refuses(&[command, &[named, "--at", &at], sure(command)].concat());
+            assert!(said.contains(&found) && said.contains(named), "{command:?}: {said}");
+            assert_eq!(cluster.asked(), [""; 0], "{command:?} of {named}");
+        }
+        for named in [&found[6..10], &found[..12], &*found] {
+            world.runs(&[command, &[named, "--at", &at], sure(command)].concat());
+            assert_eq!(cluster.asked().len(), 1, "{command:?} of {named}");
+        }
+    }
+    let ended = world.run(&["node", "reboot", "abc", "--yes", "--at", &at]);
+    assert_eq!((ended.status, &*ended.stdout), (2, ""), "{}", ended.stderr);
+    assert!(ended.stderr.contains("\"abc\" is not a node ID"), "{}", ended.stderr);
+    assert_eq!(cluster.asked(), [""; 0]);
+}
+
+#[test]
+fn the_end_of_a_machine_names_the_node_in_full() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let found = node_id(NODE).to_string();
+    let said = world.runs(&["node", "reboot", &found[6..10], "--at", &cluster.address(), "--yes"]);
+    assert_eq!(said, format!("{found} reboots\n"));
+    assert_eq!(cluster.asked(), ["Reboot"]);
+}
+
+#[test]
+fn a_command_that_disturbs_says_what_it_does_to_whom_and_asks_first() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    let commands: [(&[&str], &str); 5] = [
+        (&["node", "reboot", &id], "Reboot"),
+        (&["node", "poweroff", &id], "PowerOff"),
+        (&["node", "decommission", &id], "DecommissionNode"),
+        (&["node", "delete", &id], "DeleteNode"),
+        (&["user", "revoke", "ann"], "RevokeUser ann"),
+    ];
+    for (command, call) in commands {
+        let said = world.refuses(command);
+        assert_eq!(said, "error: not a terminal: use --yes\n", "{command:?}");
+        for no in ["", "\n", "n\n", "no\n"] {
+            let ended = world.asks(command, no);
+            assert_eq!((ended.status, &*ended.stdout), (1, ""), "{}", ended.stderr);
+            let question = ended.stderr.lines().next().unwrap_or_default();
+            assert!(question.contains(command[2]), "it does not say to whom: {question}");
+            assert!(question.contains("Go on? [yes/no]"), "{question}");
+            assert!(ended.stderr.contains("nothing was done"), "{}", ended.stderr);
+        }
+        assert_eq!(cluster.asked(), [""; 0], "{command:?}");
+        for yes in ["y\n", "yes\n", "Y\n"] {
+            let ended = world.asks(command, yes);
+            assert_eq!(ended.status, 0, "{}", ended.stderr);
+            assert_eq!(cluster.asked(), [call]);
+        }
+        let ended = world.run(&[command, &["--yes"]].concat());
+        assert_eq!((ended.status, &*ended.stderr), (0, ""));
+        assert_eq!(cluster.asked(), [call]);
+    }
+}
+
+#[test]
+fn a_name_of_the_log_is_completed_and_an_unknown_one_is_an_error_with_near_names() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    let logs = |name| ["node", "logs", &*id, "--name", name].map(str::to_owned);
+    for (typed, name) in [("root.curator", "root.curator"), ("curator", "root.curator")] {
+        world.runs(&logs(typed).each_ref().map(|word| &**word));
+        assert_eq!(cluster.asked(), ["Services".to_owned(), format!("Logs {name}")]);
+    }
+    // The kernel is no service.
+    world.runs(&logs("kernel").each_ref().map(|word| &**word));
+    assert_eq!(cluster.asked(), ["Services", "Logs ", "Logs kernel"]);
+    let said = world.refuses(&logs("cruator").each_ref().map(|word| &**word));
+    assert_eq!(
+        said,
+        format!(
+            "error: nothing logs under the name \"cruator\"\n\
+             help: near names: root.curator; `polisctl node services {id}` lists all services\n"
+        )
+    );
+    assert_eq!(cluster.asked(), ["Services", "Logs "]);
+}
+
+/// Makes a user with the person's own key.
+const INVITE: [&str; 9] =
+    ["user", "create", "ann", "--role", "viewer", "--key", "@owner.key", "-o", "@ann.json"];
+
+/// Every text in a document, with the path to it.
+fn texts(path: &str, value: &serde_json::Value, found: &mut Vec<(String, String)>) {
+    match value {
+        serde_json::Value::String(text) => found.push((path.to_owned(), text.clone())),
+        serde_json::Value::Array(all) => all.iter().for_each(|one| texts(path, one, found)),
+        serde_json::Value::Object(all) => {
+            all.iter().for_each(|(name, one)| texts(&format!("{path}.{name}"), one, found));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn a_time_in_a_document_is_rfc_3339() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    let commands: [(&[&str], &str); 6] = [
+        (&["node", "describe", &id], ".registered_at"),
+        (&["node", "list"], ".registered_at"),
+        (&["node", "logs", &id], ".time"),
+        (&["cluster", "ticket", "rotate", "--lifetime", "2h"], ".ends"),
+        (&["context", "show"], ".certificate_ends"),
+        (&INVITE, ".certificate_ends"),
+    ];
+    for (command, field) in commands {
+        let said = world.runs(&[command, &["--output", "json"]].concat());
+        let mut found = Vec::new();
+        texts("", &serde_json::from_str(&said).unwrap(), &mut found);
+        let time = found.iter().find(|(path, _)| path == field);
+        let Some((_, time)) = time else { panic!("{command:?} has no {field}: {said}") };
+        let plain = [(4, "-"), (7, "-"), (10, "T"), (13, ":"), (16, ":")];
+        assert!(plain.iter().all(|(at, mark)| time[*at..].starts_with(mark)), "{time}");
+        assert!(time.starts_with("20") && time.ends_with('Z'), "{time}");
+    }
+    assert!(cluster.asked().contains(&"CreateUser ann".to_owned()));
+}
+
+#[test]
+fn a_time_that_a_person_gives_ends_on_time_with_a_status_of_its_own() {
+    let world = World::new();
+    let _cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    // One machine takes connections and says nothing; at the other's port nobody listens.
+    let hung = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = hung.local_addr().unwrap().to_string();
+    let (_bound, closed) = crate::testing::closed_port();
+    let commands: [&[&str]; 6] = [
+        &["node", "status", &id, "--at", &silent],
+        &["node", "status", &id, "--at", &closed],
+        &["node", "reboot", &id, "--yes", "--at", &silent],
+        &["node", "status", &id, "--endpoint", &silent],
+        &["node", "list", "--endpoint", &silent],
+        &["cluster", "info", "--endpoint", &closed],
+    ];
+    for command in commands {
+        let begun = tokio::time::Instant::now();
+        let ended = world.run(&[command, &["--timeout", "1500ms"]].concat());
+        let took = begun.elapsed();
+        assert_eq!((ended.status, &*ended.stdout), (3, ""), "{command:?}: {}", ended.stderr);
+        // One attempt at a silent machine takes four seconds.
+        assert!(took < Duration::from_secs(3), "{command:?} took {took:?}");
+    }
+    let ended = world.run(&["node", "list", "--timeout", "5"]);
+    assert_eq!(ended.status, 2);
+    assert!(ended.stderr.contains("a whole number with ms, s, m, h or d"), "{}", ended.stderr);
+}
