@@ -50,13 +50,18 @@ impl Member {
     fn found(story: &str, tpm: bool, keeper: &str) -> Result<Self> {
         let world = World::new(story)?;
         let owner = Owner::new(&world.path("owner"))?;
-        let config = Config {
+        let mut config = Config {
             disk: Some(world.disk(None)?),
             fw_cfg: world.fw_cfg(&ordinary())?,
             forwards: owner.forwards.clone(),
             tpm: tpm.then(|| world.path("tpm")),
             ..world.bare("")
         };
+        if tpm {
+            // With a TPM, the kernel that was unpacked beforehand finds no ACPI tables, and so
+            // no fw_cfg: the firmware starts that kernel without them.
+            config.firmware = world.image.direct("");
+        }
         let mut machine = world.boot(&config)?;
         let identity = home(&mut machine)?;
         said(&machine, "kind=authenticated")?;

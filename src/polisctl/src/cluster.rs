@@ -64,7 +64,7 @@ pub(super) enum Ticket {
 /// Runs the command.
 pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
     match command {
-        Command::TakeOwnership(arguments) => ownership::run(arguments, global).await,
+        Command::TakeOwnership(arguments) => Box::pin(ownership::run(arguments, global)).await,
         Command::Info => {
             let session = Session::open(global).await?;
             let info = info(&session).await?;

@@ -90,7 +90,8 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         (Some(_), Some(_)) => return Err(another_cluster(&context.name)),
         (None, None) => {
             progress.says("asking for the cluster's CA");
-            let shown = shown_ca(&candidates);
+            // On the heap: the futures of several commands contain this one.
+            let shown = Box::pin(shown_ca(&candidates));
             let shown = match global.timeout.map(Limit::new) {
                 None => shown.await?,
                 Some(limit) => limit.within("ask for the CA", shown).await?,

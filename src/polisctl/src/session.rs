@@ -250,7 +250,8 @@ impl Session {
             let made = call(channel);
             async move { made.await.map(Response::into_inner) }
         });
-        self.within(what, made).await
+        // On the heap: the futures of every command contain this one.
+        self.within(what, Box::pin(made)).await
     }
 
     /// The client for the next call, as patient as the person still is.
@@ -303,7 +304,7 @@ impl Session {
                 Ok(nodes)
             }
         });
-        let mut nodes = self.within("list the nodes", nodes).await?;
+        let mut nodes = self.within("list the nodes", Box::pin(nodes)).await?;
         nodes.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(nodes)
     }
@@ -346,10 +347,10 @@ impl Session {
             let help = error.help();
             Error::from(error).or_help(help)
         };
-        let Some(limit) = self.limit else { return dialled().await.map_err(explained) };
+        let Some(limit) = self.limit else { return Box::pin(dialled()).await.map_err(explained) };
         let mut last = None;
         loop {
-            match timeout_at(limit.end, dialled()).await {
+            match timeout_at(limit.end, Box::pin(dialled())).await {
                 Ok(Err(error)) if error.is_absence() => last = Some(error),
                 Ok(dialled) => return dialled.map_err(explained),
                 Err(_elapsed) => {
