@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 
 use polis_base::trapdoor::code;
-use polis_node::consensus::{Error, Probe, Service, Standing, Start, Step};
+use polis_node::consensus::{Error, MemberStatus, Probe, Service, Start, Step};
 use polis_runtime::supervisor::Context;
 use polis_tests::{Story, story};
 use tokio::sync::watch;
@@ -80,7 +80,7 @@ async fn a_killed_etcd_is_started_again_and_nothing_is_lost() {
     client.put("kept", "yes", None).await.unwrap();
     let started = std::time::Instant::now();
     node.kill();
-    node.waits("to be stopped", |status| status.standing == Standing::Stopped).await;
+    node.waits("to be stopped", |status| status.standing == MemberStatus::Stopped).await;
     let after = node.voter().await;
     println!("again a voter {:?} after SIGKILL", started.elapsed());
     assert_eq!(after.member, before.member);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use polis_node::consensus::client::User;
-use polis_node::consensus::{MembersError, Refusal, Standing, Start, holds_entries};
+use polis_node::consensus::{MemberStatus, MembersError, Refusal, Start, holds_entries};
 use polis_proto::v1;
 use polis_tests::{Story, story};
 use polis_wire::pki::{Crl, Overview};
@@ -239,7 +239,7 @@ async fn three_members_grow_restart_and_shrink() {
     }
     for node in nodes.iter().flatten() {
         node.kill();
-        node.waits("to be stopped", |status| status.standing == Standing::Stopped).await;
+        node.waits("to be stopped", |status| status.standing == MemberStatus::Stopped).await;
         node.voter_of(3).await;
     }
     let [first, second, third] = nodes.map(Option::unwrap);

@@ -79,7 +79,7 @@ impl Curator {
             credentials: credentials.subscribe(),
             metrics: Arc::new(Metrics::new(&table)),
             table,
-            standing: watch::Sender::new(Arc::<Standing>::default()),
+            standing: watch::Sender::new(Arc::<AccessList>::default()),
             directory: watch::Sender::default(),
             status: watch::Sender::default(),
         };

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use polis_base::files::Root;
 use polis_node::consensus::{
-    Config, Members, Orders, PEER_PORT, Peer, Probe, QUOTA, Service, Standing, Start, Status,
+    Config, MemberStatus, Members, Orders, PEER_PORT, Peer, Probe, QUOTA, Service, Start, Status,
 };
 use polis_qemu::patience::Deadline;
 use polis_runtime::board::Board;
@@ -184,12 +184,12 @@ impl Node {
     }
 
     pub(crate) async fn voter(&self) -> Status {
-        self.waits("to be a voter", |status| status.standing == Standing::Voter).await
+        self.waits("to be a voter", |status| status.standing == MemberStatus::Voter).await
     }
 
     pub(crate) async fn voter_of(&self, members: usize) -> Status {
         self.waits("to be a voter among so many", |status| {
-            status.standing == Standing::Voter && status.voters() == members
+            status.standing == MemberStatus::Voter && status.voters() == members
         })
         .await
     }

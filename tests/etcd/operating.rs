@@ -142,7 +142,7 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
     };
     assert!(ended.is_err(), "a watch ends with the term: {ended:?}");
     second.voter_of(1).await;
-    first.waits("to be out", |status| status.standing != Standing::Voter).await;
+    first.waits("to be out", |status| status.standing != MemberStatus::Voter).await;
 
     // It is a node as before; once it is decommissioned, all of it is void.
     let trust = Trust::Authority(cluster.authority.clone());
