@@ -58,8 +58,8 @@ impl Member {
             ..world.bare("")
         };
         if tpm {
-            // With a TPM, the kernel that was unpacked beforehand finds no ACPI tables, and so
-            // no fw_cfg: the firmware starts that kernel without them.
+            // On a machine with a TPM, the kernel that was unpacked beforehand found no
+            // fw_cfg device.
             config.firmware = world.image.direct("");
         }
         let mut machine = world.boot(&config)?;
