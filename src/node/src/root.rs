@@ -70,8 +70,6 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     let control = Control::new(&values, &root);
     let faces = Faces::new(&values, &root);
     let Root { ready, beats, .. } = root;
-    #[cfg(feature = "fault-injection")]
-    crate::injection::start(&ctx, &ready, &values.member.status(), &root.recovery);
 
     // A service that fails for want of something outside may find it later: only the service
     // itself can tell that it never will, and then opens the trapdoor.
@@ -102,6 +100,9 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("management", forever, move |ctx| faces.management.clone().run(ctx));
     let memory = memory::Service { ready: ready.subscribe() };
     ctx.spawn("memory", forever, move |ctx| memory.clone().run(ctx));
+    // Last, so that it stops first.
+    #[cfg(feature = "fault-injection")]
+    crate::injection::start(&ctx, &ready, &values.member.status(), &root.recovery);
     ctx.healthy();
     ctx.cancelled().await;
     Ok(())
@@ -453,7 +454,8 @@ mod tests {
     /// The names of the services, in the order in which they are started.
     fn started() -> Vec<&'static str> {
         let (code, _tests) = include_str!("root.rs").split_once("#[cfg(test)]").unwrap();
-        let calls = code.split("ctx.spawn(\"").skip(1);
+        let sources = [code, include_str!("injection/mod.rs")];
+        let calls = sources.into_iter().flat_map(|code| code.split("ctx.spawn(\"").skip(1));
         calls.filter_map(|call| Some(call.split_once('"')?.0)).collect()
     }
 
