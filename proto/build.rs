@@ -31,6 +31,9 @@ const SECRET: [&str; 9] = [
     "polis.v1.UnlockRequest",
 ];
 
+/// Who needs the messages only compiles no gRPC.
+const SERVICES: &str = "#[cfg(feature = \"services\")]";
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=polis");
     let descriptors = protox::Compiler::new(["."])?
@@ -41,6 +44,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("descriptors.bin"), &descriptors)?;
     let descriptors = prost_types::FileDescriptorSet::decode(descriptors.as_slice())?;
-    tonic_prost_build::configure().btree_map(".").skip_debug(SECRET).compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .btree_map(".")
+        .skip_debug(SECRET)
+        .client_mod_attribute(".", SERVICES)
+        .server_mod_attribute(".", SERVICES)
+        .compile_fds(descriptors)?;
     Ok(())
 }

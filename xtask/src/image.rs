@@ -39,6 +39,10 @@ const POLISCTL: &str = "polisctl";
 /// The feature of faults and workloads that the kernel command line asks for.
 /// The product does not have it.
 const FAULTS: &str = "polis-node/fault-injection";
+/// The other features that tests want. The programs of the development image have them
+/// too, and so has this program (`.cargo/config.toml`): cargo would otherwise compile
+/// most crates twice, once for these programs and once for the tests.
+const TESTING: &str = "polis-runtime/testing,polis-wire/testing";
 
 /// Whether this process has built [`POLISCTL`] with the image of daily work.
 static POLISCTL_BUILT: AtomicBool = AtomicBool::new(false);
@@ -284,7 +288,7 @@ fn build_programs(kind: Kind, programs: &[&str]) -> Result<()> {
     let status = cargo(&workspace)
         .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })
         .args(cargo_arguments(kind, &workspace, programs))
-        .args(programs.iter().flat_map(|program| ["--package", package(program), "--bin", program]))
+        .args(programs.iter().flat_map(|program| ["--bin", program]))
         .status()
         .context("cannot start cargo")?;
     anyhow::ensure!(status.success(), "cargo build ended with {status}");
@@ -293,16 +297,19 @@ fn build_programs(kind: Kind, programs: &[&str]) -> Result<()> {
 
 /// What makes the programs of one kind of image differ from those of the others.
 fn cargo_arguments(kind: Kind, workspace: &Path, programs: &[&str]) -> Vec<String> {
-    let faults = match programs.contains(&"node") {
-        true => ["--features", FAULTS].map(str::to_owned).to_vec(),
-        // Cargo refuses a feature of a package that it is not to build.
-        false => Vec::new(),
-    };
+    // Packages by name: for the whole workspace cargo would switch on the features of
+    // all of it.
+    let packages = programs.iter().flat_map(|program| ["--package", package(program)]);
+    let shipped = || [shipped(workspace), packages.map(str::to_owned).collect()].concat();
     match kind {
-        // Without further flags, since then the tests use the same libraries.
-        Kind::Development => faults,
-        Kind::Product => shipped(workspace),
-        Kind::Measurement => [shipped(workspace), faults].concat(),
+        // The whole workspace, as the tests: the libraries are the same ones.
+        Kind::Development => {
+            vec!["--workspace".to_owned(), "--features".to_owned(), format!("{FAULTS},{TESTING}")]
+        }
+        Kind::Product => shipped(),
+        // Cargo refuses a feature of a package that it is not to build.
+        Kind::Measurement if !programs.contains(&"node") => shipped(),
+        Kind::Measurement => [shipped(), ["--features", FAULTS].map(str::to_owned).into()].concat(),
     }
 }
 
@@ -321,8 +328,7 @@ fn shipped(workspace: &Path) -> Vec<String> {
     ["--profile", "appliance", "--config", &flags].map(str::to_owned).to_vec()
 }
 
-/// The package of a program. Cargo is given packages by name: for the whole workspace it
-/// would switch on the features of all of it.
+/// The package of a program.
 fn package(program: &str) -> &'static str {
     match program {
         "init" => "polis-init",
@@ -552,7 +558,7 @@ mod tests {
         assert!(!product.iter().any(|argument| argument.contains("fault-injection")));
         assert!(product.iter().any(|flags| flags.contains("--remap-path-prefix=/w=/polis")));
         let development = cargo_arguments(Kind::Development, Path::new("/w"), PROGRAMS);
-        assert!(development.contains(&FAULTS.to_owned()));
+        assert!(development.iter().any(|argument| argument.contains(FAULTS)));
         // What is measured differs from what is shipped by the workloads alone.
         let measured = cargo_arguments(Kind::Measurement, Path::new("/w"), PROGRAMS);
         assert_eq!(measured, [product, vec!["--features".to_owned(), FAULTS.to_owned()]].concat());

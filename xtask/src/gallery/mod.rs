@@ -49,6 +49,14 @@ pub(crate) struct Args {
     check: bool,
 }
 
+/// Says whether the gallery shows what the code draws.
+///
+/// # Errors
+/// When a file differs.
+pub(crate) fn check() -> Result<()> {
+    run(&Args { check: true })
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let folder = image::workspace().join(FOLDER);

@@ -21,7 +21,7 @@ use polis_tests::{ALL, SEED};
 
 use self::report::Report;
 use self::words::{Part, Wanted};
-use crate::{host, image, run, trees};
+use crate::{gallery, host, image, run, trees};
 
 /// Where stories keep their logs, a folder each.
 const STORIES: &str = "target/e2e";
@@ -102,9 +102,7 @@ fn lint(report: &mut Report) {
     let lints = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
     report.step("lints", cargo().args(lints));
     report.call("crates", trees::check);
-    let mut gallery = cargo();
-    gallery.args(["run", "--quiet", "--package", "xtask", "--", "gallery", "--check"]);
-    report.step("gallery", &mut gallery);
+    report.call("gallery", gallery::check);
     if host::find("cargo-deny").is_some() || in_cargo_home("cargo-deny") {
         // Advisories come from a database on the network, which a build must not need.
         let checks = ["check", "bans", "licenses", "sources"];
@@ -171,7 +169,8 @@ impl Stories<'_> {
             fs::create_dir_all(folder).with_context(|| format!("cannot make {RESULTS}"))?;
         }
         let mut command = cargo();
-        command.args(["test", "--quiet", "--package", "polis-tests", "--test", name, "--"]);
+        // The whole workspace, so that features are those of all other builds.
+        command.args(["test", "--quiet", "--workspace", "--test", name, "--"]);
         command.arg("--report").arg(file).args(self.filter);
         command.env(SEED, self.seed.to_string());
         if self.all {

@@ -10,12 +10,13 @@ use std::thread;
 use anyhow::{Context as _, Result};
 use clap::Parser;
 
-use crate::queue::Turn;
+use super::queue::Turn;
+use super::runner::{Runner, SKIPPED};
+use super::select::{Wanted, select};
+use super::story::{Skip, Story, Suite, named};
+use super::workspace;
 use crate::report::{Outcome, Report};
-use crate::runner::{Runner, SKIPPED};
-use crate::select::{Wanted, select};
-use crate::story::{Skip, Story, Suite, named};
-use crate::{ALL, SEED, draws_all, seed, workspace};
+use crate::{ALL, SEED, draws_all, seed};
 
 /// How much less a story beside a cluster counts than the cluster, in steps of `nice`: a
 /// third of the weight, so it is slow and not still.

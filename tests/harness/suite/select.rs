@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use super::story::Story;
 use crate::seed::pick;
-use crate::story::Story;
 
 /// The wishes for a run.
 #[derive(Clone, Debug, Default)]

@@ -12,7 +12,7 @@
 //!
 //! This module only computes.
 
-use crate::story::Story;
+use super::story::Story;
 
 /// A story that waits for its turn, or has it.
 #[derive(Clone, Copy, Debug)]

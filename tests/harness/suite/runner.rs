@@ -32,9 +32,9 @@ use polis_qemu::patience::Clock;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use tempfile::TempDir;
 
-use crate::queue::{Job, Queue, Turn};
+use super::queue::{Job, Queue, Turn};
+use super::story::{Story, Suite};
 use crate::report::{Outcome, Report, Told};
-use crate::story::{Story, Suite};
 
 /// How often the runner looks whether a story has ended. A story takes seconds.
 const LOOK: Duration = Duration::from_millis(100);
