@@ -7,7 +7,7 @@
 //! curator-load serve FOLDER ETCD NODES          etcd, curator; a line `ready`, then until stdin ends
 //! curator-load load FOLDER WATCHERS SECONDS     a line `measuring`, a line of JSON with what was seen
 //! ```
-#![expect(clippy::print_stdout, reason = "it tells the one that started it")]
+#![expect(clippy::print_stdout, reason = "it reports to the process that started it")]
 
 mod load;
 mod serve;
@@ -56,7 +56,7 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |text: &String| text.parse::<usize>().context("not a number");
     // As many sockets as there are callers.
-    polis_base::sys::files::allow(8 << 10).context("cannot have enough files open")?;
+    polis_base::sys::files::allow(8 << 10).context("cannot raise the limit of open files")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

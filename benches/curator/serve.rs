@@ -13,7 +13,7 @@ use polis_base::sys::clock;
 use polis_node::consensus::client::{Client, User};
 use polis_node::consensus::{self, Orders, Peer, Probe, QUOTA, Start};
 use polis_node::curator::state::{Commitment, Registration};
-use polis_node::curator::tickets::Wish;
+use polis_node::curator::tickets::TicketRequest;
 use polis_node::curator::{self, Founding, Store};
 use polis_node::network;
 use polis_proto::v1;
@@ -80,7 +80,7 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
         credentials: credentials.subscribe(),
         metrics: Arc::new(Metrics::new(&table)),
         table,
-        standing: watch::Sender::new(Arc::<AccessList>::default()),
+        access_list: watch::Sender::new(Arc::<AccessList>::default()),
         directory: watch::Sender::default(),
         status: watch::Sender::default(),
     };
@@ -141,7 +141,7 @@ async fn populate(
     let own = Caller { certificate: issued.der, key: key.to_pkcs8_der()?.to_vec() };
     let own = own.credentials(&authority);
 
-    let ticket = store.ticket(Wish::Read, 0).await?.opaque;
+    let ticket = store.ticket(TicketRequest::Read, 0).await?.opaque;
     let made = futures::stream::iter(0..nodes).map(|_| node(store, &ticket));
     let nodes = made.buffer_unordered(AT_ONCE).try_collect().await?;
     let user = NodeKey::generate()?;

@@ -108,7 +108,7 @@ impl Apt {
         Ok(output.lines().filter_map(|line| parse(line, mirror, Category::Library)).collect())
     }
 
-    /// What apt would download, a line each.
+    /// The downloads that apt plans, a line each.
     fn print_uris(&self, command: &str, names: &[&str]) -> Result<String> {
         let mut apt = self.command("apt-get");
         apt.args(["--quiet=2", "--yes", "--print-uris", command]).args(names);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_gone_is_told_from_an_archive_out_of_reach() {
+    fn a_missing_file_differs_from_an_unreachable_archive() {
         let mirror = Mirror { archive: "a".to_owned(), security: "s".to_owned() };
         let line = "'a/pool/x/ab_1_amd64.deb' ab_1_amd64.deb 3 SHA256:00";
         let package = parse(line, &mirror, Category::Tool).unwrap();

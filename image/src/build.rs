@@ -53,7 +53,7 @@ const RECIPE: &str = include_str!("build.rs");
 /// The inputs of a build, and its output folder.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What the image is for.
+    /// The purpose of the image.
     pub kind: Kind,
     /// Where packages come from.
     pub source: Source,

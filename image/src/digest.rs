@@ -94,7 +94,7 @@ impl Digests {
     }
 }
 
-/// The SHA-256 of a file, in hexadecimal, read anew.
+/// The SHA-256 of a file, in hexadecimal, read again.
 ///
 /// # Errors
 ///
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_is_known_again_and_noise_is_nothing() {
+    fn a_saved_digest_is_found_again_and_invalid_text_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let (path, store) = (folder.path().join("file"), folder.path().join("store"));
         fs::write(&path, "one").unwrap();

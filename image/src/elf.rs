@@ -85,15 +85,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         fs::copy(host, root.path().join("env")).unwrap();
         let error = closure(root.path(), &["env"]).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "env needs libc.so.6, which no package of the payload brings"
-        );
+        assert_eq!(error.to_string(), "env needs libc.so.6, which is in no package of the payload");
     }
 
     proptest! {
         #[test]
-        fn noise_is_refused_and_never_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+        fn arbitrary_bytes_are_refused_and_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
             prop_assert!(parse(&bytes).is_err());
         }
     }

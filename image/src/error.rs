@@ -20,7 +20,7 @@ pub enum Error {
         what: &'static str,
         /// Its object.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A program could not be started.
@@ -28,7 +28,7 @@ pub enum Error {
     Start {
         /// The program.
         program: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A program ended with a failure.
@@ -95,7 +95,7 @@ pub enum Error {
         output: String,
     },
     /// A program of the payload needs a library that the payload lacks.
-    #[error("{file} needs {library}, which no package of the payload brings")]
+    #[error("{file} needs {library}, which is in no package of the payload")]
     Library {
         /// The program or library that needs it.
         file: String,
@@ -109,7 +109,7 @@ pub enum Error {
         path: String,
     },
     /// A binary file has the wrong format.
-    #[error("{path} is no {expected}: {reason}", path = path.display())]
+    #[error("{path} is not a valid {expected}: {reason}", path = path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -148,7 +148,7 @@ pub enum Error {
     Foreign {
         /// The file.
         path: PathBuf,
-        /// What is missing or wrong.
+        /// The missing or invalid part.
         reason: String,
     },
     /// Two builds of the same inputs gave different bytes.
@@ -172,11 +172,11 @@ impl Error {
                  ({UPDATE}), or build without --locked: the image is then marked as not of the lock"
             ),
             Self::Vanished { .. } => {
-                "the mirror is being renewed: try again later, or name another: --mirror URL"
+                "the mirror is being updated: try again later, or name another: --mirror URL"
                     .to_owned()
             }
             Self::Fetch { .. } => {
-                "look at the network, or name another mirror: --mirror URL".to_owned()
+                "check the network, or name another mirror: --mirror URL".to_owned()
             }
             Self::NoPackage { .. } => {
                 "correct the package list in image/src/packages.rs, or name an archive that has \
@@ -185,10 +185,10 @@ impl Error {
             }
             Self::Library { .. } => "correct the package list in image/src/packages.rs".to_owned(),
             Self::Layout(layout::Error::TooSmall { needed, .. }) => {
-                format!("ask for more: --size {}", needed.next_multiple_of(1 << 30))
+                format!("use a larger size: --size {}", needed.next_multiple_of(1 << 30))
             }
             Self::Layout(layout::Error::Ragged { size }) => {
-                format!("ask for {}", size.next_multiple_of(layout::ALIGNMENT))
+                format!("use {}", size.next_multiple_of(layout::ALIGNMENT))
             }
             _ => return None,
         })

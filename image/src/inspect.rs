@@ -119,8 +119,8 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
             place(entry).ok_or_else(|| foreign("a partition ends before it starts"))?;
         Ok(Window::new(File::open(path).at("open", path)?, start, length))
     };
-    let image = esp::read(window(esp)?, esp::LOADER)?
-        .ok_or_else(|| foreign("its ESP has nothing to start"))?;
+    let image =
+        esp::read(window(esp)?, esp::LOADER)?.ok_or_else(|| foreign("its ESP has no boot file"))?;
     let parameters = esp::read(window(esp)?, esp::PARAMETERS)?.map(|bytes| bytes.len());
     let sections = uki::sections(&PathBuf::from(esp::LOADER), &image)?;
     let text = |name: &str| {
@@ -187,7 +187,7 @@ impl Expected {
             .ok()
             .and_then(|blocks| blocks.checked_mul(BLOCK as u64))
             .filter(|length| (1..SYSTEM_MAX).contains(length))
-            .ok_or("its number of blocks makes no sense")?;
+            .ok_or("its number of blocks is invalid")?;
         Ok(Self { root_hash: value("polis.verity")?.to_owned(), salt, length })
     }
 
@@ -314,7 +314,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let options = Options { size: 64 << 20, ..Options::new(folder.path().join("disk")) };
         let error = assemble(&parts(folder.path()), &options).unwrap_err();
-        assert_eq!(error.help().unwrap(), "ask for more: --size 1073741824");
+        assert_eq!(error.help().unwrap(), "use a larger size: --size 1073741824");
     }
 
     #[test]

@@ -95,7 +95,7 @@ pub enum Error {
         needed: u64,
     },
     /// The size is not a whole number of sectors.
-    #[error("a disk of {size} bytes is no multiple of {SECTOR}")]
+    #[error("a disk of {size} bytes is not a multiple of {SECTOR}")]
     Ragged {
         /// Bytes asked for.
         size: u64,

@@ -40,7 +40,7 @@ impl Origin {
 /// One locked package.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Package {
-    /// What it is for.
+    /// Its purpose.
     pub category: Category,
     /// Its name.
     pub name: String,
@@ -106,8 +106,8 @@ impl Lock {
         let difference = match (only(&wanted, &locked), only(&locked, &wanted)) {
             (missing, extra) if missing.is_empty() && extra.is_empty() => return Ok(()),
             (missing, extra) if extra.is_empty() => format!("not locked: {missing}"),
-            (missing, extra) if missing.is_empty() => format!("locked in vain: {extra}"),
-            (missing, extra) => format!("not locked: {missing}; locked in vain: {extra}"),
+            (missing, extra) if missing.is_empty() => format!("locked but unused: {extra}"),
+            (missing, extra) => format!("not locked: {missing}; locked but unused: {extra}"),
         };
         Err(Error::Stale { difference })
     }
@@ -121,17 +121,17 @@ fn parse_line(line: &str) -> Result<Package, String> {
     let category = Category::ALL
         .into_iter()
         .find(|known| known.word() == category)
-        .ok_or_else(|| format!("{category:?} is no category"))?;
+        .ok_or_else(|| format!("{category:?} is not a category"))?;
     let origin = [Origin::Archive, Origin::Security]
         .into_iter()
         .find(|known| known.word() == origin)
         .ok_or_else(|| format!("{origin:?} is neither archive nor security"))?;
-    let size = size.parse().map_err(|_err| format!("{size:?} is no size"))?;
+    let size = size.parse().map_err(|_err| format!("{size:?} is not a size"))?;
     if sha256.len() != 64 || !sha256.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
-        return Err(format!("{sha256:?} is no SHA-256"));
+        return Err(format!("{sha256:?} is not a SHA-256"));
     }
     if !path.starts_with("pool/") || path.split('/').any(|part| matches!(part, "" | "." | "..")) {
-        return Err(format!("{path:?} is no path of a package"));
+        return Err(format!("{path:?} is not the path of a package"));
     }
     Ok(Package {
         category,
@@ -192,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_refused_and_never_a_panic(text in "\\PC*") {
+        fn arbitrary_bytes_are_refused_and_never_panic(text in "\\PC*") {
             let lock = Lock::parse(&text);
             prop_assert!(lock.and_then(|lock| lock.check(&POLIS)).is_err());
         }

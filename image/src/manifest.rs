@@ -22,7 +22,7 @@ pub(crate) const FILE: &str = "manifest.json";
 /// Default size of an image: the system, and some gigabytes for data.
 pub const SIZE_DEFAULT: u64 = 4 << 30;
 
-/// What an image is for.
+/// The purpose of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -60,7 +60,7 @@ pub struct Manifest {
     /// The folder; not stored, so that it may be moved.
     #[serde(skip)]
     pub folder: PathBuf,
-    /// What the image is for.
+    /// The purpose of the image.
     pub kind: Kind,
     /// The packages that differ from the lock.
     pub moved: Vec<Moved>,

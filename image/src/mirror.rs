@@ -142,7 +142,7 @@ http://security.example/debian-security/ bookworm-security main Debian
     }
 
     #[test]
-    fn a_uri_is_told_apart_by_its_archive() {
+    fn a_uri_is_recognised_by_its_archive() {
         let mirror = Mirror::new("http://m.example/debian/", None);
         assert_eq!(
             mirror.split("http://m.example/debian-security/pool/a.deb"),

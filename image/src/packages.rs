@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// The metapackage whose dependency is the kernel of the day.
 pub(crate) const KERNEL: &str = "linux-image-amd64";
 
-/// What a package is for.
+/// The purpose of a package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Category {

@@ -435,7 +435,7 @@ impl Source {
                 return Ok(());
             }
             if sha256(&part)? != package.sha256 {
-                let output = "what arrived has another hash".to_owned();
+                let output = "the download has another hash".to_owned();
                 let (package, version) = (package.name.clone(), package.version.clone());
                 return Err(Error::Fetch { package, version, output });
             }

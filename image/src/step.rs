@@ -180,7 +180,7 @@ fn touched<T>(record: &Record<T>, outputs: &[PathBuf]) -> Option<String> {
         };
         match Stamp::of(output) {
             Ok(now) if now == *before => None,
-            Ok(_) => Some(format!("{name} was touched")),
+            Ok(_) => Some(format!("{name} was changed")),
             Err(_) => Some(format!("{name} is missing")),
         }
     })

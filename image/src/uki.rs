@@ -58,7 +58,7 @@ pub(crate) fn build(stub: &[u8], sections: &[Section]) -> Result<Vec<u8>> {
     let alignment =
         Alignment { section: optional.section_alignment(), file: optional.file_alignment() };
     if !alignment.section.is_power_of_two() || !alignment.file.is_power_of_two() {
-        return Err(wrong("the stub's alignments are no powers of two"));
+        return Err(wrong("the stub's alignments are not powers of two"));
     }
     let signature = usize::try_from(parsed.dos_header().nt_headers_offset())
         .map_err(|_err| wrong("the stub's headers lie too far"))?;

@@ -79,7 +79,7 @@ pub enum Firmware {
     },
 }
 
-/// What the disk is attached to.
+/// The bus of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bus {
     /// `virtio-blk`, the quickest.
@@ -194,7 +194,7 @@ pub enum Memory {
 /// A machine. Start from [`Config::new`] and change the parts that the story is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// What brings the kernel.
+    /// The source of the kernel.
     pub firmware: Firmware,
     /// The disk, if there is one.
     pub disk: Option<Disk>,
@@ -213,7 +213,7 @@ pub struct Config {
     pub cpus: u32,
     /// The network card.
     pub network: Network,
-    /// What the card is plugged into.
+    /// The network of the card.
     pub link: Link,
     /// Ports that the host can reach, behind [`Link::Nat`].
     pub forwards: Vec<Forward>,
@@ -228,7 +228,7 @@ pub struct Config {
     /// Whether the machine has a second serial port, the guest's `ttyS1`, whose other
     /// end is not read.
     pub unread_port: bool,
-    /// What a reset does.
+    /// The effect of a reset.
     pub reset: Reset,
     /// The folder of the machine's TPM, if it has one.
     pub tpm: Option<PathBuf>,
@@ -467,7 +467,7 @@ fn disk(args: &mut Args, config: &Config, disk: &Disk) {
             (None, None) => drive(cache, format!("file={file}")),
             (Some(log), _) => drive("writeback", recorded(&file, &path(log))),
             // The layer between the format and the file fails what the rule matches;
-            // `report` on the drive tells the guest, as a broken disk would.
+            // `report` on the drive passes the error to the guest, as a broken disk would.
             (None, Some(WriteError { sector })) => drive(
                 cache,
                 format!(

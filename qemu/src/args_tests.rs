@@ -45,18 +45,18 @@ fn uefi(secure: bool) -> Firmware {
 #[test]
 fn two_translated_processors_are_kept_from_patching_the_clock() {
     for firmware in [direct(), uefi(false)] {
-        let told = |accelerator, cpus| {
+        let is_single_threaded = |accelerator, cpus| {
             let config = Config { cpus, ..Config::new(firmware.clone(), accelerator) };
             show(&config).contains(" tsc=unstable")
         };
-        assert!(told(Accelerator::Tcg, 2));
-        assert!(!told(Accelerator::Tcg, 1));
-        assert!(!told(Accelerator::Kvm, 2));
+        assert!(is_single_threaded(Accelerator::Tcg, 2));
+        assert!(!is_single_threaded(Accelerator::Tcg, 1));
+        assert!(!is_single_threaded(Accelerator::Kvm, 2));
     }
 }
 
 #[test]
-fn a_clock_is_told_to_the_second() {
+fn a_clock_is_set_to_the_second() {
     let clock = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_793_496_907));
     let config = Config { clock, ..Config::new(direct(), Accelerator::Tcg) };
     assert!(show(&config).contains("-rtc base=2026-11-01T01:35:07\n"), "{}", show(&config));

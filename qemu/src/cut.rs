@@ -1,9 +1,8 @@
 //! Power cuts of a disk with a volatile cache, made from a recording of the disk.
 //!
-//! Killing QEMU loses none of the guest's writes. A real disk may lose each write since
-//! the last flush, even an acknowledged one, in any order, and may keep half of one.
-//! [`Cut::draw`] chooses such a moment and [`Cut::disk`] makes the disk that the next
-//! boot would find.
+//! Killing QEMU loses no write of the guest. A real disk may lose each write since the last
+//! flush, even an acknowledged one, in any order, and may keep half of one. [`Cut::draw`]
+//! chooses such a moment and [`Cut::disk`] makes the disk that the next boot would find.
 //!
 //! Most windows between two flushes hold a write or two, and the making of a file
 //! system is one window of many: a window is drawn in proportion to its writes.
@@ -205,27 +204,27 @@ fn sectors(piece: Piece) -> impl Iterator<Item = Piece> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording::tests::{Said, log};
+    use crate::recording::tests::{Operation, log};
     use proptest::prelude::*;
     use std::io::Cursor;
 
     const DISK: u64 = 64 * SECTOR;
 
-    fn recording(said: &[Said]) -> Recording {
-        Recording::read(&mut Cursor::new(log(said)), DISK).unwrap()
+    fn recording(operations: &[Operation]) -> Recording {
+        Recording::read(&mut Cursor::new(log(operations)), DISK).unwrap()
     }
 
-    fn write(sector: u64, byte: u8, sectors: usize) -> Said {
-        Said::Write(sector, vec![byte; sectors * 512])
+    fn write(sector: u64, byte: u8, sectors: usize) -> Operation {
+        Operation::Write(sector, vec![byte; sectors * 512])
     }
 
     /// The disk that a cut leaves of a disk full of dots, a letter for each sector.
-    fn left(cut: &Cut, said: &[Said]) -> String {
+    fn left(cut: &Cut, operations: &[Operation]) -> String {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
-        std::fs::write(path("log"), log(said)).unwrap();
+        std::fs::write(path("log"), log(operations)).unwrap();
         std::fs::write(path("before"), vec![b'.'; 64 * 512]).unwrap();
-        cut.disk(&recording(said), &path("log"), &path("before"), &path("out")).unwrap();
+        cut.disk(&recording(operations), &path("log"), &path("before"), &path("out")).unwrap();
         let disk = std::fs::read(path("out")).unwrap();
         let sectors = disk.chunks(512).map(|sector| {
             assert!(sector.iter().all(|byte| *byte == sector[0]), "half a sector");
@@ -234,14 +233,14 @@ mod tests {
         sectors.collect::<String>().trim_end_matches('.').to_owned()
     }
 
-    fn said() -> Vec<Said> {
+    fn operations() -> Vec<Operation> {
         vec![
             write(0, b'a', 2),
-            Said::Flush,
+            Operation::Flush,
             write(1, b'b', 2),
-            Said::Durable(4, vec![b'd'; 512]),
+            Operation::Durable(4, vec![b'd'; 512]),
             write(6, b'e', 8),
-            Said::Discard(0, 1),
+            Operation::Discard(0, 1),
         ]
     }
 
@@ -251,20 +250,20 @@ mod tests {
 
     #[test]
     fn without_a_cut_the_disk_is_as_it_was_recorded() {
-        let all = Cut::none(&recording(&said()));
-        assert_eq!(left(&all, &said()), "0bb.d.eeeeeeee");
+        let all = Cut::none(&recording(&operations()));
+        assert_eq!(left(&all, &operations()), "0bb.d.eeeeeeee");
     }
 
     #[test]
     fn what_was_flushed_or_durable_stays_when_all_else_is_lost() {
-        assert_eq!(left(&cut(Loss::All, 1), &said()), "aa..d");
+        assert_eq!(left(&cut(Loss::All, 1), &operations()), "aa..d");
     }
 
     #[test]
     fn any_half_may_be_lost_and_nothing_is_in_pieces() {
         let mut seen = std::collections::BTreeSet::new();
         for seed in 0..64 {
-            let left = left(&cut(Loss::Half, seed), &said());
+            let left = left(&cut(Loss::Half, seed), &operations());
             assert!(left.contains('d'), "{left}");
             assert!(["", "eeeeeeee"].contains(&&*left.replace(|c| c != 'e', "")), "{left}");
             seen.insert(left);
@@ -275,7 +274,7 @@ mod tests {
 
     #[test]
     fn one_write_is_torn_into_sectors() {
-        let torn = (0..64).map(|seed| left(&cut(Loss::Torn, seed), &said()));
+        let torn = (0..64).map(|seed| left(&cut(Loss::Torn, seed), &operations()));
         let torn: Vec<_> =
             torn.filter(|left| (1..8).contains(&left.matches('e').count())).collect();
         assert!(!torn.is_empty());
@@ -284,19 +283,19 @@ mod tests {
 
     #[test]
     fn a_window_of_many_writes_is_drawn_most_often_and_none_outside() {
-        let mut said = vec![write(0, b'a', 1), Said::Flush];
-        said.extend((0..20).map(|n| write(n, b'b', 1)));
-        said.extend([Said::Flush, write(0, b'c', 1), Said::Flush]);
-        let recording = recording(&said);
+        let mut operations = vec![write(0, b'a', 1), Operation::Flush];
+        operations.extend((0..20).map(|n| write(n, b'b', 1)));
+        operations.extend([Operation::Flush, write(0, b'c', 1), Operation::Flush]);
+        let recording = recording(&operations);
         let mut random = Random::new(7);
         let mut drawn = [0; 3];
         for _ in 0..1000 {
-            let cut = Cut::draw(&recording, &(0..said.len()), &mut random).unwrap();
+            let cut = Cut::draw(&recording, &(0..operations.len()), &mut random).unwrap();
             assert!(cut.window.start < cut.end && cut.end <= cut.window.end);
             drawn[[0, 2, 23].iter().position(|start| *start == cut.window.start).unwrap()] += 1;
         }
         assert!(drawn[1] > 850 && drawn[0] > 10 && drawn[2] > 10, "{drawn:?}");
-        let last = Cut::draw(&recording, &(22..said.len()), &mut random).unwrap();
+        let last = Cut::draw(&recording, &(22..operations.len()), &mut random).unwrap();
         assert_eq!(last.window, 23..24);
         assert!(Cut::draw(&recording, &(0..1), &mut random).is_some());
         assert!(Cut::draw(&recording, &(1..2), &mut random).is_none());
@@ -305,11 +304,11 @@ mod tests {
     proptest! {
         #[test]
         fn a_seed_repeats_its_disk_and_keeps_what_was_flushed(seed in any::<u64>()) {
-            let recording = recording(&said());
+            let recording = recording(&operations());
             let draw = || Cut::draw(&recording, &(0..6), &mut Random::new(seed)).unwrap();
             let cut = draw();
-            let kept = left(&cut, &said());
-            prop_assert_eq!(&kept, &left(&draw(), &said()));
+            let kept = left(&cut, &operations());
+            prop_assert_eq!(&kept, &left(&draw(), &operations()));
             if cut.window.start == 2 {
                 // The flushed `a` may only be replaced by a write over it.
                 prop_assert!(kept.starts_with("aa") || kept[..2].contains(['b', '0']), "{}", kept);

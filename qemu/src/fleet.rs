@@ -184,7 +184,7 @@ impl Fleet {
     /// # Errors
     /// When the node does not become ready.
     pub fn own_again(&mut self) -> Result<Event, Error> {
-        self.owned("came home")
+        self.owned("became ready")
     }
 
     /// Boots node 0, whose parameters found a cluster, and takes ownership of it.
@@ -353,7 +353,7 @@ impl Fleet {
         number.ok_or_else(|| Error::Operator {
             command: "etcd members".to_owned(),
             status: "no leader of this fleet".to_owned(),
-            said: members.to_string(),
+            output: members.to_string(),
         })
     }
 
@@ -378,7 +378,7 @@ impl Node {
         reached: &dyn Fn(&'static str),
     ) -> Result<(), Error> {
         let machine = self.machine.as_mut().ok_or(Error::IsOff { number: 0 })?;
-        let what = "the fingerprint of a node that asks to be let in, or `POLIS ready`";
+        let what = "the fingerprint of a node that waits for approval, or `POLIS ready`";
         let is_ready = machine.seen(|event| event.word == "ready").pop().map(Asks::Ready);
         let asks = match is_ready {
             Some(ready) => ready,
@@ -390,7 +390,7 @@ impl Node {
                 let foreign = machine.seen(|event| event.is("state", "foreign"));
                 let id = foreign.last().map(|event| event.text("node").to_owned());
                 let id = id.unwrap_or_default();
-                reached("asked to be let in");
+                reached("asked for approval");
                 let approve = ["node", "approve", &id, "--fingerprint", &words];
                 operator.run(&[&["--timeout", "2m"][..], &approve].concat())?;
                 reached("was approved");

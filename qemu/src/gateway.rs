@@ -56,8 +56,8 @@ impl Gateway {
             Ok(qmp) => Ok(Self { child, qmp, _socket: runtime }),
             Err(error) => {
                 machine::end(&mut child);
-                let said = fs::read_to_string(&log).unwrap_or_default();
-                Err(if said.is_empty() { error } else { Error::Refused { said } })
+                let output = fs::read_to_string(&log).unwrap_or_default();
+                Err(if output.is_empty() { error } else { Error::Refused { output } })
             }
         }
     }

@@ -68,7 +68,8 @@ pub struct Summary {
 pub enum Violation {
     /// An acknowledged write is missing.
     #[error(
-        "{writer} was told that {number} is kept (revision {revision}), and the listing of revision {as_of} has it not"
+        "{number} of {writer} was acknowledged at revision {revision} but is missing from the \
+         listing of revision {as_of}"
     )]
     Lost {
         /// The writer.
@@ -82,7 +83,8 @@ pub enum Violation {
     },
     /// It is present, but at another revision.
     #[error(
-        "{number} of {writer} was kept at revision {said} and is found at {found}: it was written twice"
+        "{number} of {writer} was acknowledged at revision {revision} but found at {found}: it was \
+         written twice"
     )]
     Twice {
         /// The writer.
@@ -90,12 +92,12 @@ pub enum Violation {
         /// The number.
         number: u64,
         /// The first reported revision.
-        said: u64,
+        revision: u64,
         /// The revision found later.
         found: u64,
     },
     /// A number was found, and later missing.
-    #[error("{number} of {writer} was found at revision {before}, and not at {as_of}")]
+    #[error("{number} of {writer} was found at revision {before} but not at {as_of}")]
     Vanished {
         /// The writer.
         writer: String,
@@ -107,7 +109,7 @@ pub enum Violation {
         as_of: u64,
     },
     /// A number is missing below another.
-    #[error("{writer} wrote {number} last, and {missing} is not there")]
+    #[error("{writer} wrote {number} last, but {missing} is missing")]
     Hole {
         /// The writer.
         writer: String,
@@ -117,7 +119,9 @@ pub enum Violation {
         missing: u64,
     },
     /// A later write has no later revision.
-    #[error("{number} of {writer} was kept at revision {revision}, which is not after {after}")]
+    #[error(
+        "{number} of {writer} was acknowledged at revision {revision}, which is not after {after}"
+    )]
     Order {
         /// The writer.
         writer: String,
@@ -129,7 +133,7 @@ pub enum Violation {
         after: u64,
     },
     /// A number was acknowledged after a higher one.
-    #[error("{writer} said {number} after {before}")]
+    #[error("{writer} reported {number} after {before}")]
     Backwards {
         /// The writer.
         writer: String,
@@ -139,7 +143,7 @@ pub enum Violation {
         before: u64,
     },
     /// A number was found that no writer can have written.
-    #[error("{number} of {writer} is found, and {last} was acknowledged last")]
+    #[error("{number} of {writer} was found, but {last} was acknowledged last")]
     Invented {
         /// The writer.
         writer: String,
@@ -149,14 +153,14 @@ pub enum Violation {
         last: u64,
     },
     /// Lines of a listing were lost: it cannot be checked.
-    #[error("the listing of revision {as_of} tells of {told} numbers, and has {count}")]
+    #[error("the listing of revision {as_of} announces {announced} numbers but has {count}")]
     Unheard {
         /// Of the listing.
         as_of: u64,
         /// The number of entries that it announces.
         count: usize,
         /// The number of entries that were printed.
-        told: usize,
+        announced: usize,
     },
 }
 
@@ -166,7 +170,7 @@ impl History {
         let mut open = Listing::default();
         let mut seen = 0;
         for line in log.lines() {
-            let Some(event) = said(line) else { continue };
+            let Some(event) = parse_event(line) else { continue };
             let number = |key: &str| event.get(key).and_then(|text| text.parse::<u64>().ok());
             let writer = event.text("writer").to_owned();
             if let (Some(acknowledged), Some(revision)) =
@@ -231,7 +235,7 @@ impl History {
     fn check_listing(&self, listing: &Listing) -> Result<(), Violation> {
         let Listing { as_of, count, held } = listing;
         if held.len() != *count {
-            return Err(Violation::Unheard { as_of: *as_of, count: *count, told: held.len() });
+            return Err(Violation::Unheard { as_of: *as_of, count: *count, announced: held.len() });
         }
         for (writer, all) in &self.acknowledged {
             for Written { number, revision, .. } in all {
@@ -241,7 +245,7 @@ impl History {
                     Some(found) if *found == revision => {}
                     Some(found) => {
                         let found = *found;
-                        return Err(Violation::Twice { writer, number, said: revision, found });
+                        return Err(Violation::Twice { writer, number, revision, found });
                     }
                     None if revision <= *as_of => {
                         return Err(Violation::Lost { writer, number, revision, as_of: *as_of });
@@ -271,7 +275,7 @@ impl History {
 
 /// The event of an exercise in a line of a serial log, if the line is whole: the
 /// time is its last word.
-fn said(line: &str) -> Option<Event> {
+fn parse_event(line: &str) -> Option<Event> {
     let text = &line[line.find("POLIS exercise ")?..];
     let event = Event::parse(text.trim_end(), Duration::ZERO)?;
     let (_seconds, decimals) = event.get("t")?.split_once('.')?;
@@ -302,11 +306,13 @@ fn in_order(writer: &str, all: &[Written]) -> Result<(), Violation> {
 
 /// Whether `later`, which was read later, contains everything in `before`.
 fn grown(before: &Listing, later: &Listing) -> Result<(), Violation> {
-    for ((writer, number), said) in &before.held {
-        let (writer, number, said) = (writer.clone(), *number, *said);
+    for ((writer, number), revision) in &before.held {
+        let (writer, number, revision) = (writer.clone(), *number, *revision);
         match later.held.get(&(writer.clone(), number)) {
-            Some(found) if *found == said => {}
-            Some(found) => return Err(Violation::Twice { writer, number, said, found: *found }),
+            Some(found) if *found == revision => {}
+            Some(found) => {
+                return Err(Violation::Twice { writer, number, revision, found: *found });
+            }
             None => {
                 let (before, as_of) = (before.as_of, later.as_of);
                 return Err(Violation::Vanished { writer, number, before, as_of });
@@ -397,9 +403,9 @@ mod tests {
     #[test]
     fn a_write_that_was_made_twice_is_found() {
         let log = kept(A, 1, 2) + &found(9, &[(A, &[(1, 7)])]);
-        assert!(matches!(check(&[log]), Err(Violation::Twice { said: 2, found: 7, .. })));
+        assert!(matches!(check(&[log]), Err(Violation::Twice { revision: 2, found: 7, .. })));
         let logs = [found(9, &[(A, &[(1, 7)])]), found(12, &[(A, &[(1, 11)])])];
-        assert!(matches!(check(&logs), Err(Violation::Twice { said: 7, found: 11, .. })));
+        assert!(matches!(check(&logs), Err(Violation::Twice { revision: 7, found: 11, .. })));
     }
 
     #[test]
@@ -421,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_is_found_and_so_is_what_nobody_wrote() {
+    fn a_hole_and_an_unwritten_number_are_found() {
         let log = found(9, &[(A, &[(1, 2), (3, 4)])]);
         assert!(matches!(check(&[log]), Err(Violation::Hole { missing: 2, .. })));
         let numbers: Vec<(u64, u64)> = (1..=UNTOLD_MAX + 2).map(|n| (n, n + 1)).collect();
@@ -433,7 +439,7 @@ mod tests {
     fn a_listing_of_which_lines_are_missing_proves_nothing() {
         let whole = found(9, &[(A, &[(1, 2)]), (B, &[(1, 3)])]);
         let torn = whole.lines().skip(1).collect::<Vec<_>>().join("\n");
-        assert_eq!(check(&[torn]), Err(Violation::Unheard { as_of: 9, count: 2, told: 1 }));
+        assert_eq!(check(&[torn]), Err(Violation::Unheard { as_of: 9, count: 2, announced: 1 }));
     }
 
     #[test]
@@ -451,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_wrote_between_the_cut_and_the_vote_is_a_gap() {
+    fn only_silence_of_all_writers_between_cut_and_vote_is_a_gap() {
         let start = Instant::now();
         let at = |second| start + Duration::from_secs(second);
         let times = || [5, 12, 14, 60].map(at).to_vec();

@@ -12,7 +12,7 @@ pub const QEMU: &str = "qemu-system-x86_64";
 
 /// The accelerator that a person asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum Preference {
     /// KVM where it works, else translation.
     Auto,
     /// KVM, or an error from QEMU.
@@ -23,12 +23,12 @@ pub enum Wish {
 
 /// Chooses the accelerator for a machine with `cpus` processors.
 #[must_use]
-pub fn accelerator(wish: Wish, cpus: u32) -> Accelerator {
+pub fn accelerator(preference: Preference, cpus: u32) -> Accelerator {
     static KVM: OnceLock<bool> = OnceLock::new();
-    let kvm = match wish {
-        Wish::Kvm => true,
-        Wish::Tcg => false,
-        Wish::Auto => *KVM.get_or_init(kvm_works),
+    let kvm = match preference {
+        Preference::Kvm => true,
+        Preference::Tcg => false,
+        Preference::Auto => *KVM.get_or_init(kvm_works),
     };
     match (kvm, cpus) {
         (true, _) => Accelerator::Kvm,

@@ -77,7 +77,7 @@ pub struct Image {
     pub firmware: PathBuf,
     /// The kernel command line that is built into the unified kernel image.
     pub cmdline: String,
-    /// What a node prints as `image=`.
+    /// The value that a node prints as `image=`.
     pub version: String,
 }
 

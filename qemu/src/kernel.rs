@@ -56,7 +56,7 @@ const ELF: &[u8; 4] = b"\x7fELF";
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The header is missing, or older than its field about the payload.
-    #[error("the kernel is not a bzImage that says where its payload is")]
+    #[error("the kernel is not a bzImage with the place of its payload")]
     Header,
     /// The header names a place outside of the file.
     #[error("the kernel ends before its payload does")]
@@ -65,7 +65,7 @@ pub enum Error {
     #[error("the kernel's payload is not packed by zstd")]
     Format,
     /// The size is larger than any kernel.
-    #[error("the kernel says that it is {0} bytes when unpacked")]
+    #[error("the kernel states {0} bytes when unpacked")]
     Size(u32),
     /// The payload is damaged.
     #[error("cannot unpack the kernel's payload: {0}")]

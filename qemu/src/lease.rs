@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use crate::segment::{read, write_frame};
 
 /// Between two requests: the gateway may still be starting.
-const AGAIN: Duration = Duration::from_millis(200);
+const RETRY: Duration = Duration::from_millis(200);
 
 /// How long a gateway may take to its first offer.
 const OFFER_MAX: Duration = Duration::from_secs(60);
@@ -35,7 +35,7 @@ const MAGIC: [u8; 4] = [99, 130, 83, 99];
 /// Plugs in at `socket` as the machine with the hardware address `mac`, and asks.
 pub(crate) fn offered(socket: &Path, mac: [u8; 6]) -> io::Result<Ipv4Addr> {
     let mut line = UnixStream::connect(socket)?;
-    line.set_read_timeout(Some(AGAIN))?;
+    line.set_read_timeout(Some(RETRY))?;
     let deadline = Instant::now() + OFFER_MAX;
     let request = discover(mac);
     while Instant::now() < deadline {
@@ -144,12 +144,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_no_offer(noise in proptest::collection::vec(any::<u8>(), 0..400)) {
-            prop_assert_eq!(offer(&noise, MAC), None);
+        fn arbitrary_bytes_are_no_offer(input in proptest::collection::vec(any::<u8>(), 0..400)) {
+            prop_assert_eq!(offer(&input, MAC), None);
         }
 
         #[test]
-        fn an_offer_that_was_cut_off_is_none(length in 0_usize..282) {
+        fn a_truncated_offer_is_rejected(length in 0_usize..282) {
             let frame = answered(Ipv4Addr::new(10, 0, 2, 17));
             prop_assert_eq!(offer(&frame[..length.min(frame.len())], MAC), None);
         }

@@ -176,8 +176,8 @@ pub(crate) const RACE: &str = "the guest's kernel tripped over an old race in QE
 #[must_use]
 pub fn fatal(text: &str) -> Option<&'static str> {
     const FATAL: [(&str, &str); 4] = [
-        ("BdsDxe: failed to load", "the firmware found nothing that it could start"),
-        ("BdsDxe: No bootable option", "the firmware found nothing that it could start"),
+        ("BdsDxe: failed to load", "the firmware found no boot file"),
+        ("BdsDxe: No bootable option", "the firmware found no boot file"),
         ("Kernel panic", "the guest's kernel panicked"),
         ("Oops: int3", RACE),
     ];
@@ -240,7 +240,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let text = clean(&bytes);
             prop_assert!(!text.contains(char::is_control));
             let _event = parse(&format!("{PREFIX}{text}"));

@@ -58,23 +58,23 @@ pub enum Error {
         source: io::Error,
     },
     /// QEMU did not start.
-    #[error("QEMU ended before the machine ran: {said}")]
+    #[error("QEMU ended before the machine ran: {output}")]
     Refused {
         /// Its standard error.
-        said: String,
+        output: String,
     },
     /// The machine protocol failed.
     #[error(transparent)]
     Qmp(#[from] qmp::Error),
     /// An operator's command failed.
-    #[error("`polisctl {command}` ended with {status}: {said}")]
+    #[error("`polisctl {command}` ended with {status}: {output}")]
     Operator {
         /// The arguments.
         command: String,
         /// How it ended.
         status: String,
         /// Its standard error.
-        said: String,
+        output: String,
     },
     /// The machine is off.
     #[error("machine {number} is off")]
@@ -107,11 +107,11 @@ impl Error {
     }
 }
 
-/// What ended a wait.
+/// The reason why a wait ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Outcome {
     /// The time was up, and the guest was still printing.
-    #[error("it did not come within {within:.0?} (the last line is {silent:.0?} old)")]
+    #[error("timed out after {within:.0?} (the last line is {silent:.0?} old)")]
     Late {
         /// The time limit.
         within: Duration,
@@ -235,8 +235,8 @@ impl Machine {
                 end(&mut child);
                 // A QEMU that dies while it starts prints the reason, which is the
                 // better error.
-                let said = fs::read_to_string(&log).unwrap_or_default().trim().to_owned();
-                return Err(if said.is_empty() { error } else { Error::Refused { said } });
+                let output = fs::read_to_string(&log).unwrap_or_default().trim().to_owned();
+                return Err(if output.is_empty() { error } else { Error::Refused { output } });
             }
         };
         // Piped above, so it is there.
@@ -260,8 +260,8 @@ impl Machine {
     }
 
     /// Puts lines before the first: the output of the saved machine.
-    pub(crate) fn has_said<'a>(&mut self, lines: impl Iterator<Item = &'a str>) {
-        self.port.has_said(lines);
+    pub(crate) fn restore_lines<'a>(&mut self, lines: impl Iterator<Item = &'a str>) {
+        self.port.restore_lines(lines);
         self.cursor = self.port.count();
     }
 
@@ -304,7 +304,7 @@ impl Machine {
     ///
     /// # Errors
     /// When it has not come within `within`, or can no longer come.
-    pub fn wait_until_said(&mut self, text: &str, within: Duration) -> Result<(), Error> {
+    pub fn wait_until_text(&mut self, text: &str, within: Duration) -> Result<(), Error> {
         if self.port.lines(self.epoch).iter().any(|line| line.text.contains(text)) {
             return Ok(());
         }
@@ -539,11 +539,11 @@ pub(crate) fn accept(listener: &UnixListener, child: &mut Child) -> Result<UnixS
         }
         let ended = child.try_wait().map_err(host)?;
         if ended.is_some() || deadline.is_over() {
-            let said = match ended {
+            let output = match ended {
                 Some(status) => status.to_string(),
                 None => format!("no connection within {START_MAX:?}"),
             };
-            return Err(Error::Refused { said });
+            return Err(Error::Refused { output });
         }
     }
 }
@@ -597,7 +597,7 @@ mod tests {
         }
         let error = Machine::start(&config, dir.path()).unwrap_err();
         assert!(
-            matches!(&error, Error::Refused { said } if said.contains("nonexistent")),
+            matches!(&error, Error::Refused { output } if output.contains("nonexistent")),
             "{error}"
         );
     }

@@ -80,8 +80,8 @@ impl Operator {
         if ended.success {
             return Ok(ended.printed);
         }
-        let (command, status, said) = (shown.join(" "), ended.status, ended.said);
-        Err(Error::Operator { command, status, said })
+        let (command, status, output) = (shown.join(" "), ended.status, ended.output);
+        Err(Error::Operator { command, status, output })
     }
 
     #[expect(
@@ -102,11 +102,11 @@ impl Operator {
     /// # Errors
     /// As [`Operator::run`], or when the output is not JSON.
     pub fn document(&self, args: &[&str]) -> Result<Value, Error> {
-        let said = self.run(&[args, &["--output", "json"]].concat())?;
-        serde_json::from_str(&said).map_err(|error| Error::Operator {
+        let output = self.run(&[args, &["--output", "json"]].concat())?;
+        serde_json::from_str(&output).map_err(|error| Error::Operator {
             command: args.join(" "),
             status: format!("no document ({error})"),
-            said,
+            output,
         })
     }
 }
@@ -135,9 +135,9 @@ fn duration(text: &str) -> Option<Duration> {
 struct Ended {
     success: bool,
     status: String,
-    /// What it wrote to its standard output, and to its standard error.
+    /// Its standard output and its standard error.
     printed: String,
-    said: String,
+    output: String,
 }
 
 /// Waits for a program, and ends it when `deadline` comes.
@@ -180,7 +180,7 @@ fn finished(mut child: Child, mut deadline: Option<Deadline>) -> io::Result<Ende
         (status.success(), status.to_string())
     };
     let text = |thread: thread::JoinHandle<String>| thread.join().unwrap_or_default();
-    Ok(Ended { success, status, printed: text(stdout), said: text(stderr) })
+    Ok(Ended { success, status, printed: text(stdout), output: text(stderr) })
 }
 
 #[cfg(test)]
@@ -220,7 +220,7 @@ mod tests {
         let deadline = Deadline::within(Duration::from_millis(200));
         let ended = finished(command.spawn().unwrap(), Some(deadline)).unwrap();
         assert!(!ended.success && ended.status.contains("deadline"), "{}", ended.status);
-        assert_eq!((ended.printed.as_str(), ended.said.as_str()), ("printed", "said"));
+        assert_eq!((ended.printed.as_str(), ended.output.as_str()), ("printed", "said"));
         assert!(began.elapsed() < Duration::from_secs(60));
     }
 }

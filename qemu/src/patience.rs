@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 pub const SLOWEST: u32 = 8;
 
 /// Shortest wait before a deadline is checked again.
-const LOOK_MIN: Duration = Duration::from_millis(50);
+const POLL_MIN: Duration = Duration::from_millis(50);
 
 /// A clock that counts the time in which a process and its descendants could run.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ impl Deadline {
             if left.is_zero() {
                 return None;
             }
-            self.earliest = now + left.max(LOOK_MIN);
+            self.earliest = now + left.max(POLL_MIN);
         }
         Some(self.earliest)
     }

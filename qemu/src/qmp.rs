@@ -159,11 +159,11 @@ mod tests {
     fn fake(answers: &'static [&'static str]) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         thread::spawn(move || {
-            let mut heard = BufReader::new(theirs.try_clone().unwrap()).lines();
+            let mut received = BufReader::new(theirs.try_clone().unwrap()).lines();
             let mut theirs = theirs;
             writeln!(theirs, r#"{{"QMP": {{"version": {{}}}}}}"#).unwrap();
             for answer in answers {
-                heard.next().unwrap().unwrap();
+                received.next().unwrap().unwrap();
                 writeln!(theirs, "{answer}").unwrap();
             }
         });
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_qemu_that_ended_is_told_apart() {
+    fn a_qemu_that_ended_is_recognised() {
         let mut client = Client::new(fake(&[r#"{"return": {}}"#])).unwrap();
         assert!(matches!(client.reset(), Err(Error::Lost { .. })));
     }

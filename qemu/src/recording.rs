@@ -54,7 +54,7 @@ pub enum Error {
     #[error("cannot read the recording")]
     Read(#[from] io::Error),
     /// It lacks the magic number.
-    #[error("the file is no recording of a disk")]
+    #[error("the file is not a recording of a disk")]
     Foreign,
     /// An entry that is impossible on the disk.
     #[error("entry {number} of the recording {why}")]
@@ -182,7 +182,7 @@ fn entry(head: &[u8; ENTRY], sector: u64, at: u64, disk: u64) -> Result<Entry, &
         return Err("has a flag that is not known");
     }
     if own != 0 {
-        return Err("has data of its own, which nothing here writes");
+        return Err("has data of its own, which is not supported");
     }
     let bytes = |sectors: u64| sectors.checked_mul(sector);
     let (first, length) = bytes(first).zip(bytes(sectors)).ok_or("is beyond any disk")?;
@@ -192,7 +192,7 @@ fn entry(head: &[u8; ENTRY], sector: u64, at: u64, disk: u64) -> Result<Entry, &
     let data = at.checked_add(sector).ok_or("is beyond any recording")?;
     let (deed, data_end) = match (flags & flag::FLUSH != 0, flags & flag::DISCARD != 0) {
         (true, false) if length == 0 => (Deed::Flush, Some(data)),
-        (true, _) => return Err("is a flush and something else"),
+        (true, _) => return Err("is a flush and another operation"),
         (false, true) => (Deed::Discard, Some(data)),
         (false, false) => {
             let durable = flags & flag::FUA != 0;
@@ -227,7 +227,7 @@ pub(crate) mod tests {
 
     /// An entry as a test writes it down: sector, what is written there.
     #[derive(Clone, Debug)]
-    pub(crate) enum Said {
+    pub(crate) enum Operation {
         Write(u64, Vec<u8>),
         Durable(u64, Vec<u8>),
         Discard(u64, u64),
@@ -235,7 +235,7 @@ pub(crate) mod tests {
     }
 
     /// The file that QEMU would have written.
-    pub(crate) fn log(said: &[Said]) -> Vec<u8> {
+    pub(crate) fn log(operations: &[Operation]) -> Vec<u8> {
         let mut log = Vec::new();
         let mut sector = |fields: &[u64], data: &[u8]| {
             let mut head: Vec<u8> = fields.iter().flat_map(|field| field.to_le_bytes()).collect();
@@ -244,12 +244,12 @@ pub(crate) mod tests {
             log.extend(data);
         };
         sector(&[MAGIC, VERSION, 0, SECTOR], &[]);
-        for said in said {
-            match said {
-                Said::Write(at, data) => sector(&[*at, data.len() as u64 / 512, 0, 0], data),
-                Said::Durable(at, data) => sector(&[*at, data.len() as u64 / 512, 2, 0], data),
-                Said::Discard(at, sectors) => sector(&[*at, *sectors, 4, 0], &[]),
-                Said::Flush => sector(&[0, 0, 1, 0], &[]),
+        for operation in operations {
+            match operation {
+                Operation::Write(at, data) => sector(&[*at, data.len() as u64 / 512, 0, 0], data),
+                Operation::Durable(at, data) => sector(&[*at, data.len() as u64 / 512, 2, 0], data),
+                Operation::Discard(at, sectors) => sector(&[*at, *sectors, 4, 0], &[]),
+                Operation::Flush => sector(&[0, 0, 1, 0], &[]),
             }
         }
         log
@@ -259,14 +259,14 @@ pub(crate) mod tests {
         Recording::read(&mut Cursor::new(log), disk)
     }
 
-    fn written() -> Vec<Said> {
+    fn written() -> Vec<Operation> {
         vec![
-            Said::Write(1, vec![b'a'; 1024]),
-            Said::Flush,
-            Said::Flush,
-            Said::Write(4, vec![b'b'; 512]),
-            Said::Discard(0, 2),
-            Said::Durable(7, vec![b'c'; 512]),
+            Operation::Write(1, vec![b'a'; 1024]),
+            Operation::Flush,
+            Operation::Flush,
+            Operation::Write(4, vec![b'b'; 512]),
+            Operation::Discard(0, 2),
+            Operation::Durable(7, vec![b'c'; 512]),
         ]
     }
 
@@ -338,7 +338,7 @@ pub(crate) mod tests {
         assert!(why(&[(512, u64::MAX)], whole).contains("beyond any disk"));
         assert!(why(&[(520, u64::MAX / 512)], whole).contains("beyond the end"));
         assert!(why(&[(528, 8)], whole).contains("flag"));
-        assert!(why(&[(528, 1)], whole).contains("flush and something else"));
+        assert!(why(&[(528, 1)], whole).contains("flush and another operation"));
         assert!(why(&[(536, 1)], whole).contains("data of its own"));
         assert!(matches!(read(b"", 0), Err(Error::Foreign)));
     }

@@ -22,7 +22,7 @@ impl Picture {
     pub fn read(file: &Path) -> io::Result<Self> {
         let bytes = fs::read(file)?;
         Self::parse(&bytes).ok_or_else(|| {
-            let problem = format!("{} is not a whole PPM picture", file.display());
+            let problem = format!("{} is not a complete PPM picture", file.display());
             io::Error::new(io::ErrorKind::InvalidData, problem)
         })
     }

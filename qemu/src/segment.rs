@@ -121,8 +121,8 @@ impl Segment {
         let machines = (0_u8..).zip(0..self.addresses.len());
         // It gives its addresses in order, so dummy machines take those of the start.
         for (machine, _) in machines.clone() {
-            let stranger = [0x52, 0x54, 0, 0x70, 0, machine];
-            self.offered(machine, stranger)?;
+            let untrusted = [0x52, 0x54, 0, 0x70, 0, machine];
+            self.offered(machine, untrusted)?;
         }
         for (machine, place) in machines {
             self.addresses[place] = self.offered(machine, self.plug(machine).hardware_address())?;

@@ -115,7 +115,7 @@ impl Port {
     }
 
     /// Adds lines that came at another port, before the first line of this one.
-    pub(crate) fn has_said<'a>(&self, lines: impl Iterator<Item = &'a str>) {
+    pub(crate) fn restore_lines<'a>(&self, lines: impl Iterator<Item = &'a str>) {
         let lines = lines.map(|text| Line { at: Duration::ZERO, text: text.to_owned() });
         self.state().lines.extend(lines.take(LINES_MAX));
     }

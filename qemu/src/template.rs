@@ -40,7 +40,7 @@ const LOOK: Duration = Duration::from_millis(10);
 const MEMORY: &str = "memory";
 const STATE: &str = "state";
 const DISK: &str = "disk.img";
-const SAID: &str = "said";
+const LINES: &str = "said";
 
 /// The machine to be saved in `dir`: the same, with its memory in a file there.
 #[must_use]
@@ -69,8 +69,8 @@ pub fn save(mut machine: Machine, config: &Config, dir: &Path) -> Result<(), Err
         let copied = disk::copy(&disk.file, &dir.join(DISK));
         copied.map_err(host("copy the machine's disk"))?;
     }
-    let said: String = machine.lines().iter().map(|line| line.text.clone() + "\n").collect();
-    fs::write(dir.join(SAID), said).map_err(host("keep the machine's lines"))?;
+    let lines: String = machine.lines().iter().map(|line| line.text.clone() + "\n").collect();
+    fs::write(dir.join(LINES), lines).map_err(host("keep the machine's lines"))?;
     machine.kill();
     Ok(())
 }
@@ -86,10 +86,10 @@ pub fn restore(config: &Config, saved: &Path, logs: &Path) -> Result<Machine, Er
         let copied = disk::copy(&saved.join(DISK), &disk.file);
         copied.map_err(host("copy the saved disk"))?;
     }
-    let said = fs::read_to_string(saved.join(SAID)).map_err(host("read the saved lines"))?;
+    let lines = fs::read_to_string(saved.join(LINES)).map_err(host("read the saved lines"))?;
     let memory = Some(Memory::Saved(saved.join(MEMORY)));
     let mut machine = Machine::start(&Config { memory_file: memory, ..config.clone() }, logs)?;
-    machine.has_said(said.lines());
+    machine.restore_lines(lines.lines());
     memory_stays(&mut machine)?;
     let state = format!("exec:cat {}", quoted(&saved.join(STATE)));
     machine.qmp.execute("migrate-incoming", json!({ "uri": state }))?;

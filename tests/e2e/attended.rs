@@ -68,20 +68,20 @@ fn an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar()
         let node = ["node", "unlock", &founded.node, "--at", &at];
         owner.run(&[&node[..], &["--recovery-key-file", &key, "--fingerprint", words]].concat())
     };
-    let refusal = |said: Result<String>| match said {
-        Ok(said) => anyhow::bail!("it was opened: {said}"),
+    let refusal = |printed: Result<String>| match printed {
+        Ok(printed) => anyhow::bail!("it was opened: {printed}"),
         Err(error) => Ok(format!("{error:#}")),
     };
-    let told = refusal(unlock(&wrong, &words))?;
-    ensure!(told.contains("does not open the disk"), "another key: {told}");
-    let told = refusal(unlock(&right, &"00".repeat(32)))?;
-    ensure!(told.contains("has another key"), "another fingerprint: {told}");
+    let output = refusal(unlock(&wrong, &words))?;
+    ensure!(output.contains("does not open the disk"), "another key: {output}");
+    let output = refusal(unlock(&right, &"00".repeat(32)))?;
+    ensure!(output.contains("has another key"), "another fingerprint: {output}");
 
     unlock(&right, &words)?;
     let back = home(&mut machine)?;
     ensure!(back == founded, "after unlocking: {back:?}, before: {founded:?}");
-    let told = refusal(unlock(&right, &words))?;
-    ensure!(told.contains("has another key"), "a node that is home: {told}");
+    let output = refusal(unlock(&right, &words))?;
+    ensure!(output.contains("has another key"), "a node that is home: {output}");
     owner.run(&["cluster", "wait"])?;
     ensure!(
         machine.lines().iter().all(|line| !line.text.contains(&recovery)),
@@ -89,7 +89,7 @@ fn an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar()
     );
     machine.kill();
 
-    // The data that was made anew on the way has left no share, either.
+    // The data partition that was made again on the way has left no share, either.
     let mut machine = world.boot(&config)?;
     waits(&mut machine)?;
     machine.kill();

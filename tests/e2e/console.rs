@@ -104,20 +104,19 @@ fn with_terminal(world: &World) -> Result<Config> {
         ..bootstrap()
     };
     // First the machine, then its parameters: both write the same file.
-    let founder = world.founder("")?;
+    let bootstrap_config = world.bootstrap_config("")?;
     Ok(Config {
         console: true,
         unread_port: true,
         fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
-        ..founder
+        ..bootstrap_config
     })
 }
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine).takes(60),
-    story!(a_line_that_nobody_reads_holds_up_nothing_and_shows_the_newest_when_somebody_does)
-        .takes(50),
+    story!(an_unread_line_blocks_nothing_and_shows_the_newest_to_a_new_reader).takes(50),
     story!(every_stage_of_a_boot_is_on_the_screen).takes(50),
 ];
 
@@ -163,13 +162,12 @@ fn a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine() -> Resul
     terminal.press("Y")?;
     let off = machine.wait_for("off", SOON, |_| true)?;
     ensure!(off.is("reason", "reboot"), "another end: {off}");
-    let said = machine.lines().into_iter().find(|line| line.text.contains("actor=console"));
-    ensure!(said.is_some(), "nobody says who rebooted the machine");
+    let output = machine.lines().into_iter().find(|line| line.text.contains("actor=console"));
+    ensure!(output.is_some(), "the log does not name who rebooted the machine");
     Ok(())
 }
 
-fn a_line_that_nobody_reads_holds_up_nothing_and_shows_the_newest_when_somebody_does() -> Result<()>
-{
+fn an_unread_line_blocks_nothing_and_shows_the_newest_to_a_new_reader() -> Result<()> {
     let world = World::new("console-unread")?;
     let mut machine = world.boot(&with_terminal(&world)?)?;
     let identity = home(&mut machine)?;
@@ -177,8 +175,8 @@ fn a_line_that_nobody_reads_holds_up_nothing_and_shows_the_newest_when_somebody_
     terminal.wait_for(&identity.node)?;
     terminal.wait_for("after the kernel started")?;
     // A port does not hold up the end either, which discards what the port holds.
-    machine.wait_until_said("the console is on /dev/ttyS1", SOON)?;
-    machine.wait_until_said(POWER_BUTTON, SOON)?;
+    machine.wait_until_text("the console is on /dev/ttyS1", SOON)?;
+    machine.wait_until_text(POWER_BUTTON, SOON)?;
     machine.qmp.power_button()?;
     machine.wait_for("off", SOON, |event| event.is("reason", "poweroff"))?;
     let lines = machine.lines();
@@ -189,7 +187,7 @@ fn a_line_that_nobody_reads_holds_up_nothing_and_shows_the_newest_when_somebody_
 
 fn every_stage_of_a_boot_is_on_the_screen() -> Result<()> {
     let world = World::new("console-screen")?;
-    let mut machine = world.boot(&world.founder("")?)?;
+    let mut machine = world.boot(&world.bootstrap_config("")?)?;
     for stage in ["system", "storage", "consensus"] {
         let wanted = |event: &polis_qemu::Event| event.is("name", stage);
         machine.wait_for("stage", BOOT, wanted)?;

@@ -85,7 +85,7 @@ fn a_node_that_hangs_opens_the_trapdoor() -> Result<()> {
     ensure!(guru.text("code").starts_with("#0309."), "not the code of a hung node: {guru}");
     // It prints the state of its threads, and the guru meditation has ended all of
     // them.
-    ensure!(guru.text("cause").contains("threads: "), "no word about the threads: {guru}");
+    ensure!(guru.text("cause").contains("threads: "), "the threads are missing: {guru}");
     documented(&guru)
 }
 
@@ -99,7 +99,7 @@ fn documented(event: &polis_qemu::Event) -> Result<()> {
 /// A machine that was home and now does `fault` to itself.
 fn faulty(fault: &str) -> Result<(World, Machine, crate::world::Identity)> {
     let world = World::new(&format!("death-{}", fault.split(' ').next().unwrap_or(fault)))?;
-    let mut machine = world.boot(&world.founder(&format!("polis.fault={fault}"))?)?;
+    let mut machine = world.boot(&world.bootstrap_config(&format!("polis.fault={fault}"))?)?;
     let identity = home(&mut machine)?;
     Ok((world, machine, identity))
 }

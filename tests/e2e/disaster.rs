@@ -45,8 +45,9 @@ fn a_cluster_that_is_lost_begins_again_from_a_snapshot_and_an_old_disk_comes_bac
 /// sums up the acknowledged writes before the snapshot; the disks of the nodes before
 /// `intact` are lost.
 fn restored(world: &World, cluster: &mut Fleet, before: &Summary, intact: usize) -> Result<()> {
-    let told = |cluster: &Fleet| cluster.operator.document(&["--timeout", "2m", "cluster", "info"]);
-    let ca = told(cluster)?["ca_fingerprint"].clone();
+    let cluster_info =
+        |cluster: &Fleet| cluster.operator.document(&["--timeout", "2m", "cluster", "info"]);
+    let ca = cluster_info(cluster)?["ca_fingerprint"].clone();
     let old: Vec<String> = cluster.nodes.iter().map(|node| node.id.clone()).collect();
     let file = world.path("etcd.snapshot");
     let out = file.display().to_string();
@@ -68,11 +69,11 @@ fn restored(world: &World, cluster: &mut Fleet, before: &Summary, intact: usize)
     let machine = cluster.machine(0)?;
     let listed = machine.wait_for("exercise", SOON, |event| event.get("listed").is_some())?;
     let kept: usize = listed.text("listed").parse()?;
-    let said: usize = before.acknowledged.values().sum();
-    ensure!(kept >= said, "{kept} writes are left of {said}");
+    let output: usize = before.acknowledged.values().sum();
+    ensure!(kept >= output, "{kept} writes are left of {output}");
     let left = esp::read(&first, SNAPSHOT)?;
     ensure!(left.is_none(), "the snapshot is still on the ESP");
-    ensure!(told(cluster)?["ca_fingerprint"] == ca, "another cluster");
+    ensure!(cluster_info(cluster)?["ca_fingerprint"] == ca, "another cluster");
 
     let nodes = cluster.operator.document(&["--timeout", "2m", "node", "list"])?;
     let nodes = nodes.as_array().context("no nodes")?;

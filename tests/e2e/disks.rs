@@ -54,7 +54,7 @@ fn a_machine_without_a_disk_stops_in_stage_1_and_says_so() -> Result<()> {
 fn a_system_with_a_flipped_byte_in_its_superblock_is_refused_by_partition_and_block() -> Result<()>
 {
     let world = World::new("disk-flipped-superblock")?;
-    let config = world.founder("")?;
+    let config = world.bootstrap_config("")?;
     let system = system(&config)?;
     disk::flip(file(&config)?, system + SUPERBLOCK)?;
     let mut machine = world.boot(&config)?;
@@ -65,7 +65,7 @@ fn a_system_with_a_flipped_byte_in_its_superblock_is_refused_by_partition_and_bl
 
 fn a_system_with_a_flipped_byte_in_a_program_is_refused_by_partition_and_block() -> Result<()> {
     let world = World::new("disk-flipped-program")?;
-    let config = world.founder("")?;
+    let config = world.bootstrap_config("")?;
     let place = first_byte(&world, "/usr/bin/node")?;
     disk::flip(file(&config)?, system(&config)? + place)?;
     let mut machine = world.boot(&config)?;

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use polis_proto::v1::ClusterConfiguration;
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_proto::v1::node_parameters::Cluster;
-use polis_qemu::host::{Wish, accelerator};
+use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::image::Flash;
 use polis_qemu::{Config, Machine};
 use polis_tests::{Story, story};
@@ -30,7 +30,7 @@ fn a_machine_with_firmware_and_parameters_on_its_esp_founds_a_cluster() -> Resul
     let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
     let config = Config {
         disk: Some(world.disk(Some(&bootstrap().encode_to_vec()))?),
-        ..Config::new(firmware, accelerator(Wish::Auto, 1))
+        ..Config::new(firmware, accelerator(Preference::Auto, 1))
     };
     let mut machine = world.boot(&config)?;
     founds_a_cluster(&mut machine, &world.image.version)
@@ -38,7 +38,7 @@ fn a_machine_with_firmware_and_parameters_on_its_esp_founds_a_cluster() -> Resul
 
 fn a_machine_with_parameters_in_fw_cfg_founds_a_cluster() -> Result<()> {
     let world = World::new("first-boot-direct")?;
-    let mut machine = world.boot(&world.founder("")?)?;
+    let mut machine = world.boot(&world.bootstrap_config("")?)?;
     founds_a_cluster(&mut machine, &world.image.version)
 }
 

@@ -26,18 +26,18 @@ const MANY: usize = 20;
 /// A fleet of `machines` machines, all off. The first founds a cluster; `append`
 /// goes behind the kernel command line of each.
 pub(crate) fn fleet(world: &World, machines: usize, append: &str) -> Result<Fleet> {
-    joined_by(world, world.founder(append)?, machines, append)
+    joined_by(world, world.bootstrap_config(append)?, machines, append)
 }
 
-/// The same, around a founder with parameters of its own.
+/// The same, around a first node with parameters of its own.
 pub(crate) fn joined_by(
     world: &World,
-    founder: Config,
+    bootstrap_config: Config,
     machines: usize,
     append: &str,
 ) -> Result<Fleet> {
-    let blank = founder.disk.clone().context("no disk")?;
-    let mut configs = vec![founder];
+    let blank = bootstrap_config.disk.clone().context("no disk")?;
+    let mut configs = vec![bootstrap_config];
     for number in 1..machines {
         let disk = blank_disk(world, &blank, number)?;
         configs.push(Config { disk: Some(disk), ..world.bare(append) });

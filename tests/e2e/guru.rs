@@ -6,7 +6,7 @@ use polis_proto::v1::node_parameters::Cluster;
 use polis_proto::v1::{
     ClusterBootstrap, ClusterDirectory, ClusterRegister, NodeParameters, cluster_directory,
 };
-use polis_qemu::host::{Wish, accelerator};
+use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::image::Flash;
 use polis_qemu::patience::Deadline;
 use polis_qemu::screen::{is_black, is_red};
@@ -27,7 +27,7 @@ pub(crate) const STORIES: &[Story] = &[
     story!(an_unknown_field_is_named),
     story!(an_owner_key_of_31_bytes_is_called_too_short),
     story!(an_empty_ticket_is_refused_before_anything_else_of_a_registration),
-    story!(a_hundred_kilobytes_of_noise_are_refused_unread),
+    story!(a_hundred_kilobytes_of_random_bytes_are_refused_unread),
     story!(a_machine_reboots_three_times_after_a_guru_meditation_and_then_holds).takes(60),
 ];
 
@@ -49,7 +49,7 @@ fn a_guru_meditation_fills_the_screen_of_a_machine_with_firmware() -> Result<()>
     let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
     let config = Config {
         disk: Some(world.disk(None)?),
-        ..Config::new(firmware, accelerator(Wish::Auto, 1))
+        ..Config::new(firmware, accelerator(Preference::Auto, 1))
     };
     let mut machine = world.boot(&config)?;
     guru(&mut machine, "0601")?;
@@ -91,9 +91,9 @@ fn an_empty_ticket_is_refused_before_anything_else_of_a_registration() -> Result
     refuses("guru-ticket", &parameters.encode_to_vec(), "0610", &["register_ticket"])
 }
 
-fn a_hundred_kilobytes_of_noise_are_refused_unread() -> Result<()> {
-    let noise: Vec<u8> = (0..100_000).map(|_| rand::random()).collect();
-    refuses("guru-noise", &noise, "0603", &["65536"])
+fn a_hundred_kilobytes_of_random_bytes_are_refused_unread() -> Result<()> {
+    let input: Vec<u8> = (0..100_000).map(|_| rand::random()).collect();
+    refuses("guru-noise", &input, "0603", &["65536"])
 }
 
 fn refuses(story: &str, parameters: &[u8], code: &str, words: &[&str]) -> Result<()> {

@@ -7,7 +7,7 @@
 use anyhow::Result;
 use polis_proto::v1::NodeParameters;
 use polis_qemu::args::{Disk, Firmware};
-use polis_qemu::host::{Wish, accelerator, has_device};
+use polis_qemu::host::{Preference, accelerator, has_device};
 use polis_qemu::image::Flash;
 use polis_qemu::{Bus, Config, Network, Screen};
 use polis_tests::{Story, skip, story};
@@ -109,7 +109,7 @@ fn four_processors() -> Result<()> {
 
 fn an_igb_card_and_an_nvme_disk() -> Result<()> {
     if !has_device("igb") {
-        return skip("this QEMU has no igb card; 8.0 and later do");
+        return skip("this QEMU has no igb card; 8.0 and later have it");
     }
     ready(
         "hardware-igb",
@@ -136,7 +136,7 @@ fn ready(story: &str, hardware: &Hardware) -> Result<()> {
         screen: hardware.screen,
         cpus: hardware.cpus,
         fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
-        ..Config::new(firmware, accelerator(Wish::Auto, hardware.cpus))
+        ..Config::new(firmware, accelerator(Preference::Auto, hardware.cpus))
     };
     let mut machine = world.boot(&config)?;
     home(&mut machine)?;

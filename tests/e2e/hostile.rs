@@ -46,12 +46,12 @@ const ACT: Duration = Duration::from_secs(10);
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
-    &[story!(callers_that_mean_harm_on_every_port_keep_nobody_else_from_being_served).takes(110)];
+    &[story!(hostile_callers_on_every_port_block_no_other_caller).takes(110)];
 
-fn callers_that_mean_harm_on_every_port_keep_nobody_else_from_being_served() -> Result<()> {
+fn hostile_callers_on_every_port_block_no_other_caller() -> Result<()> {
     let world = World::new("hostile")?;
     let owner = Owner::with_ports(&world.path("owner"), &[PEERS, METRICS])?;
-    let config = Config { forwards: owner.forwards.clone(), ..world.founder("")? };
+    let config = Config { forwards: owner.forwards.clone(), ..world.bootstrap_config("")? };
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     owner.take(&founded.ca)?;
@@ -68,8 +68,8 @@ fn callers_that_mean_harm_on_every_port_keep_nobody_else_from_being_served() -> 
     runtime.shutdown_timeout(Duration::from_secs(1));
 
     owner.run(&["cluster", "wait"])?;
-    let said = machine.wait_for("memory", SOON, |_| true)?;
-    println!("{said}");
+    let output = machine.wait_for("memory", SOON, |_| true)?;
+    println!("{output}");
     let again = machine.seen(|event| event.word == "boot" || event.word == "ready");
     ensure!(again.len() == 2, "it was not ready all the time: {again:?}");
     // The listeners have not died of it once.
@@ -286,7 +286,7 @@ impl Victim {
         };
         let (unlock, approve, header) = tokio::join!(unlock, approve, header);
         let heard = unlock.is_ok() || approve.is_ok() || header.is_ok();
-        ensure!(!heard, "a message of {} MiB was heard out", long.len() >> 20);
+        ensure!(!heard, "a message of {} MiB was read to its end", long.len() >> 20);
         Ok(())
     }
 

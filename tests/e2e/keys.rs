@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use gpt::GptConfig;
 use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, ColdStartShare};
 use polis_qemu::args::{Cache, Disk, FwCfg};
-use polis_qemu::host::{Wish, accelerator};
+use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::image::Flash;
 use polis_qemu::{Bus, Config, Machine, disk};
 use polis_tests::{Story, draws_all, pick, seed, story};
@@ -64,15 +64,15 @@ impl Member {
         }
         let mut machine = world.boot(&config)?;
         let identity = home(&mut machine)?;
-        said(&machine, "kind=authenticated")?;
-        said(&machine, &format!("keeper={keeper}"))?;
+        output(&machine, "kind=authenticated")?;
+        output(&machine, &format!("keeper={keeper}"))?;
         owner.take(&identity.ca)?;
         let recovery = owner.run(&["node", "recovery-key", &identity.node])?;
         ensure!(recovery.len() == 69, "no recovery key of 14 groups: {recovery:?}");
         let saved = private(&world.path("saved"), &recovery)?.display().to_string();
         let forget = ["node", "recovery-key", "forget", &identity.node];
         owner.run(&[&forget[..], &["--recovery-key-file", &saved]].concat())?;
-        machine.wait_until_said("is saved", SOON)?;
+        machine.wait_until_text("is saved", SOON)?;
         machine.kill();
         // The founding parameters are gone: only the disk leads home now.
         let config = Config { fw_cfg: Vec::new(), forwards: Vec::new(), ..config };
@@ -112,7 +112,7 @@ enum Mend {
     Not,
     /// It opens the disk.
     Once,
-    /// It opens the disk, and the next boot comes home without it.
+    /// It opens the disk, and the next boot joins without it.
     ForGood,
 }
 
@@ -192,9 +192,9 @@ fn header(disk: &Path) -> Result<[u8; 32]> {
     Ok(Sha256::digest(&bytes).into())
 }
 
-fn said(machine: &Machine, text: &str) -> Result<()> {
-    let said = machine.lines().iter().any(|line| line.text.contains(text));
-    ensure!(said, "the machine did not say `{text}`");
+fn output(machine: &Machine, text: &str) -> Result<()> {
+    let output = machine.lines().iter().any(|line| line.text.contains(text));
+    ensure!(output, "the machine did not say `{text}`");
     Ok(())
 }
 
@@ -210,13 +210,12 @@ fn strange_share() -> Vec<u8> {
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
-    story!(each_harm_to_the_keys_on_the_esp_is_told_apart_and_mended_by_the_recovery_key)
-        .takes(130),
-    story!(each_harm_to_the_tpm_is_told_apart_and_mended_by_the_recovery_key).takes(130),
+    story!(each_harm_to_the_keys_on_the_esp_has_a_code_and_the_recovery_key_mends_it).takes(130),
+    story!(each_harm_to_the_tpm_has_a_code_and_the_recovery_key_mends_it).takes(130),
     story!(firmware_keeps_the_share_of_a_machine_without_a_tpm).takes(110),
 ];
 
-fn each_harm_to_the_keys_on_the_esp_is_told_apart_and_mended_by_the_recovery_key() -> Result<()> {
+fn each_harm_to_the_keys_on_the_esp_has_a_code_and_the_recovery_key_mends_it() -> Result<()> {
     let member = Member::found("keys-esp", false, "disk")?;
     let usual = [Mend::ForGood, Mend::Once, Mend::ForGood, Mend::Once];
     let [deleted, damaged, strange, no_share] = mends("keys-esp", usual)?;
@@ -240,7 +239,7 @@ fn each_harm_to_the_keys_on_the_esp_is_told_apart_and_mended_by_the_recovery_key
     copy.locked(&member, "0422", "nowhere", no_share)
 }
 
-fn each_harm_to_the_tpm_is_told_apart_and_mended_by_the_recovery_key() -> Result<()> {
+fn each_harm_to_the_tpm_has_a_code_and_the_recovery_key_mends_it() -> Result<()> {
     let member = Member::found("keys-tpm", true, "TPM")?;
     let usual = [Mend::Once, Mend::Once, Mend::ForGood];
     let [cleared, absent, changed] = mends("keys-tpm", usual)?;
@@ -272,12 +271,12 @@ fn firmware_keeps_the_share_of_a_machine_without_a_tpm() -> Result<()> {
     let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
     let config = Config {
         disk: Some(world.disk(Some(&ordinary()))?),
-        ..Config::new(firmware, accelerator(Wish::Auto, 1))
+        ..Config::new(firmware, accelerator(Preference::Auto, 1))
     };
     let mut machine = world.boot(&config)?;
     let identity = home(&mut machine)?;
-    said(&machine, "keeper=firmware")?;
-    machine.wait_until_said("IS NOT SAVED YET", SOON)?;
+    output(&machine, "keeper=firmware")?;
+    machine.wait_until_text("IS NOT SAVED YET", SOON)?;
     machine.kill();
     let file = &config.disk.as_ref().context("no disk")?.file;
     ensure!(esp::read(file, SHARE)?.is_none(), "the share is on the disk, too");

@@ -52,7 +52,7 @@ fn a_recovery_key_typed_at_the_screen_starts_the_node_again() -> Result<()> {
 /// A machine that was home, and is locked now.
 fn locked(story: &str) -> Result<(World, Machine, Identity)> {
     let world = World::new(&format!("locked-{story}"))?;
-    let config = world.founder("polis.fault=locked polis.guru-countdown=3600")?;
+    let config = world.bootstrap_config("polis.fault=locked polis.guru-countdown=3600")?;
     let mut machine = world.boot(&config)?;
     let identity = home(&mut machine)?;
     let guru = machine.wait_for("guru", SOON, |_| true)?;
@@ -67,9 +67,9 @@ fn unlocked(machine: &mut Machine, before: &Identity) -> Result<()> {
     machine.wait_for_text("starting node again", SOON)?;
     let again = machine.wait_for("ready", BOOT, |_| true)?;
     ensure!(again.is("node", &before.node) && again.is("ca", &before.ca), "another node: {again}");
-    let said = machine.wait_for_text("opens what polis.fault locked", SOON)?;
+    let output = machine.wait_for_text("opens what polis.fault locked", SOON)?;
     let length = format!("characters={}", KEY.len());
-    ensure!(said.text.contains(&length), "not all of the key arrived: {}", said.text);
+    ensure!(output.text.contains(&length), "not all of the key arrived: {}", output.text);
     let boots = machine.seen(|event: &Event| event.word == "boot").len();
     ensure!(boots == 1, "the machine was rebooted: {boots} boots");
     let lines = machine.lines();

@@ -53,17 +53,17 @@ pub(crate) enum Victim {
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
-    &[story!(whoever_loses_its_power_while_a_machine_is_let_in_the_machine_ends_as_a_voter)
+    &[story!(a_power_cut_of_any_machine_during_a_registration_leaves_a_voter)
         .cluster()
         .takes(400)
         .one_of("newcomer", 0)];
 
-fn whoever_loses_its_power_while_a_machine_is_let_in_the_machine_ends_as_a_voter() -> Result<()> {
+fn a_power_cut_of_any_machine_during_a_registration_leaves_a_voter() -> Result<()> {
     let (seed, wanted) = (seed()?, cuts(CUTS, CUTS)?);
     eprintln!("POLIS_SEED={seed} POLIS_CUTS={wanted}");
 
     let world = World::new("newcomer")?;
-    // A copy that no founder writes on.
+    // A copy that no other first node writes to.
     let blank = blank_disk(&world, &world.disk(None)?, SPARE)?;
     let mut cluster = fleet(&world, 4, APPEND)?;
     cluster.found()?;

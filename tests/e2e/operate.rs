@@ -22,13 +22,13 @@ pub(crate) const STORIES: &[Story] =
 fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -> Result<()> {
     let world = World::new("operate")?;
     let owner = Owner::new(&world.path("owner"))?;
-    let config = Config { forwards: owner.forwards.clone(), ..world.founder("")? };
+    let config = Config { forwards: owner.forwards.clone(), ..world.bootstrap_config("")? };
     let (mut machine, founded) = world.at_home(&config)?;
     owner.take(&founded.ca)?;
     let node = founded.node.as_str();
 
     let whole = document(&owner, &["cluster", "wait"])?;
-    ensure!(whole["healthy"] == true, "waited, and not whole: {whole}");
+    ensure!(whole["healthy"] == true, "waited, and not healthy: {whole}");
     let info = document(&owner, &["cluster", "info"])?;
     ensure!(info["leader"] == node && info["ca_fingerprint"] == *founded.ca, "{info}");
     let nodes = document(&owner, &["node", "list"])?;
@@ -67,8 +67,9 @@ fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -
 }
 
 fn document(owner: &Owner, arguments: &[&str]) -> Result<Value> {
-    let said = owner.run(&[arguments, &JSON].concat())?;
-    serde_json::from_str(&said).with_context(|| format!("{arguments:?} is no document: {said}"))
+    let output = owner.run(&[arguments, &JSON].concat())?;
+    serde_json::from_str(&output)
+        .with_context(|| format!("{arguments:?} is not a document: {output}"))
 }
 
 /// Opens the console in a terminal of its own, waits until the node is on it, and

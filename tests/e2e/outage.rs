@@ -119,14 +119,14 @@ fn leader_dies(cluster: &mut Fleet) -> Result<()> {
     let survivor = cluster.nodes[rest[0]].id.clone();
     let remove = ["node", "roles", &survivor, "--remove", "consensus-member"];
     let refused = cluster.operator.run(&[&["--timeout", "1m"][..], &remove].concat());
-    let Err(Error::Operator { said, .. }) = refused else {
+    let Err(Error::Operator { output, .. }) = refused else {
         anyhow::bail!("the quorum was given away: {refused:?}");
     };
     ensure!(
-        said.contains("2 of 2 voters must answer, of which 1 can be reached"),
-        "no count: {said}"
+        output.contains("2 of 2 voters must answer, of which 1 can be reached"),
+        "no count: {output}"
     );
-    ensure!(said.contains(&cluster.nodes[leader].id), "the dead one is not named: {said}");
+    ensure!(output.contains(&cluster.nodes[leader].id), "the dead one is not named: {output}");
 
     cluster.boot_again(leader)?;
     listed(cluster, leader)?;
@@ -244,5 +244,5 @@ fn all_die_and_move(cluster: &mut Fleet) -> Result<()> {
         listed(cluster, number)?;
     }
     writes_go_on(cluster, &VOTERS)?;
-    cluster.wait_whole(members(cluster)).context("not whole at the new addresses")
+    cluster.wait_whole(members(cluster)).context("not healthy at the new addresses")
 }

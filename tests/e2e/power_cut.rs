@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use polis_tests::{Story, seed, share, story};
 
-use crate::storage::{Kind, founder, is_ready_as};
+use crate::storage::{Kind, bootstrap_config, is_ready_as};
 use crate::world::{BOOT, World, home};
 
 /// From the start of the kernel to `POLIS boot` nothing is written. Of what
@@ -76,7 +76,7 @@ fn cut(kind: Kind, number: u32, moments: u32) -> Result<()> {
     println!("POLIS_SEED={seed}: moment {number} of {moments} is at {share:.3} of the boot");
     std::fs::write(world.path("seed"), format!("{seed}\n"))?;
 
-    let config = founder(&world, kind, "")?;
+    let config = bootstrap_config(&world, kind, "")?;
     let mut machine = world.boot(&config)?;
     let boot = machine.wait_for("boot", BOOT, |_| true)?;
     let moment = boot.at.mul_f64(1.0 + rest(kind) * share);

@@ -20,7 +20,7 @@ fn a_product_ignores_fault_injection_and_keeps_to_its_memory() -> Result<()> {
     // In a development image the first word kills the node once it is ready, and the
     // second counts in etcd from then on.
     let firmware = world.image.direct("polis.fault=kill-node polis.exercise=count");
-    let mut machine = world.boot(&Config { firmware, ..world.founder("")? })?;
+    let mut machine = world.boot(&Config { firmware, ..world.bootstrap_config("")? })?;
     home(&mut machine)?;
     // Printed when a node has been at rest for some seconds; a guru would end the wait.
     let memory = machine.wait_for("memory", SOON, |_| true)?;
@@ -31,7 +31,7 @@ fn a_product_ignores_fault_injection_and_keeps_to_its_memory() -> Result<()> {
     }
     let counted = machine.seen(|event| event.word == "exercise");
     ensure!(counted.is_empty(), "the product has a workload generator: {counted:?}");
-    machine.wait_until_said(POWER_BUTTON, SOON)?;
+    machine.wait_until_text(POWER_BUTTON, SOON)?;
     machine.qmp.power_button()?;
     orderly_end(&mut machine, "poweroff")
 }

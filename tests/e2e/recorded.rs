@@ -1,13 +1,13 @@
 //! Power cuts of a disk that loses unflushed writes, made from a recording.
 //!
-//! Killing QEMU, as `power_cut` and `storage_kinds` do, keeps every write that the
-//! guest has made, in its order. A disk with a volatile cache may lose each write since
-//! the last flush, keep a later one, and have half of one. So each story here records
-//! every write and flush of one machine that founds a cluster and counts in etcd, and
-//! boots disks on which the power went at a drawn place of the recording: all writes
-//! that no flush had covered are gone, or any of them, or one is torn into sectors.
-//! Each of these disks must come home, with every number that etcd acknowledged before
-//! the last flush, and as the same node if that was home before the last flush.
+//! Killing QEMU, as `power_cut` and `storage_kinds` do, keeps every write that the guest
+//! has made, in its order. A disk with a volatile cache may lose each write since the last
+//! flush, keep a later one, and have half of one. So each story here records every write
+//! and flush of one machine that founds a cluster and counts in etcd, and boots disks on
+//! which the power went at a drawn place of the recording: all writes that no flush had
+//! covered are gone, or any of them, or one is torn into sectors. Each of these disks must
+//! boot to ready, with every number that etcd acknowledged before the last flush, and as
+//! the same node if that was home before the last flush.
 //!
 //! A place is drawn by the window between two flushes, the largest most often: that of
 //! the file system that is made. Some places lie before `ready` and some behind it.
@@ -29,7 +29,7 @@ use polis_qemu::recording::Recording;
 use polis_qemu::{Config, Event, disk};
 use polis_tests::{Story, cuts, seed, story};
 
-use crate::storage::{COUNT, Kind, acknowledged, counting, file, founder, number};
+use crate::storage::{COUNT, Kind, acknowledged, bootstrap_config, counting, file, number};
 use crate::world::{BOOT, Identity, World, home, home_with};
 
 /// Places of each kind in an ordinary run, unless `POLIS_CUTS` says another number.
@@ -47,20 +47,20 @@ const DISK_SIZE: u64 = 768 << 20;
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
-    story!(an_insecure_disk_that_loses_what_was_not_flushed_comes_home).takes(90),
-    story!(an_encrypted_disk_that_loses_what_was_not_flushed_comes_home).takes(90),
-    story!(an_authenticated_disk_that_loses_what_was_not_flushed_comes_home).takes(90),
+    story!(an_insecure_disk_without_its_unflushed_writes_boots_to_ready).takes(90),
+    story!(an_encrypted_disk_without_its_unflushed_writes_boots_to_ready).takes(90),
+    story!(an_authenticated_disk_without_its_unflushed_writes_boots_to_ready).takes(90),
 ];
 
-fn an_insecure_disk_that_loses_what_was_not_flushed_comes_home() -> Result<()> {
+fn an_insecure_disk_without_its_unflushed_writes_boots_to_ready() -> Result<()> {
     comes_home(Kind::Insecure)
 }
 
-fn an_encrypted_disk_that_loses_what_was_not_flushed_comes_home() -> Result<()> {
+fn an_encrypted_disk_without_its_unflushed_writes_boots_to_ready() -> Result<()> {
     comes_home(Kind::Encrypted)
 }
 
-fn an_authenticated_disk_that_loses_what_was_not_flushed_comes_home() -> Result<()> {
+fn an_authenticated_disk_without_its_unflushed_writes_boots_to_ready() -> Result<()> {
     comes_home(Kind::Authenticated)
 }
 
@@ -82,7 +82,7 @@ fn comes_home(kind: Kind) -> Result<()> {
     let seed = seed()?;
     fs::write(world.path("seed"), format!("{seed}\n"))?;
     let disk = Some(world.disk_of_size(DISK_SIZE, None)?);
-    let config = Config { disk, ..founder(&world, kind, COUNT)? };
+    let config = Config { disk, ..bootstrap_config(&world, kind, COUNT)? };
     let recorded = record(&world, &config, kind)?;
     let places = cuts(FEW, ALL)?;
     let mut random = Random::new(seed);
@@ -113,10 +113,10 @@ fn record(world: &World, config: &Config, kind: Kind) -> Result<Recorded> {
     // now.
     let (identity, ready) = home_with(&mut machine, |_| length(&log))?;
     let ready = ready?;
-    let mut told = Vec::new();
-    while told.last().is_none_or(|(_, number)| *number < COUNTED) {
+    let mut counts = Vec::new();
+    while counts.last().is_none_or(|(_, number)| *number < COUNTED) {
         let counted = machine.wait_for("exercise", BOOT, is_acknowledged)?;
-        told.push((length(&log)?, number(&counted, "acknowledged")?));
+        counts.push((length(&log)?, number(&counted, "acknowledged")?));
     }
     // Waits for every write that is under way, so that the recording is whole.
     machine.qmp.stop()?;
@@ -127,7 +127,7 @@ fn record(world: &World, config: &Config, kind: Kind) -> Result<Recorded> {
     println!("{}: {}", kind.name(), summary(&recording));
     let flushed = |length| recording.flushed(length).context("acknowledged without a flush");
     let ready = flushed(ready)?;
-    let counted = told.into_iter().map(|(length, number)| anyhow::Ok((flushed(length)?, number)));
+    let counted = counts.into_iter().map(|(length, number)| anyhow::Ok((flushed(length)?, number)));
     let counted = counted.collect::<Result<_>>()?;
 
     // All of it played back is the disk: nothing passed the recording by.

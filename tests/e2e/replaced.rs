@@ -13,7 +13,7 @@ use crate::fleet::{ask_until, fleet};
 use crate::stolen::Stolen;
 use crate::world::{BOOT, SOON, World, guru};
 
-const FOUNDER: usize = 0;
+const FIRST: usize = 0;
 /// Loses its role while it is off, gets it again, and is deleted while it runs.
 const SECOND: usize = 1;
 /// Dies, is deleted, and comes back.
@@ -27,9 +27,9 @@ const AT_ONCE: Duration = Duration::from_secs(30);
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
-    &[story!(a_dead_voter_is_replaced_and_whoever_was_removed_is_told_so).cluster().takes(220)];
+    &[story!(a_dead_voter_is_replaced_and_removed_nodes_learn_it).cluster().takes(220)];
 
-fn a_dead_voter_is_replaced_and_whoever_was_removed_is_told_so() -> Result<()> {
+fn a_dead_voter_is_replaced_and_removed_nodes_learn_it() -> Result<()> {
     let world = World::new("replaced")?;
     let mut cluster = fleet(&world, 4, "")?;
     cluster.found()?;
@@ -50,15 +50,15 @@ fn a_dead_voter_is_replaced_and_whoever_was_removed_is_told_so() -> Result<()> {
     role_is_taken_while_off(&mut cluster)?;
     chapter("one has lost its role while it was off, and got it again");
     disowned(&mut cluster, DEAD)?;
-    chapter("the deleted one came back, and was told");
+    chapter("the deleted node came back and received its removal");
     data_is_lost(&world, &mut cluster)?;
     chapter("one came back without its data");
     run(&cluster, &["node", "delete", &cluster.nodes[SECOND].id, "--force", "--yes"])?;
     disowned(&mut cluster, SECOND)?;
-    chapter("one was deleted while it ran, and was told");
+    chapter("a node was deleted while it ran and received its removal");
     let nodes = cluster.operator.document(&["--timeout", "2m", "node", "list"])?;
     let nodes = nodes.as_array().context("no nodes")?;
-    ensure!(nodes.len() == 1 && nodes[0]["id"] == *cluster.nodes[FOUNDER].id, "{nodes:?}");
+    ensure!(nodes.len() == 1 && nodes[0]["id"] == *cluster.nodes[FIRST].id, "{nodes:?}");
     Ok(())
 }
 
@@ -74,7 +74,7 @@ fn dead_one_is_deleted(cluster: &mut Fleet) -> Result<()> {
     let stolen = Stolen::from_disk(&disk.file, dead.parse()?)?;
     let runtime = tokio::runtime::Runtime::new()?;
     let mut doors = Vec::new();
-    for number in [FOUNDER, SECOND] {
+    for number in [FIRST, SECOND] {
         let etcd = free_port()?;
         cluster.segment.forward(etcd, cluster.nodes[number].address, 7834)?;
         let at = |port: u16| {

@@ -22,16 +22,16 @@ pub(crate) const STORIES: &[Story] = &[
 
 fn a_reset_and_an_orderly_stop_end_at_home_as_the_same_node() -> Result<()> {
     let world = World::new("restart-reset")?;
-    let config = world.founder("")?;
+    let config = world.bootstrap_config("")?;
     let (mut machine, founded) = world.at_home(&config)?;
 
     // Of the boot that ends here: behind the reset it would be taken for the next one's.
-    machine.wait_until_said(POWER_BUTTON, SOON)?;
+    machine.wait_until_text(POWER_BUTTON, SOON)?;
     machine.reset()?;
     let back = home(&mut machine)?;
     ensure!(back == founded, "after a reset: {back:?}, before: {founded:?}");
 
-    machine.wait_until_said(POWER_BUTTON, SOON)?;
+    machine.wait_until_text(POWER_BUTTON, SOON)?;
     machine.qmp.power_button()?;
     orderly_end(&mut machine, "poweroff")?;
     machine.wait_end(SOON)?;
@@ -43,7 +43,7 @@ fn a_reset_and_an_orderly_stop_end_at_home_as_the_same_node() -> Result<()> {
 
 fn a_reboot_by_the_keyboard_is_orderly_and_ends_at_home() -> Result<()> {
     let world = World::new("restart-keyboard")?;
-    let config = polis_qemu::Config { reset: Reset::Exit, ..world.founder("")? };
+    let config = polis_qemu::Config { reset: Reset::Exit, ..world.bootstrap_config("")? };
     let (mut machine, founded) = world.at_home(&config)?;
     machine.qmp.press(&["ctrl", "alt", "delete"])?;
     orderly_end(&mut machine, "reboot")?;
@@ -56,7 +56,7 @@ fn a_reboot_by_the_keyboard_is_orderly_and_ends_at_home() -> Result<()> {
 
 fn a_power_cut_after_ready_ends_at_home_as_the_same_node() -> Result<()> {
     let world = World::new("restart-power-cut")?;
-    let config = world.founder("")?;
+    let config = world.bootstrap_config("")?;
     let (mut machine, founded) = world.at_home(&config)?;
     for cut in 1..=2 {
         machine.kill();
@@ -65,7 +65,7 @@ fn a_power_cut_after_ready_ends_at_home_as_the_same_node() -> Result<()> {
         ensure!(back == founded, "after power cut {cut}: {back:?}, before: {founded:?}");
         // Each boot has its own log, and those before it are still there.
         let logs = machine.lines().into_iter().find(|line| line.text.contains(LOGS));
-        let logs = logs.context("home without a word about the logs")?;
+        let logs = logs.context("home without a line about the logs")?;
         ensure!(logs.text.contains(&format!(" boot={cut} ")), "another boot: {}", logs.text);
         ensure!(!logs.text.ends_with("bytes=0"), "nothing is left of it: {}", logs.text);
     }

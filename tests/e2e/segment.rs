@@ -22,7 +22,7 @@ pub(crate) const STORIES: &[Story] = &[story!(a_node_on_a_segment_is_reached_thr
 fn a_node_on_a_segment_is_reached_through_its_gateway() -> Result<()> {
     let world = World::new("a_node_on_a_segment_is_reached_through_its_gateway")?;
     let mut segment = Segment::start(1, &world.path("network"))?;
-    let config = Config { link: Link::Segment(segment.plug(0)), ..world.founder("")? };
+    let config = Config { link: Link::Segment(segment.plug(0)), ..world.bootstrap_config("")? };
     let mut machine = world.boot(&config)?;
     world::home(&mut machine)?;
     let ready = machine.seen(|event| event.word == "ready");

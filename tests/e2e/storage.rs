@@ -51,7 +51,7 @@ impl Kind {
 }
 
 /// A machine that founds a cluster whose policy asks for `kind`.
-pub(crate) fn founder(world: &World, kind: Kind, append: &str) -> Result<Config> {
+pub(crate) fn bootstrap_config(world: &World, kind: Kind, append: &str) -> Result<Config> {
     let parameters = with_cluster(ClusterBootstrap {
         owner_public_key: OWNER.to_vec(),
         cluster_configuration: Some(ClusterConfiguration {
@@ -82,9 +82,9 @@ pub(crate) fn counting(machine: &mut Machine, kind: Kind) -> Result<u64> {
 
 /// Checks that the machine has reported a partition of this kind.
 pub(crate) fn is_ready_as(machine: &Machine, kind: Kind) -> Result<()> {
-    let said = format!("kind={}", kind.name());
-    let ready = |line: &str| line.contains("storage is ready") && line.contains(&said);
-    ensure!(machine.lines().iter().any(|line| ready(&line.text)), "no {said} is ready");
+    let output = format!("kind={}", kind.name());
+    let ready = |line: &str| line.contains("storage is ready") && line.contains(&output);
+    ensure!(machine.lines().iter().any(|line| ready(&line.text)), "no {output} is ready");
     Ok(())
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn count_and_cut(mut machine: Machine, after: Duration) -> Result<u64
 /// A number of an event.
 pub(crate) fn number(event: &Event, key: &str) -> Result<u64> {
     let text = event.get(key).with_context(|| format!("no {key}: {event}"))?;
-    text.parse().with_context(|| format!("{key} is no number: {event}"))
+    text.parse().with_context(|| format!("{key} is not a number: {event}"))
 }
 
 /// The file that is the machine's disk.

@@ -11,8 +11,8 @@ use polis_tests::{Story, skip, story};
 use sha2::{Digest as _, Sha256};
 
 use crate::storage::{
-    COUNT, Kind, acknowledged, count_and_cut, data, file, founder, home_and_counting, number,
-    search,
+    COUNT, Kind, acknowledged, bootstrap_config, count_and_cut, data, file, home_and_counting,
+    number, search,
 };
 use crate::world::{BOOT, SOON, World, guru, home};
 
@@ -27,16 +27,15 @@ const LUKS_SIZE: u64 = 16 << 20;
 pub(crate) const STORIES: &[Story] = &[
     story!(a_byte_that_was_changed_on_an_authenticated_disk_is_named_by_device_and_sector)
         .takes(90),
-    story!(a_full_disk_is_told_and_nothing_acknowledged_is_lost).takes(80),
-    story!(a_write_that_the_disk_fails_is_told_and_the_next_boot_has_what_was_acknowledged)
-        .takes(70),
+    story!(a_full_disk_is_reported_and_no_acknowledged_write_is_lost).takes(80),
+    story!(a_failed_write_is_reported_and_the_next_boot_has_acknowledged_writes).takes(70),
     story!(an_ext4_in_the_free_space_and_in_the_data_partition_is_left_alone),
-    story!(a_luks_header_of_somebody_else_is_left_alone),
+    story!(a_foreign_luks_header_is_left_alone),
 ];
 
 fn a_byte_that_was_changed_on_an_authenticated_disk_is_named_by_device_and_sector() -> Result<()> {
     let world = World::new("storage-changed")?;
-    let config = founder(&world, Kind::Authenticated, COUNT)?;
+    let config = bootstrap_config(&world, Kind::Authenticated, COUNT)?;
     let mut machine = world.boot(&config)?;
     home_and_counting(&mut machine, Kind::Authenticated)?;
     acknowledged(&mut machine, 5)?;
@@ -72,16 +71,16 @@ fn first_sector(image: &Path, start: u64) -> Result<u64> {
     Ok((8 + journal + tags) * 512)
 }
 
-fn a_full_disk_is_told_and_nothing_acknowledged_is_lost() -> Result<()> {
+fn a_full_disk_is_reported_and_no_acknowledged_write_is_lost() -> Result<()> {
     let world = World::new("storage-full")?;
-    let config = founder(&world, Kind::Insecure, "polis.exercise=fill")?;
+    let config = bootstrap_config(&world, Kind::Insecure, "polis.exercise=fill")?;
     let mut machine = world.boot(&config)?;
     home_and_counting(&mut machine, Kind::Insecure)?;
     let full = machine.wait_for("storage", BOOT, |event| event.is("state", "full"))?;
     ensure!(number(&full, "free")? < 32 << 20, "not full: {full}");
     machine.wait_for("exercise", BOOT, |event| event.get("emptied").is_some())?;
     // There may be room before the exercise has reported it.
-    machine.wait_until_said("POLIS storage state=room", SOON)?;
+    machine.wait_until_text("POLIS storage state=room", SOON)?;
     let counted = machine.seen(|event| event.get("acknowledged").is_some());
     let counted = counted.last().map_or(Ok(0), |event| number(event, "acknowledged"))?;
     // The cause is gone: it goes on by itself.
@@ -94,9 +93,10 @@ fn a_full_disk_is_told_and_nothing_acknowledged_is_lost() -> Result<()> {
     Ok(())
 }
 
-fn a_write_that_the_disk_fails_is_told_and_the_next_boot_has_what_was_acknowledged() -> Result<()> {
+fn a_failed_write_is_reported_and_the_next_boot_has_acknowledged_writes() -> Result<()> {
     let world = World::new("storage-write-error")?;
-    let config = founder(&world, Kind::Insecure, &format!("{COUNT} polis.guru-countdown=1"))?;
+    let config =
+        bootstrap_config(&world, Kind::Insecure, &format!("{COUNT} polis.guru-countdown=1"))?;
     let mut machine = world.boot(&config)?;
     home_and_counting(&mut machine, Kind::Insecure)?;
     acknowledged(&mut machine, 20)?;
@@ -112,13 +112,13 @@ fn a_write_that_the_disk_fails_is_told_and_the_next_boot_has_what_was_acknowledg
     let broken = Config { write_error: Some(WriteError { sector }), ..config };
     let mut machine = world.boot(&broken)?;
     let guru = guru(&mut machine, "0419")?;
-    for word in ["does not write", "vda", "sector"] {
+    for word in ["fails writes", "vda", "sector"] {
         ensure!(guru.text("cause").contains(word), "`{word}` is not in the cause: {guru}");
     }
-    let told = machine.seen(|event| event.get("acknowledged").is_some());
-    let last = told.last().map_or(Ok(last), |event| number(event, "acknowledged"))?;
+    let counted = machine.seen(|event| event.get("acknowledged").is_some());
+    let last = counted.last().map_or(Ok(last), |event| number(event, "acknowledged"))?;
     machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
-    // The disk failed once: the same machine comes home by itself.
+    // The disk failed once: the same machine joins without help.
     machine.wait_for("boot", BOOT, |_| true)?;
     let found = home_and_counting(&mut machine, Kind::Insecure)?;
     ensure!(found >= last, "{last} was acknowledged, and {found} is there");
@@ -144,7 +144,7 @@ fn an_ext4_in_the_free_space_and_in_the_data_partition_is_left_alone() -> Result
     refused(&world, &bytes[..1 << 20], "ext")
 }
 
-fn a_luks_header_of_somebody_else_is_left_alone() -> Result<()> {
+fn a_foreign_luks_header_is_left_alone() -> Result<()> {
     let world = World::new("storage-foreign-luks")?;
     let mut header = vec![0; 1 << 20];
     header[..8].copy_from_slice(b"LUKS\xba\xbe\x00\x01");
@@ -154,7 +154,7 @@ fn a_luks_header_of_somebody_else_is_left_alone() -> Result<()> {
 
 /// Puts `bytes` where a data partition would begin, then where one does begin.
 fn refused(world: &World, bytes: &[u8], name: &str) -> Result<()> {
-    let config = founder(world, Kind::Authenticated, "")?;
+    let config = bootstrap_config(world, Kind::Authenticated, "")?;
     let image = file(&config)?;
     // Where the free space begins, at the next MiB.
     let system = gpt::GptConfig::new().open(&image)?;
@@ -165,13 +165,13 @@ fn refused(world: &World, bytes: &[u8], name: &str) -> Result<()> {
     let mut machine = world.boot(&config)?;
     let occupied = guru(&mut machine, "0404")?;
     ensure!(occupied.text("cause").contains(name), "{name} is not named: {occupied}");
-    ensure!(occupied.text("next").contains("wipe"), "what would allow it is not said: {occupied}");
+    ensure!(occupied.text("next").contains("wipe"), "the help is missing: {occupied}");
     machine.kill();
     ensure!(digest(&image, start)? == before, "the free space was touched");
 
     // A partition of ours that somebody has used for something else.
     put(&image, start, &vec![0; bytes.len()])?;
-    let config = Config { ..founder(world, Kind::Insecure, "")? };
+    let config = Config { ..bootstrap_config(world, Kind::Insecure, "")? };
     let mut machine = world.boot(&config)?;
     home(&mut machine)?;
     machine.kill();
@@ -183,7 +183,7 @@ fn refused(world: &World, bytes: &[u8], name: &str) -> Result<()> {
     ensure!(foreign.text("cause").contains(name), "{name} is not named: {foreign}");
     ensure!(
         foreign.text("next").contains("delete the partition"),
-        "what would allow it is not said: {foreign}"
+        "the help is missing: {foreign}"
     );
     machine.kill();
     ensure!(digest(&image, start)? == before, "the data partition was touched");

@@ -8,7 +8,8 @@ use polis_qemu::{Config, disk};
 use polis_tests::{Story, cuts, seed, share, story};
 
 use crate::storage::{
-    COUNT, Kind, PLAINTEXT, acknowledged, count_and_cut, file, founder, home_and_counting, search,
+    COUNT, Kind, PLAINTEXT, acknowledged, bootstrap_config, count_and_cut, file, home_and_counting,
+    search,
 };
 use crate::world::{SOON, World};
 
@@ -28,8 +29,8 @@ const GROWN: &str = "the file system has grown mib=";
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(an_insecure_disk_keeps_what_was_acknowledged_and_shows_it_to_everybody).takes(90),
-    story!(an_encrypted_disk_keeps_what_was_acknowledged_and_shows_it_to_nobody).takes(110),
-    story!(an_authenticated_disk_keeps_what_was_acknowledged_and_shows_it_to_nobody).takes(160),
+    story!(an_encrypted_disk_keeps_acknowledged_writes_and_hides_them).takes(110),
+    story!(an_authenticated_disk_keeps_acknowledged_writes_and_hides_them).takes(160),
     story!(an_insecure_disk_that_has_grown_by_4_gib_has_room_for_4_gib).takes(70),
     story!(an_encrypted_disk_that_has_grown_by_4_gib_has_room_for_4_gib).takes(80),
     story!(an_authenticated_disk_that_has_grown_has_room_once_that_was_written).takes(130),
@@ -39,11 +40,11 @@ fn an_insecure_disk_keeps_what_was_acknowledged_and_shows_it_to_everybody() -> R
     cut(Kind::Insecure)
 }
 
-fn an_encrypted_disk_keeps_what_was_acknowledged_and_shows_it_to_nobody() -> Result<()> {
+fn an_encrypted_disk_keeps_acknowledged_writes_and_hides_them() -> Result<()> {
     cut(Kind::Encrypted)
 }
 
-fn an_authenticated_disk_keeps_what_was_acknowledged_and_shows_it_to_nobody() -> Result<()> {
+fn an_authenticated_disk_keeps_acknowledged_writes_and_hides_them() -> Result<()> {
     cut(Kind::Authenticated)
 }
 
@@ -52,7 +53,7 @@ fn cut(kind: Kind) -> Result<()> {
     // These boots are cold and as the product's are: the packed kernel and its boot stub,
     // a random address, mitigations.
     let firmware = world.image.direct(COUNT);
-    let config = Config { firmware, ..founder(&world, kind, COUNT)? };
+    let config = Config { firmware, ..bootstrap_config(&world, kind, COUNT)? };
     let mut last = 0;
     let (seed, cuts) = (seed()?, cuts(DRAWN, ALL)?);
     println!("POLIS_SEED={seed} POLIS_CUTS={cuts}");
@@ -104,7 +105,7 @@ fn an_authenticated_disk_that_has_grown_has_room_once_that_was_written() -> Resu
 
 fn grow(kind: Kind, before: u64, mib: u64) -> Result<()> {
     let world = World::new(&format!("storage-grows-{}", kind.name()))?;
-    let config = founder(&world, kind, COUNT)?;
+    let config = bootstrap_config(&world, kind, COUNT)?;
     let image = file(&config)?;
     let disk = Some(world.disk_of_size(before << 20, None)?);
     let config = Config { disk, ..config };
@@ -118,7 +119,7 @@ fn grow(kind: Kind, before: u64, mib: u64) -> Result<()> {
     let found = home_and_counting(&mut machine, kind)?;
     ensure!(found >= 5, "5 was acknowledged, and {found} is there");
     // It may have grown before it counts.
-    machine.wait_until_said(GROWN, 4 * SOON)?;
+    machine.wait_until_text(GROWN, 4 * SOON)?;
     let lines = machine.lines();
     let size = lines.iter().find_map(|line| Some(line.text.split_once(GROWN)?.1));
     let size = size.context("no size")?;

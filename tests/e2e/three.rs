@@ -34,13 +34,13 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
         owner_public_key: world::OWNER.to_vec(),
         ..ClusterBootstrap::default()
     });
-    let founder = Config {
+    let bootstrap_config = Config {
         disk: Some(world.disk(None)?),
         fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
         ..world.bare("")
     };
-    let mut cluster = joined_by(&world, founder, 3, "")?;
-    let founder = cluster.found()?;
+    let mut cluster = joined_by(&world, bootstrap_config, 3, "")?;
+    let bootstrap_config = cluster.found()?;
     for (number, members) in [(1, "2"), (2, "3")] {
         cluster.admit(&[(number, Part::Voter)])?;
         let machine = cluster.machine(number)?;
@@ -70,7 +70,7 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
         let id = cluster.nodes[number].id.clone();
         let machine = cluster.machine(number)?;
         let ready = machine.wait_for("ready", BOOT, |_| true)?;
-        ensure!(ready.is("ca", founder.text("ca")), "another cluster: {ready}");
+        ensure!(ready.is("ca", bootstrap_config.text("ca")), "another cluster: {ready}");
         ensure!(ready.is("node", &id), "another node: {ready}");
         let etcd = machine.seen(|event| event.word == "etcd");
         let etcd = etcd.last().context("no etcd")?;
@@ -81,7 +81,7 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
     let retire = ["node", "roles", &leaver, "--remove", "consensus-member"];
     cluster.operator.run(&[&["--timeout", "2m"][..], &retire].concat())?;
     cluster.machine(2)?.wait("the end of a member of etcd", SOON, |line| {
-        line.text.contains("nothing of the member of etcd is left").then_some(())
+        line.text.contains("the data of the etcd member is removed").then_some(())
     })?;
     for number in 0..2 {
         cluster.machine(number)?.wait_for("etcd", SOON, |event| event.is("members", "2"))?;
@@ -129,12 +129,12 @@ fn an_encrypted_disk_is_opened_by_the_cluster_and_by_it_alone_until_the_node_is_
         ..ClusterBootstrap::default()
     });
     let world = World::new("opened_by_the_cluster")?;
-    let founder = Config {
+    let bootstrap_config = Config {
         disk: Some(world.disk(None)?),
         fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
         ..world.bare("")
     };
-    let mut cluster = joined_by(&world, founder, 2, "")?;
+    let mut cluster = joined_by(&world, bootstrap_config, 2, "")?;
     cluster.found()?;
     cluster.admit(&[(1, Part::Worker)])?;
     let recovery = ["--timeout", "2m", "node", "recovery-key", &cluster.nodes[0].id];

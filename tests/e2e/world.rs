@@ -14,7 +14,7 @@ use polis_proto::v1::node_parameters::Cluster;
 use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, NodeParameters};
 use polis_qemu::args::{self, Disk, Forward, FwCfg, Sockets, argv};
 use polis_qemu::cache::{Cache, Key, Wanted};
-use polis_qemu::host::{Wish, accelerator, version};
+use polis_qemu::host::{Preference, accelerator, version};
 use polis_qemu::{Accelerator, Bus, Config, Event, Image, Machine, Reset, template};
 use polis_tests::workspace;
 use prost::Message as _;
@@ -123,7 +123,7 @@ impl World {
 
     /// The quickest machine that founds a cluster: direct boot, parameters by fw_cfg.
     /// `append` goes behind the kernel command line.
-    pub(crate) fn founder(&self, append: &str) -> Result<Config> {
+    pub(crate) fn bootstrap_config(&self, append: &str) -> Result<Config> {
         Ok(Config {
             disk: Some(self.disk(None)?),
             fw_cfg: self.fw_cfg(&bootstrap().encode_to_vec())?,
@@ -133,10 +133,10 @@ impl World {
 
     /// A quick direct boot without a disk and without parameters.
     pub(crate) fn bare(&self, append: &str) -> Config {
-        Config::new(self.quick.direct(append), accelerator(Wish::Auto, 1))
+        Config::new(self.quick.direct(append), accelerator(Preference::Auto, 1))
     }
 
-    /// A machine of [`World::founder`] that is home, and who it is: started from one that
+    /// A machine of [`World::bootstrap_config`] that is home, and who it is: started from one that
     /// was saved when it was, once for all stories, so it costs a thirtieth of a boot.
     /// What `config` forwards and does at a reset may be its own; every other machine
     /// boots. All that start so are the same node.
@@ -167,7 +167,7 @@ impl World {
         home(&mut machine)?;
         // The last that a boot says, some seconds later; a driver may come later still.
         machine.wait_for("memory", SOON, |_| true)?;
-        machine.wait_until_said(POWER_BUTTON, SOON)?;
+        machine.wait_until_text(POWER_BUTTON, SOON)?;
         Ok(template::save(machine, &config, dir)?)
     }
 
@@ -201,7 +201,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // Hundreds of megabytes each, and the logs show more. There may be none.
+        // Hundreds of megabytes each, and the logs show more. The list may be empty.
         for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();

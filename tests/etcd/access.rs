@@ -150,11 +150,12 @@ async fn each_caller_is_let_in_where_the_table_says_so_and_nowhere_else() {
         signed(&key, made.der)
     };
     let store = &cluster.store;
-    let stranger = self_signed(&NodeKey::generate().unwrap());
+    let untrusted = self_signed(&NodeKey::generate().unwrap());
     let viewer = user(store, "vera", UserRole::Viewer, now).await;
     let operator = user(store, "otto", UserRole::Operator, now).await;
     let owner = user(store, "olga", UserRole::Owner, now).await;
-    let callers = [None, Some(&stranger), Some(&own), Some(&viewer), Some(&operator), Some(&owner)];
+    let callers =
+        [None, Some(&untrusted), Some(&own), Some(&viewer), Some(&operator), Some(&owner)];
 
     let trust = Trust::Authority(cluster.authority.clone());
     let mut wrong = Vec::new();

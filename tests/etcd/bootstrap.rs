@@ -35,7 +35,7 @@ async fn a_machine_founds_a_cluster_and_is_the_same_member_after_a_restart() {
     node.stop().await;
 
     // Bootstrap again does not found a second time; neither does a plain start.
-    for start in [Start::Bootstrap, Start::Again] {
+    for start in [Start::Bootstrap, Start::Restart] {
         let node = machine.start(start);
         let again = node.voter().await;
         assert_eq!((again.member, again.cluster), (first.member, first.cluster));
@@ -95,7 +95,7 @@ async fn a_killed_etcd_is_started_again_and_nothing_is_lost() {
 
 async fn a_member_without_a_disk_opens_the_trapdoor() {
     let machine = Machine::new();
-    let node = machine.start(Start::Again);
+    let node = machine.start(Start::Restart);
     let report = node.supervisor.trapdoor().await;
     assert_eq!(report.code, code::CONSENSUS_MEMBER_ABSENT);
     node.stop().await;
@@ -107,7 +107,7 @@ async fn a_damaged_member_is_neither_started_nor_made_anew() {
     node.voter().await;
     node.stop().await;
     machine.config.tree.peer_pki.key.remove().unwrap();
-    for start in [Start::Bootstrap, Start::Again] {
+    for start in [Start::Bootstrap, Start::Restart] {
         let node = machine.start(start);
         let report = node.supervisor.trapdoor().await;
         assert_eq!(report.code, code::CONSENSUS_MEMBER_DAMAGED);

@@ -79,7 +79,10 @@ async fn many_that_want_a_certificate_at_once_get_the_same() {
     let made = futures::future::join_all(attempts).await;
     assert!(made.iter().all(|(issued, _)| issued.der == made[0].0.der));
     // At least one of them came too late for the authority or the certificate.
-    assert!(made.iter().any(|(_, lost)| *lost > 0), "nobody lost: this test tests nothing");
+    assert!(
+        made.iter().any(|(_, lost)| *lost > 0),
+        "no writer lost the race: this test shows nothing"
+    );
     let issued = curator.list("pki/authorities/cluster/issued/").await.unwrap();
     assert_eq!(issued.entries.len(), 1);
     drop(client);
@@ -157,7 +160,7 @@ async fn a_certificate_that_came_from_the_future_is_renewed_without_a_restart() 
     let pid = node.pid();
     // The watcher looks when it starts.
     node.stop().await;
-    let node = machine.start(Start::Again);
+    let node = machine.start(Start::Restart);
     node.voter().await;
     assert_ne!(node.pid(), pid);
     eventually("a certificate that is valid now", || {

@@ -101,9 +101,9 @@ async fn a_pipe_tells_of_what_vanished_while_it_was_cut_off() {
     for key in ["n/a", "n/b", "n/c"] {
         client.put(key, "1", None).await.unwrap();
     }
-    let (told, mut known) = watch::channel(BTreeMap::<String, Vec<u8>>::new());
+    let (sender, mut known) = watch::channel(BTreeMap::<String, Vec<u8>>::new());
     let follow = client.follow("n/", |_mirror, changes| {
-        told.send_modify(|known| {
+        sender.send_modify(|known| {
             for change in changes {
                 match change {
                     Change::Put(kv) => drop(known.insert(kv.key.clone(), kv.value.clone())),

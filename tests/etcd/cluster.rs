@@ -81,8 +81,8 @@ async fn a_member_whose_power_went_before_its_first_entry_begins_anew() {
     let [one, two] = [Machine::new(), Machine::new()];
     let first = one.start(Start::Bootstrap);
     first.voter().await;
-    assert!(holds_entries(&one.config.tree.log).unwrap(), "whoever votes has entries");
-    assert!(!holds_entries(&two.config.tree.log).unwrap(), "whoever has no log has none");
+    assert!(holds_entries(&one.config.tree.log).unwrap(), "a voter has entries");
+    assert!(!holds_entries(&two.config.tree.log).unwrap(), "a member without a log is new");
 
     // The result of a first start: a log that names no member.
     let (name, head) = before_the_first_entry(&one);
@@ -157,7 +157,7 @@ async fn a_newcomer_to_a_cluster_with_a_past_takes_its_state_and_not_its_history
 
     // The data that it was sent is on its disk, too.
     second.stop().await;
-    let second = two.start(Start::Again);
+    let second = two.start(Start::Restart);
     second.voter_of(2).await;
     put_and_read(&second, &first, "3").await;
     second.stop().await;
@@ -190,13 +190,13 @@ async fn a_member_that_boots_without_a_quorum_names_the_voter_that_it_needs() {
     // As the agent keeps it.
     let last = v1::ClusterDirectory { nodes: [&one, &two].map(directory_entry).to_vec() };
     one.config.directory.write(&last.encode_to_vec()).unwrap();
-    let mut first = one.start(Start::Again);
+    let mut first = one.start(Start::Restart);
     let wanted = format!("needs {} (last address {})", two.name(), two.peer.host);
     eventually("it says whom it needs", || {
         first.lines("stage").iter().any(|line| line.contains(&wanted))
     })
     .await;
-    let second = two.start(Start::Again);
+    let second = two.start(Start::Restart);
     first.voter_of(2).await;
     second.voter_of(2).await;
     eventually("it says that it waits no more", || {
@@ -234,7 +234,7 @@ async fn three_members_grow_restart_and_shrink() {
         let others: Vec<_> = nodes.iter().flatten().collect();
         let [writer, reader] = others[..] else { panic!("two are left") };
         put_and_read(writer, reader, machine.name().as_str()).await;
-        nodes[at] = Some(machine.start(Start::Again));
+        nodes[at] = Some(machine.start(Start::Restart));
         nodes[at].as_ref().unwrap().voter_of(3).await;
     }
     for node in nodes.iter().flatten() {
@@ -265,7 +265,7 @@ async fn three_members_grow_restart_and_shrink() {
 
     // The third itself may go. Its removal is cut off before its certificate is
     // revoked, so it surely learns of it.
-    let third = three.start(Start::Again);
+    let third = three.start(Start::Restart);
     let id = third.voter_of(3).await.member.unwrap();
     let mut etcd = first.etcd().await;
     while let Err(error) = etcd.member_remove(id.0).await {
@@ -273,7 +273,7 @@ async fn three_members_grow_restart_and_shrink() {
         assert!(error.to_string().contains("unhealthy cluster"), "{error}");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
-    eventually("the third to be told", || {
+    eventually("the third to receive the removal", || {
         format!("{:?}", third.supervisor.tree().borrow())
             .contains("removed this one from the cluster")
     })
@@ -301,10 +301,10 @@ async fn three_members_grow_restart_and_shrink() {
     // And the second, in one go.
     evict(&first, two).await.unwrap();
     assert_eq!(first.voter_of(1).await.members.len(), 1);
-    second.waits("to follow nobody", |status| status.leader.is_none()).await;
+    second.waits("to follow no leader", |status| status.leader.is_none()).await;
     second.stop().await;
     first.stop().await;
-    let first = one.start(Start::Again);
+    let first = one.start(Start::Restart);
     assert_eq!(first.voter_of(1).await.member, lone.member);
     eventually("the first to know that it is alone", || {
         one.config.tree.alone.read().unwrap().is_some()

@@ -133,13 +133,13 @@ async fn ownership_is_taken_only_of_the_cluster_that_was_compared_and_by_its_key
 
     let asked = person.take(&[]).await;
     assert_eq!(asked.status, 1);
-    assert!(asked.stderr.contains("was not compared"), "{}", asked.stderr);
+    assert!(asked.stderr.contains("was not verified"), "{}", asked.stderr);
     assert!(asked.stderr.contains("--fingerprint WORDS"), "{}", asked.stderr);
 
     let other = person.take(&["--fingerprint", "zoo-zoo-zoo-zoo"]).await;
     assert_eq!(other.status, 1);
     assert!(other.stderr.contains(&words), "{}", other.stderr);
-    assert!(other.stderr.contains("somebody is between"), "{}", other.stderr);
+    assert!(other.stderr.contains("the connection is intercepted"), "{}", other.stderr);
     assert!(!person.path("polis/contexts").exists(), "nothing is kept of what was not trusted");
 
     let foreign = rcgen_ca();
@@ -148,11 +148,11 @@ async fn ownership_is_taken_only_of_the_cluster_that_was_compared_and_by_its_key
     assert_ne!(foreign.status, 0);
     assert!(foreign.stderr.contains("UnknownIssuer"), "{}", foreign.stderr);
 
-    let stranger = person.run(&["owner", "create", "-o", "@stranger.key"]).await;
-    assert_eq!(stranger.status, 0);
-    let stranger = person.take(&["--fingerprint", &words, "--owner-key", "@stranger.key"]).await;
-    assert_eq!(stranger.status, 1);
-    assert!(stranger.stderr.contains("this key is not the owner's"), "{}", stranger.stderr);
+    let untrusted = person.run(&["owner", "create", "-o", "@stranger.key"]).await;
+    assert_eq!(untrusted.status, 0);
+    let untrusted = person.take(&["--fingerprint", &words, "--owner-key", "@stranger.key"]).await;
+    assert_eq!(untrusted.status, 1);
+    assert!(untrusted.stderr.contains("this key is not the owner's"), "{}", untrusted.stderr);
 
     let taken = person.take(&["--fingerprint", &words]).await;
     assert_eq!(taken.status, 0, "{}", taken.stderr);
@@ -236,7 +236,7 @@ async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
     let size = std::fs::metadata(person.path("etcd.db")).unwrap().len();
     assert_eq!(saved["bytes"], size);
     let again = person.refused(&["etcd", "snapshot", "-o", "@etcd.db"]).await;
-    assert!(again.contains("is there already"), "{again}");
+    assert!(again.contains("exists already"), "{again}");
 
     // The last member stays, and the refusal gives the reason and the next step.
     let last = person.refused(&["node", "roles", &id, "--remove", "consensus-member"]).await;
@@ -266,7 +266,7 @@ async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
     // own.
     let late = person.run(&["cluster", "wait", "--timeout", "2s"]).await;
     assert_eq!(late.status, 3, "{}", late.stderr);
-    assert!(late.stderr.contains("not whole after 2.0 s"), "{}", late.stderr);
+    assert!(late.stderr.contains("not healthy after 2.0 s"), "{}", late.stderr);
     // It also names the node that it waits for, where a machine hangs.
     let hung = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = hung.local_addr().unwrap().to_string();
@@ -321,8 +321,8 @@ async fn a_certificate_is_renewed_when_two_thirds_of_its_life_are_over() {
 
     let ended = cluster.store.create_user("ended", role, &key, now - days(40)).await.unwrap();
     invite("ended", &ended.der).await;
-    let said = person.refused(&["node", "list"]).await;
-    assert!(said.contains("ended on") && said.contains("ask the owner"), "{said}");
+    let printed = person.refused(&["node", "list"]).await;
+    assert!(printed.contains("ended on") && printed.contains("ask the owner"), "{printed}");
 
     curator.supervisor.stop().await;
     node.stop().await;

@@ -42,12 +42,12 @@ pub(crate) async fn invite(
     });
     let ticket = ticket.await.unwrap().ticket;
     let join_key = NodeKey::generate().unwrap();
-    let stranger = cluster.client(of, self_signed(&machine.key));
+    let untrusted = cluster.client(of, self_signed(&machine.key));
     let register = |ticket: Vec<u8>| {
         let join_key = join_key.public_key().to_vec();
-        let stranger = &stranger;
+        let untrusted = &untrusted;
         async move {
-            stranger
+            untrusted
                 .call(Repeat::Allowed, |channel| {
                     let request = v1::RegisterNodeRequest {
                         register_ticket: ticket.clone(),
@@ -71,7 +71,7 @@ pub(crate) async fn invite(
             storage_kind: v1::StorageKind::Insecure.into(),
             ..Default::default()
         };
-        stranger.call(Repeat::Allowed, move |channel| {
+        untrusted.call(Repeat::Allowed, move |channel| {
             let request = request.clone();
             async move { Ok(CuratorClient::new(channel).commit_node(request).await?.into_inner()) }
         })
@@ -214,7 +214,7 @@ async fn a_leader_that_is_cut_off_is_followed_by_another_and_nothing_is_lost_or_
     println!("{number} numbers were written meanwhile");
     assert!(number > 100, "{number}");
     assert!(curators[0].term().is_none(), "it knows by its own clock that it leads no more");
-    assert_eq!(curators[0].status.borrow().leadership.leader, None, "it knows of nobody");
+    assert_eq!(curators[0].status.borrow().leadership.leader, None, "it knows no leader");
     kill_process(pid, Signal::CONT).unwrap();
     nodes[0].voter_of(3).await;
     // Its messages as the former leader change nothing.

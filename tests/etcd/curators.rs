@@ -66,8 +66,8 @@ impl Curator {
                 port: address.port(),
                 // Tests call more often than strangers do.
                 limits: Limits {
-                    stranger_rate: (10_000, 10_000),
-                    strangers_rate: (10_000, 10_000),
+                    untrusted_rate: (10_000, 10_000),
+                    untrusted_rates: (10_000, 10_000),
                     ..Limits::default()
                 },
                 naming: |_id, address| Peer { host: Host::Address(address), port: PEER_PORT },
@@ -79,7 +79,7 @@ impl Curator {
             credentials: credentials.subscribe(),
             metrics: Arc::new(Metrics::new(&table)),
             table,
-            standing: watch::Sender::new(Arc::<AccessList>::default()),
+            access_list: watch::Sender::new(Arc::<AccessList>::default()),
             directory: watch::Sender::default(),
             status: watch::Sender::default(),
         };
@@ -184,7 +184,7 @@ impl Cluster {
 }
 
 /// A cluster of one machine, as far as it is before another one comes.
-pub(crate) struct Founder {
+pub(crate) struct BootstrapNode {
     pub(crate) node: Node,
     pub(crate) cluster: Cluster,
     /// It leads.
@@ -194,7 +194,7 @@ pub(crate) struct Founder {
     pub(crate) owner: rpc::client::Client,
 }
 
-impl Founder {
+impl BootstrapNode {
     /// Switches `machine` on for the first time.
     pub(crate) async fn start(machine: &Machine) -> Self {
         let node = machine.start(Start::Bootstrap);

@@ -45,7 +45,7 @@ async fn an_etcd_that_blames_its_files_is_started_three_times_and_no_more() {
     story(&machine, &wal, |file| write(file, &[8192])).await;
 
     // With its files as they were it is the member that it was.
-    let node = machine.start(Start::Again);
+    let node = machine.start(Start::Restart);
     node.voter().await;
     node.stop().await;
 }
@@ -61,7 +61,7 @@ async fn story(machine: &Machine, file: &Path, damage: impl Fn(&Path)) {
     let saved = data.with_extension("saved");
     copy(data, &saved);
     damage(file);
-    let mut node = machine.start(Start::Again);
+    let mut node = machine.start(Start::Restart);
     let report = node.supervisor.trapdoor().await;
     assert_eq!(report.code, code::CONSENSUS_DATABASE_DAMAGED, "{}", report.cause());
     assert!(report.cause().contains("its database is damaged"), "{}", report.cause());

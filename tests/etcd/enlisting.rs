@@ -11,7 +11,7 @@ use polis_tests::{Story, story};
 use tokio::sync::watch;
 
 use crate::curator::admit;
-use crate::curators::{Founder, address, credentials};
+use crate::curators::{BootstrapNode, address, credentials};
 use crate::harness::{Machine, eventually, supervise};
 
 /// The stories of this file.
@@ -21,7 +21,8 @@ pub(crate) const STORIES: &[Story] =
 async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
     let machines = [Machine::new(), Machine::new()];
     let [one, two] = &machines;
-    let Founder { node: first, cluster, curator, owner, .. } = Founder::start(one).await;
+    let BootstrapNode { node: first, cluster, curator, owner, .. } =
+        BootstrapNode::start(one).await;
     let second = admit(&cluster, &[&curator], &owner, two).await;
     second.voter_of(2).await;
 
@@ -59,7 +60,7 @@ async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
     let voted = || data.node.voter.read().unwrap().is_some_and(|vote| !vote.is_empty());
     eventually("the vote to be written down", voted).await;
     // Its invitation grows old: another start uses the data on its disk.
-    assert_eq!(orders.borrow().as_ref().unwrap().start, Start::Again);
+    assert_eq!(orders.borrow().as_ref().unwrap().start, Start::Restart);
     // It serves by these orders, and by no others.
     orders.mark_unchanged();
 
@@ -71,7 +72,7 @@ async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
         status.members.len() == 2 && status.members.iter().all(|member| member.id != before)
     };
     first.waits("to have it as another member", another).await;
-    assert!(orders.has_changed().unwrap(), "it was invited anew");
+    assert!(orders.has_changed().unwrap(), "it was invited again");
     assert_eq!(data.node.leaving.read().unwrap(), None);
 
     running.supervisor.stop().await;

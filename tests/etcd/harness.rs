@@ -31,7 +31,7 @@ pub(crate) fn etcd() -> PathBuf {
         panic!("POLIS_ETCD does not name an etcd; `cargo xtask test` provides one");
     };
     let path = PathBuf::from(path);
-    assert!(path.is_file(), "POLIS_ETCD names {}, which is no file", path.display());
+    assert!(path.is_file(), "POLIS_ETCD names {}, which is not a file", path.display());
     path
 }
 

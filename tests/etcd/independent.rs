@@ -33,8 +33,8 @@ async fn run(program: &Path, arguments: &[&str]) -> Result<String, String> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let last = said.trim().lines().last().unwrap_or_default();
+    let printed = String::from_utf8_lossy(&output.stderr);
+    let last = printed.trim().lines().last().unwrap_or_default();
     Err(format!("{name} ended with {}: {last}", output.status))
 }
 
@@ -77,17 +77,17 @@ async fn a_client_that_knows_nothing_lists_the_services_and_reads_what_the_clust
     let script = workspace().join("tests/etcd/independent.py");
     let script = script.display().to_string();
     let (ca, certificate, name) = (file("ca.pem"), file("certificate.pem"), machine.name());
-    let said = run(&python, &[&script, &host, &port, &name, &ca, &certificate, &key]).await;
-    let said: Value = serde_json::from_str(&said.unwrap()).unwrap();
+    let printed = run(&python, &[&script, &host, &port, &name, &ca, &certificate, &key]).await;
+    let printed: Value = serde_json::from_str(&printed.unwrap()).unwrap();
     let services: Vec<&str> =
-        said["services"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        printed["services"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     for service in
         ["polis.v1.Aaa", "polis.v1.Curator", "polis.v1.CuratorLocal", "polis.v1.Management"]
     {
         assert!(services.contains(&service), "{service} is not among {services:?}");
     }
-    assert_eq!(said["info"]["leader"], name);
-    assert_eq!(said["info"]["nodesUp"], 1);
+    assert_eq!(printed["info"]["leader"], name);
+    assert_eq!(printed["info"]["nodesUp"], 1);
     curator.supervisor.stop().await;
     node.stop().await;
     Ok(())

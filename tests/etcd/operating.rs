@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use tonic::{Code, Status};
 
 use crate::curator::{admit, invite, reason, write};
-use crate::curators::{Cluster, Curator, Founder, address, credentials};
+use crate::curators::{BootstrapNode, Cluster, Curator, address, credentials};
 use crate::harness::{Machine, Node};
 
 /// The connection to the present leader.
@@ -73,7 +73,7 @@ async fn join(
 pub(crate) const STORIES: &[Story] = &[
     story!(threads members_leave_one_by_one_and_never_one_too_many),
     story!(threads a_learner_that_never_started_is_taken_out_and_the_next_one_enters),
-    story!(threads a_way_out_that_was_begun_is_gone_to_its_end_whoever_asked_for_it),
+    story!(threads a_departure_that_started_is_finished_by_any_leader),
     story!(threads a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever),
     story!(threads a_lone_curator_tells_all_there_is_to_know),
 ];
@@ -81,8 +81,8 @@ pub(crate) const STORIES: &[Story] = &[
 async fn members_leave_one_by_one_and_never_one_too_many() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [one, two, three] = &machines;
-    let Founder { node: first, cluster, curator: curator_one, own, owner } =
-        Founder::start(one).await;
+    let BootstrapNode { node: first, cluster, curator: curator_one, own, owner } =
+        BootstrapNode::start(one).await;
     let last = take_consensus(&owner, &one.name()).await.unwrap_err();
     assert_eq!((last.code(), reason(&last)), (Code::FailedPrecondition, "quorum"));
 
@@ -163,12 +163,12 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let mut watcher = CuratorClient::new(channel(&owner).await);
-    let mut heard = watcher.watch(v1::WatchRequest::default()).await.unwrap().into_inner();
+    let mut record = watcher.watch(v1::WatchRequest::default()).await.unwrap().into_inner();
     let serial = Facts::read(&own.certificate).unwrap().serial;
     let mut crl = Vec::new();
     // Its certificate is on the list.
     while !Crl::read(&crl).is_some_and(|crl| crl.revokes(&serial)) {
-        crl = heard.message().await.unwrap().unwrap().crl;
+        crl = record.message().await.unwrap().unwrap().crl;
     }
     delete(&owner, &one.name(), false).await.unwrap();
     write(&owner, &two.name(), 1).await.unwrap();
@@ -184,13 +184,15 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
 async fn a_learner_that_never_started_is_taken_out_and_the_next_one_enters() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [one, two, three] = &machines;
-    let Founder { node: first, cluster, curator, owner, .. } = Founder::start(one).await;
+    let BootstrapNode { node: first, cluster, curator, owner, .. } =
+        BootstrapNode::start(one).await;
     // The leader has sent its start orders, and it loses its power for good.
     invite(&cluster, &[&curator], &owner, two).await;
     first.waits("to have a learner", |status| status.members.len() == 2).await;
     let mut management = ManagementClient::new(channel(&owner).await);
-    let told = management.get_etcd_status(v1::GetEtcdStatusRequest {}).await.unwrap().into_inner();
-    let learner = told.members.iter().find(|member| member.learner).unwrap();
+    let reported =
+        management.get_etcd_status(v1::GetEtcdStatusRequest {}).await.unwrap().into_inner();
+    let learner = reported.members.iter().find(|member| member.learner).unwrap();
     assert!(learner.peer_urls[0].contains(&address(two).to_string()), "{learner:?}");
     // The newest write is its certificate, which is not a record.
     assert_eq!(nodes(&owner).await.len(), 2);
@@ -209,14 +211,15 @@ async fn a_learner_that_never_started_is_taken_out_and_the_next_one_enters() {
     }
 }
 
-async fn a_way_out_that_was_begun_is_gone_to_its_end_whoever_asked_for_it() {
+async fn a_departure_that_started_is_finished_by_any_leader() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [one, two, three] = &machines;
-    let Founder { node: first, cluster, curator, owner, .. } = Founder::start(one).await;
+    let BootstrapNode { node: first, cluster, curator, owner, .. } =
+        BootstrapNode::start(one).await;
     // A member that an earlier leader added, for a node without the role.
     first.members.add(&three.key.identity(), &three.peer).await.unwrap();
     let alone = |status: &polis_node::consensus::Status| status.members.len() == 1;
-    first.waits("to have no learner that nobody asked for", alone).await;
+    first.waits("to have no unrequested learner", alone).await;
 
     let (second, second_curator) = join(&cluster, &[&curator], &owner, two).await;
     first.voter_of(2).await;
@@ -266,7 +269,8 @@ async fn a_way_out_that_was_begun_is_gone_to_its_end_whoever_asked_for_it() {
 async fn a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever() {
     let machines = [Machine::new(), Machine::new()];
     let [one, two] = &machines;
-    let Founder { node: first, cluster, curator, owner, .. } = Founder::start(one).await;
+    let BootstrapNode { node: first, cluster, curator, owner, .. } =
+        BootstrapNode::start(one).await;
     invite(&cluster, &[&curator], &owner, two).await;
     let mut management = ManagementClient::new(channel(&owner).await);
     let (id, node_id) = (two.key.id(), two.name());
@@ -305,7 +309,7 @@ async fn a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever
 
 async fn a_lone_curator_tells_all_there_is_to_know() {
     let machine = Machine::new();
-    let Founder { node, cluster, curator, own, owner } = Founder::start(&machine).await;
+    let BootstrapNode { node, cluster, curator, own, owner } = BootstrapNode::start(&machine).await;
     let mut management = ManagementClient::new(channel(&owner).await);
 
     let info =
@@ -330,8 +334,8 @@ async fn a_lone_curator_tells_all_there_is_to_know() {
     let status = v1::NodeStatus { version: "1.2".to_owned(), ..Default::default() };
     let request = v1::UpdateNodeStatusRequest { status: Some(status) };
     node_calls.update_node_status(request).await.unwrap();
-    let told = watch.message().await.unwrap().unwrap().nodes.remove(0);
-    assert_eq!(told.status.unwrap().version, "1.2");
+    let reported = watch.message().await.unwrap().unwrap().nodes.remove(0);
+    assert_eq!(reported.status.unwrap().version, "1.2");
 
     let etcd = management.get_etcd_status(v1::GetEtcdStatusRequest {}).await.unwrap().into_inner();
     let member = &etcd.members[0];

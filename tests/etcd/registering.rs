@@ -22,7 +22,7 @@ use polis_wire::parameters::{Cluster as Told, DirectoryNode, Loaded, Network, Pa
 use polis_wire::parameters::{Register, Source, Ticket};
 use tokio::sync::watch;
 
-use crate::curators::{Cluster, Founder};
+use crate::curators::{BootstrapNode, Cluster};
 use crate::harness::{Machine, Running, supervise};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -194,7 +194,7 @@ pub(crate) const STORIES: &[Story] =
 
 async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way() {
     let machine = Machine::new();
-    let Founder { node, cluster, curator, owner, .. } = Founder::start(&machine).await;
+    let BootstrapNode { node, cluster, curator, owner, .. } = BootstrapNode::start(&machine).await;
     let ticket = owner
         .call(polis_wire::rpc::client::Repeat::Allowed, |channel| async move {
             let request = v1::GetRegisterTicketRequest::default();
@@ -226,9 +226,9 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     assert_eq!((turned_away.reason.as_str(), turned_away.count), ("ticket-wrong", 1));
     assert_eq!(turned_away.address, "127.0.0.1");
     let other = polis_wire::identity::NodeKey::generate().unwrap();
-    let stranger = Register { ca_certificate: other.proof().unwrap(), ..register.clone() };
-    let report = Newcomer::new().refused(&stranger).await;
-    assert_eq!(report.code, code::CLUSTER_STRANGER, "{report:?}");
+    let untrusted = Register { ca_certificate: other.proof().unwrap(), ..register.clone() };
+    let report = Newcomer::new().refused(&untrusted).await;
+    assert_eq!(report.code, code::CLUSTER_UNTRUSTED, "{report:?}");
 
     // The node waits while an error may pass.
     let nobody = DirectoryNode { id: curator.id, addresses: vec!["127.0.0.1:1".to_owned()] };
@@ -268,7 +268,7 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     assert_eq!(newcomer.home(None).await, id);
 
     // A node that was deleted before it entered registers again, with the same key, and
-    // comes home.
+    // commits.
     let mut newcomer = Newcomer::new();
     let End::Waits(_, Some(id)) = newcomer.boot(Some(&register), usize::MAX, foreign).await else {
         panic!("a machine with a ticket waits for approval");

@@ -15,7 +15,7 @@ mod seed;
 #[cfg(feature = "stories")]
 mod suite;
 
-pub use report::{Outcome, Report, Told};
+pub use report::{Outcome, Report, StoryResult};
 pub use seed::{ALL, SEED, cuts, draws_all, pick, seed, share};
 #[cfg(feature = "stories")]
 pub use suite::{Skip, Story, Suite, Tell, block_on, main, patiently, polisctl, skip, workspace};

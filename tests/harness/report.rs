@@ -18,7 +18,7 @@ pub enum Outcome {
 
 /// One story.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Told {
+pub struct StoryResult {
     /// File and function.
     pub name: String,
     /// How it ended.
@@ -33,7 +33,7 @@ pub struct Told {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Those that ran.
-    pub stories: Vec<Told>,
+    pub stories: Vec<StoryResult>,
     /// How many a sample has left out.
     pub not_drawn: usize,
 }
@@ -52,6 +52,6 @@ impl Report {
     }
 
     fn count(&self, wanted: impl Fn(&Outcome) -> bool) -> usize {
-        self.stories.iter().filter(|told| wanted(&told.outcome)).count()
+        self.stories.iter().filter(|result| wanted(&result.outcome)).count()
     }
 }

@@ -72,7 +72,7 @@ const SUITE: Suite = Suite { name: "tpm", retries: 0, deadline: Duration::from_s
 const STORIES: &[Story] = &[
     story!(what_was_sealed_opens_after_a_restart_and_as_often_as_one_likes),
     story!(who_listens_to_the_bus_learns_neither_the_key_nor_the_secret),
-    story!(a_register_that_changed_is_told_from_a_tpm_that_was_cleared),
+    story!(a_changed_register_differs_from_a_cleared_tpm),
     story!(a_blob_opens_for_its_own_purpose_only),
     story!(a_tpm_that_is_gone_is_an_outage_and_not_a_refusal),
 ];
@@ -103,7 +103,7 @@ fn who_listens_to_the_bus_learns_neither_the_key_nor_the_secret() {
     }
 }
 
-fn a_register_that_changed_is_told_from_a_tpm_that_was_cleared() {
+fn a_changed_register_differs_from_a_cleared_tpm() {
     let state = tempfile::tempdir().unwrap();
     let mut bus = Bus::switch_on(state.path());
     let blob = seal(&mut bus, &[7, 12], b"test", SECRET).unwrap();

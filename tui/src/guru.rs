@@ -100,7 +100,7 @@ const FRAME: Style = Style::new().fg(Color::Red).bg(Color::Black);
 const UNKNOWN: &str = "Reboot. If that does not help, look for the code in docs/errors.md.";
 
 /// The text for a failure without a message.
-const SILENT: &str = "Nothing was said of it.";
+const SILENT: &str = "No cause was reported.";
 
 /// More columns and rows than these are air around the text: a reader does not find the
 /// next line at the end of two hundred letters, nor the keys a screen below the text
@@ -324,11 +324,11 @@ fn head(guru: &Guru, width: usize) -> Vec<Line<'static>> {
     let version = [whole, polis].into_iter().find(fits).unwrap_or_default();
     let stage = clean(&guru.stage);
     let what = match &*stage {
-        "" => vec!["This machine cannot go on.".to_owned()],
+        "" => vec!["This machine stopped.".to_owned()],
         stage => vec![
-            format!("This machine cannot go on: the stage \"{stage}\" has failed."),
-            format!("The stage \"{stage}\" has failed."),
-            format!("Stage \"{stage}\" has failed."),
+            format!("This machine stopped: stage \"{stage}\" failed."),
+            format!("Stage \"{stage}\" failed."),
+            format!("Stage \"{stage}\" failed."),
         ],
     };
     let what = shortest_that_fits(what, width);
@@ -493,7 +493,7 @@ fn foot(guru: &Guru, view: &View, width: usize, rows: usize) -> Vec<Line<'static
     let counts = matches!(guru.countdown, Countdown::Reboot { .. });
     let [logs, short] = match view.logs {
         true => ["back to the report", "report"],
-        false => ["all of it, with logs", "all"],
+        false => ["all, with logs", "all"],
     };
     let of = |logs| {
         let keys = [
@@ -542,33 +542,37 @@ fn in_rows(keys: &[(&str, &str)], gap: usize, width: usize) -> Vec<Line<'static>
 /// The effect if no key is pressed, the longest wording first.
 fn wait(guru: &Guru) -> Vec<String> {
     let Guru { attempt, attempts_max, .. } = guru;
-    let holds = "Holding: only a key ends it.".to_owned();
+    let holds = "Holding until a key is pressed.".to_owned();
     match guru.countdown {
         // The attempts were not counted.
         Countdown::Reboot { seconds } if *attempt == 0 => {
-            vec![format!("Reboots by itself in {seconds} s."), format!("Reboots in {seconds} s.")]
+            vec![
+                format!("Reboots automatically in {seconds} s."),
+                format!("Reboots in {seconds} s."),
+            ]
         }
         Countdown::Reboot { seconds } => vec![
             format!(
-                "Reboots by itself in {seconds} s: failed boot {attempt} of {attempts_max}, then it holds."
+                "Reboots in {seconds} s: failed boot {attempt} of {attempts_max}; no further \
+                 attempts after number {attempts_max}."
             ),
             format!("Reboots in {seconds} s (boot {attempt} of {attempts_max})."),
             format!("Reboots in {seconds} s."),
         ],
         Countdown::Held if *attempt == 0 => {
-            vec!["Holding, as asked: only a key ends it.".to_owned(), holds]
+            vec!["Holding on request, until a key is pressed.".to_owned(), holds]
         }
         Countdown::Held => vec![
-            format!("Holding, as asked, after failed boot {attempt}: only a key ends it."),
-            "Holding, as asked: only a key ends it.".to_owned(),
+            format!("Holding on request after failed boot {attempt}, until a key is pressed."),
+            "Holding on request, until a key is pressed.".to_owned(),
             holds,
         ],
         Countdown::Exhausted => vec![
-            format!("Holding after {attempt} failed boots in a row: only a key ends it."),
+            format!("Holding after {attempt} failed boots in a row, until a key is pressed."),
             holds,
         ],
         Countdown::Uncounted => vec![
-            "Holding, since failed boots cannot be counted: only a key ends it.".to_owned(),
+            "Holding until a key is pressed: failed boots cannot be counted.".to_owned(),
             holds,
         ],
     }

@@ -163,8 +163,8 @@ pub(crate) fn draw_prompt(prompt: &Prompt, area: Rect, buffer: &mut Buffer) {
 pub(crate) fn draw_notice(notice: &str, area: Rect, buffer: &mut Buffer) {
     if area.height > 0 {
         let width = usize::from(area.width);
-        let said = Row::indented(1).put(NOTICE, &cut(&clean(notice), width.saturating_sub(2)));
-        row::draw(&said.to(width).line(), area.x, area.y, area.width, buffer);
+        let row = Row::indented(1).put(NOTICE, &cut(&clean(notice), width.saturating_sub(2)));
+        row::draw(&row.to(width).line(), area.x, area.y, area.width, buffer);
         buffer.set_style(area, NOTICE);
     }
 }

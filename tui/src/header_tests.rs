@@ -79,8 +79,7 @@ fn a_narrow_page_keeps_what_its_rows_are_about() {
     let owner = pki.lines().find(|row| row.contains("├ owner")).unwrap();
     assert!(owner.contains("in 16 days") && !owner.contains('│'), "{pki}");
     let etcd = shown(Page::Etcd);
-    for row in
-        ["1 of 3 answers, and 2", "           are needed to write", "           9.8 MiB in use"]
+    for row in ["1 of 3 answers; 2 are", "            needed to write", "           9.8 MiB in use"]
     {
         assert!(etcd.contains(row), "{row:?} is not on\n{etcd}");
     }

@@ -11,7 +11,7 @@ const EVERYWHERE: [(&str, &str); 5] = [
     ("F1 .. F7, 1 .. 7", "open a page"),
     ("Tab, Shift-Tab, arrows", "the next page, the one before"),
     ("F10, P", "reboot the machine or power it off"),
-    ("Ctrl-L", "draw the screen anew"),
+    ("Ctrl-L", "redraw the screen"),
     ("?", "show this help; any key closes it"),
 ];
 
@@ -21,22 +21,21 @@ const SCROLL: [(&str, &str); 2] = [
     ("Home, End", "go to the first line, to the last one"),
 ];
 
-const BOOT: [(&str, &str); 1] =
-    [("Enter, Space", "show every stage of the boot, or make room again")];
+const BOOT: [(&str, &str); 1] = [("Enter, Space", "unfold or fold the stages of the boot")];
 
 const SERVICES: [(&str, &str); 6] = [
     ("Up, Down, PgUp, PgDn", "choose a service, one or some further on"),
     ("Home, End", "choose the first service, the last one"),
     ("Enter, Space", "hide what is below it, or show it again"),
     ("-, +", "hide all but the first level, show all"),
-    ("L", "show the logs of it and of all below it"),
-    ("Esc", "choose none"),
+    ("L", "show its logs and those below it"),
+    ("Esc", "clear the choice"),
 ];
 
 const LOGS: [(&str, &str); 5] = [
     ("s, S", "show more severe lines only, show more lines"),
-    ("/", "show lines with a text, and mark it"),
-    ("n", "show lines of a name and all below it, for example root.network"),
+    ("/", "search for a text and highlight it"),
+    ("n", "show lines of a name and its children, such as root.network"),
     ("Esc", "show all again"),
     ("End", "follow the newest line again"),
 ];

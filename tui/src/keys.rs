@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_report_is_told_from_a_key() {
+    fn a_cursor_report_differs_from_a_key() {
         assert_eq!(keys(b"\x1b[24;80R"), [Key::Cursor { row: 24, column: 80 }]);
         assert_eq!(keys(b"\x1b[65535;65535R"), [Key::Cursor { row: 65535, column: 65535 }]);
         assert_eq!(keys(b"\x1b[99999;1R\x1b[;R\x1b[R"), []);
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_in_a_sequence_does_not_swallow_what_follows() {
+    fn invalid_bytes_in_a_sequence_do_not_swallow_the_next_key() {
         assert_eq!(keys(b"\x1b[12\x1b[A"), [Key::Up]);
         assert_eq!(keys(b"\xe2\x82q"), [Key::Char('q')]);
         assert_eq!(keys(b"\x1b[11111111111111111111111~x"), [Key::Char('x')]);
@@ -363,7 +363,7 @@ mod tests {
         }
 
         #[test]
-        fn after_any_noise_and_a_silence_keys_work_again(line in line()) {
+        fn after_arbitrary_bytes_and_a_silence_keys_work_again(line in line()) {
             let mut parser = Parser::default();
             parser.feed(&line);
             parser.idle();

@@ -50,7 +50,7 @@ pub use self::view::{READ, View};
 /// The request of a key to the owner of the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Clear the terminal and draw everything anew: it shows something else than it should.
+    /// Clear the terminal and redraw everything: its content is wrong.
     Redraw,
     /// Reboot the machine.
     Reboot,

@@ -98,12 +98,13 @@ fn what_stops(snapshot: &Snapshot, end: End) -> String {
         End::PowerOff => "until it is back",
     };
     if snapshot.header.cluster != Cluster::Home {
-        return format!("What it is doing is broken off {away}.");
+        return format!("Its work stops {away}.");
     }
-    let goes_on = format!("The cluster goes on without it, and its services are gone {away}.");
+    let goes_on = format!("The cluster continues without it; its services stop {away}.");
     let unknown = |why: &str| {
         format!(
-            "{why} whether the cluster goes on without it is not known here. Its services are gone {away}."
+            "{why} this node cannot tell whether the cluster continues without it. Its services \
+             stop {away}."
         )
     };
     let Some(etcd) = &snapshot.etcd else {
@@ -114,21 +115,20 @@ fn what_stops(snapshot: &Snapshot, end: End) -> String {
     };
     let voters = etcd.members.iter().filter(|it| it.standing == MemberStatus::Voter).count();
     match (etcd.state.as_str(), etcd.survives) {
-        ("voter" | "learner", _) if !etcd.quorum => format!(
-            "The cluster has no quorum already: nothing can be written to it from here. The \
-             services of this node are gone {away}."
-        ),
+        ("voter" | "learner", _) if !etcd.quorum => {
+            format!("The cluster has no quorum already. The services of this node stop {away}.")
+        }
         ("learner", _) => goes_on,
         ("voter", Some(0)) if voters == 1 => {
             format!("It is the only voter of its cluster: the cluster stops {away}.")
         }
         ("voter", Some(0)) => format!(
-            "The other voters are no majority without it: nothing can be written to the cluster {away}."
+            "The other voters have no majority without it: the cluster accepts no writes {away}."
         ),
         ("voter", Some(_)) => goes_on,
         ("voter", None) => format!(
-            "Whether the other voters answer is not known here, and so not whether the cluster \
-             goes on without it. Its services are gone {away}."
+            "The connections to the other voters are not known, so this node cannot tell whether \
+             the cluster continues without it. Its services stop {away}."
         ),
         _ => unknown("Its etcd member does not serve:"),
     }

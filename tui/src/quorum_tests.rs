@@ -38,17 +38,17 @@ fn assert_says(screen: &str, wanted: &str) {
 #[test]
 fn a_worker_may_be_rebooted_and_its_cluster_goes_on() {
     let worker = samples::worker();
-    assert_says(&warning(&worker), "The cluster goes on without it");
+    assert_says(&warning(&worker), "The cluster continues without it");
     // A node that will have a member, and does not have it yet, knows nothing.
     let mut coming = worker;
     coming.nodes.as_mut().unwrap().nodes.iter_mut().filter(|node| node.own).for_each(|node| {
         node.roles = vec!["consensus member".to_owned()];
     });
-    assert_says(&warning(&coming), "not known here");
+    assert_says(&warning(&coming), "cannot tell");
 }
 
 #[test]
-fn a_member_that_does_not_serve_tells_nothing_of_the_others() {
+fn a_member_that_does_not_serve_shows_nothing_of_the_others() {
     for state in ["stopped", "starting"] {
         let snapshot = with(|etcd| {
             state.clone_into(&mut etcd.state);
@@ -59,12 +59,12 @@ fn a_member_that_does_not_serve_tells_nothing_of_the_others() {
             }
         });
         let etcd = page(&snapshot);
-        assert_says(&etcd, &format!("This node's member is {state}: how the others do is not"));
-        assert_says(&etcd, "Database, when it last served");
+        assert_says(&etcd, &format!("This node's member is {state}; the state of the others is"));
+        assert_says(&etcd, "Database, at the last report");
         assert!(!etcd.contains("uorum") && !etcd.contains("needed to write"), "{etcd}");
         assert!(!etcd.contains("no answer"), "{etcd}");
         let warning = warning(&snapshot);
-        assert_says(&warning, "Its etcd member does not serve: whether the cluster goes");
+        assert_says(&warning, "Its etcd member does not serve: this node cannot");
         assert!(!warning.contains("quorum"), "{warning}");
     }
 }
@@ -84,48 +84,49 @@ fn a_voter_that_is_silent_is_named_and_the_page_is_not_green() {
         etcd.members[4].answers = Some(false);
         etcd.survives = Some(1);
     });
-    let said = "▲ polis-5c2e90b1 does not answer. The cluster survives the loss of 1 more.";
-    assert_says(&page(&snapshot), said);
+    let expected = "▲ polis-5c2e90b1 does not answer. The cluster survives the loss of 1 more.";
+    assert_says(&page(&snapshot), expected);
     let etcd = snapshot.etcd.as_mut().unwrap();
     etcd.members[3].answers = Some(false);
     etcd.survives = Some(0);
-    let said = "! polis-0b7d3a99, polis-5c2e90b1 do not answer (2 voters): losing one more voter";
-    assert_says(&page(&snapshot), said);
+    let expected =
+        "! polis-0b7d3a99, polis-5c2e90b1 do not answer (2 voters): losing one more voter";
+    assert_says(&page(&snapshot), expected);
 }
 
 #[test]
-fn two_voters_that_are_well_are_not_told_to_bring_one_back() {
+fn two_healthy_voters_get_no_advice_to_repair_one() {
     let snapshot = with(|etcd| {
         etcd.members.truncate(2);
         etcd.survives = Some(0);
     });
     let etcd = page(&snapshot);
     assert_says(&etcd, "▲ Losing one of the 2 voters stops the cluster.");
-    assert!(!etcd.contains("more") && !etcd.contains("ring back"), "{etcd}");
+    assert!(!etcd.contains("more") && !etcd.contains("repair the network"), "{etcd}");
 }
 
 #[test]
-fn nothing_is_said_of_voters_that_were_not_asked_yet() {
+fn voters_without_a_result_are_shown_as_unknown() {
     let snapshot = with(|etcd| {
         etcd.survives = None;
         (etcd.members[2].answers, etcd.members[2].round_trip) = (None, None);
     });
     let etcd = page(&snapshot);
-    assert_says(&etcd, "► Whether the other voters answer this one is not known yet.");
-    assert_says(&etcd, "2 of 3 answer, 1 not known, and 2 are needed");
+    assert_says(&etcd, "► The connections to the other voters are not known yet.");
+    assert_says(&etcd, "2 of 3 answer, 1 not known; 2 are needed");
     assert_says(&etcd, "voter, not known");
-    assert_says(&warning(&snapshot), "Whether the other voters answer is not known here");
+    assert_says(&warning(&snapshot), "The connections to the other voters are not known");
 }
 
 #[test]
-fn members_that_have_just_answered_are_not_said_to_be_asked() {
+fn members_that_have_just_answered_are_not_shown_as_queried() {
     let snapshot = with(|etcd| {
         etcd.survives = None;
         etcd.members[1..].iter_mut().for_each(|member| member.answers = None);
     });
     let etcd = page(&snapshot);
-    assert_says(&etcd, "▲ Whether the other voters answer this one is not known: their nodes do");
-    assert_says(&etcd, "1 of 3 answers, 2 not known, and 2 are needed");
+    assert_says(&etcd, "▲ The connections to the other voters are not known: their nodes answer");
+    assert_says(&etcd, "1 of 3 answers, 2 not known; 2 are needed");
     assert!(!etcd.contains("asked"), "{etcd}");
     assert!(!warning(&snapshot).contains("asked"));
 }

@@ -121,10 +121,10 @@ fn a_node_without_a_part_in_consensus_says_who_has_one() {
     nodes.nodes.iter_mut().for_each(|node| node.etcd = None);
     let shown = |snapshot: &Snapshot, page| screen(snapshot, &view(page, 80, 24), 80, 24);
     let etcd = shown(&snapshot, Page::Etcd);
-    assert!(etcd.contains("no part in etcd: polis-0b7d3a99, polis-5c2e90b1"), "{etcd}");
+    assert!(etcd.contains("no etcd member: polis-0b7d3a99, polis-5c2e90b1"), "{etcd}");
     assert!(etcd.contains("polisctl node roles") && etcd.contains("--add"), "{etcd}");
     let pki = shown(&snapshot, Page::Pki);
-    assert!(pki.contains("certificate renews itself"), "{pki}");
+    assert!(pki.contains("certificate is renewed automatically"), "{pki}");
     // It does not receive whether they vote.
     let cluster = shown(&snapshot, Page::Cluster);
     assert!(cluster.contains("member") && !cluster.contains("joining"), "{cluster}");
@@ -162,7 +162,7 @@ fn the_code_all_keys_and_what_comes_without_one_are_on_a_screen_of_any_use() {
             let keys = ["R reboot", "P power off", "L all"].into_iter();
             let keys = keys.chain(counts.then_some("H hold"));
             let keys = keys.chain(guru.unlock.then_some("U unlock"));
-            let wait = if counts { " in 42 s" } else { "only a key ends it." };
+            let wait = if counts { " in 42 s" } else { "until a key is pressed" };
             for needed in keys.chain([guru.code.as_str(), wait, "What to do"]) {
                 assert!(shown.contains(needed), "{needed:?} is not on {columns} x {rows}\n{shown}");
             }
@@ -177,7 +177,7 @@ fn a_guru_of_which_nothing_is_known_has_whole_sentences() {
         for hole in ["\"\"", "Polis ,", "image  ", " 0 of 0"] {
             assert!(!shown.contains(hole), "{hole:?} in\n{shown}");
         }
-        assert!(shown.contains("cannot go on."), "{shown}");
+        assert!(shown.contains("stopped."), "{shown}");
     }
 }
 
@@ -208,7 +208,7 @@ fn a_guru_that_holds_says_why() {
         let guru = Guru { countdown, ..samples::guru() };
         guru_screen(&guru, &guru::View::new(80, 24), 80, 24)
     };
-    let asked = "as asked";
+    let asked = "on request";
     assert!(foot(Countdown::Held).contains(asked));
     let uncounted = foot(Countdown::Uncounted);
     assert!(uncounted.contains("failed boots cannot be counted"), "{uncounted}");
@@ -474,7 +474,7 @@ fn a_text_that_is_echoed_or_pasted_ends_no_machine() {
 }
 
 #[test]
-fn whoever_ends_the_only_voter_is_told_what_stops() {
+fn ending_the_only_voter_warns_that_the_cluster_stops() {
     let mut snapshot = samples::ordinary();
     let etcd = snapshot.etcd.as_mut().unwrap();
     etcd.members.truncate(1);

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn round_trips_are_told_below_a_millisecond() {
+    fn round_trips_below_a_millisecond_are_shown() {
         assert_eq!([micros(7), micros(1_240), micros(12_549)], ["7 µs", "1.24 ms", "12.5 ms"]);
         assert_eq!([micros(340_000), micros(2_100_000)], ["340 ms", "2.1 s"]);
     }

@@ -276,10 +276,10 @@ impl View {
             let used = content.head.len() + content.body.len() + 1;
             let rows = usize::from(area.height).saturating_sub(used);
             let title = Row::default().put(STRONG, title).put(DIM, " F6");
-            let said = pages::logs::block(&snapshot.logs, title, Of::Below(names), width, rows);
-            if !said.is_empty() {
+            let log = pages::logs::block(&snapshot.logs, title, Of::Below(names), width, rows);
+            if !log.is_empty() {
                 content.body.push(Line::default());
-                content.body.extend(said);
+                content.body.extend(log);
             }
         }
         content

@@ -1,12 +1,13 @@
-//! Makes sure that the host has the programs that a command needs.
+//! Host requirements: checks for the programs that a command needs, and installs missing
+//! ones.
 //!
-//! A fresh machine has Rust, apt and little more. Each command names its needs
-//! as [`Need`]s; what is missing is installed by apt where that is allowed
-//! (root), and said; else the command stops with the one line to paste.
+//! A fresh machine has Rust, apt and little more. Each command names its needs as
+//! [`Need`]s; as root, missing packages are installed by apt, with a message; else the
+//! command fails and prints the line to run.
 //!
 //! Invariants:
-//! - A package is asked for only when what it provides is missing: a host may
-//!   have the same program from another suite, and apt would refuse to mix.
+//! - A package is installed only when the program that it provides is missing: a host may
+//!   have the program from another suite, which apt would refuse to mix.
 //!
 //! What this module does not do: install Rust, or anything that goes into the
 //! image (`polis_image` unpacks that in a folder of its own).
@@ -21,7 +22,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// The next step for whoever reads the error. Attach it with `.context(Help(..))`.
+/// The help of an error. Attach it with `.context(Help(..))`.
 #[derive(Debug)]
 pub(crate) struct Help(pub(crate) String);
 
@@ -31,7 +32,7 @@ impl fmt::Display for Help {
     }
 }
 
-/// A wrong usage that clap cannot see: the command ends with its status, 2.
+/// Wrong usage that clap cannot detect: the command exits with status 2.
 #[derive(Debug)]
 pub(crate) struct Usage(pub(crate) String);
 
@@ -43,7 +44,7 @@ impl fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// Something that must be on the host, and the package that brings it.
+/// A requirement of the host, and the package that provides it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {
     /// A program looked for on `PATH` (and where administrators' programs
@@ -53,8 +54,8 @@ pub(crate) struct Need {
     pub(crate) package: &'static str,
 }
 
-/// What building our binaries needs: a protocol buffer compiler and the
-/// well-known types, which are a package of their own.
+/// Requirements of a build: a protocol buffer compiler and the well-known types, which are
+/// a separate package.
 pub(crate) const BUILD: &[Need] = &[
     Need { what: "cc", package: "gcc" },
     Need { what: "strip", package: "binutils" },
@@ -63,7 +64,7 @@ pub(crate) const BUILD: &[Need] = &[
     Need { what: "/usr/include/google/protobuf/descriptor.proto", package: "libprotobuf-dev" },
 ];
 
-/// What fetching, verifying and unpacking the payload needs.
+/// Requirements of fetching, verifying and unpacking the payload.
 pub(crate) const PAYLOAD: &[Need] = &[
     Need { what: "apt-get", package: "apt" },
     Need { what: "dpkg-deb", package: "dpkg" },
@@ -73,14 +74,14 @@ pub(crate) const PAYLOAD: &[Need] = &[
     },
 ];
 
-/// What writing or converting qcow2 files needs.
+/// Requirements of writing or converting qcow2 files.
 pub(crate) const QEMU_IMG: &[Need] = &[Need { what: "qemu-img", package: "qemu-utils" }];
 
-/// What a TPM without a chip needs.
+/// Requirements of an emulated TPM.
 pub(crate) const TPM: &[Need] = &[Need { what: polis_qemu::tpm::SWTPM, package: "swtpm" }];
 
-/// Makes sure that machines with so much memory fit into this host: where they do
-/// not, the kernel ends one of them in the middle of a boot, and nobody says why.
+/// Checks that the memory of the machines fits into this host: otherwise the kernel kills
+/// one of them during its boot without an explanation.
 ///
 /// # Errors
 ///
@@ -93,27 +94,27 @@ pub(crate) fn require_memory(machines: u32, mebibytes: u32) -> Result<()> {
 fn fits(meminfo: &str, machines: u32, mebibytes: u32) -> Result<()> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let free = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    // A host that does not say is tried.
+    // Without a figure from the host, the run continues.
     let Some(free) = free.map(|kibibytes| kibibytes / 1024) else { return Ok(()) };
     let wanted = u64::from(machines) * u64::from(mebibytes);
     if wanted <= free {
         return Ok(());
     }
-    let (nodes, those) = if machines == 1 { ("node", "it") } else { ("nodes", "them") };
+    let nodes = if machines == 1 { "node" } else { "nodes" };
     Err(anyhow::anyhow!(
         "{machines} {nodes} with {mebibytes} MiB need {wanted} MiB, and this host has {free} MiB left"
     ))
-    .context(Help(format!("give {those} less with --memory, end other programs, or run fewer nodes")))
+    .context(Help("reduce --memory, stop other programs, or run fewer nodes".to_owned()))
 }
 
-/// Where programs are that are not on everybody's `PATH`.
+/// Folders of programs that are not on every user's `PATH`.
 const ADMIN_PATHS: [&str; 2] = ["/usr/sbin", "/sbin"];
 
-/// Makes sure that every need of `groups` is met.
+/// Checks that every need of `groups` is met, and installs what is missing.
 ///
 /// # Errors
 ///
-/// Something is missing and may not be, or could not be, installed.
+/// A package is missing and may not be, or could not be, installed.
 pub(crate) fn require(groups: &[&[Need]]) -> Result<()> {
     let packages = missing(groups, |need| find(need.what).is_some());
     if packages.is_empty() {
@@ -125,19 +126,19 @@ pub(crate) fn require(groups: &[&[Need]]) -> Result<()> {
             .context(Help(format!("run: sudo {line}")));
     }
     eprintln!("host: installing {} ({line})", packages.join(" "));
-    // Lists that are absent or old make the first try fail; a second with fresh
-    // ones is cheaper than refreshing them each time.
+    // Absent or old package lists make the first attempt fail; a second attempt with fresh
+    // lists is cheaper than refreshing them each time.
     if apt(&install(&packages)).is_err() {
         apt(&["update".to_owned()]).and_then(|()| apt(&install(&packages))).context(Help(
-            format!("apt could not install what is missing; look at its output, then run: {line}"),
+            format!("apt could not install the missing packages; see its output, then run: {line}"),
         ))?;
     }
     let left = missing(groups, |need| find(need.what).is_some());
-    anyhow::ensure!(left.is_empty(), "apt installed {}, and it still is not there", left.join(" "));
+    anyhow::ensure!(left.is_empty(), "apt installed {}, but it is still missing", left.join(" "));
     Ok(())
 }
 
-/// The packages whose needs are not met, each once, in the order asked for.
+/// The missing packages, each once, in the order of the needs.
 fn missing(groups: &[&[Need]], met: impl Fn(&Need) -> bool) -> Vec<&'static str> {
     let mut packages: Vec<&'static str> = Vec::new();
     for need in groups.iter().copied().flatten() {

@@ -1,4 +1,4 @@
-//! `cargo xtask image`: builds the disk image, or looks into one.
+//! `cargo xtask image`: builds the disk image, or inspects one.
 
 use std::{
     env,
@@ -23,28 +23,28 @@ use polis_image::{
 
 use crate::host;
 
-/// How often the terminal shows that work goes on.
+/// How often the spinner of the terminal moves.
 const TICK: Duration = Duration::from_millis(100);
-/// What it shows while steps run whose length nobody knows, ...
+/// The progress line of steps of unknown length, ...
 const SPINNER: &str = "{spinner} {msg} {elapsed}";
-/// ... and while bytes are counted.
+/// ... and of downloads.
 const BAR: &str = "{spinner} {prefix} {wide_bar} {bytes}/{total_bytes} {eta}";
 
-/// Where cargo leaves programs, a folder a profile, below the workspace.
+/// Cargo's target folder below the workspace, with a folder for each profile.
 const TARGET: &str = "target/x86_64-unknown-linux-gnu";
 /// The programs of an image.
 const PROGRAMS: &[&str] = &["init", "node"];
 /// The operator's program.
 const POLISCTL: &str = "polisctl";
-/// The feature of faults and workloads that the kernel command line asks for.
-/// The product does not have it.
+/// The feature for fault injection and workload generators on the kernel command line. The
+/// product is built without it.
 const FAULTS: &str = "polis-node/fault-injection";
 /// The other features that tests want. The programs of the development image have them
 /// too, and so has this program (`.cargo/config.toml`): cargo would otherwise compile
 /// most crates twice, once for these programs and once for the tests.
 const TESTING: &str = "polis-runtime/testing,polis-wire/testing";
 
-/// Whether this process has built [`POLISCTL`] with the image of daily work.
+/// Whether this process has built [`POLISCTL`] together with the development image.
 static POLISCTL_BUILT: AtomicBool = AtomicBool::new(false);
 
 /// Arguments of `cargo xtask image`.
@@ -89,17 +89,17 @@ struct Build {
     update_payload: bool,
 }
 
-/// Where Debian's packages come from: the same for every command that builds an image.
+/// The source of Debian's packages, for every command that builds an image.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Packages {
     /// Take Debian's packages from this mirror instead of the host's.
     #[arg(long, value_name = "URL")]
     mirror: Option<String>,
-    /// Refuse packages that are not of the lock file; without this, the build goes on
-    /// with the versions of today, and says which.
+    /// Refuse packages that are not of the lock file; without this option, the build uses
+    /// the current versions and lists them.
     #[arg(long)]
     locked: bool,
-    /// Ask this archive of old versions first for what the mirror no longer has
+    /// Try this archive of old versions first for packages that the mirror no longer has
     /// [default: POLIS_SNAPSHOT].
     #[arg(long, value_name = "URL")]
     snapshot: Option<String>,
@@ -142,7 +142,7 @@ fn build_and_report(arguments: &Build) -> Result<()> {
     let manifest = match &arguments.parameters {
         None => build(&config, PROGRAMS)?,
         Some(path) => {
-            // Whoever puts parameters on an image has them checked by the node's parser.
+            // Parameters for an image are checked by the node's parser.
             host::require(&[host::PAYLOAD, host::BUILD])?;
             cargo_build(Kind::Product, &[PROGRAMS, &[POLISCTL]].concat())?;
             config.parameters = Some(checked_parameters(path)?);
@@ -172,11 +172,11 @@ fn build_and_report(arguments: &Build) -> Result<()> {
     Ok(())
 }
 
-/// Reads a parameters file that a node would take. A mistake in it is told here,
-/// and not by the first boot of some machine, far away.
+/// Reads a parameters file and checks it as a node does, so that an error is reported here
+/// and not by the first boot of a machine.
 fn checked_parameters(path: &Path) -> Result<Vec<u8>> {
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    // The node's own parser, without a dependency on all of the node.
+    // The node's parser, without a dependency on the node's crate.
     let checked = Command::new(programs(Kind::Product).join(POLISCTL))
         .args(["parameters", "check"])
         .arg(path)
@@ -193,8 +193,8 @@ pub(crate) fn built(kind: Kind) -> Result<Manifest> {
     built_from(kind, &Packages::default())
 }
 
-/// The same, from these packages. With the image of daily work comes [`polisctl`],
-/// so nothing waits for it later.
+/// The same, from these packages. [`polisctl`] is built together with the development
+/// image, so that no later step waits for it.
 pub(crate) fn built_from(kind: Kind, packages: &Packages) -> Result<Manifest> {
     let config = config(kind, packages);
     match kind {
@@ -229,8 +229,8 @@ fn assembled(config: &Config) -> Result<Manifest> {
     Ok(manifest)
 }
 
-/// Cargo as this workspace sets it up: the caller's environment neither moves the
-/// programs elsewhere nor takes the place of the flags that make them static.
+/// Cargo as this workspace sets it up: the caller's environment neither moves the programs
+/// nor replaces the flags that make them static.
 pub(crate) fn cargo(workspace: &Path) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(workspace).env("CARGO_TARGET_DIR", workspace.join("target"));
@@ -243,15 +243,15 @@ pub(crate) fn cargo(workspace: &Path) -> Command {
     command
 }
 
-/// Whether cargo has set this variable to tell us which package we are. The build
-/// script of `ring` runs again when one of them changes, and then most of the
-/// workspace is compiled again: once for this program, once for what it builds.
+/// Whether cargo has set this variable to describe the running package. The build script of
+/// `ring` runs again when one of them changes, and then most of the workspace is compiled
+/// again: once for this program, once for what it builds.
 fn of_this_package(variable: &OsStr) -> bool {
     let variable = variable.to_string_lossy();
     variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
 }
 
-/// Builds programs as an image of this kind has them, in one go.
+/// Builds the programs of an image of this kind, in one run of cargo.
 fn cargo_build(kind: Kind, programs: &[&str]) -> Result<()> {
     let start = Instant::now();
     build_programs(kind, programs)?;
@@ -259,7 +259,7 @@ fn cargo_build(kind: Kind, programs: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Where `polisctl` is; it is built unless it came with the image.
+/// The path of `polisctl`; it is built unless it came with the image.
 pub(crate) fn polisctl() -> Result<PathBuf> {
     if !POLISCTL_BUILT.swap(true, Ordering::Relaxed) {
         host::require(&[host::BUILD])?;
@@ -268,14 +268,14 @@ pub(crate) fn polisctl() -> Result<PathBuf> {
     Ok(programs(Kind::Development).join(POLISCTL))
 }
 
-/// Builds the program that measures a curator, of the same library, and says where it is.
+/// Builds the program that measures a curator from the same library, and returns its path.
 pub(crate) fn curator_load() -> Result<PathBuf> {
     host::require(&[host::BUILD])?;
     build_programs(Kind::Product, &["curator-load"])?;
     Ok(programs(Kind::Product).join("curator-load"))
 }
 
-/// Where cargo leaves the programs of an image of this kind.
+/// The folder of the programs of an image of this kind.
 fn programs(kind: Kind) -> PathBuf {
     workspace().join(TARGET).join(match kind {
         Kind::Product | Kind::Measurement => "appliance",
@@ -295,7 +295,7 @@ fn build_programs(kind: Kind, programs: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// What makes the programs of one kind of image differ from those of the others.
+/// The cargo arguments by which the kinds of images differ.
 fn cargo_arguments(kind: Kind, workspace: &Path, programs: &[&str]) -> Vec<String> {
     // Packages by name: for the whole workspace cargo would switch on the features of
     // all of it.
@@ -313,8 +313,8 @@ fn cargo_arguments(kind: Kind, workspace: &Path, programs: &[&str]) -> Vec<Strin
     }
 }
 
-/// The profile of programs that are shipped, without a path of this machine: those
-/// would be in the binaries, as places of panics.
+/// The profile of programs that are shipped, without a path of this machine, which would be
+/// in the binaries as locations of panics.
 fn shipped(workspace: &Path) -> Vec<String> {
     let home =
         env::var("CARGO_HOME").or_else(|_unset| env::var("HOME").map(|home| home + "/.cargo"));
@@ -369,7 +369,7 @@ pub(crate) fn workspace() -> PathBuf {
     package.parent().map_or_else(|| PathBuf::from("."), Path::to_owned)
 }
 
-/// Makes the unpacked payload known as `target/payload/root`.
+/// Links the unpacked payload as `target/payload/root`.
 fn link(root: &Path) -> Result<PathBuf> {
     let link = workspace().join("target/payload/root");
     if fs::read_link(&link).is_ok_and(|target| target == root) {
@@ -386,7 +386,7 @@ fn link(root: &Path) -> Result<PathBuf> {
     Ok(link)
 }
 
-/// Builds an image and then the same again, and fails where the results differ.
+/// Builds an image twice, and fails where the results differ.
 pub(crate) fn verify(kind: Kind) -> Result<()> {
     let manifest = built(kind)?;
     let config = config(kind, &Packages::default());
@@ -463,7 +463,7 @@ fn print(inspection: &Inspection) {
     }
 }
 
-/// Prints a line a step, and shows what is under way when someone watches.
+/// Prints a line a step, and on a terminal shows the running steps.
 #[derive(Debug)]
 struct Terminal {
     bar: ProgressBar,
@@ -472,13 +472,13 @@ struct Terminal {
 
 impl Default for Terminal {
     fn default() -> Self {
-        // Draws on the standard error, and nothing at all when that is no terminal.
+        // Draws on the standard error, and only if that is a terminal.
         Self { bar: ProgressBar::new_spinner(), running: Mutex::default() }
     }
 }
 
 impl Terminal {
-    /// Shows the names of the steps at work, or nothing when there are none.
+    /// Shows the names of the running steps.
     fn show(&self, change: impl FnOnce(&mut Vec<&'static str>)) {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut running);
@@ -494,7 +494,7 @@ impl Terminal {
     }
 
     fn style(&self, template: &str) {
-        // The templates are constants; a wrong one would only look plain.
+        // The templates are constants; an invalid one falls back to a plain line.
         self.bar.set_style(
             ProgressStyle::with_template(template)
                 .unwrap_or_else(|_wrong| ProgressStyle::default_bar()),
@@ -559,7 +559,7 @@ mod tests {
         assert!(product.iter().any(|flags| flags.contains("--remap-path-prefix=/w=/polis")));
         let development = cargo_arguments(Kind::Development, Path::new("/w"), PROGRAMS);
         assert!(development.iter().any(|argument| argument.contains(FAULTS)));
-        // What is measured differs from what is shipped by the workloads alone.
+        // The measured image differs from the product only by the workload generators.
         let measured = cargo_arguments(Kind::Measurement, Path::new("/w"), PROGRAMS);
         assert_eq!(measured, [product, vec!["--features".to_owned(), FAULTS.to_owned()]].concat());
         assert_ne!(folder(Kind::Product), folder(Kind::Development));
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_is_told_where_packages_come_from() {
+    fn a_build_gets_the_source_of_its_packages() {
         let packages = Packages {
             mirror: Some("http://m.example/debian".to_owned()),
             locked: true,

@@ -1,5 +1,5 @@
-//! `cargo xtask link`: cuts, slows and heals the links of a cluster that
-//! `cargo xtask run --nodes N` runs.
+//! `cargo xtask link`: cuts, delays and repairs the links of a cluster that `cargo xtask
+//! run --nodes N` runs.
 //!
 //! ```text
 //!  link cut 3                              run --nodes 3
@@ -9,11 +9,11 @@
 //!            one line: what is so now, or `error: ` and why not
 //! ```
 //!
-//! The socket is in a folder with a short path, since its path may have no more than
-//! 107 bytes; the file `links` in the folder of the run says where.
+//! The socket is in a folder with a short path, since the path is limited to 107 bytes; the
+//! file `links` in the folder of the run contains it.
 //!
-//! What this module does not do: cut anything by itself. The segment does, which
-//! lives in the process of `run`.
+//! What this module does not do: change the links itself. The segment does, in the process
+//! of `run`.
 
 use std::fmt;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -31,11 +31,11 @@ use crate::host::Help;
 use crate::image;
 use crate::run;
 
-/// Bytes of the longest line: a few numbers.
+/// The longest line in bytes: a few numbers.
 const LINE_MAX: u64 = 256;
-/// The other end answers at once, or never.
+/// Deadline of an answer, which the other end sends at once.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// What an answer begins with that says why not.
+/// The prefix of an error in an answer.
 const REFUSED: &str = "error: ";
 
 #[derive(Debug, clap::Args)]
@@ -47,14 +47,14 @@ pub(crate) struct Args {
     name: String,
 }
 
-/// What is to become of the links. Nodes count from 1, as everywhere that people look.
+/// The commands. Nodes count from 1, as on every screen.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 enum Order {
     /// Cut a node off from all other nodes, or from one. The host still reaches it.
     Cut {
         /// Which node.
         node: u8,
-        /// The other one; all, where it is left out.
+        /// The other node; all nodes by default.
         other: Option<u8>,
     },
     /// Make every link of a node slower, each way.
@@ -90,13 +90,14 @@ impl FromStr for Order {
             ["cut", node, other] => Self::Cut { node: node.parse()?, other: Some(other.parse()?) },
             ["slow", node, by] => Self::Slow { node: node.parse()?, milliseconds: by.parse()? },
             ["heal"] => Self::Heal,
-            _ => return Err(anyhow!("{line:?} is not an order")),
+            _ => return Err(anyhow!("{line:?} is not a command")),
         })
     }
 }
 
 impl Order {
-    /// Does it to `links`, which join so many `nodes`, and says what is so now.
+    /// Applies the command to `links`, which connect this number of `nodes`, and returns
+    /// the new state as text.
     fn carry_out(&self, links: &Links, nodes: u8) -> Result<String> {
         let port = |node: u8| {
             let known = (1..=nodes).contains(&node);
@@ -116,11 +117,11 @@ impl Order {
             }
             Self::Slow { node, milliseconds } => {
                 links.slow(port(node)?, Duration::from_millis(milliseconds));
-                format!("whatever node {node} sends and gets takes {milliseconds} ms longer")
+                format!("traffic of node {node} is delayed by {milliseconds} ms")
             }
             Self::Heal => {
                 links.heal();
-                "every link is whole, and as fast as ever".to_owned()
+                "every link is up, without delay".to_owned()
             }
         })
     }
@@ -132,7 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let dir = image::workspace().join("target/run").join(name);
     let answer = ask(&dir, &args.order).with_context(|| {
         let other = if name == "polis" { String::new() } else { format!(" --name {name}") };
-        Help(format!("raise one with `cargo xtask run --nodes 3{other}`, and leave it running"))
+        Help(format!("start one with `cargo xtask run --nodes 3{other}`, and leave it running"))
     });
     match answer?.strip_prefix(REFUSED) {
         Some(why) => Err(anyhow!("{why}")),
@@ -140,7 +141,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Has the run in `dir` carry `order` out; prints what is so now.
+/// Sends `order` to the run in `dir`; prints the new state.
 fn ask(dir: &Path, order: &Order) -> Result<String> {
     let absent = || format!("no cluster of several nodes runs in {}", dir.display());
     let socket = std::fs::read_to_string(place(dir)).with_context(absent)?;
@@ -156,19 +157,19 @@ fn ask(dir: &Path, order: &Order) -> Result<String> {
     Ok(answer)
 }
 
-/// The file that says where the socket of the run in `dir` is.
+/// The file with the path of the socket of the run in `dir`.
 fn place(dir: &Path) -> PathBuf {
     dir.join("network/links")
 }
 
-/// Takes orders for `links`, for as long as the value lives.
+/// Accepts commands for `links`, for as long as the value lives.
 #[derive(Debug)]
 pub(crate) struct Desk {
     _folder: tempfile::TempDir,
 }
 
 impl Desk {
-    /// Opens it for the run in `dir` with so many `nodes`.
+    /// Opens the socket for the run in `dir` with this number of `nodes`.
     pub(crate) fn open(dir: &Path, links: Links, nodes: u8) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("polis-links-").tempdir()?;
         let socket = folder.path().join("socket");
@@ -179,7 +180,7 @@ impl Desk {
             .with_context(|| format!("cannot write {}", place.display()))?;
         thread::spawn(move || {
             for line in listener.incoming().flatten() {
-                // Whoever asked may be gone.
+                // The client may have closed the connection.
                 let _gone = serve(line, &links, nodes);
             }
         });
@@ -187,7 +188,7 @@ impl Desk {
     }
 }
 
-/// One order, and one answer.
+/// One command and one answer.
 fn serve(mut line: UnixStream, links: &Links, nodes: u8) -> Result<()> {
     line.set_read_timeout(Some(PATIENCE))?;
     let mut order = String::new();
@@ -229,7 +230,7 @@ mod tests {
         assert!(cut(2, Some(2)).starts_with(REFUSED));
         assert!(cut(3, None).contains("this run has the nodes 1 to 2"));
         assert!(cut(0, None).starts_with(REFUSED));
-        assert!(ask(dir.path(), &heal).unwrap().contains("every link is whole"));
+        assert!(ask(dir.path(), &heal).unwrap().contains("every link is up"));
         drop(desk);
         assert!(ask(dir.path(), &heal).is_err(), "the run has ended");
     }

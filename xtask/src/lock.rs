@@ -20,7 +20,7 @@ use crate::host::Help;
 
 /// Longest text that a holder writes: two numbers.
 const HOLDER_MAX: u64 = 64;
-/// Longest part of a name that an advised name keeps, which has a number behind it.
+/// The longest part of a name that a suggested name keeps, before its number.
 const STEM_MAX: usize = 28;
 
 /// The lock of a run, held until the value is dropped.

@@ -1,7 +1,7 @@
-//! The one door to building, running, testing and measuring Polis.
+//! The entry point for building, running, testing and measuring Polis.
 //!
-//! One file a command: each has an `Args` that clap fills and a `run` that
-//! does the work. This file only picks the command and prints how it failed.
+//! One file a command: each has an `Args` that clap fills and a `run` that does the work.
+//! This file only selects the command and prints its error.
 //!
 //! Exit status: 0 done; 1 refused or failed, with `error:`, the causes and
 //! `help:`; 2 wrong usage (clap's own).
@@ -9,7 +9,7 @@
 #![expect(clippy::print_stderr, reason = "progress and errors belong on the standard error")]
 #![expect(
     clippy::disallowed_methods,
-    reason = "a build tool on a host starts programs itself: nobody reaps for it"
+    reason = "a build tool on a host starts and reaps its own processes"
 )]
 
 mod bench;
@@ -40,17 +40,17 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Build the disk image, or look into one.
+    /// Build the disk image, or inspect one.
     Image(image::Args),
     /// Build the image and boot it in QEMU as a new cluster.
     Run(run::Args),
-    /// Cut, slow or heal the links of a cluster that `run --nodes N` runs.
+    /// Cut, delay or repair the links of a cluster that `run --nodes N` runs.
     Link(link::Args),
     /// Check the sources and run the tests.
     Test(test::Args),
-    /// Draw every screen of the console, for the documentation.
+    /// Draw every screen of the console for the documentation.
     Gallery(gallery::Args),
-    /// Measure what the documentation states.
+    /// Run the measurements of the documentation.
     Bench(bench::Args),
 }
 
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints an error, its causes and the next step, in the form every command shares.
+/// Prints an error, its causes and the next step, in the form of every command.
 fn report(error: &anyhow::Error) {
     let named = error.downcast_ref::<host::Help>().map(ToString::to_string);
     let known = error.downcast_ref::<polis_image::Error>().and_then(polis_image::Error::help);

@@ -1,9 +1,8 @@
-//! Makes `polisctl` ready for the cluster of a run.
+//! The operator of a run: sets up `polisctl` for its cluster.
 //!
-//! The host reaches the machine through forwarded ports; a context of its own,
-//! in the machine's folder, knows them. When the serial line says that the node
-//! is ready, ownership is taken: the fingerprint of the CA stands in that same
-//! line, and nobody is between QEMU and its serial port.
+//! The host reaches the machine through forwarded ports, which a context in the machine's
+//! folder contains. Ownership is taken when the serial line reports the node as ready: the
+//! same line has the fingerprint of the CA, and the serial port cannot be intercepted.
 //!
 //! ```text
 //! serial.log --`POLIS ready ... ca=`--> polisctl cluster take-ownership --> context
@@ -27,24 +26,24 @@ use serde_json::Value;
 
 use crate::image;
 
-/// The ports of a node, and those of this host that they are wished at.
+/// The ports of a node, and the preferred ports of this host for them.
 const PORTS: [(u16, u16); 3] = [(7835, 17835), (7839, 17839), (7840, 17840)];
-/// What QEMU's NAT gives to its only machine.
+/// The address that QEMU's NAT assigns to its only machine.
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
-/// Between two looks at the end of the serial log.
+/// Between two reads of the end of the serial log.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// `polisctl`, and how it reaches the machine.
+/// `polisctl`, with the ports to reach the machine.
 #[derive(Debug)]
 pub(crate) struct Operator {
     dir: PathBuf,
     name: String,
-    /// Ports of the machine that this host can reach.
+    /// The forwarded ports of the machine.
     pub(crate) forwards: Vec<Forward>,
 }
 
-/// The ports of this host through which a machine is reached: those that are
-/// always the same, or any where somebody has them.
+/// The ports of this host that are forwarded to a machine: the preferred ones, or any free
+/// ones if they are in use.
 fn forwards() -> Result<Vec<Forward>> {
     let free = |wished: u16| {
         let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, wished))
@@ -58,17 +57,17 @@ fn forwards() -> Result<Vec<Forward>> {
         .context("cannot find a free port on this host")
 }
 
-/// What a person runs to operate the cluster in `dir`.
+/// The command to operate the cluster in `dir`.
 pub(crate) fn script(dir: &Path) -> PathBuf {
     dir.join("polisctl")
 }
 
-/// Builds `polisctl`, and makes the folder of contexts of the cluster in `dir`,
-/// and what a person runs. The program, and the folder.
+/// Builds `polisctl`, and creates the folder of contexts of the cluster in `dir` and the
+/// script for the operator. Returns the program and the folder.
 pub(crate) fn install(dir: &Path, kept: bool) -> Result<(PathBuf, PathBuf)> {
     let built = image::polisctl()?;
     let program = image::workspace().join("target/polisctl");
-    // A copy beside it and a rename: somebody may be running the old one.
+    // A copy beside it and a rename, since the old one may be running.
     let copy = program.with_extension("new");
     fs::copy(&built, &copy)
         .and_then(|_bytes| fs::rename(&copy, &program))
@@ -99,7 +98,7 @@ impl Operator {
         Ok(operator)
     }
 
-    /// What a person runs.
+    /// The command for the operator.
     pub(crate) fn script(&self) -> PathBuf {
         script(&self.dir)
     }
@@ -116,11 +115,11 @@ impl Operator {
         run(&mut command).context("cannot make a context for polisctl")
     }
 
-    /// Takes ownership when the serial log says that the node is ready, and
-    /// calls `done` with what came of it. Lives as long as this process.
+    /// Takes ownership when the serial log reports the node as ready, and calls `done` with
+    /// the result. Lives as long as this process.
     pub(crate) fn follow(&self, log: &Path, done: impl FnOnce(Result<()>) + Send + 'static) {
         let (script, log, name) = (self.script(), log.to_owned(), self.name.clone());
-        // A machine that is booted again appends to its log.
+        // A machine that boots again appends to its log.
         let before = fs::metadata(&log).map_or(0, |log| log.len());
         thread::spawn(move || {
             let Some(ca) = ready(&log, before) else { return };
@@ -131,7 +130,7 @@ impl Operator {
     }
 }
 
-/// The CA's fingerprint as the first `POLIS ready` after `offset` has it.
+/// The CA's fingerprint of the first `POLIS ready` after `offset`.
 fn ready(log: &Path, offset: u64) -> Option<String> {
     use std::io::Seek as _;
     let mut file = File::open(log).ok()?;
@@ -139,7 +138,7 @@ fn ready(log: &Path, offset: u64) -> Option<String> {
     let mut reader = BufReader::new(file);
     let mut line = String::new();
     loop {
-        // A line that is not whole yet is gone on with.
+        // An incomplete line is continued at the next read.
         match reader.read_line(&mut line) {
             Ok(_) if line.ends_with('\n') => {
                 if let Some(ca) = ca(&line) {
@@ -161,12 +160,12 @@ fn ca(line: &str) -> Option<String> {
 
 fn run(command: &mut Command) -> Result<()> {
     let output = command.output().context("cannot start polisctl")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "polisctl ended with {}: {}", output.status, said.trim());
+    let printed = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "polisctl ended with {}: {}", output.status, printed.trim());
     Ok(())
 }
 
-/// What `cluster status` says, in one line. `None`, and a document without a verdict,
+/// The result of `cluster status` in one line. `None`, and a document without a state,
 /// leave the state unknown.
 fn verdict(status: Option<&Value>) -> String {
     let known = |status: &Value| -> Option<String> {
@@ -184,24 +183,24 @@ fn verdict(status: Option<&Value>) -> String {
     status.and_then(known).unwrap_or_else(|| "state of the cluster not known".to_owned())
 }
 
-/// Asks for the state of a cluster again and again, for as long as the value lives.
+/// Polls the state of a cluster, for as long as the value lives.
 #[derive(Debug)]
 pub(crate) struct Watch {
     _stop: mpsc::Sender<()>,
 }
 
 impl Watch {
-    /// Calls `ask` for the document of `cluster status`, and `tell` with what that says;
-    /// `every` is the pause between an answer and the next question.
+    /// Calls `ask` for the document of `cluster status`, and `sender` with its state;
+    /// `every` is the pause between two queries.
     pub(crate) fn start(
         every: Duration,
         ask: impl Fn() -> Option<Value> + Send + 'static,
-        tell: impl Fn(&str) + Send + 'static,
+        sender: impl Fn(&str) + Send + 'static,
     ) -> Self {
         let (stop, stopped) = mpsc::channel();
         thread::spawn(move || {
             loop {
-                tell(&verdict(ask().as_ref()));
+                sender(&verdict(ask().as_ref()));
                 if stopped.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
@@ -255,14 +254,14 @@ mod tests {
         let silent = json!({ "healthy": false, "problems": [] });
         let answers = [Some(healthy.clone()), Some(late), None, Some(silent), Some(healthy)];
         let answers = Mutex::new(answers.into_iter());
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let watch = Watch::start(
             Duration::from_millis(1),
             move || answers.lock().unwrap().next().flatten(),
             // The receiver ends with the test.
-            move |state| drop(tell.send(state.to_owned())),
+            move |state| drop(sender.send(state.to_owned())),
         );
-        let states: Vec<_> = told.iter().take(6).collect();
+        let states: Vec<_> = receiver.iter().take(6).collect();
         let unknown = "state of the cluster not known";
         assert_eq!(
             states,
@@ -277,7 +276,7 @@ mod tests {
         );
         drop(watch);
         // The channel closes with the thread.
-        assert!(told.iter().all(|state| state == unknown));
+        assert!(receiver.iter().all(|state| state == unknown));
     }
 
     #[test]

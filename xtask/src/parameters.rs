@@ -1,4 +1,4 @@
-//! Makes the node parameters of machines that `cargo xtask` starts.
+//! The node parameters of machines that `cargo xtask` starts.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
@@ -46,12 +46,12 @@ pub(crate) fn with_policy(
     .encode_to_vec()
 }
 
-/// The key in `dir/owner.key`; made there, with `dir/owner.pub`, if there is none.
+/// The key in `dir/owner.key`; created with `dir/owner.pub` if it does not exist.
 pub(crate) fn owner_key(dir: &Path) -> Result<SigningKey> {
     let file = dir.join("owner.key");
     match fs::read_to_string(&file) {
         Ok(pem) => SigningKey::from_pkcs8_pem(&pem)
-            .with_context(|| format!("{} is no Ed25519 key in PEM", file.display())),
+            .with_context(|| format!("{} is not an Ed25519 key in PEM", file.display())),
         Err(error) if error.kind() == ErrorKind::NotFound => make_key(dir),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", file.display())),
     }
@@ -71,7 +71,7 @@ fn make_key(dir: &Path) -> Result<SigningKey> {
     Ok(key)
 }
 
-/// Writes a file that is not there yet: a key is never written over.
+/// Writes a new file: a key is never overwritten.
 fn write_new(path: &Path, mode: u32, bytes: &[u8]) -> Result<()> {
     let written = File::options()
         .write(true)

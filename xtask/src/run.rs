@@ -1,13 +1,12 @@
 //! `cargo xtask run`: boots the development image in QEMU as a new cluster.
 //!
-//! Of one node, unless `--nodes` says more: `several` is about those.
-//! In a terminal, the node's console appears in it and the serial line goes to
-//! `serial.log`; without one, or with `--headless` or `--until-ready`, the serial
-//! line is printed instead.
+//! One node by default; `several` implements `--nodes`. In a terminal, the node's console
+//! appears in it and the serial line goes to `serial.log`; without one, or with
+//! `--headless` or `--until-ready`, the serial line is printed instead.
 //!
-//! Everything of a machine lies in `target/run/<name>/`: disk, firmware
-//! variables, parameters, the owner's key, logs, and a `polisctl` for its cluster.
-//! The command holds the lock of the name for its whole life.
+//! All files of a machine are in `target/run/<name>/`: disk, firmware variables,
+//! parameters, the owner's key, logs, and a `polisctl` for its cluster. The command holds
+//! the lock of the name for its whole life.
 
 use std::env;
 use std::fs;
@@ -18,7 +17,7 @@ use anyhow::{Context as _, Result, bail};
 use polis_image::Kind;
 use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::fleet::PARAMETERS;
-use polis_qemu::host::{Wish, accelerator};
+use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::image::Flash;
 use polis_qemu::machine::Outcome;
 use polis_qemu::{Bus, Config, Event, Image, Machine};
@@ -27,13 +26,13 @@ use crate::lock::Lock;
 use crate::operator::Operator;
 use crate::{host, image, parameters, several, terminal};
 
-/// What running a machine needs: `setpriv` ends QEMU with this process.
+/// Requirements of running a machine: `setpriv` ends QEMU with this process.
 pub(crate) const QEMU: &[host::Need] = &[
     host::Need { what: polis_qemu::host::QEMU, package: "qemu-system-x86" },
     host::Need { what: "setpriv", package: "util-linux" },
 ];
 
-/// How long a guest that was told to stop may take before its power is cut.
+/// How long a guest may take to stop before its power is cut.
 pub(crate) const STOP_MAX: Duration = Duration::from_secs(45);
 
 /// Arguments of `cargo xtask run`.
@@ -43,25 +42,25 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1, value_name = "N",
           value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) nodes: u8,
-    /// How many of them vote in etcd; the others are members without a part in
-    /// consensus [default: all, but at most three].
+    /// How many of them vote in etcd; the others run no etcd member [default: all, but at
+    /// most three].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=7))]
     pub(crate) voters: Option<u8>,
     /// Memory of a node in MiB [default: 1024, of several 512].
     #[arg(long, value_name = "MiB",
           value_parser = clap::value_parser!(u32).range(256..=1_048_576))]
     memory: Option<u32>,
-    /// Processors of a node [default: 2, of several 1]. A boot is quicker with two:
-    /// what loads drivers and what waits for them run side by side.
+    /// Processors of a node [default: 2, of several 1]. A boot is faster with two: drivers
+    /// load in parallel to the steps that wait for them.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: Option<u32>,
     /// Start through UEFI firmware, as hardware does (the default).
     #[arg(long, conflicts_with = "direct")]
     uefi: bool,
-    /// Let QEMU place the kernel: some seconds less, and no firmware.
+    /// Let QEMU load the kernel: some seconds faster, without firmware.
     #[arg(long)]
     direct: bool,
-    /// How the guest's instructions are run.
+    /// The accelerator.
     #[arg(long, value_enum, default_value_t = Accel::Auto)]
     accel: Accel,
     /// Keep the disk of the last run with this name, and boot it again.
@@ -73,8 +72,8 @@ pub(crate) struct Args {
     /// Print the serial line, also in a terminal.
     #[arg(long)]
     pub(crate) headless: bool,
-    /// Print the serial line and end when the node is ready: with status 0, or
-    /// with 1 if it does not get there.
+    /// Print the serial line and end when the node is ready: with status 0, or with 1 if it
+    /// does not become ready.
     #[arg(long)]
     pub(crate) until_ready: bool,
     /// How long `--until-ready` waits.
@@ -97,7 +96,7 @@ enum Accel {
     Tcg,
 }
 
-/// A name becomes a folder: one plain word.
+/// A name becomes a folder: letters, digits, `-` and `_`.
 pub(crate) fn name(text: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if text.is_empty() || text.len() > 32 || !text.chars().all(plain) {
@@ -110,13 +109,13 @@ pub(crate) fn name(text: &str) -> Result<String, String> {
 pub(crate) fn run(args: Args) -> Result<()> {
     let asked_for_kvm = args.accel == Accel::Kvm;
     let outcome = boot(args);
-    // What QEMU says of a host that has no use of KVM names a register of its processor.
+    // The message of QEMU on a host without KVM names only a register of the processor.
     let refused = |error: &anyhow::Error| {
         matches!(error.downcast_ref(), Some(polis_qemu::Error::Refused { .. }))
     };
     match outcome {
         Err(error) if asked_for_kvm && refused(&error) => Err(error.context(host::Help(
-            "leave --accel away: KVM is used where it works, and does not seem to work here"
+            "omit --accel: KVM is used where it works, and it does not seem to work here"
                 .to_owned(),
         ))),
         other => other,
@@ -127,14 +126,14 @@ fn boot(args: Args) -> Result<()> {
     if let Some(voters) = args.voters.filter(|voters| *voters > args.nodes) {
         let Args { nodes, .. } = args;
         return Err(host::Usage(format!(
-            "--voters {voters} of --nodes {nodes}: a node has one vote; ask for {voters} nodes or \
-             for fewer votes"
+            "--voters {voters} of --nodes {nodes}: a node has one vote; use {voters} nodes or \
+             fewer votes"
         ))
         .into());
     }
     let runs = image::workspace().join("target/run");
     let dir = runs.join(&args.name);
-    // Before anything there is read, built or replaced.
+    // Locked before anything in the folder is read, built or replaced.
     Lock::take(&runs, &args.name)?.hold_until_exit();
     if args.keep {
         continues(nodes_in(&dir), usize::from(args.nodes)).map_err(host::Usage)?;
@@ -152,7 +151,7 @@ fn boot(args: Args) -> Result<()> {
     }
     let first = if kept { "again" } else { "for the first time" };
     let mut config = prepare(&args, &image, &dir, shown)?;
-    // A machine that ends when it is ready has nobody to operate it.
+    // A machine that ends when it is ready needs no operator.
     let operator = match args.until_ready {
         true => None,
         false => Some(Operator::prepare(&dir, &args.name, kept)?),
@@ -173,7 +172,7 @@ fn boot(args: Args) -> Result<()> {
         eprintln!("run: once the node is ready, in another terminal: {command}");
         move || {
             operator.follow(&log, move |taken| match taken {
-                // The console has this terminal; what failed there says itself when it is used.
+                // The console uses this terminal; a failure there shows when it is used.
                 _ if shown => {}
                 Ok(()) => eprintln!("run: in another terminal: {command}"),
                 Err(error) => eprintln!("run: cannot take ownership of the cluster: {error:#}"),
@@ -201,13 +200,13 @@ fn image_from(kind: Kind, packages: &image::Packages) -> Result<Image> {
     Ok(Image::load(&folder)?)
 }
 
-/// The path as it is shortest from here.
+/// The path relative to the current folder, if that is shorter.
 pub(crate) fn shortest(path: &Path) -> String {
     let here = env::current_dir().unwrap_or_default();
     path.strip_prefix(here).unwrap_or(path).display().to_string()
 }
 
-/// Whether the disk of an earlier run is to be booted.
+/// Whether to boot the disk of an earlier run.
 pub(crate) fn kept(args: &Args, dir: &Path) -> bool {
     args.keep && dir.join("disk.img").exists()
 }
@@ -227,29 +226,29 @@ fn numbered(dir: &Path) -> Vec<(usize, PathBuf)> {
         .collect()
 }
 
-/// How many nodes the cluster of an earlier run has; 0 if there was none.
+/// How many nodes the cluster of an earlier run has; 0 without a cluster.
 fn nodes_in(dir: &Path) -> usize {
     let several = numbered(dir).into_iter().filter(|(_, folder)| folder.join("disk.img").exists());
     several.map(|(number, _)| number).max().unwrap_or(dir.join("disk.img").exists().into())
 }
 
-/// Whether a run with `nodes` nodes can go on with the cluster of `before`.
+/// Whether a run with `nodes` nodes can continue the cluster of `before` nodes.
 fn continues(before: usize, nodes: usize) -> Result<(), String> {
     match (before, nodes) {
         (0, _) | (1, 1) => Ok(()),
         (1, _) => Err(format!(
-            "--keep: the last run had one node on a network of its own; without --nodes it goes \
-             on, without --keep {nodes} nodes begin anew"
+            "--keep: the last run had one node on a network of its own; continue it without \
+             --nodes, or start {nodes} new nodes without --keep"
         )),
         (before, nodes) if before > nodes => Err(format!(
-            "--keep: the cluster of the last run has {before} nodes, and misses those that are \
-             off: use --nodes {before}, or begin anew without --keep"
+            "--keep: the cluster of the last run has {before} nodes, and needs all of them: use \
+             --nodes {before}, or start a new one without --keep"
         )),
         _ => Ok(()),
     }
 }
 
-/// Removes what an earlier run left: its disks belong to another cluster.
+/// Removes the files of an earlier run, whose disks belong to another cluster.
 pub(crate) fn forget(dir: &Path) -> Result<()> {
     for (_, folder) in numbered(dir) {
         fs::remove_dir_all(&folder)
@@ -262,7 +261,7 @@ pub(crate) fn forget(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes the folder of a machine that founds a cluster, and says what the machine is like.
+/// Creates the folder of a machine that founds a cluster, and returns its configuration.
 fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config> {
     let config = machine(args, image, dir)?;
     let file = founding(dir, dir, shown)?;
@@ -273,8 +272,8 @@ fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config
     })
 }
 
-/// Writes the parameters of the machine in `dir`, with which it founds a cluster
-/// for the owner whose key lies in `owner`.
+/// Writes the parameters of the machine in `dir`, with which it founds a cluster for the
+/// owner of the key in `owner`.
 pub(crate) fn founding(owner: &Path, dir: &Path, shown: bool) -> Result<PathBuf> {
     let owner = parameters::owner_key(owner)?;
     let file = dir.join("parameters.pb");
@@ -285,14 +284,12 @@ pub(crate) fn founding(owner: &Path, dir: &Path, shown: bool) -> Result<PathBuf>
 
 /// Makes the folder of a run.
 pub(crate) fn make_folder(dir: &Path) -> Result<()> {
-    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display())).context(
-        host::Help(
-            "make it possible to write there, or pick another folder with --name".to_owned(),
-        ),
-    )
+    fs::create_dir_all(dir)
+        .with_context(|| format!("cannot make {}", dir.display()))
+        .context(host::Help("make the folder writable, or choose another with --name".to_owned()))
 }
 
-/// Makes the folder of a machine, and says what the machine is like.
+/// Creates the folder of a machine, and returns its configuration.
 pub(crate) fn machine(args: &Args, image: &Image, dir: &Path) -> Result<Config> {
     make_folder(dir)?;
     let disk = dir.join("disk.img");
@@ -314,9 +311,9 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path) -> Result<Config> 
     let firmware =
         if args.direct { image.direct("") } else { image.uefi(Flash::Plain, dir, "")? };
     let wish = match args.accel {
-        Accel::Auto => Wish::Auto,
-        Accel::Kvm => Wish::Kvm,
-        Accel::Tcg => Wish::Tcg,
+        Accel::Auto => Preference::Auto,
+        Accel::Kvm => Preference::Kvm,
+        Accel::Tcg => Preference::Tcg,
     };
     let cache = if args.keep { Cache::Writeback } else { Cache::Unsafe };
     let (memory, cpus) = shape(args);
@@ -330,30 +327,27 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path) -> Result<Config> 
     })
 }
 
-/// The node's console in this terminal, until either side has enough.
+/// The node's console in this terminal, until either side ends it.
 fn show(mut machine: Machine, keep: bool) -> Result<()> {
     let console = machine.take_console().context("QEMU opened no console")?;
     eprintln!("run: this terminal becomes the node's console; {}", terminal::hint(1));
     let end = terminal::lend(&console, 1)?;
     if end == terminal::End::Quit && keep {
-        eprintln!("run: stopping the node, so that its disk is whole");
+        eprintln!("run: stopping the node, so that its disk is consistent");
         machine.qmp.power_button()?;
         machine.wait_for("off", STOP_MAX, |_| true)?;
         machine.wait_end(STOP_MAX)?;
     }
     if end == terminal::End::Closed {
-        // QEMU is ending: what it still has to say comes before that.
-        machine.wait_end(STOP_MAX).context("QEMU closed the console and goes on")?;
+        // QEMU is ending: its last output comes before that.
+        machine.wait_end(STOP_MAX).context("QEMU closed the console and still runs")?;
     }
     if let Some(guru) = machine.seen(|event| event.word == "guru").last() {
-        bail!("the node gave up: {guru}");
+        bail!("the node stopped: {guru}");
     }
     let off = machine.seen(|event| event.word == "off").last().is_some();
     if end == terminal::End::Closed && !off {
-        bail!(
-            "QEMU ended, and the node had not; its last lines are in {}",
-            machine.log().display()
-        );
+        bail!("QEMU ended before the node; its last lines are in {}", machine.log().display());
     }
     if let Some(text) = at_home(&machine.seen(|_event| true)) {
         eprintln!("run: {text}");
@@ -387,8 +381,8 @@ fn stream(machine: &mut Machine, args: &Args) -> Result<()> {
                 }
                 return Ok(());
             }
-            "guru" if watched => bail!("the node gave up: {event}"),
-            "off" if watched => bail!("the machine went off before the node was ready"),
+            "guru" if watched => bail!("the node stopped: {event}"),
+            "off" if watched => bail!("the machine powered off before the node was ready"),
             "off" if !event.is("reason", "reboot") => return Ok(()),
             _ => {}
         }
@@ -425,8 +419,8 @@ mod tests {
         let name = format!("test-lock-{}", std::process::id());
         let runs = image::workspace().join("target/run");
         let _held = Lock::take(&runs, &name).unwrap();
-        // No host has so much memory: a run that passed the lock fails at that, before
-        // it builds an image.
+        // No host has this much memory: a run that gets past the lock fails here, before it
+        // builds an image.
         let memory = ["--nodes", "16", "--memory", "1048576"];
         let words = ["run", "--name", &name].into_iter().chain(memory);
         let args = <Line as clap::Parser>::parse_from(words).args;

@@ -1,8 +1,8 @@
 //! `cargo xtask run --nodes N`: a cluster of several nodes on one virtual network.
 //!
-//! Node 1 founds the cluster; the others get a ticket, are approved by the
-//! fingerprints that their serial lines show, and get their roles: all that an
-//! operator does, by `polisctl` itself.
+//! Node 1 founds the cluster; the others get a ticket, are approved by the fingerprints
+//! that their serial lines show, and get their roles: all steps of an operator, by
+//! `polisctl`.
 //!
 //! ```text
 //! target/run/<name>/   owner.key  polisctl  operator/   network/
@@ -10,14 +10,14 @@
 //!     2/  ...
 //! ```
 //!
-//! In a terminal, the console of node 1 appears in it, and the cluster is raised
-//! behind it. The terminal's title shows each step of that, then what `cluster status`
-//! says, asked again every few seconds. Without a terminal, every serial line is printed
-//! with the node's number. Meanwhile `cargo xtask link` cuts, slows and heals links.
+//! In a terminal, the console of node 1 appears in it, and the cluster starts in the
+//! background. The terminal's title shows each step, then the state of `cluster status`,
+//! polled every few seconds. Without a terminal, every serial line is printed with the
+//! node's number. Meanwhile `cargo xtask link` cuts, delays and repairs links.
 //!
 //! Invariants:
-//! - A machine lives as long as the thread that raised it: `polis_qemu` has it
-//!   killed with that thread.
+//! - A machine lives as long as the thread that started it: `polis_qemu` kills it with that
+//!   thread.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -38,15 +38,15 @@ use crate::link::Desk;
 use crate::run::{self, Args, STOP_MAX};
 use crate::{image, operator, terminal};
 
-/// Voters of a cluster that is not told otherwise: it survives the loss of one.
+/// The default number of voters: the cluster survives the loss of one.
 const VOTERS: u8 = 3;
 
-/// Between two looks at the end of a serial log.
+/// Between two reads of the end of a serial log.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Between an answer of `cluster status` and the next question.
+/// Between two queries of `cluster status`.
 const ASK_EVERY: Duration = Duration::from_secs(3);
-/// How long `cluster status` may take: after that, the state is not known.
+/// Deadline of `cluster status`, after which the state is unknown.
 const ASK_MAX: &str = "4s";
 /// Characters of a cause in the title, which is one line of a window.
 const CAUSE_MAX: usize = 100;
@@ -63,29 +63,29 @@ pub(crate) fn run(args: &Args, image: &Image) -> Result<()> {
         image.version,
         dir.display()
     );
-    // Before a console may cover it.
-    eprintln!("run: once the cluster is whole, in another terminal: {command} cluster status");
+    // Printed before a console covers it.
+    eprintln!("run: once the cluster is healthy, in another terminal: {command} cluster status");
     if shown {
         return show(plan, args);
     }
     for number in 1..=usize::from(args.nodes) {
         stream(number, &plan.folder(number).join("serial.log"));
     }
-    let mut fleet = plan.fleet()?.telling(|milestone| eprintln!("run: {}", told(milestone)));
+    let mut fleet = plan.fleet()?.telling(|milestone| eprintln!("run: {}", describe(milestone)));
     let _links = plan.links(&fleet)?;
     plan.raise(&mut fleet, |_console| ())?;
-    eprintln!("run: the cluster is whole\n{}", table(&fleet.milestones()));
+    eprintln!("run: the cluster is healthy\n{}", table(&fleet.milestones()));
     if args.until_ready {
         return if args.keep { stop(&mut fleet) } else { Ok(()) };
     }
     end(&mut fleet)
 }
 
-/// What is to be raised.
+/// The cluster to start.
 struct Plan {
     dir: PathBuf,
-    /// The machines, in order; those of a run that is kept are members already,
-    /// or on their way.
+    /// The machines, in order; those of a kept run are members already, or are becoming
+    /// members.
     machines: Vec<(polis_qemu::Config, Kept)>,
     operator: Operator,
     voters: usize,
@@ -100,8 +100,7 @@ enum Kept {
 }
 
 impl Kept {
-    /// A disk that was never given to a machine with parameters, since the last run
-    /// was ended before, is as good as none.
+    /// A disk without parameters, because the last run ended early, counts as absent.
     fn of(args: &Args, folder: &Path) -> Self {
         let begun = run::kept(args, folder) && folder.join("parameters.pb").exists();
         if begun { Self::Yes } else { Self::No }
@@ -111,7 +110,7 @@ impl Kept {
 impl Plan {
     fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Self> {
         run::make_folder(dir)?;
-        // Without its founder, a cluster is another one.
+        // Without the disk of the first node, the cluster is a new one.
         let whole = Kept::of(args, &dir.join("1")) == Kept::Yes;
         if !whole {
             run::forget(dir)?;
@@ -149,7 +148,7 @@ impl Plan {
         self.dir.join(number.to_string())
     }
 
-    /// The machines, plugged in and off.
+    /// The machines, connected and powered off.
     fn fleet(&self) -> Result<Fleet> {
         let configs = self.machines.iter().map(|(config, _)| config.clone()).collect();
         let key = self.dir.join("owner.key");
@@ -158,13 +157,13 @@ impl Plan {
         Ok(fleet)
     }
 
-    /// Has the links of `fleet` cut, slowed and healed by `cargo xtask link`.
+    /// Lets `cargo xtask link` cut, delay and repair the links of `fleet`.
     fn links(&self, fleet: &Fleet) -> Result<Desk> {
         let nodes = u8::try_from(self.machines.len())?;
         Desk::open(&self.dir, fleet.segment.links(), nodes)
     }
 
-    /// Boots all, and waits until each is what it is to be. `first` is given the
+    /// Boots all machines, and waits until each has its final role. `first` receives the
     /// console of node 1, if it has one.
     fn raise(&self, fleet: &mut Fleet, first: impl FnOnce(UnixStream)) -> Result<()> {
         let mut console = Some(first);
@@ -193,8 +192,8 @@ impl Plan {
                 fleet.boot(number)?;
             }
             lend(fleet)?;
-            // The last run may have been ended before the cluster had an owner; of one
-            // that has, it is asked once more.
+            // The last run may have ended before the cluster had an owner; taking ownership
+            // again does no harm.
             fleet.own_again()?;
             fleet.let_in(&parts(&old))?;
         }
@@ -203,8 +202,8 @@ impl Plan {
     }
 }
 
-/// Shows in the terminal's title what `cluster status` says of `fleet`, and behind it why
-/// the cluster could not be raised.
+/// Shows the state of `cluster status` of `fleet` in the terminal's title, followed by the
+/// reason why the start of the cluster failed.
 fn watch(fleet: &Fleet, failed: Option<&anyhow::Error>) -> operator::Watch {
     let operator = fleet.operator.clone();
     let ids: Vec<_> = fleet.nodes.iter().map(|node| node.id.clone()).collect();
@@ -216,8 +215,8 @@ fn watch(fleet: &Fleet, failed: Option<&anyhow::Error>) -> operator::Watch {
     )
 }
 
-/// A state as a title: nodes by their numbers, and behind it the first line of why the
-/// cluster could not be raised.
+/// A state as a title: nodes by their numbers, followed by the first line of the reason why
+/// the start of the cluster failed.
 fn titled(state: &str, ids: &[String], failed: Option<&str>) -> String {
     let known = ids.iter().enumerate().filter(|(_, id)| !id.is_empty());
     let state = known.fold(state.to_owned(), |state, (number, id)| {
@@ -229,22 +228,22 @@ fn titled(state: &str, ids: &[String], failed: Option<&str>) -> String {
     format!("{state}; the start stopped: {cause}")
 }
 
-/// The console of node 1 in this terminal; the cluster is raised meanwhile.
+/// The console of node 1 in this terminal; the cluster starts meanwhile.
 fn show(plan: Plan, args: &Args) -> Result<()> {
     let keep = args.keep;
     let machines = usize::from(args.nodes);
     let (lend, lent) = mpsc::sync_channel(1);
     let (leave, left) = mpsc::sync_channel::<()>(1);
-    // The machines are this thread's.
+    // The machines belong to this thread.
     let raising = thread::spawn(move || -> Result<String> {
-        let mut fleet = plan.fleet()?.telling(|milestone| terminal::title(&told(milestone)));
+        let mut fleet = plan.fleet()?.telling(|milestone| terminal::title(&describe(milestone)));
         let _links = plan.links(&fleet)?;
-        // Without a console, because node 1 did not start, its sender is gone afterwards.
+        // If node 1 did not start, there is no console and its sender is dropped.
         let raised = plan.raise(&mut fleet, move |console| drop(lend.send(console)));
         let _watch = watch(&fleet, raised.as_ref().err());
         let text = table(&fleet.milestones());
         let text = raised.map(|()| format!("run: every node started\n{text}"));
-        // An error is not ready to be read while the console has the terminal.
+        // An error cannot be printed while the console has the terminal.
         let _left = left.recv();
         if keep {
             stop(&mut fleet)?;
@@ -262,29 +261,29 @@ fn show(plan: Plan, args: &Args) -> Result<()> {
     drop(leave);
     terminal::no_title();
     if !keep && !raising.is_finished() {
-        // Whoever leaves does not wait for a cluster; or it is at its very end.
+        // Leaving the console stops the wait for the cluster.
         thread::sleep(LOOK);
         if !raising.is_finished() {
-            eprintln!("run: left before the cluster was whole");
+            eprintln!("run: left before the cluster was healthy");
             return Ok(());
         }
     }
     match raising.join() {
         Ok(outcome) => eprintln!("{}", outcome?),
-        Err(_panic) => bail!("the thread that raised the cluster panicked"),
+        Err(_panic) => bail!("the thread that starts the cluster panicked"),
     }
     Ok(())
 }
 
-/// Stops every machine in order, so that its disk is whole. One that cannot be
-/// stopped leaves the others to be.
+/// Stops every machine in order, so that its disk is consistent. A failure to stop one does
+/// not affect the others.
 fn stop(fleet: &mut Fleet) -> Result<()> {
-    eprintln!("run: stopping the nodes, so that their disks are whole");
+    eprintln!("run: stopping the nodes, so that their disks are consistent");
     let on = fleet.nodes.iter_mut().enumerate();
     let machines: Vec<_> = on
         .filter_map(|(number, node)| {
             let machine = node.machine.as_mut()?;
-            // One whose QEMU is gone is told of below, by how it ended.
+            // A machine whose QEMU has ended is reported below.
             let _pressed = machine.qmp.power_button();
             Some((number + 1, machine))
         })
@@ -293,13 +292,13 @@ fn stop(fleet: &mut Fleet) -> Result<()> {
     for (number, machine) in machines {
         let ended = machine.wait_for("off", STOP_MAX, |_| true);
         if let Err(error) = ended.and_then(|_off| machine.wait_end(STOP_MAX)) {
-            eprintln!("run: node {number} did not end in order: {error}");
+            eprintln!("run: node {number} did not shut down cleanly: {error}");
             failed.push(number.to_string());
         }
     }
     ensure!(
         failed.is_empty(),
-        "node {} did not end in order: at the next start with --keep, it begins as after a power \
+        "node {} did not shut down cleanly: with --keep, its next boot is like one after a power \
          cut",
         failed.join(", ")
     );
@@ -321,7 +320,7 @@ fn end(fleet: &mut Fleet) -> Result<()> {
     Ok(())
 }
 
-/// Prints what is appended to a serial log from now on, with the node's number.
+/// Prints new lines of a serial log, with the node's number.
 fn stream(number: usize, log: &Path) {
     let log = log.to_owned();
     let before = fs::metadata(&log).map_or(0, |log| log.len());
@@ -341,7 +340,7 @@ fn stream(number: usize, log: &Path) {
                     print!("{number} |{line}");
                     line.clear();
                 }
-                // A line that is not whole yet is gone on with.
+                // An incomplete line is continued at the next read.
                 Ok(_) => thread::sleep(LOOK),
                 Err(_) => line.clear(),
             }
@@ -350,17 +349,17 @@ fn stream(number: usize, log: &Path) {
 }
 
 /// A milestone as a line.
-pub(crate) fn told(milestone: &Milestone) -> String {
+pub(crate) fn describe(milestone: &Milestone) -> String {
     let Milestone { node, what, at } = milestone;
     format!("{:6.1} s  node {} {what}", at.as_secs_f64(), node + 1)
 }
 
-/// The milestones by node, each with how long it took: of the founder since the
-/// fleet began or since what came before it, of the others since the founder was
-/// done at the earliest, which is what they wait for.
+/// The milestones by node, each with its duration: of the first node since the start of the
+/// fleet or its last milestone, of the others at the earliest since the first node was
+/// done, which they wait for.
 pub(crate) fn steps(milestones: &[Milestone]) -> Vec<(&Milestone, Duration)> {
-    let founder = milestones.iter().rfind(|milestone| milestone.node == 0);
-    let opened = founder.map_or(Duration::ZERO, |last| last.at);
+    let first = milestones.iter().rfind(|milestone| milestone.node == 0);
+    let opened = first.map_or(Duration::ZERO, |last| last.at);
     let mut ended = BTreeMap::from([(0, Duration::ZERO)]);
     let mut steps: Vec<_> = milestones
         .iter()
@@ -374,7 +373,7 @@ pub(crate) fn steps(milestones: &[Milestone]) -> Vec<(&Milestone, Duration)> {
     steps
 }
 
-/// What happened to each node, when, and how long after what came before it.
+/// The milestones of each node, with time and duration.
 fn table(milestones: &[Milestone]) -> String {
     let mut text = String::from("  node  what                      at      took\n");
     for (Milestone { node, what, at }, took) in steps(milestones) {
@@ -403,17 +402,17 @@ mod tests {
         let all = [
             milestone(0, "founded the cluster", 20),
             milestone(0, "has an owner", 22),
-            milestone(1, "asked to be let in", 40),
-            milestone(2, "asked to be let in", 41),
+            milestone(1, "asked for approval", 40),
+            milestone(2, "asked for approval", 41),
             milestone(1, "was approved", 43),
         ];
         insta::assert_snapshot!(table(&all), @r"
           node  what                      at      took
              1  founded the cluster     20.0     20.0
              1  has an owner            22.0      2.0
-             2  asked to be let in      40.0     18.0
+             2  asked for approval      40.0     18.0
              2  was approved            43.0      3.0
-             3  asked to be let in      41.0     19.0
+             3  asked for approval      41.0     19.0
         ");
     }
 }

@@ -1,9 +1,8 @@
 //! Lends this terminal to a console of the guest.
 //!
-//! Bytes go both ways untouched, so the guest draws here exactly what it would
-//! draw on a terminal of its own. Two keys stay ours, and ask whether to end the loan,
-//! since the machines end with it: Ctrl-C, which ends any other command, and Ctrl-],
-//! which no program uses.
+//! Bytes pass both ways unchanged, so the guest draws here exactly as on a terminal of its
+//! own. Two keys are not passed on: they ask whether to end the loan, which also stops the
+//! machines: Ctrl-C, which ends any other command, and Ctrl-], which no program uses.
 //!
 //! ```text
 //!          Ctrl-C, Ctrl-]              y, Ctrl-C, Ctrl-]
@@ -17,10 +16,9 @@
 //! ```
 //!
 //! Invariants:
-//! - While it asks, the guest never waits for the terminal: its output is dropped, and
-//!   the guest draws its screen anew after the answer *no*.
-//! - However the loan ends (also by a panic), the terminal gets back the modes
-//!   that it had.
+//! - During the question the guest does not wait for the terminal: its output is dropped,
+//!   and it redraws its screen after the answer *no*.
+//! - However the loan ends (also by a panic), the modes of the terminal are restored.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -34,17 +32,17 @@ use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::low_level::pipe;
 
-/// Ctrl-C, and Ctrl-] as in telnet and in most console programs. The console of a
-/// node has its own ways to leave a prompt.
+/// Ctrl-C, and Ctrl-] as in telnet and in most console programs. The console of a node has
+/// other keys to leave a prompt.
 const QUIT_KEYS: [u8; 2] = [0x03, 0x1d];
 
-/// Has the console of a node draw its screen anew (Ctrl-L).
+/// Makes the console of a node redraw its screen (Ctrl-L).
 const REDRAW: &[u8] = b"\x0c";
 
 /// Clears what the guest drew, for a question.
 const CLEAR: &str = "\x1b[0m\x1b[?25h\x1b[2J\x1b[H";
 
-/// How a person ends a loan of the console of one of so many machines.
+/// The keys that end a loan of a console, among this number of machines.
 pub(crate) fn hint(machines: usize) -> String {
     let question = question(machines);
     format!("Ctrl-C or Ctrl-] asks `{question}`; y or the same key again stops")
@@ -55,38 +53,37 @@ fn question(machines: usize) -> String {
     format!("stop {machines} machine{plural}? [y/N]")
 }
 
-/// A screen of its own for the guest, which may clear it or not: what was there
-/// before comes back at the end.
+/// The alternate screen for the guest: the former content is restored at the end.
 const BORROW: &[u8] = b"\x1b[?1049h\x1b[2J";
 
-/// Leaves the alternate screen, shows the cursor, resets colours and modes: a
-/// guest that was cut off could not do it.
+/// Leaves the alternate screen, shows the cursor, resets colours and modes, since a guest
+/// that was cut off cannot.
 const RESTORE: &[u8] = b"\x1b[?1049l\x1b[?25h\x1b[0m\x1b[?1000l\r\n";
 
 /// Why the loan ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The person, or a signal, wants to leave.
+    /// The operator or a signal ended it.
     Quit,
-    /// The guest's end is gone.
+    /// The guest closed its end.
     Closed,
 }
 
-/// Whether a person sits in front of both ends of this process.
+/// Whether input and output of this process are a terminal.
 pub(crate) fn is_interactive() -> bool {
     isatty(io::stdin()) && isatty(io::stdout())
 }
 
-/// The title of the terminal, beside a console that has all of it.
+/// The title of the terminal, next to a console that uses the whole screen.
 struct Title {
-    /// What it says; nothing after the end of the loan.
+    /// Its text; `None` after the end of the loan.
     shown: Option<String>,
 }
 
 static TITLE: Mutex<Title> = Mutex::new(Title { shown: Some(String::new()) });
 
 impl Title {
-    /// Writes only what is new: each write comes between the bytes of the guest.
+    /// Writes only changes, since each write is mixed into the bytes of the guest.
     fn show(&mut self, text: &str, screen: &mut impl Write) -> io::Result<()> {
         let plain: String = text.chars().filter(|c| !c.is_control()).collect();
         let Some(shown) = self.shown.as_mut().filter(|shown| **shown != plain) else {
@@ -107,7 +104,8 @@ impl Title {
 /// Sets the title of the terminal.
 pub(crate) fn title(text: &str) {
     let mut title = TITLE.lock().unwrap_or_else(PoisonError::into_inner);
-    // The console and the end of the command say what a terminal without a title lacks.
+    // The console and the end of the command show the same state on a terminal without a
+    // title.
     let _shown = title.show(text, &mut io::stdout());
 }
 
@@ -142,14 +140,14 @@ impl Raw {
 impl Drop for Raw {
     fn drop(&mut self) {
         let mut stdout = io::stdout();
-        // A terminal that is gone needs no restoring.
+        // A closed terminal needs no restore.
         let _restored = stdout.write_all(RESTORE).and_then(|()| stdout.flush());
         let _restored = tcsetattr(io::stdin(), OptionalActions::Flush, &self.before);
     }
 }
 
-/// Lends the terminal to `console` until the person or the guest ends it. So many
-/// `machines` end with the loan.
+/// Lends the terminal to `console` until the operator or the guest ends it. This number of
+/// `machines` stops with the loan.
 ///
 /// # Errors
 /// When the terminal or the console fails.
@@ -161,17 +159,17 @@ pub(crate) fn lend(console: &UnixStream, machines: usize) -> Result<End> {
     }
     let _raw = Raw::enter()?;
     carry(&io::stdin(), &mut io::stdout(), console, &signals, machines)
-        .context("the console broke off")
+        .context("the console was interrupted")
 }
 
-/// What the terminal shows.
+/// The content of the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
-    /// What the guest draws.
+    /// The guest's screen.
     Guest,
     /// The question whether to stop the machines.
     Question,
-    /// The same question, after the machine of this console ended and others go on.
+    /// The same question, after the machine of this console ended while others still run.
     Ended,
 }
 
@@ -248,7 +246,8 @@ fn carry(
                 (_, Some(key)) if b"yY".contains(key) || QUIT_KEYS.contains(key) => {
                     return Ok(if shown == Shown::Ended { End::Closed } else { End::Quit });
                 }
-                // The rest of an answer, such as of an arrow key, is not the guest's.
+                // The rest of an answer, such as of an arrow key, is not passed to the
+                // guest.
                 (Shown::Question, Some(_no)) => {
                     shown = Shown::Guest;
                     shown.draw(machines, screen)?;
@@ -267,7 +266,7 @@ fn carry(
     }
 }
 
-/// Sends keys to the guest; whether its end is gone.
+/// Sends keys to the guest; returns whether the guest closed its end.
 fn send(mut console: &UnixStream, keys: &[u8]) -> io::Result<bool> {
     match console.write_all(keys) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(true),
@@ -279,7 +278,8 @@ fn send(mut console: &UnixStream, keys: &[u8]) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    /// A loan that ends too early fails a test, which would wait for its bytes for ever.
+    /// A loan that ends too early fails a test that would otherwise wait for its bytes
+    /// without end.
     const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
 
     struct Loan {
@@ -304,7 +304,7 @@ mod tests {
         let Loan { keys, mut person, console, mut guest, signals, raised: _raised } = loan();
         guest.write_all(b"\x1b[2Jhello").unwrap();
         person.write_all(b"abc").unwrap();
-        // Presses the quit key once the guest has heard what was typed before.
+        // Presses the quit key once the guest has received the earlier keys.
         let guest = std::thread::spawn(move || {
             let mut heard = [0; 3];
             guest.read_exact(&mut heard).unwrap();
@@ -335,7 +335,7 @@ mod tests {
     fn leaving_asks_first_and_any_other_key_returns_to_the_guest() {
         for yes in [b"y", b"Y", &QUIT_KEYS[..1], &QUIT_KEYS[1..]] {
             let Loan { keys, mut person, console, mut guest, signals, raised: _raised } = loan();
-            // An arrow key is no answer, and none of it is the guest's.
+            // An arrow key is not an answer, and no part of it is passed to the guest.
             person.write_all(b"a\x03").unwrap();
             let guest = std::thread::spawn(move || {
                 let mut heard = [0; 1];

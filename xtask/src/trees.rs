@@ -1,4 +1,4 @@
-//! Checks what `init` and `polisctl` link: no async runtime, and nothing of the node.
+//! Checks what `init` and `polisctl` link: no async runtime, and no crate of the node.
 
 use std::collections::BTreeSet;
 
@@ -40,8 +40,8 @@ fn dependencies(package: &str) -> Result<BTreeSet<String>> {
         .args(["tree", "--package", package, "--edges", "normal", "--prefix", "none"])
         .output()
         .context("cannot start cargo")?;
-    let told = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "cargo tree ended with {}: {}", output.status, told.trim());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "cargo tree ended with {}: {}", output.status, stderr.trim());
     let names = read(&String::from_utf8_lossy(&output.stdout));
     ensure!(names.contains(package), "cargo tree does not name {package}");
     Ok(names)

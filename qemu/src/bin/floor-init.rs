@@ -1,11 +1,10 @@
 //! The first process of the floor: the least that a boot to a working etcd can be.
 //!
-//! `cargo xtask bench boot` puts it into an initramfs with some modules, etcd and
-//! its C library, boots it beside Polis with the same kernel and the same QEMU,
-//! and compares. It loads the modules in the order of their names, mounts a disk
-//! that has a file system already, starts etcd, asks it until it answers, says
-//! so on the console, and ends the machine in good order, so that the next boot
-//! finds a whole disk as Polis does.
+//! `cargo xtask bench boot` puts it into an initramfs with some modules, etcd and its C
+//! library, boots it beside Polis with the same kernel and the same QEMU, and compares. It
+//! loads the modules in the order of their names, mounts a disk that has a file system
+//! already, starts etcd, polls it until it answers, reports that on the console, and ends
+//! the machine in good order, so that the next boot finds a whole disk as Polis does.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -63,7 +62,7 @@ fn run() -> io::Result<()> {
     Ok(())
 }
 
-#[expect(clippy::disallowed_methods, reason = "the rule is for the node; this is no node")]
+#[expect(clippy::disallowed_methods, reason = "the rule is for the node; this is a test program")]
 fn start() -> io::Result<Child> {
     // The same pace as a node's etcd that founds a cluster: a single member is
     // up as soon as its own election timeout has passed.

@@ -157,7 +157,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_never_panics(text in "[a-z=,.0-9-]{0,40}") {
+        fn arbitrary_bytes_never_panic(text in "[a-z=,.0-9-]{0,40}") {
             let _parsed = parse_stages(&text);
         }
     }

@@ -220,7 +220,7 @@ mod tests {
         }
 
         #[test]
-        fn noise_never_panics(text in any::<String>()) {
+        fn arbitrary_bytes_never_panic(text in any::<String>()) {
             let _parsed = EventLine::parse(&format!("POLIS {text}"));
         }
     }

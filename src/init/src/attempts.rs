@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fourth_failure_in_a_row_holds_and_a_good_boot_forgives() {
+    fn the_fourth_failure_in_a_row_holds_and_a_good_boot_resets() {
         let mut ledger = Ledger::default();
         for _ in 0..REBOOTS_MAX {
             ledger = ledger.failed("#0601.0000 no parameters").0.rebooting().unwrap();

@@ -18,7 +18,7 @@ use std::fs;
 use std::mem;
 use std::path::{Path, PathBuf};
 
-use polis_base::sys::input::{self, Button, Heard};
+use polis_base::sys::input::{self, Button, Received};
 use polis_base::sys::uevent::Event;
 
 /// Where the kernel lists input devices.
@@ -109,12 +109,12 @@ impl Buttons {
     pub fn pressed(&mut self) -> bool {
         let mut pressed = false;
         self.open.retain(|_path, button| match button.read() {
-            Heard::Pressed => {
+            Received::Pressed => {
                 pressed = true;
                 true
             }
-            Heard::Nothing => true,
-            Heard::Gone => false,
+            Received::Nothing => true,
+            Received::Gone => false,
         });
         pressed
     }
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_button_is_heard_once_its_own_driver_is_bound() {
+    fn a_button_is_read_once_its_own_driver_is_bound() {
         let mut buttons = probing(&[BUTTON, "/devices/LNXSYSTM:00/LNXPWRBN:001"]);
         assert!(buttons.notice(&event("change", BUTTON)).is_empty());
         assert!(buttons.notice(&event("bind", "/devices/platform/i8042/serio0")).is_empty());
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_button_that_goes_during_its_probe_is_not_said_to_be_heard() {
+    fn a_button_removed_during_its_probe_is_not_listed() {
         let mut buttons = probing(&[BUTTON]);
         let path = format!("{BUTTON}/input/input5");
         assert!(buttons.notice(&event("remove", &path)).is_empty());

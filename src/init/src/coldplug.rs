@@ -29,8 +29,8 @@ use polis_base::sys;
 /// Modaliases that wait for the thread. A hub full of devices has dozens.
 const QUEUE_MAX: usize = 256;
 
-/// What every node needs before any device asks for it: the data partition's
-/// file system, and what carries the power button to `init`.
+/// Modules that every node needs and no device requests: the data partition's file system,
+/// and the input of the power button.
 const BY_NAME: &[&str] = &["xfs", "evdev"];
 
 /// How long the rest waits for the boot: a machine whose only way to the network
@@ -85,11 +85,12 @@ impl Coldplug {
     /// # Errors
     ///
     /// When no thread can be started.
-    pub fn start(said: PipeWriter) -> io::Result<Self> {
-        let (queue, heard) = mpsc::sync_channel(QUEUE_MAX);
+    pub fn start(output: PipeWriter) -> io::Result<Self> {
+        let (queue, received) = mpsc::sync_channel(QUEUE_MAX);
         let again = Arc::new(AtomicBool::new(false));
         let over = Arc::new(AtomicBool::new(false));
-        let mut worker = Worker { heard, again: Arc::clone(&again), over: Arc::clone(&over), said };
+        let mut worker =
+            Worker { received, again: Arc::clone(&again), over: Arc::clone(&over), output };
         thread::Builder::new().name("modules".to_owned()).spawn(move || worker.run())?;
         Ok(Self { queue, again, over })
     }
@@ -121,10 +122,10 @@ impl Coldplug {
 }
 
 struct Worker {
-    heard: Receiver<String>,
+    received: Receiver<String>,
     again: Arc<AtomicBool>,
     over: Arc<AtomicBool>,
-    said: PipeWriter,
+    output: PipeWriter,
 }
 
 impl Worker {
@@ -134,9 +135,9 @@ impl Worker {
             Err(error) => self.say(&format!("the system has no modules for this kernel: {error}")),
         }
         // The tables of the first pass are half a megabyte, and rarely needed again.
-        while let Ok(alias) = self.heard.recv() {
+        while let Ok(alias) = self.received.recv() {
             let mut aliases = BTreeSet::from([alias]);
-            while let Ok(alias) = self.heard.try_recv() {
+            while let Ok(alias) = self.received.try_recv() {
                 aliases.insert(alias);
             }
             if self.again.swap(false, Ordering::AcqRel) {
@@ -176,7 +177,7 @@ impl Worker {
         while !self.over.load(Ordering::Acquire) {
             let left = deadline.saturating_duration_since(Instant::now());
             // The sender is gone once the trapdoor is open: its keys may need a driver.
-            let Ok(alias) = self.heard.recv_timeout(left) else { break };
+            let Ok(alias) = self.received.recv_timeout(left) else { break };
             match urgency(&alias) {
                 Urgency::Boot => self.load(modules, &BTreeSet::from([alias])),
                 Urgency::Person => self.load_undelayed(modules, &BTreeSet::from([alias])),
@@ -223,7 +224,7 @@ impl Worker {
 
     fn say(&mut self, text: &str) {
         // The reader is gone only when the machine ends.
-        self.said.write_all(format!("{text}\n").as_bytes()).ok();
+        self.output.write_all(format!("{text}\n").as_bytes()).ok();
     }
 }
 
@@ -258,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_power_button_is_heard_before_the_rest_is_there() {
+    fn the_power_button_is_read_before_the_other_devices() {
         assert_eq!(urgency("acpi:LNXPWRBN:"), Urgency::Person);
         assert_eq!(urgency("acpi:PNP0C0C:"), Urgency::Person);
         assert_eq!(

@@ -27,7 +27,7 @@ const NODE_DEADLINE_SECONDS: std::ops::RangeInclusive<u64> = 10..=3600;
 /// Bounds of `polis.guru-countdown`, in seconds.
 const COUNTDOWN_SECONDS: std::ops::RangeInclusive<u64> = 1..=3600;
 
-/// What dm-verity needs to know to verify the system partition.
+/// The parameters of dm-verity for the system partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verity {
     /// Lower-case hexadecimal.
@@ -238,7 +238,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_never_panics(text in any::<String>(), at in 0_usize..200) {
+        fn arbitrary_bytes_never_panic(text in any::<String>(), at in 0_usize..200) {
             let mut noisy = line();
             if noisy.is_char_boundary(at.min(noisy.len())) {
                 noisy.insert_str(at.min(noisy.len()), &text);

@@ -181,7 +181,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
             let _guid = guid_of_variable(&bytes);
         }
     }

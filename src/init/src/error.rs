@@ -57,13 +57,11 @@ pub enum Error {
         partition: &'static str,
         /// Its device.
         device: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A block does not match its hash.
-    #[error(
-        "{partition} ({device}) is damaged: {kind} block {block} is not what the image was made with"
-    )]
+    #[error("{partition} ({device}) is damaged: {kind} block {block} does not match its hash")]
     Corrupt {
         /// The partition.
         partition: &'static str,
@@ -81,7 +79,7 @@ pub enum Error {
         partition: &'static str,
         /// Its device.
         device: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error.
         source: mount::Error,
     },
     /// The system cannot become the root.
@@ -89,7 +87,7 @@ pub enum Error {
     Switch {
         /// The step that failed.
         step: &'static str,
-        /// What the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A file system that `node` requires cannot be mounted.
@@ -100,7 +98,7 @@ pub enum Error {
     StartNode {
         /// Its file.
         program: &'static str,
-        /// What the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
     /// `init` lacks a resource that it needs.
@@ -108,7 +106,7 @@ pub enum Error {
     Own {
         /// The purpose of the resource.
         what: &'static str,
-        /// What the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -138,33 +136,40 @@ impl Error {
         }
     }
 
-    /// What the person in front of the machine should do.
+    /// The next step for the operator.
     #[must_use]
     pub fn next(&self) -> &'static str {
         match self {
             Self::Prepare(_) | Self::Switch { .. } | Self::Own { .. } => {
-                "Reboot. If it comes back, the image must be written to the disk again, which begins the machine anew."
+                "Reboot. If the failure returns, write the image to the disk again, which resets \
+                 the machine."
             }
             Self::ReadCommandLine(_) | Self::CommandLine(_) => {
                 "Start the machine from EFI/BOOT/BOOTX64.EFI of the image, or with the command line of its manifest."
             }
             Self::NoDisk { .. } => {
-                "Check that a disk is connected and that its controller is switched on in the firmware; if so, this kernel has no driver for it."
+                "Check that a disk is connected and that its controller is enabled in the \
+                 firmware; if so, this kernel has no driver for it."
             }
             Self::NoEsp { .. } | Self::EspUnknown => {
-                "Check that the disk that the machine was started from is still connected, or write the image to it, which begins the machine anew."
+                "Check that the disk that the machine was started from is still connected, or \
+                 write the image to it, which resets the machine."
             }
             Self::NoSystem { .. } => {
-                "Restore the partition table. The image, written to the disk again, begins the machine anew."
+                "Restore the partition table. Writing the image to the disk again resets the \
+                 machine."
             }
             Self::Verity { .. } | Self::MountSystem { .. } => {
-                "Write the system partition of the same image again. All of the image would begin the machine anew."
+                "Write the system partition of the same image again. Writing the whole image \
+                 would reset the machine."
             }
             Self::Corrupt { .. } => {
-                "Check the disk, which may be failing, and write the system partition of the same image again. All of the image would begin the machine anew."
+                "Check the disk, which may be failing, and write the system partition of the \
+                 same image again. Writing the whole image would reset the machine."
             }
             Self::Tree(_) | Self::StartNode { .. } => {
-                "Reboot. If it comes back, write the system partition of the same image again; all of the image would begin the machine anew."
+                "Reboot. If the failure returns, write the system partition of the same image \
+                 again; writing the whole image would reset the machine."
             }
         }
     }
@@ -186,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_told_to_write_over_the_esp_for_the_sake_of_the_system() {
+    fn a_damaged_system_never_advises_to_overwrite_the_esp() {
         let damaged = Error::Corrupt {
             partition: "POLIS-SYSTEM-A",
             device: PathBuf::from("/dev/vda2"),

@@ -261,23 +261,23 @@ mod tests {
         }
 
         #[test]
-        fn noise_never_panics(
+        fn arbitrary_bytes_never_panic(
             text in any::<String>(),
             at in 512_usize..4096,
-            noise in prop::collection::vec(any::<u8>(), 1..64),
+            input in prop::collection::vec(any::<u8>(), 1..64),
         ) {
             let _guid = Guid::parse(&text);
             let (mut disk, _guid) = disk();
-            put(&mut disk, at, &noise);
+            put(&mut disk, at, &input);
             let _table = read(&mut Cursor::new(&disk), SECTOR, sectors(&disk));
         }
 
         #[test]
-        fn a_header_with_noise_and_a_right_checksum_never_panics(
-            noise in prop::collection::vec(any::<u8>(), 68),
+        fn an_arbitrary_header_with_a_right_checksum_never_panics(
+            input in prop::collection::vec(any::<u8>(), 68),
         ) {
             let (mut disk, _guid) = disk();
-            put(&mut disk, 512 + 24, &noise);
+            put(&mut disk, 512 + 24, &input);
             put(&mut disk, 512 + 24, &1_u64.to_le_bytes());
             put(&mut disk, 512 + 16, &[0; 4]);
             let sum = checksum(&disk[512..512 + 92]);

@@ -45,7 +45,7 @@ use polis_base::trapdoor::{Report, UNLOCK};
 use super::attempts::{Ledger, REBOOTS_MAX, number_line};
 use super::machine::{Identity, Machine, reap};
 use super::port;
-use super::screen::{LOOK, SILENCE, Screen};
+use super::screen::{POLL_INTERVAL, SILENCE, Screen};
 
 /// The border blinks twice a second.
 const PHASE: Duration = Duration::from_millis(500);
@@ -97,7 +97,7 @@ impl Countdown {
 
 /// The action after the countdown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum Action {
     /// The machine is to end.
     End(Reason),
     /// `node` is to try again with this recovery key.
@@ -120,7 +120,7 @@ fn explain(machine: &mut Machine, report: &mut Report) {
 }
 
 /// Shows `report` until a person or the countdown ends it, and returns the next action.
-pub fn meditate(machine: &mut Machine, mut report: Report) -> Wish {
+pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
     report.tried.append(&mut machine.tried);
     explain(machine, &mut report);
     // The log up to the failure, without the lines about the failure itself.
@@ -151,7 +151,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Wish {
         let now = clock::uptime();
         if countdown.is_over(now) {
             match count(machine, ledger.as_ref()) {
-                Ok(()) => return Wish::End(Reason::Reboot),
+                Ok(()) => return Action::End(Reason::Reboot),
                 Err(error) => {
                     let text = format!("holding, since the reboot can't be counted: {error}");
                     machine.port.log(Severity::Error, &text);
@@ -168,20 +168,20 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Wish {
         machine.port.flush();
         reap();
         if let Some(reason) = wished(machine) {
-            return Wish::End(reason);
+            return Action::End(reason);
         }
-        let (commands, typed) = heard(machine, &mut screens.open, &mut line, &shown);
+        let (commands, typed) = received(machine, &mut screens.open, &mut line, &shown);
         if let Some(key) = typed {
-            return Wish::Unlock(key);
+            return Action::Unlock(key);
         }
         for command in commands {
             let before = countdown;
             match countdown.command(command) {
                 Ok(next) => countdown = next,
-                Err(reason) => return Wish::End(reason),
+                Err(reason) => return Action::End(reason),
             }
             if countdown != before {
-                machine.port.log(Severity::Info, "holding, as asked; R reboots, P powers off");
+                machine.port.log(Severity::Info, "holding on request; R reboots, P powers off");
             }
         }
     }
@@ -198,7 +198,7 @@ fn announce(machine: &mut Machine, report: &Report) {
         .field("cause", report.cause())
         .field("next", &report.next);
     let line = if report.unlock { line.field(UNLOCK, "yes") } else { line };
-    machine.port.insist(line);
+    machine.port.force(line);
     for line in body(report).lines() {
         machine.port.log(Severity::Fatal, line);
     }
@@ -207,7 +207,8 @@ fn announce(machine: &mut Machine, report: &Report) {
 /// Stores the report on the ESP. Returns the ledger if that is stored, too.
 fn remember(machine: &mut Machine, report: &Report, log: &[String]) -> Option<Ledger> {
     let Some(store) = machine.attempts.clone() else {
-        let text = "the ESP is not mounted: this failure is not kept, and attempts are not counted";
+        let text = "the ESP is not mounted: this failure is not saved, and attempts are not \
+                    counted";
         machine.port.log(Severity::Warning, text);
         return None;
     };
@@ -223,7 +224,7 @@ fn remember(machine: &mut Machine, report: &Report, log: &[String]) -> Option<Le
     match kept {
         Ok(ledger) => Some(ledger),
         Err(error) => {
-            let text = format!("cannot keep this failure on the ESP: {error}");
+            let text = format!("cannot save this failure on the ESP: {error}");
             machine.port.log(Severity::Error, &text);
             None
         }
@@ -232,7 +233,7 @@ fn remember(machine: &mut Machine, report: &Report, log: &[String]) -> Option<Le
 
 /// Counts the reboot that comes now.
 fn count(machine: &Machine, ledger: Option<&Ledger>) -> std::io::Result<()> {
-    let lost = || std::io::Error::other("there is no count");
+    let lost = || std::io::Error::other("the count is missing");
     let ledger = ledger.and_then(Ledger::rebooting).ok_or_else(lost)?;
     machine.attempts.as_ref().ok_or_else(lost)?.save(&ledger)
 }
@@ -241,13 +242,13 @@ fn say_what_comes(machine: &mut Machine, countdown: Countdown, attempt: u32) {
     let boots = REBOOTS_MAX + 1;
     let text = match countdown {
         Countdown::Until(_) => format!(
-            "boot {attempt} of {boots} that failed in a row; rebooting in {} s; \
-             H holds, R reboots, P powers off, L shows the log",
+            "failed boot {attempt} of {boots} in a row; rebooting in {} s; H holds, R reboots, P \
+             powers off, L shows the log",
             machine.countdown.as_secs()
         ),
         Countdown::Held | Countdown::Exhausted => format!(
-            "boot {attempt} of {boots} that failed in a row; holding; R reboots, P powers off, \
-             L shows the log"
+            "failed boot {attempt} of {boots} in a row; holding; R reboots, P powers off, L \
+             shows the log"
         ),
         Countdown::Uncounted => "holding, since failed boots can't be counted; R reboots, \
              P powers off, L shows the log"
@@ -312,7 +313,7 @@ fn shown(machine: &Machine, report: &Report, attempt: u32, log: Vec<String>) -> 
 struct Screens {
     open: Vec<Screen>,
     /// The terminals that were already reported as missing.
-    said: BTreeSet<String>,
+    output: BTreeSet<String>,
     /// When to look again for the missing ones.
     look: Duration,
 }
@@ -320,10 +321,10 @@ struct Screens {
 impl Screens {
     fn draw(&mut self, machine: &mut Machine, shown: &Guru, phase: bool, now: Duration) {
         if now >= self.look {
-            self.look = now + LOOK;
+            self.look = now + POLL_INTERVAL;
             for (name, error) in Screen::open_missing(&machine.terminals, &mut self.open, now) {
                 let text = format!("no screen on {name}: {error}");
-                if self.said.insert(name) {
+                if self.output.insert(name) {
                     machine.port.log(Severity::Warning, &text);
                 }
             }
@@ -376,7 +377,7 @@ pub fn reason_of(signal: i32) -> Option<Reason> {
 }
 
 /// Reads the keys of all terminals: commands, and a recovery key if one is complete.
-fn heard(
+fn received(
     machine: &mut Machine,
     screens: &mut Vec<Screen>,
     line: &mut Line,
@@ -389,7 +390,7 @@ fn heard(
         if asked.contains(&Command::Unlock) {
             typed = screen.take_typed();
         }
-        // A screen that was overwritten is drawn anew.
+        // A screen that was overwritten is redrawn.
         if asked.contains(&Command::Redraw) {
             screen.clear();
         }
@@ -409,7 +410,7 @@ fn heard(
 struct Line {
     view: View,
     parser: Parser,
-    heard: Duration,
+    received: Duration,
     /// If a screen is drawn on the port, its keys belong to the screen.
     listens: bool,
 }
@@ -420,7 +421,7 @@ impl Line {
         Self {
             view: View::default(),
             parser: Parser::default(),
-            heard: Duration::ZERO,
+            received: Duration::ZERO,
             listens: !drawn_on,
         }
     }
@@ -433,8 +434,8 @@ impl Line {
         let now = clock::uptime();
         let mut keys = self.parser.feed(&typed);
         if !typed.is_empty() {
-            self.heard = now;
-        } else if now >= self.heard + SILENCE {
+            self.received = now;
+        } else if now >= self.received + SILENCE {
             keys.extend(self.parser.idle());
         }
         keys.into_iter().filter_map(|key| self.key(machine, key, shown)).collect()
@@ -452,8 +453,8 @@ impl Line {
         match (before, self.view.asks()) {
             (None, Some(_)) => machine.port.log(
                 Severity::Info,
-                "type the recovery key; Enter opens the disk, Esc goes back; a star stands for \
-                 each character",
+                "type the recovery key; Enter opens the disk, Esc goes back; each character is \
+                 shown as a star",
             ),
             // The log goes on below.
             (Some(_), None) => machine.port.echo("\n"),
@@ -497,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_cannot_count_says_so_and_not_that_somebody_asked() {
+    fn a_machine_that_cannot_count_reports_that_and_not_a_request() {
         let now = Duration::from_secs(10);
         assert_eq!(Countdown::Uncounted.countdown(now), guru::Countdown::Uncounted);
         assert_eq!(Countdown::Held.countdown(now), guru::Countdown::Held);
@@ -536,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn signals_that_ask_for_an_end_are_told_apart() {
+    fn signals_that_ask_for_an_end_are_distinguished() {
         assert_eq!(reason_of(Signal::INT.as_raw()), Some(Reason::Reboot));
         assert_eq!(reason_of(Signal::POWER.as_raw()), Some(Reason::PowerOff));
         assert_eq!(reason_of(Signal::CHILD.as_raw()), None);

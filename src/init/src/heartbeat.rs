@@ -19,7 +19,7 @@
 use std::time::Duration;
 
 /// The longest interval between checks; in a longer gap no process ran.
-const LOOK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// How late a check may be on a machine that is merely busy.
 const LATE: Duration = Duration::from_secs(5);
 
@@ -27,7 +27,7 @@ const LATE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Heartbeat {
     deadline: Duration,
-    heard: Option<Duration>,
+    received: Option<Duration>,
     looked: Duration,
 }
 
@@ -35,30 +35,30 @@ impl Heartbeat {
     /// A `node` that starts at `now` and may be silent for `deadline`.
     #[must_use]
     pub fn new(deadline: Duration, now: Duration) -> Self {
-        Self { deadline, heard: None, looked: now }
+        Self { deadline, received: None, looked: now }
     }
 
     /// Records a beat.
-    pub fn heard(&mut self, now: Duration) {
-        self.heard = Some(now);
+    pub fn received(&mut self, now: Duration) {
+        self.received = Some(now);
     }
 
     /// Checks the clock; returns how long `node` has been silent if that is too long.
     pub fn look(&mut self, now: Duration) -> Option<Duration> {
         let gap = now.saturating_sub(self.looked);
         self.looked = now;
-        let heard = self.heard.as_mut()?;
-        if gap > LOOK + LATE {
-            *heard += gap;
+        let received = self.received.as_mut()?;
+        if gap > POLL_INTERVAL + LATE {
+            *received += gap;
         }
-        let silent = now.saturating_sub(*heard);
+        let silent = now.saturating_sub(*received);
         (silent >= self.deadline).then_some(silent)
     }
 
     /// When the next check is due.
     #[must_use]
     pub fn next(&self) -> Option<Duration> {
-        self.heard.map(|heard| (heard + self.deadline).min(self.looked + LOOK))
+        self.received.map(|received| (received + self.deadline).min(self.looked + POLL_INTERVAL))
     }
 }
 
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn a_node_that_falls_silent_is_found_at_its_deadline() {
         let mut heartbeat = Heartbeat::new(DEADLINE, at(10));
-        heartbeat.heard(at(12));
+        heartbeat.received(at(12));
         assert_eq!(watch(&mut heartbeat, at(12), at(500)), Some(at(72)));
     }
 
@@ -98,7 +98,7 @@ mod tests {
         let mut heartbeat = Heartbeat::new(DEADLINE, at(10));
         assert_eq!(heartbeat.look(at(10_000)), None);
         for second in (20..500).step_by(5) {
-            heartbeat.heard(at(second));
+            heartbeat.received(at(second));
             assert_eq!(heartbeat.look(at(second + 4)), None);
         }
     }
@@ -106,15 +106,15 @@ mod tests {
     #[test]
     fn a_machine_that_was_paused_has_no_node_that_hangs() {
         let mut heartbeat = Heartbeat::new(DEADLINE, at(10));
-        heartbeat.heard(at(12));
+        heartbeat.received(at(12));
         assert_eq!(heartbeat.look(at(15)), None);
-        assert_eq!(heartbeat.look(at(4000)), None, "an hour in which nobody ran");
+        assert_eq!(heartbeat.look(at(4000)), None, "an hour without a run");
         assert_eq!(watch(&mut heartbeat, at(4000), at(5000)), Some(at(4057)));
     }
 
     proptest! {
         #[test]
-        fn nobody_hangs_who_beat_within_the_deadline(
+        fn a_process_with_a_heartbeat_within_the_deadline_is_not_hung(
             steps in prop::collection::vec((0_u64..100, any::<bool>()), 0..60)
         ) {
             let mut heartbeat = Heartbeat::new(DEADLINE, Duration::ZERO);
@@ -122,14 +122,14 @@ mod tests {
             for (seconds, beat) in steps {
                 now += at(seconds);
                 if beat {
-                    heartbeat.heard(now);
+                    heartbeat.received(now);
                     last = Some(now);
                 }
                 if let Some(silent) = heartbeat.look(now) {
                     prop_assert!(silent >= DEADLINE);
                     prop_assert!(last.is_some_and(|last| now - last >= DEADLINE));
                 }
-                prop_assert!(heartbeat.next().is_none_or(|next| next <= now + LOOK));
+                prop_assert!(heartbeat.next().is_none_or(|next| next <= now + POLL_INTERVAL));
             }
         }
     }

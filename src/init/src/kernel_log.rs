@@ -8,7 +8,7 @@ use polis_base::sys::kmsg::Record;
 
 /// Something in the kernel's log that explains a death.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Evidence {
+pub enum KernelEvent {
     /// A block of a verified device does not match its hash.
     Corrupt {
         /// The device below, as `major:minor`.
@@ -27,7 +27,7 @@ pub enum Evidence {
     },
 }
 
-impl Evidence {
+impl KernelEvent {
     /// Checks one record.
     #[must_use]
     pub fn find(record: &Record) -> Option<Self> {
@@ -47,7 +47,7 @@ impl Evidence {
 }
 
 /// `device-mapper: verity: 254:2: data block 1234 is corrupted`
-fn corrupt(text: &str) -> Option<Evidence> {
+fn corrupt(text: &str) -> Option<KernelEvent> {
     let rest = text.strip_prefix("device-mapper: verity: ")?;
     let rest = rest.strip_suffix(" is corrupted")?;
     let (device, what) = rest.split_once(": ")?;
@@ -58,19 +58,19 @@ fn corrupt(text: &str) -> Option<Evidence> {
         return None;
     }
     let block = block.parse().ok()?;
-    Some(Evidence::Corrupt { device: device.to_owned(), kind: kind.to_owned(), block })
+    Some(KernelEvent::Corrupt { device: device.to_owned(), kind: kind.to_owned(), block })
 }
 
 /// `Out of memory: Killed process 123 (node) total-vm:...`, or the same of a
 /// control group: `Memory cgroup out of memory: Killed process ...`
-fn out_of_memory(text: &str) -> Option<Evidence> {
+fn out_of_memory(text: &str) -> Option<KernelEvent> {
     let (before, rest) = text.split_once("Killed process ")?;
     if !before.to_ascii_lowercase().contains("out of memory") {
         return None;
     }
     let (process, rest) = rest.split_once(" (")?;
     let (name, _rest) = rest.split_once(')')?;
-    Some(Evidence::OutOfMemory { process: process.parse().ok()?, name: name.to_owned() })
+    Some(KernelEvent::OutOfMemory { process: process.parse().ok()?, name: name.to_owned() })
 }
 
 #[cfg(test)]
@@ -88,38 +88,42 @@ mod tests {
 
     #[test]
     fn a_corrupt_block_is_read_from_the_kernel_s_words() {
-        let found = |text| Evidence::find(&record(text));
+        let found = |text| KernelEvent::find(&record(text));
         assert_eq!(
             found("device-mapper: verity: 254:2: data block 1234 is corrupted"),
-            Some(Evidence::Corrupt { device: "254:2".into(), kind: "data".into(), block: 1234 })
+            Some(KernelEvent::Corrupt { device: "254:2".into(), kind: "data".into(), block: 1234 })
         );
         assert_eq!(
             found("device-mapper: verity: 8:2: metadata block 26001 is corrupted"),
-            Some(Evidence::Corrupt { device: "8:2".into(), kind: "metadata".into(), block: 26001 })
+            Some(KernelEvent::Corrupt {
+                device: "8:2".into(),
+                kind: "metadata".into(),
+                block: 26001
+            })
         );
         assert_eq!(found("device-mapper: verity: sha256 using implementation x"), None);
     }
 
     #[test]
-    fn a_process_that_ran_out_of_memory_is_told_by_its_number() {
+    fn a_process_killed_for_memory_is_found_by_its_number() {
         let text = "Out of memory: Killed process 123 (node) total-vm:512kB, anon-rss:1kB";
-        let kernel_log = Evidence::find(&record(text)).unwrap();
+        let kernel_log = KernelEvent::find(&record(text)).unwrap();
         assert!(kernel_log.killed(Pid::from_raw(123).unwrap()));
         assert!(!kernel_log.killed(Pid::from_raw(124).unwrap()));
     }
 
     #[test]
-    fn what_a_process_wrote_to_the_log_is_no_evidence() {
+    fn lines_of_processes_in_the_kernel_log_are_ignored() {
         let text = "device-mapper: verity: 254:2: data block 1 is corrupted";
-        assert_eq!(Evidence::find(&Record { facility: 1, ..record(text) }), None);
+        assert_eq!(KernelEvent::find(&Record { facility: 1, ..record(text) }), None);
     }
 
     proptest! {
         #[test]
-        fn noise_never_panics(text in any::<String>()) {
-            let _evidence = Evidence::find(&record(&text));
-            let _evidence = Evidence::find(&record(&format!("device-mapper: verity: {text}")));
-            let _evidence = Evidence::find(&record(&format!("Out of memory: Killed process {text}")));
+        fn arbitrary_bytes_never_panic(text in any::<String>()) {
+            let _evidence = KernelEvent::find(&record(&text));
+            let _evidence = KernelEvent::find(&record(&format!("device-mapper: verity: {text}")));
+            let _evidence = KernelEvent::find(&record(&format!("Out of memory: Killed process {text}")));
         }
     }
 }

@@ -55,7 +55,7 @@ use polis_base::stage::Stage;
 use polis_base::sys::{clock, poll};
 use polis_base::trapdoor::{Report, code};
 
-use self::guru::Wish;
+use self::guru::Action;
 use self::machine::Machine;
 use self::stage2::End;
 
@@ -73,7 +73,7 @@ pub fn main(mut arguments: impl Iterator<Item = String>) -> ExitCode {
         };
     }
     if !rustix::process::getpid().is_init() {
-        return complain(&["this program is process 1 of a machine, and nothing else".to_owned()]);
+        return complain(&["this program runs only as process 1 of a machine".to_owned()]);
     }
     panic::set_hook(Box::new(|info| note_panic(&info.to_string())));
     live()
@@ -108,8 +108,8 @@ fn live() -> ! {
             End::Guru(report) => report,
         };
         let key = match guarded(&mut machine, |machine| guru::meditate(machine, report)) {
-            Ok(Wish::End(reason)) => break reason,
-            Ok(Wish::Unlock(key)) => key,
+            Ok(Action::End(reason)) => break reason,
+            Ok(Action::Unlock(key)) => key,
             Err(text) => hold(&mut machine, &text),
         };
         let again = guarded(&mut machine, |machine| stage2::again(machine, &key));
@@ -147,8 +147,8 @@ fn panicked(text: String) -> Report {
         stage: Stage::System,
         causes: vec!["init, the first process, has a bug".to_owned(), text],
         tried: Vec::new(),
-        next: "Reboot. If it comes back, report it with the file from polis/guru/ of the EFI \
-               system partition."
+        next: "Reboot. If the failure returns, report it with the file from polis/guru/ of the \
+               EFI system partition."
             .to_owned(),
         unlock: false,
     }
@@ -161,7 +161,7 @@ fn hold(machine: &mut Machine, text: &str) -> ! {
         .field("stage", Stage::System)
         .field("cause", text)
         .field("next", "Reset the machine.");
-    machine.port.insist(line);
+    machine.port.force(line);
     rustix::system::reboot(rustix::system::RebootCommand::CadOn).ok();
     loop {
         machine.pet();

@@ -44,7 +44,7 @@ pub enum Event {
     Tick,
 }
 
-/// What the machine is doing.
+/// The state of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// `node` runs.
@@ -77,7 +77,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Forget the failed attempts.
-    Forgive,
+    ResetAttempts,
     /// Ask `node` to stop.
     AskToStop(Reason),
     /// Write a warning to the log.
@@ -85,11 +85,11 @@ pub enum Effect {
 }
 
 impl State {
-    /// What the machine does after `event`, which happened at `now`.
+    /// The state and the effects after `event` at `now`.
     #[must_use]
     pub fn step(self, event: Event, now: Duration) -> (Self, Vec<Effect>) {
         match (self, event) {
-            (Self::Running, Event::Ready) => (Self::Running, vec![Effect::Forgive]),
+            (Self::Running, Event::Ready) => (Self::Running, vec![Effect::ResetAttempts]),
             (Self::Running, Event::Off(reason)) => over(Outcome::Off(reason)),
             (Self::Running, Event::Guru(report)) => over(Outcome::Guru(report)),
             (Self::Running, Event::NodeEnded(ended)) => over(Outcome::Death(ended)),
@@ -103,7 +103,7 @@ impl State {
                 over(Outcome::Off(reason))
             }
             (Self::Stopping { reason, .. }, Event::Guru(report)) => {
-                let text = format!("node failed while it stopped: {}", report.cause());
+                let text = format!("node failed while stopping: {}", report.cause());
                 (Self::Over(Outcome::Off(reason)), vec![Effect::Warn(text)])
             }
             (Self::Stopping { reason, deadline }, Event::Tick) if now >= deadline => {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_ends_with_node_s_word_or_its_end_or_its_deadline() {
+    fn a_stop_ends_with_a_message_an_exit_or_its_deadline() {
         let (stopping, effects) = State::Running.step(Event::Asked(Reason::PowerOff), NOW);
         assert_eq!(effects, [Effect::AskToStop(Reason::PowerOff)]);
         let off = State::Over(Outcome::Off(Reason::PowerOff));
@@ -188,9 +188,9 @@ mod tests {
     }
 
     #[test]
-    fn a_good_boot_is_forgiven() {
+    fn a_good_boot_resets_the_attempts() {
         let (state, effects) = State::Running.step(Event::Ready, NOW);
-        assert_eq!((state, effects), (State::Running, vec![Effect::Forgive]));
+        assert_eq!((state, effects), (State::Running, vec![Effect::ResetAttempts]));
     }
 
     fn any_event() -> impl Strategy<Value = Event> {

@@ -15,7 +15,7 @@ use polis_base::stage::{self, Stage, State};
 use polis_base::sys::reboot::Reason;
 use polis_base::sys::signal::Signals;
 use polis_base::sys::spawn::{self, Ended, Reaped};
-use polis_base::sys::uevent::{self, Heard, Listener};
+use polis_base::sys::uevent::{self, Listener, Received};
 use polis_base::sys::watchdog::Watchdog;
 use polis_base::sys::{clock, kmsg, poll, signal};
 use polis_base::trapdoor::{Report, code};
@@ -23,7 +23,7 @@ use polis_base::trapdoor::{Report, code};
 use super::attempts::Store;
 use super::buttons::Buttons;
 use super::command_line::COUNTDOWN;
-use super::kernel_log::Evidence;
+use super::kernel_log::KernelEvent;
 use super::port::Port;
 use super::stage1::Start;
 
@@ -36,7 +36,7 @@ const KILL_TIME: Duration = Duration::from_secs(5);
 /// How often to check whether they have; `SIGCHLD` wakes earlier.
 const REAP_INTERVAL: Duration = Duration::from_millis(100);
 /// Evidence beyond this repeats itself.
-const EVIDENCE_MAX: usize = 16;
+const KERNEL_EVENTS_MAX: usize = 16;
 
 /// The system that the machine was started from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -91,7 +91,7 @@ pub struct Machine {
     /// The kernel's log, once it can be read.
     pub kernel: Option<kmsg::Reader>,
     /// The entries of the kernel's log that explain a death.
-    pub kernel_log: Vec<Evidence>,
+    pub kernel_log: Vec<KernelEvent>,
     /// Signals to this process.
     pub signals: Option<Signals>,
     /// Power buttons.
@@ -167,7 +167,7 @@ impl Machine {
 
     /// Writes the closing line, the last line of all.
     pub fn off(&mut self, reason: Reason) {
-        self.port.insist(EventLine::new("off").field("reason", reason.name()));
+        self.port.force(EventLine::new("off").field("reason", reason.name()));
         self.port.drain();
     }
 
@@ -180,10 +180,10 @@ impl Machine {
         let Some(kernel) = &mut self.kernel else { return false };
         let mut damaged = false;
         while let Ok(Some(record)) = kernel.next_record() {
-            let Some(kernel_log) = Evidence::find(&record) else { continue };
-            damaged |= matches!(&kernel_log, Evidence::Corrupt { device, .. }
+            let Some(kernel_log) = KernelEvent::find(&record) else { continue };
+            damaged |= matches!(&kernel_log, KernelEvent::Corrupt { device, .. }
                 if self.system.as_ref().is_some_and(|system| system.numbers == *device));
-            if self.kernel_log.len() < EVIDENCE_MAX && !self.kernel_log.contains(&kernel_log) {
+            if self.kernel_log.len() < KERNEL_EVENTS_MAX && !self.kernel_log.contains(&kernel_log) {
                 self.kernel_log.push(kernel_log);
             }
         }
@@ -195,10 +195,10 @@ impl Machine {
     pub fn damage(&self) -> Option<(&System, &str, u64)> {
         let system = self.system.as_ref()?;
         self.kernel_log.iter().find_map(|kernel_log| match kernel_log {
-            Evidence::Corrupt { device, kind, block } if *device == system.numbers => {
+            KernelEvent::Corrupt { device, kind, block } if *device == system.numbers => {
                 Some((system, kind.as_str(), *block))
             }
-            Evidence::Corrupt { .. } | Evidence::OutOfMemory { .. } => None,
+            KernelEvent::Corrupt { .. } | KernelEvent::OutOfMemory { .. } => None,
         })
     }
 
@@ -207,12 +207,12 @@ impl Machine {
     pub fn damage_report(&self) -> Option<Report> {
         let (system, kind, block) = self.damage()?;
         let cause = format!(
-            "{} ({}) is damaged: {kind} block {block} is not what the image was made with",
+            "{} ({}) is damaged: {kind} block {block} does not match its hash",
             system.partition,
             system.device.display()
         );
         let next = "Check the disk, which may be failing, and write the system partition of the \
-                    same image again. All of the image would begin the machine anew.";
+                    same image again. Writing the whole image would reset the machine.";
         Some(Report {
             code: code::SYSTEM_DAMAGED_RUNNING,
             stage: Stage::System,
@@ -226,11 +226,11 @@ impl Machine {
     /// Opens the devices that are present: the watchdog and power buttons.
     pub fn find_devices(&mut self) {
         self.find_watchdog();
-        let heard = self.buttons.find();
-        self.say_heard(&heard);
+        let received = self.buttons.find();
+        self.log_buttons(&received);
     }
 
-    fn say_heard(&mut self, buttons: &[String]) {
+    fn log_buttons(&mut self, buttons: &[String]) {
         for name in buttons {
             // The driver may load late, and earlier key presses are lost.
             let text = format!("listening to the power key of {name:?}");
@@ -254,16 +254,16 @@ impl Machine {
         let (mut aliases, mut lost) = (Vec::new(), false);
         while let Some(uevents) = &self.uevents {
             match uevents.next_event() {
-                Ok(Heard::Event(event)) => {
+                Ok(Received::Event(event)) => {
                     self.notice(&event);
                     if event.action == "add" {
                         aliases.extend(event.get("MODALIAS").map(str::to_owned));
                     }
                 }
-                Ok(Heard::Lost) => lost = true,
-                Ok(Heard::Nothing) => break,
+                Ok(Received::Lost) => lost = true,
+                Ok(Received::Nothing) => break,
                 Err(error) => {
-                    let text = format!("no more announcements of devices: {error}");
+                    let text = format!("device announcements stopped: {error}");
                     self.port.log(Severity::Error, &text);
                     self.uevents = None;
                 }
@@ -276,8 +276,8 @@ impl Machine {
     }
 
     fn notice(&mut self, event: &uevent::Event) {
-        let heard = self.buttons.notice(event);
-        self.say_heard(&heard);
+        let received = self.buttons.notice(event);
+        self.log_buttons(&received);
         let Some(name) = event.get("DEVNAME") else { return };
         let subsystem = event.get("SUBSYSTEM").unwrap_or_default();
         let is_watchdog = matches!(subsystem, "misc" | "watchdog") && name.starts_with("watchdog");
@@ -295,7 +295,7 @@ impl Machine {
         }
         self.petted = now;
         if let Err(error) = watchdog.pet() {
-            let text = format!("the watchdog does not listen: {error}");
+            let text = format!("the watchdog does not respond: {error}");
             self.port.log(Severity::Error, &text);
         }
     }

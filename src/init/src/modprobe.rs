@@ -31,7 +31,7 @@ fn one(modules: &mut Modules, name: &str) -> Result<(), String> {
     let found = modules.find(&BTreeSet::from([name])).map_err(|error| error.to_string())?;
     let found: Vec<String> = found.into_values().flatten().collect();
     if found.is_empty() {
-        return Err(format!("nothing is known as {name}"));
+        return Err(format!("no module has the alias {name}"));
     }
     // Several modules may serve one alias (a cipher, fast and plain): one is enough.
     let results: Vec<_> = found.iter().map(|module| modules.load(module)).collect();

@@ -49,7 +49,7 @@ pub enum Error {
         name: String,
     },
     /// The dependencies make a circle.
-    #[error("the dependencies of module {name} have no end")]
+    #[error("the dependencies of module {name} form a cycle")]
     Circle {
         /// The name.
         name: String,
@@ -59,7 +59,7 @@ pub enum Error {
     Refused {
         /// The name.
         name: String,
-        /// What the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -248,7 +248,7 @@ fn is_live(name: &str) -> bool {
     fs::read_to_string(state).is_ok_and(|state| state.trim_end() == "live")
 }
 
-/// What to load before and after a module, by the text of `modules.softdep`.
+/// The modules to load before and after a module, from the text of `modules.softdep`.
 fn softdeps(text: &str, wanted: &str) -> (Vec<String>, Vec<String>) {
     let (mut before, mut after) = (Vec::new(), Vec::new());
     for line in text.lines() {
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn soft_dependencies_are_told_apart_by_when() {
+    fn soft_dependencies_are_split_into_before_and_after() {
         let text = "# comment\nsoftdep a-b pre: c d post: e\nsoftdep x gcm\n";
         let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         assert_eq!(softdeps(text, "a_b"), (list(&["c", "d"]), list(&["e"])));
@@ -346,7 +346,7 @@ mod tests {
         }
 
         #[test]
-        fn noise_never_panics(text in any::<String>(), name in any::<String>()) {
+        fn arbitrary_bytes_never_panic(text in any::<String>(), name in any::<String>()) {
             let _found = Dependencies::new(text.clone()).find(&name);
             let _found = softdeps(&text, &name);
         }

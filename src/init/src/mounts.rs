@@ -190,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_never_panics(text in any::<String>()) {
+        fn arbitrary_bytes_never_panic(text in any::<String>()) {
             let _targets = on_disk(&text);
             let _name = unescape(&format!("\\{text}"));
         }

@@ -15,7 +15,7 @@ use polis_base::stage::Stage;
 use polis_base::sys::spawn::{Ended, Started};
 use polis_base::trapdoor::{Report, code};
 
-use super::kernel_log::Evidence;
+use super::kernel_log::KernelEvent;
 use super::relay::Partial;
 
 /// The longest message on the control channel.
@@ -23,7 +23,7 @@ const MESSAGE_MAX: usize = 16 << 10;
 /// How much is read from a pipe at once; it is full at 64 KiB.
 const READ_MAX: usize = 16 << 10;
 /// Lines of standard error that are kept: a panic takes three.
-const LAST_WORDS: usize = 4;
+const LAST_LINES: usize = 4;
 
 /// The result of a read of the control channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct Node {
     control: Option<OwnedFd>,
     lines: Partial,
     errors: Partial,
-    last_words: VecDeque<String>,
+    last_lines: VecDeque<String>,
     /// Stages that it has started, by name, and their state.
     stages: BTreeMap<String, String>,
 }
@@ -61,7 +61,7 @@ impl Node {
             control: Some(started.control),
             lines: Partial::default(),
             errors: Partial::default(),
-            last_words: VecDeque::new(),
+            last_lines: VecDeque::new(),
             stages: BTreeMap::new(),
         }
     }
@@ -104,10 +104,10 @@ impl Node {
     }
 
     fn remember(&mut self, line: &str) {
-        if self.last_words.len() == LAST_WORDS {
-            self.last_words.pop_front();
+        if self.last_lines.len() == LAST_LINES {
+            self.last_lines.pop_front();
         }
-        self.last_words.push_back(line.to_owned());
+        self.last_lines.push_back(line.to_owned());
     }
 
     /// The next message that it sent. Never blocks.
@@ -149,13 +149,14 @@ impl Node {
     #[must_use]
     pub fn hung(&self, silent: Duration, threads: String) -> Report {
         let seconds = silent.as_secs();
-        let mut causes = vec![format!("node runs, and gave no sign of life for {seconds} s")];
+        let mut causes = vec![format!("node runs but sent no heartbeat for {seconds} s")];
         causes.push(threads);
-        causes.extend(self.last_words.iter().map(|line| format!("it said: {line}")));
+        causes.extend(self.last_lines.iter().map(|line| format!("its last line: {line}")));
         let at_work = self.at_work().join(", ");
-        let tried = (!at_work.is_empty()).then(|| format!("it was at work on {at_work}"));
-        let next = "Check the disk, which may not answer any more, then reboot. If it comes back, \
-                    report it with the file from polis/guru/ of the EFI system partition.";
+        let tried = (!at_work.is_empty()).then(|| format!("its stage: {at_work}"));
+        let next = "Check the disk, which may not answer any more, then reboot. If the failure \
+                    returns, report it with the file from polis/guru/ of the EFI system \
+                    partition.";
         Report {
             code: code::NODE_HUNG,
             stage: Stage::System,
@@ -168,7 +169,7 @@ impl Node {
 
     /// The report of its death.
     #[must_use]
-    pub fn death(&self, ended: Ended, kernel_log: &[Evidence]) -> Report {
+    pub fn death(&self, ended: Ended, kernel_log: &[KernelEvent]) -> Report {
         let out_of_memory = kernel_log.iter().any(|kernel_log| kernel_log.killed(self.process));
         let (code, text) = match ended {
             Ended::Signal(_) if out_of_memory => (
@@ -181,17 +182,17 @@ impl Node {
             ),
             Ended::Status(status) => (
                 code::NODE_EXITED.with_detail(u16::try_from(status).unwrap_or(0)),
-                format!("node ended with status {status}, and nobody had asked it to"),
+                format!("node ended unexpectedly with status {status}"),
             ),
         };
         let mut causes = vec![text];
-        causes.extend(self.last_words.iter().map(|line| format!("it said: {line}")));
+        causes.extend(self.last_lines.iter().map(|line| format!("its last line: {line}")));
         let at_work = self.at_work().join(", ");
-        let tried = (!at_work.is_empty()).then(|| format!("it was at work on {at_work}"));
+        let tried = (!at_work.is_empty()).then(|| format!("its stage: {at_work}"));
         let next = if code == code::NODE_OUT_OF_MEMORY {
             "Give the machine more memory, then reboot."
         } else {
-            "Reboot. If it comes back, report it with the file from polis/guru/ of the EFI \
+            "Reboot. If the failure returns, report it with the file from polis/guru/ of the EFI \
              system partition."
         };
         Report {
@@ -267,21 +268,21 @@ mod tests {
         assert_eq!(node.rest(), (None, Some("at noon".to_owned())));
         let report = node.death(Ended::Signal(9), &[]);
         assert_eq!(report.code.to_string(), "#0302.0009");
-        assert_eq!(report.tried, ["it was at work on network"]);
+        assert_eq!(report.tried, ["its stage: network"]);
         assert_eq!(report.causes[1..], ["it said: panicked", "it said: at noon"]);
     }
 
     #[test]
-    fn a_death_for_want_of_memory_is_told_from_a_murder() {
+    fn an_out_of_memory_kill_differs_from_another_signal() {
         let (node, _theirs) = node();
-        let kernel_log = [Evidence::OutOfMemory { process: 4242, name: "node".to_owned() }];
+        let kernel_log = [KernelEvent::OutOfMemory { process: 4242, name: "node".to_owned() }];
         assert_eq!(node.death(Ended::Signal(9), &kernel_log).code, code::NODE_OUT_OF_MEMORY);
-        let other = [Evidence::OutOfMemory { process: 1, name: "etcd".to_owned() }];
+        let other = [KernelEvent::OutOfMemory { process: 1, name: "etcd".to_owned() }];
         assert_eq!(node.death(Ended::Signal(9), &other).code.anchor(), "0302");
     }
 
     #[test]
-    fn messages_pass_both_ways_and_nonsense_is_told_from_silence() {
+    fn messages_pass_both_ways_and_an_invalid_one_differs_from_silence() {
         let (mut node, [_out, _err, theirs]) = node();
         assert_eq!(node.message(), Message::None);
         rustix::net::send(&theirs, b"POLIS ready", SendFlags::empty()).unwrap();

@@ -19,7 +19,7 @@ pub fn end(machine: &mut Machine, reason: Reason) -> ! {
     machine.leave_watchdog(reason);
     machine.off(reason);
     let error = reboot::end(reason);
-    machine.port.log(Severity::Fatal, &format!("the kernel does not end the machine: {error}"));
+    machine.port.log(Severity::Fatal, &format!("the kernel does not stop the machine: {error}"));
     machine.port.drain();
     // All data is on the disks; a person may pull the plug.
     loop {

@@ -20,8 +20,8 @@ use super::relay::Relay;
 /// The port that the contract names.
 pub const PATH: &str = "/dev/ttyS0";
 
-/// What the driver may need to send a full buffer: 4 KiB at 115,200 baud. A port that
-/// sends nothing for so long is considered dead.
+/// The longest time for the driver to send a full buffer: 4 KiB at 115,200 baud. A port
+/// that sends nothing for so long is considered dead.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// How long all pending output may take: a full buffer needs six seconds.
 const DRAIN_ALL_MAX: Duration = Duration::from_secs(10);
@@ -57,9 +57,9 @@ impl Port {
 
     /// Writes an event line that must be sent even if the port is far behind: the
     /// reason why the machine stops.
-    pub fn insist(&mut self, line: EventLine) {
+    pub fn force(&mut self, line: EventLine) {
         let now = clock::uptime();
-        self.relay.insist(now, &line.at(now).to_string());
+        self.relay.force(now, &line.at(now).to_string());
         self.flush();
     }
 

@@ -11,7 +11,7 @@
 //!   and a line gives the count as soon as there is room.
 //! - A line is passed on whole or not at all.
 //! - Event lines are dropped last: a part of the buffer is theirs alone.
-//! - A line given to [`Relay::insist`] is never dropped: these few lines record why the
+//! - A line given to [`Relay::force`] is never dropped: these few lines record why the
 //!   machine ended.
 //!
 //! What this module does not do: read or write (`port`, `stage2`).
@@ -102,7 +102,7 @@ impl Relay {
 
     /// Adds one line that must be sent, however slow the port is: `init` has a handful
     /// of those in the life of a machine, so the buffer stays bounded.
-    pub fn insist(&mut self, now: Duration, line: &str) {
+    pub fn force(&mut self, now: Duration, line: &str) {
         self.keep(line);
         if self.muted {
             return;
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_port_loses_log_lines_first_and_is_told_how_many() {
+    fn a_slow_port_loses_log_lines_first_and_prints_their_number() {
         let mut relay = Relay::default();
         let line = "x".repeat(99);
         let fit = (PENDING_MAX - EVENTS_ONLY) / 100;
@@ -217,7 +217,7 @@ mod tests {
         let full = relay.pending.len();
         relay.put(NOW, &line);
         assert_eq!(relay.pending.len(), full, "the buffer is full");
-        relay.insist(NOW, "POLIS guru code=#0601.0000 t=1.000");
+        relay.force(NOW, "POLIS guru code=#0601.0000 t=1.000");
         let text = drain(&mut relay);
         assert!(text.ends_with("lines are missing here\nPOLIS guru code=#0601.0000 t=1.000\n"));
     }
@@ -245,7 +245,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_stays_bounded_and_makes_no_line_of_its_own(
+        fn arbitrary_bytes_stay_bounded_and_make_no_event_line(
             chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8)
         ) {
             let (mut partial, mut relay) = (Partial::default(), Relay::default());

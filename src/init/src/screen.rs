@@ -20,7 +20,7 @@ use polis_tui::guru::{self, Guru, View};
 use polis_tui::keys::{Key, Parser};
 use zeroize::{Zeroize as _, Zeroizing};
 
-use polis_base::canvas::{Canvas, NOBODY, REPAINT, WHERE};
+use polis_base::canvas::{ABSENT_AFTER, Canvas, REPAINT, WHERE};
 use polis_base::sys::terminal::{Mode, SIZE_DEFAULT, Size, Terminal};
 use polis_base::sys::vt;
 
@@ -29,7 +29,7 @@ pub const SILENCE: Duration = Duration::from_millis(100);
 
 /// How often a terminal is checked: whether it is present, what it shows, how large it
 /// is.
-pub const LOOK: Duration = Duration::from_secs(2);
+pub const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// One terminal with a guru meditation on it.
 #[derive(Debug)]
@@ -40,14 +40,14 @@ pub struct Screen {
     view: View,
     parser: Parser,
     /// When the last key arrived.
-    heard: Duration,
+    received: Duration,
     /// Whether the last key was a digit: see [`Self::press`].
     digit: bool,
     pending: Vec<u8>,
     /// Where the kernel shows the characters of a virtual terminal.
     characters: Option<PathBuf>,
     /// The size that the terminal reported, where its driver does not know it.
-    told: Option<Size>,
+    declared: Option<Size>,
     /// When the first unanswered question about the size was sent.
     unanswered: Option<Duration>,
     /// When the next check is due.
@@ -74,11 +74,11 @@ impl Screen {
             canvas,
             view: View::new(columns, rows),
             parser: Parser::default(),
-            heard: Duration::ZERO,
+            received: Duration::ZERO,
             digit: false,
             pending: Vec::new(),
             characters: vt::characters(path),
-            told: None,
+            declared: None,
             unanswered: None,
             look: now,
             repaint: now + REPAINT,
@@ -122,14 +122,14 @@ impl Screen {
             return Ok(());
         }
         let reported = self.terminal.reported_size();
-        let size = Canvas::bounded(reported.or(self.told).unwrap_or(SIZE_DEFAULT));
+        let size = Canvas::bounded(reported.or(self.declared).unwrap_or(SIZE_DEFAULT));
         if size != self.canvas.size() {
             self.view.resize(size.columns, size.rows);
             self.canvas = Canvas::new(size);
         }
         let looks = now >= self.look;
         if looks {
-            self.look = now + LOOK;
+            self.look = now + POLL_INTERVAL;
             self.look_after(reported, now);
         }
         let view = &self.view;
@@ -157,10 +157,10 @@ impl Screen {
     }
 
     /// Handles a report of the far corner's position.
-    fn hear_of_size(&mut self, size: Size, now: Duration) {
-        self.told = Some(size);
+    fn receive_size(&mut self, size: Size, now: Duration) {
+        self.declared = Some(size);
         let since = self.unanswered.take();
-        if since.is_some_and(|since| now.saturating_sub(since) >= NOBODY) {
+        if since.is_some_and(|since| now.saturating_sub(since) >= ABSENT_AFTER) {
             self.canvas.forget();
         }
     }
@@ -216,12 +216,12 @@ impl Screen {
         let keys = self.parser.feed(&bytes[..length]);
         // The typed bytes may contain a recovery key.
         bytes.zeroize();
-        self.heard = now;
+        self.received = now;
         let mut commands = Vec::new();
         for key in keys {
             match key {
                 Key::Cursor { row, column } => {
-                    self.hear_of_size(Size { columns: column, rows: row }, now);
+                    self.receive_size(Size { columns: column, rows: row }, now);
                 }
                 key => commands.extend(self.press(key, guru)),
             }
@@ -246,7 +246,7 @@ impl Screen {
 
     /// Handles a silence, if there is one: a lone Escape is the Escape key.
     fn idle(&mut self, guru: &Guru, now: Duration) {
-        if now >= self.heard + SILENCE
+        if now >= self.received + SILENCE
             && let Some(key) = self.parser.idle()
         {
             self.press(key, guru);
@@ -382,7 +382,7 @@ mod tests {
         for damaged in [&b"[24;80R"[..], b"24;80R", b"0R", b"\x9b24;80R", b"\x1b24;80R"] {
             assert_eq!(hear(damaged), [], "{damaged:?}");
         }
-        assert_eq!(hear(b"R"), [Command::Reboot], "a person is heard at once");
+        assert_eq!(hear(b"R"), [Command::Reboot], "a typed key is read at once");
         assert_eq!(hear(b"24r"), [Command::Reboot], "no answer ends like this");
     }
 
@@ -395,11 +395,11 @@ mod tests {
         rustix::io::write(&far, b";120R").unwrap();
         let later = START + Duration::from_secs(1);
         assert_eq!(screen.commands(&Guru::default(), later).unwrap(), []);
-        assert_eq!(screen.told, Some(Size { columns: 120, rows: 40 }));
+        assert_eq!(screen.declared, Some(Size { columns: 120, rows: 40 }));
     }
 
     #[test]
-    fn nothing_is_asked_while_somebody_types_a_recovery_key() {
+    fn no_question_is_sent_while_a_recovery_key_is_typed() {
         let (far, path) = pseudo();
         let mut screen = Screen::open(&path, START).unwrap();
         let guru = Guru { unlock: true, ..Guru::default() };
@@ -416,10 +416,10 @@ mod tests {
         assert!(asks(&drawn(&mut screen, START)));
         rustix::io::write(&far, b"u").unwrap();
         screen.commands(&guru, START).unwrap();
-        assert!(!asks(&drawn(&mut screen, START + LOOK)));
+        assert!(!asks(&drawn(&mut screen, START + POLL_INTERVAL)));
         rustix::io::write(&far, b"1R\x03").unwrap();
-        assert_eq!(screen.commands(&guru, START + LOOK).unwrap(), []);
-        assert!(asks(&drawn(&mut screen, START + 2 * LOOK)));
+        assert_eq!(screen.commands(&guru, START + POLL_INTERVAL).unwrap(), []);
+        assert!(asks(&drawn(&mut screen, START + 2 * POLL_INTERVAL)));
     }
 
     #[test]
@@ -429,20 +429,20 @@ mod tests {
         let mut person = Person::new(far, [24, 80]);
         assert!(person.watch(&mut screen, START).contains("#0601.0000"));
         person.screen.process(b"\x1b[2;1Hsomething else wrote this over the code, and more");
-        let soon = person.watch(&mut screen, START + LOOK);
-        assert!(!soon.contains("#0601.0000"), "nobody can know that yet: {soon}");
+        let soon = person.watch(&mut screen, START + POLL_INTERVAL);
+        assert!(!soon.contains("#0601.0000"), "this is not known yet: {soon}");
         let later = person.watch(&mut screen, START + REPAINT);
         assert!(later.contains("#0601.0000") && !later.contains("something"), "{later}");
         assert_eq!(person.cleared, 1);
     }
 
     #[test]
-    fn somebody_who_comes_an_hour_later_sees_the_text_at_once() {
+    fn a_client_that_connects_later_sees_the_text_at_once() {
         let (far, path) = pseudo();
         let mut screen = Screen::open(&path, START).unwrap();
         let mut nobody = Person::new(far, [24, 80]);
         nobody.watch(&mut screen, START);
-        let later = START + NOBODY;
+        let later = START + ABSENT_AFTER;
         nobody.watch(&mut screen, later);
         let mut person = Person::new(nobody.far, [24, 80]);
         rustix::io::write(&person.far, b"\x1b[24;80R").unwrap();
@@ -466,7 +466,7 @@ mod tests {
         std::fs::write(characters.path(), vec![b' '; 80 * 24]).unwrap();
         person.screen.process(b"\x1b[2J");
         assert!(!person.watch(&mut screen, START).contains("#0601.0000"));
-        assert!(person.watch(&mut screen, START + LOOK).contains("#0601.0000"));
+        assert!(person.watch(&mut screen, START + POLL_INTERVAL).contains("#0601.0000"));
     }
 
     #[test]

@@ -144,7 +144,7 @@ fn prepare(machine: &mut Machine) -> Result<Option<Early>, Error> {
     let early = order_modules();
     // From here on Ctrl-Alt-Del is a request and not a reset.
     reboot::catch_ctrl_alt_del().map_err(own("take over Ctrl-Alt-Del"))?;
-    machine.uevents = Some(Listener::open().map_err(own("hear announcements of devices"))?);
+    machine.uevents = Some(Listener::open().map_err(own("receive device announcements"))?);
     Ok(early)
 }
 
@@ -285,7 +285,7 @@ fn find(
     let start = clock::uptime();
     let firmware = of_firmware(machine, drivers);
     let wanted = firmware.or(command_line.esp).ok_or(Error::EspUnknown)?;
-    let mut said = false;
+    let mut logged = false;
     loop {
         let waited = clock::uptime().saturating_sub(start);
         let disks = disk::scan();
@@ -313,8 +313,8 @@ fn find(
             machine.tried.push(format!("block devices: {}", block_devices()));
             return Err(absent(wanted, &disks, waited));
         }
-        if waited >= PATIENCE && !said {
-            said = true;
+        if waited >= PATIENCE && !logged {
+            logged = true;
             let text = format!("the disk with partition {wanted}; there are: {}", list(&disks));
             machine.waiting(Stage::Initramfs, text);
         }
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_with_what_is_there() {
+    fn a_missing_disk_is_reported_with_the_existing_ones() {
         let esp = Guid::parse("6f1e4d07-5a3c-4c3b-9d3b-0123456789ab").unwrap();
         let waited = Duration::from_secs(30);
         let error = absent(esp, &[], waited);

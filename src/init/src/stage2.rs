@@ -115,7 +115,7 @@ fn node(machine: &mut Machine, key: Option<&recovery::Text>) -> Result<End, Erro
     }
     let node = spawn::start(Path::new(NODE), variables, key.map(|key| key.expose().as_bytes()))
         .map_err(|source| Error::StartNode { program: NODE, source })?;
-    let (said, coldplug) = coldplug(machine);
+    let (output, coldplug) = coldplug(machine);
     let start = machine.start.as_ref();
     let node_deadline = start.map_or(NODE_DEADLINE, |start| start.command_line.node_deadline);
     let main = Main {
@@ -123,7 +123,7 @@ fn node(machine: &mut Machine, key: Option<&recovery::Text>) -> Result<End, Erro
         node: Node::new(node),
         state: State::Running,
         coldplug,
-        said,
+        output,
         partial: Partial::default(),
         heartbeat: Heartbeat::new(node_deadline, clock::uptime()),
     };
@@ -180,7 +180,7 @@ fn mount_esp(machine: &mut Machine, device: &Path) -> Option<String> {
         match mounts::esp(device).apply() {
             Ok(()) => machine.attempts = Some(Store::on(Path::new("/esp"))),
             Err(error) => {
-                let text = format!("{error}: {}; going on without it", source_of(&error));
+                let text = format!("{error}: {}; continuing without it", source_of(&error));
                 machine.port.log(Severity::Error, &text);
             }
         }
@@ -232,12 +232,12 @@ fn stages(times: &Times) -> String {
 
 /// Starts to load drivers; the thread's messages come out of the pipe.
 fn coldplug(machine: &mut Machine) -> (Option<PipeReader>, Option<Coldplug>) {
-    let started = io::pipe().and_then(|(said, writer)| {
-        rustix::io::ioctl_fionbio(&said, true)?;
-        Ok((said, Coldplug::start(writer)?))
+    let started = io::pipe().and_then(|(output, writer)| {
+        rustix::io::ioctl_fionbio(&output, true)?;
+        Ok((output, Coldplug::start(writer)?))
     });
     match started {
-        Ok((said, coldplug)) => (Some(said), Some(coldplug)),
+        Ok((output, coldplug)) => (Some(output), Some(coldplug)),
         Err(error) => {
             let text = format!("cannot load drivers: {error}");
             machine.port.log(Severity::Error, &text);
@@ -252,7 +252,7 @@ struct Main<'a> {
     node: Node,
     state: State,
     coldplug: Option<Coldplug>,
-    said: Option<PipeReader>,
+    output: Option<PipeReader>,
     partial: Partial,
     heartbeat: Heartbeat,
 }
@@ -293,7 +293,7 @@ impl Main<'_> {
         self.state = state;
         for effect in effects {
             match effect {
-                Effect::Forgive => self.reset_attempts(),
+                Effect::ResetAttempts => self.reset_attempts(),
                 Effect::AskToStop(reason) => self.ask_to_stop(reason),
                 Effect::Warn(text) => self.machine.port.log(Severity::Warning, &text),
             }
@@ -310,7 +310,7 @@ impl Main<'_> {
         });
         // An unreadable ledger is replaced: this boot shows that the machine is well.
         if let Err(error) = forgiven.or_else(|_error| store.save(&store.rebuilt().ready())) {
-            let text = format!("cannot forget the boots that failed: {error}");
+            let text = format!("cannot reset the count of failed boots: {error}");
             self.machine.port.log(Severity::Warning, &text);
         }
     }
@@ -327,7 +327,7 @@ impl Main<'_> {
     fn wait(&self) {
         let mut waited = Vec::new();
         waited.extend(self.node.descriptors().map(|pipe| (pipe, Interest::Read)));
-        waited.extend(self.said.iter().map(|said| (said.as_fd(), Interest::Read)));
+        waited.extend(self.output.iter().map(|output| (output.as_fd(), Interest::Read)));
         let machine = &self.machine;
         waited.extend(machine.signals.iter().map(|signals| (signals.as_fd(), Interest::Read)));
         waited.extend(machine.uevents.iter().map(|uevents| (uevents.as_fd(), Interest::Read)));
@@ -364,9 +364,9 @@ impl Main<'_> {
     }
 
     fn read_drivers(&mut self) {
-        let Some(said) = &mut self.said else { return };
+        let Some(output) = &mut self.output else { return };
         let mut buffer = [0; READ_MAX];
-        match said.read(&mut buffer) {
+        match output.read(&mut buffer) {
             Ok(length) if length > 0 => {
                 for line in self.partial.take(&buffer[..length]) {
                     self.machine.port.log_as(Severity::Warning, "init.modules", &line);
@@ -374,7 +374,7 @@ impl Main<'_> {
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Ok(_) | Err(_) => self.said = None,
+            Ok(_) | Err(_) => self.output = None,
         }
     }
 
@@ -411,14 +411,14 @@ impl Main<'_> {
         match self.node.message() {
             Message::None => return false,
             Message::Line(message) => self.message(&message),
-            Message::Nonsense => self.refuse("it is no event line, or longer than 16 KiB"),
+            Message::Nonsense => self.refuse("it is not an event line, or longer than 16 KiB"),
         }
         true
     }
 
     fn message(&mut self, message: &EventLine) {
         match message.word() {
-            "beat" => self.heartbeat.heard(clock::uptime()),
+            "beat" => self.heartbeat.received(clock::uptime()),
             "ready" => {
                 if let Some(coldplug) = &self.coldplug {
                     coldplug.boot_is_over();
@@ -434,7 +434,7 @@ impl Main<'_> {
                 None => self.refuse("a guru needs code, stage and next"),
             },
             "terminals" => self.terminals(message),
-            _ => self.refuse("the word is not known"),
+            _ => self.refuse("the message is not known"),
         }
     }
 
@@ -455,7 +455,7 @@ impl Main<'_> {
     }
 
     fn refuse(&mut self, why: &str) {
-        let text = format!("a message of node is not understood: {why}");
+        let text = format!("a message of node is invalid: {why}");
         self.machine.port.log(Severity::Error, &text);
     }
 

@@ -24,7 +24,7 @@ pub fn of(proc: &Path, process: Pid) -> String {
         }
     }
     if alike.is_empty() {
-        return "the kernel says nothing about its threads".to_owned();
+        return "the kernel reports nothing about its threads".to_owned();
     }
     let each = alike.into_iter().map(|(thread, count)| match count {
         1 => thread,
@@ -74,18 +74,18 @@ mod tests {
             "its threads: a(b)c D xfs_buf_iowait, 2 × node S futex_wait_queue, serial R"
         );
         let gone = Pid::from_raw(8).unwrap();
-        assert_eq!(of(proc.path(), gone), "the kernel says nothing about its threads");
+        assert_eq!(of(proc.path(), gone), "the kernel reports nothing about its threads");
     }
 
     #[test]
     fn this_process_has_threads() {
-        let said = of(Path::new("/proc"), rustix::process::getpid());
-        assert!(said.starts_with("its threads: "), "{said}");
+        let output = of(Path::new("/proc"), rustix::process::getpid());
+        assert!(output.starts_with("its threads: "), "{output}");
     }
 
     proptest! {
         #[test]
-        fn noise_never_panics(stat in any::<String>(), wchan in any::<String>()) {
+        fn arbitrary_bytes_never_panic(stat in any::<String>(), wchan in any::<String>()) {
             let _said = thread(&stat, &wchan);
             let _said = thread(&format!("1 ({stat}) S 1"), &wchan);
         }

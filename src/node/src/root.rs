@@ -71,8 +71,8 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     let faces = Faces::new(&values, &root);
     let Root { ready, beats, .. } = root;
 
-    // A service that fails for want of something outside may find it later: only the service
-    // itself can tell that it never will, and then opens the trapdoor.
+    // A service that fails for want of something outside may find it later: only the
+    // service itself knows that it never will, and then opens the trapdoor.
     let forever = Policy::forever();
     ctx.spawn("heartbeat", forever, move |ctx| {
         heartbeat::Service { beats: beats.clone() }.run(ctx)
@@ -126,7 +126,7 @@ struct Values {
     cluster: cluster::Writer,
     unlock_requests: watch::Sender<cluster::unlock::request::Open>,
     credentials: watch::Sender<Option<rpc::Credentials>>,
-    standing: watch::Sender<Arc<rpc::AccessList>>,
+    access_list: watch::Sender<Arc<rpc::AccessList>>,
     curator: watch::Sender<curator::Status>,
     candidates: watch::Sender<Vec<Candidate>>,
     report: watch::Sender<v1::NodeStatus>,
@@ -154,7 +154,7 @@ impl Values {
         let orders = watch::Sender::new(None);
         let candidates = watch::Sender::default();
         let credentials = watch::Sender::new(None);
-        let standing = watch::Sender::new(Arc::<rpc::AccessList>::default());
+        let access_list = watch::Sender::new(Arc::<rpc::AccessList>::default());
         Self {
             known: watch::Sender::new(None),
             network: watch::Sender::default(),
@@ -178,13 +178,13 @@ impl Values {
                 credentials.subscribe(),
                 Patience::default(),
             )
-            .wary(standing.subscribe()),
+            .wary(access_list.subscribe()),
             metrics: Arc::new(rpc::Metrics::new(&table)),
             tree,
             orders,
             candidates,
             credentials,
-            standing,
+            access_list,
             table,
         }
     }
@@ -324,7 +324,7 @@ impl Membership {
 struct Control {
     curator: curator::Service,
     agent: agent::Service,
-    roles: roles::Service,
+    roles: roles::readiness::Service,
 }
 
 impl Control {
@@ -340,7 +340,7 @@ impl Control {
                 credentials: values.credentials.subscribe(),
                 metrics: Arc::clone(&values.metrics),
                 table: Arc::clone(&values.table),
-                standing: values.standing.clone(),
+                access_list: values.access_list.clone(),
                 directory: watch::Sender::default(),
                 status: values.curator.clone(),
             },
@@ -360,13 +360,13 @@ impl Control {
                     candidates: values.candidates.clone(),
                     nodes: values.nodes.clone(),
                     roles: watch::Sender::default(),
-                    standing: values.standing.clone(),
+                    access_list: values.access_list.clone(),
                     credentials: values.credentials.clone(),
                     cluster: values.cluster.clone(),
                     contact: watch::Sender::default(),
                 },
             },
-            roles: roles::Service {
+            roles: roles::readiness::Service {
                 image: root.environment.image.clone(),
                 cluster: values.cluster.subscribe(),
                 consensus: member.status(),
@@ -436,7 +436,7 @@ impl Faces {
                     unlock_requests: cluster::unlock::Requests::new(
                         values.unlock_requests.subscribe(),
                     ),
-                    standing: values.standing.subscribe(),
+                    access_list: values.access_list.subscribe(),
                 },
                 table: Arc::clone(&values.table),
                 servers: vec![("curator", Arc::clone(&values.metrics))],

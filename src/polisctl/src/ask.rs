@@ -1,4 +1,4 @@
-//! Asks a person a question that only a person may answer.
+//! Confirmation by the operator: questions that only a person may answer.
 
 use super::Global;
 use super::error::{Error, Explain as _};
@@ -12,8 +12,8 @@ pub(super) struct Sure {
 }
 
 impl Sure {
-    /// Refuses where the person can neither be asked nor has said yes. Before anything
-    /// else is done: a script learns it at once.
+    /// Fails without a terminal and without `--yes`, before anything else is done, so that
+    /// a script fails at once.
     pub(super) fn can_be(self, global: &Global) -> Result<(), Error> {
         if self.yes || global.out.streams.has_person() {
             return Ok(());
@@ -21,29 +21,29 @@ impl Sure {
         Err(Error::new("not a terminal: use --yes"))
     }
 
-    /// Says what the command does and to whom, and asks whether to go on.
+    /// Prints the effect of the command and its object, and asks for confirmation.
     pub(super) fn of(self, global: &Global, effect: &str) -> Result<(), Error> {
         if self.yes {
             return Ok(());
         }
         self.can_be(global)?;
-        confirm(global, &format!("{effect} Go on?"), "say --yes if you are sure")
+        confirm(global, &format!("{effect} Go on?"), "confirm with --yes")
     }
 }
 
-/// Asks a question of yes or no, where a person sits in front of a terminal.
-/// Without one the answer is an error, whose help is `instead`.
+/// Asks a yes-or-no question on the terminal. Without a terminal it returns an error with
+/// `instead` as its help.
 pub(super) fn confirm(global: &Global, question: &str, instead: &str) -> Result<(), Error> {
     let answer = answer(global, &format!("{question} [yes/no]"), instead)?;
-    if is_yes(&answer) { Ok(()) } else { Err(Error::new("not confirmed: nothing was done")) }
+    if is_yes(&answer) { Ok(()) } else { Err(Error::new("not confirmed: nothing was changed")) }
 }
 
 fn is_yes(answer: &str) -> bool {
     ["y", "yes"].iter().any(|yes| answer.trim().eq_ignore_ascii_case(yes))
 }
 
-/// Reads one line from the person in front of the terminal.
-/// Without a terminal the answer is an error, whose help is `instead`.
+/// Reads one line from the terminal. Without a terminal it returns an error with `instead`
+/// as its help.
 pub(super) fn answer(global: &Global, question: &str, instead: &str) -> Result<String, Error> {
     let streams = &global.out.streams;
     if !streams.has_person() {

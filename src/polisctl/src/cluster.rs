@@ -1,4 +1,4 @@
-//! `polisctl cluster`: what concerns the cluster as a whole.
+//! `polisctl cluster`: commands about the cluster.
 
 use std::time::Duration;
 
@@ -23,39 +23,39 @@ use polis_wire::rpc::client::Repeat;
 pub(super) enum Command {
     /// Exchange the owner's key for a certificate, and make a context.
     TakeOwnership(ownership::Arguments),
-    /// Print what a client or a new node needs to find and to trust the cluster.
+    /// Print what a client or a new node needs to reach and trust the cluster.
     Info,
-    /// Print how the cluster is: its nodes, its leader, etcd.
+    /// Print the state of the cluster: nodes, leader, etcd.
     Status,
-    /// Print the ticket that lets machines ask for admission, or make a new one.
+    /// Print the register ticket, or make a new one.
     Ticket {
         #[command(subcommand)]
         command: Option<Ticket>,
     },
-    /// Change what holds for all nodes of the cluster.
+    /// Change the configuration of all nodes of the cluster.
     ///
-    /// What is not named stays. A member of etcd takes it up when it comes home next:
-    /// a share of its disk's key that nobody shall keep any more still opens the disk
-    /// for one boot. Other nodes keep what they entered with, and so does every data
-    /// partition.
+    /// Fields without an option keep their value. A member of etcd applies the change when
+    /// it joins next: a share of its disk's key that must no longer be stored opens the
+    /// disk for one more boot. Other nodes and every data partition keep the configuration
+    /// that they committed with.
     Configure(parameters::Rules),
-    /// Wait until the cluster is whole.
+    /// Wait until the cluster is healthy.
     ///
-    /// It is whole when a curator leads, every node that is up is healthy, and
+    /// A cluster is healthy when a curator leads, every node in state up is healthy, and
     /// every member of etcd votes and answers.
     Wait {
-        /// Wait for so many nodes besides.
+        /// Wait also for this number of nodes in state up.
         #[arg(long, default_value_t = 1, value_name = "N")]
         nodes: usize,
     },
 }
 
-/// What to do about the ticket.
+/// The commands about the ticket.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Ticket {
-    /// Make a new ticket; the old one is void then.
+    /// Make a new ticket, which replaces the old one.
     Rotate {
-        /// How long it lives, such as 2h [default: for ever].
+        /// Its lifetime, such as 2h [default: unlimited].
         #[arg(long, value_name = "DURATION", value_parser = units::duration)]
         lifetime: Option<Duration>,
     },
@@ -89,10 +89,10 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
     }
 }
 
-/// Reads what the cluster says about itself, and remembers where its curators are.
+/// Reads the description of the cluster, and stores the addresses of its curators.
 pub(super) async fn info(session: &Session) -> Result<v1::GetClusterInfoResponse, Error> {
     let info = session
-        .call("read what the cluster is", Repeat::Allowed, |channel| async move {
+        .call("read the cluster's configuration", Repeat::Allowed, |channel| async move {
             ManagementClient::new(channel).get_cluster_info(v1::GetClusterInfoRequest {}).await
         })
         .await?;
@@ -102,7 +102,7 @@ pub(super) async fn info(session: &Session) -> Result<v1::GetClusterInfoResponse
 
 async fn configure(rules: &parameters::Rules, global: &Global) -> Result<(), Error> {
     if rules.is_empty() {
-        return Err(Error::usage("say what to change: --tpm, --storage, --cold-start"));
+        return Err(Error::usage("name what to change: --tpm, --storage, --cold-start"));
     }
     let session = Session::open(global).await?;
     let configuration = rules.named();
@@ -126,7 +126,7 @@ async fn ticket(
     };
     let lifetime_seconds = lifetime.map_or(0, |lifetime| lifetime.as_secs().max(1));
     let request = v1::GetRegisterTicketRequest { rotate, lifetime_seconds };
-    // Twice rotated is another ticket than the one that was printed.
+    // A second rotation would replace the ticket that was printed.
     let repeat = if rotate { Repeat::Never } else { Repeat::Allowed };
     session
         .call("get the register ticket", repeat, |channel| async move {
@@ -135,7 +135,7 @@ async fn ticket(
         .await
 }
 
-/// What a machine needs to ask to be let in.
+/// The data that a machine needs to register.
 pub(super) async fn admission(global: &Global) -> Result<Admission, Error> {
     let session = Session::open(global).await?;
     let info = info(&session).await?;
@@ -144,7 +144,7 @@ pub(super) async fn admission(global: &Global) -> Result<Admission, Error> {
     Ok(Admission { ticket, ca: info.ca_certificate, nodes })
 }
 
-/// What the cluster is called.
+/// The domain of the cluster.
 pub(super) fn domain(info: &v1::GetClusterInfoResponse) -> String {
     let named = info.configuration.as_ref().map(|named| named.cluster_domain.as_str());
     match named.unwrap_or_default() {
@@ -238,22 +238,22 @@ impl Info {
 #[derive(Debug, Serialize)]
 struct Status {
     healthy: bool,
-    /// What is not as it should be.
+    /// Everything that keeps the cluster from being healthy, a sentence each.
     problems: Vec<String>,
     cluster_domain: String,
     leader: String,
     nodes: Vec<View>,
     etcd: etcd::Status,
-    /// Machines that the leader did not let in, the newest first.
+    /// Registrations that the leader refused, the newest first.
     refused: Vec<Refused>,
 }
 
-/// A machine that was not let in.
+/// A refused registration.
 #[derive(Clone, Debug, Serialize)]
 struct Refused {
-    /// The name that it would have.
+    /// The node ID of its key.
     id: String,
-    /// As on its own screen.
+    /// The words of its fingerprint, as on its screen.
     #[serde(skip_serializing_if = "Option::is_none")]
     words: Option<String>,
     #[serde(skip)]
@@ -278,7 +278,7 @@ impl Refused {
         }
     }
 
-    /// The same with the words of its key, which cost a moment each.
+    /// The same with the words of its key, which take a moment to compute.
     fn with_words(&self) -> Self {
         let words = self.key.map(|key| Fingerprint::of_key(&key).words());
         Self { words, ..self.clone() }
@@ -327,24 +327,24 @@ impl Status {
         Self { refused, ..self }
     }
 
-    /// What to do about recovery keys that the cluster alone has: no flaw of a cluster
-    /// that is whole, and of no use to one that is lost.
+    /// The command for recovery keys that only the cluster stores. The cluster is healthy
+    /// all the same, but a lost cluster loses them.
     fn unsaved(&self) -> Option<String> {
-        let mut unsaved = self.nodes.iter().filter(|node| node.is_recovery_key_unsaved());
-        let first = unsaved.next()?.id();
-        let others = match unsaved.count() {
-            0 => String::new(),
-            1 => ", nor that of one other node".to_owned(),
-            others => format!(", nor those of {others} other nodes"),
-        };
-        Some(format!("not saved yet: `polisctl node recovery-key {first}`{others}"))
+        let unsaved = self.nodes.iter().filter(|node| node.is_recovery_key_unsaved());
+        let unsaved: Vec<_> = unsaved.map(View::id).collect();
+        let first = unsaved.first()?;
+        let nodes = if unsaved.len() == 1 { "node" } else { "nodes" };
+        let count = unsaved.len();
+        Some(format!(
+            "recovery keys unsaved on {count} {nodes}: `polisctl node recovery-key show {first}`"
+        ))
     }
 
     fn document(&self) -> Result<Document, Error> {
-        let verdict = if self.healthy { "whole".to_owned() } else { self.problems.join("\n") };
+        let state = if self.healthy { "healthy".to_owned() } else { self.problems.join("\n") };
         let mut lines = vec![
             ("cluster", or_dash(&self.cluster_domain)),
-            ("state", verdict),
+            ("state", state),
             ("leader", or_dash(&self.leader)),
             ("etcd", self.etcd.summary()),
         ];
@@ -359,7 +359,7 @@ impl Status {
     }
 }
 
-/// What keeps a cluster from being whole, a sentence each.
+/// Everything that keeps a cluster from being healthy, a sentence each.
 fn problems(
     info: &v1::GetClusterInfoResponse,
     nodes: &[v1::NodeInfo],
@@ -367,19 +367,19 @@ fn problems(
 ) -> Vec<String> {
     let mut problems = Vec::new();
     if info.leader.is_empty() {
-        problems.push("nobody leads".to_owned());
+        problems.push("the curator has no leader".to_owned());
     }
     for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Up) {
         match node.health() {
             v1::NodeHealth::Healthy => {}
-            v1::NodeHealth::Late => problems.push(format!("{} is late", node.id)),
+            v1::NodeHealth::Late => problems.push(format!("{}: heartbeat overdue", node.id)),
             v1::NodeHealth::Unknown | v1::NodeHealth::Absent => {
-                problems.push(format!("{} was not heard of yet", node.id));
+                problems.push(format!("{}: no heartbeat yet", node.id));
             }
         }
     }
     for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Standby) {
-        problems.push(format!("{} has not entered yet", node.id));
+        problems.push(format!("{} has not committed yet", node.id));
     }
     let enters = |node: &&v1::NodeInfo| {
         let role = is_consensus_member(node.roles.as_ref());
@@ -388,18 +388,18 @@ fn problems(
     };
     for node in nodes.iter().filter(enters) {
         let advice = match node.health() {
-            v1::NodeHealth::Healthy => "if it stays so, take the role away and give it again",
+            v1::NodeHealth::Healthy => "if this lasts, remove the role and add it again",
             v1::NodeHealth::Late | v1::NodeHealth::Unknown | v1::NodeHealth::Absent => {
-                "it is off or cut off, and goes on by itself once it is back"
+                "it is off or cut off, and continues once it is back"
             }
         };
         problems.push(format!(
-            "{} has the role consensus member and is no member of etcd yet; {advice}",
+            "{} has the role consensus member but no member of etcd yet; {advice}",
             node.id
         ));
     }
     for node in nodes.iter().filter(|node| node.leaving) {
-        problems.push(format!("{} is being taken out of etcd", node.id));
+        problems.push(format!("{} is leaving etcd", node.id));
     }
     if consensus.leader == 0 {
         problems.push("etcd has no leader".to_owned());
@@ -417,34 +417,34 @@ fn problems(
     problems
 }
 
-/// How long `wait` waits unless it is said otherwise.
+/// How long `wait` waits without `--timeout`.
 const WAIT: Duration = Duration::from_secs(10 * 60);
-/// Between two looks.
+/// Between two queries.
 const PACE: Duration = Duration::from_secs(1);
-/// Longest that one look asks for a leader: so long, curators that are silent are waited
-/// for, and what came of each is known.
-const LOOK: Duration = Duration::from_secs(10);
-/// What the last look may take beyond the end, to say what it found.
+/// Longest that one query searches for a leader: long enough for silent curators to time
+/// out, so that the result of each is known.
+const QUERY_MAX: Duration = Duration::from_secs(10);
+/// Grace for the last query after the deadline, so that its result can be reported.
 const GRACE: Duration = Duration::from_millis(500);
 
 async fn wait(global: &Global, wanted: usize) -> Result<(), Error> {
     let total = global.timeout.unwrap_or(WAIT);
     let end = Instant::now() + total;
-    let mut session = Session::prepare(global, LOOK)?;
+    let mut session = Session::prepare(global, QUERY_MAX)?;
     let progress = global.out.progress();
     let mut missing = "looking for the leader of the cluster".to_owned();
     loop {
         progress.says(&missing);
         let left = end.saturating_duration_since(Instant::now());
-        // One look is not to take all the time that a person gives: nothing would be said.
-        session.limit_calls(LOOK.min(left));
+        // One query must not use up the whole timeout: there would be nothing to report.
+        session.limit_calls(QUERY_MAX.min(left));
         missing = match tokio::time::timeout(left + GRACE, look(&session, wanted)).await {
             Ok(Ok(Look::Whole(status))) => {
                 drop(progress);
                 return global.out.print(&status.document()?);
             }
             Ok(Ok(Look::Missing(missing))) => missing,
-            // An outage is what waiting is for; a refusal will not go away.
+            // An outage may end while `wait` waits; a refusal does not.
             Ok(Err(error)) if error.exit() == super::error::Exit::TimedOut => error.summary(),
             Ok(Err(error)) => return Err(error),
             Err(_elapsed) => missing,
@@ -452,14 +452,14 @@ async fn wait(global: &Global, wanted: usize) -> Result<(), Error> {
         if Instant::now() + PACE >= end {
             drop(progress);
             return Err(Error::timed_out(missing)
-                .context(format!("the cluster is not whole after {}", units::span(total)))
-                .or_help("`polisctl cluster status` says more"));
+                .context(format!("the cluster is not healthy after {}", units::span(total)))
+                .or_help("see `polisctl cluster status`"));
         }
         sleep(PACE).await;
     }
 }
 
-/// What a look at the cluster finds.
+/// The result of one query.
 enum Look {
     Whole(Box<Status>),
     Missing(String),
@@ -467,7 +467,7 @@ enum Look {
 
 async fn look(session: &Session, wanted: usize) -> Result<Look, Error> {
     let status =
-        Status::read(session).await.doing(|| "cannot tell how the cluster is".to_owned())?;
+        Status::read(session).await.doing(|| "cannot read the state of the cluster".to_owned())?;
     let up = status.nodes.iter().filter(|node| node.is_up()).count();
     if up < wanted {
         return Ok(Look::Missing(format!("{up} of {wanted} nodes are up")));

@@ -124,10 +124,10 @@ fn a_node_with_the_role_and_no_member_and_one_on_its_way_out_are_named() {
     let status = Status::of(&info(), &nodes, &v1::ConsensusStatus { members, ..consensus() });
     let [enters, leaves] = &status.problems[..] else { panic!("{:?}", status.problems) };
     assert!(enters.starts_with(&format!("{} has the role consensus member", id(3))), "{enters}");
-    assert!(enters.ends_with("take the role away and give it again"), "{enters}");
-    assert_eq!(*leaves, format!("{} is being taken out of etcd", id(4)));
+    assert!(enters.ends_with("remove the role and add it again"), "{enters}");
+    assert_eq!(*leaves, format!("{} is leaving etcd", id(4)));
 
-    // A node that is off has more need of power than of a role.
+    // Changing the roles does not help a node that is off.
     let nodes = [node(1, Up, Healthy), node(3, Up, Late)];
     let members = consensus().members[..1].to_vec();
     let status = Status::of(&info(), &nodes, &v1::ConsensusStatus { members, ..consensus() });
@@ -139,7 +139,7 @@ fn a_node_with_the_role_and_no_member_and_one_on_its_way_out_are_named() {
 }
 
 #[test]
-fn recovery_keys_that_the_cluster_alone_has_are_told_and_no_flaw() {
+fn unsaved_recovery_keys_are_listed_and_not_a_problem() {
     use crate::output::Format;
     use v1::{NodeHealth::*, NodeState::*};
     let unsaved = |digit| v1::NodeInfo { recovery_key_unsaved: true, ..node(digit, Up, Healthy) };
@@ -152,12 +152,12 @@ fn recovery_keys_that_the_cluster_alone_has_are_told_and_no_flaw() {
     let worker = |digit| v1::NodeInfo { roles: None, ..unsaved(digit) };
     insta::assert_snapshot!(shown(&[unsaved(1), worker(2), worker(3)]), @r"
     cluster   cluster.internal
-    state     whole
+    state     healthy
     leader    polis-01
     etcd      1 voter; the loss of one stops the cluster
-    recovery  not saved yet: `polisctl node recovery-key polis-01010101010101010101010101010101`, nor those of 2 other nodes
+    recovery  recovery keys unsaved on 3 nodes: `polisctl node recovery-key show polis-01010101010101010101010101010101`
 
-    NODE                                    STATE  HEALTH   ROLES             ADDRESS    VERSION  HEARD OF
+    NODE                                    STATE  HEALTH   ROLES             ADDRESS    VERSION  LAST HEARTBEAT
     polis-01010101010101010101010101010101  up     healthy  consensus-member  192.0.2.1  0.1.0    1.2 s ago
     polis-02020202020202020202020202020202  up     healthy  -                 192.0.2.2  0.1.0    1.2 s ago
     polis-03030303030303030303030303030303  up     healthy  -                 192.0.2.3  0.1.0    1.2 s ago
@@ -166,19 +166,19 @@ fn recovery_keys_that_the_cluster_alone_has_are_told_and_no_flaw() {
 }
 
 #[test]
-fn status_says_what_keeps_the_cluster_from_being_whole() {
+fn status_lists_what_keeps_the_cluster_from_being_healthy() {
     use crate::output::Format;
     use v1::{NodeHealth::*, NodeState::*};
     let nodes = [node(1, Up, Healthy), node(2, Up, Late), node(3, New, Absent)];
     let status = Status::of(&info(), &nodes, &consensus());
     insta::assert_snapshot!(status.document().unwrap().render(Format::Table).unwrap(), @r"
     cluster  cluster.internal
-    state    polis-02020202020202020202020202020202 is late
+    state    polis-02020202020202020202020202020202: heartbeat overdue
              the etcd member of polis-02020202020202020202020202020202 is learning
     leader   polis-01
     etcd     1 voter, 1 learning; the loss of one stops the cluster
 
-    NODE                                    STATE  HEALTH   ROLES             ADDRESS    VERSION  HEARD OF
+    NODE                                    STATE  HEALTH   ROLES             ADDRESS    VERSION  LAST HEARTBEAT
     polis-01010101010101010101010101010101  up     healthy  consensus-member  192.0.2.1  0.1.0    1.2 s ago
     polis-02020202020202020202020202020202  up     late     consensus-member  192.0.2.2  0.1.0    1.2 s ago
     polis-03030303030303030303030303030303  new    absent   consensus-member  192.0.2.3  0.1.0    1.2 s ago
@@ -244,7 +244,7 @@ fn a_node_is_described_with_its_words() {
     use v1::{NodeHealth::*, NodeState::*};
     let nodes = [View::of(&node(1, Up, Healthy))];
     insta::assert_snapshot!(crate::node::nodes_table(&nodes), @r"
-    NODE                                    STATE  HEALTH   ROLES             ADDRESS    VERSION  HEARD OF
+    NODE                                    STATE  HEALTH   ROLES             ADDRESS    VERSION  LAST HEARTBEAT
     polis-01010101010101010101010101010101  up     healthy  consensus-member  192.0.2.1  0.1.0    1.2 s ago
     ");
     let view = crate::node::described_view(&node(1, New, Absent));
@@ -252,14 +252,14 @@ fn a_node_is_described_with_its_words() {
     insta::assert_snapshot!(document.render(Format::Table).unwrap(), @r"
     node          polis-01010101010101010101010101010101
     state         new
-    health        absent; heard of 1.2 s ago
+    health        absent; last heartbeat 1.2 s ago
     roles         consensus-member
     address       192.0.2.1
     version       0.1.0
     image         -
     boot          -
     storage       authenticated
-    key kept by   unspecified
+    disk key in   unspecified
     TPM           no
     recovery key  -
     labels        -
@@ -326,15 +326,15 @@ fn a_machine_that_was_refused_is_shown_with_the_words_of_its_screen_and_the_caus
     let words = Fingerprint::of_key(&key).words();
     let document = status.document().unwrap();
     let text = document.render(Format::Table).unwrap();
-    for told in [words.as_str(), "192.0.2.9", "ticket-rotated", "3", "2023-11-14"] {
-        assert!(text.contains(told), "{told}: {text}");
+    for expected in [words.as_str(), "192.0.2.9", "ticket-rotated", "3", "2023-11-14"] {
+        assert!(text.contains(expected), "{expected}: {text}");
     }
     let value = document.value();
     assert_eq!(value["refused"][0]["words"], words.as_str());
     assert_eq!(value["refused"][0]["reason"], "ticket-rotated");
     assert_eq!(value["refused"][0]["last"], "2023-11-14T22:13:20Z");
     assert!(value["refused"][0].get("key").is_none());
-    // Nobody was refused: nothing is said of it.
+    // Without a refused registration the section is left out.
     let quiet = Status::of(&quiet, &[], &consensus()).with_words();
     assert!(!quiet.document().unwrap().render(Format::Table).unwrap().contains("REFUSED"));
 }

@@ -1,7 +1,6 @@
-//! `polisctl console`: a node's screen in this terminal.
+//! `polisctl console`: the console of a node in this terminal.
 //!
-//! Snapshots come from the node; pages, keys and scrolling are local, so what a
-//! person looks at here is theirs alone.
+//! Snapshots come from the node; pages, keys and scrolling are local to this terminal.
 //!
 //! ```text
 //! node --snapshots--> feed --watch--> screen --pictures--> standard output
@@ -10,9 +9,10 @@
 //! ```
 //!
 //! Invariants:
-//! - However it ends, the terminal gets back its modes and what it showed.
-//! - A node that goes away is waited for; the last picture stays, and says since when.
-//! - What came of an order to end the machine stands there until the next key.
+//! - At the end, the modes and the content of the terminal are restored in every case.
+//! - After a lost connection the console reconnects; the last picture stays and shows its
+//!   age.
+//! - The result of a reboot or power-off command is shown until the next key.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
@@ -41,7 +41,7 @@ use polis_runtime::sys::readiness;
 /// Arguments of `console`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
-    /// The node [default: the one that leads].
+    /// The node [default: the leader].
     node: Option<String>,
     #[command(flatten)]
     at: At,
@@ -51,27 +51,26 @@ pub(super) struct Arguments {
 const RETRY: Duration = Duration::from_secs(2);
 /// Silence after which an Escape is the key, and not the start of a sequence.
 const ESCAPE: Duration = Duration::from_millis(50);
-/// Log entries that are kept: more than the node sends at once.
+/// Log entries kept: more than the node sends at once.
 const LOGS_MAX: usize = 4096;
-/// Another screen, so that what was in the terminal comes back.
+/// The alternate screen, so that the content of the terminal is restored at the end.
 const ENTER: &[u8] = b"\x1b[?1049h";
 const LEAVE: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?1049l";
 /// Ctrl-], as in telnet and in `cargo xtask run`.
 const CTRL_BRACKET: u8 = 0x1d;
 
-/// Silence of the node from which on its clock stands still visibly: it sends a
-/// picture each second.
+/// Silence after which a node counts as silent: it sends a picture each second.
 const SILENT: Duration = Duration::from_secs(3);
-/// How often the screen says how long the node has been silent.
+/// How often the screen updates the duration of the silence.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What is shown.
+/// The snapshot on the screen, and its source.
 #[derive(Clone, Debug)]
 struct Shown {
     snapshot: Snapshot,
     /// When the node sent it.
     heard: Instant,
-    /// Why it is not the newest; empty while it is.
+    /// Why it is not current; empty while it is.
     trouble: String,
 }
 
@@ -84,7 +83,7 @@ impl Shown {
         !self.trouble.is_empty() || self.heard.elapsed() >= SILENT
     }
 
-    /// That the node says nothing, if that is so.
+    /// The notice about a silent node.
     fn silence(&self) -> Option<String> {
         let seconds = self.heard.elapsed().as_secs();
         let since = match seconds {
@@ -92,8 +91,8 @@ impl Shown {
             _ => format!("{} min", seconds / 60),
         };
         self.is_silent().then(|| match &*self.trouble {
-            "" => format!("No word from the node for {since}."),
-            trouble => format!("No word from the node for {since}, trying again: {trouble}"),
+            "" => format!("No data from the node for {since}."),
+            trouble => format!("No data from the node for {since}, reconnecting: {trouble}"),
         })
     }
 }
@@ -101,19 +100,20 @@ impl Shown {
 /// Runs the command.
 pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
     if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
-        return Err(Error::new("the console needs a terminal, and this is none")
-            .or_help("`polisctl cluster status` prints how the cluster is"));
+        return Err(Error::new("the console needs a terminal")
+            .or_help("`polisctl cluster status` prints the state without one"));
     }
     let mut session = Session::prepare(global, PATIENCE)?;
     let target = session.target(arguments.node.as_deref(), arguments.at.at.as_ref()).await?;
     let (shown, newest) = watch::channel(Shown::new());
-    // What goes wrong at first is told in plain text, not on a screen that is gone at once.
+    // An error of the first connection is printed as plain text, since the alternate screen
+    // would close at once.
     let mut first = open(&session, &target).await?;
     take(&mut first, &shown).await.map_err(Broken::into_error)?;
     session.go_on();
     let mut screen = Screen::open()?;
     tokio::select! {
-        // Cancel-safe: what it holds is dropped, and with it the call.
+        // Cancel-safe: dropping the future cancels the call.
         error = feed(&session, &target, first, &shown) => Err(error),
         // Cancel-safe: the terminal is restored when the screen is dropped.
         ended = screen.drive(newest, &session, &target) => ended,
@@ -129,7 +129,7 @@ async fn open(session: &Session, target: &Target) -> Result<Frames, Error> {
     Ok(session.within("open the console", opened).await?.into_inner())
 }
 
-/// Keeps `shown` up to date; ends only if the node will not serve us again.
+/// Keeps `shown` up to date; ends only on an error that a retry cannot mend.
 async fn feed(
     session: &Session,
     target: &Target,
@@ -160,24 +160,24 @@ async fn feed(
 
 /// Why frames end.
 enum Broken {
-    /// The node may be back.
+    /// The connection failed; a retry may help.
     Link(Error),
-    /// What it says makes no sense, and will not.
+    /// The node sent invalid data; a retry does not help.
     Unreadable(Error),
 }
 
-/// How a person ends the machine.
+/// A command to end the machine.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Reboot,
     PowerOff,
 }
 
-/// Asks the node to end; returns what to tell the person about it.
+/// Requests the end of the machine; returns the text for the screen.
 async fn end(session: &Session, target: &Target, end: End) -> String {
-    let (power_off, what, told) = match end {
+    let (power_off, what, command) = match end {
         End::Reboot => (false, "reboot the machine", "reboot"),
-        End::PowerOff => (true, "power the machine off", "power the machine off"),
+        End::PowerOff => (true, "power the machine off", "poweroff"),
     };
     let asked = async {
         let channel = session.node(target).await?;
@@ -186,7 +186,9 @@ async fn end(session: &Session, target: &Target, end: End) -> String {
         ended.map_err(|status| refused(what, &status))
     };
     match asked.await {
-        Ok(_accepted) => format!("The node was told to {told}; it stops its services first."),
+        Ok(_accepted) => {
+            format!("The node accepted the command `{command}`; it stops its services first.")
+        }
         Err(error) => error.summary(),
     }
 }
@@ -199,7 +201,7 @@ impl Broken {
     }
 }
 
-/// Takes in frames until they end; says why.
+/// Receives frames until the stream ends; returns the reason.
 async fn follow(frames: &mut Frames, shown: &watch::Sender<Shown>) -> Broken {
     loop {
         if let Err(broken) = take(frames, shown).await {
@@ -208,19 +210,19 @@ async fn follow(frames: &mut Frames, shown: &watch::Sender<Shown>) -> Broken {
     }
 }
 
-/// Takes in one frame.
+/// Applies one frame.
 async fn take(frames: &mut Frames, shown: &watch::Sender<Shown>) -> Result<(), Broken> {
     let frame = match frames.message().await {
         Ok(Some(frame)) => frame,
         Ok(None) => return Err(Broken::Link(Error::new("the node ended the stream"))),
-        Err(status) => return Err(Broken::Link(refused("go on with the console", &status))),
+        Err(status) => return Err(Broken::Link(refused("continue the console", &status))),
     };
     let mut snapshot: Snapshot = serde_json::from_slice(&frame.snapshot).map_err(|error| {
         let error = Error::from(error).context("the node's screen cannot be read");
         Broken::Unreadable(error.or_help("use the polisctl of the node's version"))
     })?;
     shown.send_modify(|shown| {
-        // A machine that was started again numbers its entries anew.
+        // A new boot numbers its entries from the start.
         if snapshot.header.uptime >= shown.snapshot.header.uptime {
             Arc::make_mut(&mut snapshot.logs).put_before(&shown.snapshot.logs, LOGS_MAX);
         }
@@ -237,24 +239,24 @@ struct Screen {
     ended: Signal,
     picture: Picture,
     parser: Parser,
-    /// When a lone Escape becomes a key.
+    /// When a pending Escape counts as the key.
     escape: Option<Instant>,
     /// When the last picture was drawn.
     drawn: Instant,
     stale: bool,
 }
 
-/// What happened.
+/// An event of the loop.
 enum Event {
     Snapshot,
     Typed(Vec<u8>),
     Silence,
     Resized,
-    Told(String),
+    Replied(String),
     Ended,
 }
 
-/// An order to end the machine that is on its way; what comes of it.
+/// A pending command to end the machine; yields its result.
 type Order<'a> = Option<BoxFuture<'a, String>>;
 
 impl Screen {
@@ -276,7 +278,7 @@ impl Screen {
         })
     }
 
-    /// Draws and listens until the person leaves.
+    /// Draws and reads keys until the operator leaves.
     async fn drive(
         &mut self,
         mut shown: watch::Receiver<Shown>,
@@ -309,7 +311,7 @@ impl Screen {
                     self.anew();
                     Vec::new()
                 }
-                Event::Told(outcome) => {
+                Event::Replied(outcome) => {
                     (order, self.stale) = (None, true);
                     self.picture.notice = Some(outcome);
                     Vec::new()
@@ -327,13 +329,13 @@ impl Screen {
                 Some(Command::Hold | Command::Unlock) | None => None,
             };
             if let Some(asked) = asked {
-                self.picture.notice = Some("Asking the node ..".to_owned());
+                self.picture.notice = Some("Sending the command ..".to_owned());
                 order = Some(end(session, target, asked).boxed());
             }
         }
     }
 
-    /// What happens next. Cancel-safe.
+    /// The next event. Cancel-safe.
     async fn next_event(
         &mut self,
         shown: &mut watch::Receiver<Shown>,
@@ -344,7 +346,7 @@ impl Screen {
             let shown = shown.borrow();
             if shown.is_silent() { self.drawn + TICK } else { shown.heard + SILENT }
         };
-        let told = async {
+        let reply = async {
             match order {
                 Some(order) => order.await,
                 None => std::future::pending().await,
@@ -362,7 +364,7 @@ impl Screen {
                         ready.clear_ready();
                         Ok(Event::Typed(Vec::new()))
                     }
-                    Err(error) => Err(io::Error::from(error)).doing(|| "the terminal is gone".to_owned()),
+                    Err(error) => Err(io::Error::from(error)).doing(|| "the terminal was closed".to_owned()),
                 }
             }
             // Cancel-safe: only waits.
@@ -371,13 +373,13 @@ impl Screen {
             }
             // Cancel-safe: only waits.
             () = sleep_until(tick) => Ok(Event::Snapshot),
-            // Cancel-safe: the order is kept, and goes on where it was.
-            outcome = told => Ok(Event::Told(outcome)),
+            // Cancel-safe: the pending command is kept and polled again.
+            outcome = reply => Ok(Event::Replied(outcome)),
             // Cancel-safe per the docs of `recv`.
             _signal = self.resized.recv() => Ok(Event::Resized),
             // Cancel-safe per the docs of `recv`.
             _signal = self.ended.recv() => Ok(Event::Ended),
-            // Cancel-safe: waits for an event value. Closed only when we end.
+            // Cancel-safe: waits for an event value. Closed only at the end of the program.
             changed = shown.changed() => Ok(if changed.is_ok() { Event::Snapshot } else { Event::Ended }),
         }
     }
@@ -389,13 +391,13 @@ impl Screen {
     }
 }
 
-/// What a person looks at.
+/// The picture on the screen.
 struct Picture {
     canvas: Canvas,
     view: View,
     /// When the first picture since the last key was drawn.
     stood: Option<Instant>,
-    /// What came of the last order, until the next key.
+    /// The result of the last command, until the next key.
     notice: Option<String>,
 }
 
@@ -413,8 +415,7 @@ impl Picture {
         self.view.resize(columns, rows);
     }
 
-    /// Hands keys to the view; the last thing that one of them asks for is left to
-    /// the caller.
+    /// Passes keys to the view; the last command that they give is returned.
     fn press(&mut self, keys: &[Key], snapshot: &Snapshot) -> Option<Command> {
         if !keys.is_empty() {
             self.notice = None;
@@ -425,7 +426,7 @@ impl Picture {
         keys.iter().filter_map(|key| self.view.key(*key, snapshot)).last()
     }
 
-    /// What the terminal must be sent.
+    /// The bytes to send to the terminal.
     fn draw(&mut self, shown: &Shown) -> Vec<u8> {
         let notice = match (&self.notice, shown.silence()) {
             (None, silence) => silence,
@@ -446,7 +447,7 @@ impl Picture {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // A terminal that is gone needs nothing back.
+        // A closed terminal needs no restore.
         let _lost = write(LEAVE);
     }
 }
@@ -456,7 +457,7 @@ fn write(bytes: &[u8]) -> Result<(), Error> {
     stdout
         .write_all(bytes)
         .and_then(|()| stdout.flush())
-        .doing(|| "the terminal is gone".to_owned())
+        .doing(|| "the terminal was closed".to_owned())
 }
 
 #[cfg(test)]
@@ -467,7 +468,7 @@ mod tests {
         vt100::Parser::new(rows.try_into().unwrap(), columns.try_into().unwrap(), 0)
     }
 
-    /// The screen of somebody who was sent all of `sent`.
+    /// The screen of a terminal that received all of `sent`.
     fn seen(sent: &[Vec<u8>]) -> String {
         let mut parser = terminal(24, 80);
         sent.iter().for_each(|bytes| parser.process(bytes));
@@ -516,14 +517,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_says_nothing_is_told_from_one_that_does_and_since_when() {
+    async fn a_silent_node_is_marked_with_the_duration() {
         let mut picture = Picture::new(Size { columns: 80, rows: 24 });
         let mut shown = at(0);
         let mut sent = vec![picture.draw(&shown)];
         assert!(!seen(&sent).contains("No word"));
         tokio::time::advance(Duration::from_secs(14)).await;
         sent.push(picture.draw(&shown));
-        assert!(seen(&sent).contains("No word from the node for 14 s."), "{}", seen(&sent));
+        assert!(seen(&sent).contains("No data from the node for 14 s."), "{}", seen(&sent));
         shown.trouble = "connection refused".to_owned();
         tokio::time::advance(Duration::from_secs(3)).await;
         sent.push(picture.draw(&shown));

@@ -1,4 +1,4 @@
-//! `polisctl context`: which cluster the other commands talk to.
+//! `polisctl context`: the contexts, and the current one.
 
 use std::path::PathBuf;
 
@@ -14,21 +14,21 @@ use polis_wire::pki::Facts;
 /// Commands about contexts.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
-    /// List the contexts; a star marks the one in use.
+    /// List the contexts; a star marks the current one.
     List,
-    /// Put a context in use.
+    /// Set the current context.
     Use {
         /// Its name.
         #[arg(value_parser = contexts::name)]
         name: String,
     },
-    /// Print a context [default: the one in use].
+    /// Print a context [default: the current one].
     Show {
         /// Its name.
         #[arg(value_parser = contexts::name)]
         name: Option<String>,
     },
-    /// Make a context, or change what is named: endpoints, detours, the key.
+    /// Make a context, or change its endpoints, detours or key.
     Set {
         /// Its name.
         #[arg(value_parser = contexts::name)]
@@ -40,15 +40,15 @@ pub(super) enum Command {
         #[arg(long, value_name = "HOST:PORT=HOST:PORT")]
         via: Vec<String>,
     },
-    /// Make a context of what the owner wrote with `user create`.
+    /// Make a context from a file that the owner wrote with `user create`.
     Import {
         /// The file.
         file: PathBuf,
-        /// The private key whose public half the owner was given.
+        /// The private key of which the owner has the public half.
         #[arg(long, value_name = "FILE")]
         key: PathBuf,
     },
-    /// Forget a context; its key stays.
+    /// Remove a context; its key stays.
     Remove {
         /// Its name.
         #[arg(value_parser = contexts::name)]
@@ -75,7 +75,7 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
         Command::List => {
             let mut views = Vec::new();
             for name in contexts.names()? {
-                // One that is damaged must not hide the others.
+                // A damaged context must not hide the others.
                 match contexts.load(&name) {
                     Ok(context) => views.push(view(&context, current.as_deref())),
                     Err(error) => global.out.remark(error.render().trim_end()),
@@ -126,12 +126,12 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
         Command::Remove { name } => {
             contexts.remove(&name)?;
             let value = serde_json::json!({ "removed": name });
-            global.out.print(&Document::new(&value, format!("{name} is forgotten"))?)
+            global.out.print(&Document::new(&value, format!("{name} is removed"))?)
         }
     }
 }
 
-/// What to do where no context is in use.
+/// The help when there is no current context.
 pub(super) fn no_context() -> Error {
     Error::new("no context is in use").or_help(
         "take ownership of a cluster: `polisctl --endpoint HOST cluster take-ownership`; or pick \

@@ -1,4 +1,4 @@
-//! Keeps what `polisctl` remembers: contexts, each a cluster and a user in it.
+//! The store of contexts: each is a cluster and a user in it.
 //!
 //! ```text
 //! $XDG_CONFIG_HOME/polis/         mode 0700
@@ -11,9 +11,9 @@
 //! ```
 //!
 //! Invariants:
-//! - A context has a CA only if a person, or a file, said which.
-//! - Files are written whole or not at all.
-//! - No private key is copied: a context says where it is.
+//! - A context gets its CA only from a person or from a file.
+//! - Files are written atomically.
+//! - No private key is copied: a context stores its path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder};
@@ -26,10 +26,10 @@ use serde::{Deserialize, Serialize};
 use super::error::{Error, Explain as _};
 use polis_wire::pki;
 
-/// Far more than a context or a certificate has.
+/// Far above the size of a context or a certificate.
 const FILE_MAX: u64 = 256 * 1024;
 
-/// As long as the domain of a cluster may be, which is what a context is called after.
+/// The longest domain of a cluster, which names its context.
 const NAME_MAX: usize = 80;
 
 /// The folder of `polisctl`, with all contexts in it.
@@ -38,18 +38,18 @@ pub(super) struct Contexts {
     folder: PathBuf,
 }
 
-/// What a context says, besides the certificates.
+/// The content of a context besides the certificates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Settings {
-    /// Where curators are, `HOST:PORT`.
+    /// The addresses of curators, `HOST:PORT`.
     pub(super) endpoints: Vec<String>,
-    /// Who this is to the cluster.
+    /// The name of the user in the cluster.
     pub(super) user: String,
     /// The private key.
     pub(super) key: PathBuf,
-    /// Other ways to addresses that cannot be reached as the cluster says them,
-    /// for example through a forwarded port: `HOST:PORT` to `HOST:PORT`.
+    /// Detours for addresses that cannot be reached directly, for example through a
+    /// forwarded port: `HOST:PORT` to `HOST:PORT`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) via: BTreeMap<String, String>,
     /// Addresses of nodes, learnt from the cluster: by node ID.
@@ -60,9 +60,9 @@ pub(super) struct Settings {
 /// A cluster, and a user in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Context {
-    /// What people call it.
+    /// Its name.
     pub(super) name: String,
-    /// What it says.
+    /// Its content.
     pub(super) settings: Settings,
     /// DER of the cluster's CA, once it is trusted.
     pub(super) ca: Option<Vec<u8>>,
@@ -71,7 +71,7 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// A context that says nothing yet.
+    /// An empty context.
     pub(super) fn new(name: &str) -> Self {
         Self { name: name.to_owned(), settings: Settings::default(), ca: None, certificate: None }
     }
@@ -88,7 +88,7 @@ pub(super) fn name(text: &str) -> Result<String, String> {
 }
 
 impl Contexts {
-    /// The folder that was named, or the one that the environment names.
+    /// The given folder, or the one of the environment.
     pub(super) fn find(
         named: Option<PathBuf>,
         variable: impl Fn(&str) -> Option<String>,
@@ -106,7 +106,7 @@ impl Contexts {
         Ok(Self { folder: base.join("polis") })
     }
 
-    /// Where the owner's key is unless it is said otherwise.
+    /// The default path of the owner's key.
     pub(super) fn owner_key(&self) -> PathBuf {
         self.folder.join("owner.key")
     }
@@ -122,20 +122,20 @@ impl Contexts {
         Ok(names.filter(|found| name(found).is_ok()).collect())
     }
 
-    /// The name of the context in use.
+    /// The name of the current context.
     pub(super) fn current(&self) -> Result<Option<String>, Error> {
         let Some(bytes) = read(&self.folder.join("current"))? else { return Ok(None) };
         let text = String::from_utf8_lossy(&bytes).trim().to_owned();
         Ok(name(&text).ok())
     }
 
-    /// Puts a context in use.
+    /// Sets the current context.
     pub(super) fn set_current(&self, name: &str) -> Result<(), Error> {
         private_folder(&self.folder)?;
         write(&self.folder.join("current"), format!("{name}\n").as_bytes())
     }
 
-    /// The context `named`, else the one in use, else none.
+    /// The context `named`, else the current one, if any.
     pub(super) fn context(&self, named: Option<&str>) -> Result<Option<Context>, Error> {
         let name = match named {
             Some(name) => name.to_owned(),
@@ -190,11 +190,11 @@ impl Contexts {
                 write(&folder.join(leaf), pki::certificate_pem(der).as_bytes())?;
             }
         }
-        // Last: with it, the context is there.
+        // Written last: the context exists from then on.
         write(&folder.join("context.json"), &json)
     }
 
-    /// Forgets a context. Its key stays where it is.
+    /// Removes a context. Its key stays.
     pub(super) fn remove(&self, name: &str) -> Result<(), Error> {
         if !self.names()?.contains(name) {
             self.load(name)?;
@@ -218,12 +218,12 @@ pub(super) fn read_certificate(file: &Path) -> Result<Vec<u8>, Error> {
     certificate(file, &read_file(file)?)
 }
 
-/// Reads a file that must be there, and must be small.
+/// Reads a file that must exist and be small.
 pub(super) fn read_file(file: &Path) -> Result<Vec<u8>, Error> {
     read(file)?.ok_or_else(|| Error::new(format!("there is no {}", file.display())))
 }
 
-/// The DER of a certificate in PEM or DER that stands in `file`.
+/// The DER of the certificate in `file`, which is PEM or DER.
 pub(super) fn certificate(file: &Path, bytes: &[u8]) -> Result<Vec<u8>, Error> {
     let der = match x509_parser::pem::parse_x509_pem(bytes) {
         Ok((_rest, pem)) if pem.label == "CERTIFICATE" => pem.contents,
@@ -238,13 +238,13 @@ pub(super) fn certificate(file: &Path, bytes: &[u8]) -> Result<Vec<u8>, Error> {
     Ok(der)
 }
 
-/// Makes a folder that nobody else may look into, if it is not there.
+/// Creates a folder with mode 0700 unless it exists.
 pub(super) fn private_folder(folder: &Path) -> Result<(), Error> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
     made.doing(|| format!("cannot make {}", folder.display()))
 }
 
-/// The bytes of a file, if it is there.
+/// The bytes of a file, if it exists.
 fn read(file: &Path) -> Result<Option<Vec<u8>>, Error> {
     use std::io::Read as _;
     let mut bytes = Vec::new();
@@ -260,7 +260,7 @@ fn read(file: &Path) -> Result<Option<Vec<u8>>, Error> {
     Ok(Some(bytes))
 }
 
-/// Writes a file that nobody else may read, by way of a sibling.
+/// Writes a file with mode 0600 atomically, through a temporary file beside it.
 pub(super) fn write(file: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut name = file.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}", std::process::id()));
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(found(&[("HOME", "/h")]).unwrap(), Path::new("/h/.config/polis"));
         let both = [("HOME", "/h"), ("XDG_CONFIG_HOME", "/x")];
         assert_eq!(found(&both).unwrap(), Path::new("/x/polis"));
-        // The standard says that a relative path is to be ignored.
+        // By the standard, a relative path is ignored.
         let relative = [("HOME", "/h"), ("XDG_CONFIG_HOME", "x")];
         assert_eq!(found(&relative).unwrap(), Path::new("/h/.config/polis"));
         assert!(found(&[]).unwrap_err().render().contains("help: "));
@@ -343,7 +343,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn noise_is_no_certificate(
+        fn arbitrary_bytes_are_no_certificate(
             bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..400),
             text in "[ -~\n]{0,200}",
         ) {
@@ -356,11 +356,11 @@ mod tests {
         }
 
         #[test]
-        fn noise_is_no_context(bytes in proptest::collection::vec(0x20_u8..0x7f, 0..200)) {
+        fn arbitrary_bytes_are_no_context(bytes in proptest::collection::vec(0x20_u8..0x7f, 0..200)) {
             let (_folder, contexts) = contexts();
             contexts.save(&context("home")).unwrap();
             fs::write(contexts.folder_of("home").join("context.json"), &bytes).unwrap();
-            // Whatever reads as one has nothing but what a context may have.
+            // Every file that parses contains only the fields of a context.
             if let Ok(read) = contexts.load("home") {
                 let plain = serde_json::from_slice::<BTreeMap<String, serde_json::Value>>(&bytes);
                 assert!(plain.is_ok(), "{read:?}");
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_nobody_knows_is_refused() {
+    fn an_unknown_field_is_refused() {
         let (_folder, contexts) = contexts();
         contexts.save(&context("home")).unwrap();
         let file = contexts.folder_of("home").join("context.json");

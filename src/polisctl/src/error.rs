@@ -1,4 +1,4 @@
-//! Ends a command: the exit status, the causes, and what to do next.
+//! The errors of commands: exit status, causes and help.
 
 use std::fmt::Write as _;
 
@@ -10,45 +10,45 @@ pub(super) struct Error {
     help: Option<String>,
 }
 
-/// What programs learn from the end of a command.
+/// The exit status of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exit {
     /// Refused or failed.
     Failed = 1,
-    /// The command line makes no sense.
+    /// Wrong usage.
     Usage = 2,
-    /// Waited, in vain.
+    /// Timed out waiting.
     TimedOut = 3,
 }
 
 impl Error {
-    /// Refused or failed, without any cause below.
+    /// Refused or failed, without a cause.
     pub(super) fn new(what: impl Into<String>) -> Self {
         anyhow::Error::msg(what.into()).into()
     }
 
-    /// A command line that clap takes and that makes no sense all the same.
+    /// Wrong usage that clap does not detect.
     pub(super) fn usage(what: impl Into<String>) -> Self {
         Self { exit: Exit::Usage, ..Self::new(what) }
     }
 
-    /// What was waited for did not come.
+    /// Timed out waiting.
     pub(super) fn timed_out(what: impl Into<String>) -> Self {
         Self { exit: Exit::TimedOut, ..Self::new(what) }
     }
 
-    /// Something that did not come in time, with what is known about it.
+    /// A timeout with its cause.
     pub(super) fn late(cause: anyhow::Error) -> Self {
         Self { exit: Exit::TimedOut, cause, help: None }
     }
 
-    /// The same with what to do next. What was said closer to the cause stays.
+    /// The same with help, unless an error closer to the cause has some.
     pub(super) fn or_help(mut self, help: impl Into<String>) -> Self {
         self.help.get_or_insert_with(|| help.into());
         self
     }
 
-    /// The same with this to do next where it did not come in time, whatever was said.
+    /// The same with this help in case of a timeout, in place of other help.
     pub(super) fn help_if_late(mut self, help: impl Into<String>) -> Self {
         if self.exit == Exit::TimedOut {
             self.help = Some(help.into());
@@ -56,23 +56,23 @@ impl Error {
         self
     }
 
-    /// The same as the cause of something that failed.
+    /// The same as the cause of another failure.
     pub(super) fn context(self, what: impl Into<String>) -> Self {
         Self { cause: self.cause.context(what.into()), ..self }
     }
 
-    /// On one line, for a place that has no more.
+    /// The error and its causes on one line.
     pub(super) fn summary(&self) -> String {
         let causes: Vec<String> = self.cause.chain().map(ToString::to_string).collect();
         super::output::clean(&causes.join(": "))
     }
 
-    /// The status for whoever started the program.
+    /// The exit status of the program.
     pub(super) fn exit(&self) -> Exit {
         self.exit
     }
 
-    /// Whether the reader of the output went away, as `head` does: no failure.
+    /// Whether the reader closed the output, as `head` does, which is not a failure.
     pub(super) fn is_broken_pipe(&self) -> bool {
         let io = |cause: &(dyn std::error::Error + 'static)| {
             cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind)
@@ -83,17 +83,17 @@ impl Error {
     /// `error:`, the causes, `help:`.
     pub(super) fn render(&self) -> String {
         let mut text = String::new();
-        let mut said = String::new();
+        let mut printed = String::new();
         for (depth, cause) in self.cause.chain().enumerate() {
             let cause = super::output::clean(&cause.to_string());
-            // Some libraries repeat the cause in what they say themselves.
-            if said.contains(&cause) {
+            // Some libraries repeat the cause in their own message.
+            if printed.contains(&cause) {
                 continue;
             }
             let label = if depth == 0 { "error" } else { "cause" };
             // Writing to a string cannot fail.
             let _written = writeln!(text, "{label}: {cause}");
-            said = cause;
+            printed = cause;
         }
         if let Some(help) = &self.help {
             let _written = writeln!(text, "help: {help}");
@@ -108,11 +108,11 @@ impl<E: Into<anyhow::Error>> From<E> for Error {
     }
 }
 
-/// Adds to whatever failed.
+/// Adds context to a failure.
 pub(super) trait Explain<T> {
-    /// What was being done, with its object.
+    /// The operation that failed, with its object.
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error>;
-    /// What to do next.
+    /// The next step.
     fn help(self, help: impl FnOnce() -> String) -> Result<T, Error>;
 }
 

@@ -1,4 +1,4 @@
-//! `polisctl etcd`: the members of etcd, and the whole of it as a file.
+//! `polisctl etcd`: the members of etcd, and a snapshot of it as a file.
 
 use std::path::{Path, PathBuf};
 
@@ -20,17 +20,17 @@ use polis_wire::rpc::client::Repeat;
 pub(super) enum Command {
     /// List the members.
     Members,
-    /// Print how etcd is, as the leader's member sees it.
+    /// Print the state of etcd as the leader's member reports it.
     Status,
-    /// Save the whole of etcd in a file. It holds every secret of the cluster.
+    /// Save a snapshot of etcd in a file, which contains every secret of the cluster.
     Snapshot {
-        /// Where to put it; never over a file that is there.
+        /// The path of the new file.
         #[arg(short, long, value_name = "FILE")]
         out: PathBuf,
     },
 }
 
-/// How etcd is.
+/// The state of etcd.
 #[derive(Debug, Serialize)]
 pub(super) struct Status {
     cluster_id: String,
@@ -50,13 +50,13 @@ struct Member {
     role: &'static str,
     leader: bool,
     answers: bool,
-    /// The member that leads, to the knowledge of this one.
+    /// The leader, as this member knows it.
     follows: String,
     index: u64,
     applied_index: u64,
     db_bytes: u64,
     db_used_bytes: u64,
-    /// How old these figures are; `null`: it has told none.
+    /// The age of these figures; `null`: not reported yet.
     told_age_ms: Option<u64>,
     peer_urls: Vec<String>,
 }
@@ -67,7 +67,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         && out.symlink_metadata().is_ok()
     {
         return Err(
-            Error::new(format!("{} is there already", out.display())).or_help("name another file")
+            Error::new(format!("{} exists already", out.display())).or_help("name another file")
         );
     }
     let session = Session::open(global).await?;
@@ -84,16 +84,16 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
     }
 }
 
-/// Asks the leader how etcd is.
+/// Reads the state of etcd from the leader.
 pub(super) async fn read(session: &Session) -> Result<v1::ConsensusStatus, Error> {
     session
-        .call("read how etcd is", Repeat::Allowed, |channel| async move {
+        .call("read the state of etcd", Repeat::Allowed, |channel| async move {
             ManagementClient::new(channel).get_etcd_status(v1::GetEtcdStatusRequest {}).await
         })
         .await
 }
 
-/// How many of the voters that answer are not needed to write.
+/// The number of answering voters above the quorum.
 fn spare(members: &[v1::ConsensusMember]) -> u32 {
     let voters = || members.iter().filter(|member| !member.learner);
     let answering = voters().filter(|member| member.answers).count();
@@ -103,7 +103,7 @@ fn spare(members: &[v1::ConsensusMember]) -> u32 {
 
 impl Status {
     pub(super) fn of(status: &v1::ConsensusStatus) -> Self {
-        // As etcd prints it; zero is nobody's.
+        // As etcd prints it; zero means unknown.
         let number = |id: u64| if id == 0 { String::new() } else { format!("{id:x}") };
         let member = |member: &v1::ConsensusMember| Member {
             id: format!("{:x}", member.id),
@@ -125,14 +125,15 @@ impl Status {
             term: status.term,
             revision: status.revision,
             quota_bytes: status.quota_bytes,
-            // Never more than those that answer allow, whatever an older curator says.
+            // Never more than the answering voters allow, even if an older curator reports
+            // more.
             tolerates: status.tolerates.min(spare(&status.members)),
             alarms: status.alarms.clone(),
             members: status.members.iter().map(member).collect(),
         }
     }
 
-    /// In one line: how many vote, how many of them answer, and how many may fail yet.
+    /// In one line: the voters, those that answer, and how many may still fail.
     pub(super) fn summary(&self) -> String {
         let voters = self.members.iter().filter(|member| member.role == "voter").count();
         let learners = self.members.len() - voters;
@@ -156,7 +157,7 @@ impl Status {
         text
     }
 
-    /// All of it.
+    /// Everything as text.
     pub(super) fn text(&self) -> String {
         format!("{}\n{}", self.fields(), self.table())
     }
@@ -176,17 +177,17 @@ impl Status {
 
     fn table(&self) -> String {
         let row = |member: &Member| {
-            // Of a member that has told nothing, all of it is zero.
-            let told =
+            // The figures of a member without a report are all zero.
+            let if_reported =
                 |text: String| if member.told_age_ms.is_some() { text } else { "-".to_owned() };
             let used = bytes(member.db_used_bytes);
             vec![
                 or_dash(&member.node_id),
                 if member.leader { "leader" } else { member.role }.to_owned(),
                 if member.answers { "yes" } else { "no" }.to_owned(),
-                told(member.index.to_string()),
-                told(member.applied_index.to_string()),
-                told(format!("{}, {used} used", bytes(member.db_bytes))),
+                if_reported(member.index.to_string()),
+                if_reported(member.applied_index.to_string()),
+                if_reported(format!("{}, {used} used", bytes(member.db_bytes))),
                 member.peer_urls.join(","),
             ]
         };
@@ -214,8 +215,8 @@ async fn snapshot(session: &Session, out: &Path, global: &Global) -> Result<(), 
     drop(progress);
     let size = sum.size;
     if !sum.whole() {
-        let error = Error::new(format!("{} arrived, and not the whole", bytes(size)));
-        return Err(error.context("cannot save etcd").or_help("nothing was kept; ask again"));
+        let error = Error::new(format!("only {} arrived", bytes(size)));
+        return Err(error.context("cannot save etcd").or_help("nothing was written; try again"));
     }
     file.finish()?;
     let value = serde_json::json!({ "file": out, "bytes": size });
@@ -224,8 +225,8 @@ async fn snapshot(session: &Session, out: &Path, global: &Global) -> Result<(), 
     global.out.print(&Document::new(&value, text)?)
 }
 
-/// Whether a snapshot is whole: etcd ends it with the SHA-256 of what came before. Whoever
-/// needs it cannot ask for another.
+/// Whether a snapshot is complete: etcd appends the SHA-256 of its content. When it is
+/// needed, another one may be impossible to get.
 #[derive(Debug, Default)]
 struct Sum {
     size: u64,
@@ -256,7 +257,7 @@ mod tests {
     fn summary(answers: &[bool]) -> String {
         let members =
             answers.iter().map(|&answers| v1::ConsensusMember { answers, ..Default::default() });
-        // What a curator says that counts the dead.
+        // The answer of a curator that counts dead members.
         let status =
             v1::ConsensusStatus { members: members.collect(), tolerates: 2, ..Default::default() };
         Status::of(&status).summary()
@@ -287,6 +288,6 @@ mod tests {
             assert!(!is_whole(&whole[..whole.len() - 1], piece));
             assert!(!is_whole(&data, piece));
         }
-        assert!(!Sum::default().whole(), "nothing is no snapshot");
+        assert!(!Sum::default().whole(), "an empty file is not a snapshot");
     }
 }

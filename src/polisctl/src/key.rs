@@ -1,14 +1,14 @@
-//! Makes, keeps and reads the private keys of people.
+//! The private keys of users: created, stored and read.
 //!
 //! A key is a file: Ed25519 in PKCS#8 version 1, in PEM, which OpenSSL and
 //! everything around it reads; encrypted if its owner wants a passphrase.
 //!
 //! Invariants:
-//! - A file that is there is never written over: behind an owner's key is a cluster.
-//! - The file has mode 0600 before the first byte is in it, and a key that
-//!   others could read is refused, not used.
-//! - A passphrase comes from a terminal without echo or from a file; never from
-//!   the command line, which everybody on the machine can read.
+//! - An existing file is never overwritten: an owner's key controls a cluster.
+//! - The file has mode 0600 before its first byte is written, and a key that others can
+//!   read is refused.
+//! - A passphrase comes from a terminal without echo or from a file; never from the command
+//!   line, which every process on the machine can read.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -28,34 +28,34 @@ use zeroize::{Zeroize as _, Zeroizing};
 use super::error::{Error, Explain as _};
 use polis_base::hex;
 
-/// Far more than a key in PEM has.
+/// Far above the size of a key in PEM.
 const FILE_MAX: u64 = 64 * 1024;
-/// Far more than anyone types.
+/// Far above the length of a typed passphrase.
 const PASSPHRASE_MAX: usize = 1024;
 const ENCRYPTED: &str = "BEGIN ENCRYPTED PRIVATE KEY";
 const PUBLIC: &str = "BEGIN PUBLIC KEY";
 
-/// Where a passphrase comes from if a key has one.
+/// The source of a passphrase.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Passphrase {
-    /// Its first line; without a file, a person is asked.
+    /// A file with the passphrase as its first line [default: asked for].
     pub(super) file: Option<PathBuf>,
 }
 
 impl Passphrase {
-    /// Reads it; `prompt` is for a person.
+    /// Reads it; `prompt` is shown on the terminal.
     fn read(&self, prompt: &str) -> Result<Zeroizing<String>, Error> {
         let Some(file) = &self.file else {
             let typed = rpassword::prompt_password(prompt)
                 .doing(|| "cannot ask for the passphrase".to_owned())
-                .help(|| "give --passphrase-file where there is no terminal".to_owned())?;
+                .help(|| "without a terminal, use --passphrase-file".to_owned())?;
             return Ok(Zeroizing::new(typed));
         };
         let text = read_private(file)?;
         Ok(Zeroizing::new(text.lines().next().unwrap_or_default().to_owned()))
     }
 
-    /// Reads a new one; a person types it twice.
+    /// Reads a new one, which is typed twice.
     fn read_new(&self) -> Result<Zeroizing<String>, Error> {
         let passphrase = self.read("New passphrase: ")?;
         if passphrase.is_empty() || passphrase.len() > PASSPHRASE_MAX {
@@ -64,8 +64,8 @@ impl Passphrase {
                 passphrase.len()
             )));
         }
-        if self.file.is_none() && self.read("The same again: ")? != passphrase {
-            return Err(Error::new("the two passphrases differ").or_help("type them again"));
+        if self.file.is_none() && self.read("Repeat the passphrase: ")? != passphrase {
+            return Err(Error::new("the two passphrases differ").or_help("try again"));
         }
         Ok(passphrase)
     }
@@ -77,7 +77,7 @@ pub(super) fn create(
     file: &Path,
     passphrase: Option<&Passphrase>,
 ) -> Result<(PathBuf, [u8; 32]), Error> {
-    // Before anybody is asked for a passphrase.
+    // Checked before a passphrase is asked for.
     if file.symlink_metadata().is_ok() {
         return Err(taken(file));
     }
@@ -101,8 +101,8 @@ pub(super) fn create(
 }
 
 fn taken(file: &Path) -> Error {
-    Error::new(format!("{} is there already, and a key is never written over", file.display()))
-        .or_help("use that key, or name another file with `-o FILE`")
+    Error::new(format!("{} exists already; a key is never overwritten", file.display()))
+        .or_help("use that key, or name another file: `-o FILE`")
 }
 
 fn write_new(file: &Path, pem: &str) -> Result<(), Error> {
@@ -161,11 +161,11 @@ fn decode(pem: &str, file: &Path, passphrase: &Passphrase) -> Result<SigningKey,
     if pem.contains(ENCRYPTED) {
         let passphrase = passphrase.read(&format!("Passphrase of {}: ", file.display()))?;
         return SigningKey::from_pkcs8_encrypted_pem(pem, passphrase.as_bytes())
-            .map_err(|_error| anyhow!("cannot open {} with this passphrase", file.display()))
-            .help(|| "type it again; without it the key is lost".to_owned());
+            .map_err(|_error| anyhow!("cannot decrypt {} with this passphrase", file.display()))
+            .help(|| "try again; without the passphrase the key is lost".to_owned());
     }
     SigningKey::from_pkcs8_pem(pem)
-        .map_err(|error| anyhow!("{} is no Ed25519 key in PEM: {error}", file.display()))
+        .map_err(|error| anyhow!("{} is not an Ed25519 key in PEM: {error}", file.display()))
         .help(|| "`polisctl owner create` makes a key".to_owned())
 }
 
@@ -175,7 +175,7 @@ pub(super) fn read_public(file: &Path, passphrase: &Passphrase) -> Result<[u8; 3
     let text = read_text(file)?;
     if text.contains(PUBLIC) {
         let key = VerifyingKey::from_public_key_pem(&text)
-            .map_err(|error| anyhow!("{} is no Ed25519 key in PEM: {error}", file.display()))?;
+            .map_err(|error| anyhow!("{} is not an Ed25519 key in PEM: {error}", file.display()))?;
         return Ok(key.to_bytes());
     }
     if let Some(key) = hex_key(text.trim()) {
@@ -198,10 +198,10 @@ fn read_text(file: &Path) -> Result<Zeroizing<String>, Error> {
     Ok(text)
 }
 
-/// Reads a file that nobody else may read.
+/// Reads a file that others must not be able to read.
 pub(super) fn read_private(file: &Path) -> Result<Zeroizing<String>, Error> {
     let text = read_text(file)?;
-    let mode = fs::metadata(file).doing(|| format!("cannot look at {}", file.display()))?.mode();
+    let mode = fs::metadata(file).doing(|| format!("cannot inspect {}", file.display()))?.mode();
     if mode & 0o077 != 0 {
         return Err(Error::new(format!(
             "{} has mode {:04o}: others may read this secret",
@@ -247,7 +247,7 @@ mod tests {
         let file = folder.path().join("owner.key");
         fs::write(&file, "something").unwrap();
         let error = create(&file, None).unwrap_err().render();
-        assert!(error.contains("never written over"), "{error}");
+        assert!(error.contains("never overwritten"), "{error}");
         assert_eq!(fs::read_to_string(&file).unwrap(), "something");
     }
 
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn the_private_half_is_version_1_of_pkcs_8() {
         let pem = encode(&SigningKey::from_bytes(&[7; 32]), None).unwrap();
-        // 48 bytes are 64 characters: there is no room for the public half.
+        // 48 bytes are 64 characters, without space for the public half.
         assert_eq!(pem.lines().nth(1).unwrap().len(), 64);
         assert_eq!(pem.lines().count(), 3);
     }

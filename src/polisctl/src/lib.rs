@@ -68,7 +68,7 @@ struct Cli {
     command: Command,
 }
 
-/// What every command takes.
+/// The options of every command.
 #[derive(Debug, clap::Args)]
 struct Options {
     /// The cluster and user to act as [default: the one that is in use].
@@ -99,19 +99,19 @@ enum Command {
     /// Make the key of a cluster's owner.
     #[command(subcommand)]
     Owner(owner::Command),
-    /// Pick the cluster to talk to.
+    /// List, make and select contexts.
     #[command(subcommand)]
     Context(context::Command),
-    /// Take ownership of a cluster, and see how it is.
+    /// Take ownership of a cluster, configure it and show its state.
     #[command(subcommand)]
     Cluster(cluster::Command),
-    /// Let nodes in, operate them, and remove them.
+    /// Approve, operate and remove nodes.
     #[command(subcommand)]
     Node(node::Command),
-    /// Say who may operate the cluster.
+    /// Manage the users of the cluster.
     #[command(subcommand)]
     User(user::Command),
-    /// Look at etcd, and save it.
+    /// Show the state of etcd, and save a snapshot.
     #[command(subcommand)]
     Etcd(etcd::Command),
     /// Show a node's screen in this terminal; q leaves it.
@@ -124,7 +124,7 @@ enum Command {
     },
 }
 
-/// What every command is given.
+/// The options of every command.
 #[derive(Debug)]
 struct Global {
     context: Option<String>,
@@ -142,7 +142,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(run(std::env::args_os(), variable, &Streams::process()))
 }
 
-/// Runs one command line; the answer is the exit status.
+/// Runs one command line; returns the exit status.
 fn run(
     arguments: impl IntoIterator<Item = OsString>,
     variable: impl Fn(&str) -> Option<String>,
@@ -157,7 +157,7 @@ fn run(
             return Exit::Usage as u8;
         }
         Err(answer) => {
-            // Help and version. A reader that went away has read enough.
+            // Help and version. A reader that closed the output is not an error.
             let _lost = streams.stdout(answer.render().to_string().as_bytes());
             return 0;
         }
@@ -218,7 +218,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// Commands that scripts of others may count on.
+    /// Commands that are part of the contract.
     const PROMISED: &str = "parameters bootstrap, parameters register, parameters show, \
         parameters check, owner create, cluster take-ownership, cluster info, cluster status, \
         cluster ticket, cluster ticket rotate, cluster wait, node list, node describe, \
@@ -298,15 +298,15 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_where_nobody_listens_is_said() {
+    fn an_endpoint_without_a_listener_is_named() {
         let world = testing::World::new();
         world.runs(&["owner", "create"]);
         let (_bound, address) = testing::closed_port();
-        let said = world.refuses(&["cluster", "take-ownership", "--endpoint", &address]);
-        insta::assert_snapshot!(said.replace(&address, "ADDRESS"), @r"
+        let printed = world.refuses(&["cluster", "take-ownership", "--endpoint", &address]);
+        insta::assert_snapshot!(printed.replace(&address, "ADDRESS"), @r"
         error: cannot connect to ADDRESS
         cause: Connection refused (os error 111)
-        help: check that the machine is on, that it is home, and that the port is open
+        help: check that the machine is on and ready, and that the port is open
         ");
     }
 

@@ -1,8 +1,8 @@
-//! A cluster of one node on loopback, for tests of whole command lines.
+//! A one-node cluster on loopback, for tests of complete command lines.
 //!
-//! The certificates, TLS and the rules of access are those of a node. What the
-//! services answer is fixed, and every call that arrives is recorded, so that a
-//! test can state what a command did not ask.
+//! The certificates, TLS and the rules of access are those of a node. The services return
+//! fixed answers and record every call, so that a test can assert which calls a command did
+//! not make.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -23,16 +23,16 @@ use super::testing::World;
 use polis_wire::rpc::testing::{Authority, Running, key, node_id};
 use polis_wire::rpc::{App, Limits, Role};
 
-/// Grows the key of the node.
+/// The seed of the node's key.
 pub(super) const NODE: u8 = 1;
-/// Grows the key of the person.
+/// The seed of the user's key.
 const PERSON: u8 = 9;
-/// What opens the disk of the node.
+/// The recovery key of the node's disk.
 pub(super) const RECOVERY_KEY: [u8; 32] = [7; 32];
 
-/// A node that leads a cluster, and what it was asked.
+/// A node that leads a cluster, and the calls that it received.
 pub(super) struct Cluster {
-    /// Drives the server: a command line has a runtime of its own.
+    /// The runtime of the server; a command line has its own.
     runtime: tokio::runtime::Runtime,
     authority: Authority,
     running: Running,
@@ -103,12 +103,12 @@ impl Cluster {
         contexts.set_current("home").unwrap();
     }
 
-    /// Where the node answers, as a curator and as a node.
+    /// The address of the node, as a curator and as a node.
     pub(super) fn address(&self) -> String {
         self.running.address.to_string()
     }
 
-    /// The calls that arrived since the last look.
+    /// The calls since the last query.
     pub(super) fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.asked.lock().unwrap())
     }

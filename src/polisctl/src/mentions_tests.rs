@@ -1,4 +1,4 @@
-//! Whatever tells a person to type `polisctl …` must be right: messages, screens, pages.
+//! Checks every `polisctl …` command that a message, a screen or a page mentions.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use clap::CommandFactory as _;
 
 use super::Cli;
 
-/// Every text of the repository that a person may be told by.
+/// Every text of the repository that an operator may read.
 fn texts() -> Vec<(PathBuf, String)> {
     let root = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut folders: Vec<PathBuf> =
@@ -24,15 +24,14 @@ fn texts() -> Vec<(PathBuf, String)> {
             }
         }
     }
-    // This file has what is wrong on purpose.
+    // This file contains wrong commands on purpose.
     files.retain(|path| !path.ends_with(file!()));
     let read = |path: PathBuf| (path.clone(), std::fs::read_to_string(path).unwrap());
     files.into_iter().map(read).collect()
 }
 
-/// What stands between back quotes behind `polisctl `, or on a line of its own, as in a
-/// block of commands. A string of Rust goes on in the next line where this one ends in a
-/// backslash.
+/// The text after `polisctl ` between back quotes, or on a line of its own as in a block of
+/// commands. A Rust string continues in the next line after a backslash.
 fn mentions(text: &str) -> Vec<String> {
     let text = text.replace("\\\n", " ");
     let mut found = Vec::new();
@@ -45,8 +44,8 @@ fn mentions(text: &str) -> Vec<String> {
     found
 }
 
-/// What is wrong with a mention: a word that is no command, an option that there is not,
-/// a value that is not taken. Names in capitals and in braces stand for what they say.
+/// The error in a mention: an unknown command or option, or an invalid value. Names in
+/// capitals and in braces are placeholders.
 fn mistake(mention: &str) -> Option<String> {
     let stands_for_another = |word: &str| !word.starts_with(|c: char| c.is_ascii_lowercase());
     let root = Cli::command();
@@ -58,7 +57,7 @@ fn mistake(mention: &str) -> Option<String> {
             continue;
         }
         let Some(option) = word.strip_prefix('-').filter(|rest| !rest.is_empty()) else {
-            // A command with commands below it may name a node all the same.
+            // A command with subcommands may also take a node.
             let is_node = command.get_positionals().next().is_some() && word.starts_with("polis-");
             if command.has_subcommands() && !is_node && !stands_for_another(word) {
                 return Some(format!("`{}` has no command `{word}`", command.get_name()));
@@ -95,7 +94,7 @@ fn mistake(mention: &str) -> Option<String> {
 }
 
 #[test]
-fn whoever_is_told_to_type_a_command_can() {
+fn every_mentioned_command_exists() {
     let mut wrong = Vec::new();
     let mut seen = 0;
     for (path, text) in texts() {
@@ -164,7 +163,7 @@ fn the_page_of_the_program_has_every_command_and_every_option() {
         for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
             let Some(long) = arg.get_long() else { continue };
             let short = arg.get_short().map(|short| format!("-{short}"));
-            // What several take, and the fields of the parameters, have places of their own.
+            // Shared options and the fields of the parameters are documented elsewhere.
             let named = page.contains(&format!("--{long}"))
                 || short.is_some_and(|short| words.contains(short.as_str()));
             assert!(named, "`{path}`: the page does not name `--{long}`");

@@ -1,12 +1,12 @@
-//! Prints what a command found: for people in columns, for programs as one document.
+//! The output of commands: columns for people, one document for programs.
 //!
-//! Every command makes one [`Document`]: a value that serializes, and the text
-//! that a person reads. Which of them is printed is the caller's choice.
+//! Every command makes one [`Document`]: a value that serializes, and a text for people.
+//! `--output` selects which of them is printed.
 //!
 //! Invariants:
 //! - With `--output json` or `yaml`, standard output has one document and
 //!   nothing else, so that a program can read it to its end.
-//! - Names and texts that came from elsewhere cannot command the terminal.
+//! - Names and texts from other machines cannot control the terminal.
 //! - Progress is written to standard error, and only if that is a terminal.
 
 use std::fmt;
@@ -31,7 +31,7 @@ pub(super) enum Format {
     Yaml,
 }
 
-/// What a command found or did.
+/// The result of a command.
 #[derive(Clone, Debug)]
 pub(super) struct Document {
     value: serde_json::Value,
@@ -39,13 +39,13 @@ pub(super) struct Document {
 }
 
 impl Document {
-    /// A value, and what a person reads instead.
+    /// A value, and the text for people.
     pub(super) fn new(value: &impl Serialize, text: impl Into<String>) -> Result<Self, Error> {
         let value = serde_json::to_value(value).doing(|| "cannot make the document".to_owned())?;
         Ok(Self { value, text: text.into() })
     }
 
-    /// What programs read.
+    /// The value for programs.
     pub(super) fn value(&self) -> &serde_json::Value {
         &self.value
     }
@@ -64,15 +64,15 @@ impl Document {
     }
 }
 
-/// Far longer than any answer.
+/// Far above the length of any answer.
 const ANSWER_MAX: u64 = 1024;
 
-/// Standard output, standard error and the person's keyboard, or what stands in for them.
+/// Standard output, standard error and the keyboard, or their substitutes in tests.
 #[derive(Clone)]
 pub(super) struct Streams {
     stdout: Arc<Mutex<dyn Write + Send>>,
     stderr: Arc<Mutex<dyn Write + Send>>,
-    /// What a person types; `None` without a terminal.
+    /// The keyboard; `None` without a terminal.
     person: Option<Arc<Mutex<dyn BufRead + Send>>>,
 }
 
@@ -92,7 +92,7 @@ impl Streams {
         }
     }
 
-    /// Any two, without a person.
+    /// Any two streams, without a keyboard.
     pub(super) fn new(
         stdout: impl Write + Send + 'static,
         stderr: impl Write + Send + 'static,
@@ -101,17 +101,17 @@ impl Streams {
         Self { stdout, stderr, person: None }
     }
 
-    /// The same, with a person who types `answers`.
+    /// The same, with `answers` as the typed lines.
     pub(super) fn with_person(self, answers: impl BufRead + Send + 'static) -> Self {
         Self { person: Some(Arc::new(Mutex::new(answers))), ..self }
     }
 
-    /// Whether a person can be asked.
+    /// Whether a question can be asked.
     pub(super) fn has_person(&self) -> bool {
         self.person.is_some()
     }
 
-    /// Reads a line that a person types.
+    /// Reads a typed line.
     pub(super) fn line(&self) -> io::Result<String> {
         let mut line = String::new();
         if let Some(person) = &self.person {
@@ -128,19 +128,19 @@ impl Streams {
         stdout.flush()
     }
 
-    /// Writes to standard error. Nothing is left to do where that fails.
+    /// Writes to standard error. An error of that write is ignored.
     pub(super) fn stderr(&self, text: &str) {
         let mut stderr = self.stderr.lock().unwrap_or_else(PoisonError::into_inner);
         let _lost = stderr.write_all(text.as_bytes());
     }
 }
 
-/// Where a command writes.
+/// The output of a command.
 #[derive(Clone, Debug)]
 pub(super) struct Out {
     /// How documents are printed.
     pub(super) format: Format,
-    /// Where to.
+    /// The streams.
     pub(super) streams: Streams,
 }
 
@@ -150,7 +150,7 @@ impl Out {
         self.raw(document.render(self.format)?.as_bytes())
     }
 
-    /// Writes bytes as they are, for what is neither table nor document.
+    /// Writes raw bytes, for output that is neither table nor document.
     pub(super) fn raw(&self, bytes: &[u8]) -> Result<(), Error> {
         self.streams.stdout(bytes).doing(|| "cannot write to standard output".to_owned())
     }
@@ -169,7 +169,7 @@ impl Out {
         self.streams.stderr(&format!("{text}\n"));
     }
 
-    /// A line that changes while something is waited for; invisible without a terminal.
+    /// A progress line; invisible without a terminal.
     pub(super) fn progress(&self) -> Progress {
         let bar = if io::stderr().is_terminal() {
             ProgressBar::new_spinner()
@@ -186,12 +186,12 @@ impl Out {
 /// How often a spinner turns.
 const TURN: Duration = Duration::from_millis(120);
 
-/// A line on standard error that is gone when the command has its answer.
+/// A line on standard error that is removed when the command has its result.
 #[derive(Debug)]
 pub(super) struct Progress(ProgressBar);
 
 impl Progress {
-    /// Says what is waited for.
+    /// Shows what the command waits for.
     pub(super) fn says(&self, text: &str) {
         self.0.set_message(clean(text));
         self.0.enable_steady_tick(TURN);
@@ -248,20 +248,20 @@ pub(super) fn fields(fields: &[(&str, String)]) -> String {
     text
 }
 
-/// Takes out what a terminal would obey.
+/// Removes control sequences.
 pub(super) fn clean(text: &str) -> String {
     text.chars()
         .map(|c| match c {
             '\n' | '\r' | '\t' => ' ',
             c if c.is_control() => '?',
-            // Marks that turn the direction of text make it say something else.
+            // Marks that change the direction of text can disguise it.
             '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => '?',
             c => c,
         })
         .collect()
 }
 
-/// A dash for what is not there.
+/// A dash for an empty text.
 pub(super) fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
 }

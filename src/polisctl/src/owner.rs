@@ -13,13 +13,13 @@ use polis_wire::identity::Fingerprint;
 pub(super) enum Command {
     /// Make the key of a cluster's owner.
     ///
-    /// Ed25519 in PKCS#8 and PEM, mode 0600, with the public half beside it. A
-    /// key that is there is never written over.
+    /// Ed25519 in PKCS#8 and PEM, mode 0600, with the public half beside it. An existing
+    /// key is never overwritten.
     Create {
-        /// Where to put it [default: owner.key in the folder of polisctl].
+        /// The path of the new key [default: owner.key in the folder of polisctl].
         #[arg(short, long, value_name = "FILE")]
         out: Option<PathBuf>,
-        /// Protect it with a passphrase, which is asked for, or read from --passphrase-file.
+        /// Protect it with a passphrase, which is asked for or read from --passphrase-file.
         #[arg(long)]
         passphrase: bool,
     },
@@ -38,8 +38,8 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             let wanted = passphrase || global.passphrase.file.is_some();
             let (public_file, public) = key::create(&file, wanted.then_some(&global.passphrase))?;
             global.out.remark(
-                "Keep a copy of this key where no fire and no thief finds both: \
-                 whoever has it owns the cluster, and nobody can replace it.",
+                "Keep an offline backup of this key. Its holder owns the cluster, and it cannot \
+                 be replaced.",
             );
             (file, Some(public_file), public)
         }

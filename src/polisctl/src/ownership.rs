@@ -10,8 +10,7 @@
 //! ```
 //!
 //! Invariants:
-//! - Nothing that an unchecked connection says is used but the CA itself, and
-//!   that only after it was compared.
+//! - From an unverified connection only the CA is used, and only after its comparison.
 //! - A context that has a CA never gets another one.
 
 use std::path::PathBuf;
@@ -38,10 +37,10 @@ pub(super) struct Arguments {
     /// The owner's private key [default: that of the context, or of `owner create`].
     #[arg(long, value_name = "FILE")]
     owner_key: Option<PathBuf>,
-    /// The CA's fingerprint as the machine's own screen shows it: four words, or 64 digits.
+    /// The CA's fingerprint as the machine's screen shows it: four words, or 64 digits.
     #[arg(long, value_name = "WORDS|HEX")]
     fingerprint: Option<String>,
-    /// The CA itself, in PEM or DER, from where you trust it.
+    /// The CA, in PEM or DER, from a trusted source.
     #[arg(long, value_name = "FILE", conflicts_with = "fingerprint")]
     ca: Option<PathBuf>,
 }
@@ -54,7 +53,7 @@ struct Taken {
     certificate_ends: Option<units::Time>,
 }
 
-/// Who somebody is whose key it is.
+/// The user of a key.
 const OWNER: &str = "owner";
 
 /// Runs the command.
@@ -67,7 +66,8 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         .help(|| "read it again from the machine's screen, page PKI".to_owned())?;
     let known = match &global.context {
         Some(name) => global.contexts.find_context(name)?,
-        // Endpoints may be of a new cluster: only a name says that the old one is meant.
+        // The endpoints may belong to a new cluster: only `--context` selects an old
+        // context.
         None if global.endpoints.is_empty() => global.contexts.context(None)?,
         None => None,
     };
@@ -78,7 +78,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         None => std::path::absolute(global.contexts.owner_key())?,
     };
     let candidates = candidates(global, &context)
-        .help(|| "name where a curator is: --endpoint HOST[:PORT]".to_owned())?;
+        .help(|| "name the address of a curator: --endpoint HOST[:PORT]".to_owned())?;
     let key = key::read(&key_file, &global.passphrase)
         .help(|| "name the owner's key with --owner-key".to_owned())?;
 
@@ -116,13 +116,13 @@ fn another_cluster(name: &str) -> Error {
         .or_help("give the new cluster a context of its own: --context NAME")
 }
 
-/// A CA that nobody has compared yet.
+/// A CA that is not verified yet.
 struct Shown {
     ca: Vec<u8>,
     at: Candidate,
 }
 
-/// Asks whoever answers first for its CA.
+/// Reads the CA from the first candidate that answers.
 async fn shown_ca(candidates: &[Candidate]) -> Result<Shown, Error> {
     let mut last = None;
     for candidate in candidates {
@@ -131,7 +131,7 @@ async fn shown_ca(candidates: &[Candidate]) -> Result<Shown, Error> {
             Err(error) => last = Some(error),
         }
     }
-    Err(last.unwrap_or_else(|| Error::new("there is nobody to ask")))
+    Err(last.unwrap_or_else(|| Error::new("no curator is known")))
 }
 
 async fn ca_of(candidate: &Candidate) -> Result<Vec<u8>, Error> {
@@ -146,12 +146,12 @@ async fn ca_of(candidate: &Candidate) -> Result<Vec<u8>, Error> {
         .await;
     let answer = asked.map_err(|status| refused("ask for the CA", &status))?.into_inner();
     if Facts::read(&answer.ca_certificate).is_none() {
-        return Err(Error::new(format!("{candidate} shows a CA that is none")));
+        return Err(Error::new(format!("{candidate} sent an invalid CA")));
     }
     Ok(answer.ca_certificate)
 }
 
-/// Trusts a CA if a person says so, or has said so.
+/// Trusts a CA by `--ca`, by `--fingerprint` or by a confirmation.
 fn compare(global: &Global, shown: &Shown, spoken: Option<&Spoken>) -> Result<(), Error> {
     let fingerprint = Fingerprint::of_certificate(&shown.ca);
     let at = &shown.at;
@@ -163,26 +163,26 @@ fn compare(global: &Global, shown: &Shown, spoken: Option<&Spoken>) -> Result<()
                 fingerprint.words()
             ))
             .or_help(
-                "check the endpoint, and read the fingerprint again from the machine's own screen; \
-                 if they still differ, somebody is between you and the machine",
+                "check the endpoint, and read the fingerprint again from the machine's own \
+                 screen; if they still differ, the connection is intercepted",
             ));
         }
         None => {}
     }
     let question = format!(
-        "The cluster at {at} shows a CA with the fingerprint\n\n    {}\n    {fingerprint}\n\n\
-         Does the machine's own screen show the same, on page PKI?",
+        "The cluster at {at} shows a CA with the fingerprint\n\n    {}\n    \
+         {fingerprint}\n\nDoes page PKI of the machine's screen show the same?",
         fingerprint.words()
     );
     ask::confirm(
         global,
         &question,
-        "give what the machine's screen shows: --fingerprint WORDS, or the CA itself: --ca FILE",
+        "name the fingerprint on the machine's screen: --fingerprint WORDS, or the CA: --ca FILE",
     )
-    .doing(|| format!("the CA of the cluster at {at} was not compared"))
+    .doing(|| format!("the CA of the cluster at {at} was not verified"))
 }
 
-/// What came of the exchange.
+/// The result of the exchange.
 struct Certified {
     certificate: Vec<u8>,
     directory: Option<v1::ClusterDirectory>,
@@ -207,9 +207,9 @@ async fn escrow(
     let public = key.verifying_key().to_bytes();
     let fits = Facts::read(&answer.certificate).is_some_and(|facts| facts.public_key == public);
     if answer.ca_certificate != ca || !fits {
-        return Err(Error::new("the cluster gave a certificate that is not for this key and CA"));
+        return Err(Error::new("the cluster issued a certificate for another key or CA"));
     }
-    // With the new certificate: shows at once that it works.
+    // Uses the new certificate, which proves that it works.
     let owner = credentials(key, answer.certificate.clone(), Some(ca.to_vec()));
     let client = Client::fixed(candidates, owner, patience);
     let info = client.call(Repeat::Allowed, |channel| async move {
@@ -224,7 +224,7 @@ async fn escrow(
     })
 }
 
-/// A certificate that proves possession of its key, and nothing more.
+/// A certificate that only proves possession of its key.
 pub(super) fn self_signed(key: &SigningKey) -> Result<Vec<u8>, Error> {
     let failed = || "cannot sign with the key".to_owned();
     let der = polis_wire::pki::key_der(key);
@@ -236,7 +236,7 @@ pub(super) fn self_signed(key: &SigningKey) -> Result<Vec<u8>, Error> {
     Ok(parameters.self_signed(&pair).doing(failed)?.der().to_vec())
 }
 
-/// The context as it will be.
+/// The new context.
 fn named(
     global: &Global,
     mut context: Context,
@@ -245,7 +245,7 @@ fn named(
     key_file: PathBuf,
 ) -> Result<Context, Error> {
     if global.context.is_none() && context.ca.is_none() {
-        // A name of its own for a cluster that has none yet.
+        // A new name for a cluster without a context.
         let domain = super::contexts::name(&certified.domain).unwrap_or("polis".to_owned());
         if let Some(other) = global.contexts.find_context(&domain)? {
             if other.ca.as_ref().is_some_and(|other| *other != ca) {
@@ -284,12 +284,12 @@ fn saved(global: &Global, context: Context) -> Result<(), Error> {
         context: context.name,
     };
     let lines = [
-        ("context", format!("{}, in use from now on", taken.context)),
+        ("context", format!("{}, now the current context", taken.context)),
         ("user", taken.user.clone()),
         ("CA", taken.ca_fingerprint.clone()),
         (
             "certificate ends",
-            format!("{}; it renews itself when it is used", units::text(taken.certificate_ends)),
+            format!("{}; renewed automatically when used", units::text(taken.certificate_ends)),
         ),
     ];
     global.out.print(&Document::new(&taken, fields(&lines))?)

@@ -1,4 +1,4 @@
-//! Talks to a cluster as the user of a context.
+//! The session: a user of a context, connected to a cluster.
 //!
 //! ```text
 //! context --> key, certificate, CA --> Session --call--> the leader, whoever that is
@@ -6,14 +6,12 @@
 //! ```
 //!
 //! Invariants:
-//! - Nothing is asked of a cluster whose CA the context does not have.
-//! - Nothing is asked of a node whose certificate is not of the node that was named,
-//!   by its ID or by its first digits.
-//! - A certificate of which two thirds are over is renewed before anything else;
-//!   where that fails, the old one is used as long as it lasts.
+//! - No request is sent to a cluster whose CA is not in the context.
+//! - No request is sent to a node whose certificate does not match the given ID or prefix.
+//! - A certificate past two thirds of its lifetime is renewed first; if that fails, the old
+//!   one is used until it ends.
 //!
-//! What this module does not do: find the leader (`rpc::client`), or say what a
-//! command means.
+//! What this module does not do: find the leader (`rpc::client`), or implement a command.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -46,20 +44,20 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 /// Longest that one attempt at a call may take.
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// Between two attempts at a node that is waited for.
-const AGAIN: Duration = Duration::from_millis(500);
+const RETRY: Duration = Duration::from_millis(500);
 
-/// A user of a cluster, with a way to its leader.
+/// A user of a cluster, with a client for its leader.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) context: Context,
     credentials: Credentials,
     client: Client,
-    /// What `--timeout` gives.
+    /// The value of `--timeout`.
     limit: Option<Limit>,
     contexts: Contexts,
 }
 
-/// The time that a person gives a command, for all of its calls together.
+/// The deadline of a command, for all of its calls together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     total: Duration,
@@ -67,12 +65,12 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// Begins now.
+    /// Starts now.
     pub(super) fn new(total: Duration) -> Self {
         Self { total, end: Instant::now() + total }
     }
 
-    /// Ends `work` when the time is over. Cancel-safe if `work` is.
+    /// Ends `work` at the deadline. Cancel-safe if `work` is.
     pub(super) async fn within<T>(
         self,
         what: &str,
@@ -84,7 +82,7 @@ impl Limit {
     fn over(self, what: &str) -> Error {
         Error::timed_out(format!("timed out after {}", super::units::span(self.total)))
             .context(format!("cannot {what}"))
-            .or_help("give more time with --timeout")
+            .or_help("allow more time: --timeout")
     }
 }
 
@@ -104,7 +102,7 @@ pub(super) fn patience(global: &Global, default: Duration) -> Patience {
     Patience { attempt: ATTEMPT.min(total), total }
 }
 
-/// The curators that there may be.
+/// The candidates for curators.
 pub(super) fn candidates(global: &Global, context: &Context) -> Result<Vec<Candidate>, Error> {
     let named = |endpoint: &Endpoint| Candidate {
         node: None,
@@ -120,7 +118,7 @@ pub(super) fn candidates(global: &Global, context: &Context) -> Result<Vec<Candi
             text.parse().doing(|| format!("context {} has no good endpoint", context.name))?;
         candidates.push(named(&endpoint));
     }
-    // What was named leads there already.
+    // Endpoints of the command line are used unchanged.
     let anew = |one: &Candidate| {
         !candidates.iter().any(|named| (&named.host, named.port) == (&one.host, one.port))
     };
@@ -128,20 +126,20 @@ pub(super) fn candidates(global: &Global, context: &Context) -> Result<Vec<Candi
     candidates.extend(learnt);
     if candidates.is_empty() {
         return Err(Error::new(format!("context {} has no endpoint", context.name))
-            .or_help("name where a curator is: --endpoint HOST[:PORT]"));
+            .or_help("name the address of a curator: --endpoint HOST[:PORT]"));
     }
     Ok(candidates)
 }
 
-/// The way to an address: through a forwarded port, where the context says so.
+/// The address to dial: a detour of the context, or the address itself.
 fn detour(context: &Context, address: &Endpoint) -> Result<Endpoint, Error> {
     match context.settings.via.get(&address.to_string()) {
-        Some(other) => other.parse().doing(|| format!("the detour {other:?} leads nowhere")),
+        Some(other) => other.parse().doing(|| format!("the detour {other:?} has no address")),
         None => Ok(address.clone()),
     }
 }
 
-/// Curators that the cluster told of.
+/// Curators of the cluster's directory.
 fn learnt(context: &Context) -> Result<Vec<Candidate>, Error> {
     let mut candidates = Vec::new();
     for (id, addresses) in &context.settings.nodes {
@@ -156,12 +154,12 @@ fn learnt(context: &Context) -> Result<Vec<Candidate>, Error> {
 }
 
 impl Session {
-    /// Opens the context in use, and renews its certificate where it is time.
+    /// Opens the current context, and renews its certificate when due.
     pub(super) async fn open(global: &Global) -> Result<Self, Error> {
         Self::patient(global, PATIENCE).await
     }
 
-    /// The same, for a command that waits longer by itself.
+    /// The same, for a command with its own wait.
     pub(super) async fn patient(global: &Global, wait: Duration) -> Result<Self, Error> {
         let mut session = Self::prepare(global, wait)?;
         let progress = global.out.progress();
@@ -170,7 +168,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Everything that can be done without a word to anybody.
+    /// The part that needs no connection.
     pub(super) fn prepare(global: &Global, wait: Duration) -> Result<Self, Error> {
         let named = global.contexts.context(global.context.as_deref())?;
         let context = named.ok_or_else(context::no_context)?;
@@ -211,7 +209,7 @@ impl Session {
         Ok(Self { context, credentials, client, limit, contexts })
     }
 
-    /// Gets a certificate that ends later, if it is time.
+    /// Renews the certificate when due.
     async fn renew(&mut self, global: &Global) {
         let facts = Facts::read(&self.credentials.certificate);
         if !facts.is_some_and(|facts| facts.renewal_due(clock::now())) {
@@ -228,7 +226,7 @@ impl Session {
                 Ok(answer.certificate)
             });
         match renewed {
-            // The next command uses it: this one's connection is made already.
+            // Used by the next command: this one is already connected.
             Ok(certificate) => self.credentials.certificate = certificate,
             Err(error) => global.out.remark(error.render().trim_end()),
         }
@@ -254,7 +252,7 @@ impl Session {
         self.within(what, Box::pin(made)).await
     }
 
-    /// The client for the next call, as patient as the person still is.
+    /// The client for the next call, with the time that is left.
     pub(super) fn client(&self) -> Client {
         match self.limit {
             None => self.client.clone(),
@@ -265,7 +263,7 @@ impl Session {
         }
     }
 
-    /// Waits for an answer, until the time is over.
+    /// Waits for an answer, until the deadline.
     pub(super) async fn within<T>(
         &self,
         what: &str,
@@ -278,18 +276,18 @@ impl Session {
         }
     }
 
-    /// Gives the rest of the command the whole time again: what a person takes to
-    /// answer a question does not count.
+    /// Restarts the deadline: the time that a person takes to answer a question does not
+    /// count.
     pub(super) fn begin_anew(&mut self) {
         self.limit = self.limit.map(|limit| Limit::new(limit.total));
     }
 
-    /// Takes the limit from a command that goes on until a person ends it.
+    /// Removes the deadline, for a command that runs until the operator ends it.
     pub(super) fn go_on(&mut self) {
         self.limit = None;
     }
 
-    /// Every node of the cluster that has one of these IDs; all, where none is named.
+    /// The nodes with these IDs; all nodes, if the list is empty.
     pub(super) async fn nodes(&self, ids: &[String]) -> Result<Vec<v1::NodeInfo>, Error> {
         let client = self.client();
         let nodes = client.call(Repeat::Allowed, |channel| {
@@ -309,28 +307,28 @@ impl Session {
         Ok(nodes)
     }
 
-    /// Gives each call so much time from now on, whatever a person has said.
+    /// Limits each call from now on, regardless of `--timeout`.
     pub(super) fn limit_calls(&mut self, total: Duration) {
         self.limit = None;
         let patience = Patience { attempt: ATTEMPT.min(total), total };
         self.client = self.client.clone().patient(patience);
     }
 
-    /// The one node that a person means.
+    /// The node of an ID or a prefix.
     pub(super) async fn find(&self, wanted: &str) -> Result<v1::NodeInfo, Error> {
         pick(self.nodes(&[]).await?, wanted)
     }
 
-    /// Remembers where the curators are, for a day when the endpoints do not answer:
-    /// whoever took ownership of one node named that one alone.
+    /// Stores the addresses of the curators for the time when the endpoints do not answer:
+    /// ownership is taken through one node only.
     pub(super) fn learn(&self, directory: Option<&v1::ClusterDirectory>) {
         let Some(directory) = directory.filter(|directory| !directory.nodes.is_empty()) else {
             return;
         };
         let nodes: BTreeMap<_, _> =
             directory.nodes.iter().map(|node| (node.id.clone(), node.addresses.clone())).collect();
-        // As it is now: somebody may have changed it since this command began. A folder
-        // that cannot be written costs later commands something, and this one nothing.
+        // Read again, since another command may have changed it. If the folder cannot be
+        // written, this command still succeeds.
         let _forgotten = self.contexts.load(&self.context.name).and_then(|mut context| {
             if context.settings.nodes == nodes {
                 return Ok(());
@@ -340,7 +338,7 @@ impl Session {
         });
     }
 
-    /// Connects; with `--timeout` it waits so long for a node that starts.
+    /// Connects; with `--timeout` it retries until then, for a node that is starting.
     async fn reach(&self, at: &Endpoint, trust: &Trust) -> Result<Connection, Error> {
         let dialled = || dial(&at.host, at.port, Expect::AnyNode, trust, Some(&self.credentials));
         let explained = |error: DialError| {
@@ -361,7 +359,7 @@ impl Session {
                     return Err(Error::late(error.into()).or_help(help));
                 }
             }
-            sleep_until(limit.end.min(Instant::now() + AGAIN)).await;
+            sleep_until(limit.end.min(Instant::now() + RETRY)).await;
         }
     }
 
@@ -370,7 +368,7 @@ impl Session {
         Ok(self.connect(node).await?.channel)
     }
 
-    /// The same; the answer names the node at the other end.
+    /// The same; also returns the node at the other end.
     pub(super) async fn connect(&self, node: &Target) -> Result<Connection, Error> {
         let address = detour(&self.context, &node.address)?;
         let trust = Trust::Authority(self.credentials.authority.clone().unwrap_or_default());
@@ -380,8 +378,8 @@ impl Session {
         Ok(connection)
     }
 
-    /// Connects to a node that waits for the key of its disk: its certificate is
-    /// its own word, so a person's is compared with it before anything is said.
+    /// Connects to a node that waits for the key of its disk. Its certificate is
+    /// self-signed, so its fingerprint is compared before anything is sent.
     pub(super) async fn waiting_node(
         &self,
         node: &Target,
@@ -397,16 +395,16 @@ impl Session {
             return Ok(connection.channel);
         }
         Err(Error::new(format!(
-            "whoever answers at {host}:{port} has another key: {}, {shown}",
+            "the machine at {host}:{port} has another key: {}, {shown}",
             shown.words()
         ))
         .or_help(
             "read the fingerprint again from the machine's own screen, page Boot; if they still \
-             differ, somebody is between you and the machine",
+             differ, the connection is intercepted",
         ))
     }
 
-    /// Where a node is managed: at `at`, or where the cluster says that it is.
+    /// The management address of a node: `at`, or the one that the cluster has.
     pub(super) async fn target(
         &self,
         wanted: Option<&str>,
@@ -426,7 +424,7 @@ impl Session {
         };
         match target(&node) {
             Ok(target) => Ok(target),
-            // A node that has not told how it is may still be in the directory.
+            // A node without a status may still be in the directory.
             Err(error) => self.in_directory(&node).await.ok_or(error),
         }
     }
@@ -444,20 +442,20 @@ impl Session {
 /// A node's own port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
-    /// Who must answer.
+    /// The expected node.
     pub(super) meant: Meant,
-    /// Where.
+    /// The address.
     pub(super) address: Endpoint,
 }
 
-/// The node that must answer at an address.
+/// The node that is expected at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Meant {
     /// Any node of the cluster.
     Any,
-    /// This one.
+    /// The node with this ID.
     Node(NodeId),
-    /// The one whose ID begins with these digits.
+    /// The node whose ID has this prefix.
     Digits(String),
 }
 
@@ -472,12 +470,11 @@ impl Meant {
         if (DIGITS_MIN..=DIGITS_MAX).contains(&digits.len()) && digits.chars().all(is_digit) {
             return Ok(Self::Digits(digits.to_owned()));
         }
-        Err(Error::usage(format!("{text:?} is not a node ID, nor the beginning of one"))
-            .or_help("give the ID, or at least its first four digits"))
+        Err(Error::usage(format!("{text:?} is not a node ID or a prefix of one"))
+            .or_help("use the ID, or at least its first four digits"))
     }
 
-    /// Compares with the node whose certificate was shown at `address`. The command
-    /// has sent nothing yet.
+    /// Compares with the node of the certificate at `address`, before any request is sent.
     fn check(&self, found: NodeId, address: &Endpoint) -> Result<(), Error> {
         let fits = match self {
             Self::Any => true,
@@ -504,25 +501,26 @@ impl fmt::Display for Meant {
     }
 }
 
-/// Where the cluster says that a node is.
+/// The address of a node in the cluster's records.
 fn target(node: &v1::NodeInfo) -> Result<Target, Error> {
     let address = node.status.as_ref().map(|status| status.external_address.as_str());
     let address = address.unwrap_or_default();
     let address = Endpoint::parse(address, MANAGEMENT_PORT).map_err(|_invalid| {
-        Error::new(format!("the cluster does not know where {} is", node.id))
-            .or_help("name where it is: --at HOST[:PORT]")
+        Error::new(format!("the cluster has no address of {}", node.id))
+            .or_help("name its address: --at HOST[:PORT]")
     })?;
-    let id = node.id.parse().doing(|| format!("the cluster names a node {:?}", node.id))?;
+    let id =
+        node.id.parse().doing(|| format!("the cluster lists an invalid node ID {:?}", node.id))?;
     Ok(Target { meant: Meant::Node(id), address: address.at_port(MANAGEMENT_PORT) })
 }
 
-/// What every ID starts with.
+/// The prefix of every ID.
 const PREFIX: &str = "polis-";
-/// Fewest digits of an ID that name a node, and all that it has.
+/// The shortest prefix of an ID, and the full length, in digits.
 const DIGITS_MIN: usize = 4;
 const DIGITS_MAX: usize = 32;
 
-/// The one node that a person means: its ID, or the beginning of its digits.
+/// The node of an ID or of a prefix of its digits.
 fn pick(nodes: Vec<v1::NodeInfo>, wanted: &str) -> Result<v1::NodeInfo, Error> {
     let digits = wanted.strip_prefix("polis-").unwrap_or(wanted);
     let fits = |node: &v1::NodeInfo| {
@@ -536,13 +534,13 @@ fn pick(nodes: Vec<v1::NodeInfo>, wanted: &str) -> Result<v1::NodeInfo, Error> {
             .or_help("`polisctl node list` names them; four digits of an ID are enough")),
         _ => {
             let ids: Vec<String> = found.into_iter().map(|node| node.id).collect();
-            Err(Error::new(format!("{wanted:?} is the beginning of several nodes"))
+            Err(Error::new(format!("{wanted:?} is a prefix of several nodes"))
                 .or_help(format!("give more digits: {}", ids.join(", "))))
         }
     }
 }
 
-/// What a refusal means to the person at the terminal.
+/// The error of a refused call, with help for the operator.
 pub(super) fn refused(what: &str, status: &Status) -> Error {
     let message = match status.message() {
         "" => status.code().description(),
@@ -581,31 +579,29 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
         }
         ("not-owner", _) => "name the owner's key with --owner-key",
         ("fingerprint", _) => {
-            "compare with the machine's own screen once more; do not approve what differs"
+            "compare with the machine's screen again; do not approve a fingerprint that differs"
         }
         ("still-up", _) => {
-            "decommission it first: `polisctl node decommission NODE`; or, if it is dead for good, \
-             add --force"
+            "decommission it first: `polisctl node decommission NODE`; or, if the machine is \
+             lost, add --force"
         }
         ("last-owner", _) => "make another owner first: `polisctl user create NAME --role owner`",
         ("user-taken", _) => "pick another name, or revoke that user first",
         ("decommissioned", _) => {
-            "a node that was removed never comes back: wipe its disk and register it anew"
+            "a removed node cannot return: wipe its disk and register the machine again"
         }
         (_, Code::Unauthenticated) => {
             "get a certificate: owners by `polisctl cluster take-ownership`, others from the owner \
              by `polisctl user create`"
         }
-        (_, Code::PermissionDenied) => {
-            "ask somebody with that role; `polisctl user list` names them"
-        }
+        (_, Code::PermissionDenied) => "ask a user with that role: `polisctl user list`",
         (_, Code::Unavailable | Code::DeadlineExceeded) => {
-            "check the endpoints, wait for a leader with `polisctl cluster wait`, or give more time \
-             with --timeout; a node itself answers without one: `polisctl node status NODE --at \
+            "check the endpoints, wait for a leader with `polisctl cluster wait`, or allow more \
+             time: --timeout; a node answers without a leader: `polisctl node status NODE --at \
              HOST`"
         }
-        (_, Code::ResourceExhausted) => "`polisctl etcd status` says whether the store is full",
-        (_, Code::Unimplemented) => "the cluster's version does not know this yet",
+        (_, Code::ResourceExhausted) => "`polisctl etcd status` shows whether the store is full",
+        (_, Code::Unimplemented) => "the cluster's version does not support this call",
         _ => return None,
     })
 }

@@ -1,4 +1,4 @@
-//! Runs command lines as a person would, in a folder of their own.
+//! Test harness: runs command lines in a folder of their own.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -21,7 +21,7 @@ pub(super) struct Ended {
     pub(super) stderr: String,
 }
 
-/// An address at which nobody listens: bound, so that nobody else gets the port meanwhile.
+/// An address without a listener: bound, so that no other process gets the port.
 pub(super) fn closed_port() -> (OwnedFd, String) {
     use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
     let bound = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
@@ -31,7 +31,7 @@ pub(super) fn closed_port() -> (OwnedFd, String) {
     (bound, address.to_string())
 }
 
-/// What was written to a stream.
+/// The output of a stream.
 #[derive(Clone, Default)]
 struct Written(Arc<Mutex<Vec<u8>>>);
 
@@ -56,13 +56,13 @@ impl World {
         self.folder.path().join(name)
     }
 
-    /// Runs `polisctl` without a terminal; a `@name` among the arguments becomes a path in the folder, and the
-    /// folder's path reads `@` in what was written.
+    /// Runs `polisctl` without a terminal; a `@name` among the arguments becomes a path in
+    /// the folder, and the folder's path reads `@` in the output.
     pub(super) fn run(&self, arguments: &[&str]) -> Ended {
         self.start(arguments, None)
     }
 
-    /// The same at a terminal, where a person types `answers`.
+    /// The same on a terminal, with `answers` as the typed lines.
     pub(super) fn asks(&self, arguments: &[&str], answers: &str) -> Ended {
         self.start(arguments, Some(answers))
     }
@@ -88,7 +88,7 @@ impl World {
         Ended { status, stdout: text(&stdout), stderr: text(&stderr) }
     }
 
-    /// The same, of a command that must end well.
+    /// The same for a command that must succeed.
     #[track_caller]
     pub(super) fn runs(&self, arguments: &[&str]) -> String {
         let ended = self.run(arguments);
@@ -96,7 +96,7 @@ impl World {
         ended.stdout
     }
 
-    /// The same, of a command that must be refused; what it says.
+    /// The same for a command that must fail; returns its error.
     #[track_caller]
     pub(super) fn refuses(&self, arguments: &[&str]) -> String {
         let ended = self.run(arguments);

@@ -1,4 +1,4 @@
-//! A secret file that takes a while to write: it is there whole, or not at all.
+//! Atomic creation of a secret file that takes a while to write.
 //!
 //! ```text
 //! begin --> a file without a name --write--> finish: it gets its name, if nobody has it
@@ -6,12 +6,12 @@
 //! ```
 //!
 //! Invariants:
-//! - Nobody writes over a file that is there, nor into one that somebody else writes.
+//! - An existing file is never overwritten, nor one that another process writes.
 //! - Only its owner may read it.
 //!
-//! What this module does not do: hide what was written from whoever reads the disk. On
-//! a file system on which each file has a name, one that was being written when the
-//! program was killed stays, and is in the way until a person removes it.
+//! What this module does not do: protect the content from a person who reads the disk. On a
+//! file system without unnamed files, the file of a killed program stays until the operator
+//! removes it.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -23,17 +23,17 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
 use super::error::{Error, Explain as _};
 
-/// A file that has not got its name yet.
+/// A file without its final name.
 #[derive(Debug)]
 pub(super) struct Unfinished {
     file: File,
     out: PathBuf,
-    /// What it is called meanwhile, where it needs a name.
+    /// Its temporary name, where it needs one.
     named: Option<PathBuf>,
 }
 
 impl Unfinished {
-    /// Begins what will be `out`.
+    /// Creates the file that becomes `out`.
     pub(super) fn begin(out: &Path) -> Result<Self, Error> {
         let folder = match out.parent() {
             Some(folder) if folder != Path::new("") => folder,
@@ -42,7 +42,7 @@ impl Unfinished {
         let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
         match rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR) {
             Ok(file) => Ok(Self { file: file.into(), out: out.to_owned(), named: None }),
-            // An old kernel takes it for a folder that is to be written.
+            // An old kernel opens the folder for writing instead.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => Self::with_name(out),
             Err(error) => Err(error).doing(|| format!("cannot write in {}", folder.display())),
         }
@@ -54,7 +54,8 @@ impl Unfinished {
         let named = PathBuf::from(named);
         let file = File::options().write(true).create_new(true).mode(0o600).open(&named);
         let file = file.doing(|| format!("cannot make {}", named.display())).help(|| {
-            "if it is there and no other command writes it, one was interrupted: remove it"
+            "if it exists and no other command writes it, an earlier command was interrupted: \
+             remove it"
                 .to_owned()
         })?;
         Ok(Self { file, out: out.to_owned(), named: Some(named) })
@@ -65,9 +66,9 @@ impl Unfinished {
         self.file.write_all(bytes).doing(|| format!("cannot write {}", self.out.display()))
     }
 
-    /// Gives it its name.
+    /// Gives the file its final name.
     pub(super) fn finish(self) -> Result<(), Error> {
-        // A link fails where a rename would write over somebody's file.
+        // A link fails where a rename would overwrite an existing file.
         let linked = self.file.sync_all().and_then(|()| match &self.named {
             Some(named) => fs::hard_link(named, &self.out),
             None => {
@@ -120,7 +121,7 @@ mod tests {
             let second = begin(&out);
             first.write(b"le").unwrap();
             first.finish().unwrap();
-            // Whether it could begin depends on the file system.
+            // Whether the start succeeds depends on the file system.
             let refused = second.and_then(|mut second| {
                 second.write(b"another")?;
                 second.finish()

@@ -1,4 +1,4 @@
-//! Reads and writes durations, ages and dates as people do.
+//! Durations, ages and dates, in the form that people use.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -8,12 +8,12 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use time::macros::format_description;
 
-/// The longest time that can be asked for: a hundred years is for ever.
+/// The longest duration that is accepted: a hundred years.
 const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// Reads `90s`, `500ms`, `15m`, `2h`, `7d`. A number without a unit is an error.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let allowed = "a whole number with ms, s, m, h or d behind it, such as 90s";
+    let allowed = "a number with the unit ms, s, m, h or d, such as 90s";
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let number: u64 = number.parse().map_err(|_not| format!("allowed is {allowed}"))?;
@@ -64,7 +64,7 @@ impl Serialize for Time {
     }
 }
 
-/// A time as a person reads it; empty where there is none.
+/// A time for people; empty without a time.
 pub(super) fn text(at: Option<Time>) -> String {
     at.map(|at| at.to_string()).unwrap_or_default()
 }
@@ -75,7 +75,7 @@ pub(super) fn rfc3339(at: SystemTime) -> String {
     at.format(&Rfc3339).unwrap_or_else(|_outside| "unknown".to_owned())
 }
 
-/// Seconds since 1970, of which zero and less mean none.
+/// Seconds since 1970; zero and less mean no time.
 pub(super) fn since_1970(seconds: i64) -> Option<SystemTime> {
     let seconds = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0)?;
     // Beyond the year 9999 no date can be written.
@@ -138,7 +138,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_never_panics(text in any::<String>(), seconds in any::<i64>(), millis in any::<u64>()) {
+        fn arbitrary_bytes_never_panic(text in any::<String>(), seconds in any::<i64>(), millis in any::<u64>()) {
             let _read = duration(&text);
             let _written = since_1970(seconds).map(date);
             let _written = since_1970(seconds).map(rfc3339);

@@ -1,4 +1,4 @@
-//! `polisctl user`: who may operate the cluster.
+//! `polisctl user`: the users of the cluster.
 //!
 //! ```text
 //! they:  polisctl owner create -o my.key        my.pub --> the owner
@@ -26,17 +26,17 @@ use polis_wire::rpc::client::Repeat;
 /// Commands about users.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
-    /// Make a user, or its certificate anew, and write what it needs to a file.
+    /// Make a user or renew its certificate, and write a file for its context.
     Create {
         /// 1 to 64 of a-z, 0-9, dot and dash.
         name: String,
-        /// What it may do.
+        /// Its role.
         #[arg(long, value_enum)]
         role: Role,
         /// The user's public key, which `owner create` makes.
         #[arg(long, value_name = "FILE")]
         key: PathBuf,
-        /// Where to put what the user imports with `context import`; nothing in it is secret.
+        /// The file for `context import`, which contains no secret.
         #[arg(short, long, value_name = "FILE")]
         out: PathBuf,
     },
@@ -51,12 +51,12 @@ pub(super) enum Command {
     },
 }
 
-/// What a user may do.
+/// The roles of users.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(super) enum Role {
     /// Read.
     Viewer,
-    /// Read, operate nodes and let them in.
+    /// Read, operate and approve nodes.
     Operator,
     /// Everything.
     Owner,
@@ -72,7 +72,7 @@ impl From<Role> for v1::UserRole {
     }
 }
 
-/// What a user imports: everything but its key.
+/// The file that a user imports: everything except the key.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Invitation {
@@ -132,7 +132,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
                 })
                 .await?;
             let value = serde_json::json!({ "revoked": name });
-            global.out.print(&Document::new(&value, format!("{name} has no access any more"))?)
+            global.out.print(&Document::new(&value, format!("{name} no longer has access"))?)
         }
     }
 }
@@ -167,7 +167,7 @@ async fn create(
             async move { AaaClient::new(channel).create_user(request).await }
         })
         .await?;
-    // What the owner has named for this command counts, as it does for the command.
+    // Endpoints of the command line take precedence, as for the command itself.
     let settings = match global.endpoints.is_empty() {
         true => session.context.settings.clone(),
         false => Settings {
@@ -195,18 +195,18 @@ async fn create(
     global.out.print(&Document::new(&value, fields(&lines))?)
 }
 
-/// Makes a context of what an owner has written.
+/// Makes a context from a file of the owner.
 pub(super) fn import(file: &Path, key_file: &Path, global: &Global) -> Result<(), Error> {
     let bytes = contexts::read_file(file)?;
     let invitation: Invitation = serde_json::from_slice(&bytes)
-        .doing(|| format!("{} is not what `user create` writes", file.display()))?;
+        .doing(|| format!("{} is not a file of `user create`", file.display()))?;
     let ca = contexts::certificate(file, invitation.ca.as_bytes())?;
     let certificate = contexts::certificate(file, invitation.certificate.as_bytes())?;
     let key_file = std::path::absolute(key_file)?;
     let public = key::read_public(&key_file, &global.passphrase)?;
     if Facts::read(&certificate).is_none_or(|facts| facts.public_key != public) {
         return Err(Error::new(format!("the certificate is not for {}", key_file.display()))
-            .or_help("name the key whose public half the owner was given"));
+            .or_help("name the key of which the owner has the public half"));
     }
     let name = match &global.context {
         Some(name) => name.clone(),
@@ -251,7 +251,7 @@ mod tests {
         let user = "ann".to_owned();
         assert_eq!(ann.settings, Settings { user, ..owner.settings });
         assert_eq!(ann.ca, owner.ca);
-        // The node's own address leads nowhere from here.
+        // The node's own address cannot be reached from here.
         cluster.asked();
         let id = node_id(NODE).to_string();
         world.runs(&["--context", "ann", "node", "status", &id]);
@@ -264,17 +264,17 @@ mod tests {
         let _cluster = Cluster::new(&world);
         let foreign = Cluster::new(&elsewhere);
         let id = node_id(NODE).to_string();
-        let said = world.refuses(&["node", "status", &id, "--at", &foreign.address()]);
-        assert!(said.contains("belongs to another cluster"), "{said}");
-        assert!(said.contains(&foreign.address()) && !said.contains("clock"), "{said}");
-        // A forwarded port that leads nowhere: somebody takes connections and ends them.
+        let printed = world.refuses(&["node", "status", &id, "--at", &foreign.address()]);
+        assert!(printed.contains("belongs to another cluster"), "{printed}");
+        assert!(printed.contains(&foreign.address()) && !printed.contains("clock"), "{printed}");
+        // A forwarded port without a target: connections are accepted and closed.
         let forwarded = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = forwarded.local_addr().unwrap().to_string();
         let ends = std::thread::spawn(move || drop(forwarded.accept().unwrap()));
-        let said = world.refuses(&["node", "status", &id, "--at", &at]);
+        let printed = world.refuses(&["node", "status", &id, "--at", &at]);
         ends.join().unwrap();
-        assert!(said.contains("takes connections and ends them"), "{said}");
-        assert!(!said.contains("another cluster") && !said.contains("clock"), "{said}");
+        assert!(printed.contains("accepts connections and closes them"), "{printed}");
+        assert!(!printed.contains("another cluster") && !printed.contains("clock"), "{printed}");
     }
 
     #[test]

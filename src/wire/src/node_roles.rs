@@ -28,7 +28,7 @@ pub fn is_consensus_member(roles: Option<&v1::NodeRoles>) -> bool {
     roles.is_some_and(|roles| roles.consensus_member.is_some())
 }
 
-/// What a node does for its cluster.
+/// The roles of a node in its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Runs an etcd member and, with it, the control plane.
@@ -44,7 +44,7 @@ impl Role {
     pub const ALL: [Self; 3] =
         [Self::ConsensusMember, Self::KubernetesController, Self::KubernetesWorker];
 
-    /// What people call it.
+    /// Its name for people.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ impl Role {
 
     /// The one word for it: what `polisctl` takes and prints, and event lines say.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn slug(self) -> &'static str {
         match self {
             Self::ConsensusMember => "consensus-member",
             Self::KubernetesController => "kubernetes-controller",
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_word_is_the_name_in_one_piece() {
         for role in Role::ALL {
-            assert_eq!(role.word(), role.name().to_lowercase().replace(' ', "-"));
+            assert_eq!(role.slug(), role.name().to_lowercase().replace(' ', "-"));
         }
     }
 }

@@ -53,16 +53,16 @@ pub(crate) fn run(suite: Suite, stories: &[Story]) -> Result<ExitCode> {
         return tell(&named(stories, name)?, args.beside);
     }
     let wanted = Wanted { filters: args.filters, all: args.all || draws_all(), seed: seed()? };
-    let (told, not_drawn) = select(stories, &wanted);
+    let (selected, not_drawn) = select(stories, &wanted);
     if args.list {
-        for story in &told {
+        for story in &selected {
             println!("{}", story.name());
         }
         return Ok(ExitCode::SUCCESS);
     }
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let places = args.places.map_or_else(|| u32::try_from(processors), Ok)?;
-    println!("{}: {} stories, {places} places, {SEED}={}", suite.name, told.len(), wanted.seed);
+    println!("{}: {} stories, {places} places, {SEED}={}", suite.name, selected.len(), wanted.seed);
 
     let own = env::current_exe().context("cannot find this program")?;
     let launch = |story: &Story, turn: Turn| {
@@ -83,7 +83,7 @@ pub(crate) fn run(suite: Suite, stories: &[Story]) -> Result<ExitCode> {
     // A reader that went away must not end the stories.
     let show = |line: &str| drop(writeln!(io::stdout(), "{line}"));
     let runner = Runner { suite, places, logs, launch: &launch, show: &show };
-    let report = Report { not_drawn, ..runner.run(&told)? };
+    let report = Report { not_drawn, ..runner.run(&selected)? };
     print(&suite, &report);
     if let Some(file) = &args.report {
         let text = serde_json::to_string_pretty(&report)?;
@@ -114,9 +114,9 @@ fn print(suite: &Suite, report: &Report) {
         "{}: {passed} passed, {failed} failed, {skipped} skipped, {not_drawn} not drawn",
         suite.name
     );
-    for told in &report.stories {
-        if let Outcome::Failed(how) = &told.outcome {
-            println!("{}: failed: {}: {how}", suite.name, told.name);
+    for selected in &report.stories {
+        if let Outcome::Failed(how) = &selected.outcome {
+            println!("{}: failed: {}: {how}", suite.name, selected.name);
         }
     }
 }

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_story_that_is_told_again_comes_in_its_order() {
+    fn a_repeated_story_comes_in_its_order() {
         let stories = [single("a", 9), single("b", 8), single("c", 7)];
         let mut queue = Queue::new(&stories, 1);
         let first = queue.next().unwrap();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_is_told_again_gets_its_places_while_others_wait() {
+    fn a_repeated_cluster_gets_its_places_while_others_wait() {
         let stories = [single("a", 9), single("b", 8), single("e", 7), single("c", 3).cluster()];
         let mut queue = Queue::new(&stories, 2);
         let first = started(&mut queue);

@@ -34,7 +34,7 @@ use tempfile::TempDir;
 
 use super::queue::{Job, Queue, Turn};
 use super::story::{Story, Suite};
-use crate::report::{Outcome, Report, Told};
+use crate::report::{Outcome, Report, StoryResult};
 
 /// How often the runner looks whether a story has ended. A story takes seconds.
 const LOOK: Duration = Duration::from_millis(100);
@@ -102,8 +102,8 @@ impl Runner<'_> {
                 };
                 let ended = running.swap_remove(at);
                 queue.ended(&ended.job, ended.turn);
-                match self.told(&ended, &end) {
-                    Some(told) => report.stories.push(told),
+                match self.result(&ended, &end) {
+                    Some(result) => report.stories.push(result),
                     None => queue.again(ended.job),
                 }
             }
@@ -140,7 +140,7 @@ impl Runner<'_> {
     }
 
     /// Prints how a try ended; nothing if the story runs again.
-    fn told(&self, ended: &Running, end: &End) -> Option<Told> {
+    fn result(&self, ended: &Running, end: &End) -> Option<StoryResult> {
         let Job { story, try_number: tries } = ended.job;
         let (name, took) = (story.name(), ended.began.elapsed());
         let outcome = match (outcome(end, &ended.log, self.suite.deadline), tries) {
@@ -161,13 +161,13 @@ impl Runner<'_> {
             line.push_str(how);
         }
         if matches!(outcome, Outcome::Failed(_)) {
-            let said = last(&ended.log, SHOWN).unwrap_or_default();
-            let said = String::from_utf8_lossy(&said);
-            let (log, said) = (ended.log.display(), said.trim_end());
-            let _infallible = write!(line, "\n--- {log}\n{said}\n---");
+            let output = last(&ended.log, SHOWN).unwrap_or_default();
+            let output = String::from_utf8_lossy(&output);
+            let (log, output) = (ended.log.display(), output.trim_end());
+            let _infallible = write!(line, "\n--- {log}\n{output}\n---");
         }
         (self.show)(&line);
-        (!again).then_some(Told { name, outcome, seconds: took.as_secs_f64(), tries })
+        (!again).then_some(StoryResult { name, outcome, seconds: took.as_secs_f64(), tries })
     }
 }
 
@@ -212,9 +212,9 @@ fn outcome(end: &End, log: &Path, deadline: Duration) -> Outcome {
         End::Late => Outcome::Failed(format!("killed at its deadline, {} s", deadline.as_secs())),
         End::Status(status) if status.success() => Outcome::Passed,
         End::Status(status) if status.code() == Some(i32::from(SKIPPED)) => {
-            let said = last(log, SHOWN).unwrap_or_default();
-            let said = String::from_utf8_lossy(&said);
-            let reason = said.lines().rev().find_map(|line| line.strip_prefix("skipped: "));
+            let output = last(log, SHOWN).unwrap_or_default();
+            let output = String::from_utf8_lossy(&output);
+            let reason = output.lines().rev().find_map(|line| line.strip_prefix("skipped: "));
             Outcome::Skipped(reason.unwrap_or("without a reason").to_owned())
         }
         End::Status(status) => Outcome::Failed(status.to_string()),
@@ -278,7 +278,7 @@ mod tests {
         ];
         let report = run(SUITE, &scripts, dir.path());
         let outcomes: Vec<_> =
-            report.stories.iter().map(|told| (&told.outcome, told.tries)).collect();
+            report.stories.iter().map(|result| (&result.outcome, result.tries)).collect();
         let failed = Outcome::Failed("exit status: 3".to_owned());
         let skipped = Outcome::Skipped("no card".to_owned());
         assert_eq!(
@@ -303,7 +303,7 @@ mod tests {
         for file in ["story", "machine"] {
             assert!(!lives(&dir.path().join(file)), "the {file} outlives its deadline");
         }
-        assert!(began.elapsed() < Duration::from_secs(60), "nobody looked at the deadline");
+        assert!(began.elapsed() < Duration::from_secs(60), "the deadline was not checked");
     }
 
     #[test]

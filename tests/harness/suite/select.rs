@@ -35,7 +35,7 @@ pub(crate) fn select(stories: &[Story], wanted: &Wanted) -> (Vec<Story>, usize) 
         .into_iter()
         .map(|(of, (count, drawn))| (of, (pick(*seed, of, count, drawn), 0)))
         .collect();
-    let told: Vec<Story> = stories
+    let selected: Vec<Story> = stories
         .iter()
         .filter(|story| {
             let Some(sample) = story.sample else { return true };
@@ -47,8 +47,8 @@ pub(crate) fn select(stories: &[Story], wanted: &Wanted) -> (Vec<Story>, usize) 
         })
         .copied()
         .collect();
-    let left = stories.len() - told.len();
-    (told, left)
+    let left = stories.len() - selected.len();
+    (selected, left)
 }
 
 #[cfg(test)]
@@ -65,19 +65,19 @@ mod tests {
     ];
 
     fn names(wanted: &Wanted) -> (Vec<String>, usize) {
-        let (told, left) = select(&STORIES, wanted);
-        (told.iter().map(Story::name).collect(), left)
+        let (selected, left) = select(&STORIES, wanted);
+        (selected.iter().map(Story::name).collect(), left)
     }
 
     #[test]
-    fn of_each_sample_so_many_are_told_as_it_says_and_other_seeds_tell_others() {
+    fn each_sample_runs_its_number_of_stories_and_other_seeds_run_others() {
         let mut seen = std::collections::BTreeSet::new();
         for seed in 0..50 {
-            let (told, left) = names(&Wanted { seed, ..Wanted::default() });
-            assert_eq!((told.len(), left), (2, 3), "{told:?}");
-            assert_eq!(told[0], "a::plain");
-            assert_eq!(names(&Wanted { seed, ..Wanted::default() }).0, told);
-            seen.insert(told[1].clone());
+            let (selected, left) = names(&Wanted { seed, ..Wanted::default() });
+            assert_eq!((selected.len(), left), (2, 3), "{selected:?}");
+            assert_eq!(selected[0], "a::plain");
+            assert_eq!(names(&Wanted { seed, ..Wanted::default() }).0, selected);
+            seen.insert(selected[1].clone());
         }
         assert_eq!(seen.len(), 3, "{seen:?}");
     }
@@ -86,7 +86,7 @@ mod tests {
     fn a_run_of_everything_and_a_filter_leave_nothing_out() {
         assert_eq!(names(&Wanted { all: true, ..Wanted::default() }).0.len(), STORIES.len());
         let filters = vec!["second".to_owned(), "c::".to_owned()];
-        let (told, left) = names(&Wanted { filters, ..Wanted::default() });
-        assert_eq!((told, left), (vec!["b::second".to_owned(), "c::whole".to_owned()], 0));
+        let (selected, left) = names(&Wanted { filters, ..Wanted::default() });
+        assert_eq!((selected, left), (vec!["b::second".to_owned(), "c::whole".to_owned()], 0));
     }
 }

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_function_is_told() {
+    fn every_kind_of_function_runs() {
         assert!((crate::story!(plain).tell)().is_ok());
         assert!((crate::story!(async silent).tell)().is_ok());
         let error = (crate::story!(threads waits).tell)().unwrap_err();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skip_is_told_from_a_failure() {
+    fn a_skip_differs_from_a_failure() {
         let error = skip("no card").unwrap_err();
         assert_eq!(error.downcast_ref::<Skip>(), Some(&Skip("no card".to_owned())));
     }

@@ -39,17 +39,19 @@ const ROWS: usize = 3;
 
 const SPLIT: &str = "cut off from the cluster: too few of its members answer. \
                      The etcd page (F3) names them.";
-const DISOWNING: &str = "This node was removed from its cluster, for ever. \
-                         To use the machine again, install it anew.";
+const DISOWNING: &str = "This node was removed from its cluster and cannot return. Reinstall the \
+                         machine to use it again.";
 
-const LET_IN: &str = "Not up yet: a person must let this machine into the cluster. It has been \
-                      waiting for";
+const LET_IN: &str = "Starting: an operator must approve this machine. It has been waiting for";
 
 pub(crate) fn content(snapshot: &Snapshot, unfolded: bool, width: usize, height: usize) -> Content {
     let others = others(snapshot);
     let (mark, answer) = answer(snapshot);
     let (mark, answer) = match others.iter().map(|(_, mark, _)| *mark).max() {
-        Some(worst) if mark == Mark::Good => up(worst, snapshot.ready),
+        Some(worst) if mark == Mark::Good => {
+            let pages = others.iter().filter(|(_, mark, _)| *mark == worst).count();
+            running(worst, pages as u64, snapshot.ready)
+        }
         _ => (mark, answer),
     };
     let mut body = headline(mark, &answer, width);
@@ -64,16 +66,16 @@ pub(crate) fn content(snapshot: &Snapshot, unfolded: bool, width: usize, height:
     let wide = width >= WIDE && load.is_some();
     let cells = if wide { width - RIGHT } else { width };
     let left = if wide { cells.saturating_sub(GAP) } else { cells };
-    let mut said: Vec<_> = others.iter().flat_map(|it| said_by(it, left)).collect();
-    if !said.is_empty() {
-        said.push(blank());
+    let mut facts: Vec<_> = others.iter().flat_map(|it| answer_of(it, left)).collect();
+    if !facts.is_empty() {
+        facts.push(blank());
     }
     let beside_it = load.filter(|_| wide).map(|load| load::down(load, RIGHT, ROWS));
     let below = load.filter(|_| !wide).map(|load| load::across(load, width, ROWS));
     let below = below.unwrap_or_default();
-    let rows = height.saturating_sub(body.len() + said.len() + below.len());
-    said.extend(stages(snapshot, unfolded, left, rows));
-    body.extend(beside(said, cells, beside_it.unwrap_or_default()));
+    let rows = height.saturating_sub(body.len() + facts.len() + below.len());
+    facts.extend(stages(snapshot, unfolded, left, rows));
+    body.extend(beside(facts, cells, beside_it.unwrap_or_default()));
     body.extend(below);
     body.extend(log(&snapshot.logs, width, height.saturating_sub(body.len())));
     Content { body, ..Content::default() }
@@ -87,7 +89,7 @@ fn others(snapshot: &Snapshot) -> Vec<(Page, Mark, String)> {
 }
 
 /// The answer of another page, with its name and its key.
-fn said_by((page, mark, text): &(Page, Mark, String), width: usize) -> Vec<Line<'static>> {
+fn answer_of((page, mark, text): &(Page, Mark, String), width: usize) -> Vec<Line<'static>> {
     let style = match mark {
         Mark::Attention | Mark::Bad => mark.style(),
         Mark::Idle | Mark::Good | Mark::Busy => PLAIN,
@@ -126,7 +128,7 @@ fn words(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
     if snapshot.stages.iter().any(reason) {
         return Vec::new();
     }
-    let lead = "its key in words: ";
+    let lead = "key fingerprint: ";
     let row = Row::indented(INDENT).put(DIM, lead).put(STRONG, words);
     if row.used() <= width { vec![row.line()] } else { hanging(INDENT, "", STRONG, words, width) }
 }
@@ -134,7 +136,7 @@ fn words(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
 fn remarks(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
     let mut lines = Vec::new();
     if let Some(failure) = &snapshot.previous_failure {
-        let text = format!("The boot before this one failed: {failure}");
+        let text = format!("The previous boot failed: {failure}");
         lines.extend(note(Mark::Attention, &text, width));
     }
     for warning in &snapshot.warnings {
@@ -150,11 +152,11 @@ fn remarks(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
 pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     let is_failed = |stage: &&Stage| stage.state == StageState::Failed;
     if let Some(stage) = snapshot.stages.iter().find(is_failed) {
-        return (Mark::Bad, format!("Not up: the stage \"{}\" has failed.", name(&stage.name)));
+        return (Mark::Bad, format!("Boot stopped: stage \"{}\" failed.", name(&stage.name)));
     }
     let (and, but) = match snapshot.ready {
-        Some(_since) => ("Up, but", "Up, but"),
-        None => ("Not up yet, and", "Not up yet:"),
+        Some(_since) => ("Running, but", "Running, but"),
+        None => ("Starting, and", "Starting:"),
     };
     match snapshot.header.cluster {
         Cluster::Split => return (Mark::Bad, format!("{and} {SPLIT}")),
@@ -171,7 +173,7 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
         }
     }
     if snapshot.ready.is_some() {
-        return up(Mark::Good, snapshot.ready);
+        return running(Mark::Good, 0, snapshot.ready);
     }
     let started = snapshot.stages.iter().filter(|stage| stage.state == StageState::Started);
     let names: Vec<String> = started.map(|stage| name(&stage.name)).collect();
@@ -179,15 +181,16 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     (Mark::Busy, format!("Starting{what}."))
 }
 
-/// The answer once the node is up, where the worst of what others say is `worst`.
-fn up(worst: Mark, ready: Option<Duration>) -> (Mark, String) {
-    let (mark, up) = match worst {
-        Mark::Bad => (worst, "Up, but not all is well."),
-        Mark::Attention => (worst, "Up, and something is worth a look."),
-        Mark::Idle | Mark::Good | Mark::Busy => (Mark::Good, "Up."),
+/// The answer once the node is ready, where `worst` is the worst mark of the other pages
+/// and `pages` the number of pages that have it.
+fn running(worst: Mark, pages: u64, ready: Option<Duration>) -> (Mark, String) {
+    let (mark, state) = match worst {
+        Mark::Bad => (worst, format!("Running, {}.", plural(pages, "error"))),
+        Mark::Attention => (worst, format!("Running, {}.", plural(pages, "warning"))),
+        Mark::Idle | Mark::Good | Mark::Busy => (Mark::Good, "Running.".to_owned()),
     };
     let ready = ready.map(duration).unwrap_or_default();
-    (mark, format!("{up} Ready {ready} after the kernel started."))
+    (mark, format!("{state} Ready {ready} after the kernel started."))
 }
 
 /// The stages on a line of time; if `rows` are too few, the finished stages are folded
@@ -292,8 +295,8 @@ fn rows(
         .dotted(look.style, &bar);
     let mut lines = vec![row.line()];
     if let StageState::Waiting { what, since } = &stage.state {
-        let (what, command) = told(what);
-        let text = format!("{} so far, for {what}", duration(*since));
+        let (what, command) = split_command(what);
+        let text = format!("{} so far, waiting for {what}", duration(*since));
         lines.extend(hanging(INDENT, "└ ", ATTENTION, &text, width));
         lines.extend(command.into_iter().flat_map(|command| headline::command(command, width)));
     }
@@ -302,7 +305,7 @@ fn rows(
 
 /// The condition that the boot waits for, and the command at its end that brings it
 /// about, if there is one.
-fn told(what: &str) -> (&str, Option<&str>) {
+fn split_command(what: &str) -> (&str, Option<&str>) {
     let split = || {
         let (before, command) = what.strip_suffix('`')?.rsplit_once('`')?;
         Some((before.trim_end(), command))

@@ -43,7 +43,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let (mark, answer) = classify(known);
     let mut head = headline(mark, &answer, width);
     if let Some(stale) = known.stale {
-        let text = format!("No curator answers: what follows is {} old.", duration(stale));
+        let text = format!("No curator answers: this list is {} old.", duration(stale));
         head.extend(note(Mark::Bad, &text, width));
     }
     head.push(blank());
@@ -68,13 +68,13 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
 fn alone(snapshot: &Snapshot) -> &'static str {
     match snapshot.header.cluster {
         Cluster::Unknown => {
-            "This node is not in a cluster yet. The Boot page (F1) says what it waits for."
+            "This node is not in a cluster yet. See the Boot page (F1) for the reason."
         }
-        Cluster::Foreign => "This node is not let in yet, and so it is not told who else is there.",
-        Cluster::Trusted => "This node was approved, and is on its way into the cluster.",
-        Cluster::Home => "No curator has told yet who else is there.",
+        Cluster::Foreign => "This node is not approved yet and cannot read the list of nodes.",
+        Cluster::Trusted => "This node is approved and is entering the cluster.",
+        Cluster::Home => "The list of nodes has not arrived yet.",
         Cluster::Disowning => "This node was removed from its cluster.",
-        Cluster::Split => "No curator can be reached: nobody tells who else is there.",
+        Cluster::Split => "No curator can be reached; the list of nodes is not available.",
     }
 }
 
@@ -86,9 +86,9 @@ fn identity(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
     let fact =
         |what: &str, text: &str| hanging(INDENT, &crate::text::pad(what, FACT), PLAIN, text, width);
     lines.extend(fact("name", node));
-    lines.extend(header.words.iter().flat_map(|words| fact("its key", words)));
+    lines.extend(header.words.iter().flat_map(|words| fact("fingerprint", words)));
     if header.cluster == Cluster::Foreign {
-        let text = "Compare the key with what this shows where you have polisctl, and approve:";
+        let text = "Compare the fingerprint with the output of this command, then approve:";
         lines.push(blank());
         lines.extend(note(Mark::Attention, text, width));
         lines.extend(command(&format!("polisctl node approve {node}"), width));
@@ -97,7 +97,7 @@ fn identity(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
 }
 
 /// Column of the names of facts.
-const FACT: usize = 10;
+const FACT: usize = 12;
 
 /// The state of a node, as the mark, the word and the next step of a person.
 fn standing(node: &Node) -> (Mark, &'static str) {
@@ -130,34 +130,33 @@ fn classify(known: &Nodes) -> (Mark, String) {
             " This node leads.".to_owned()
         }
         Some(leader) => format!(" {} leads.", short(leader)),
-        None if known.stale.is_some() => " Nobody is known to lead.".to_owned(),
-        None => " Nobody leads: an election is on.".to_owned(),
+        None if known.stale.is_some() => " The leader is not known.".to_owned(),
+        None => " No leader: an election is running.".to_owned(),
     };
     let all = plural(members, "node");
     if !late.is_empty() {
-        let heard = if late.len() == 1 { "was" } else { "were" };
-        let text = format!("{} of {all} {heard} not heard of lately: {}.", late.len(), list(&late));
+        let text = format!("{} of {all} with an overdue heartbeat: {}.", late.len(), list(&late));
         return (Mark::Bad, format!("{text}{leader}"));
     }
     if !new.is_empty() {
         let wait = if new.len() == 1 { "waits" } else { "wait" };
         let text =
-            format!("{} {wait} to be let in: {}.", plural(new.len() as u64, "node"), list(&new));
+            format!("{} {wait} for approval: {}.", plural(new.len() as u64, "node"), list(&new));
         return (Mark::Attention, text);
     }
     if known.stale.is_some() {
-        return (Mark::Bad, format!("{all}, all well when they were last heard of.{leader}"));
+        return (Mark::Bad, format!("{all}, all healthy at the last report.{leader}"));
     }
     if known.leader.is_none() {
-        return (Mark::Attention, format!("{all}, all well.{leader}"));
+        return (Mark::Attention, format!("{all}, all healthy.{leader}"));
     }
     let coming = match standby.len() {
         0 => String::new(),
-        some => format!(" {} on the way in.", plural(some as u64, "node")),
+        some => format!(" {} entering.", plural(some as u64, "node")),
     };
     match members {
-        1 => (Mark::Good, format!("One node, and it is well.{coming}")),
-        _ => (Mark::Good, format!("{all}, all well.{leader}{coming}")),
+        1 => (Mark::Good, format!("One node, healthy.{coming}")),
+        _ => (Mark::Good, format!("{all}, all healthy.{leader}{coming}")),
     }
 }
 
@@ -299,7 +298,7 @@ fn rows(
     }
     if node.state == NodeState::New {
         let words = node.words.as_deref().unwrap_or("its screen");
-        let text = format!("compare \"{words}\" with its screen, and approve it:");
+        let text = format!("compare \"{words}\" with its screen, then approve it:");
         lines.extend(hanging(INDENT, "", ATTENTION, &text, width));
         lines.extend(command(&format!("polisctl node approve {}", node.id), width));
     }
@@ -307,7 +306,7 @@ fn rows(
 }
 
 /// The time since a node's last heartbeat: for a healthy node, only that it is not late,
-/// since an age that counts seconds would say no more and be drawn anew each time.
+/// since an age that counts seconds would add nothing and be redrawn each time.
 fn heartbeat(node: &Node, seen: &Seen) -> String {
     match (node.heartbeat, node.health) {
         (Some(age), _) => format!("{} ago", duration(age)),

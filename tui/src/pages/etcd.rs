@@ -38,20 +38,19 @@ const DB_FULL: u8 = 80;
 /// A member that is so many entries behind is drawn to the eye.
 const BEHIND: u64 = 1_000;
 
-const NO_QUORUM: &str = "No quorum: nothing can be written to the cluster from here. \
-                         Bring back the members that do not answer, or the way to them.";
+const NO_QUORUM: &str = "No quorum: this node cannot write to the cluster. Start the members \
+                         that do not answer, or repair the network to them.";
 const ONLY_VOTER: &str = "Losing this node stops the cluster: it is the only voter. \
                           Three voters survive the loss of one.";
 const TWO_VOTERS: &str = "Losing one of the 2 voters stops the cluster. \
                           Three voters survive the loss of one.";
-const STOPPED: &str = "This node's member is stopped: how the others do is not known here. \
-                       The services (F5) say why.";
-const STARTING: &str = "This node's member is starting: how the others do is not known yet.";
-const LEARNING: &str =
-    "This node's member is a learner: it votes once it has what the others have.";
-const ASKING: &str = "Whether the other voters answer this one is not known yet.";
-const UNTOLD: &str = "Whether the other voters answer this one is not known: their nodes do, but \
-                      etcd does not say here whom it is connected to.";
+const STOPPED: &str = "This node's member is stopped; the state of the others is not known here. \
+                       See Services (F5) for the reason.";
+const STARTING: &str = "This node's member is starting; the state of the others is not known yet.";
+const LEARNING: &str = "This node's member is a learner: it votes once it has caught up.";
+const ASKING: &str = "The connections to the other voters are not known yet.";
+const UNTOLD: &str = "The connections to the other voters are not known: their nodes answer, but \
+                      etcd here does not report its connections.";
 
 /// Names that fit in a sentence.
 const NAMED_MAX: usize = 2;
@@ -66,7 +65,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
             // The beginning of it is enough, and with it the command has one line.
             let node = snapshot.header.node.as_deref().map_or("NODE".to_owned(), short);
             head.push(blank());
-            head.extend(note(Mark::Idle, "To give it one, where you have polisctl:", width));
+            head.extend(note(Mark::Idle, "To add one, run:", width));
             head.extend(command(
                 &format!("polisctl node roles {node} --add consensus-member"),
                 width,
@@ -98,7 +97,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     body.push(titled(head, width));
     body.extend(etcd.members.iter().flat_map(|member| rows(member, etcd, column, wide, width)));
     body.push(blank());
-    let database = if etcd.takes_part() { "Database" } else { "Database, when it last served" };
+    let database = if etcd.takes_part() { "Database" } else { "Database, at the last report" };
     body.push(title(database, width));
     body.extend(facts(etcd, width));
     Content { body, ..Content::default() }
@@ -135,10 +134,11 @@ pub(crate) fn may_answer_anew(old: &Snapshot, new: &Snapshot) -> bool {
 fn absent(snapshot: &Snapshot) -> String {
     match super::cluster::members_elsewhere(snapshot) {
         Some(members) => {
-            format!("This node has no part in etcd: {members} keep what the cluster knows.")
+            format!("This node runs no etcd member: {members} store the state of the cluster.")
         }
-        None => "This node runs no etcd member yet. The Boot page (F1) says what it waits for."
-            .to_owned(),
+        None => {
+            "This node runs no etcd member yet. See the Boot page (F1) for the reason.".to_owned()
+        }
     }
 }
 
@@ -191,7 +191,7 @@ fn is_untold(member: &Member) -> bool {
 /// The members that do not answer, as a sentence without its end.
 fn gone(silent: &[&Member]) -> String {
     let called = |member: &&Member| match member.name.as_str() {
-        "" => "one that never started".to_owned(),
+        "" => "one that has not started".to_owned(),
         name => short(name),
     };
     let names = silent.iter().map(called).take(NAMED_MAX).collect::<Vec<_>>().join(", ");
@@ -206,7 +206,7 @@ fn alarm_text(alarm: &str) -> String {
     let help = if alarm.contains("NOSPACE") {
         ": the database is full, and only reads and deletes are allowed until it is compacted."
     } else if alarm.contains("CORRUPT") {
-        ": members hold different data. Remove the one that is named and let it join anew."
+        ": members hold different data. Remove the named member and register its node again."
     } else {
         "."
     };
@@ -236,7 +236,7 @@ fn quorum(etcd: &Etcd, width: usize) -> Option<Vec<Line<'static>>> {
     let asked = if asked == 0 { String::new() } else { format!(", {asked} not known") };
     let verb = if answer == 1 { "answers" } else { "answer" };
     let need = if needed == 1 { "is" } else { "are" };
-    let text = format!("{answer} of {all} {verb}{asked}, and {needed} {need} needed to write");
+    let text = format!("{answer} of {all} {verb}{asked}; {needed} {need} needed to write");
     let style = if etcd.quorum { PLAIN } else { Mark::Bad.style() };
     Some(beside(row.gap(1), FACT, style, &text, width))
 }
@@ -263,7 +263,7 @@ fn rows(
 ) -> Vec<Line<'static>> {
     let id = format!("{:016x}", member.id);
     let name = match member.name.as_str() {
-        "" => "(never started)".to_owned(),
+        "" => "(not started)".to_owned(),
         name if column < NAME_MAX => short(name),
         name => name.to_owned(),
     };

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_subtree_is_not_whoever_is_called_alike() {
+    fn a_subtree_does_not_include_similar_names() {
         let of =
             |below: &str, whole| Filter { below: below.to_owned(), whole, ..Filter::default() };
         for filter in [of("root.net", true), of("root.net.", false), of("net.", false)] {

@@ -87,9 +87,9 @@ pub(crate) fn content(
     days.reverse();
     if body.is_empty() {
         let nothing = if shown.entries.is_empty() {
-            "Nothing yet."
+            "No entries yet."
         } else {
-            "Nothing among the newest entries. Esc goes back."
+            "No match among the newest entries. Esc goes back."
         };
         body.push(Row::indented(2).put(DIM, nothing).line());
     }
@@ -187,7 +187,7 @@ fn missing_before(before: &[Arc<LogEntry>], entry: &LogEntry, filter: &Filter) -
 
 /// A note about the `missing` entries between two entries on the screen.
 fn gap(missing: u64) -> Line<'static> {
-    let text = format!("·· {} that this page keeps no longer", plural(missing, "line"));
+    let text = format!("·· {} no longer kept on this page", plural(missing, "line"));
     Row::indented(INDENT).put(DIM, &text).line()
 }
 
@@ -196,9 +196,9 @@ fn lines(entry: &LogEntry, found: &str, today: Option<&str>, width: usize) -> Ve
     let (letter, text) = styles(entry.severity);
     let name = format!("{}: ", clean(&entry.name));
     // The name is a part of the first line's text, so that it wraps with it.
-    let said = clean(&entry.text);
-    let wrapped = wrap(&format!("{name}{said}"), width.saturating_sub(INDENT));
-    let mut marks = marks(&name, &said, found);
+    let message = clean(&entry.text);
+    let wrapped = wrap(&format!("{name}{message}"), width.saturating_sub(INDENT));
+    let mut marks = marks(&name, &message, found);
     let mut named = cells(name.trim_end());
     let row = |(at, line): (usize, String)| {
         let row = Row::default();
@@ -210,10 +210,10 @@ fn lines(entry: &LogEntry, found: &str, today: Option<&str>, width: usize) -> Ve
         };
         let split = line.char_indices().nth(named).map_or(line.len(), |(at, _)| at);
         named = named.saturating_sub(cells(&line));
-        let (name, said) = line.split_at(split);
+        let (name, message) = line.split_at(split);
         let marks = marks.take(&line);
         let (in_name, in_text) = marks.split_at(marks.len().min(cells(name)));
-        marked(marked(row, BUSY, name, in_name), text, said, in_text).line()
+        marked(marked(row, BUSY, name, in_name), text, message, in_text).line()
     };
     wrapped.into_iter().enumerate().map(row).collect()
 }
@@ -234,10 +234,10 @@ impl Marks {
     }
 }
 
-fn marks(name: &str, said: &str, found: &str) -> Marks {
+fn marks(name: &str, message: &str, found: &str) -> Marks {
     let mut marks = Vec::new();
     // As the filter looks for it: in one or in the other.
-    for text in [name, said].into_iter().filter(|_| !found.is_empty()) {
+    for text in [name, message].into_iter().filter(|_| !found.is_empty()) {
         let (first, long) = (marks.len(), cells(found));
         marks.extend(text.chars().map(|c| (c, false)));
         let mut from = first;
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_driven_out_between_two_entries_is_said_unless_only_what_is_wrong_is_shown() {
+    fn a_gap_between_two_entries_is_shown_unless_only_errors_are() {
         let entry = |number| {
             let (severity, text) = (Severity::Error, format!("text {number}"));
             Arc::new(LogEntry { number, severity, text, ..LogEntry::default() })
@@ -368,7 +368,7 @@ mod tests {
         };
         let all = shown(Severity::Info, None);
         assert_eq!(all.lines().count(), 4, "{all}");
-        assert!(all.contains("45 lines that this page keeps no longer"), "{all}");
+        assert!(all.contains("45 lines no longer kept on this page"), "{all}");
         assert!(all.ends_with(&shown(Severity::Info, Some(2))));
         assert_eq!(shown(Severity::Error, None).lines().count(), 3);
     }
@@ -386,11 +386,11 @@ mod tests {
             let body = content(&logs, None, &filter, 60, None).body;
             body.iter().map(|line| line.to_string().trim().to_owned()).collect()
         };
-        assert_eq!(shown("other"), ["Nothing among the newest entries. Esc goes back."]);
+        assert_eq!(shown("other"), ["No match among the newest entries. Esc goes back."]);
         assert_eq!(shown("root.c").len(), 1, "there is nothing to stand between");
         let both = shown("root.a");
         assert_eq!(both.len(), 3, "{both:?}");
-        assert_eq!(both[1], "·· 4 lines that this page keeps no longer");
+        assert_eq!(both[1], "·· 4 lines no longer kept on this page");
     }
 
     #[test]
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_is_told_how_much_of_what_is_newer_they_would_see() {
+    fn a_paused_page_shows_how_many_newer_lines_match() {
         let of = |number| {
             let severity = if number == 7 { Severity::Error } else { Severity::Info };
             Arc::new(LogEntry { number, severity, ..LogEntry::default() })

@@ -51,7 +51,8 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
                 false => (
                     Mark::Bad,
                     format!(
-                        "Nobody can reach this node at {at}: {on} has no cable, or nothing at its other end."
+                        "This node cannot be reached at {at}: {on} has no carrier. Check the \
+                         cable and the switch."
                     ),
                 ),
             }
@@ -63,10 +64,10 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
             (Mark::Idle, "No network interface was found yet.".to_owned())
         }
         (None, None) if all().all(|interface| !interface.carrier) => {
-            (Mark::Bad, "No cable is plugged in: nobody can reach this node.".to_owned())
+            (Mark::Bad, "No interface has a carrier: this node cannot be reached.".to_owned())
         }
         (None, None) => {
-            (Mark::Attention, "This node has no address yet: nobody can reach it.".to_owned())
+            (Mark::Attention, "This node has no address yet and cannot be reached.".to_owned())
         }
     }
 }
@@ -79,8 +80,8 @@ fn plain(address: &Address) -> &str {
 /// One interface: its kind, its addresses, and its traffic.
 fn block(interface: &Interface, width: usize) -> Vec<Line<'static>> {
     let (mark, state) = match (interface.carrier, interface.addresses.is_empty()) {
-        (false, _) => (Mark::Idle, "no cable, or nothing at its other end"),
-        (true, true) if interface.asking => (Mark::Busy, "asks for an address (DHCP)"),
+        (false, _) => (Mark::Idle, "no carrier: check cable and switch"),
+        (true, true) if interface.asking => (Mark::Busy, "requesting an address (DHCP)"),
         (true, true) => (Mark::Attention, "has no address"),
         (true, false) => (Mark::Good, "up"),
     };

@@ -119,11 +119,12 @@ pub(crate) fn may_answer_anew(old: &Snapshot, new: &Snapshot) -> bool {
 fn absent(snapshot: &Snapshot) -> String {
     match super::cluster::members_elsewhere(snapshot) {
         Some(members) => format!(
-            "The cluster's authority lies in etcd: {members} show it. This node's own certificate \
-             renews itself."
+            "The authorities of the cluster are in etcd: see {members}. This node's certificate \
+             is renewed automatically."
         ),
-        None => "This node has no certificates yet. The Boot page (F1) says what it waits for."
-            .to_owned(),
+        None => {
+            "This node has no certificates yet. See the Boot page (F1) for the reason.".to_owned()
+        }
     }
 }
 
@@ -140,22 +141,26 @@ fn classify(pki: &Pki) -> (Mark, String) {
         return (Mark::Bad, format!("\"{name}\" ended on {ends}, {} ago.", days(*days_left)));
     }
     if let Some(End { name, days_left, .. }) = ends.iter().find(|end| end.late) {
-        let what = format!("\"{}\" should have renewed itself, and ends in", short(name));
-        return (Mark::Attention, format!("{what} {}. The logs (F6) say why.", days(*days_left)));
+        let what = format!("\"{}\" is overdue for renewal and ends in", short(name));
+        return (
+            Mark::Attention,
+            format!("{what} {}. See the logs (F6) for the reason.", days(*days_left)),
+        );
     }
     let needs_a_person = |end: &&End<'_>| end.renews.is_none() && end.days_left < DAYS_FOR_A_PERSON;
     if let Some(End { name, ends, days_left, .. }) = ends.iter().find(needs_a_person) {
         let left = days(*days_left);
         let name = short(name);
-        let what = format!("\"{name}\" ends in {left}, on {ends}, and does not renew itself.");
+        let what =
+            format!("\"{name}\" ends in {left}, on {ends}, and is not renewed automatically.");
         return (Mark::Attention, what);
     }
     let next = ends.iter().find_map(|end| Some((short(end.name), end.renews?)));
     let what = match next {
-        Some((name, day)) => format!("\"{name}\" renews itself on {day}"),
+        Some((name, day)) => format!("\"{name}\" is renewed on {day}"),
         None => format!("\"{}\" ends in {}", short(first.name), days(first.days_left)),
     };
-    (Mark::Good, format!("Nothing needs you. Next, {what}."))
+    (Mark::Good, format!("No action needed. Next: {what}."))
 }
 
 /// Whether a certificate lives although it should have been replaced.
@@ -270,11 +275,11 @@ fn remaining(days_left: i64) -> String {
 /// The certificates that an authority signed, and those that it revoked.
 fn signed_text(it: &Authority) -> String {
     let signed = count(it.issued);
-    let Some(crl) = &it.crl else { return format!("{signed}; no list of revoked ones yet") };
+    let Some(crl) = &it.crl else { return format!("{signed}; no revocation list yet") };
     let age = duration(crl.age);
     let revoked = match crl.entries {
         0 => "none".to_owned(),
         some => count(some),
     };
-    format!("{signed}, revoked {revoked}; list {}, made {age} ago", count(crl.number))
+    format!("{signed}, revoked {revoked}; CRL {}, issued {age} ago", count(crl.number))
 }

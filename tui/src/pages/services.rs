@@ -171,37 +171,37 @@ pub(crate) fn content(snapshot: &Snapshot, state: &Tree, width: usize, height: u
     let right = width.saturating_sub(TREE_AND_CAUSE + GAP);
     if right >= TREE_AND_CAUSE / 2 {
         let rows = height.saturating_sub(head.len() + 1);
-        let said = said(&snapshot.logs, state, right, rows);
+        let log_lines = log_lines(&snapshot.logs, state, right, rows);
         let content = tree_content(services, state, TREE_AND_CAUSE, head);
         // Beside the head of the columns and the tree, which may be scrolled: so
         // only where all of it fits.
-        if !said.is_empty() && content.head.len() + content.body.len() <= height {
+        if !log_lines.is_empty() && content.head.len() + content.body.len() <= height {
             let Content { mut head, body, above, focus, days } = content;
-            let mut said = said.into_iter();
-            let title = said.next().into_iter().collect();
+            let mut log_lines = log_lines.into_iter();
+            let title = log_lines.next().into_iter().collect();
             let columns = head.pop().into_iter().collect();
             head.extend(beside(columns, TREE_AND_CAUSE + GAP, title));
-            let body = beside(body, TREE_AND_CAUSE + GAP, said.collect());
+            let body = beside(body, TREE_AND_CAUSE + GAP, log_lines.collect());
             return Content { head, body, above, focus, days };
         }
         return content;
     }
     let mut content = tree_content(services, state, width, std::mem::take(&mut head));
     let rows = height.saturating_sub(content.head.len() + content.body.len() + 1);
-    let said = said(&snapshot.logs, state, width, rows);
-    if !said.is_empty() {
+    let log_lines = log_lines(&snapshot.logs, state, width, rows);
+    if !log_lines.is_empty() {
         content.body.push(blank());
-        content.body.extend(said);
+        content.body.extend(log_lines);
     }
     content
 }
 
 /// The recent log of the service under the cursor; without a cursor, warnings and
 /// errors.
-fn said(logs: &Logs, state: &Tree, width: usize, rows: usize) -> Vec<Line<'static>> {
+fn log_lines(logs: &Logs, state: &Tree, width: usize, rows: usize) -> Vec<Line<'static>> {
     match &state.at {
         Some(at) => {
-            let title = Row::default().put(STRONG, &name(at)).put(DIM, " said last, L for all");
+            let title = Row::default().put(STRONG, &name(at)).put(DIM, " newest lines, L for all");
             let names = [at.as_str()];
             logs::block(logs, title, Of::Below(&names), width, rows)
         }
@@ -312,7 +312,7 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     };
     match (down.as_slice(), starting.as_slice()) {
         _ if services.is_empty() => (Mark::Idle, "No service has started yet.".to_owned()),
-        ([], []) => (Mark::Good, format!("All {} are well.{so_far}", plural(all, "service"))),
+        ([], []) => (Mark::Good, format!("All {} are healthy.{so_far}", plural(all, "service"))),
         ([], names) => {
             (Mark::Busy, format!("{} of {all} starting: {}.{so_far}", names.len(), list(names)))
         }

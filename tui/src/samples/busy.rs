@@ -19,8 +19,7 @@ const BEGUN: u64 = 1_209_668_000;
 pub fn busy() -> Snapshot {
     let mut snapshot = ordinary();
     snapshot.warnings = vec![Warning {
-        text: "The recovery key of this machine's disk is in the cluster and nowhere else."
-            .to_owned(),
+        text: "The recovery key of this machine's disk is stored only in the cluster.".to_owned(),
         help: Some(format!("polisctl node recovery-key {}", NODES[0])),
     }];
     if let Some(nodes) = &mut snapshot.nodes {
@@ -111,7 +110,7 @@ pub fn busy() -> Snapshot {
                 BEGUN + 49_310,
                 Severity::Info,
                 "root.curator",
-                "polis-e7723f0a94bb41c8a0d65b12e83f9c44 asks to be let in from 10.0.2.19",
+                "polis-e7723f0a94bb41c8a0d65b12e83f9c44 registers from 10.0.2.19",
             ),
             (BEGUN + 50_902, Severity::Info, "root.curator.rpc", "owner reads the list of nodes"),
         ],

@@ -13,8 +13,8 @@ const TODAY: i64 = 20_501;
 
 /// The day that is `days` after that of [`NOW`], ready to print.
 pub(super) fn day(days: i64) -> String {
-    // Years begin in March, so that a leap day is the last of its year; 400 years
-    // have 146,097 days and begin anew.
+    // Years begin in March, so that a leap day is the last of its year; the calendar
+    // repeats after 400 years of 146,097 days.
     let day = TODAY + days + 719_468;
     let (era, day) = (day.div_euclid(146_097), day.rem_euclid(146_097));
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

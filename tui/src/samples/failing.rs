@@ -18,7 +18,7 @@ pub fn failing() -> Snapshot {
     );
     snapshot.warnings = vec![
         Warning {
-            text: "Whoever pulls the disk can read it: a share of its key is kept beside it."
+            text: "A person who takes the disk can read it: a share of its key is stored on it."
                 .to_owned(),
             help: Some("set cold_start to ATTENDED, or use a machine with a TPM".to_owned()),
         },
@@ -27,7 +27,9 @@ pub fn failing() -> Snapshot {
     snapshot.stages[7] = stage(
         "consensus",
         StageState::Waiting {
-            what: "a majority of the voters: polis-0b7d3a99 and polis-5c2e90b1 do not answer; are they on, and is the network between you whole?".to_owned(),
+            what: "a majority of the voters: polis-0b7d3a99 and polis-5c2e90b1 do not answer; \
+                   check that they are on and that the network connects them"
+                .to_owned(),
             since: Duration::from_secs(130),
         },
         5_100,
@@ -57,7 +59,7 @@ pub fn failing() -> Snapshot {
         }
         etcd.members[0].lag = Some(12_096);
         etcd.applied = 1_192_021;
-        // More than the quota, or there would be no alarm.
+        // More than the quota, which raises the alarm.
         etcd.db_size = 2_051 << 20;
         etcd.members[0].db_size = Some(etcd.db_size);
         etcd.alarms = vec!["NOSPACE on 8e9e05c52164694d".to_owned()];

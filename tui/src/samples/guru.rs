@@ -9,7 +9,7 @@ pub fn guru() -> Guru {
         code: "#0601.0000".to_owned(),
         stage: "parameters".to_owned(),
         causes: vec![
-            "this machine was not told what to be".to_owned(),
+            "this machine has no node parameters".to_owned(),
             "no node parameters in fw_cfg or on the ESP".to_owned(),
             "/esp/polis/parameters.pb: No such file or directory (os error 2)".to_owned(),
         ],
@@ -44,7 +44,7 @@ pub fn guru_locked() -> Guru {
         stage: "storage".to_owned(),
         causes: vec![
             "the TPM refuses the node's half of the key".to_owned(),
-            "PCR 7 (Secure Boot) is not what it was when the key was sealed".to_owned(),
+            "PCR 7 (Secure Boot) has changed since the key was sealed".to_owned(),
         ],
         tried: Vec::new(),
         log: [
@@ -77,7 +77,7 @@ pub fn guru_overflowing() -> Guru {
 /// A guru whose names are longer than anybody would choose them.
 #[must_use]
 pub fn guru_wide() -> Guru {
-    let name = "a-name-that-nobody-would-choose-but-somebody-sends-one-day-\u{6f22}";
+    let name = "a-name-longer-than-any-that-a-person-would-choose-or-send--\u{6f22}";
     Guru {
         stage: name.to_owned(),
         version: name.to_owned(),

@@ -184,7 +184,7 @@ pub fn registering() -> Snapshot {
     snapshot.logs = logs(&[
         (1_551, Severity::Info, "root", "Polis 0.1.0, slot A, image 5d41402abc4b2a76"),
         (4_120, Severity::Info, "root.network", "eth0 has 10.0.2.16/24 by DHCP for 43200 s"),
-        (4_730, Severity::Info, "root.cluster", "this machine asks to be let into a cluster"),
+        (4_730, Severity::Info, "root.cluster", "this machine registers with a cluster"),
         (
             5_010,
             Severity::Info,
@@ -313,8 +313,8 @@ fn wave(low: u64, high: u64, seed: u64) -> Vec<u64> {
     let sample = |at: u64| {
         // Two triangles and some noise: uneven, and the same everywhere.
         let triangle = |period: u64| (at * 7 + seed * 13) % period * 100 / period;
-        let noise = (at * 7919 + seed * 104_729) % 31;
-        let share = (triangle(53).abs_diff(50) + triangle(131).abs_diff(50)).min(100) / 2 + noise;
+        let bytes = (at * 7919 + seed * 104_729) % 31;
+        let share = (triangle(53).abs_diff(50) + triangle(131).abs_diff(50)).min(100) / 2 + bytes;
         low + range * share.min(100) / 100
     };
     (0..SAMPLES).map(sample).collect()

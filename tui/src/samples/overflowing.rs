@@ -14,7 +14,7 @@ const FOR_EVER: Duration = Duration::from_millis(u64::MAX);
 /// Names, texts and numbers that are as long as they get, and some that attack.
 #[must_use]
 pub fn overflowing() -> Snapshot {
-    let long = "a-name-that-nobody-would-choose-but-which-someone-will-send-one-day ".repeat(3);
+    let long = "a-name-longer-than-any-that-a-person-would-choose-but-may-be-sent--- ".repeat(3);
     let evil = format!("{long}\u{1b}[2J\u{202e}\u{6f22}\u{5b57}\r\n\u{2713}");
     let mut snapshot = failing();
     snapshot.header.node = Some(evil.clone());

@@ -18,7 +18,7 @@ pub struct Network {
     pub nameservers: Vec<String>,
     /// Time servers, by name or address.
     pub time_servers: Vec<String>,
-    /// What an address waits for, and what to do about it.
+    /// The reason why an address waits, and the next step.
     pub waiting: Option<String>,
 }
 

@@ -1,8 +1,8 @@
 //! `cargo xtask bench boot`: from the start of QEMU to a node that is ready.
 //!
-//! Beside each boot of Polis runs the floor, with the same kernel and the same
-//! arguments of QEMU. All lanes take turns, so that a host that slows down slows
-//! every one of them.
+//! Each boot of Polis is compared with a boot of the floor, with the same kernel and the
+//! same arguments of QEMU. The configurations take turns, so that a slowdown of the host
+//! affects all of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 use polis_image::{Kind, Manifest};
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_qemu::args::{Cache, Disk, FwCfg};
-use polis_qemu::host::{Wish, accelerator};
+use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::image::Flash;
 use polis_qemu::{Bus, Config, Error, Firmware, Image, Machine};
 
@@ -20,19 +20,19 @@ use super::floor::{self, Floor};
 use super::{Args, Row, Table};
 use crate::{host, parameters, run};
 
-/// Nothing takes longer on a host on which measuring makes sense.
+/// Upper bound of every step on a host that is fast enough to measure on.
 const LONG: Duration = Duration::from_secs(300);
 
-/// How much of the floor a first boot may take, and a later one.
+/// The goals of a first and a later boot, relative to the floor.
 const GOALS: [f64; 2] = [1.6, 1.25];
 
-/// What the floor has as well: a plain disk. `bench storage` boots with the others.
+/// A plain disk, as the floor has. `bench storage` boots with the others.
 const POLICY: StorageSecurityPolicy = StorageSecurityPolicy::NeedsInsecure;
 
-/// Resident memory that each process may have at rest, in KiB.
+/// The goal of each process's resident memory at rest, in KiB.
 const MEMORY_GOALS: [(&str, f64); 2] = [("init", 4096.0), ("node", 40_960.0)];
 
-/// Said when the driver of the power button has come; a press before is lost.
+/// Logged when the driver of the power button is loaded; an earlier press is lost.
 const POWER_BUTTON: &str = r#"listening to the power key of "Power Button""#;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +41,8 @@ enum Start {
     Uefi,
 }
 
-/// A machine that is booted twice each round: on a fresh disk, and again.
-struct Lane {
+/// A machine that boots twice each round: on a fresh disk, and again.
+struct Configuration {
     name: &'static str,
     folder: PathBuf,
     config: Config,
@@ -64,43 +64,57 @@ pub(super) fn measure(args: &Args) -> Result<Table> {
         fs::remove_dir_all(&folder).context("cannot empty target/bench/boot")?;
     }
     let floor = floor::make(&manifest, &folder)?;
-    let mut lanes = vec![
-        floor_lane("floor, direct", Start::Direct, &image, &floor, &folder)?,
-        node_lane("Polis, direct", Start::Direct, &image, &manifest, &folder)?,
+    let mut configurations = vec![
+        floor_configuration("floor, direct", Start::Direct, &image, &floor, &folder)?,
+        node_configuration("Polis, direct", Start::Direct, &image, &manifest, &folder)?,
     ];
     if !args.direct {
-        lanes.push(floor_lane("floor, UEFI", Start::Uefi, &image, &floor, &folder)?);
-        lanes.push(node_lane("Polis, UEFI", Start::Uefi, &image, &manifest, &folder)?);
+        configurations.push(floor_configuration(
+            "floor, UEFI",
+            Start::Uefi,
+            &image,
+            &floor,
+            &folder,
+        )?);
+        configurations.push(node_configuration(
+            "Polis, UEFI",
+            Start::Uefi,
+            &image,
+            &manifest,
+            &folder,
+        )?);
     }
-    // The floor's machine has as many processors as the node's.
-    for lane in &mut lanes {
-        lane.config.accelerator = accelerator(Wish::Auto, args.cpus);
-        lane.config.cpus = args.cpus;
+    // The floor's machine has the same number of processors as the node's.
+    for configuration in &mut configurations {
+        configuration.config.accelerator = accelerator(Preference::Auto, args.cpus);
+        configuration.config.cpus = args.cpus;
     }
     for round in 1..=args.runs {
-        for lane in &mut lanes {
-            lane.round(round).with_context(|| format!("round {round} of {}", lane.name))?;
+        for configuration in &mut configurations {
+            configuration
+                .round(round)
+                .with_context(|| format!("round {round} of {}", configuration.name))?;
         }
     }
     let mut table = Table::new("boot", args.runs)?;
-    for pair in lanes.chunks_exact(2) {
+    for pair in configurations.chunks_exact(2) {
         let [floor, polis] = pair else { continue };
         rows(&mut table, floor, polis);
     }
     Ok(table)
 }
 
-/// The rows of a floor and of what stands on it.
-fn rows(table: &mut Table, floor: &Lane, polis: &Lane) {
+/// The rows of a floor and of Polis on it.
+fn rows(table: &mut Table, floor: &Configuration, polis: &Configuration) {
     for (boot, (kind, goal)) in ["first boot", "later boot"].into_iter().zip(GOALS).enumerate() {
-        let row = |lane: &Lane| Row {
-            values: lane.times[boot].clone(),
-            ..Row::new(format!("{}, {kind}", lane.name), "s")
+        let row = |configuration: &Configuration| Row {
+            values: configuration.times[boot].clone(),
+            ..Row::new(format!("{}, {kind}", configuration.name), "s")
         };
         let (floor, polis) = (row(floor), row(polis));
         let most = floor.median() * goal;
         let mut ratio = Row::new(format!("{} over floor", polis.name), "times").goal(goal);
-        // Both of a round ran next to each other: their ratio is the steadier figure.
+        // Both ran in the same round, so their ratio varies less.
         ratio.values =
             polis.values.iter().zip(&floor.values).map(|(polis, floor)| polis / floor).collect();
         table.rows.extend([floor, polis.goal(most), ratio]);
@@ -113,13 +127,13 @@ fn rows(table: &mut Table, floor: &Lane, polis: &Lane) {
     }
 }
 
-fn floor_lane(
+fn floor_configuration(
     name: &'static str,
     start: Start,
     image: &Image,
     floor: &Floor,
     folder: &Path,
-) -> Result<Lane> {
+) -> Result<Configuration> {
     let folder = folder.join(name.replace(", ", "-"));
     let (kernel, initramfs) = (image.kernel.clone(), floor.initramfs.clone());
     let cmdline = floor.cmdline.clone();
@@ -132,41 +146,43 @@ fn floor_lane(
             other => other,
         },
     };
-    lane(name, "floor", folder, firmware, floor.disk.clone())
+    configuration(name, "floor", folder, firmware, floor.disk.clone())
 }
 
-fn node_lane(
+fn node_configuration(
     name: &'static str,
     start: Start,
     image: &Image,
     manifest: &Manifest,
     folder: &Path,
-) -> Result<Lane> {
+) -> Result<Configuration> {
     let folder = folder.join(name.replace(", ", "-"));
     let firmware = match start {
         Start::Direct => image.direct(""),
         Start::Uefi => image.uefi(Flash::Plain, &folder, "")?,
     };
-    let mut lane = lane(name, "ready", folder, firmware, manifest.path(&manifest.image))?;
-    let file = lane.folder.join("parameters.pb");
-    let owner = parameters::owner_key(&lane.folder)?;
+    let mut configuration =
+        configuration(name, "ready", folder, firmware, manifest.path(&manifest.image))?;
+    let file = configuration.folder.join("parameters.pb");
+    let owner = parameters::owner_key(&configuration.folder)?;
     fs::write(&file, parameters::with_policy(&owner, None, POLICY))
         .context("cannot write parameters")?;
-    lane.config.fw_cfg.push(FwCfg { name: "opt/polis/parameters.pb".to_owned(), file });
-    Ok(lane)
+    configuration.config.fw_cfg.push(FwCfg { name: "opt/polis/parameters.pb".to_owned(), file });
+    Ok(configuration)
 }
 
-fn lane(
+fn configuration(
     name: &'static str,
     word: &'static str,
     folder: PathBuf,
     firmware: Firmware,
     fresh: PathBuf,
-) -> Result<Lane> {
+) -> Result<Configuration> {
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let disk = Disk { file: folder.join("disk.img"), bus: Bus::Virtio, cache: Cache::Unsafe };
-    let config = Config { disk: Some(disk), ..Config::new(firmware, accelerator(Wish::Auto, 1)) };
-    Ok(Lane {
+    let config =
+        Config { disk: Some(disk), ..Config::new(firmware, accelerator(Preference::Auto, 1)) };
+    Ok(Configuration {
         name,
         folder,
         config,
@@ -177,11 +193,11 @@ fn lane(
     })
 }
 
-impl Lane {
+impl Configuration {
     fn round(&mut self, round: u32) -> Result<()> {
         let times = match self.boots(round) {
             Err(error) if error.downcast_ref::<Error>().is_some_and(Error::is_race) => {
-                println!("{:<14} again: a fault of QEMU ended the machine", self.name);
+                println!("{:<14} retry: a fault of QEMU ended the machine", self.name);
                 self.boots(round)?
             }
             booted => booted?,
@@ -192,7 +208,7 @@ impl Lane {
         Ok(())
     }
 
-    /// A first boot, and the second on the same disk: seconds until what is measured.
+    /// A first boot, and the second on the same disk: seconds until the measured event.
     fn boots(&mut self, round: u32) -> Result<Vec<f64>> {
         let mut times = Vec::new();
         let disk = self.folder.join("disk.img");
@@ -207,7 +223,7 @@ impl Lane {
                 if boot == 0 {
                     self.remember(&mut machine)?;
                 }
-                machine.wait_until_said(POWER_BUTTON, LONG)?;
+                machine.wait_until_text(POWER_BUTTON, LONG)?;
                 machine.qmp.power_button()?;
                 machine.wait_for("off", LONG, |_| true)?;
             }
@@ -218,7 +234,7 @@ impl Lane {
         Ok(times)
     }
 
-    /// Takes the memory at rest, of which the node tells some time after `ready`.
+    /// Records the memory at rest, which the node reports some time after `ready`.
     fn remember(&mut self, machine: &mut Machine) -> Result<()> {
         let event = machine.wait_for("memory", LONG, |_| true)?;
         for ((process, _), values) in MEMORY_GOALS.iter().zip(&mut self.memory) {

@@ -1,17 +1,17 @@
-//! `cargo xtask bench cluster`: three nodes from nothing, all of them from cold,
-//! and the death of a leader.
+//! `cargo xtask bench cluster`: three nodes from blank disks, a cold start of all, and the
+//! death of a leader.
 //!
 //! ```text
 //! found, admit two (by part, by node) --> cut all power --> boot all until each is ready
 //!     --> kill the leader of etcd --> the next acknowledged write
 //! ```
 //!
-//! The parts are those that `cargo xtask run --nodes 3` tells of. From the cold
-//! start on, each node writes numbered keys (`polis.exercise=append`), and says
-//! which were acknowledged.
+//! The parts are the milestones of `cargo xtask run --nodes 3`. From the cold start on,
+//! each node writes numbered keys (`polis.exercise=append`) and reports the acknowledged
+//! ones.
 //!
-//! What this module does not do: keep the machines busy while the cluster is
-//! raised. What a part costs on a busy host says nothing about the cluster.
+//! What this module does not do: keep the machines busy while the cluster starts. The cost
+//! on a busy host does not describe the cluster.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ use polis_image::Kind;
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::fleet::{Milestone, PARAMETERS, Part};
-use polis_qemu::host::{Wish, accelerator};
+use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::{Bus, Config, Fleet, Image, Machine, Operator};
 
 use super::{Row, Table};
@@ -34,23 +34,23 @@ const NODES: u8 = 3;
 /// Memory of a node, in MiB.
 const MEMORY: u32 = 512;
 
-/// What a disk is encrypted with is for `bench storage`.
+/// `bench storage` measures encryption.
 const POLICY: StorageSecurityPolicy = StorageSecurityPolicy::NeedsInsecure;
 
 /// From a learner to a voter, in seconds.
 const VOTES_GOAL: f64 = 5.0;
 
-/// What a curator says when it makes a node a learner; the node's ID follows.
+/// The log line of a curator that adds a learner; the node's ID follows.
 const ADDED: &str = "added a learner node=";
 
-/// Has each node write a history.
+/// Makes each node write a history.
 const APPEND: &str = "polis.exercise=append";
 
-/// Nothing takes longer on a host on which measuring makes sense.
+/// Upper bound of every step on a host that is fast enough to measure on.
 const LONG: Duration = Duration::from_secs(300);
 
-/// Acknowledged writes, one every tenth of a second, after which nobody who has
-/// lost a leader is still waiting for the next.
+/// Acknowledged writes, one every tenth of a second, after which every node has found the
+/// new leader.
 const GOES_ON: usize = 50;
 
 pub(super) fn measure(runs: u32) -> Result<Table> {
@@ -70,10 +70,10 @@ pub(super) fn measure(runs: u32) -> Result<Table> {
     Ok(table)
 }
 
-/// A row's name, its goal, and what was measured.
+/// A row's name, its goal and its values.
 type Value = (String, Option<f64>, f64);
 
-/// Adds what one round measured to the rows of the same names.
+/// Adds the values of one round to the rows of the same names.
 fn gather(rows: &mut Vec<Row>, values: Vec<Value>) {
     for (name, goal, value) in values {
         match rows.iter_mut().find(|row| row.name == name) {
@@ -111,7 +111,7 @@ fn once(image: &Image, folder: &Path) -> Result<Vec<Value>> {
     values.push(("cold start of all, until each is ready".to_owned(), None, since(began)));
     println!("cluster: all are ready after {:.1} s from cold", since(began));
 
-    // With all three: the leader may not be one that is about to be replaced.
+    // With all three nodes, so that the leader does not change soon.
     fleet.wait_whole(NODES.into())?;
     let outage = leader_dies(&mut fleet)?;
     println!("cluster: the leader was killed, and {outage:.2} s later a write went on");
@@ -139,7 +139,7 @@ fn fleet(image: &Image, folder: &Path) -> Result<Fleet> {
         configs.push(Config {
             disk: Some(Disk { file, bus: Bus::Virtio, cache: Cache::Unsafe }),
             memory: MEMORY,
-            ..Config::new(image.direct(""), accelerator(Wish::Auto, 1))
+            ..Config::new(image.direct(""), accelerator(Preference::Auto, 1))
         });
     }
     let owner = parameters::owner_key(folder)?;
@@ -151,11 +151,11 @@ fn fleet(image: &Image, folder: &Path) -> Result<Fleet> {
     let operator = Operator::new(&program, &config, "bench");
     let mut fleet = Fleet::new(folder, configs, operator, &folder.join("owner.key"))?;
     fleet.patience = LONG;
-    Ok(fleet.telling(|milestone| println!("cluster: {}", several::told(milestone))))
+    Ok(fleet.telling(|milestone| println!("cluster: {}", several::describe(milestone))))
 }
 
-/// How long a node was a learner: from the word of the curator that added it to
-/// its own that it votes.
+/// How long a node was a learner: from the curator's log line to the node's event as a
+/// voter.
 fn learnt(fleet: &mut Fleet, number: usize) -> Result<Duration> {
     let added = format!("{ADDED}{}", fleet.nodes[number].id);
     let machine = fleet.machine(number)?;
@@ -163,21 +163,22 @@ fn learnt(fleet: &mut Fleet, number: usize) -> Result<Duration> {
     let votes = votes.first().context("no vote")?.at;
     let votes = machine.started() + votes;
     let machines = fleet.nodes.iter().filter_map(|node| node.machine.as_ref());
-    // Any of them may have led; a lost answer has it added twice, and once is first.
+    // Any node may have led; after a lost answer the line comes twice, and the first
+    // counts.
     let added = machines.flat_map(|machine| {
         let lines = machine.lines().into_iter().filter(|line| line.text.contains(&added));
         lines.map(|line| machine.started() + line.at).collect::<Vec<_>>()
     });
-    let added = added.min().with_context(|| format!("nobody added node {}", number + 1))?;
+    let added = added.min().with_context(|| format!("node {} was not added", number + 1))?;
     Ok(votes.saturating_duration_since(added))
 }
 
-/// How long each part took, of each node; each begins where the one before ended.
+/// How long each part took, of each node; each starts at the end of the one before.
 fn parts(milestones: &[Milestone]) -> Vec<Value> {
-    // One that learns quickly votes before it has said that it learns.
-    let told = milestones.iter().filter(|milestone| milestone.what != "learns");
-    let told: Vec<Milestone> = told.cloned().collect();
-    let mut values: Vec<Value> = several::steps(&told)
+    // A fast learner votes before it reports that it learns.
+    let reported = milestones.iter().filter(|milestone| milestone.what != "learns");
+    let reported: Vec<Milestone> = reported.cloned().collect();
+    let mut values: Vec<Value> = several::steps(&reported)
         .into_iter()
         .map(|(Milestone { node, what, .. }, took)| {
             (format!("node {}, {what}", node + 1), None, took.as_secs_f64())
@@ -189,7 +190,7 @@ fn parts(milestones: &[Milestone]) -> Vec<Value> {
     values
 }
 
-/// Kills the leader while all write; how long nothing was acknowledged.
+/// Kills the leader while all nodes write; returns the time without an acknowledged write.
 fn leader_dies(fleet: &mut Fleet) -> Result<f64> {
     let leader = fleet.etcd_leader()?;
     let mut rest: Vec<Machine> = Vec::new();
@@ -201,7 +202,7 @@ fn leader_dies(fleet: &mut Fleet) -> Result<f64> {
     }
     let killed = Instant::now();
     fleet.cut_power(leader);
-    // The first of the others that writes again ends the outage.
+    // The outage ends with the first write of another node.
     let outages: Vec<Result<f64>> = thread::scope(|scope| {
         let threads: Vec<_> = rest
             .iter_mut()
@@ -220,11 +221,11 @@ fn leader_dies(fleet: &mut Fleet) -> Result<f64> {
     for outage in outages {
         least = least.min(outage?);
     }
-    ensure!(least.is_finite(), "nobody was left");
+    ensure!(least.is_finite(), "no node is left");
     Ok(least)
 }
 
-/// When so many more writes were acknowledged.
+/// The time after this number of further acknowledged writes.
 fn acknowledged(machine: &mut Machine, count: usize) -> Result<Vec<Instant>> {
     while machine.next_line(Duration::ZERO).is_some() {}
     let written = |event: &polis_qemu::Event| event.get("acknowledged").is_some();
@@ -236,8 +237,8 @@ fn acknowledged(machine: &mut Machine, count: usize) -> Result<Vec<Instant>> {
         .collect()
 }
 
-/// What ended the longest silence since the beginning: what was on its way when
-/// the leader died comes before it.
+/// The end of the longest silence: writes that were in transit when the leader died come
+/// before it.
 fn after_the_gap(times: &[Duration]) -> Duration {
     let before = std::iter::once(Duration::ZERO).chain(times.iter().copied());
     let gaps = before.zip(times).map(|(before, at)| (at.saturating_sub(before), *at));
@@ -262,7 +263,7 @@ mod tests {
         let all = [
             milestone(0, "founded the cluster", 20),
             milestone(0, "has an owner", 22),
-            milestone(1, "asked to be let in", 40),
+            milestone(1, "asked for approval", 40),
             milestone(2, "has its role", 41),
             milestone(1, "learns", 44),
             milestone(2, "votes", 45),
@@ -277,7 +278,7 @@ mod tests {
             [
                 "node 1, founded the cluster: 20 None",
                 "node 1, has an owner: 2 None",
-                "node 2, asked to be let in: 18 None",
+                "node 2, asked for approval: 18 None",
                 "node 2, votes: 7 None",
                 "node 3, has its role: 19 None",
                 "node 3, votes: 4 None",

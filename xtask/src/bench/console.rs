@@ -1,9 +1,9 @@
-//! `cargo xtask bench console`: what the console costs.
+//! `cargo xtask bench console`: the cost of the console.
 //!
 //! The same machine boots with its console on the screen and on a line, and with
-//! `polis.console=off`; `polis.exercise=flood` has the node measure itself at rest
-//! and under a flood of log lines. The lanes take turns, so that a host that slows
-//! down slows both of them.
+//! `polis.console=off`; with `polis.exercise=flood` the node measures itself at rest and
+//! under a flood of log lines. The configurations take turns, so that a slowdown of the
+//! host affects both of them.
 
 use std::fs;
 use std::io::Read as _;
@@ -16,24 +16,24 @@ use polis_image::{Kind, Manifest};
 use polis_proto::v1::ConsoleConfiguration;
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_qemu::args::{Cache, Disk, FwCfg};
-use polis_qemu::host::{Wish, accelerator};
+use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::{Bus, Config, Event, Image, Machine};
 use prost::Message as _;
 
 use super::{Args, Row, Table};
 use crate::{host, parameters, run};
 
-/// Nothing takes longer on a host on which measuring makes sense.
+/// Upper bound of every step on a host that is fast enough to measure on.
 const LONG: Duration = Duration::from_secs(300);
 
-/// Most memory that the console may add, in KiB, and most of a processor at rest,
-/// in percent.
+/// The goals: memory that the console may add, in KiB, and processor time at rest, in
+/// percent.
 const MEMORY_GOAL: f64 = 8192.0;
 const REST_GOAL: f64 = 1.0;
 
-/// What one lane came to.
+/// The values of one configuration.
 #[derive(Default)]
-struct Lane {
+struct Configuration {
     ready: Vec<f64>,
     rest: Vec<f64>,
     flood: Vec<f64>,
@@ -50,7 +50,7 @@ pub(super) fn measure(args: &Args) -> Result<Table> {
     if folder.exists() {
         fs::remove_dir_all(&folder).context("cannot empty target/bench/console")?;
     }
-    let [mut on, mut off] = [Lane::default(), Lane::default()];
+    let [mut on, mut off] = [Configuration::default(), Configuration::default()];
     for round in 1..=args.runs {
         on.round(args, &image, &manifest, &folder.join(format!("on-{round}")), "")?;
         let without = " polis.console=off";
@@ -82,7 +82,7 @@ pub(super) fn measure(args: &Args) -> Result<Table> {
     Ok(table)
 }
 
-impl Lane {
+impl Configuration {
     fn round(
         &mut self,
         args: &Args,
@@ -97,21 +97,21 @@ impl Lane {
         let file = folder.join("parameters.pb");
         let owner = parameters::owner_key(folder)?;
         let policy = StorageSecurityPolicy::NeedsInsecure;
-        let mut told = parameters::with_policy(&owner, None, policy);
-        // Fields of a message may follow each other in any number of pieces.
+        let mut encoded = parameters::with_policy(&owner, None, policy);
+        // A message may be split into any number of pieces.
         let terminals = polis_proto::v1::NodeParameters {
             console: Some(ConsoleConfiguration { tui: vec!["hvc0".to_owned()] }),
             ..Default::default()
         };
-        told.extend(terminals.encode_to_vec());
-        fs::write(&file, told)?;
+        encoded.extend(terminals.encode_to_vec());
+        fs::write(&file, encoded)?;
         let firmware = image.direct(&format!("polis.exercise=flood{append}"));
         let config = Config {
             disk: Some(Disk { file: disk.clone(), bus: Bus::Virtio, cache: Cache::Unsafe }),
             fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".to_owned(), file }],
             cpus: args.cpus,
             console: true,
-            ..Config::new(firmware, accelerator(Wish::Auto, args.cpus))
+            ..Config::new(firmware, accelerator(Preference::Auto, args.cpus))
         };
         let mut machine = Machine::start(&config, &folder.join("1"))?;
         let line = machine.take_console().context("QEMU opened no console")?;
@@ -135,7 +135,7 @@ impl Lane {
     }
 }
 
-/// Reads what the guest draws, as a terminal does.
+/// Reads the guest's screen as a terminal does.
 fn swallow(mut line: UnixStream) {
     let mut bytes = [0; 4096];
     while line.read(&mut bytes).is_ok_and(|length| length > 0) {}

@@ -1,8 +1,7 @@
-//! `cargo xtask bench curator`: what a curator with many nodes costs, and how late it is.
+//! `cargo xtask bench curator`: the cost and the delays of a curator with many nodes.
 //!
-//! What serves (a real etcd with its curator) and what asks (`curator-load`
-//! twice) are processes of their own, so the processor time and the memory are
-//! those of a leader and of nothing else.
+//! The server (a real etcd with its curator) and the clients (`curator-load` twice) are
+//! separate processes, so processor time and memory are those of a leader alone.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -26,7 +25,7 @@ const SPAN: Duration = Duration::from_secs(30);
 /// Half a processor.
 const CPU_GOAL: f64 = 50.0;
 
-/// What `curator-load` prints, in milliseconds.
+/// The output of `curator-load`, in milliseconds.
 #[derive(Deserialize)]
 struct Seen {
     heartbeats: Vec<f64>,
@@ -93,7 +92,7 @@ fn once(program: &Path, etcd: &Path) -> Result<[f64; 9]> {
     let after = [ticks(curator)?, ticks(etcd)?];
     let seconds = started.elapsed().as_secs_f64();
     let memory = [memory(curator)?, memory(etcd)?];
-    let mut seen: Seen = serde_json::from_str(&text).context("cannot read what was seen")?;
+    let mut seen: Seen = serde_json::from_str(&text).context("cannot read the measurements")?;
     load.end()?;
     server.end()?;
     ensure!(!seen.heartbeats.is_empty() && !seen.events.is_empty(), "nothing was measured");
@@ -130,7 +129,7 @@ impl Process {
     fn next_line(&mut self) -> Result<String> {
         let mut line = String::new();
         let read = self.output.read_line(&mut line).context("cannot read from curator-load")?;
-        ensure!(read > 0, "curator-load ended; what went wrong is above");
+        ensure!(read > 0, "curator-load ended; see the errors above");
         Ok(line)
     }
 
@@ -151,13 +150,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It has ended already, or nobody needs it any more.
+        // The process has ended already, or is no longer needed.
         let _ended = self.child.kill();
         let _status = self.child.wait();
     }
 }
 
-/// The value that so many in a hundred are not above.
+/// A percentile.
 fn percentile(values: &mut [f64], percent: usize) -> f64 {
     values.sort_by(f64::total_cmp);
     let last = values.len().saturating_sub(1);
@@ -172,7 +171,7 @@ fn stat(pid: u32) -> Result<Vec<String>> {
     Ok(fields.split(' ').map(str::to_owned).collect())
 }
 
-/// Hundredths of a second of processor time, as Linux counts them for everyone.
+/// Processor time in hundredths of a second, the unit of Linux.
 fn ticks(pid: u32) -> Result<f64> {
     let fields = stat(pid)?;
     let field = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok());

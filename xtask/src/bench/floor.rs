@@ -1,4 +1,4 @@
-//! Makes the floor: the least that a boot to a working etcd can be.
+//! The floor: the shortest possible boot to a working etcd.
 //!
 //! An initramfs whose first process (`floor-init`) mounts a disk and starts
 //! etcd, and a disk that has an empty file system already.
@@ -11,7 +11,7 @@ use polis_image::{Manifest, Tree, program};
 
 use crate::image::workspace;
 
-/// What reaches a virtio disk with XFS on it, each behind what it needs.
+/// The modules for XFS on a virtio disk, in the order of their dependencies.
 const MODULES: [&str; 4] = [
     "kernel/crypto/crc32c_generic",
     "kernel/lib/libcrc32c",
@@ -19,16 +19,16 @@ const MODULES: [&str; 4] = [
     "kernel/drivers/block/virtio_blk",
 ];
 
-/// As large as the data partition of a measured node may become.
+/// As large as the data partition of a measured node.
 const DISK_SIZE: u64 = 2 << 30;
 
-/// The parts of the floor that a machine is started from.
+/// The files of the floor's machine.
 #[derive(Debug)]
 pub(super) struct Floor {
     pub(super) initramfs: PathBuf,
-    /// To be copied for each first boot.
+    /// Copied for each first boot.
     pub(super) disk: PathBuf,
-    /// The image's own command line, without what only Polis reads.
+    /// The image's command line, without the parameters of Polis.
     pub(super) cmdline: String,
 }
 
@@ -44,7 +44,7 @@ pub(super) fn make(manifest: &Manifest, folder: &Path) -> Result<Floor> {
     tree.folder("data", 0o755);
     tree.program("init", first_process()?);
     tree.program("etcd", payload.join("usr/bin/etcd"));
-    // etcd's whole closure: the C library and its loader.
+    // All dependencies of etcd: the C library and its loader.
     let libraries = payload.join("usr/lib/x86_64-linux-gnu");
     tree.program("lib64/ld-linux-x86-64.so.2", libraries.join("ld-linux-x86-64.so.2"));
     tree.program("lib/x86_64-linux-gnu/libc.so.6", libraries.join("libc.so.6"));
@@ -61,7 +61,7 @@ pub(super) fn make(manifest: &Manifest, folder: &Path) -> Result<Floor> {
     File::create(&disk)
         .and_then(|file| file.set_len(DISK_SIZE))
         .with_context(|| format!("cannot make {}", disk.display()))?;
-    // The payload's own, so that the file system is what the guest's kernel expects.
+    // The payload's program, so that the file system matches the guest's kernel.
     let mut mkfs = program::payload(&payload, "usr/sbin/mkfs.xfs");
     program::run(mkfs.args(["-q", "-K", "-f"]).arg(&disk))?;
 

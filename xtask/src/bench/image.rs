@@ -1,7 +1,7 @@
-//! `cargo xtask bench image`: what a build costs, and what an image weighs.
+//! `cargo xtask bench image`: the duration of a build and the size of an image.
 //!
-//! Each build is the command that a person types, in a process of its own. What
-//! cargo takes is told apart: it is the same with any builder.
+//! Each build is the ordinary command, in a process of its own. The time of cargo is
+//! excluded: it is the same with any builder.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,14 +14,13 @@ use polis_image::Kind;
 use super::{Row, Table};
 use crate::image::workspace;
 
-/// Where a line is changed: a program of the image, so that every step behind
-/// it has something to do.
+/// The changed file: a source of a program of the image, so that every later step has work.
 const CHANGED: &str = "src/node/src/main.rs";
 
 /// Bytes that a node needs without Kubernetes.
 const SIZE_GOAL: f64 = 200e6;
 
-/// This program, even where cargo has put another in its place since it was started.
+/// This program, even if cargo has replaced its file since the start.
 const ITSELF: &str = "/proc/self/exe";
 
 pub(super) fn measure(runs: u32) -> Result<Table> {
@@ -36,7 +35,7 @@ pub(super) fn measure(runs: u32) -> Result<Table> {
         build(None)?;
         cold.values.push(cold_build()?);
     }
-    // Again with the usual folders, which the cold builds replaced.
+    // Restores the usual folders, which the cold builds replaced.
     build(None)?;
     table.rows.extend([same, changed, cold]);
 
@@ -62,7 +61,7 @@ pub(super) fn measure(runs: u32) -> Result<Table> {
     Ok(table)
 }
 
-/// Builds with another line in one source file, which is then as it was.
+/// Builds with one more line in one source file, which is restored afterwards.
 fn with_changed_line(run: u32) -> Result<f64> {
     struct Restore {
         path: PathBuf,
@@ -78,15 +77,15 @@ fn with_changed_line(run: u32) -> Result<f64> {
     let path = workspace().join(CHANGED);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {CHANGED}"))?;
     let restore = Restore { path, text };
-    // `#[used]` keeps it in the program: a comment would change nothing in it.
+    // `#[used]` keeps it in the program, which a comment would not change.
     let line = format!("\n#[used]\nstatic MEASURED: u32 = {run};\n");
     fs::write(&restore.path, format!("{}{line}", restore.text))
         .with_context(|| format!("cannot change {CHANGED}"))?;
     build(None)
 }
 
-/// Builds without any output of a build before, and without the unpacked
-/// payload: only the downloaded packages are there.
+/// Builds without earlier outputs and without the unpacked payload, from the downloaded
+/// packages.
 fn cold_build() -> Result<f64> {
     let usual = match std::env::var_os("POLIS_CACHE") {
         Some(folder) => PathBuf::from(folder),
@@ -107,7 +106,7 @@ fn cold_build() -> Result<f64> {
     build(Some(&cache))
 }
 
-/// Runs `cargo xtask image`; returns the seconds behind cargo.
+/// Runs `cargo xtask image`; returns the seconds after cargo's part.
 fn build(cache: Option<&Path>) -> Result<f64> {
     let mut command = Command::new(ITSELF);
     if let Some(cache) = cache {

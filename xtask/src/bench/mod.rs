@@ -1,8 +1,8 @@
-//! `cargo xtask bench`: the measurements that the documentation states.
+//! `cargo xtask bench`: the measurements of the documentation.
 //!
-//! Each measurement is a [`Table`] of rows with all their values; what is
-//! printed is their median and range, and `target/bench/<name>.json` has
-//! everything. `docs/benchmarks.md` keeps what was measured, where and when.
+//! Each measurement is a [`Table`] of rows with all their values; their median and range
+//! are printed, and `target/bench/<name>.json` contains all. `docs/benchmarks.md` records
+//! the results with place and date.
 
 mod boot;
 mod cluster;
@@ -22,7 +22,7 @@ use serde::Serialize;
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to measure; everything if nothing is named.
+    /// The measurements [default: all].
     #[arg(value_enum)]
     name: Option<Name>,
     /// How often each row is measured.
@@ -33,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 2, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: u32,
-    /// Boot without firmware only, in half the time.
+    /// Only boot without firmware, in half the time.
     #[arg(long)]
     direct: bool,
 }
@@ -46,7 +46,7 @@ enum Name {
     Boot,
     /// A flush on each kind of data partition, and a first boot with it.
     Storage,
-    /// What the console costs: memory, processor at rest and under a flood of log lines.
+    /// The cost of the console: memory, processor at rest and under a flood of log lines.
     Console,
     /// A curator with 1,000 nodes and 100 watchers: delays, processor, memory.
     Curator,
@@ -72,7 +72,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// What was measured.
+/// The results of a measurement.
 #[derive(Debug, Serialize)]
 struct Table {
     name: &'static str,
@@ -82,13 +82,13 @@ struct Table {
     rows: Vec<Row>,
 }
 
-/// One quantity, measured some times.
+/// One quantity and its values.
 #[derive(Debug, Serialize)]
 struct Row {
     name: String,
     unit: &'static str,
     values: Vec<f64>,
-    /// What the median should not exceed.
+    /// The goal of the median.
     goal: Option<f64>,
 }
 
@@ -192,7 +192,7 @@ fn machine() -> String {
         memory.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or_default();
     let qemu = polis_qemu::host::version()
         .map_or_else(|| "no QEMU".to_owned(), |(major, minor)| format!("QEMU {major}.{minor}"));
-    let accelerator = polis_qemu::host::accelerator(polis_qemu::host::Wish::Auto, 1);
+    let accelerator = polis_qemu::host::accelerator(polis_qemu::host::Preference::Auto, 1);
     format!(
         "{}, {cores} processors, {} GiB, {qemu} guests run {accelerator}",
         field("/proc/cpuinfo", "model name"),

@@ -1,13 +1,12 @@
-//! `cargo xtask bench storage`: what a flush costs on each kind of data partition.
+//! `cargo xtask bench storage`: the cost of a flush on each kind of data partition.
 //!
-//! A node with `polis.exercise=wal` writes records as etcd's log does, each flushed,
-//! and tells how long that took. The kinds take turns, so that a host that slows
-//! down slows every one of them. First boots are timed beside that: a kind costs
-//! most when the partition is made.
+//! A node with `polis.exercise=wal` writes records as etcd's log does, each flushed, and
+//! reports the durations. The kinds take turns, so that a slowdown of the host affects all
+//! of them. First boots are timed as well: the cost of a kind is highest when the partition
+//! is created.
 //!
-//! A flush is timed twice: with one that reaches the host's disk, as a machine's
-//! does, and with one that ends in the host's memory, which leaves the part of the
-//! processor alone.
+//! A flush is timed twice: with a flush to the host's disk, as on a machine, and with a
+//! flush to the host's memory, which shows the share of the processor.
 
 use std::fs;
 use std::path::Path;
@@ -17,16 +16,16 @@ use anyhow::{Context as _, Result};
 use polis_image::{Kind, Manifest};
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_qemu::args::{Cache, Disk, FwCfg};
-use polis_qemu::host::{Wish, accelerator};
+use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::{Bus, Config, Image, Machine};
 
 use super::{Args, Row, Table};
 use crate::{host, parameters, run};
 
-/// Nothing takes longer on a host on which measuring makes sense.
+/// Upper bound of every step on a host that is fast enough to measure on.
 const LONG: Duration = Duration::from_secs(300);
 
-/// How much of an insecure partition's flush an encrypted one's may take.
+/// The goal of a flush on an encrypted partition, relative to an insecure one.
 const GOAL: f64 = 1.3;
 
 const KINDS: [(&str, StorageSecurityPolicy); 3] = [
@@ -35,16 +34,16 @@ const KINDS: [(&str, StorageSecurityPolicy); 3] = [
     ("authenticated", StorageSecurityPolicy::NeedsEncryptionAndAuthentication),
 ];
 
-/// What one kind took.
-struct Lane {
+/// The durations of one kind.
+struct Configuration {
     name: &'static str,
     policy: StorageSecurityPolicy,
     /// Seconds until the partition was ready in a first boot, and until the node was.
     storage: Vec<f64>,
     ready: Vec<f64>,
-    /// Milliseconds that a record took, with flushes that reach the host's disk.
+    /// Milliseconds for a record, with flushes to the host's disk.
     disk: Flushes,
-    /// The same with flushes that the host's memory takes.
+    /// The same with flushes to the host's memory.
     memory: Flushes,
 }
 
@@ -56,7 +55,7 @@ struct Flushes {
 }
 
 impl Flushes {
-    /// How many times as long as those of `base` each round's took.
+    /// The ratio of each round to that of `base`.
     fn over(&self, base: &Self) -> Vec<f64> {
         self.p50.iter().zip(&base.p50).map(|(one, base)| one / base).collect()
     }
@@ -70,7 +69,7 @@ pub(super) fn measure(args: &Args) -> Result<Table> {
     if folder.exists() {
         fs::remove_dir_all(&folder).context("cannot empty target/bench/storage")?;
     }
-    let mut lanes = KINDS.map(|(name, policy)| Lane {
+    let mut configurations = KINDS.map(|(name, policy)| Configuration {
         name,
         policy,
         storage: Vec::new(),
@@ -80,40 +79,40 @@ pub(super) fn measure(args: &Args) -> Result<Table> {
     });
     for round in 1..=args.runs {
         for cache in [Cache::Writeback, Cache::Unsafe] {
-            for lane in &mut lanes {
-                let folder = folder.join(format!("{}-{round}", lane.name));
-                lane.round(args, &image, &manifest, cache, &folder)?;
+            for configuration in &mut configurations {
+                let folder = folder.join(format!("{}-{round}", configuration.name));
+                configuration.round(args, &image, &manifest, cache, &folder)?;
                 fs::remove_dir_all(&folder).context("cannot remove what was measured")?;
             }
         }
     }
 
     let mut table = Table::new("storage", args.runs)?;
-    let [insecure, ..] = &lanes;
-    for lane in &lanes {
+    let [insecure, ..] = &configurations;
+    for configuration in &configurations {
         let row = |what: &str, unit, values: &[f64]| {
             let values = values.to_vec();
-            Row { values, ..Row::new(format!("{}, {what}", lane.name), unit) }
+            Row { values, ..Row::new(format!("{}, {what}", configuration.name), unit) }
         };
-        table.rows.push(row("first boot, storage", "s", &lane.storage));
-        table.rows.push(row("first boot, ready", "s", &lane.ready));
-        table.rows.push(row("flush to the disk, p50", "ms", &lane.disk.p50));
-        table.rows.push(row("flush to the disk, p99", "ms", &lane.disk.p99));
-        table.rows.push(row("flush to memory, p50", "ms", &lane.memory.p50));
-        table.rows.push(row("flush to memory, p99", "ms", &lane.memory.p99));
-        if lane.policy != StorageSecurityPolicy::NeedsInsecure {
-            let to_disk = lane.disk.over(&insecure.disk);
+        table.rows.push(row("first boot, storage", "s", &configuration.storage));
+        table.rows.push(row("first boot, ready", "s", &configuration.ready));
+        table.rows.push(row("flush to the disk, p50", "ms", &configuration.disk.p50));
+        table.rows.push(row("flush to the disk, p99", "ms", &configuration.disk.p99));
+        table.rows.push(row("flush to memory, p50", "ms", &configuration.memory.p50));
+        table.rows.push(row("flush to memory, p99", "ms", &configuration.memory.p99));
+        if configuration.policy != StorageSecurityPolicy::NeedsInsecure {
+            let to_disk = configuration.disk.over(&insecure.disk);
             let ratio = row("flush to the disk over insecure, p50", "times", &to_disk);
-            let goal = lane.policy == StorageSecurityPolicy::NeedsEncryption;
+            let goal = configuration.policy == StorageSecurityPolicy::NeedsEncryption;
             table.rows.push(if goal { ratio.goal(GOAL) } else { ratio });
-            let to_memory = lane.memory.over(&insecure.memory);
+            let to_memory = configuration.memory.over(&insecure.memory);
             table.rows.push(row("flush to memory over insecure, p50", "times", &to_memory));
         }
     }
     Ok(table)
 }
 
-impl Lane {
+impl Configuration {
     fn round(
         &mut self,
         args: &Args,
@@ -133,14 +132,14 @@ impl Lane {
             disk: Some(Disk { file: disk.clone(), bus: Bus::Virtio, cache }),
             fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".to_owned(), file }],
             cpus: args.cpus,
-            ..Config::new(firmware, accelerator(Wish::Auto, args.cpus))
+            ..Config::new(firmware, accelerator(Preference::Auto, args.cpus))
         };
         let mut machine = Machine::start(&config, &folder.join("1"))?;
         let done = machine
             .wait_for("stage", LONG, |e| e.is("name", "storage") && e.is("state", "done"))?;
         let begun = machine.seen(|e| e.is("name", "storage") && e.is("state", "started"));
         let time = |event: &polis_qemu::Event| event.text("t").parse::<f64>();
-        let begun = begun.first().context("storage is done and never began")?;
+        let begun = begun.first().context("stage storage ended without a start")?;
         let ready = machine.wait_for("ready", LONG, |_| true)?;
         let (flushes, name) = match cache {
             Cache::Writeback => {

@@ -1,10 +1,10 @@
 //! `cargo xtask gallery`: draws every screen of the console into `docs/gallery`.
 //!
-//! The screens are drawn by the code that draws them on a machine, from the
-//! samples that its tests use, so that the documentation shows what is there.
-//! `--check` compares and writes nothing; `cargo xtask test` runs it.
+//! The screens are drawn by the code that draws them on a machine, from the samples that
+//! its tests use, so that the documentation shows the real screens. `--check` compares and
+//! writes nothing; `cargo xtask test` runs it.
 //!
-//! What this module does not do: choose what is shown. That are `polis_tui`'s samples.
+//! What this module does not do: choose the content, which are the samples of `polis_tui`.
 
 mod svg;
 
@@ -21,30 +21,30 @@ use polis_tui::{Key, Page, Snapshot, View, samples};
 
 use crate::{host, image};
 
-/// Where the gallery is.
+/// The folder of the gallery.
 const FOLDER: &str = "docs/gallery";
 
-/// The terminal that everything must fit on, and the one that people have.
+/// The smallest supported terminal, and a common one.
 const SMALL: (u16, u16) = (80, 24);
 const LARGE: (u16, u16) = (120, 40);
 
-/// What each sample shows, for the list.
+/// The description of each sample, for the list.
 const WORDS: [(&str, &str); 9] = [
     ("empty", "The first moment: nothing is known yet."),
     ("booting", "A boot that waits for the network, after one that failed."),
-    ("registering", "A machine that a person must let into the cluster."),
+    ("registering", "A machine that waits for approval."),
     ("ordinary", "A cluster of three, two weeks after it was founded."),
     ("worker", "A node of that cluster that has no part in consensus."),
-    ("busy", "A cluster that grows: a learner copies, a node waits to be let in."),
-    ("failing", "Cut off from the cluster, with trouble of every kind."),
-    ("overflowing", "Whatever is too long, too large, or an attack."),
+    ("busy", "A cluster that grows: a learner copies, a node waits for approval."),
+    ("failing", "Cut off from the cluster, with every kind of failure."),
+    ("overflowing", "Values that are too long, too large, or hostile."),
     ("crowd", "A hundred nodes."),
 ];
 
 /// Arguments of `cargo xtask gallery`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only say whether the gallery shows what the code draws.
+    /// Only check whether the gallery is up to date.
     #[arg(long)]
     check: bool,
 }
@@ -69,11 +69,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         .collect();
     if args.check {
         if let Some(first) = stale.first() {
-            let help = "draw it anew, and look at it: cargo xtask gallery".to_owned();
-            return Err(anyhow!("{FOLDER}/{first} is not what the code draws"))
-                .context(host::Help(help));
+            let help = "redraw and inspect it: cargo xtask gallery".to_owned();
+            return Err(anyhow!("{FOLDER}/{first} is out of date")).context(host::Help(help));
         }
-        println!("gallery: {} files show what the code draws", wanted.len());
+        println!("gallery: {} files are up to date", wanted.len());
         return Ok(());
     }
     for name in found.keys().filter(|name| !wanted.contains_key(*name)) {
@@ -93,8 +92,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn files() -> Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
     let mut list = String::from(
-        "# Gallery\n\nEvery screen of the [console](../console.md), drawn from samples by the code that draws them on a machine.\n\
-         `cargo xtask gallery` draws them anew; `cargo xtask test` checks that they are fresh.\n",
+        "# Gallery\n\nEvery screen of the [console](../console.md), drawn from samples by the \
+         code that draws them on a machine.\n`cargo xtask gallery` redraws them; `cargo xtask \
+         test` checks that they are up to date.\n",
     );
     for (name, snapshot) in samples::all() {
         let words = WORDS.iter().find(|(known, _)| *known == name).map_or("", |(_, words)| words);
@@ -153,7 +153,7 @@ fn gurus() -> [(&'static str, Guru); 4] {
     ]
 }
 
-/// What lies over a page: its name, the page and the keys that open it.
+/// An overlay of a page: its name, the page and the keys that open it.
 fn dialogs() -> [(&'static str, Page, Vec<Key>); 5] {
     let typed = |text: &str| text.chars().map(Key::Char).collect::<Vec<_>>();
     [
@@ -192,7 +192,7 @@ fn plain(buffer: &Buffer) -> String {
     rows.map(row).collect()
 }
 
-/// What is in the folder already, by name; nothing where there is none.
+/// The files in the folder, by name; empty without a folder.
 fn read(folder: &Path) -> Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
     let Ok(entries) = fs::read_dir(folder) else { return Ok(files) };

@@ -1,8 +1,8 @@
 //! Draws a screen as an SVG that looks alike everywhere.
 //!
-//! Whoever looks at it may have any font. So only letters are text, each run of
-//! them stretched to its cells; bars, boxes and marks are shapes, which meet
-//! without gaps as they do on a console.
+//! The font of the viewer is unknown. So only letters are text, each run of them stretched
+//! to its cells; bars, boxes and marks are shapes, which meet without gaps as they do on a
+//! console.
 
 use std::fmt::Write as _;
 
@@ -25,7 +25,7 @@ const COLORS: [&str; 16] = [
 const GRAY: usize = 7;
 const BRIGHT: usize = 8;
 
-/// How a cell looks.
+/// The style of a cell.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Look {
     front: usize,
@@ -67,7 +67,7 @@ pub(super) fn draw(buffer: &Buffer) -> String {
     svg
 }
 
-/// Neighbours that are alike, with the column of the first.
+/// A run of equal cells, with the column of the first.
 fn runs<K: PartialEq>(cells: &[Cell], key: impl Fn(&Cell) -> K) -> Vec<(usize, &[Cell])> {
     let mut column = 0;
     let mut runs = Vec::new();
@@ -114,7 +114,7 @@ fn number(color: Color) -> Option<usize> {
     all.iter().position(|known| *known == color)
 }
 
-/// What a cell holds.
+/// The content of a cell.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Shape {
     Space,

@@ -1,14 +1,14 @@
 //! `cargo xtask test`: formatting, lints, and every test, the last in QEMU.
 //!
-//! All parts run, whatever the ones before said, so one run lists every
-//! failure. The image is built once, before the first part that needs it.
+//! All parts run even after a failure, so that one run lists every failure. The image is
+//! built once, before the first part that needs it.
 //!
-//! What cannot run on a host says so: a tool that is not installed here, a
-//! device that its QEMU does not have.
+//! Tests that cannot run on this host are listed with the reason: a missing tool, or a
+//! device that QEMU lacks.
 
 mod report;
+mod selection;
 mod steps;
-mod words;
 
 use std::env;
 use std::fs;
@@ -20,41 +20,41 @@ use polis_image::Kind;
 use polis_tests::{ALL, SEED};
 
 use self::report::Report;
-use self::words::{Part, Wanted};
+use self::selection::{Part, Wanted};
 use crate::{gallery, host, image, run, trees};
 
-/// Where stories keep their logs, a folder each.
+/// The logs of stories, a folder each.
 const STORIES: &str = "target/e2e";
 
-/// What each story has said, and what came of all of them.
+/// The output of each story, and the results of all.
 const RESULTS: &str = "target/test";
 
 /// etcd of the payload, for the tests that drive a real one on the host.
 const ETCD: &str = "target/payload/root/usr/bin/etcd";
 
-/// The stories of the product image, which is not built where none of them is wanted.
+/// The stories of the product image, which is built only if one of them is selected.
 const PRODUCT: &str = "product::";
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Parts to run (lint, unit, tpm, image, etcd, e2e), all if none is named; and
-    /// last, if only some tests are wanted, what their names contain.
+    /// Parts to run (lint, unit, tpm, image, etcd, e2e), all by default; and last, to
+    /// select tests, a part of their names.
     #[arg(value_name = "PART|FILTER", value_parser = word)]
-    words: Vec<String>,
+    selection: Vec<String>,
     /// Show each promise at every moment, where an ordinary run draws a sample.
     #[arg(long)]
     all: bool,
 }
 
-/// An empty word would be a filter that lets everything through.
+/// An empty argument would be a filter that selects everything.
 fn word(text: &str) -> Result<String, &'static str> {
-    if text.is_empty() { Err("a part or a filter is wanted") } else { Ok(text.to_owned()) }
+    if text.is_empty() { Err("expected a part or a filter") } else { Ok(text.to_owned()) }
 }
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
-    let Wanted { parts, filter } = Wanted::read(&args.words).map_err(host::Usage)?;
+    let Wanted { parts, filter } = Wanted::read(&args.selection).map_err(host::Usage)?;
     let filter = filter.as_deref();
     let wanted = |part| parts.contains(&part);
     let mut needs = vec![host::BUILD];
@@ -75,8 +75,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Part::Tpm => report.stories("tpm", &mut stories.binary("tpm")?),
             Part::Image => {
                 if report.image() {
-                    // In this process: cargo may have put another program in the place of this
-                    // one since it was started.
+                    // In this process, since cargo may have replaced the file of this
+                    // program.
                     report.call("two images", || image::verify(Kind::Development));
                 }
             }
@@ -126,7 +126,7 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {STORIES}"))?;
     }
     if let Some((major, minor)) = polis_qemu::host::version() {
-        let accelerator = polis_qemu::host::accelerator(polis_qemu::host::Wish::Auto, 1);
+        let accelerator = polis_qemu::host::accelerator(polis_qemu::host::Preference::Auto, 1);
         println!("test: QEMU {major}.{minor}, {accelerator}; logs go to {STORIES}");
     }
     let mut command = stories.binary("e2e")?;
@@ -138,8 +138,8 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
         let product = images("POLIS_PRODUCT_IMAGE_DIR", Kind::Product)?;
         command.env("POLIS_PRODUCT_IMAGE_DIR", product);
     }
-    // A story fails with a sentence and the guest's last lines; frames of the
-    // harness would only bury them.
+    // A story fails with a sentence and the guest's last lines; a backtrace of the harness
+    // would hide them.
     command.env("RUST_LIB_BACKTRACE", "0");
     report.stories("e2e", &mut command);
     Ok(())
@@ -148,12 +148,12 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
 /// The folder of an image: the one that `variable` names, or the one of these sources.
 fn images(variable: &str, kind: Kind) -> Result<PathBuf> {
     match env::var_os(variable) {
-        Some(folder) => std::path::absolute(folder).context("cannot tell the current folder"),
+        Some(folder) => std::path::absolute(folder).context("cannot read the current folder"),
         None => Ok(image::folder(kind)),
     }
 }
 
-/// What every binary with stories is asked for.
+/// The arguments of every binary with stories.
 struct Stories<'a> {
     filter: Option<&'a str>,
     all: bool,
@@ -180,8 +180,8 @@ impl Stories<'_> {
     }
 }
 
-/// What this run draws by: `POLIS_SEED`, or a number that each commit has of its own, or
-/// any where there is no repository.
+/// The seed of this run: `POLIS_SEED`, or a number derived from the commit, or a random one
+/// without a repository.
 fn seed() -> Result<u64> {
     if env::var_os(SEED).is_some() {
         return polis_tests::seed();
@@ -202,7 +202,7 @@ fn cargo() -> Command {
     image::cargo(&image::workspace())
 }
 
-/// Where `cargo install` puts programs, which need not be on the path.
+/// The folder of `cargo install`, which may not be on the path.
 fn in_cargo_home(program: &str) -> bool {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));

@@ -1,4 +1,4 @@
-//! What a run came to: the parts, their stories, and what is printed at the end.
+//! The report of a run: the parts, their stories, and the final output.
 
 use std::fs;
 use std::io::IsTerminal as _;
@@ -16,17 +16,17 @@ use crate::run;
 /// How many of the slowest stories are printed.
 const SLOWEST: usize = 10;
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Debug)]
 struct Step {
     name: &'static str,
     took: Duration,
-    /// Why it failed; nothing if it did not.
+    /// Why it failed; `None` if it passed.
     failure: Option<String>,
     counts: Counts,
 }
 
-/// Tests that ran. A build error counts none.
+/// Tests that ran. A build error counts as zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) passed: usize,
@@ -37,17 +37,17 @@ pub(super) struct Counts {
 #[derive(Default)]
 pub(super) struct Report {
     steps: Vec<Step>,
-    /// What came of each story, and the part that it belongs to.
-    stories: Vec<(&'static str, polis_tests::Told)>,
+    /// The result of each story, and its part.
+    stories: Vec<(&'static str, polis_tests::StoryResult)>,
     skips: Vec<String>,
-    /// How many stories samples left out.
+    /// The number of stories that the samples left out.
     not_drawn: usize,
-    /// Whether the image is there; unknown before the first part that needs it.
+    /// Whether the image was built; `None` before the first part that needs it.
     image: Option<bool>,
 }
 
 impl Report {
-    /// Notes something that this host cannot do.
+    /// Records a part that this host cannot run.
     pub(super) fn skip(&mut self, what: &str) {
         self.skips.push(what.to_owned());
     }
@@ -63,7 +63,7 @@ impl Report {
         built
     }
 
-    /// Runs a command that tells by its status alone.
+    /// Runs a command that reports only by its exit status.
     pub(super) fn step(&mut self, name: &'static str, command: &mut Command) {
         println!("test: {name}: {}", shown(command));
         let start = Instant::now();
@@ -88,7 +88,7 @@ impl Report {
         println!("test: {name}: {}", shown(command));
         let start = Instant::now();
         if std::io::stdout().is_terminal() {
-            // The pipes below would make it plain.
+            // Colours are lost with the pipes below.
             command.env("CARGO_TERM_COLOR", "always");
         }
         let (failure, counts) = match counted(command) {
@@ -103,11 +103,11 @@ impl Report {
         println!("test: {name}: {}", shown(command));
         let start = Instant::now();
         let file = report_of(name);
-        // That of an earlier run would be taken for this one's.
+        // A report of an earlier run would be taken for this one's.
         let _absent = fs::remove_file(&file);
         let status = command.status();
-        let told = read(&file);
-        let failure = match (&status, &told) {
+        let parsed = read(&file);
+        let failure = match (&status, &parsed) {
             (Err(error), _) => Some(format!("cannot be started: {error}")),
             (Ok(_), Ok(report)) if report.failed() > 0 => {
                 Some(format!("{} of {} stories", report.failed(), report.stories.len()))
@@ -116,10 +116,15 @@ impl Report {
             (Ok(_), Err(error)) => Some(format!("{error:#}")),
             (Ok(_), Ok(_)) => None,
         };
-        let told = told.unwrap_or_default();
-        self.push(name, start, failure, Counts { passed: told.passed(), failed: told.failed() });
-        self.not_drawn += told.not_drawn;
-        for story in told.stories {
+        let parsed = parsed.unwrap_or_default();
+        self.push(
+            name,
+            start,
+            failure,
+            Counts { passed: parsed.passed(), failed: parsed.failed() },
+        );
+        self.not_drawn += parsed.not_drawn;
+        for story in parsed.stories {
             if let Outcome::Skipped(reason) = &story.outcome {
                 self.skips.push(format!("{}: {reason}", story.name));
             }
@@ -163,7 +168,7 @@ impl Report {
         self.steps.iter().filter_map(failed).collect()
     }
 
-    /// What is printed at the end.
+    /// The final output.
     fn lines(&self) -> Vec<String> {
         let mut lines = vec![String::new()];
         for (part, story) in self.stories.iter().take(SLOWEST) {
@@ -223,8 +228,8 @@ fn read(file: &Path) -> Result<polis_tests::Report> {
 mod tests {
     use super::*;
 
-    fn story(name: &str, seconds: f64, outcome: Outcome) -> polis_tests::Told {
-        polis_tests::Told { name: name.to_owned(), outcome, seconds, tries: 1 }
+    fn story(name: &str, seconds: f64, outcome: Outcome) -> polis_tests::StoryResult {
+        polis_tests::StoryResult { name: name.to_owned(), outcome, seconds, tries: 1 }
     }
 
     #[test]
@@ -235,8 +240,8 @@ mod tests {
         report.skip("hardware::igb: no igb");
         report.not_drawn = 13;
         for number in 0..11_u8 {
-            let told = story(&format!("a::{number}"), f64::from(number), Outcome::Passed);
-            report.stories.push(("e2e", told));
+            let parsed = story(&format!("a::{number}"), f64::from(number), Outcome::Passed);
+            report.stories.push(("e2e", parsed));
         }
         report.stories.push(("e2e", story("b::sad", 99.0, Outcome::Failed("late".to_owned()))));
         report.stories.push(("e2e", story("b::odd", 98.0, Outcome::Flaky)));

@@ -1,4 +1,4 @@
-//! Runs a command of a part, shows what it prints, and reads what came of it.
+//! Runs a command of a part, shows its output, and reads its results.
 
 use std::io::{BufRead as _, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::RESULTS;
 use super::report::Counts;
 use crate::image;
 
-/// Where a binary with stories leaves what came of them.
+/// The path of the report of a binary with stories.
 pub(super) fn report_of(part: &str) -> PathBuf {
     image::workspace().join(RESULTS).join(format!("{part}.json"))
 }
@@ -27,7 +27,7 @@ pub(super) fn shown(command: &Command) -> String {
     line
 }
 
-/// Runs `command` with its output passed on, and adds up what its summaries say.
+/// Runs `command` with its output passed on, and adds up its summaries.
 pub(super) fn counted(command: &mut Command) -> Result<(Option<String>, Counts)> {
     passed_on(command, std::io::stdout(), std::io::stderr())
 }
@@ -63,7 +63,7 @@ fn passed_on(
 fn tee(from: impl Read, mut to: impl Write) -> Counts {
     let mut counts = Counts::default();
     for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
-        // A reader of ours that went away must not end the tests.
+        // A closed output must not end the tests.
         let _shown = to.write_all(&line).and_then(|()| to.write_all(b"\n"));
         let summary = summary(&String::from_utf8_lossy(&line));
         counts.passed += summary.passed;
@@ -108,10 +108,10 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_command_is_told_with_its_count() {
+    fn a_failing_command_is_reported_with_its_count() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo 'test result: FAILED. 1 passed; 2 failed;'; exit 101"]);
-        // Passed on to the terminal, it would be counted as a summary of this very run.
+        // On the terminal, it would be counted as a summary of this run.
         let (failure, counts) = passed_on(&mut command, std::io::sink(), std::io::sink()).unwrap();
         assert_eq!(counts, Counts { passed: 1, failed: 2 });
         assert_eq!(failure.as_deref(), Some("2 of 3 tests"));

@@ -43,7 +43,7 @@ pub const WHERE: &[u8] = b"\x1b7\x1b[999;999H\x1b[6n\x1b8";
 /// Silence after which an answer about the size comes from a new client. A line that is
 /// merely slow answers sooner: no question waits behind a picture, and a driver's
 /// buffer is sent within five seconds at 9,600 baud.
-pub const NOBODY: Duration = Duration::from_secs(10);
+pub const ABSENT_AFTER: Duration = Duration::from_secs(10);
 /// How often a terminal that does not report its content is painted over: the output of
 /// other writers on a serial line stays no longer. Four kilobytes.
 pub const REPAINT: Duration = Duration::from_secs(60);
@@ -54,13 +54,13 @@ pub struct Canvas {
     size: Size,
     /// Where pictures are drawn.
     buffer: Buffer,
-    /// What is on the terminal, row by row.
+    /// The content of the terminal, row by row.
     shown: Vec<Shown>,
     /// Bytes sent ahead of the next picture.
     lead: &'static [u8],
 }
 
-/// What one cell of a terminal shows.
+/// The content of one cell of a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shown {
     glyph: char,
@@ -252,12 +252,12 @@ mod tests {
     }
 
     /// The report of a terminal of `size` that shows the canvas.
-    fn told(canvas: &Canvas, size: Size) -> Vec<u8> {
+    fn reported(canvas: &Canvas, size: Size) -> Vec<u8> {
         let cell = |shown: &Shown| u8::try_from(shown.glyph).unwrap_or(0xfe);
         let mut cells = vec![b' '; usize::from(size.columns) * usize::from(size.rows)];
         let rows = canvas.shown.chunks(canvas.size.columns.into());
-        for (told, shown) in cells.chunks_mut(size.columns.into()).zip(rows) {
-            told.iter_mut().zip(shown).for_each(|(told, shown)| *told = cell(shown));
+        for (reported, shown) in cells.chunks_mut(size.columns.into()).zip(rows) {
+            reported.iter_mut().zip(shown).for_each(|(reported, shown)| *reported = cell(shown));
         }
         cells
     }
@@ -268,7 +268,7 @@ mod tests {
             let size = Size { columns, rows };
             let mut canvas = Canvas::new(size);
             picture(&mut canvas, &Snapshot::default());
-            let mut cells = told(&canvas, size);
+            let mut cells = reported(&canvas, size);
             assert!(!canvas.differs(&cells, size), "{columns} x {rows}");
             let at = usize::from(columns) + 3;
             cells[at] ^= 1;
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_of_another_size_is_not_compared() {
+    fn a_report_of_another_size_is_not_compared() {
         let size = Size { columns: 80, rows: 24 };
         let mut canvas = Canvas::new(size);
         picture(&mut canvas, &Snapshot::default());

@@ -45,7 +45,7 @@ pub enum Error {
         operation: &'static str,
         /// Its object.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The file is larger than its bound.
@@ -71,7 +71,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the kernel refused, and where.
+    /// The operation that failed, and its path.
     pub fn io(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Self::Io { operation, path: path.to_owned(), source: source.into() }
     }
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_back_and_nobody_else_may_read_it() {
+    fn a_file_reads_back_and_others_cannot_read_it() {
         let directory = tempfile::tempdir().unwrap();
         let file = file(&directory);
         assert_eq!(file.read().unwrap(), None);

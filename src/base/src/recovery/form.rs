@@ -33,14 +33,14 @@ const ALPHABET: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Too short or too long.
-    #[error("a recovery key has {CHARACTERS} letters and digits, and this has {0}")]
+    #[error("a recovery key has {CHARACTERS} letters and digits, not {0}")]
     Length(usize),
     /// A character outside of the alphabet. The error names only its place: the text is
     /// a secret.
-    #[error("the character at place {0}, without dashes and spaces, is in no recovery key")]
+    #[error("character {0}, not counting dashes and spaces, is not allowed in a recovery key")]
     Character(usize),
     /// Every character is valid, but the checksum does not match.
-    #[error("the recovery key is mistyped: its checksum does not fit")]
+    #[error("the recovery key is mistyped: its checksum does not match")]
     Checksum,
 }
 
@@ -150,7 +150,7 @@ mod tests {
         }
 
         #[test]
-        fn noise_never_panics(text in "\\PC*") {
+        fn arbitrary_bytes_never_panic(text in "\\PC*") {
             prop_assert!(read(&text).is_err());
         }
     }

@@ -223,7 +223,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_one_line_of_ascii_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn arbitrary_bytes_are_one_line_of_ascii_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             if let Ok(text) = Text::new(&bytes) {
                 prop_assert!(text.expose().len() <= BYTES_MAX);
                 prop_assert!(text.expose().chars().all(|c| c.is_ascii_graphic() || c == ' '));

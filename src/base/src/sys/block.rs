@@ -1,7 +1,7 @@
 //! Block devices: queries to the kernel, and its table of partitions.
 //!
-//! The disk that the machine runs from is busy, so the kernel will not read its
-//! partition table again; `BLKPG` tells it about one partition at a time.
+//! The disk that the machine runs from is busy, so the kernel will not read its partition
+//! table again; `BLKPG` announces one partition at a time.
 
 use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom};
@@ -38,7 +38,7 @@ struct Partition {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's error.
 pub fn size(mut device: &File) -> io::Result<u64> {
     let size = device.seek(SeekFrom::End(0))?;
     device.seek(SeekFrom::Start(0))?;
@@ -50,7 +50,7 @@ pub fn size(mut device: &File) -> io::Result<u64> {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's error.
 pub fn logical_block_size(device: &File) -> io::Result<u32> {
     if device.metadata()?.is_file() {
         return Ok(512);
@@ -62,7 +62,7 @@ pub fn logical_block_size(device: &File) -> io::Result<u32> {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's error.
 pub fn add_partition(disk: &File, number: u32, start: u64, length: u64) -> io::Result<()> {
     match change(disk, BLKPG_ADD_PARTITION, number, start, length) {
         // The kernel says BUSY when the number or the place is taken.
@@ -75,7 +75,7 @@ pub fn add_partition(disk: &File, number: u32, start: u64, length: u64) -> io::R
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's error.
 pub fn resize_partition(disk: &File, number: u32, start: u64, length: u64) -> io::Result<()> {
     change(disk, BLKPG_RESIZE_PARTITION, number, start, length)
 }

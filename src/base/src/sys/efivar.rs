@@ -51,7 +51,7 @@ impl Variable {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn read(&self) -> io::Result<Option<Vec<u8>>> {
         match fs::metadata(&self.path) {
             Ok(metadata) if metadata.len() > SIZE_MAX => Err(io::ErrorKind::FileTooLarge.into()),
@@ -82,7 +82,7 @@ impl Variable {
         let written = file.write(&whole)?;
         drop(file);
         if written != whole.len() || self.read()?.as_deref() != Some(content) {
-            return Err(io::Error::other("the firmware did not keep what was written"));
+            return Err(io::Error::other("the firmware did not store the variable"));
         }
         Ok(())
     }
@@ -91,7 +91,7 @@ impl Variable {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn remove(&self) -> io::Result<()> {
         self.unlock()?;
         match fs::remove_file(&self.path) {

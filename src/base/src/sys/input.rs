@@ -38,7 +38,7 @@ fn pressed(bytes: &[u8]) -> bool {
 
 /// The result of a read of a button.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum Received {
     /// The power key went down.
     Pressed,
     /// Something else, or nothing.
@@ -58,7 +58,7 @@ impl Button {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new()
             .read(true)
@@ -68,15 +68,15 @@ impl Button {
     }
 
     /// Reads what has happened. Never blocks.
-    pub fn read(&mut self) -> Heard {
+    pub fn read(&mut self) -> Received {
         let mut buffer = [0; EVENT_SIZE * 64];
         match self.file.read(&mut buffer) {
-            Ok(0) => Heard::Gone,
-            Ok(length) if pressed(&buffer[..length]) => Heard::Pressed,
-            Ok(_) => Heard::Nothing,
+            Ok(0) => Received::Gone,
+            Ok(length) if pressed(&buffer[..length]) => Received::Pressed,
+            Ok(_) => Received::Nothing,
             Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Heard::Nothing,
-                _ => Heard::Gone,
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Received::Nothing,
+                _ => Received::Gone,
             },
         }
     }
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_power_button_is_told_from_a_mouse() {
+    fn a_power_button_differs_from_a_mouse() {
         assert!(has_power_key("10000000000000 0"));
         assert!(has_power_key("402000000 3803078f800d001 feffffdfffefffff fffffffffffffffe"));
         assert!(!has_power_key("70000 0 0 0 0"));

@@ -83,7 +83,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn next_record(&mut self) -> io::Result<Option<Record>> {
         let mut buffer = [0; RECORD_MAX];
         loop {
@@ -135,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let _record = Record::parse(&bytes);
         }
     }

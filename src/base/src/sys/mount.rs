@@ -86,7 +86,7 @@ impl Mount {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's error.
 pub fn move_to(from: &Path, to: &Path) -> io::Result<()> {
     Ok(rustix::mount::mount_move(from, to)?)
 }

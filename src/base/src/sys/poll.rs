@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ready_one_is_told_from_the_other() {
+    fn the_ready_one_is_reported() {
         let (read, write) = rustix::pipe::pipe().unwrap();
         let waited = [(read.as_fd(), Interest::Read), (write.as_fd(), Interest::Write)];
         assert_eq!(wait(&waited, None).unwrap(), [false, true]);

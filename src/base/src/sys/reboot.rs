@@ -38,7 +38,7 @@ pub fn end(reason: Reason) -> io::Error {
         Reason::PowerOff => RebootCommand::PowerOff,
     };
     match rustix::system::reboot(command) {
-        Ok(()) => io::Error::other("the kernel did not end the machine"),
+        Ok(()) => io::Error::other("the kernel did not stop the machine"),
         Err(errno) => errno.into(),
     }
 }

@@ -62,7 +62,7 @@ impl Signals {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn next_signal(&self) -> io::Result<Option<i32>> {
         // `struct signalfd_siginfo` begins with the number, in 32 bits.
         let mut info = [0_u8; 128];

@@ -28,9 +28,9 @@ const PASSED_MIN: i32 = 10;
 pub struct Started {
     /// Its process.
     pub process: Pid,
-    /// What it writes to its standard output.
+    /// Its standard output.
     pub stdout: OwnedFd,
-    /// What it writes to its standard error.
+    /// Its standard error.
     pub stderr: OwnedFd,
     /// Our end of the channel.
     pub control: OwnedFd,
@@ -89,7 +89,7 @@ pub fn start<K: AsRef<OsStr>, V: AsRef<OsStr>>(
     // neither allocates nor locks, as a child of a process with threads must not.
     unsafe { command.pre_exec(prepare) };
     let mut child = command.spawn()?;
-    let lost = || io::Error::other("a pipe that was asked for is not there");
+    let lost = || io::Error::other("a pipe that was requested is not there");
     let stdout = OwnedFd::from(child.stdout.take().ok_or_else(lost)?);
     let stderr = OwnedFd::from(child.stderr.take().ok_or_else(lost)?);
     rustix::io::ioctl_fionbio(&stdout, true)?;
@@ -110,7 +110,7 @@ fn held(secret: &[u8]) -> io::Result<OwnedFd> {
 }
 
 /// Puts `descriptor` where the child is to find it, open across exec.
-#[expect(unsafe_code, reason = "dup2 onto a number that nobody owns")]
+#[expect(unsafe_code, reason = "dup2 onto an unused number")]
 fn pass_on(descriptor: i32, number: i32) -> io::Result<()> {
     // SAFETY: takes numbers, which differ by `PASSED_MIN`. A descriptor open at this
     // number belongs to this program, and the child does not use it any more.

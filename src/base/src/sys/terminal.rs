@@ -33,7 +33,7 @@ const CLOSING_WAIT_AT: usize = 40;
 /// `struct serial_struct`, in words of its alignment.
 type Settings = [u64; SETTINGS / size_of::<u64>()];
 
-/// What the settings of a serial port can be asked for: see `ioctl_tty(2)`.
+/// The request for the settings of a serial port: see `ioctl_tty(2)`.
 #[derive(Clone, Copy)]
 enum SettingsRequest {
     Get,
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_serial_port_is_told_from_a_screen() {
+    fn a_serial_port_differs_from_a_screen() {
         assert!(is_serial(Path::new("/dev/ttyS1")));
         assert!(!is_serial(Path::new("/dev/tty1")));
         assert!(!is_serial(Path::new("/dev/hvc0")));

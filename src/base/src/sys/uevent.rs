@@ -18,7 +18,7 @@ const EVENT_MAX: usize = 8192;
 /// devices that all appear while modules load.
 const BACKLOG_MAX: usize = 1 << 20;
 
-/// What happened to a device.
+/// The event of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// `add`, `change`, `remove` and so on.
@@ -52,7 +52,7 @@ impl Event {
 
 /// The result of a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum Received {
     /// A device changed.
     Event(Event),
     /// Announcements were lost: look at `/sys` again.
@@ -72,7 +72,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn open() -> io::Result<Self> {
         let socket = net::socket_with(
             AddressFamily::NETLINK,
@@ -92,8 +92,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
-    pub fn next_event(&self) -> io::Result<Heard> {
+    /// The kernel's error.
+    pub fn next_event(&self) -> io::Result<Received> {
         let mut buffer = [0; EVENT_MAX];
         loop {
             match net::recvfrom(&self.socket, &mut buffer, RecvFlags::empty()) {
@@ -104,11 +104,11 @@ impl Listener {
                         continue;
                     }
                     if let Some(event) = Event::parse(&buffer[..length]) {
-                        return Ok(Heard::Event(event));
+                        return Ok(Received::Event(event));
                     }
                 }
-                Err(Errno::AGAIN) => return Ok(Heard::Nothing),
-                Err(Errno::NOBUFS) => return Ok(Heard::Lost),
+                Err(Errno::AGAIN) => return Ok(Received::Nothing),
+                Err(Errno::NOBUFS) => return Ok(Received::Lost),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -144,7 +144,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let _event = Event::parse(&bytes);
         }
     }

@@ -74,7 +74,7 @@ pub struct Stretch {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's error.
 #[expect(unsafe_code, reason = "no safe wrapper of GETFSMAP exists")]
 pub fn map(root: &File) -> io::Result<Vec<Stretch>> {
     let end = Record {
@@ -128,7 +128,7 @@ pub fn map(root: &File) -> io::Result<Vec<Stretch>> {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's error.
 pub fn freeze(root: &File) -> io::Result<()> {
     turn(root.as_fd(), Motion::Freeze)
 }
@@ -137,7 +137,7 @@ pub fn freeze(root: &File) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's error.
 pub fn thaw(root: &File) -> io::Result<()> {
     turn(root.as_fd(), Motion::Thaw)
 }

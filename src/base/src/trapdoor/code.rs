@@ -196,7 +196,7 @@ pub const CLUSTER_FILE: Code = Code::new(Stage::Cluster, 7);
 /// The cluster's store is damaged or another cluster's.
 pub const CLUSTER_STORE: Code = Code::new(Stage::Cluster, 8);
 /// The directory leads to another cluster than the CA.
-pub const CLUSTER_STRANGER: Code = Code::new(Stage::Cluster, 9);
+pub const CLUSTER_UNTRUSTED: Code = Code::new(Stage::Cluster, 9);
 /// The cluster knows this node, with other keys.
 pub const CLUSTER_KNOWN: Code = Code::new(Stage::Cluster, 10);
 /// The node was decommissioned or deleted.
@@ -286,7 +286,7 @@ pub const ALL: &[Code] = &[
     CLUSTER_NODE_KEY,
     CLUSTER_FILE,
     CLUSTER_STORE,
-    CLUSTER_STRANGER,
+    CLUSTER_UNTRUSTED,
     CLUSTER_KNOWN,
     CLUSTER_REMOVED,
     CLUSTER_REFUSED,

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_locked_disk_asks_for_its_recovery_key_whoever_reports_it() {
+    fn a_locked_disk_asks_for_its_recovery_key_with_every_reporter() {
         let error = std::io::Error::other("refused");
         let report = |code| Report::from_error(code, Stage::Storage, &error, "look");
         assert!(report(code::STORAGE_TPM_REFUSES.with_detail(7)).unlock);

@@ -37,7 +37,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     ctx.healthy();
     loop {
         let moved = found.borrow_and_update().clone();
-        let heard = nodes.borrow_and_update().clone();
+        let received = nodes.borrow_and_update().clone();
         let (own, member, ca) = {
             let status = cluster.borrow_and_update();
             (status.node, status.is_member(), status.ca)
@@ -46,19 +46,20 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
             // The answer that admitted this node contained the directory.
             kept = read(&service).await;
         }
-        let directory = heard.as_deref().map(directory).filter(|heard| !heard.nodes.is_empty());
+        let directory =
+            received.as_deref().map(directory).filter(|received| !received.nodes.is_empty());
         if let Some(directory) = directory
             && directory != kept
         {
             keep(&service.config.directory, directory.encode_to_vec(), "the directory").await;
             kept = directory;
         }
-        let told = {
+        let configured = {
             let known = parameters.borrow_and_update();
-            let unheard = ca.filter(|_| heard.is_none());
+            let unheard = ca.filter(|_| received.is_none());
             unheard.and_then(|ca| known.as_ref()?.directory(&ca)).unwrap_or_default()
         };
-        let known = ask(own, service.config.port, &kept, &moved, &told);
+        let known = ask(own, service.config.port, &kept, &moved, &configured);
         service.outputs.candidates.send_if_modified(|old| {
             let changed = *old != known;
             *old = known;
@@ -70,10 +71,10 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
             };
             tokio::select! {
                 // Cancel-safe, all: they wait for event values.
-                heard = nodes.changed() => changed(heard, "the nodes"),
+                received = nodes.changed() => changed(received, "the nodes"),
                 named = cluster.changed() => changed(named, "the cluster"),
                 moved = found.changed() => changed(moved, "the discovery"),
-                told = parameters.changed() => changed(told, "the parameters"),
+                configured = parameters.changed() => changed(configured, "the parameters"),
             }
         };
         match ctx.until_cancelled(waited).await {
@@ -124,7 +125,7 @@ fn ask(
     port: u16,
     directory: &v1::ClusterDirectory,
     found: &Peers,
-    told: &v1::ClusterDirectory,
+    configured: &v1::ClusterDirectory,
 ) -> Vec<Candidate> {
     let at = |node: NodeId, host: String| Candidate { node: Some(node), host, port };
     let here = own.map(|node| at(node, Ipv4Addr::LOCALHOST.to_string()));
@@ -132,7 +133,7 @@ fn ask(
     let named = |node: &NodeId| known.iter().any(|known| known.node == Some(*node));
     let found: Vec<_> = found.iter().filter(|(node, _)| named(node)).collect();
     let found = found.into_iter().map(|(node, address)| at(*node, address.to_string()));
-    let others = found.chain(known.iter().cloned()).chain(candidates(told));
+    let others = found.chain(known.iter().cloned()).chain(candidates(configured));
     let mut all = Vec::new();
     for one in here.into_iter().chain(others.filter(|other| other.node != own)) {
         if !all.contains(&one) {
@@ -207,8 +208,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_damaged_directory_is_as_none(noise in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _candidates = ask(None, 1, &decode(&noise), &Peers::new(), &nobody());
+        fn a_damaged_directory_is_as_none(input in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _candidates = ask(None, 1, &decode(&input), &Peers::new(), &nobody());
         }
     }
 }

@@ -46,7 +46,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
                 ctx.cancelled().await;
                 return Ok(());
             }
-            Some(Err(status)) => debug!(%status, "the heartbeat was not heard"),
+            Some(Err(status)) => debug!(%status, "the heartbeat was not acknowledged"),
             None => return Ok(()),
         }
         if ctx.until_cancelled(sleep_until(began + interval)).await.is_none() {

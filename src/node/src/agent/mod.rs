@@ -115,7 +115,7 @@ pub struct Outputs {
     /// The roles that the cluster gives to this node; `None` before the first message.
     pub roles: watch::Sender<Option<v1::NodeRoles>>,
     /// The access list; written where no curator runs.
-    pub standing: watch::Sender<Arc<AccessList>>,
+    pub access_list: watch::Sender<Arc<AccessList>>,
     /// The certificates with which this node serves and calls.
     pub credentials: watch::Sender<Option<Credentials>>,
     /// This machine's state in its cluster: here it may become split, and heal.

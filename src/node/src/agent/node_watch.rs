@@ -49,7 +49,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     loop {
         match ctx.until_cancelled(Box::pin(hear(&service, own))).await {
             Some(Ok(())) => debug!("the leader ended the stream"),
-            Some(Err(status)) => debug!(%status, "the stream of nodes broke"),
+            Some(Err(status)) => debug!(%status, "the stream of nodes ended with an error"),
             None => return Ok(()),
         }
         if ctx.until_cancelled(sleep(RETRY)).await.is_none() {
@@ -85,12 +85,12 @@ async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
         async move { CuratorClient::new(channel).watch(request).await }
     };
     let mut stream = service.client.call(Repeat::Allowed, call).await?.into_inner();
-    let mut heard = Heard::default();
+    let mut received = Received::default();
     while let Some(event) = stream.message().await? {
-        heard.apply(event);
-        if heard.current {
+        received.apply(event);
+        if received.current {
             service.outputs.contact.send_replace(Some(Instant::now()));
-            publish(service, own, &heard).await;
+            publish(service, own, &received).await;
         }
     }
     Ok(())
@@ -98,13 +98,13 @@ async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
 
 /// The content of one stream so far.
 #[derive(Debug, Default)]
-pub(super) struct Heard {
+pub(super) struct Received {
     nodes: Nodes,
     revoked: Option<BTreeSet<Vec<u8>>>,
     current: bool,
 }
 
-impl Heard {
+impl Received {
     pub(super) fn apply(&mut self, event: v1::WatchEvent) {
         for gone in event.gone {
             if let Ok(id) = gone.parse() {
@@ -132,7 +132,7 @@ impl Heard {
     }
 
     /// The access list, where `before` had it.
-    fn standing(&self, before: &AccessList) -> AccessList {
+    fn access_list(&self, before: &AccessList) -> AccessList {
         let in_state = |state| {
             let nodes = self.nodes.iter().filter(move |(_, node)| node.state() == state);
             nodes.map(|(id, _)| *id).collect()
@@ -146,33 +146,33 @@ impl Heard {
     }
 }
 
-async fn publish(service: &Service, own: NodeId, heard: &Heard) {
+async fn publish(service: &Service, own: NodeId, received: &Received) {
     let outputs = &service.outputs;
-    if let Some(node) = heard.nodes.get(&own) {
+    if let Some(node) = received.nodes.get(&own) {
         let roles = node.roles.unwrap_or_default();
-        let news = outputs.roles.send_if_modified(|known| {
+        let is_new = outputs.roles.send_if_modified(|known| {
             let changed = *known != Some(roles);
             *known = Some(roles);
             changed
         });
-        if news {
+        if is_new {
             let names: Vec<_> = Role::given(&roles).map(Role::name).collect();
             info!(roles = names.join(", "), "this node's roles");
             keep(&service.config.roles, roles.encode_to_vec(), "the roles").await;
         }
     }
-    if let Some(node) = heard.nodes.get(&own) {
+    if let Some(node) = received.nodes.get(&own) {
         // The key that opens the disk alone is in the cluster until its owner has it.
         outputs.cluster.recovery_key_unsaved(node.recovery_key_unsaved);
     }
-    outputs.nodes.send_replace(Some(Arc::new(heard.nodes.clone())));
+    outputs.nodes.send_replace(Some(Arc::new(received.nodes.clone())));
     // Beside a curator, access is decided by the records themselves.
     if service.inputs.consensus.borrow().voter().is_none() {
-        outputs.standing.send_if_modified(|known| {
-            let standing = heard.standing(known);
-            let changed = **known != standing;
+        outputs.access_list.send_if_modified(|known| {
+            let access_list = received.access_list(known);
+            let changed = **known != access_list;
             if changed {
-                *known = Arc::new(standing);
+                *known = Arc::new(access_list);
             }
             changed
         });
@@ -182,7 +182,7 @@ async fn publish(service: &Service, own: NodeId, heard: &Heard) {
 /// Writes a file whose loss only costs a delay.
 pub(super) async fn keep(file: &File, content: Vec<u8>, what: &str) {
     if let Err(error) = file.save(content).await {
-        warn!(error = &error as &dyn std::error::Error, "cannot keep {what} for the next boot");
+        warn!(error = &error as &dyn std::error::Error, "cannot store {what} for the next boot");
     }
 }
 
@@ -199,30 +199,30 @@ mod tests {
 
     #[test]
     fn only_nodes_that_are_up_have_access() {
-        let mut heard = Heard::default();
+        let mut received = Received::default();
         let nodes = vec![node(1, v1::NodeState::Up), node(2, v1::NodeState::New)];
-        heard.apply(v1::WatchEvent { nodes, ..Default::default() });
-        assert!(!heard.current);
-        heard.apply(v1::WatchEvent { current: true, ..Default::default() });
+        received.apply(v1::WatchEvent { nodes, ..Default::default() });
+        assert!(!received.current);
+        received.apply(v1::WatchEvent { current: true, ..Default::default() });
         let before = AccessList { serials: [vec![7]].into(), ..AccessList::default() };
-        let standing = heard.standing(&before);
-        assert_eq!(standing.nodes, Some([NodeId::from_public_key(&[1; 32])].into()));
-        assert_eq!(standing.serials, before.serials, "no CRL was heard: the last one holds");
+        let access_list = received.access_list(&before);
+        assert_eq!(access_list.nodes, Some([NodeId::from_public_key(&[1; 32])].into()));
+        assert_eq!(access_list.serials, before.serials, "without a new CRL the last one stays");
         let gone = vec![node(1, v1::NodeState::Up).id];
-        heard.apply(v1::WatchEvent { gone, ..Default::default() });
-        assert_eq!(heard.standing(&before).nodes, Some(BTreeSet::new()));
+        received.apply(v1::WatchEvent { gone, ..Default::default() });
+        assert_eq!(received.access_list(&before).nodes, Some(BTreeSet::new()));
     }
 
     proptest! {
         #[test]
-        fn noise_is_heard_without_harm(
+        fn arbitrary_events_do_no_harm(
             ids in prop::collection::vec(".{0,50}", 0..20), gone in prop::collection::vec(".{0,50}", 0..20),
             crl in prop::collection::vec(any::<u8>(), 0..200), current: bool,
         ) {
             let nodes = ids.into_iter().map(|id| v1::NodeInfo { id, ..Default::default() });
-            let mut heard = Heard::default();
-            heard.apply(v1::WatchEvent { nodes: nodes.collect(), gone, current, crl });
-            prop_assert!(heard.revoked.is_none());
+            let mut received = Received::default();
+            received.apply(v1::WatchEvent { nodes: nodes.collect(), gone, current, crl });
+            prop_assert!(received.revoked.is_none());
         }
     }
 }

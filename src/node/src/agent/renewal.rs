@@ -28,16 +28,16 @@ use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::Repeat;
 
 /// Longest sleep: the clock may be set meanwhile.
-const LOOK: Duration = Duration::from_secs(60 * 60);
+const POLL_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// Between two attempts; there is a month for them.
 const RETRY: Duration = Duration::from_secs(60);
 
 /// Why the certificate stays as it is.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("the leader gives no new certificate")]
+    #[error("the leader issued no new certificate")]
     Refused(#[source] tonic::Status),
-    #[error("the leader gave a certificate that does not fit: {0}")]
+    #[error("the leader issued an unusable certificate: {0}")]
     Unfit(&'static str),
     #[error("cannot write the new certificate")]
     Write(#[source] polis_base::files::Error),
@@ -59,8 +59,8 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
                         RETRY
                     }
                 },
-                Some(wait) => wait.min(LOOK),
-                None => LOOK,
+                Some(wait) => wait.min(POLL_INTERVAL),
+                None => POLL_INTERVAL,
             };
             tokio::select! {
                 // Cancel-safe: only waits.
@@ -111,10 +111,10 @@ fn check(own: &Credentials, new: &[u8], now: SystemTime) -> Result<(), &'static 
     let old = Facts::read(&own.certificate).ok_or("the old one cannot be read")?;
     let facts = Facts::read(new).ok_or("it cannot be read")?;
     if facts.public_key != old.public_key || facts.subject != old.subject {
-        return Err("it is of another node");
+        return Err("it belongs to another node");
     }
     if facts.renewal_due(now) {
-        return Err("it would have to be renewed at once");
+        return Err("it is already due for renewal");
     }
     let authority = own.authority.as_deref().ok_or("the CA is not known")?;
     match pki::signed_by(new, authority) {
@@ -152,13 +152,13 @@ mod tests {
         let renamed = authority.sign(&format!("{name}x"), Template::Node, 1, now).await;
         for (bad, why) in [
             (&foreign.certificate[..], "the cluster's CA has not signed it"),
-            (&other.certificate, "it is of another node"),
-            (&renamed.certificate, "it is of another node"),
+            (&other.certificate, "it belongs to another node"),
+            (&renamed.certificate, "it belongs to another node"),
             (b"noise", "it cannot be read"),
         ] {
             assert_eq!(check(&own, bad, now), Err(why));
         }
         let late = check(&own, &own.certificate, now + 80 * DAY);
-        assert_eq!(late, Err("it would have to be renewed at once"));
+        assert_eq!(late, Err("it is already due for renewal"));
     }
 }

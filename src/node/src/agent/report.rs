@@ -98,7 +98,7 @@ pub(super) async fn run(mut service: Service, ctx: Context) -> Result<(), Closed
                     Ok(())
                 }
                 Err(status) => {
-                    warn!(%status, "cannot tell the leader how this node is");
+                    warn!(%status, "cannot report the state of this node to the leader");
                     sleep(RETRY).await;
                     Ok(())
                 }
@@ -156,7 +156,7 @@ async fn push(service: &Service, mut report: v1::NodeStatus) -> Result<(), tonic
         async move { CuratorClient::new(channel).update_node_status(request).await }
     };
     service.client.call(Repeat::Allowed, call).await?;
-    debug!("the leader knows how this node is");
+    debug!("the leader has the state of this node");
     Ok(())
 }
 

@@ -24,7 +24,7 @@ use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
 
 /// Between two looks.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Looks until cancelled.
 pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
@@ -36,15 +36,15 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     let mut view = View::new(Instant::now());
     loop {
         let now = Instant::now();
-        let heard = *service.outputs.contact.borrow();
+        let last_contact = *service.outputs.contact.borrow();
         let leaderless = is_leaderless(&service.inputs.consensus.borrow());
-        view.look(now, heard, leaderless);
+        view.look(now, last_contact, leaderless);
         let event = match view.cut_off(now, service.config.cut_off_after) {
             Some(why) => (Event::CutOff, why),
             None => (Event::Reconnected, "the cluster answers again"),
         };
         change(&service, &ctx, event);
-        if ctx.until_cancelled(sleep(LOOK)).await.is_none() {
+        if ctx.until_cancelled(sleep(POLL_INTERVAL)).await.is_none() {
             return Ok(());
         }
     }
@@ -60,18 +60,18 @@ fn is_leaderless(status: &consensus::Status) -> bool {
 #[derive(Clone, Copy, Debug)]
 struct View {
     /// The time of the last contact, or of this node's return to its cluster.
-    heard: Instant,
+    last_contact: Instant,
     /// The last time at which the node's own member knew a leader, or did not need one.
     led: Instant,
 }
 
 impl View {
     fn new(now: Instant) -> Self {
-        Self { heard: now, led: now }
+        Self { last_contact: now, led: now }
     }
 
-    fn look(&mut self, now: Instant, heard: Option<Instant>, leaderless: bool) {
-        self.heard = heard.unwrap_or(self.heard).max(self.heard);
+    fn look(&mut self, now: Instant, last_contact: Option<Instant>, leaderless: bool) {
+        self.last_contact = last_contact.unwrap_or(self.last_contact).max(self.last_contact);
         if !leaderless {
             self.led = now;
         }
@@ -82,7 +82,7 @@ impl View {
         if now.saturating_duration_since(self.led) > after {
             return Some("the etcd member of this node has no leader");
         }
-        let silent = now.saturating_duration_since(self.heard) > after;
+        let silent = now.saturating_duration_since(self.last_contact) > after;
         silent.then_some("no curator answers")
     }
 }
@@ -105,7 +105,7 @@ mod tests {
     const AFTER: Duration = Duration::from_secs(20);
 
     #[test]
-    fn a_node_is_cut_off_when_nobody_answers_for_long_enough() {
+    fn a_node_is_cut_off_after_a_long_silence() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut view = View::new(start);
@@ -134,7 +134,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whoever_hears_and_is_led_is_never_cut_off(
+        fn a_node_with_contact_and_a_leader_is_never_cut_off(
             looks in prop::collection::vec((0_u64..5, any::<bool>(), any::<bool>()), 0..100)
         ) {
             let start = Instant::now();

@@ -5,7 +5,7 @@ use crate::curator::Store;
 use polis_base::sys::clock;
 
 #[tokio::test]
-async fn a_first_boot_ends_at_home_and_leaves_a_sealed_configuration_and_no_journal() {
+async fn a_first_boot_ends_at_home_with_a_sealed_configuration_and_no_journal() {
     let machine = Machine::new();
     let status = machine.boot_home().await;
     assert_eq!(status.roles, [Role::ConsensusMember]);
@@ -21,7 +21,7 @@ async fn a_first_boot_ends_at_home_and_leaves_a_sealed_configuration_and_no_jour
 async fn a_power_cut_after_any_step_ends_as_the_same_node_in_the_same_cluster() {
     for steps in 1..=Step::ALL.len() {
         let machine = Machine::new();
-        let cut = machine.boot(told(), steps).await;
+        let cut = machine.boot(configured(), steps).await;
         assert!(matches!(cut, End::Cut), "{steps} steps: {cut:?}");
         let key = machine.root().data.node.credentials.key.read().ok().flatten();
         let before = machine.etcd.contents();
@@ -55,7 +55,7 @@ async fn a_power_cut_that_leaves_the_sealed_configuration_empty_is_no_loss() {
     let machine = Machine::new();
     // The last cut comes after the sealed configuration is written and before the journal
     // is removed.
-    let cut = machine.boot(told(), Step::ALL.len() - 1).await;
+    let cut = machine.boot(configured(), Step::ALL.len() - 1).await;
     assert!(matches!(cut, End::Cut), "{cut:?}");
     let sealed = machine.root().esp.sealed_configuration;
     let record = sealed.read().unwrap();
@@ -68,14 +68,14 @@ async fn a_power_cut_that_leaves_the_sealed_configuration_empty_is_no_loss() {
 #[tokio::test]
 async fn a_begun_bootstrap_goes_on_without_parameters() {
     let machine = Machine::new();
-    let cut = machine.boot(told(), 3).await;
+    let cut = machine.boot(configured(), 3).await;
     assert!(matches!(cut, End::Cut), "{cut:?}");
     let ended = machine.boot(None, usize::MAX).await;
     assert!(matches!(ended, End::Home(_)), "{ended:?}");
 }
 
 #[tokio::test]
-async fn a_machine_that_nobody_told_anything_says_where_it_looked() {
+async fn a_machine_without_parameters_lists_the_places_that_it_read() {
     let report = Machine::new().boot_refused(None).await;
     assert_eq!(report.code, code::PARAMETERS_ABSENT);
     assert_eq!(report.tried, ["fw_cfg: not there", "ESP: no such file"]);
@@ -126,21 +126,21 @@ async fn each_loss_has_a_code_of_its_own_and_changes_nothing() {
     let record = sealed(&machine.root()).read().unwrap().unwrap();
 
     sealed(&machine.root()).write(&record[..record.len() - 1]).unwrap();
-    let report = machine.boot_refused(told()).await;
+    let report = machine.boot_refused(configured()).await;
     assert_eq!(report.code, code::CLUSTER_SEALED_DAMAGED);
 
     sealed(&machine.root()).remove().unwrap();
-    let report = machine.boot_refused(told()).await;
+    let report = machine.boot_refused(configured()).await;
     assert_eq!(report.code, code::CLUSTER_SEALED_LOST);
 
     sealed(&machine.root()).write(&record).unwrap();
     let key = machine.root().data.node.credentials.key.clone();
     let der = key.read().unwrap().unwrap();
     key.remove().unwrap();
-    assert_eq!(machine.boot_refused(told()).await.code, code::CLUSTER_NODE_KEY);
+    assert_eq!(machine.boot_refused(configured()).await.code, code::CLUSTER_NODE_KEY);
     let other = NodeKey::generate().unwrap().to_pkcs8_der().unwrap();
     key.write(&other).unwrap();
-    assert_eq!(machine.boot_refused(told()).await.code, code::CLUSTER_NODE_KEY);
+    assert_eq!(machine.boot_refused(configured()).await.code, code::CLUSTER_NODE_KEY);
 
     key.write(&der).unwrap();
     machine.boot_home().await;
@@ -150,14 +150,14 @@ async fn each_loss_has_a_code_of_its_own_and_changes_nothing() {
 async fn another_cluster_s_store_is_not_home() {
     let machine = Machine::new();
     machine.boot_home().await;
-    let stranger = Machine { etcd: Memory::default(), ..machine };
-    let report = stranger.boot_refused(told()).await;
+    let untrusted = Machine { etcd: Memory::default(), ..machine };
+    let report = untrusted.boot_refused(configured()).await;
     assert_eq!(report.code, code::CLUSTER_STORE);
-    assert!(stranger.etcd.contents().is_empty());
+    assert!(untrusted.etcd.contents().is_empty());
 }
 
 #[tokio::test]
-async fn a_voter_that_was_off_past_the_end_of_its_certificate_comes_home_with_a_new_one() {
+async fn a_voter_that_was_off_past_the_end_of_its_certificate_joins_with_a_new_one() {
     let machine = Machine::new();
     let node = machine.boot_home().await.node.unwrap();
     let file = machine.root().data.node.credentials.certificate;

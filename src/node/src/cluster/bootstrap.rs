@@ -142,12 +142,15 @@ impl<C: Consensus> Service<C> {
         Ok(Home { node, ca: sealed.cluster_ca, keys, store: Some(store) })
     }
 
-    pub(super) fn warn_if_told_otherwise(&self, begun: &Bootstrap) {
+    pub(super) fn warn_if_parameters_changed(&self, begun: &Bootstrap) {
         let known = self.parameters.borrow().clone();
-        let told = known.as_ref().and_then(|known| known.parameters());
-        if told.is_some_and(|told| told.cluster != Cluster::Bootstrap(begun.clone())) {
+        let configured = known.as_ref().and_then(|known| known.parameters());
+        if configured
+            .is_some_and(|configured| configured.cluster != Cluster::Bootstrap(begun.clone()))
+        {
             warn!(
-                "the node parameters have changed since the bootstrap was begun; it goes on as it was begun"
+                "the node parameters have changed since the bootstrap started; it continues with \
+                 the earlier ones"
             );
         }
     }

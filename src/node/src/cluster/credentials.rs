@@ -98,7 +98,7 @@ mod tests {
     use polis_base::files::Root;
 
     #[tokio::test]
-    async fn a_member_has_credentials_and_whoever_is_none_has_none() {
+    async fn only_a_member_has_credentials() {
         let disk = tempfile::tempdir().unwrap();
         let root = Root::at(disk.path());
         root.create().unwrap();

@@ -42,13 +42,13 @@ pub enum Record<T> {
 /// Whether the disk has a data partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// It has none.
+    /// Without one.
     Absent,
     /// It has one.
     Present,
 }
 
-/// What this machine does.
+/// The decision for this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// The machine is a member, and joins again.
@@ -71,13 +71,13 @@ pub enum Refusal {
     #[error("the sealed configuration is damaged: {0}")]
     SealedDamaged(Damage),
     /// The machine is a member, and its data partition is missing.
-    #[error("this machine is a member of a cluster, and its data partition has gone")]
+    #[error("this machine is a member of a cluster, but its data partition is missing")]
     DataLost,
     /// The data of a member exists, and its sealed configuration is missing.
-    #[error("there is a data partition, and the sealed configuration that belongs to it has gone")]
+    #[error("there is a data partition, but its sealed configuration is missing")]
     SealedLost,
     /// A bootstrap or a registration was under way, and its journal cannot be read.
-    #[error("the way into a cluster was begun, and its journal is damaged: {0}")]
+    #[error("an entry into a cluster was started, but its journal is damaged: {0}")]
     JournalDamaged(Damage),
     /// The parameters do not say what this machine should become.
     #[error("this machine has no cluster and no node parameters")]
@@ -93,7 +93,7 @@ pub fn decide(
     sealed: &Record<Sealed>,
     journal: &Record<Journal>,
     data: Data,
-    told: Option<&Cluster>,
+    configured: Option<&Cluster>,
 ) -> Result<Decision, Refusal> {
     match (sealed, data, journal) {
         (Record::Whole(sealed), Data::Present, _) => {
@@ -113,19 +113,19 @@ pub fn decide(
             Err(Refusal::JournalDamaged(damage.clone()))
         }
         (Record::Absent, Data::Present, Record::Absent) => Err(Refusal::SealedLost),
-        (Record::Absent, Data::Absent, journal) => fresh(journal, told),
+        (Record::Absent, Data::Absent, journal) => fresh(journal, configured),
     }
 }
 
 /// Without a partition, nothing was made yet. A bootstrap commits to nothing at that point;
 /// a registration is already known to the curator, so the machine continues as the same
 /// node.
-fn fresh(journal: &Record<Journal>, told: Option<&Cluster>) -> Result<Decision, Refusal> {
+fn fresh(journal: &Record<Journal>, configured: Option<&Cluster>) -> Result<Decision, Refusal> {
     let begun = match journal {
         Record::Whole(Journal::Register(begun)) => Some(begun),
         Record::Whole(Journal::Bootstrap(_)) | Record::Absent | Record::Damaged(_) => None,
     };
-    match (told, begun) {
+    match (configured, begun) {
         (Some(Cluster::Bootstrap(bootstrap)), _) => Ok(Decision::Bootstrap(bootstrap.clone())),
         (Some(Cluster::Register(register)), Some(begun))
             if begun.register.ca_certificate == register.ca_certificate =>
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asked_to_be_let_in_goes_on_as_the_same_node() {
+    fn an_interrupted_registration_continues_as_the_same_node() {
         let journal = Record::Whole(Journal::Register(registering()));
         let go_on = |begun: Registering| Ok(Decision::GoOnRegistering(Box::new(begun)));
         for data in [Data::Absent, Data::Present] {
@@ -189,20 +189,20 @@ mod tests {
         // A rotated ticket is replaced, and the node stays the same.
         let ticket = crate::parameters::Ticket(b"another".to_vec().into());
         let newer = Register { ticket, ..register() };
-        let told = Cluster::Register(newer.clone());
-        let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&told));
+        let configured = Cluster::Register(newer.clone());
+        let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&configured));
         assert_eq!(decided, go_on(Registering { register: newer, ..registering() }));
         // Another cluster starts a new registration.
         let other = Register { ca_certificate: b"other".to_vec(), ..register() };
-        let told = Cluster::Register(other.clone());
-        let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&told));
+        let configured = Cluster::Register(other.clone());
+        let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&configured));
         assert_eq!(decided, Ok(Decision::Register(other)));
     }
 
     #[test]
     fn a_fresh_machine_does_what_the_parameters_say() {
-        let told = Cluster::Bootstrap(bootstrap());
-        let decided = decide(&Record::Absent, &Record::Absent, Data::Absent, Some(&told));
+        let configured = Cluster::Bootstrap(bootstrap());
+        let decided = decide(&Record::Absent, &Record::Absent, Data::Absent, Some(&configured));
         assert_eq!(decided, Ok(Decision::Bootstrap(bootstrap())));
         let decided = decide(&Record::Absent, &Record::Absent, Data::Absent, None);
         assert_eq!(decided, Err(Refusal::NothingToDo));
@@ -214,19 +214,20 @@ mod tests {
         let decided = decide(&Record::Absent, &journal, Data::Present, None);
         assert_eq!(decided, Ok(Decision::GoOn(begun())));
         let other = Bootstrap { owner_public_key: [9; 32], ..bootstrap() };
-        let told = Cluster::Bootstrap(other.clone());
-        let decided = decide(&Record::Absent, &journal, Data::Present, Some(&told));
+        let configured = Cluster::Bootstrap(other.clone());
+        let decided = decide(&Record::Absent, &journal, Data::Present, Some(&configured));
         assert_eq!(decided, Ok(Decision::GoOn(begun())));
         // Before anything was made, the newest parameters are used.
-        let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&told));
+        let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&configured));
         assert_eq!(decided, Ok(Decision::Bootstrap(other)));
     }
 
     #[test]
     fn a_member_starts_again_whatever_else_there_is() {
-        let told = Cluster::Bootstrap(bootstrap());
+        let configured = Cluster::Bootstrap(bootstrap());
         for journal in [Record::Absent, founding(), Record::Damaged(Damage::Magic)] {
-            let decided = decide(&Record::Whole(sealed()), &journal, Data::Present, Some(&told));
+            let decided =
+                decide(&Record::Whole(sealed()), &journal, Data::Present, Some(&configured));
             assert_eq!(decided, Ok(Decision::StartAgain(Box::new(sealed()))));
         }
     }
@@ -240,14 +241,14 @@ mod tests {
 
     #[test]
     fn a_lost_configuration_beside_a_data_partition_is_no_fresh_start() {
-        let told = Cluster::Bootstrap(bootstrap());
-        let decided = decide(&Record::Absent, &Record::Absent, Data::Present, Some(&told));
+        let configured = Cluster::Bootstrap(bootstrap());
+        let decided = decide(&Record::Absent, &Record::Absent, Data::Present, Some(&configured));
         assert_eq!(decided, Err(Refusal::SealedLost));
         let damaged = Record::Damaged(Damage::Checksum);
-        let decided = decide(&Record::Absent, &damaged, Data::Present, Some(&told));
+        let decided = decide(&Record::Absent, &damaged, Data::Present, Some(&configured));
         assert_eq!(decided, Err(Refusal::JournalDamaged(Damage::Checksum)));
         let damaged = Record::Damaged(Damage::Checksum);
-        let decided = decide(&damaged, &Record::Absent, Data::Present, Some(&told));
+        let decided = decide(&damaged, &Record::Absent, Data::Present, Some(&configured));
         assert_eq!(decided, Err(Refusal::SealedDamaged(Damage::Checksum)));
     }
 
@@ -268,8 +269,8 @@ mod tests {
             present in any::<bool>(),
         ) {
             let data = if present { Data::Present } else { Data::Absent };
-            let told = Cluster::Bootstrap(bootstrap());
-            let decided = decide(&sealed, &journal, data, Some(&told));
+            let configured = Cluster::Bootstrap(bootstrap());
+            let decided = decide(&sealed, &journal, data, Some(&configured));
             if present || sealed != Record::Absent {
                 prop_assert!(!matches!(decided, Ok(Decision::Bootstrap(_))));
             }

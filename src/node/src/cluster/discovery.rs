@@ -46,7 +46,7 @@ pub const PORT: u16 = 7836;
 
 /// The time between two checks of whether this node is cut off, and between two questions.
 /// A node counts as cut off after two checks: a quick start finds its leader before.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The first bytes of a message.
 const MAGIC: &[u8; 18] = b"polis discovery 1\0";
@@ -183,7 +183,7 @@ impl Service {
                 break NodeKey::from_pkcs8_der(&zeroize::Zeroizing::new(der))
                     .map_err(Error::Key)?;
             }
-            if ctx.until_cancelled(sleep(LOOK)).await.is_none() {
+            if ctx.until_cancelled(sleep(POLL_INTERVAL)).await.is_none() {
                 return Ok(());
             }
         };
@@ -191,7 +191,7 @@ impl Service {
         let socket = socket.map_err(Error::Socket)?;
         socket.set_broadcast(true).map_err(Error::Socket)?;
 
-        let mut looks = interval(LOOK);
+        let mut looks = interval(POLL_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut budget = Budget { since: Instant::now(), left: VERIFIED_MAX };
         let mut before = false;
@@ -217,7 +217,7 @@ impl Service {
                         self.hear(&socket, &key, &buffer[..length], from, budget).await;
                     }
                     // An earlier answer of this node was not delivered.
-                    Err(error) => debug!(%error, "nothing was heard"),
+                    Err(error) => debug!(%error, "no announcement was received"),
                 },
             }
         }
@@ -243,8 +243,9 @@ impl Service {
         let Some((address, everyone)) = place(&self.network.borrow()) else { return };
         let discovery = Discovery { kind: Kind::Asks, key: key.public_key(), address };
         match socket.send_to(&discovery.signed(key), (everyone, PORT)).await {
-            Ok(_sent) => debug!(%everyone, "asked where the other nodes are"),
-            Err(error) => debug!(%error, %everyone, "cannot ask where the other nodes are"),
+            Ok(_sent) => debug!(%everyone, "asked for the addresses of the other nodes"),
+            Err(error) => debug!(%error, %everyone, "cannot ask for the addresses of the other \
+                                                     nodes"),
         }
     }
 
@@ -256,14 +257,14 @@ impl Service {
         from: SocketAddr,
         may_verify: &mut impl FnMut() -> bool,
     ) {
-        let heard = classify(bytes, from.ip(), &self.peers.borrow(), key.id(), may_verify);
-        let Some(discovery) = heard else { return };
+        let received = classify(bytes, from.ip(), &self.peers.borrow(), key.id(), may_verify);
+        let Some(discovery) = received else { return };
         let (node, at) = (discovery.node(), IpAddr::V4(discovery.address));
         let own = place(&self.network.borrow());
         if let (Kind::Asks, Some((address, _))) = (discovery.kind, own) {
             let answer = Discovery { kind: Kind::Answers, key: key.public_key(), address };
             if let Err(error) = socket.send_to(&answer.signed(key), from).await {
-                warn!(%error, %node, "cannot answer a node that looks for its cluster");
+                warn!(%error, %node, "cannot answer a node that searches for its cluster");
             }
         }
         self.find(node, at);
@@ -321,37 +322,37 @@ mod tests {
         Discovery { kind: Kind::Asks, key: key.public_key(), address: HERE }.signed(key)
     }
 
-    /// What a node with the key 9, which knows the node of key 1, does with the message.
-    fn heard(bytes: &[u8], from: Ipv4Addr) -> Option<Discovery> {
+    /// The result of the message at a node with the key 9, which knows the node of key 1.
+    fn received(bytes: &[u8], from: Ipv4Addr) -> Option<Discovery> {
         let peers = [1, 9].map(|seed| (key(seed).id(), IpAddr::from([10, 0, 2, 99])));
         classify(bytes, from.into(), &peers.into(), key(9).id(), &mut || true)
     }
 
     #[test]
-    fn a_known_node_is_heard_from_where_it_says_that_it_is() {
-        let discovery = heard(&asks(&key(1)), HERE).unwrap();
+    fn an_announcement_counts_from_the_announced_address() {
+        let discovery = received(&asks(&key(1)), HERE).unwrap();
         assert_eq!(
             (discovery.kind, discovery.node(), discovery.address),
             (Kind::Asks, key(1).id(), HERE)
         );
-        assert_eq!(heard(&asks(&key(1)), Ipv4Addr::new(10, 0, 2, 18)), None, "sent on");
-        assert_eq!(heard(&asks(&key(2)), HERE), None, "a stranger");
-        assert_eq!(heard(&asks(&key(9)), HERE), None, "itself");
+        assert_eq!(received(&asks(&key(1)), Ipv4Addr::new(10, 0, 2, 18)), None, "sent on");
+        assert_eq!(received(&asks(&key(2)), HERE), None, "a stranger");
+        assert_eq!(received(&asks(&key(9)), HERE), None, "itself");
     }
 
     #[test]
-    fn nobody_speaks_for_another() {
+    fn an_announcement_for_another_node_is_refused() {
         let forged = Discovery { kind: Kind::Asks, key: key(1).public_key(), address: HERE };
-        assert_eq!(heard(&forged.signed(&key(2)), HERE), None);
+        assert_eq!(received(&forged.signed(&key(2)), HERE), None);
         let genuine = asks(&key(1));
         for at in 0..genuine.len() {
             let mut changed = genuine.clone();
             changed[at] ^= 1;
             let claimed = Discovery::read(&changed).map_or(HERE, |discovery| discovery.address);
-            assert_eq!(heard(&changed, claimed), None, "byte {at}");
+            assert_eq!(received(&changed, claimed), None, "byte {at}");
         }
-        assert_eq!(heard(&genuine[..LENGTH - 1], HERE), None);
-        assert_eq!(heard(&[&genuine[..], &[0]].concat(), HERE), None);
+        assert_eq!(received(&genuine[..LENGTH - 1], HERE), None);
+        assert_eq!(received(&[&genuine[..], &[0]].concat(), HERE), None);
     }
 
     #[test]
@@ -379,7 +380,7 @@ mod tests {
         service.forget();
         assert_eq!(*found.borrow_and_update(), Peers::new());
         service.find(node, before);
-        assert_eq!(*found.borrow(), Peers::new(), "a leader is heard");
+        assert_eq!(*found.borrow(), Peers::new(), "a leader is received");
         leader.send_replace(None);
         service.forget();
         service.find(node, before);
@@ -424,11 +425,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_says_nothing(noise in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _beacon = Discovery::read(&noise);
-            let framed = [&MAGIC[..], &noise].concat();
+        fn arbitrary_bytes_are_ignored(input in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _beacon = Discovery::read(&input);
+            let framed = [&MAGIC[..], &input].concat();
             let from = Discovery::read(&framed).map_or(HERE, |discovery| discovery.address);
-            prop_assert_eq!(heard(&framed, from), None);
+            prop_assert_eq!(received(&framed, from), None);
         }
     }
 }

@@ -27,7 +27,7 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use super::credentials;
-use super::parting::{ASK_AGAIN, Membership, TRUST, membership, part};
+use super::parting::{Membership, RETRY, TRUST, membership, part};
 use super::sealed::Sealed;
 use super::service::Consensus;
 use super::state::Event;
@@ -48,15 +48,15 @@ const PATIENCE: Patience =
 /// A killed process ends within that.
 const KILLED: Duration = Duration::from_secs(1);
 
-/// What this machine knows of its cluster.
+/// The sources of addresses of this machine's cluster.
 #[derive(Clone, Debug)]
-pub(super) struct Told {
+pub(super) struct Hints {
     pub(super) parameters: watch::Receiver<parameters::Known>,
     /// SHA-256 of the CA of its cluster.
     pub(super) ca: [u8; 32],
 }
 
-impl Told {
+impl Hints {
     /// Where its cluster is reached.
     pub(super) fn directory(&self) -> v1::ClusterDirectory {
         let known = self.parameters.borrow();
@@ -109,7 +109,7 @@ impl<C: Consensus> Service<C> {
     /// Removes the remains of an etcd member from this node after the cluster has removed
     /// the member. If the node has the role again, it enters as a new member.
     pub(super) async fn leave_etcd(&mut self) -> Result<(), Error> {
-        info!("the cluster has taken this node out of etcd while it was off");
+        info!("the cluster removed this node from etcd while it was off");
         self.orders.send_replace(None);
         sleep(KILLED).await;
         let data = self.config.root.data.clone();
@@ -128,8 +128,8 @@ fn wipe(root: &Root) -> Result<(), files::Error> {
     leaving.remove()
 }
 
-/// What a curator answers.
-enum Word {
+/// The answer of a curator.
+enum Reply {
     Final(Verdict),
     /// The cluster has another etcd than the one that this node is a member of: it was
     /// restored from a snapshot. The data that the snapshot lacks may exist on this disk
@@ -141,7 +141,7 @@ enum Word {
 pub(super) struct Doubt<'a> {
     pub(super) ctx: &'a Context,
     pub(super) root: Root,
-    pub(super) told: Told,
+    pub(super) hints: Hints,
     pub(super) own: NodeId,
 }
 
@@ -150,23 +150,23 @@ impl Doubt<'_> {
     /// had its time; without a limit, until an answer ends the wait for etcd.
     pub(super) async fn end(&self) -> Verdict {
         sleep(TRUST).await;
-        let mut said = false;
+        let mut logged = false;
         loop {
             let files = &self.root.data.node;
-            let told = self.told.directory();
-            match ask(files, &self.root.esp.cluster_directory, &told, self.own).await {
-                Ok(Some(Word::FoundedAgain)) => {
+            let hints = self.hints.directory();
+            match ask(files, &self.root.esp.cluster_directory, &hints, self.own).await {
+                Ok(Some(Reply::FoundedAgain)) => {
                     let what = founded_again(self.own);
-                    if !std::mem::replace(&mut said, true) {
+                    if !std::mem::replace(&mut logged, true) {
                         warn!("waiting for {what}");
                     }
                     self.ctx.stage(Stage::Cluster, State::Waiting(what));
                 }
-                Ok(Some(Word::Final(verdict))) => return verdict,
+                Ok(Some(Reply::Final(verdict))) => return verdict,
                 Ok(None) => {}
-                Err(why) => debug!(why, "no curator says what has become of this node"),
+                Err(why) => debug!(why, "no curator knows the state of this node"),
             }
-            sleep(ASK_AGAIN).await;
+            sleep(RETRY).await;
         }
     }
 }
@@ -174,19 +174,19 @@ impl Doubt<'_> {
 /// The text of the wait of an etcd member that was removed.
 fn founded_again(own: NodeId) -> String {
     format!(
-        "the word of an operator: the cluster was founded again from a snapshot, and this node's \
-         member of etcd is of the time before, so what is newer than the snapshot may be on this \
-         disk alone; `polisctl node roles {own} --remove consensus-member` gives that up and \
-         brings the node home, and the same with --add makes it a voter again"
+        "an operator: the cluster was founded again from a snapshot, and this node's etcd member \
+         is older, so data newer than the snapshot may exist only on this disk; `polisctl node \
+         roles {own} --remove consensus-member` discards it and lets the node join, and --add \
+         makes it a voter again"
     )
 }
 
 async fn ask(
     files: &files::Node,
     directory: &File,
-    told: &v1::ClusterDirectory,
+    hints: &v1::ClusterDirectory,
     own: NodeId,
-) -> Result<Option<Word>, String> {
+) -> Result<Option<Reply>, String> {
     let (files, directory) = (files.clone(), directory.clone());
     let read = blocking(move || {
         let known = directory.read().map_err(|error| error.to_string())?.unwrap_or_default();
@@ -198,7 +198,7 @@ async fn ask(
         Ok::<_, String>((candidates(&known), credentials, voter))
     });
     let (known, credentials, voter) = read.await?;
-    let known = known.into_iter().chain(candidates(told));
+    let known = known.into_iter().chain(candidates(hints));
     let others: Vec<_> = known.filter(|one| one.node != Some(own)).collect();
     if others.is_empty() {
         return Ok(None);
@@ -206,8 +206,8 @@ async fn ask(
     let client = Client::fixed(others, credentials, PATIENCE);
     let call = |channel: Channel| async move {
         let request = v1::WatchRequest { node_id: own.to_string() };
-        let mut told = CuratorClient::new(channel).watch(request).await?.into_inner();
-        while let Some(event) = told.message().await? {
+        let mut hints = CuratorClient::new(channel).watch(request).await?.into_inner();
+        while let Some(event) = hints.message().await? {
             let node = event.nodes.into_iter().find(|node| node.id == own.to_string());
             if node.is_some() || event.current {
                 return Ok(node);
@@ -218,18 +218,18 @@ async fn ask(
     let node = match client.call(Repeat::Allowed, call).await {
         Ok(Some(node)) => node,
         Ok(None) => return Ok(None),
-        Err(status) if is_removal(&status) => return Ok(Some(Word::Final(Verdict::Removed))),
+        Err(status) if is_removal(&status) => return Ok(Some(Reply::Final(Verdict::Removed))),
         Err(status) => return Err(status.to_string()),
     };
     let verdict = classify(&node);
     if verdict.is_some() || node.state() != v1::NodeState::Up {
-        return Ok(verdict.map(Word::Final));
+        return Ok(verdict.map(Reply::Final));
     }
     let word = membership(&client, own, voter.as_deref()).await;
     Ok(match word.map_err(|status| status.to_string())? {
         Membership::Member => None,
-        Membership::Out => Some(Word::Final(Verdict::NoMember)),
-        Membership::Elsewhere => Some(Word::FoundedAgain),
+        Membership::Out => Some(Reply::Final(Verdict::NoMember)),
+        Membership::Elsewhere => Some(Reply::FoundedAgain),
     })
 }
 
@@ -259,8 +259,8 @@ mod tests {
     fn only_parameters_with_the_own_ca_say_where_the_cluster_is() {
         let register = crate::cluster::tests::register();
         let (ca, wanted) = (Sha256::digest(&register.ca_certificate).into(), register.directory());
-        let told = watch::Sender::new(None);
-        let own = Told { parameters: told.subscribe(), ca };
+        let hints = watch::Sender::new(None);
+        let own = Hints { parameters: hints.subscribe(), ca };
         assert!(own.directory().nodes.is_empty(), "nothing was read yet");
         let cluster = parameters::Cluster::Register(register);
         let parameters = parameters::Parameters {
@@ -270,10 +270,10 @@ mod tests {
         };
         let found = Some((parameters, parameters::Source::Esp));
         let loaded = parameters::Loaded { found, warning: None, tried: Vec::new() };
-        told.send_replace(Some(Arc::new(loaded)));
+        hints.send_replace(Some(Arc::new(loaded)));
         assert_eq!(own.directory(), wanted);
-        let stranger = Told { ca: [0; 32], ..own };
-        assert!(stranger.directory().nodes.is_empty(), "another cluster's parameters");
+        let untrusted = Hints { ca: [0; 32], ..own };
+        assert!(untrusted.directory().nodes.is_empty(), "another cluster's parameters");
     }
 
     #[test]

@@ -22,37 +22,37 @@ pub enum Error {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The kernel returned no random bytes.
-    #[error("cannot make a key: no random bytes")]
+    #[error("cannot generate a key: no random bytes")]
     Random,
     /// The TPM does not seal, or does not unseal what it sealed.
     #[error("the TPM does not keep the node's half of the disk's key")]
     Tpm(#[source] tpm::Error),
     /// No keeper has the cluster's half of the key.
-    #[error("the cluster's half of the disk's key is nowhere: no keeper of this machine has it")]
+    #[error("the cluster's half of the disk's key is missing: no key store of this machine has it")]
     NoShare,
     /// A keeper reported that it stored a share, and does not return it.
-    #[error("the share of the disk's key does not read back from the {}", .0.name())]
+    #[error("the share of the disk's key cannot be read back from the {}", .0.name())]
     ShareNotKept(Keeper),
     /// Both halves exist, and do not open the disk.
-    #[error("both halves of the disk's key are there, and do not open it: {reason}")]
+    #[error("both halves of the disk's key are present but do not open it: {reason}")]
     KeyWrong {
         /// The error that storage reports.
         reason: String,
     },
     /// A recovery key was given and cannot be read.
-    #[error("a recovery key was given, and cannot be read")]
+    #[error("the given recovery key cannot be read")]
     RecoveryUnreadable(#[source] recovery::Error),
     /// The given text is not a recovery key.
-    #[error("a recovery key was given, and is mistyped")]
+    #[error("the given recovery key is mistyped")]
     RecoveryMalformed(#[source] recovery::form::Error),
     /// The given recovery key belongs to another disk.
-    #[error("the recovery key that was given does not open the disk: {reason}")]
+    #[error("the given recovery key does not open the disk: {reason}")]
     RecoveryKeyWrong {
         /// The error that storage reports.
         reason: String,
     },
     /// This node's data partition was replaced by one of another kind.
-    #[error("the data partition is {found}, and that of this node is {expected}")]
+    #[error("the data partition is {found}, but this node's is {expected}")]
     KindDiffers {
         /// The kind in the sealed configuration.
         expected: Kind,
@@ -60,16 +60,16 @@ pub enum Error {
         found: Kind,
     },
     /// The certificate of the cluster's CA is not on the data partition.
-    #[error("the certificate of the cluster's CA has gone from the data partition")]
+    #[error("the certificate of the cluster's CA is missing from the data partition")]
     CaLost,
     /// The node's key cannot be made, read or written.
     #[error("cannot use the key of this node")]
     Key(#[source] identity::Error),
     /// The node's key is missing.
-    #[error("the key of this node has gone from the data partition")]
+    #[error("the key of this node is missing from the data partition")]
     KeyLost,
     /// The key on the data partition is another node's.
-    #[error("the sealed configuration belongs to {expected}, and the data partition to {found}")]
+    #[error("the sealed configuration belongs to {expected}, but the data partition to {found}")]
     OtherNode {
         /// The node that the sealed configuration names.
         expected: identity::NodeId,
@@ -83,8 +83,8 @@ pub enum Error {
     #[error("the cluster has removed this node: it was decommissioned or deleted")]
     Disowned,
     /// The machine at the addresses of the directory belongs to another cluster.
-    #[error("whoever answers at {who} has no certificate of the CA that this node was given")]
-    Stranger {
+    #[error("the machine at {who} has no certificate of the CA that this node was given")]
+    Untrusted {
         /// The addresses.
         who: String,
     },
@@ -92,7 +92,7 @@ pub enum Error {
     #[error("no curator of the cluster answers: {0}")]
     Unreachable(String),
     /// The configuration that the cluster sends is not valid here.
-    #[error("the configuration of the cluster is not understood: {0}")]
+    #[error("the configuration of the cluster cannot be read: {0}")]
     Configuration(String),
     /// The store belongs to another cluster.
     #[error("the cluster's store has another CA than the sealed configuration names")]
@@ -101,13 +101,13 @@ pub enum Error {
     #[error(transparent)]
     Store(#[from] store::Error),
     /// The ESP or the data partition.
-    #[error("cannot keep what this node must remember")]
+    #[error("cannot store the state of this node")]
     File(#[from] files::Error),
     /// A service that this one depends on has ended.
     #[error(transparent)]
     Closed(#[from] Closed),
     /// The disk is in another state than an earlier check found.
-    #[error("the data partition is not in the state in which this run found it before")]
+    #[error("the data partition changed during this run")]
     Changed,
     /// A test ended the run.
     #[error("interrupted after the step {0:?}")]
@@ -124,13 +124,13 @@ impl Error {
             Self::NoShare => (
                 code::STORAGE_SHARE_ABSENT,
                 Stage::Storage,
-                "press U and type the recovery key of this machine; where the firmware kept the \
-                 key, put its settings back and reboot",
+                "press U and type the recovery key of this machine; if the firmware stored the \
+                 key, restore its settings and reboot",
             ),
             Self::KeyWrong { .. } => (
                 code::STORAGE_KEY_WRONG,
                 Stage::Storage,
-                "put the disk and the EFI system partition back that belong together, or press U \
+                "restore the disk and the EFI system partition that belong together, or press U \
                  and type the recovery key of this machine; nothing was changed",
             ),
             Self::RecoveryUnreadable(_)
@@ -138,27 +138,27 @@ impl Error {
             | Self::RecoveryKeyWrong { .. } => (
                 code::STORAGE_RECOVERY_KEY_WRONG,
                 Stage::Storage,
-                "press U and type the recovery key again, and make sure that it is this machine's; \
+                "press U, check that the recovery key is this machine's and type it again; \
                  nothing was changed",
             ),
             Self::KindDiffers { .. } => (
                 code::STORAGE_KIND_DIFFERS,
                 Stage::Storage,
-                "put the disk back that belongs to this machine; nothing on this one was used",
+                "insert the disk of this machine; this one was not used",
             ),
             Self::Key(_) | Self::KeyLost | Self::CaLost | Self::OtherNode { .. } => (
                 code::CLUSTER_NODE_KEY,
                 Stage::Cluster,
-                "put the disk back that belongs to this machine; if its data is lost, delete the \
-                 data partition and polis/sealed_configuration.pb to begin anew",
+                "insert the disk of this machine; if its data is lost, delete the data partition \
+                 and polis/sealed_configuration.pb to start over",
             ),
             Self::Curator(refused) => refused_by_curator(refused),
             Self::Disowned => (code::CLUSTER_REMOVED, Stage::Cluster, REMOVED_NEXT),
-            Self::Stranger { .. } => (
-                code::CLUSTER_STRANGER,
+            Self::Untrusted { .. } => (
+                code::CLUSTER_UNTRUSTED,
                 Stage::Cluster,
-                "give this machine the CA of the cluster that the directory leads to (`polisctl parameters \
-                 register`), then reboot; no ticket was shown to anybody",
+                "give this machine the CA of the cluster that the directory leads to (`polisctl \
+                 parameters register`), then reboot; the ticket was not sent",
             ),
             Self::Configuration(_) => (
                 code::CLUSTER_REFUSED,
@@ -200,7 +200,7 @@ pub(super) const UNKNOWN: &str = "unknown";
 
 /// The next step after a curator's rejection, by its reason code.
 fn refused_by_curator(refused: &Refused) -> (Code, Stage, &'static str) {
-    let (code, next) = match refused.word.as_str() {
+    let (code, next) = match refused.reason.as_str() {
         "ticket-wrong" | "ticket-rotated" | "ticket-ended" => (
             code::CLUSTER_TICKET,
             "make new parameters for this machine with the ticket that is valid now (`polisctl parameters \
@@ -208,18 +208,17 @@ fn refused_by_curator(refused: &Refused) -> (Code, Stage, &'static str) {
         ),
         "known" | "join-key-taken" | "joined" => (
             code::CLUSTER_KNOWN,
-            "put the disk back that belongs to this node; if it is lost, remove the node from the \
-             cluster (`polisctl node delete`), then reboot",
+            "insert the disk of this node; if it is lost, remove the node from the cluster \
+             (`polisctl node delete`), then reboot",
         ),
         "decommissioned" => (code::CLUSTER_REMOVED, REMOVED_NEXT),
         // The records may be older than the disk: only an operator knows.
         UNKNOWN | "not-up" => (
             code::CLUSTER_UNKNOWN,
             "ask an operator whether this node was deleted; if it was not, press U and type the \
-             recovery key of this machine; only a node that was deleted is to be wiped and given \
-             new parameters",
+             recovery key of this machine; wipe only a deleted node and give it new parameters",
         ),
-        _ => (code::CLUSTER_REFUSED, "do what the cause says, then reboot"),
+        _ => (code::CLUSTER_REFUSED, "correct the cause, then reboot"),
     };
     (code, Stage::Cluster, next)
 }
@@ -234,7 +233,7 @@ fn tpm_step(error: &tpm::Error) -> (Code, Stage, &'static str) {
         ),
         tpm::Error::Cleared | tpm::Error::Mismatch => (
             code::STORAGE_TPM_CLEARED,
-            "put the disk back into its machine, or press U and type the recovery key of this \
+            "insert the disk into its machine, or press U and type the recovery key of this \
              machine",
         ),
         tpm::Error::Absent => (
@@ -251,11 +250,11 @@ fn tpm_step(error: &tpm::Error) -> (Code, Stage, &'static str) {
     (code, Stage::Storage, next)
 }
 
-const REMOVED_NEXT: &str = "this node was taken out of its cluster and does not come back; to \
-                            use the machine again, wipe its disk and give it new parameters";
+const REMOVED_NEXT: &str = "this node was removed from its cluster and cannot return; to use the \
+                            machine again, wipe its disk and give it new parameters";
 
 const STORE_NEXT: &str = "restore etcd from a snapshot, or delete the data partition and \
-                          polis/sealed_configuration.pb to begin anew";
+                          polis/sealed_configuration.pb to start over";
 
 fn refused(refusal: &Refusal) -> (Code, Stage, &'static str) {
     let (code, next) = match refusal {
@@ -267,18 +266,18 @@ fn refused(refusal: &Refusal) -> (Code, Stage, &'static str) {
         ),
         Refusal::SealedLost => (
             code::CLUSTER_SEALED_LOST,
-            "restore polis/sealed_configuration.pb on the EFI system partition from a backup, or, \
-             where the disk is encrypted, press U and type the recovery key of this machine, or \
-             delete the data partition to begin anew; nothing was changed",
+            "restore polis/sealed_configuration.pb on the EFI system partition from a backup, \
+             or, where the disk is encrypted, press U and type the recovery key of this machine, \
+             or delete the data partition to start over; nothing was changed",
         ),
         Refusal::DataLost => (
             code::CLUSTER_DATA_LOST,
-            "put the disk back that belongs to this machine, or delete \
-             polis/sealed_configuration.pb to begin anew",
+            "insert the disk of this machine, or delete polis/sealed_configuration.pb to start \
+             over",
         ),
         Refusal::JournalDamaged(_) => (
             code::CLUSTER_JOURNAL_DAMAGED,
-            "delete the data partition, which never was in use, to begin anew",
+            "delete the data partition, which was never used, to start over",
         ),
         // `parameters::absent` has the better text where the searched places are known.
         Refusal::NothingToDo => {
@@ -293,14 +292,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_was_removed_for_good_is_told_to_wipe_its_disk() {
-        let report = |word: &str| {
-            let refused = Refused { word: word.to_owned(), text: "no".to_owned() };
+    fn only_a_removed_node_gets_the_advice_to_wipe_its_disk() {
+        let report = |reason: &str| {
+            let refused = Refused { reason: reason.to_owned(), text: "no".to_owned() };
             Error::Curator(refused).report().unwrap()
         };
         assert_eq!(report("decommissioned").code, code::CLUSTER_REMOVED);
-        for word in ["unknown", "not-up"] {
-            let report = report(word);
+        for reason in ["unknown", "not-up"] {
+            let report = report(reason);
             assert_eq!(report.code, code::CLUSTER_UNKNOWN);
             assert!(report.code.is_locked(), "its recovery key opens the disk");
         }

@@ -14,7 +14,7 @@
 use tracing::{info, warn};
 
 use super::decide::{Record, Refusal};
-use super::disown::{Doubt, Told, Verdict};
+use super::disown::{Doubt, Hints, Verdict};
 use super::membership;
 use super::partition::check_kind;
 use super::sealed::Sealed;
@@ -51,7 +51,7 @@ impl<C: Consensus> Service<C> {
             }
         }
         let keys = self.open(ctx, sealed.as_ref()).await?;
-        // Opening the disk may have made the sealed configuration anew.
+        // Opening the disk may have written the sealed configuration again.
         let file = self.config.root.esp.sealed_configuration.clone();
         let sealed = match (sealed, read_record(&file, Sealed::from_record).await?) {
             (_, Record::Whole(sealed)) | (Ok(sealed), _) => sealed,
@@ -64,11 +64,11 @@ impl<C: Consensus> Service<C> {
             info!("this node has no member of etcd");
             return self.without_etcd(node, sealed, keys).await;
         }
-        self.give_orders(key, Start::Again);
+        self.give_orders(key, Start::Restart);
         let doubt = Doubt {
             ctx,
             root: self.config.root.clone(),
-            told: Told { parameters: self.parameters.clone(), ca: sealed.ca() },
+            hints: Hints { parameters: self.parameters.clone(), ca: sealed.ca() },
             own: node.id,
         };
         let store = tokio::select! {
@@ -175,7 +175,7 @@ impl<C: Consensus> Service<C> {
         let data = self.config.root.data.clone();
         blocking(move || {
             if parting::finish(&data)? {
-                info!("removed what was left of a member of etcd that the cluster has taken out");
+                info!("removed the data of an etcd member that the cluster removed");
                 return Ok(false);
             }
             let files::Data { etcd, node, .. } = data;
@@ -214,7 +214,7 @@ impl<C: Consensus> Service<C> {
         if matches!(failure, Error::Closed(_)) {
             return Err(failure);
         }
-        warn!(error = &failure as &dyn std::error::Error, "the disk does not open by itself");
+        warn!(error = &failure as &dyn std::error::Error, "the disk needs a key from elsewhere");
         let sealed = sealed.ok();
         if let Some(key) = self.given().await? {
             return unlocker.recover(key, sealed, partition).await;

@@ -21,7 +21,7 @@ use crate::storage::Kind;
 
 const REGISTER: Magic = Magic(*b"polis rj");
 
-/// What was begun.
+/// The operation in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Journal {
     /// The creation of a new cluster.
@@ -44,7 +44,7 @@ impl Journal {
     }
 }
 
-/// What a registration was begun with.
+/// The parameters of the registration in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registering {
     /// The parameters at that time.
@@ -118,12 +118,12 @@ impl Registering {
         let parameters =
             parameters::parse(&parameters).map_err(|error| Damage::Content(error.to_string()))?;
         let Cluster::Register(register) = parameters.cluster else {
-            return Err(content("it is of no registration"));
+            return Err(content("it does not belong to a registration"));
         };
         let node = message
             .node_public_key
             .try_into()
-            .map_err(|_length| content("the node's key has not 32 bytes"))?;
+            .map_err(|_length| content("the node's key is not 32 bytes long"))?;
         let secrets = from_fields(message.secrets.as_ref(), message.sealed_secrets)?;
         check_protection(protection, secrets.as_ref())?;
         let secrets = secrets.ok_or_else(|| content("it has no secrets"))?;
@@ -170,8 +170,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_whole_record_of_noise_never_panics(noise in prop::collection::vec(any::<u8>(), 0..200)) {
-            let record = record::write(REGISTER, record::Protection::Plain, &noise);
+        fn a_valid_frame_of_arbitrary_bytes_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let record = record::write(REGISTER, record::Protection::Plain, &bytes);
             let _read = Journal::from_record(&record);
         }
     }

@@ -4,11 +4,11 @@ use super::*;
 
 /// The same bootstrap, encrypted.
 fn encrypted(tpm: TpmMode, cold_start: ColdStart) -> Option<Cluster> {
-    let mut wish = bootstrap();
-    wish.configuration.storage = StoragePolicy::Unspecified;
-    wish.configuration.tpm = tpm;
-    wish.configuration.cold_start = cold_start;
-    Some(Cluster::Bootstrap(wish))
+    let mut desired = bootstrap();
+    desired.configuration.storage = StoragePolicy::Unspecified;
+    desired.configuration.tpm = tpm;
+    desired.configuration.cold_start = cold_start;
+    Some(Cluster::Bootstrap(desired))
 }
 
 fn automatic() -> Option<Cluster> {
@@ -17,8 +17,8 @@ fn automatic() -> Option<Cluster> {
 
 impl Machine {
     /// A member whose disk is authenticated, and its recovery key.
-    async fn member(self, told: Option<Cluster>) -> (Self, String) {
-        let ended = self.boot(told, usize::MAX).await;
+    async fn member(self, configured: Option<Cluster>) -> (Self, String) {
+        let ended = self.boot(configured, usize::MAX).await;
         assert!(matches!(ended, End::Home(_)), "{ended:?}");
         let saved = self.saved_recovery_key();
         (self, saved)
@@ -37,7 +37,7 @@ impl Machine {
 }
 
 #[tokio::test]
-async fn an_authenticated_disk_comes_home_alone_whoever_keeps_the_share() {
+async fn an_authenticated_disk_joins_alone_with_each_place_of_the_share() {
     for (machine, keeper) in [
         (Machine::with_tpm(), Keeper::Tpm),
         (Machine { firmware: true, ..Machine::new() }, Keeper::Firmware),
@@ -57,12 +57,12 @@ async fn a_power_cut_after_any_step_of_an_encrypted_bootstrap_loses_no_key() {
     for tpm in [Tpms::One(1, 1), Tpms::None] {
         for cold_start in [ColdStart::Automatic, ColdStart::Attended] {
             for steps in 1..=Step::ALL.len() {
-                let told = encrypted(TpmMode::BestEffort, cold_start);
+                let configured = encrypted(TpmMode::BestEffort, cold_start);
                 let machine = Machine::new();
                 machine.set(tpm);
-                let cut = machine.boot(told.clone(), steps).await;
+                let cut = machine.boot(configured.clone(), steps).await;
                 assert!(matches!(cut, End::Cut), "{steps} steps: {cut:?}");
-                let ended = machine.boot(told, usize::MAX).await;
+                let ended = machine.boot(configured, usize::MAX).await;
                 assert!(matches!(ended, End::Home(_)), "{steps} steps: {ended:?}");
                 // The owner's key opens the disk, and no journal is left.
                 let key = form::read(&machine.saved_recovery_key()).unwrap();
@@ -126,8 +126,8 @@ async fn each_way_to_lose_a_key_has_a_code_touches_nothing_and_is_mended_by_the_
 
 #[tokio::test]
 async fn a_machine_that_is_attended_waits_for_the_recovery_key_and_keeps_no_share() {
-    let told = encrypted(TpmMode::BestEffort, ColdStart::Attended);
-    let (machine, _saved) = Machine::new().member(told).await;
+    let configured = encrypted(TpmMode::BestEffort, ColdStart::Attended);
+    let (machine, _saved) = Machine::new().member(configured).await;
     for _boot in 0..2 {
         let status = machine.boot_home().await;
         assert_eq!(status.keys.unwrap().keeper, None);
@@ -136,7 +136,7 @@ async fn a_machine_that_is_attended_waits_for_the_recovery_key_and_keeps_no_shar
 }
 
 #[tokio::test]
-async fn a_share_that_is_lost_is_said_where_nobody_was_to_be_asked() {
+async fn a_lost_share_is_reported_even_if_nothing_needs_it() {
     let (machine, saved) = Machine::new().member(automatic()).await;
     machine.root().esp.cold_start.remove().unwrap();
     assert_eq!(machine.boot_refused(None).await.code, code::STORAGE_SHARE_ABSENT);

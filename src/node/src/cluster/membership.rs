@@ -184,9 +184,9 @@ pub(super) async fn renew_ended<S: pki::Store + Clone>(
     match store.renew_node_certificate(node, now).await? {
         Some(issued) => {
             file.save(pki::certificate_pem(&issued.der).into_bytes()).await?;
-            info!("the certificate of this node had ended, and is renewed");
+            info!("the certificate of this node had ended and is renewed");
         }
-        None => warn!("the certificate of this node was revoked, and is not renewed"),
+        None => warn!("the certificate of this node is revoked and not renewed"),
     }
     Ok(())
 }
@@ -247,9 +247,10 @@ pub(super) async fn conclude(root: &Root) -> Result<(), Error> {
                 snapshot.erase()?;
             }
             (true, false) => warn!(
-                "the snapshot of etcd on the ESP is not used: this machine is a member already; \
-                 to found a cluster with it here, delete the data partition and \
-                 polis/sealed_configuration.pb; else remove it: it holds every secret"
+                "the snapshot of etcd on the ESP is not used: this machine is already a member; \
+                 to found a cluster from it here, delete the data partition and \
+                 polis/sealed_configuration.pb, else remove the snapshot: it contains every \
+                 secret"
             ),
             (false, _) => {}
         }

@@ -60,7 +60,7 @@ use polis_wire::node_roles::Role;
 
 pub use self::error::Error;
 pub use self::membership::{Probe, Step};
-pub use self::parting::{ASK_AGAIN, Membership, TRUST, Vote, membership, part};
+pub use self::parting::{Membership, RETRY, TRUST, Vote, membership, part};
 pub use self::service::{Config, Consensus, Service};
 pub use self::state::State;
 pub use self::unlock::Keeper;

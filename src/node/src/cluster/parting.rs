@@ -35,7 +35,7 @@ use polis_wire::rpc::client::{Client, Repeat};
 pub const TRUST: Duration = Duration::from_secs(8);
 
 /// The time between two further questions.
-pub const ASK_AGAIN: Duration = Duration::from_secs(10);
+pub const RETRY: Duration = Duration::from_secs(10);
 
 /// The member as which this node has voted, and its cluster: the content of the file `voter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,16 +86,16 @@ pub async fn membership(
         let request = v1::GetConsensusStatusRequest {};
         Ok(CuratorClient::new(channel).get_consensus_status(request).await?.into_inner())
     };
-    let told = client.call(Repeat::Allowed, call).await?;
-    Ok(classify(own, voter, &told))
+    let reported = client.call(Repeat::Allowed, call).await?;
+    Ok(classify(own, voter, &reported))
 }
 
-/// What the answer `told` of a leader means for the member of this node.
-fn classify(own: NodeId, voter: Option<&[u8]>, told: &v1::ConsensusStatus) -> Membership {
+/// The meaning of a leader's answer `reported` for the member of this node.
+fn classify(own: NodeId, voter: Option<&[u8]>, reported: &v1::ConsensusStatus) -> Membership {
     let out = |out| if out { Membership::Out } else { Membership::Member };
     // An empty list is ignored; so is the list of a leader whose own etcd does not answer
     // at that moment, which sends cluster 0.
-    if told.members.is_empty() || told.cluster_id == 0 {
+    if reported.members.is_empty() || reported.cluster_id == 0 {
         return Membership::Member;
     }
     let Some(voter) = voter else {
@@ -103,13 +103,13 @@ fn classify(own: NodeId, voter: Option<&[u8]>, told: &v1::ConsensusStatus) -> Me
         let (name, url) = (own.to_string(), Peer::of(own).url());
         let is_own =
             |one: &v1::ConsensusMember| one.node_id == name || one.peer_urls.contains(&url);
-        return out(!told.members.iter().any(is_own));
+        return out(!reported.members.iter().any(is_own));
     };
     let Some(vote) = Vote::read(voter) else { return Membership::Member };
-    if told.cluster_id != vote.cluster {
+    if reported.cluster_id != vote.cluster {
         return Membership::Elsewhere;
     }
-    out(!told.members.iter().any(|one| one.id == vote.member))
+    out(!reported.members.iter().any(|one| one.id == vote.member))
 }
 
 /// Removes the member of etcd from the disk. Blocks.
@@ -150,7 +150,7 @@ mod tests {
     fn a_member_is_out_only_where_the_cluster_that_it_voted_in_says_so() {
         let own = NodeId::from_public_key(&[1; 32]);
         let other = NodeId::from_public_key(&[2; 32]);
-        let told = |cluster_id, members: &[(u64, NodeId)]| v1::ConsensusStatus {
+        let reported = |cluster_id, members: &[(u64, NodeId)]| v1::ConsensusStatus {
             cluster_id,
             members: members
                 .iter()
@@ -165,23 +165,30 @@ mod tests {
         };
         let vote = Vote { cluster: 7, member: 70 }.to_bytes();
         let classify =
-            |voter: Option<&[u8]>, told: &v1::ConsensusStatus| classify(own, voter, told);
+            |voter: Option<&[u8]>, reported: &v1::ConsensusStatus| classify(own, voter, reported);
         for voter in [None, Some(&vote[..]), Some(&b""[..])] {
-            assert_eq!(classify(voter, &told(7, &[])), Membership::Member, "no list is no word");
-            assert_eq!(classify(voter, &told(7, &[(70, own), (71, other)])), Membership::Member);
-            let nobody = classify(voter, &told(0, &[(71, other)]));
-            assert_eq!(nobody, Membership::Member, "no cluster is no word");
+            assert_eq!(
+                classify(voter, &reported(7, &[])),
+                Membership::Member,
+                "an empty list is ignored"
+            );
+            assert_eq!(
+                classify(voter, &reported(7, &[(70, own), (71, other)])),
+                Membership::Member
+            );
+            let nobody = classify(voter, &reported(0, &[(71, other)]));
+            assert_eq!(nobody, Membership::Member, "an answer without a cluster is ignored");
         }
-        assert_eq!(classify(Some(&vote), &told(7, &[(71, other)])), Membership::Out);
+        assert_eq!(classify(Some(&vote), &reported(7, &[(71, other)])), Membership::Out);
         // The role was taken and given again: another member has its name.
-        assert_eq!(classify(Some(&vote), &told(7, &[(72, own), (71, other)])), Membership::Out);
+        assert_eq!(classify(Some(&vote), &reported(7, &[(72, own), (71, other)])), Membership::Out);
         // Restored from a snapshot, with or without the member.
         for members in [&[(71, other)][..], &[(70, own), (71, other)]] {
-            assert_eq!(classify(Some(&vote), &told(8, members)), Membership::Elsewhere);
+            assert_eq!(classify(Some(&vote), &reported(8, members)), Membership::Elsewhere);
         }
-        let nobody = classify(Some(b""), &told(7, &[(71, other)]));
+        let nobody = classify(Some(b""), &reported(7, &[(71, other)]));
         assert_eq!(nobody, Membership::Member, "it does not know who it was");
         // A member that has never voted is identified by its name.
-        assert_eq!(classify(None, &told(8, &[(71, other)])), Membership::Out);
+        assert_eq!(classify(None, &reported(8, &[(71, other)])), Membership::Out);
     }
 }

@@ -13,7 +13,7 @@ use crate::storage::key::RecoveryKey;
 use crate::storage::{self, Kind, Make};
 use crate::tpm;
 
-/// What the recovery key in a journal is encrypted for.
+/// The context of the encryption of the recovery key in a journal.
 const RECOVERY: &[u8] = b"polis recovery key";
 
 /// The data partition that a policy asks for.

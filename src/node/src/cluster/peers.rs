@@ -74,7 +74,7 @@ impl Service {
                     changed = self.nodes.changed() => {
                         changed.map_err(|_closed| Closed("the nodes"))?;
                         let nodes = self.nodes.borrow_and_update().clone();
-                        Ok(Newest::Told(nodes.unwrap_or_default()))
+                        Ok(Newest::Reported(nodes.unwrap_or_default()))
                     }
                     changed = self.found.changed() => {
                         changed.map_err(|_closed| Closed("the discovery"))?;
@@ -84,9 +84,9 @@ impl Service {
             };
             match ctx.until_cancelled(waited).await {
                 Some(newest) => match newest? {
-                    Newest::Told(nodes) => {
+                    Newest::Reported(nodes) => {
                         self.forget(&nodes);
-                        self.add(told(&nodes));
+                        self.add(reported(&nodes));
                     }
                     Newest::Found(found) => self.add(found),
                 },
@@ -121,7 +121,7 @@ impl Service {
 
 /// The newest source of addresses.
 enum Newest {
-    Told(Arc<Nodes>),
+    Reported(Arc<Nodes>),
     Found(Peers),
 }
 
@@ -135,7 +135,7 @@ fn kept(directory: &v1::ClusterDirectory) -> Peers {
     known.filter_map(|who| Some((who.node?, who.host.parse().ok()?))).collect()
 }
 
-fn told(nodes: &BTreeMap<NodeId, v1::NodeInfo>) -> Peers {
+fn reported(nodes: &BTreeMap<NodeId, v1::NodeInfo>) -> Peers {
     let address = |node: &v1::NodeInfo| -> Option<IpAddr> {
         node.status.as_ref()?.external_address.parse().ok()
     };
@@ -206,8 +206,8 @@ mod tests {
             }),
             ..Default::default()
         };
-        let told = [(up, info(v1::NodeState::Up)), (new, info(v1::NodeState::New))];
-        let nodes = watch::Sender::new(Some(Arc::new(told.into())));
+        let reported = [(up, info(v1::NodeState::Up)), (new, info(v1::NodeState::New))];
+        let nodes = watch::Sender::new(Some(Arc::new(reported.into())));
         let discovery = watch::Sender::<Peers>::default();
         let service = Service {
             directory: root.esp.cluster_directory,

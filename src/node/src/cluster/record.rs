@@ -16,7 +16,7 @@
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
-/// What the frame means; a change of it is a new number.
+/// The version of the frame; a change of its meaning is a new number.
 const VERSION: u16 = 1;
 
 /// How the secrets in a payload are protected; the public fields are always readable.
@@ -32,7 +32,7 @@ pub(super) enum Protection {
 const HEAD: usize = 16;
 const CHECKSUM: usize = 32;
 
-/// What kind of file a record is; its first eight bytes.
+/// The kind of a record: its first eight bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Magic(pub(super) [u8; 8]);
 
@@ -41,16 +41,16 @@ pub(super) struct Magic(pub(super) [u8; 8]);
 #[non_exhaustive]
 pub enum Damage {
     /// Something else, or unreadable content.
-    #[error("it does not start as such a record does")]
+    #[error("it has another header")]
     Magic,
     /// Written by a newer version.
-    #[error("it has version {0}, and this node knows version {VERSION}")]
+    #[error("it has version {0}; this node supports version {VERSION}")]
     Version(u16),
     /// Protected in a way that this version does not know.
-    #[error("it is protected in way {0}, which this node does not know")]
+    #[error("it has protection {0}, which this node does not support")]
     Kind(u16),
     /// Cut short, or with something behind it.
-    #[error("it has {has} bytes and should have {should}")]
+    #[error("it has {has} bytes instead of {should}")]
     Length {
         /// The actual length.
         has: usize,
@@ -58,10 +58,10 @@ pub enum Damage {
         should: usize,
     },
     /// Changed after it was written.
-    #[error("its checksum does not fit its content")]
+    #[error("its checksum does not match")]
     Checksum,
     /// The frame is whole, and its content is not valid.
-    #[error("its content is not understood: {0}")]
+    #[error("its content is invalid: {0}")]
     Content(String),
 }
 
@@ -121,7 +121,7 @@ mod tests {
     const MAGIC: Magic = Magic(*b"polistst");
 
     #[test]
-    fn each_kind_of_damage_is_told_apart() {
+    fn each_kind_of_damage_has_its_error() {
         let record = write(MAGIC, Protection::Tpm, b"payload");
         assert_eq!(read(MAGIC, &record), Ok((Protection::Tpm, &b"payload"[..])));
         assert_eq!(read(Magic(*b"another!"), &record), Err(Damage::Magic));
@@ -162,9 +162,9 @@ mod tests {
         }
 
         #[test]
-        fn noise_never_panics(noise in prop::collection::vec(any::<u8>(), 0..100)) {
-            let _refused = read(MAGIC, &noise);
-            let _refused = read(MAGIC, &[&MAGIC.0[..], &noise].concat());
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _refused = read(MAGIC, &bytes);
+            let _refused = read(MAGIC, &[&MAGIC.0[..], &bytes].concat());
         }
     }
 }

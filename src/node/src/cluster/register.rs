@@ -50,7 +50,7 @@ use polis_wire::pki;
 use polis_wire::rpc::client::candidates;
 
 /// The time between two checks of whether an operator has approved this node.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// An approved node with its data partition open.
 struct Entered {
@@ -192,8 +192,8 @@ impl<C: Consensus> Service<C> {
                 })
                 .await;
             match committed {
-                Err(Failure::Refused(refused)) if refused.word == UNKNOWN => {
-                    warn!("the cluster has forgotten this node before it entered: asking again");
+                Err(Failure::Refused(refused)) if refused.reason == UNKNOWN => {
+                    warn!("this node was deleted before it committed: registering again");
                     self.be_approved(ctx, asking).await?;
                     self.status.happened(Event::Approved, ctx.lines(), |_trusted| {});
                 }
@@ -261,7 +261,7 @@ impl<C: Consensus> Service<C> {
         let Asking { curators, registering, secrets, key } = *asking;
         let words = fingerprint(key).await?;
         let id = key.id();
-        info!(node = %id, fingerprint = words, "asking to be let into the cluster");
+        info!(node = %id, fingerprint = words, "registering with the cluster");
         let request = v1::RegisterNodeRequest {
             register_ticket: registering.register.ticket.0.to_vec(),
             join_key: remote::join_key(secrets).public_key().to_vec(),
@@ -289,7 +289,7 @@ impl<C: Consensus> Service<C> {
                 info!(node = %id, fingerprint = words, "waiting for an operator's approval");
             }
             ctx.stage(Stage::Cluster, stage::State::Waiting(awaited(&words, id)));
-            sleep(LOOK_AGAIN).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -308,7 +308,7 @@ impl<C: Consensus> Service<C> {
         let found = unlocker.disk.look().await?;
         let Found::Absent(partition) = found else {
             let planned = registering.disk.as_ref().ok_or_else(|| {
-                let what = "it has no plan for the data partition that is there";
+                let what = "it has no plan for the existing data partition";
                 Error::Refused(Refusal::JournalDamaged(Damage::Content(what.to_owned())))
             })?;
             let kind = check_kind(planned.kind, found)?;
@@ -392,7 +392,7 @@ fn node_key(registering: &Registering, secrets: &Secrets) -> Result<NodeKey, Err
 }
 
 fn no_key() -> Error {
-    let what = "it has no key of the node".to_owned();
+    let what = "it has no node key".to_owned();
     Error::Refused(Refusal::JournalDamaged(Damage::Content(what)))
 }
 
@@ -419,7 +419,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_reads_the_serial_line_finds_the_fingerprint_in_what_is_waited_for() {
+    fn the_fingerprint_is_in_the_reason_on_the_serial_line() {
         let awaited = awaited("able-acid-aged-also", NodeId::from_public_key(&[1; 32]));
         let line = format!("POLIS stage name=cluster state=waiting for=\"{awaited}\" t=9.0");
         let event = Event::parse(&line, Duration::ZERO).unwrap();

@@ -45,7 +45,7 @@ pub(super) enum Failure {
     /// A curator decided.
     Refused(Refused),
     /// The answering machine has no certificate of the CA.
-    Stranger(String),
+    Untrusted(String),
     /// No curator decided.
     Outage(String),
 }
@@ -55,15 +55,15 @@ impl Failure {
     fn outage(self, untrusted: Untrusted) -> Result<String, Self> {
         match (self, untrusted) {
             (Self::Outage(why), _) => Ok(why),
-            (Self::Stranger(who), Untrusted::Wait) => {
-                Ok(format!("whoever answers at {who} is not of this cluster"))
+            (Self::Untrusted(who), Untrusted::Wait) => {
+                Ok(format!("the machine at {who} is not in this cluster"))
             }
             (end, _) => Err(end),
         }
     }
 }
 
-/// What a machine does if only untrusted machines answer.
+/// The reaction if only untrusted machines answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Untrusted {
     /// It has the addresses of a wrong cluster, and stops.
@@ -76,7 +76,7 @@ pub(super) enum Untrusted {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The reason code.
-    pub word: String,
+    pub reason: String,
     /// The curator's own text.
     pub text: String,
 }
@@ -132,11 +132,11 @@ impl Remote {
         R: Future<Output = Result<tonic::Response<T>, Status>>,
     {
         let words = |why: &str| format!("a curator of the cluster: {why}");
-        self.insist_for(ctx, Untrusted::End, words, call).await
+        self.retry_for(ctx, Untrusted::End, words, call).await
     }
 
     /// The same, with another text for the wait.
-    pub(super) async fn insist_for<T, F, R>(
+    pub(super) async fn retry_for<T, F, R>(
         &self,
         ctx: &Context,
         untrusted: Untrusted,
@@ -153,7 +153,7 @@ impl Remote {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure.outage(untrusted)?,
             };
-            warn!(why, "no curator answers; asking again");
+            warn!(why, "no curator answers; retrying");
             ctx.stage(Stage::Cluster, stage::State::Waiting(words(&why)));
             sleep(wait).await;
             wait = (wait * 2).min(RETRY_MAX);
@@ -161,26 +161,26 @@ impl Remote {
     }
 
     /// Separates untrusted machines from an outage: every machine that answers is
-    /// untrusted, and no other may come back.
+    /// untrusted, and other machines may never return.
     async fn who_answers(&self, outage: String) -> Failure {
         let trust = Trust::Authority(self.authority.clone());
         let mut untrusted = Vec::new();
         for candidate in &self.candidates {
             let expect = candidate.node.map_or(Expect::AnyNode, Expect::Node);
             match dial(&candidate.host, candidate.port, expect, &trust, None).await {
-                Err(error) if is_stranger(&error) => untrusted.push(candidate.to_string()),
+                Err(error) if is_untrusted(&error) => untrusted.push(candidate.to_string()),
                 _ => return Failure::Outage(outage),
             }
         }
         match untrusted.is_empty() {
             true => Failure::Outage(outage),
-            false => Failure::Stranger(untrusted.join(", ")),
+            false => Failure::Untrusted(untrusted.join(", ")),
         }
     }
 }
 
 /// Whether the other end showed a certificate of another CA.
-fn is_stranger(error: &DialError) -> bool {
+fn is_untrusted(error: &DialError) -> bool {
     let DialError::Handshake { source, .. } = error else { return false };
     let tls = source.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>());
     matches!(
@@ -193,8 +193,8 @@ fn is_stranger(error: &DialError) -> bool {
 
 fn classify(status: &Status) -> Failure {
     let text = status.message().to_owned();
-    let word = status.metadata().get(REASON).and_then(|word| word.to_str().ok());
-    match (status.code(), word) {
+    let reason = status.metadata().get(REASON).and_then(|reason| reason.to_str().ok());
+    match (status.code(), reason) {
         // A curator that decides sends a reason; every other error is a broken connection, a
         // change of leader, or a store that does not answer.
         (
@@ -203,15 +203,15 @@ fn classify(status: &Status) -> Failure {
             | Code::InvalidArgument
             | Code::NotFound
             | Code::AlreadyExists,
-            Some(word),
-        ) => Failure::Refused(Refused { word: word.to_owned(), text }),
+            Some(reason),
+        ) => Failure::Refused(Refused { reason: reason.to_owned(), text }),
         (
             Code::PermissionDenied
             | Code::Unauthenticated
             | Code::Unimplemented
             | Code::InvalidArgument,
             None,
-        ) => Failure::Refused(Refused { word: String::new(), text }),
+        ) => Failure::Refused(Refused { reason: String::new(), text }),
         _ => Failure::Outage(text),
     }
 }
@@ -220,7 +220,7 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Refused(refused) => Self::Curator(refused),
-            Failure::Stranger(who) => Self::Stranger { who },
+            Failure::Untrusted(who) => Self::Untrusted { who },
             Failure::Outage(why) => Self::Unreachable(why),
         }
     }
@@ -237,18 +237,18 @@ mod tests {
 
     use super::*;
 
-    fn refusal(code: Code, word: Option<&'static str>) -> Failure {
+    fn refusal(code: Code, reason: Option<&'static str>) -> Failure {
         let mut status = Status::new(code, "text");
-        if let Some(word) = word {
-            status.metadata_mut().insert(REASON, MetadataValue::from_static(word));
+        if let Some(reason) = reason {
+            status.metadata_mut().insert(REASON, MetadataValue::from_static(reason));
         }
         classify(&status)
     }
 
     #[test]
-    fn what_a_curator_decided_is_told_from_what_nobody_decided() {
-        let refused = |word: &str| {
-            Failure::Refused(Refused { word: word.to_owned(), text: "text".to_owned() })
+    fn the_decision_of_a_curator_differs_from_an_outage() {
+        let refused = |reason: &str| {
+            Failure::Refused(Refused { reason: reason.to_owned(), text: "text".to_owned() })
         };
         let outage = Failure::Outage("text".to_owned());
         assert_eq!(refusal(Code::PermissionDenied, Some("ticket-wrong")), refused("ticket-wrong"));
@@ -262,11 +262,11 @@ mod tests {
     }
 
     #[test]
-    fn a_member_waits_where_only_strangers_answer_and_a_newcomer_does_not() {
-        let stranger = || Failure::Stranger("10.0.0.7:7835".to_owned());
-        let why = stranger().outage(Untrusted::Wait).unwrap();
+    fn a_member_waits_for_trusted_machines_and_a_new_machine_does_not() {
+        let other = || Failure::Untrusted("10.0.0.7:7835".to_owned());
+        let why = other().outage(Untrusted::Wait).unwrap();
         assert!(why.contains("10.0.0.7:7835"), "{why}");
-        assert_eq!(stranger().outage(Untrusted::End), Err(stranger()));
+        assert_eq!(other().outage(Untrusted::End), Err(other()));
         let refused = || refusal(Code::NotFound, Some("unknown"));
         assert_eq!(refused().outage(Untrusted::Wait), Err(refused()));
         for untrusted in [Untrusted::Wait, Untrusted::End] {

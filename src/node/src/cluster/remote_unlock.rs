@@ -62,8 +62,8 @@ impl<C: Consensus> Service<C> {
             Ok((directory, join_key(&sealer.open(&secrets)?)))
         })
         .await?;
-        let told = self.told(sealed);
-        let known = candidates(&known).into_iter().chain(candidates(&told));
+        let configured = self.configured(sealed);
+        let known = candidates(&known).into_iter().chain(candidates(&configured));
         let others: Vec<_> = known.filter(|one| one.node != Some(own)).collect();
         if others.is_empty() {
             return Ok(None);
@@ -88,12 +88,12 @@ impl<C: Consensus> Service<C> {
         let by_hand = format!("run `polisctl node unlock NODE --at ADDRESS{words}`");
         let what = match &curators {
             Some(_) => format!(
-                "the key of this node's disk, which no keeper of this machine has: from a \
+                "the key of this node's disk, which no key store of this machine has: from a \
                  curator of the cluster, or {by_hand}"
             ),
             None => format!(
-                "the key of this node's disk, which no keeper of this machine has (cold_start is \
-                 ATTENDED); {by_hand}"
+                "the key of this node's disk, which is not stored (cold_start is ATTENDED); \
+                 {by_hand}"
             ),
         };
         ctx.stage(Stage::Cluster, stage::State::Waiting(what));
@@ -146,15 +146,15 @@ async fn answer(
     let key: RecoveryKey = key;
     match unlocker.recover(key, sealed, partition).await {
         Err(Error::RecoveryKeyWrong { reason }) => {
-            warn!(reason, "a recovery key was given that does not open the disk");
+            warn!(reason, "the given recovery key does not open the disk");
             // The caller may have gone.
             let _gone = answer.send(Err(request::Refused::Wrong(reason)));
             None
         }
         opened => {
-            let told = opened.as_ref().map(drop);
-            let told = told.map_err(|error| request::Refused::Wrong(error.to_string()));
-            let _gone = answer.send(told);
+            let configured = opened.as_ref().map(drop);
+            let configured = configured.map_err(|error| request::Refused::Wrong(error.to_string()));
+            let _gone = answer.send(configured);
             Some(opened)
         }
     }
@@ -176,7 +176,7 @@ async fn ask(
     let call = |mut curator: v1::curator_client::CuratorClient<Channel>| async move {
         curator.join_node(v1::JoinNodeRequest { tpm }).await
     };
-    let given = curators.insist_for(ctx, Untrusted::Wait, words, call).await?;
+    let given = curators.retry_for(ctx, Untrusted::Wait, words, call).await?;
     Half::new(&given.cluster_unlock_key).ok_or(Error::NoShare)
 }
 
@@ -211,7 +211,7 @@ async fn meanwhile(sealer: &Sealer, sealed: Option<&Sealed>) -> Option<(rpc::Cre
     });
     made.await.unwrap_or_else(|error: Error| {
         let error: &dyn std::error::Error = &error;
-        warn!(error, "a recovery key can be given at the console only");
+        warn!(error, "a recovery key can be typed at the console only");
         None
     })
 }

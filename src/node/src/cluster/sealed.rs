@@ -29,7 +29,7 @@ const SEALED: Magic = Magic(*b"polis sc");
 const JOURNAL: Magic = Magic(*b"polis cj");
 const CHANGE: Magic = Magic(*b"polis kc");
 
-/// What a member needs to join at its next boot.
+/// The data with which a member joins at its next boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sealed {
     /// The key of the node that the data partition belongs to.
@@ -111,12 +111,12 @@ impl Sealed {
         let node_public_key = message
             .node_public_key
             .try_into()
-            .map_err(|_length| content("the node's key has not 32 bytes"))?;
+            .map_err(|_length| content("the node's key is not 32 bytes long"))?;
         let secrets = from_fields(message.secrets.as_ref(), message.sealed_secrets)?;
         check_protection(protection, secrets.as_ref())?;
         let disowned = message.disowned;
         if secrets.is_some() != (storage > Kind::Insecure && !disowned) {
-            return Err(content("secrets and kind of storage do not fit together"));
+            return Err(content("its secrets do not match its kind of storage"));
         }
         let cluster_ca = message.cluster_ca_certificate;
         Ok(Self { node_public_key, cluster_ca, storage, secrets, keeping, disowned })
@@ -144,7 +144,7 @@ pub(super) fn check_protection(
 ) -> Result<(), Damage> {
     match claimed == protection(secrets) {
         true => Ok(()),
-        false => Err(content("its secrets are not protected as it says")),
+        false => Err(content("its secrets have another protection than stated")),
     }
 }
 
@@ -165,7 +165,7 @@ pub(super) fn kind_value(kind: v1::StorageKind) -> Result<Kind, Damage> {
     }
 }
 
-/// What a bootstrap was begun with.
+/// The parameters of the bootstrap in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Begun {
     /// The parameters at that time.
@@ -229,12 +229,12 @@ impl Begun {
         let parameters =
             parameters::parse(&parameters).map_err(|error| Damage::Content(error.to_string()))?;
         let Cluster::Bootstrap(bootstrap) = parameters.cluster else {
-            return Err(content("it is of no bootstrap"));
+            return Err(content("it does not belong to a bootstrap"));
         };
         let secrets = from_fields(message.secrets.as_ref(), message.sealed_secrets)?;
         check_protection(protection, secrets.as_ref())?;
         if secrets.is_some() != (kind > Kind::Insecure) {
-            return Err(content("secrets and kind of storage do not fit together"));
+            return Err(content("its secrets do not match its kind of storage"));
         }
         let keys = secrets.map(|secrets| BegunKeys {
             secrets,
@@ -411,11 +411,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_whole_record_of_noise_never_panics(noise in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn a_valid_frame_of_arbitrary_bytes_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             for (magic, protection) in
                 [(SEALED, Protection::Plain), (JOURNAL, Protection::Tpm), (CHANGE, Protection::Plain)]
             {
-                let record = record::write(magic, protection, &noise);
+                let record = record::write(magic, protection, &bytes);
                 let _read = Sealed::from_record(&record);
                 let _read = Begun::from_record(&record);
                 let _read = change_from_record(&record);

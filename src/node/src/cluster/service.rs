@@ -37,7 +37,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::decide::{Data, Decision, Record, Refusal, decide, needs_parameters};
-use super::disown::Told;
+use super::disown::Hints;
 use super::journal::Journal;
 use super::membership::Probe;
 use super::record::Damage;
@@ -66,7 +66,7 @@ use polis_wire::pki;
 const RETRY: Duration = Duration::from_millis(500);
 
 /// The time between two checks of whether the recovery key is saved.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How a run reaches the curator's part of etcd.
 pub trait Consensus: Clone + Send + Sync + 'static {
@@ -88,7 +88,7 @@ impl Consensus for watch::Receiver<consensus::Status> {
     }
 }
 
-/// What is fixed for the life of the process.
+/// The configuration, fixed for the life of the process.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The tree.
@@ -114,7 +114,7 @@ impl Config {
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service<C = watch::Receiver<consensus::Status>> {
-    /// What is fixed.
+    /// The configuration.
     pub config: Config,
     /// The parameters of this machine.
     pub parameters: watch::Receiver<parameters::Known>,
@@ -124,7 +124,7 @@ pub struct Service<C = watch::Receiver<consensus::Status>> {
     pub network: watch::Receiver<network::Status>,
     /// etcd.
     pub consensus: C,
-    /// The data partition to make, if there is none.
+    /// The data partition to make, if it does not exist.
     pub wanted: watch::Sender<Option<storage::Wanted>>,
     /// The identity of this node, once that is known.
     pub identity: watch::Sender<Option<Identity>>,
@@ -206,17 +206,17 @@ impl<C: Consensus> Service<C> {
                 self.bootstrap(ctx, &begun).await?
             }
             Ok(Decision::GoOn(begun)) => {
-                info!("this machine goes on founding a cluster");
-                self.warn_if_told_otherwise(&begun.bootstrap);
+                info!("this machine continues to found a cluster");
+                self.warn_if_parameters_changed(&begun.bootstrap);
                 self.bootstrap(ctx, &begun).await?
             }
             Ok(Decision::Register(register)) => {
-                info!("this machine asks to be let into a cluster");
+                info!("this machine registers with a cluster");
                 let begun = self.begin_registering(register).await?;
                 self.register(ctx, begun).await?
             }
             Ok(Decision::GoOnRegistering(begun)) => {
-                info!("this machine goes on asking to be let into a cluster");
+                info!("this machine continues to register with a cluster");
                 self.register(ctx, *begun).await?
             }
             // On an encrypted disk, its recovery key makes up for it.
@@ -252,14 +252,14 @@ impl<C: Consensus> Service<C> {
             true => Some(until(&mut self.parameters, "the parameters", Clone::clone).await?),
             false => None,
         };
-        let told = known.as_ref().and_then(|known| known.parameters());
-        let told = told.map(|parameters| &parameters.cluster);
-        Ok(decide(&sealed, &journal, data, told)?)
+        let configured = known.as_ref().and_then(|known| known.parameters());
+        let configured = configured.map(|parameters| &parameters.cluster);
+        Ok(decide(&sealed, &journal, data, configured)?)
     }
 
     /// The addresses of the cluster in the parameters of this machine.
-    pub(super) fn told(&self, sealed: &Sealed) -> v1::ClusterDirectory {
-        Told { parameters: self.parameters.clone(), ca: sealed.ca() }.directory()
+    pub(super) fn configured(&self, sealed: &Sealed) -> v1::ClusterDirectory {
+        Hints { parameters: self.parameters.clone(), ca: sealed.ca() }.directory()
     }
 
     pub(super) fn disk(&self) -> Disk {
@@ -281,7 +281,7 @@ impl<C: Consensus> Service<C> {
     /// happens once in the life of a node: asking now and then is enough.
     async fn follow_recovery_key(&self, home: &Home<C::Kv>) {
         while self.status.borrow().keys.as_ref().is_some_and(|keys| keys.recovery_key_unsaved) {
-            sleep(LOOK_AGAIN).await;
+            sleep(POLL_INTERVAL).await;
             let Some(store) = &home.store else { return };
             let Ok(record) = store.complete(home.node).await else { continue };
             if record.recovery_key.is_empty() {
@@ -308,8 +308,8 @@ impl<C: Consensus> Service<C> {
     /// A cluster is created only when this node has an address for the others.
     pub(super) async fn address(&mut self, ctx: &Context) -> Result<(), Error> {
         if self.network.borrow_and_update().primary.is_none() {
-            let what = "an address for this node; connect a network with DHCP, or put a static \
-                        one in the node parameters";
+            let what = "an address for this node; connect a network with DHCP, or set a static \
+                        address in the node parameters";
             ctx.stage(Stage::Cluster, stage::State::Waiting(what.to_owned()));
             until(&mut self.network, "the network", |status| status.primary).await?;
             ctx.stage(Stage::Cluster, stage::State::Started);
@@ -329,15 +329,16 @@ impl<C: Consensus> Service<C> {
 fn warn_of(keys: &KeyStatus) {
     if keys.keeper == Some(Keeper::Disk) {
         warn!(
-            "THE KEY OF THE DATA PARTITION LIES ON THE SAME DISK: this machine has neither a TPM \
-             nor firmware that keeps it, so whoever has the disk can read it; set cold_start to \
-             ATTENDED to keep it nowhere"
+            "THE KEY OF THE DATA PARTITION IS ON THE SAME DISK: this machine has neither a TPM \
+             nor firmware that can store it, so a person who has the disk can read it; set \
+             cold_start to ATTENDED not to store it"
         );
     }
     if keys.recovery_key_unsaved {
         warn!(
-            "THE RECOVERY KEY OF THIS NODE'S DISK IS NOT SAVED YET: without it, a lost TPM or EFI \
-             system partition is the loss of all data; run `polisctl node recovery-key`"
+            "THE RECOVERY KEY OF THIS NODE'S DISK IS NOT SAVED YET: without it, the loss of the \
+             TPM or the EFI system partition loses all data; run `polisctl node recovery-key \
+             show`"
         );
     }
 }

@@ -174,7 +174,7 @@ impl Machine {
     }
 
     /// One boot that is cut after `steps` steps.
-    async fn boot(&self, told: Option<Cluster>, steps: usize) -> End {
+    async fn boot(&self, configured: Option<Cluster>, steps: usize) -> End {
         let root = self.root();
         root.esp.create().unwrap();
         let taken = AtomicUsize::new(0);
@@ -187,7 +187,7 @@ impl Machine {
             recovery: self.given(),
         };
 
-        let parameters = watch::Sender::new(Some(Arc::new(loaded(told))));
+        let parameters = watch::Sender::new(Some(Arc::new(loaded(configured))));
         let storage = watch::Sender::new(storage::Status::Starting);
         let network = watch::Sender::new(network::Status {
             primary: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
@@ -292,26 +292,26 @@ impl Machine {
     }
 
     async fn boot_home(&self) -> Status {
-        match self.boot(told(), usize::MAX).await {
+        match self.boot(configured(), usize::MAX).await {
             End::Home(status) => status,
             other => panic!("{other:?}"),
         }
     }
 
-    async fn boot_refused(&self, told: Option<Cluster>) -> Report {
-        match self.boot(told, usize::MAX).await {
+    async fn boot_refused(&self, configured: Option<Cluster>) -> Report {
+        match self.boot(configured, usize::MAX).await {
             End::Trapdoor(report) => report,
             other => panic!("{other:?}"),
         }
     }
 }
 
-fn told() -> Option<Cluster> {
+fn configured() -> Option<Cluster> {
     Some(Cluster::Bootstrap(bootstrap()))
 }
 
-fn loaded(told: Option<Cluster>) -> Loaded {
-    let parameters = told.map(|cluster| Parameters {
+fn loaded(configured: Option<Cluster>) -> Loaded {
+    let parameters = configured.map(|cluster| Parameters {
         cluster,
         network: parameters::Network::default(),
         console_tui: Vec::new(),

@@ -113,11 +113,11 @@ mod tests {
         let trusted = foreign.after(Event::Approved).unwrap();
         assert_eq!(trusted.after(Event::Entered), Some(State::Home));
         assert_eq!(trusted.after(Event::Contacted), Some(foreign), "deleted before it entered");
-        assert_eq!(foreign.after(Event::Entered), None, "nobody enters unapproved");
+        assert_eq!(foreign.after(Event::Entered), None, "no node commits unapproved");
     }
 
     #[test]
-    fn whoever_was_removed_never_is_a_member_again() {
+    fn a_removed_node_is_never_a_member_again() {
         assert_eq!(State::Split.after(Event::Removed), Some(State::Disowning));
         let events =
             [Event::Contacted, Event::Approved, Event::Entered, Event::CutOff, Event::Reconnected];
@@ -125,7 +125,7 @@ mod tests {
             assert_eq!(State::Disowning.after(event), None, "{event:?}");
         }
         for state in [State::Foreign, State::Trusted] {
-            assert_eq!(state.after(Event::Removed), None, "{state} was none yet");
+            assert_eq!(state.after(Event::Removed), None, "{state} was not reached yet");
         }
     }
 

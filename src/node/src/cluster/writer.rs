@@ -61,13 +61,13 @@ impl Writer {
     /// Sets whether the machine serves `role` from now on.
     pub fn serves(&self, role: Role, serves: bool) {
         self.0.send_if_modified(|status| {
-            let news = status.roles.contains(&role) != serves;
-            if news && serves {
+            let changed = status.roles.contains(&role) != serves;
+            if changed && serves {
                 status.roles.push(role);
-            } else if news {
+            } else if changed {
                 status.roles.retain(|other| *other != role);
             }
-            news
+            changed
         });
     }
 
@@ -124,16 +124,16 @@ mod tests {
     use crate::cluster::KeyStatus;
 
     #[test]
-    fn only_an_event_that_leads_elsewhere_changes_the_state_and_is_said() {
+    fn only_a_change_of_the_state_is_published() {
         let writer = Writer::default();
         let watcher = writer.subscribe();
         let (lines, _written) = Lines::channel();
-        let never = |state| panic!("{state} is said");
-        assert!(!writer.happened(Event::CutOff, &lines, never), "it is no member");
+        let never = |state| panic!("{state} is published");
+        assert!(!writer.happened(Event::CutOff, &lines, never), "it is not a member");
         assert!(!watcher.has_changed().unwrap());
-        let mut said = None;
-        assert!(writer.happened(Event::Entered, &lines, |state| said = Some(state)));
-        assert_eq!(said, Some(State::Home));
+        let mut published = None;
+        assert!(writer.happened(Event::Entered, &lines, |state| published = Some(state)));
+        assert_eq!(published, Some(State::Home));
         assert!(!writer.happened(Event::Reconnected, &lines, never), "it is home already");
         assert!(writer.happened(Event::Removed, &lines, |_state| {}));
         assert!(!writer.happened(Event::Entered, &lines, never));

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_joins_names_every_member_and_itself() {
+    fn a_joining_member_names_every_member_and_itself() {
         let member = |id, name: &str, host: &str| Member {
             id: MemberId(id),
             name: name.to_owned(),

@@ -23,16 +23,16 @@ pub(super) fn named_last(directory: &File) -> v1::ClusterDirectory {
         Ok(read) => read.unwrap_or_default(),
         Err(error) => {
             let error = &error as &dyn std::error::Error;
-            warn!(error, "cannot read who the other members are");
+            warn!(error, "cannot read the list of the other members");
             Vec::new()
         }
     };
     v1::ClusterDirectory::decode(read.as_slice()).unwrap_or_default()
 }
 
-/// What the member of the node `own` waits for, since this time of this boot and for so
-/// long by now. `known` are the members, if its etcd had a leader since it was started;
-/// else those of `last` count.
+/// The reason why the member of the node `own` waits, since this time of this boot and for
+/// this long. `known` are the members, if its etcd had a leader since it was started; else
+/// those of `last` count.
 pub(super) fn leader(
     own: &str,
     known: &[Member],
@@ -54,8 +54,7 @@ pub(super) fn leader(
     let mut what = if others.is_empty() {
         format!(
             "a leader of etcd, since second {since} of this boot; more than half of the voters \
-             must be on, and reachable on port 7834 at the addresses at which this node knew them \
-             last"
+             must be on, and reachable on port 7834 at their last known addresses"
         )
     } else {
         // This node votes, or is about to.
@@ -74,16 +73,16 @@ pub(super) fn leader(
             (needed, _) => format!("{needed} of "),
         };
         format!(
-            "a quorum of etcd, since second {since} of this boot: {quorum} of {count} voters must \
-             be on and reach each other on port 7834; this one is on, and needs {needed}{}; \
-             switch on what is off, else see to the network between",
+            "a quorum of etcd, since second {since} of this boot: {quorum} of {count} voters \
+             must be on and reach each other on port 7834; this one is on, and needs {needed}{}; \
+             switch on the machines that are off, or repair the network between them",
             named.join(", ")
         )
     };
     if silent >= DOUBT {
         what.push_str(
-            "; or this member was taken out meanwhile: `polisctl etcd members` says whether it is \
-             there, and the node asks a curator, if it can reach one",
+            "; or this member was removed: `polisctl etcd members` lists the members, and the \
+             node asks a curator if it can reach one",
         );
     }
     what
@@ -110,44 +109,44 @@ mod tests {
     const SOON: Duration = Duration::from_secs(5);
 
     #[test]
-    fn a_boot_without_a_quorum_names_the_voters_of_the_last_word_and_where_they_were() {
+    fn a_boot_without_a_quorum_names_the_last_known_voters_and_addresses() {
         let last = directory(&[("n1", &["10.0.0.1"]), ("n2", &["10.0.0.2"]), ("n3", &[])]);
-        let said = leader("n1", &[], &last, SINCE, SOON);
+        let text = leader("n1", &[], &last, SINCE, SOON);
         let whom = "2 of 3 voters must be on and reach each other on port 7834; this one is on, \
                     and needs 1 of n2 (last address 10.0.0.2), n3; switch on";
-        assert!(said.contains(whom) && said.contains("since second 9 of this boot"), "{said}");
-        assert!(!said.contains("taken out"), "{said}");
+        assert!(text.contains(whom) && text.contains("since second 9 of this boot"), "{text}");
+        assert!(!text.contains("was removed"), "{text}");
 
         let two = directory(&[("n1", &["10.0.0.1"]), ("n2", &["10.0.0.2"])]);
-        let said = leader("n1", &[], &two, SINCE, SOON);
-        assert!(said.contains("2 of 2 voters") && said.contains("needs n2 (last"), "{said}");
+        let text = leader("n1", &[], &two, SINCE, SOON);
+        assert!(text.contains("2 of 2 voters") && text.contains("needs n2 (last"), "{text}");
 
         let five = directory(&[("n1", &[]), ("n2", &[]), ("n3", &[]), ("n4", &[]), ("n5", &[])]);
-        let said = leader("n5", &[], &five, SINCE, SOON);
-        assert!(said.contains("3 of 5 voters") && said.contains("needs 2 of n1, n2"), "{said}");
+        let text = leader("n5", &[], &five, SINCE, SOON);
+        assert!(text.contains("3 of 5 voters") && text.contains("needs 2 of n1, n2"), "{text}");
     }
 
     #[test]
-    fn who_had_a_leader_names_the_voters_that_it_told_of_and_no_learner() {
+    fn a_member_that_had_a_leader_names_its_voters_and_no_learner() {
         let last = directory(&[("n2", &["10.0.0.2"]), ("n9", &["10.0.0.9"])]);
         let known = [member(1, false), member(2, false), member(3, true)];
-        let said = leader("n1", &known, &last, SINCE, SOON);
-        assert!(said.contains("2 of 2 voters") && said.contains("n2 (last address"), "{said}");
-        assert!(!said.contains("n3") && !said.contains("n9"), "{said}");
+        let text = leader("n1", &known, &last, SINCE, SOON);
+        assert!(text.contains("2 of 2 voters") && text.contains("n2 (last address"), "{text}");
+        assert!(!text.contains("n3") && !text.contains("n9"), "{text}");
     }
 
     #[test]
-    fn who_knows_of_nobody_says_so_and_after_a_minute_what_else_may_be() {
+    fn a_member_that_knows_no_other_reports_that_and_later_other_causes() {
         let nobody = v1::ClusterDirectory::default();
-        let said = leader("n1", &[], &nobody, SINCE, DOUBT);
-        assert!(said.contains("more than half of the voters"), "{said}");
-        assert!(said.contains("polisctl etcd members"), "{said}");
+        let text = leader("n1", &[], &nobody, SINCE, DOUBT);
+        assert!(text.contains("more than half of the voters"), "{text}");
+        assert!(text.contains("polisctl etcd members"), "{text}");
         let alone = directory(&[("n1", &["10.0.0.1"])]);
         assert!(leader("n1", &[], &alone, SINCE, SOON).contains("a leader of etcd"));
     }
 
     #[test]
-    fn a_directory_that_cannot_be_read_names_nobody() {
+    fn an_unreadable_directory_names_no_member() {
         let disk = tempfile::tempdir().unwrap();
         let root = polis_base::files::Root::at(disk.path());
         root.create().unwrap();

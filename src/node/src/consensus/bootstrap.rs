@@ -76,8 +76,8 @@ pub(super) async fn bootstrap(
     namespace.ensure(&authority, clock::now()).await?;
     probe.passed(Step::Authority)?;
 
-    let wish = peer_certificate(&orders.key.identity(), &orders.peer);
-    let issued = namespace.ensure(&wish, clock::now()).await?;
+    let desired = peer_certificate(&orders.key.identity(), &orders.peer);
+    let issued = namespace.ensure(&desired, clock::now()).await?;
     let crl = namespace.crl(&authority).await?.ok_or(Error::Damaged { missing: "CRL" })?;
     probe.passed(Step::Certificate)?;
 

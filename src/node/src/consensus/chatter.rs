@@ -9,7 +9,7 @@ use polis_runtime::logtree::Levelled;
 
 /// Classifies one line of etcd again: a connection without data is not a warning.
 pub(super) fn quieten(levelled: &mut Levelled) {
-    if is_dial_without_a_word(levelled) {
+    if is_silent_dial(levelled) {
         levelled.severity = Severity::Debug;
     }
 }
@@ -17,7 +17,7 @@ pub(super) fn quieten(levelled: &mut Levelled) {
 /// Each member dials the others every few seconds to see whether they take a connection,
 /// and etcd warns of each connection that sends no data; in a healthy cluster it warns of
 /// nothing else.
-fn is_dial_without_a_word(levelled: &Levelled) -> bool {
+fn is_silent_dial(levelled: &Levelled) -> bool {
     levelled.message == "rejected connection on peer endpoint"
         && levelled.fields.iter().any(|(key, value)| key == "error" && value == "EOF")
 }
@@ -28,7 +28,7 @@ mod tests {
     use polis_runtime::logtree::{Body, Parser, Tree};
 
     #[test]
-    fn a_dial_without_a_word_is_no_warning_and_a_bad_certificate_is() {
+    fn a_silent_dial_is_not_a_warning_and_a_bad_certificate_is() {
         let sink = Tree::new(None).sink("etcd", Parser::Zap).ruled(quieten);
         let severity = |error: &str| {
             let line = format!(

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_bootstrap_is_told_from_damage() {
+    fn an_interrupted_bootstrap_is_distinguished_from_damage() {
         let directory = tempfile::tempdir().unwrap();
         let root = polis_base::files::Root::at(directory.path());
         let tree = &root.data.etcd;

@@ -49,7 +49,7 @@ const FAULTS: [&str; 2] = ["unexpected fault address", "fatal error: fault"];
 /// The size of one read.
 const CHUNK: usize = 1 << 20;
 
-/// What the lines of one etcd report about its files.
+/// The damage to files that the lines of one etcd report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Nothing.
@@ -77,8 +77,8 @@ fn damage(body: &Body) -> Option<String> {
     match body {
         // Not every line of a stack: it names functions, which are not complaints.
         Body::Raw(line) => {
-            let said = line.strip_prefix("panic: ")?;
-            blames(said).then(|| said.to_owned())
+            let output = line.strip_prefix("panic: ")?;
+            blames(output).then(|| output.to_owned())
         }
         Body::Levelled(entry) if entry.severity == Severity::Fatal => fatal(entry),
         Body::Levelled(_) => None,
@@ -87,15 +87,15 @@ fn damage(body: &Body) -> Option<String> {
 
 fn fatal(entry: &Levelled) -> Option<String> {
     let error = entry.fields.iter().find(|(name, _)| name == "error");
-    let said = match error {
+    let output = match error {
         Some((_, error)) => format!("{}: {error}", entry.message),
         None => entry.message.clone(),
     };
-    blames(&said).then_some(said)
+    blames(&output).then_some(output)
 }
 
-fn blames(said: &str) -> bool {
-    PHRASES.iter().any(|phrase| said.contains(phrase))
+fn blames(output: &str) -> bool {
+    PHRASES.iter().any(|phrase| output.contains(phrase))
 }
 
 /// Whether every byte of the file can be read. Blocks.
@@ -126,10 +126,10 @@ mod tests {
         let wal = r#"{"level":"fatal","caller":"etcdmain/etcd.go:204","msg":"discovery failed","error":"walpb: crc mismatch","stacktrace":"go.etcd.io"}"#;
         let db = r#"{"level":"panic","caller":"backend/backend.go:201","msg":"failed to open database","path":"/data","error":"invalid database"}"#;
         let page = "panic: assertion failed: Page expected to be: 36, but self identifies as 17";
-        let said = |said: &str| Verdict::Damaged(said.to_owned());
-        assert_eq!(classified(&[wal]), said("discovery failed: walpb: crc mismatch"));
-        assert_eq!(classified(&[db]), said("failed to open database: invalid database"));
-        assert_eq!(classified(&["", page, "goroutine 1 [running]:"]), said(&page[7..]));
+        let output = |output: &str| Verdict::Damaged(output.to_owned());
+        assert_eq!(classified(&[wal]), output("discovery failed: walpb: crc mismatch"));
+        assert_eq!(classified(&[db]), output("failed to open database: invalid database"));
+        assert_eq!(classified(&["", page, "goroutine 1 [running]:"]), output(&page[7..]));
         assert_eq!(
             classified(&["unexpected fault address 0x7f", "fatal error: fault"]),
             Verdict::Fault
@@ -159,7 +159,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_never_panics(lines in prop::collection::vec(any::<String>(), 0..5)) {
+        fn arbitrary_bytes_never_panic(lines in prop::collection::vec(any::<String>(), 0..5)) {
             let lines: Vec<_> = lines.iter().map(|line| Parser::Zap.parse(line)).collect();
             let _verdict = classify(lines.iter());
         }

@@ -37,14 +37,17 @@ impl Maintenance {
             });
             let Some(full) = ctx.until_cancelled(full).await else { return Ok(()) };
             let (clients, member) = full?;
-            warn!("the database of etcd is full: making room");
+            warn!("the database of etcd is full: freeing space");
             let Some(made) = ctx.until_cancelled(make_room(&clients, member)).await else {
                 return Ok(());
             };
             match made {
-                Ok(bytes) => info!(bytes, "the database of etcd has room again"),
+                Ok(bytes) => info!(bytes, "the database of etcd has free space again"),
                 Err(error) => {
-                    warn!(error = &error as &dyn std::error::Error, "cannot make room in etcd yet");
+                    warn!(
+                        error = &error as &dyn std::error::Error,
+                        "cannot free space in etcd yet"
+                    );
                 }
             }
             if ctx.until_cancelled(tokio::time::sleep(RETRY)).await.is_none() {
@@ -77,7 +80,7 @@ async fn make_room(clients: &Clients, member: MemberId) -> Result<i64, Error> {
     let mut options = etcd_client::AlarmOptions::new();
     options.with_member(member.0);
     let cleared = etcd.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options)).await;
-    cleared.map_err(|error| Error::new("take the alarm back", error))?;
+    cleared.map_err(|error| Error::new("clear the alarm", error))?;
     let status = etcd.status().await.map_err(|error| Error::new("ask for the status", error))?;
     Ok(status.db_size())
 }

@@ -64,25 +64,25 @@ const PROMOTE_LATE: u32 = 8;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The member's service has ended.
-    #[error("the etcd member of this node is gone")]
+    #[error("the etcd member of this node was removed")]
     Gone(#[from] Closed),
     /// Only a voter can change the membership.
-    #[error("the etcd member of this node is no voter, or could not make room in time")]
+    #[error("the etcd member of this node is not a voter, or could not free space in time")]
     NoVoter,
     /// The change would harm the cluster.
     #[error("the member must stay")]
     Refused(#[from] Refusal),
     /// etcd adds one learner at a time.
-    #[error("{node} is on its way into etcd, which takes in one node at a time")]
+    #[error("{node} is entering etcd, which adds one node at a time")]
     Turn {
         /// The node that is being added.
         node: String,
     },
     /// A member does not remove itself: it could not revoke its certificate then.
-    #[error("this member cannot remove itself: ask another one")]
+    #[error("this member cannot remove itself: use another one")]
     Itself,
     /// This member could not ask the others which members answer.
-    #[error("cannot find out which members answer")]
+    #[error("cannot determine which members answer")]
     Peers(#[source] std::io::Error),
     /// A certificate could not be made or revoked.
     #[error("cannot change the certificates of the etcd peers")]
@@ -97,7 +97,7 @@ pub enum Error {
 pub struct Members {
     status: watch::Receiver<Status>,
     growth: watch::Sender<bool>,
-    news: Arc<Notify>,
+    wake: Arc<Notify>,
     sockets: Sockets,
 }
 
@@ -105,10 +105,10 @@ impl Members {
     pub(super) fn new(
         status: watch::Receiver<Status>,
         growth: watch::Sender<bool>,
-        news: Arc<Notify>,
+        wake: Arc<Notify>,
         sockets: Sockets,
     ) -> Self {
-        Self { status, growth, news, sockets }
+        Self { status, growth, wake, sockets }
     }
 
     /// Makes `identity` a member, as a learner at first, unless it is one already; returns
@@ -128,8 +128,8 @@ impl Members {
         let clients = clients.map_err(|_elapsed| Error::NoVoter)??;
 
         let namespace = Namespace::new(clients.user(User::EtcdPki), "");
-        let wish = peer_certificate(identity, peer);
-        let issued = namespace.ensure(&wish, clock::now()).await?;
+        let desired = peer_certificate(identity, peer);
+        let issued = namespace.ensure(&desired, clock::now()).await?;
         let crl = namespace
             .crl(&authority())
             .await?
@@ -155,7 +155,7 @@ impl Members {
                     members.iter().any(is_it).then_some(members).ok_or(error)?
                 }
             };
-            self.news.notify_one();
+            self.wake.notify_one();
             info!(node = %identity.id, "added a learner");
         }
         Ok(Invitation { ca: issued.issuer_der, certificate: issued.der, crl: crl.der, members })
@@ -237,7 +237,7 @@ impl Members {
             Err(error) if error.says("member not found") => {}
             removed => drop(removed?),
         }
-        self.news.notify_one();
+        self.wake.notify_one();
         info!(node = member.called(), "removed a member");
         Ok(())
     }
@@ -279,7 +279,7 @@ impl Members {
                 Change::Move(own) => (own.id, follow(&clients, own, &url).await),
             };
             match changed {
-                Ok(true) => self.news.notify_one(),
+                Ok(true) => self.wake.notify_one(),
                 Ok(false) => {}
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;

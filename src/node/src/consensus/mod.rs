@@ -153,7 +153,7 @@ pub enum Start {
     /// Create a new cluster, or continue the creation of an earlier attempt.
     Bootstrap,
     /// Start as the existing member.
-    Again,
+    Restart,
     /// Enter a cluster; the curator's invitation replaces the data on the disk.
     Join(Box<Invitation>),
 }
@@ -242,9 +242,9 @@ impl fmt::Debug for Probe {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The cluster manager has ended.
-    #[error("nobody gives orders any more")]
+    #[error("the orders ended")]
     Orders(#[from] polis_runtime::event::Closed),
-    /// The orders expect an existing member, and the disk has none.
+    /// The orders expect an existing member, but the disk lacks one.
     #[error("this node has no etcd member on its disk")]
     NoMember,
     /// The files on the disk do not make a member.
@@ -254,7 +254,7 @@ pub enum Error {
         missing: &'static str,
     },
     /// The disk.
-    #[error("cannot keep what etcd needs")]
+    #[error("cannot store the files of etcd")]
     Files(#[from] files::Error),
     /// The node's key cannot be written.
     #[error("cannot use the key of the node")]
@@ -266,20 +266,20 @@ pub enum Error {
     #[error("cannot run etcd")]
     Process(#[source] polis_runtime::sys::process::Error),
     /// etcd ended.
-    #[error("etcd {exit}{said}")]
+    #[error("etcd {exit}{output}")]
     Died {
         /// The exit status.
         exit: polis_runtime::sys::process::Exit,
         /// Its last complaint, after a colon; empty without one.
-        said: String,
+        output: String,
     },
     /// etcd ended with an error about its own files.
-    #[error("etcd {exit}: its database is damaged: {said}")]
+    #[error("etcd {exit}: its database is damaged: {output}")]
     Corrupt {
         /// The exit status.
         exit: polis_runtime::sys::process::Exit,
         /// The text of that error.
-        said: String,
+        output: String,
     },
     /// etcd ended because the others removed this member.
     #[error("the other members removed this one from the cluster")]

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_member_answers_only_where_somebody_takes_the_connection() {
+    async fn a_member_answers_only_if_a_listener_accepts_the_connection() {
         let listens = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let refuses = {
             let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -109,7 +109,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_names_nobody_and_never_panics(text in "[ -~\n]{0,200}") {
+        fn arbitrary_bytes_name_no_peer_and_never_panic(text in "[ -~\n]{0,200}") {
             let _peers = parse(&text);
             let nameless = format!("{METRIC}{}", text.replace("Remote", ""));
             prop_assert!(parse(&nameless).is_empty());

@@ -109,7 +109,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whoever_may_leave_leaves_a_majority_that_answers(
+        fn a_member_may_leave_only_if_a_majority_still_answers(
             voters in 1..8_u64, leaving: prop::sample::Index, up in prop::collection::btree_set(1..8_u64, 0..8)
         ) {
             let members = cluster(voters);

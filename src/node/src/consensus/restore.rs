@@ -40,7 +40,7 @@ pub(super) async fn restore(
         return Ok(());
     }
     let name = orders.key.id().to_string();
-    warn!(snapshot = %snapshot.display(), "this cluster begins with what a snapshot holds");
+    warn!(snapshot = %snapshot.display(), "this cluster starts from a snapshot");
     let data = config.tree.data.path();
     let command = Command::new(&config.restorer)
         .args(["snapshot", "restore"])

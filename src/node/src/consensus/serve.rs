@@ -54,13 +54,13 @@ const LEADERLESS: [&str; 2] =
 const RECENT: usize = 200;
 
 /// The time between two checks of a member that is not there yet: short against its start.
-pub(super) const LOOK_SOON: Duration = Duration::from_millis(10);
+pub(super) const POLL_SOON: Duration = Duration::from_millis(10);
 
 /// The time between two checks of a member that learns, so that the console shows its progress.
-const LOOK_LEARNING: Duration = Duration::from_millis(100);
+const POLL_LEARNING: Duration = Duration::from_millis(100);
 
 /// The time between two checks of a voter: a pace that a person can follow.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An answer that takes longer than an election counts as missing.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
@@ -151,7 +151,7 @@ impl<'a> Serving<'a> {
 
     /// Watches until etcd ends, or must.
     pub(super) async fn run(mut self) -> Result<After, Error> {
-        let mut pause = LOOK_SOON;
+        let mut pause = POLL_SOON;
         loop {
             if *self.growth.borrow_and_update() && self.make_room().await? == Room::Restart {
                 return Ok(After::Grow);
@@ -170,9 +170,9 @@ impl<'a> Serving<'a> {
                 Event::Seen(Ok(seen)) => {
                     let learning = seen.members.iter().any(|member| member.learner);
                     pause = match seen.standing {
-                        MemberStatus::Voter if !learning => LOOK,
-                        MemberStatus::Voter | MemberStatus::Learner { .. } => LOOK_LEARNING,
-                        MemberStatus::Starting | MemberStatus::Stopped => LOOK_SOON,
+                        MemberStatus::Voter if !learning => POLL_INTERVAL,
+                        MemberStatus::Voter | MemberStatus::Learner { .. } => POLL_LEARNING,
+                        MemberStatus::Starting | MemberStatus::Stopped => POLL_SOON,
                     };
                     self.seen(seen).await?;
                 }
@@ -183,7 +183,7 @@ impl<'a> Serving<'a> {
     async fn next_event(&mut self, pause: Duration) -> Event {
         let look = async {
             // The first event; news that came before are kept.
-            let _slept = timeout(pause, self.service.news.notified()).await;
+            let _slept = timeout(pause, self.service.wake.notified()).await;
             look(self.service, &self.clients).await
         };
         tokio::select! {
@@ -223,11 +223,11 @@ impl<'a> Serving<'a> {
     /// Whether an etcd that does not answer yet has read what is on its disk: it serves no
     /// client before there is a leader.
     fn is_leaderless(&mut self) -> bool {
-        if self.looked_at.is_some_and(|last| last.elapsed() < LOOK) {
+        if self.looked_at.is_some_and(|last| last.elapsed() < POLL_INTERVAL) {
             return self.leaderless;
         }
         self.looked_at = Some(Instant::now());
-        let said = self.ctx.logs().backlog(&Query {
+        let output = self.ctx.logs().backlog(&Query {
             name: format!("{}.{ETCD}", self.ctx.name()),
             children: false,
             backlog: Backlog::Last(RECENT),
@@ -238,7 +238,7 @@ impl<'a> Serving<'a> {
             Body::Raw(_) => false,
         };
         let begun = self.begun;
-        self.leaderless |= said.iter().any(|entry| entry.at >= begun && says_so(&entry.body));
+        self.leaderless |= output.iter().any(|entry| entry.at >= begun && says_so(&entry.body));
         self.leaderless
     }
 
@@ -315,38 +315,38 @@ pub(super) async fn died(service: &Service, ctx: &Context, begun: Duration, exit
         return Error::Removed;
     }
     // All of it: a Go program that panics prints the reason first, and then the stack.
-    let said = ctx.logs().backlog(&Query {
+    let output = ctx.logs().backlog(&Query {
         name: format!("{}.{ETCD}", ctx.name()),
         children: false,
         backlog: Backlog::Last(WORDS_MAX),
         ..Query::all()
     });
-    let said = said.iter().filter(|entry| entry.at >= begun).map(|entry| &entry.body);
-    let words = match damage::classify(said.clone()) {
+    let output = output.iter().filter(|entry| entry.at >= begun).map(|entry| &entry.body);
+    let words = match damage::classify(output.clone()) {
         Verdict::Damaged(words) => Some(words),
         Verdict::Fault => {
             let file = service.config.tree.data.path().join("member/snap/db");
             let read = tokio::task::spawn_blocking(move || damage::is_readable(&file)).await;
             // If the disk does not answer now, it may answer again.
-            matches!(read, Ok(true)).then(|| "it is shorter than it says".to_owned())
+            matches!(read, Ok(true)).then(|| "it is shorter than its header states".to_owned())
         }
         Verdict::Sound => None,
     };
     match words {
-        Some(said) => Error::Corrupt { exit, said },
-        None => Error::Died { exit, said: last_words(said) },
+        Some(output) => Error::Corrupt { exit, output },
+        None => Error::Died { exit, output: last_lines(output) },
     }
 }
 
 /// The useful part of the last lines for a person: the newest complaint. A Go panic is not
 /// written as JSON, and its first line names the cause.
-fn last_words<'a>(said: impl DoubleEndedIterator<Item = &'a Body> + Clone) -> String {
+fn last_lines<'a>(output: impl DoubleEndedIterator<Item = &'a Body> + Clone) -> String {
     let is_panic = |body: &&Body| matches!(body, Body::Raw(line) if line.starts_with("panic:"));
     let complains = |body: &&Body| match body {
         Body::Levelled(entry) => entry.severity >= Severity::Warning,
         Body::Raw(_) => true,
     };
-    let words = said.clone().find(is_panic).or_else(|| said.rev().find(complains));
+    let words = output.clone().find(is_panic).or_else(|| output.rev().find(complains));
     words.map(|words| format!(": {words}")).unwrap_or_default()
 }
 
@@ -458,7 +458,7 @@ fn alarms(errors: &[String]) -> Vec<Alarm> {
             if error.contains("alarm:NOSPACE") {
                 Some(Alarm::NoSpace)
             } else if error.contains("alarm:CORRUPT") {
-                warn!(error, "the data of a member is not that of the others");
+                warn!(error, "the data of a member differs from the others");
                 Some(Alarm::Corrupt)
             } else {
                 None
@@ -476,10 +476,10 @@ mod tests {
     use polis_runtime::logtree::Parser;
 
     #[test]
-    fn the_last_words_are_the_newest_complaint() {
+    fn the_last_line_is_the_newest_complaint() {
         let words = |lines: &[&str]| {
             let lines: Vec<_> = lines.iter().map(|line| Parser::Zap.parse(line)).collect();
-            last_words(lines.iter())
+            last_lines(lines.iter())
         };
         let info = r#"{"level":"info","msg":"closing"}"#;
         let warn = r#"{"level":"warn","msg":"slow"}"#;

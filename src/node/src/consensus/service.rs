@@ -31,7 +31,7 @@ use super::args::{self, Call, Pace, Purpose};
 use super::client::Clients;
 use super::credentials::{self, Credentials, Found};
 use super::members::Members;
-use super::serve::{After, ETCD, LOOK_SOON, Serving, Started, report};
+use super::serve::{After, ETCD, POLL_SOON, Serving, Started, report};
 use super::{
     Config, Error, MemberStatus, Orders, Start, Status, bootstrap, chatter, maintenance, wal,
     watchers,
@@ -58,8 +58,8 @@ const BLAMED_MAX: u32 = 3;
 const SOUND: Duration = Duration::from_secs(600);
 
 /// The text of the wait of a member that the others have removed.
-const REMOVED: &str = "a leader of the cluster that says whether this node is to have a member \
-                       of etcd: the other members have removed the one that it has";
+const REMOVED: &str = "a leader of the cluster that decides whether this node has an etcd \
+                       member: the other members removed the one that it had";
 
 /// The delay before an etcd that reported its removal is started again: it would report the
 /// same, unless it was wrong.
@@ -77,7 +77,7 @@ pub struct Service {
     /// outlives a run.
     blamed: Arc<AtomicU32>,
     /// Signals that the next check of the member will show a change.
-    pub(super) news: Arc<Notify>,
+    pub(super) wake: Arc<Notify>,
 }
 
 impl Service {
@@ -91,7 +91,7 @@ impl Service {
             overview: watch::Sender::default(),
             growth: watch::Sender::new(false),
             blamed: Arc::default(),
-            news: Arc::default(),
+            wake: Arc::default(),
         }
     }
 
@@ -110,8 +110,8 @@ impl Service {
     /// The way to add and remove members.
     #[must_use]
     pub fn members(&self) -> Members {
-        let news = Arc::clone(&self.news);
-        Members::new(self.status(), self.growth.clone(), news, self.config.sockets.clone())
+        let wake = Arc::clone(&self.wake);
+        Members::new(self.status(), self.growth.clone(), wake, self.config.sockets.clone())
     }
 
     /// Runs until cancelled.
@@ -213,7 +213,7 @@ impl Service {
 
         let mut purpose = match &orders.start {
             Start::Join(invitation) => Purpose::Join(&invitation.members),
-            Start::Bootstrap | Start::Again => Purpose::Serve,
+            Start::Bootstrap | Start::Restart => Purpose::Serve,
         };
         loop {
             let alone = self.config.tree.alone.clone();
@@ -224,7 +224,7 @@ impl Service {
             match serving.run().await? {
                 After::Cancelled => return Ok(()),
                 After::Grow => {
-                    info!("making room for a second member");
+                    info!("adding a second member");
                     let alone = self.config.tree.alone.clone();
                     blocking(move || alone.remove()).await?;
                 }
@@ -242,11 +242,11 @@ impl Service {
                 // Its future is large, and needed once in a lifetime.
                 Box::pin(bootstrap::bootstrap(self, ctx, orders)).await
             }
-            (Start::Bootstrap | Start::Again, Found::Complete) => Ok(()),
-            (Start::Bootstrap | Start::Again, Found::Damaged { missing }) => {
+            (Start::Bootstrap | Start::Restart, Found::Complete) => Ok(()),
+            (Start::Bootstrap | Start::Restart, Found::Damaged { missing }) => {
                 Err(Error::Damaged { missing })
             }
-            (Start::Again, Found::Nothing | Found::Unfinished) => Err(Error::NoMember),
+            (Start::Restart, Found::Nothing | Found::Unfinished) => Err(Error::NoMember),
             (Start::Join(invitation), found) => {
                 let tree = self.config.tree.clone();
                 blocking(move || {
@@ -334,7 +334,7 @@ impl Service {
                     return Ok(clients);
                 }
             }
-            tokio::time::sleep(LOOK_SOON).await;
+            tokio::time::sleep(POLL_SOON).await;
         }
     }
 }
@@ -367,8 +367,8 @@ pub fn readahead(binary: &Path) {
 /// The next step of an operator for a member that can never be started again.
 fn hopeless(error: &Error) -> Report {
     if matches!(error, Error::Snapshot(_)) {
-        let next = "put a whole snapshot in its place, as `polisctl etcd snapshot` writes it, or \
-                    remove polis/etcd_snapshot.db from the ESP and found an empty cluster";
+        let next = "replace it by a complete snapshot of `polisctl etcd snapshot`, or remove \
+                    polis/etcd_snapshot.db from the ESP and found an empty cluster";
         return Report::from_error(code::CONSENSUS_SNAPSHOT, Stage::Consensus, error, next);
     }
     let code = match error {

@@ -4,8 +4,8 @@
 //! keeps the answer in memory; the list reaches the disk with its first entries. A member
 //! that lost its power in between has a log and does not ask again: it refuses the streams
 //! of members that it does not know, and the few other messages may never be enough. But a
-//! member without an entry has acknowledged none, so it can begin anew, and ask. So can a
-//! member that received the state of its cluster and whose log does not show yet that all
+//! member without an entry has not acknowledged any, so it can start over, and ask. So can
+//! a member that received the state of its cluster and whose log does not show yet that all
 //! of that is decided: etcd does not use that state, and starts as if it had nothing.
 //!
 //! ```text
@@ -160,7 +160,7 @@ mod tests {
         [frame(CHECKSUM, b""), frame(METADATA, b"member and cluster"), snapshot(0)].concat()
     }
 
-    fn told(records: &[Vec<u8>]) -> bool {
+    fn is_fresh(records: &[Vec<u8>]) -> bool {
         is_bare(&[&new()[..], &records.concat(), &[0; 64]].concat())
     }
 
@@ -170,19 +170,19 @@ mod tests {
 
     #[test]
     fn a_log_is_bare_until_an_entry_or_a_snapshot_is_in_it() {
-        assert!(told(&[]));
-        assert!(told(&[state(0), state(0)]));
-        assert!(!told(&[state(0), frame(ENTRY, b"entry")]));
-        assert!(!told(&[state(0), snapshot(7), state(7)]));
-        assert!(!told(&[frame(6, b"of a later etcd")]));
+        assert!(is_fresh(&[]));
+        assert!(is_fresh(&[state(0), state(0)]));
+        assert!(!is_fresh(&[state(0), frame(ENTRY, b"entry")]));
+        assert!(!is_fresh(&[state(0), snapshot(7), state(7)]));
+        assert!(!is_fresh(&[frame(6, b"of a later etcd")]));
     }
 
     #[test]
     fn a_snapshot_counts_once_its_last_entry_is_known_to_be_decided() {
-        assert!(told(&[snapshot(7)]));
-        assert!(told(&[state(0), snapshot(7)]));
-        assert!(told(&[snapshot(7), state(6)]));
-        assert!(!told(&[snapshot(7), state(8)]));
+        assert!(is_fresh(&[snapshot(7)]));
+        assert!(is_fresh(&[state(0), snapshot(7)]));
+        assert!(is_fresh(&[snapshot(7), state(6)]));
+        assert!(!is_fresh(&[snapshot(7), state(8)]));
     }
 
     #[test]
@@ -213,7 +213,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_no_reason_to_panic(log in proptest::collection::vec(any::<u8>(), 0..256)) {
+        fn arbitrary_text_never_panics(log in proptest::collection::vec(any::<u8>(), 0..256)) {
             is_bare(&log);
             is_bare(&[new(), log].concat());
         }

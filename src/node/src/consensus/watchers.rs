@@ -25,7 +25,7 @@ use polis_wire::identity::{Identity, NodeId};
 use polis_wire::pki::{Crl, Namespace, Overview, Renewal, certificate_pem};
 
 /// The time between two checks of the certificate's age, which is counted in days.
-const LOOK: Duration = Duration::from_secs(60 * 60);
+const POLL_INTERVAL: Duration = Duration::from_secs(60 * 60);
 
 /// The delay after a renewal that did not work: another member may have been faster.
 const RETRY: Duration = Duration::from_secs(5);
@@ -92,7 +92,7 @@ impl Watchers {
             return Ok(());
         };
         if replace(&self.tree.peer_crl, crl.pem().into_bytes()).await? {
-            info!(number = crl.number, revoked = crl.revoked.len(), "took over the CRL");
+            info!(number = crl.number, revoked = crl.revoked.len(), "applied the CRL");
         }
         Ok(())
     }
@@ -108,10 +108,10 @@ impl Watchers {
                 return Ok(());
             };
             let wait = match looked {
-                Ok(()) => LOOK,
+                Ok(()) => POLL_INTERVAL,
                 Err(Error::Pki(error)) if error.retriable() => {
                     let error = &error as &dyn std::error::Error;
-                    warn!(error, "cannot look after the member's certificate, trying again");
+                    warn!(error, "cannot maintain the member's certificate, retrying");
                     RETRY
                 }
                 Err(error) => return Err(error),
@@ -123,13 +123,13 @@ impl Watchers {
     }
 
     async fn renew(&self, namespace: &Namespace<Client>) -> Result<(), Error> {
-        let wish = peer_certificate(&self.identity, &self.peer);
-        let issued = match namespace.renew(&wish, clock::now()).await? {
+        let desired = peer_certificate(&self.identity, &self.peer);
+        let issued = match namespace.renew(&desired, clock::now()).await? {
             Some(renewed) => {
                 info!("renewed the member's certificate");
                 renewed
             }
-            None => namespace.ensure(&wish, clock::now()).await?,
+            None => namespace.ensure(&desired, clock::now()).await?,
         };
         replace(&self.tree.peer_pki.cert, certificate_pem(&issued.der).into_bytes()).await?;
         Ok(())

@@ -5,7 +5,7 @@
 //! - A counter that cannot be read is zero: a console with an empty chart is better than
 //!   no console.
 //!
-//! What this module does not do: tell what happened between two reads (`load`).
+//! What this module does not do: compute the difference between two reads (`load`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -177,7 +177,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_no_reason_to_panic(text in "(cpu ?|eth0:|[0-9]{1,22} |MemTotal:|vda |\n|.){0,60}") {
+        fn arbitrary_text_never_panics(text in "(cpu ?|eth0:|[0-9]{1,22} |MemTotal:|vda |\n|.){0,60}") {
             let mut counters = Counters::default();
             counters.stat(&text);
             counters.meminfo(&text);

@@ -25,9 +25,9 @@ use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
 use super::ClusterNodes;
+use super::fingerprint_words::FingerprintWords;
 use super::members::Learned;
 use super::watched::Values;
-use super::words::Words;
 use crate::parameters::Cidr;
 use crate::{cluster, consensus, network, storage};
 use polis_base::hex;
@@ -41,12 +41,12 @@ pub(super) const CLOCK: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day] [hour]:[minute]:[second] UTC");
 pub(super) const DAY: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
 
-const INSECURE: &str = "The data partition is not encrypted: whoever has the disk can read it.";
+const INSECURE: &str = "The data partition is not encrypted: a person who has the disk can read \
+                        it.";
 const SHARE_ON_DISK: &str =
-    "Whoever pulls the disk can read it: a share of its key is kept beside it.";
+    "A person who takes the disk can read it: a share of its key is stored on it.";
 const SHARE_ON_DISK_HELP: &str = "use a machine with a TPM, or the cold start ATTENDED";
-const RECOVERY_KEY: &str =
-    "The recovery key of this machine's disk is in the cluster and nowhere else.";
+const RECOVERY_KEY: &str = "The recovery key of this machine's disk is stored only in the cluster.";
 
 const SECONDS_A_DAY: i64 = 86_400;
 
@@ -126,8 +126,8 @@ fn warnings(values: &Values) -> Vec<Warning> {
             });
         }
     }
-    let told = values.known.as_ref().and_then(|known| known.warning.clone());
-    warnings.extend(told.as_deref().map(plain));
+    let reported = values.known.as_ref().and_then(|known| known.warning.clone());
+    warnings.extend(reported.as_deref().map(plain));
     warnings
 }
 
@@ -198,8 +198,8 @@ fn interface(interface: &network::Interface, values: &Values, uptime: Duration) 
 
 /// Where an address is from.
 fn source(address: &Cidr, leased: bool, values: &Values) -> &'static str {
-    let told = values.known.as_ref().and_then(|known| known.parameters());
-    let fixed = told.into_iter().flat_map(|told| &told.network.interfaces);
+    let reported = values.known.as_ref().and_then(|known| known.parameters());
+    let fixed = reported.into_iter().flat_map(|reported| &reported.network.interfaces);
     let is_fixed = fixed.flat_map(|interface| &interface.addresses).any(|it| it == address);
     match address.address() {
         _ if leased => "DHCP",
@@ -230,14 +230,14 @@ fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
     let members = status.members.iter().map(|member| {
         let own = Some(member.id) == status.member;
         let learned = learned.get(&member.id).copied().unwrap_or_default();
-        let told = learned.told;
+        let reported = learned.reported;
         Member {
             name: member.name.clone(),
             id: member.id.0,
             url: member.peer_url.clone(),
             standing: match member.learner {
                 true => MemberStatus::Learner {
-                    caught_up: learner(status, own).or(told.map(|told| told.share)),
+                    caught_up: learner(status, own).or(reported.map(|reported| reported.share)),
                 },
                 false => MemberStatus::Voter,
             },
@@ -249,12 +249,13 @@ fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
             },
             lag: match own {
                 true => serves.then(|| status.index.saturating_sub(status.applied)),
-                false => told.map(|told| told.behind),
+                false => reported.map(|reported| reported.behind),
             },
-            round_trip: told.map(|told| u64::try_from(told.took.as_micros()).unwrap_or(u64::MAX)),
+            round_trip: reported
+                .map(|reported| u64::try_from(reported.took.as_micros()).unwrap_or(u64::MAX)),
             db_size: match own {
                 true => Some(status.db_size),
-                false => told.map(|told| told.db_size),
+                false => reported.map(|reported| reported.db_size),
             },
         }
     });
@@ -296,7 +297,7 @@ fn learner(status: &consensus::Status, own: bool) -> Option<u8> {
     }
 }
 
-fn pki(overview: &Overview, words: &Words, now: SystemTime) -> Option<Pki> {
+fn pki(overview: &Overview, words: &FingerprintWords, now: SystemTime) -> Option<Pki> {
     if overview.authorities.is_empty() {
         return None;
     }
@@ -306,7 +307,7 @@ fn pki(overview: &Overview, words: &Words, now: SystemTime) -> Option<Pki> {
     })
 }
 
-fn authority(view: &AuthorityView, words: &Words, now: SystemTime) -> Authority {
+fn authority(view: &AuthorityView, words: &FingerprintWords, now: SystemTime) -> Authority {
     let fingerprint = fingerprint(view);
     Authority {
         name: authority_name(&view.namespace, &view.name),

@@ -19,7 +19,7 @@ fn values() -> Values {
 #[test]
 fn a_cluster_survives_the_loss_of_those_that_answer_and_are_not_needed() {
     use crate::consensus::{Member, MemberId};
-    use crate::console::members::{Standing, Told};
+    use crate::console::members::{Probed, Reported};
     let mut values = values();
     let member = |number: u64| Member {
         id: MemberId(number),
@@ -41,10 +41,10 @@ fn a_cluster_survives_the_loss_of_those_that_answer_and_are_not_needed() {
     assert_eq!((etcd.quorum, etcd.survives), (true, None));
     let answers: Vec<_> = etcd.members.iter().map(|member| member.answers).collect();
     assert_eq!(answers, [Some(false), None, None, None]);
-    let told = Told { took: Duration::from_millis(2), behind: 8, share: 60, db_size: 9 };
+    let reported = Reported { took: Duration::from_millis(2), behind: 8, share: 60, db_size: 9 };
     for number in 2..=4 {
         let connected = Some(number != 3);
-        values.members.insert(MemberId(number), Standing { connected, told: Some(told) });
+        values.members.insert(MemberId(number), Probed { connected, reported: Some(reported) });
     }
     let etcd = folded(&values).etcd.unwrap();
     assert_eq!(etcd.survives, Some(0));
@@ -64,7 +64,7 @@ fn folded(values: &Values) -> Snapshot {
 }
 
 #[test]
-fn what_nobody_knows_yet_is_not_made_up() {
+fn unknown_values_are_not_invented() {
     let snapshot = folded(&values());
     assert_eq!((snapshot.etcd, snapshot.pki, snapshot.ready), (None, None, None));
     assert_eq!(snapshot.header.clock, "1970-01-01 00:00:00 UTC");
@@ -93,15 +93,15 @@ fn only_what_a_server_gave_has_a_lease_and_it_ends() {
 }
 
 #[test]
-fn an_address_is_from_the_parameters_or_a_router_or_nobody_known() {
+fn the_source_of_an_address_is_the_parameters_a_router_or_unknown() {
     use crate::parameters::{self, Bootstrap, Loaded, Match, Parameters, Source};
-    let [told, advertised, other] =
+    let [reported, advertised, other] =
         ["192.168.40.7/22", "fd00::1/64", "192.168.40.8/22"].map(|it| it.parse::<Cidr>().unwrap());
     let mut values = values();
     let interface = parameters::Interface {
         matches: Match::Name("eth0".to_owned()),
         dhcp: false,
-        addresses: vec![told],
+        addresses: vec![reported],
         routes: Vec::new(),
         mtu: None,
     };
@@ -116,12 +116,12 @@ fn an_address_is_from_the_parameters_or_a_router_or_nobody_known() {
     };
     let found = Some((parameters, Source::Esp));
     values.known = Some(Arc::new(Loaded { found, warning: None, tried: Vec::new() }));
-    let from = [told, advertised, other].map(|address| source(&address, false, &values));
+    let from = [reported, advertised, other].map(|address| source(&address, false, &values));
     assert_eq!(from, ["parameters", "router", ""]);
 }
 
 #[test]
-fn ages_of_nodes_go_on_while_nothing_is_heard() {
+fn ages_of_nodes_grow_without_a_new_report() {
     let mut values = values();
     let node = Node { heartbeat: Some(Duration::from_secs(2)), ..Node::default() };
     let nodes = Nodes { nodes: vec![node], ..Nodes::default() };
@@ -159,7 +159,7 @@ fn certificates_hang_below_the_authority_of_their_own_namespace() {
         revoked: Vec::new(),
     };
     let fingerprint = fingerprint(&authority);
-    let words = Words::from([(fingerprint, "a-b-c-d".to_owned())]);
+    let words = FingerprintWords::from([(fingerprint, "a-b-c-d".to_owned())]);
     let overview = Overview { authorities: vec![authority], certificates: Vec::new() };
     let shown = pki(&overview, &words, at(50)).unwrap().authorities.remove(0);
     assert_eq!((&*shown.name, shown.used, shown.days_left), ("one ca", 25, 150));
@@ -220,7 +220,7 @@ fn a_certificate_that_has_ended_has_negative_days_and_is_all_used() {
 }
 
 #[test]
-fn a_fingerprint_is_read_and_noise_is_zero() {
+fn a_fingerprint_is_read_and_other_text_is_zero() {
     assert_eq!(bytes(&"ff0a".repeat(16))[..3], [0xff, 0x0a, 0xff]);
     assert_eq!([bytes("ff0a"), bytes("é!")], [[0; 32]; 2]);
 }
@@ -258,11 +258,11 @@ fn a_snapshot_that_grows_older_is_the_one_of_that_moment() {
         asking: true,
         leased: Some(network::Leased { address, ends: Some(Duration::from_secs(69)) }),
     }];
-    let heard = Node { heartbeat: Some(Duration::from_secs(2)), ..Node::default() };
+    let received = Node { heartbeat: Some(Duration::from_secs(2)), ..Node::default() };
     values.cluster_nodes = ClusterNodes {
         at: Duration::from_secs(5),
         nodes: Some(Nodes {
-            nodes: vec![heard, Node::default()],
+            nodes: vec![received, Node::default()],
             stale: Some(Duration::from_secs(3)),
             ..Nodes::default()
         }),

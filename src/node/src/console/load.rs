@@ -122,7 +122,7 @@ impl Series {
     }
 
     fn column(&mut self, before: &Counters, now: &Counters, passed: Duration) {
-        // A counter that went back began anew: a device came again.
+        // A counter that went back was reset: a device was added again.
         let rate = |before: u64, now: u64| {
             let millis = passed.as_millis().max(1);
             let rate = u128::from(now.saturating_sub(before)) * 1000 / millis;

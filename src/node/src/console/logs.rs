@@ -30,7 +30,7 @@ const WRONG_MAX: usize = 200;
 const FLOOD: usize = 100;
 /// The time of day of an entry.
 const TIME: &[BorrowedFormatItem<'_>] = format_description!("[hour]:[minute]:[second]");
-/// From so much on, another wall clock dates all entries anew.
+/// From so much on, another wall clock changes the dates of all entries.
 const STEP: Duration = Duration::from_secs(1);
 /// Entries taken in before something else may run.
 const BATCH_MAX: usize = 2048;
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_outlives_what_is_said_after_it_and_has_a_bound_too() {
+    fn errors_outlive_later_lines_and_are_bounded_too() {
         let tree = Tree::new(None);
         let mut window = Window::new(&tree);
         for number in 0..300 {
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn entries_get_the_time_of_day_once_that_is_wanted_and_again_after_the_clock_was_set() {
         let tree = Tree::new(None);
-        let said = |at| {
+        let message = |at| {
             let body = Body::Raw("a line".to_owned());
             tree.append_at(Duration::from_secs(at), "root", Origin::Service, body);
         };
@@ -288,18 +288,18 @@ mod tests {
             entries.iter().map(|it| format!("{} {}", it.day, it.clock)).collect()
         };
         let day = SystemTime::UNIX_EPOCH + Duration::from_secs(86_400 - 10);
-        said(5);
+        message(5);
         window.date(None, Duration::from_secs(6));
         window.catch_up();
         assert_eq!(stamps(&window), [" "]);
         window.date(Some(day), Duration::from_secs(9));
-        said(12);
+        message(12);
         window.catch_up();
         assert_eq!(stamps(&window), ["1970-01-01 23:59:55", "1970-01-02 00:00:02"]);
         assert_eq!(window.shown().today, "1970-01-01");
         let before = Arc::clone(window.shown());
         window.date(Some(day + STEP / 2), Duration::from_secs(9));
-        assert!(Arc::ptr_eq(&before, window.shown()), "nothing is made anew at rest");
+        assert!(Arc::ptr_eq(&before, window.shown()), "nothing is recomputed at rest");
         window.date(Some(day), Duration::from_secs(13));
         assert_eq!(window.shown().today, "1970-01-02");
         window.date(Some(day + Duration::from_secs(3600)), Duration::from_secs(13));

@@ -48,20 +48,20 @@ const ANSWER: Duration = Duration::from_secs(2);
 const MEMBERS_MAX: usize = 16;
 
 /// The result of the last round, by member numbers.
-pub(super) type Learned = BTreeMap<MemberId, Standing>;
+pub(super) type Learned = BTreeMap<MemberId, Probed>;
 
 /// The result for one member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct Probed {
     /// Whether this node's etcd has a connection to it; `None` if etcd does not report it.
     pub(super) connected: Option<bool>,
     /// The report of its node about it.
-    pub(super) told: Option<Told>,
+    pub(super) reported: Option<Reported>,
 }
 
 /// The report of a node about its member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct Reported {
     /// How long question and answer took.
     pub(super) took: Duration,
     /// Entries of the log that it has not applied, of those that are known here.
@@ -143,14 +143,14 @@ impl Service {
                 db_bytes: status.db_size,
                 ..Default::default()
             };
-            learned.insert(id, standing(status, id, None, Some((took, own))));
+            learned.insert(id, probed(status, id, None, Some((took, own))));
         }
         for (id, answer) in answers {
-            let told = answer.map(|(connection, took, told)| {
+            let reported = answer.map(|(connection, took, reported)| {
                 connections.insert(id, connection);
-                (took, told)
+                (took, reported)
             });
-            learned.insert(id, standing(status, id, connected.as_ref(), told));
+            learned.insert(id, probed(status, id, connected.as_ref(), reported));
         }
         learned
     }
@@ -174,7 +174,7 @@ impl Service {
                 match timeout(ANSWER, dialled).await {
                     Ok(Ok(connection)) => connection,
                     Ok(Err(error)) => {
-                        debug!(%node, %error, "cannot ask a member how it is");
+                        debug!(%node, %error, "cannot read the state of a member");
                         return None;
                     }
                     Err(_elapsed) => return None,
@@ -228,53 +228,56 @@ async fn ask_own(status: &Status) -> Option<Duration> {
     Some(asked.elapsed())
 }
 
-fn standing(
+fn probed(
     status: &Status,
     id: MemberId,
     connected: Option<&BTreeSet<MemberId>>,
-    told: Option<(Duration, v1::ConsensusMember)>,
-) -> Standing {
-    let told = told.map(|(took, told)| {
-        let has = told.applied_index.min(status.index);
+    reported: Option<(Duration, v1::ConsensusMember)>,
+) -> Probed {
+    let reported = reported.map(|(took, reported)| {
+        let has = reported.applied_index.min(status.index);
         // Of an empty log, everybody has everything.
         let share = has.saturating_mul(100).checked_div(status.index).unwrap_or(100);
-        Told {
+        Reported {
             took,
             behind: status.index - has,
             share: u8::try_from(share).unwrap_or(100),
-            db_size: told.db_bytes,
+            db_size: reported.db_bytes,
         }
     });
-    Standing { connected: connected.map(|connected| connected.contains(&id)), told }
+    Probed { connected: connected.map(|connected| connected.contains(&id)), reported }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn told(applied_index: u64) -> Option<(Duration, v1::ConsensusMember)> {
-        let told = v1::ConsensusMember { applied_index, db_bytes: 7, ..Default::default() };
-        Some((Duration::from_millis(3), told))
+    fn reported(applied_index: u64) -> Option<(Duration, v1::ConsensusMember)> {
+        let reported = v1::ConsensusMember { applied_index, db_bytes: 7, ..Default::default() };
+        Some((Duration::from_millis(3), reported))
     }
 
     #[test]
     fn a_member_is_behind_by_what_it_has_not_applied() {
         let status = Status { index: 200, ..Status::default() };
         let connected = BTreeSet::from([MemberId(1)]);
-        let late = standing(&status, MemberId(1), Some(&connected), told(50));
+        let late = probed(&status, MemberId(1), Some(&connected), reported(50));
         assert_eq!(late.connected, Some(true));
-        let late = late.told.unwrap();
+        let late = late.reported.unwrap();
         assert_eq!((late.behind, late.share, late.db_size), (150, 25, 7));
         // It answered after we looked, and is further than we were then.
-        let ahead = standing(&status, MemberId(1), None, told(201));
-        assert_eq!(ahead.told.map(|told| (told.behind, told.share)), Some((0, 100)));
+        let ahead = probed(&status, MemberId(1), None, reported(201));
+        assert_eq!(
+            ahead.reported.map(|reported| (reported.behind, reported.share)),
+            Some((0, 100))
+        );
     }
 
     #[test]
-    fn whoever_says_nothing_is_shown_as_etcd_sees_it() {
-        let gone = standing(&Status::default(), MemberId(2), Some(&BTreeSet::new()), None);
-        assert_eq!(gone, Standing { connected: Some(false), told: None });
-        let empty = standing(&Status::default(), MemberId(2), None, told(0)).told.unwrap();
+    fn a_silent_member_is_shown_as_etcd_reports_it() {
+        let gone = probed(&Status::default(), MemberId(2), Some(&BTreeSet::new()), None);
+        assert_eq!(gone, Probed { connected: Some(false), reported: None });
+        let empty = probed(&Status::default(), MemberId(2), None, reported(0)).reported.unwrap();
         assert_eq!((empty.behind, empty.share), (0, 100));
     }
 
@@ -292,7 +295,7 @@ mod tests {
             credentials,
             port: 0,
         };
-        let learned = watch::Sender::new(Learned::from([(MemberId(2), Standing::default())]));
+        let learned = watch::Sender::new(Learned::from([(MemberId(2), Probed::default())]));
         let mut shown = learned.subscribe();
         let (ctx, handles) = Context::for_test();
         ctx.spawn("members", polis_runtime::supervisor::Policy::forever(), move |ctx| {

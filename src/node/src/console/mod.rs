@@ -19,6 +19,7 @@
 mod age;
 mod attention;
 mod counters;
+mod fingerprint_words;
 mod fold;
 mod load;
 mod logs;
@@ -26,7 +27,6 @@ pub mod members;
 pub mod nodes;
 mod screen;
 mod watched;
-mod words;
 mod writer;
 
 use std::collections::BTreeSet;
@@ -205,7 +205,7 @@ impl Service {
             load,
             attention: attention.clone(),
         };
-        let words = words::Service { asked: asked.subscribe(), words };
+        let words = fingerprint_words::Service { requested: asked.subscribe(), words };
         let members = self.members.clone();
         ctx.spawn("load", Policy::forever(), move |ctx| load.clone().run(ctx));
         ctx.spawn("words", Policy::forever(), move |ctx| words.clone().run(ctx));
@@ -270,8 +270,8 @@ fn ask(asked: &watch::Sender<BTreeSet<Fingerprint>>, values: &Values) {
     });
 }
 
-/// The start of the kernel by the wall clock, if that is known: a boot is shown in
-/// seconds, and a clock that reads earlier than the build of this code tells no time.
+/// The start of the kernel by the wall clock, if that is known: a boot is shown in seconds,
+/// and a clock that reads earlier than the build of this code is not set.
 fn started(values: &Values, uptime: Duration, now: SystemTime) -> Option<SystemTime> {
     let over = fold::ready(values).is_some() || uptime >= BOOT;
     let right = sys::clock::correction(now, sys::clock::floor("")).is_none();
@@ -280,8 +280,8 @@ fn started(values: &Values, uptime: Duration, now: SystemTime) -> Option<SystemT
 
 /// The terminals that carry the console, by name under `/dev`.
 fn terminals(known: &Known) -> Vec<String> {
-    let told = known.as_ref().and_then(|known| known.parameters());
-    let more = told.into_iter().flat_map(|told| told.console_tui.iter().cloned());
+    let configured = known.as_ref().and_then(|known| known.parameters());
+    let more = configured.into_iter().flat_map(|configured| configured.console_tui.iter().cloned());
     std::iter::once(SCREEN.to_owned()).chain(more).collect()
 }
 

@@ -50,25 +50,25 @@ impl Service {
         ctx.healthy();
         let mut words = BTreeMap::new();
         // When the nodes were last received; when this node was cut off from the leader.
-        let (mut told, mut cut_off) = (clock::uptime(), None);
-        let mut heard_anew = true;
+        let (mut updated_at, mut cut_off) = (clock::uptime(), None);
+        let mut changed_nodes = true;
         loop {
             let now = clock::uptime();
-            if heard_anew {
-                told = now;
+            if changed_nodes {
+                updated_at = now;
             }
-            let heard = self.nodes.borrow_and_update().clone();
+            let received = self.nodes.borrow_and_update().clone();
             let own = self.own.borrow_and_update().clone();
             cut_off = match own.state {
                 State::Split => cut_off.or(Some(now)),
                 _ => None,
             };
             let members = self.consensus.borrow_and_update().members.clone();
-            if let Some(heard) = heard {
-                spell(&heard, &mut words).await;
+            if let Some(received) = received {
+                spell(&received, &mut words).await;
                 let leader = *self.leader.borrow_and_update();
-                let nodes = fold(&heard, &words, leader, own.node, &members);
-                let nodes = aged(nodes, now.saturating_sub(told), cut_off.map(|at| now - at));
+                let nodes = fold(&received, &words, leader, own.node, &members);
+                let nodes = aged(nodes, now.saturating_sub(updated_at), cut_off.map(|at| now - at));
                 self.shown.send_replace(ClusterNodes { at: now, nodes: Some(nodes) });
             }
             let changed = async {
@@ -92,7 +92,7 @@ impl Service {
                 }
             };
             match ctx.until_cancelled(changed).await {
-                Some(changed) => heard_anew = changed?,
+                Some(changed) => changed_nodes = changed?,
                 None => return Ok(()),
             }
         }
@@ -110,10 +110,10 @@ fn aged(mut nodes: Nodes, age: Duration, cut_off: Option<Duration>) -> Nodes {
 }
 
 /// Makes the words that are missing, and drops those that are no longer needed.
-async fn spell(heard: &node_roles::Nodes, words: &mut BTreeMap<NodeId, String>) {
+async fn spell(received: &node_roles::Nodes, words: &mut BTreeMap<NodeId, String>) {
     let asks = |node: &v1::NodeInfo| node.state() == v1::NodeState::New;
-    words.retain(|id, _| heard.get(id).is_some_and(asks));
-    for (id, node) in heard.iter().filter(|(_, node)| asks(node)).take(WORDS_MAX) {
+    words.retain(|id, _| received.get(id).is_some_and(asks));
+    for (id, node) in received.iter().filter(|(_, node)| asks(node)).take(WORDS_MAX) {
         let Ok(key) = <[u8; 32]>::try_from(node.public_key.as_slice()) else { continue };
         if words.contains_key(id) {
             continue;
@@ -126,7 +126,7 @@ async fn spell(heard: &node_roles::Nodes, words: &mut BTreeMap<NodeId, String>) 
 }
 
 fn fold(
-    heard: &node_roles::Nodes,
+    received: &node_roles::Nodes,
     words: &BTreeMap<NodeId, String>,
     leader: Option<NodeId>,
     own: Option<NodeId>,
@@ -172,7 +172,7 @@ fn fold(
         }
     };
     Nodes {
-        nodes: heard.iter().map(shown).collect(),
+        nodes: received.iter().map(shown).collect(),
         leader: leader.map(|id| id.to_string()),
         stale: None,
         late_after: Some(LATE),
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_node_that_asks_to_be_let_in_is_shown_with_its_words() {
+    async fn a_node_that_waits_for_approval_is_shown_with_its_words() {
         let key = [1; 32];
         let id = NodeId::from_public_key(&key);
         let mut info = v1::NodeInfo {
@@ -198,18 +198,18 @@ mod tests {
             ..Default::default()
         };
         let mut words = BTreeMap::new();
-        let heard = node_roles::Nodes::from([(id, info.clone())]);
-        spell(&heard, &mut words).await;
-        let shown = fold(&heard, &words, None, None, &[]);
+        let received = node_roles::Nodes::from([(id, info.clone())]);
+        spell(&received, &mut words).await;
+        let shown = fold(&received, &words, None, None, &[]);
         assert_eq!(shown.nodes[0].words, Some(Fingerprint::of_key(&key).words()));
         info.state = v1::NodeState::Up.into();
         info.roles = Some(v1::NodeRoles {
             consensus_member: Some(v1::node_roles::ConsensusMember {}),
             ..Default::default()
         });
-        let heard = node_roles::Nodes::from([(id, info)]);
-        spell(&heard, &mut words).await;
-        let shown = fold(&heard, &words, Some(id), Some(id), &[]);
+        let received = node_roles::Nodes::from([(id, info)]);
+        spell(&received, &mut words).await;
+        let shown = fold(&received, &words, Some(id), Some(id), &[]);
         assert!(words.is_empty());
         let node = &shown.nodes[0];
         assert!(node.leader && node.own && node.words.is_none());
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn an_age_goes_on_from_when_it_was_told_and_not_from_when_it_is_shown_anew() {
+    fn an_age_counts_from_its_report_and_not_from_its_display() {
         let late = Node { heartbeat: Some(Duration::from_secs(16)), ..Node::default() };
         let nodes = || Nodes { nodes: vec![late.clone(), Node::default()], ..Nodes::default() };
         let minute = Duration::from_secs(60);
@@ -234,8 +234,8 @@ mod tests {
         let age = |health: v1::NodeHealth, heartbeat_age_ms| {
             let health = health.into();
             let info = v1::NodeInfo { health, heartbeat_age_ms, ..Default::default() };
-            let heard = node_roles::Nodes::from([(id, info)]);
-            fold(&heard, &BTreeMap::new(), None, None, &[]).nodes[0].heartbeat
+            let received = node_roles::Nodes::from([(id, info)]);
+            fold(&received, &BTreeMap::new(), None, None, &[]).nodes[0].heartbeat
         };
         // Another heartbeat has followed since, so this is not its age: the age is below
         // this.

@@ -26,19 +26,19 @@ fn start() -> World {
     };
     let (orders, ordered) = watch::channel(None);
     let member = consensus::Service::new(consensus::Config::live(&files::Root::live()), ordered);
-    let (known, told) = watch::channel(None);
+    let (known, reported) = watch::channel(None);
     let (network, addresses) = watch::channel(network::Status::default());
     let (mounted, storage) = watch::channel(storage::Status::Starting);
     let (disk, health) = watch::channel(storage::Health::default());
     let (cluster, standing) = watch::channel(cluster::Status::default());
-    let (heard, cluster_nodes) = watch::channel(ClusterNodes::default());
+    let (received, cluster_nodes) = watch::channel(ClusterNodes::default());
     let (key, identity) = watch::channel(None);
     let (table, nodes) = watch::channel(None);
     let (own, credentials) = watch::channel(None);
     let service = Service {
         environment: Environment::from_variables(variable).unwrap(),
         inputs: Inputs {
-            known: told,
+            known: reported,
             network: addresses,
             storage,
             health,
@@ -62,7 +62,7 @@ fn start() -> World {
     let snapshot = service.snapshot.subscribe();
     let (ctx, handles) = Context::for_test();
     ctx.spawn("console", Policy::forever(), move |ctx| service.clone().run(ctx));
-    let owners = (orders, member, known, network, mounted, disk, heard, key, table, own);
+    let owners = (orders, member, known, network, mounted, disk, received, key, table, own);
     World { snapshot, cluster, handles, _owners: Box::new(owners) }
 }
 

@@ -15,10 +15,10 @@
 //! answers late, and is not such a case.
 //!
 //! A virtual terminal reports its size, and its characters can be read back. A screen's
-//! driver that takes over from the firmware's throws them away silently, and the
-//! kernel's last words are written over them: so they are compared with the picture now
-//! and then, and drawn anew where they differ. Any other terminal is painted over once a
-//! minute, and drawn anew at Ctrl-L.
+//! driver that takes over from the firmware's throws them away silently, and the kernel's
+//! last words are written over them: so they are compared with the picture now and then,
+//! and redrawn where they differ. Any other terminal is painted over once a minute, and
+//! redrawn at Ctrl-L.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -35,7 +35,7 @@ use tracing::{debug, info, warn};
 
 use super::attention::Attention;
 use super::writer::Writer;
-use polis_base::canvas::{Canvas, NOBODY, REPAINT, WHERE};
+use polis_base::canvas::{ABSENT_AFTER, Canvas, REPAINT, WHERE};
 use polis_base::sys::reboot::Reason;
 use polis_base::sys::terminal::{Mode, SIZE_DEFAULT, Size, Terminal};
 use polis_base::sys::vt;
@@ -79,12 +79,12 @@ impl Service {
     /// Runs until cancelled.
     pub(super) async fn run(self, ctx: Context) -> Result<(), Closed> {
         let path = Path::new("/dev").join(&self.name);
-        let mut said = None;
+        let mut logged = None;
         loop {
             match Attached::open(&path, &self) {
                 Ok(mut attached) => {
                     info!("the console is on {}", path.display());
-                    said = None;
+                    logged = None;
                     ctx.healthy();
                     let mut snapshot = self.snapshot.clone();
                     snapshot.mark_changed();
@@ -98,9 +98,9 @@ impl Service {
                     }
                 }
                 // Once for each reason: most machines lack some terminal.
-                Err(error) if said != Some(error.kind()) => {
+                Err(error) if logged != Some(error.kind()) => {
                     debug!(%error, "no console on {}", path.display());
-                    said = Some(error.kind());
+                    logged = Some(error.kind());
                     // Waiting for a terminal is what it is for.
                     ctx.healthy();
                 }
@@ -300,10 +300,10 @@ impl Attached {
     fn press(&mut self, keys: Vec<Key>, snapshot: &watch::Receiver<Arc<Snapshot>>) {
         for key in keys {
             if let Key::Cursor { row, column } = key {
-                self.hear_of_size(Size { columns: column, rows: row });
+                self.receive_size(Size { columns: column, rows: row });
                 continue;
             }
-            // An answer about the size is not a key, and does not begin this anew.
+            // An answer about the size is not a key, and does not restart this.
             if self.stood.take().is_some_and(|since| since.elapsed() >= READ) {
                 self.view.was_read();
             }
@@ -329,7 +329,7 @@ impl Attached {
     }
 
     fn end(&self, reason: Reason) {
-        warn!(actor = "console", terminal = self.name, "asked for a {}", reason.name());
+        warn!(actor = "console", terminal = self.name, "a {} was requested", reason.name());
         self.end.send_replace(Some(reason));
     }
 
@@ -341,12 +341,12 @@ impl Attached {
         }
     }
 
-    fn hear_of_size(&mut self, size: Size) {
+    fn receive_size(&mut self, size: Size) {
         let silence = self.unanswered.take().map(|since| since.elapsed());
         if self.terminal.reported_size().is_none() {
             self.resize(size);
         }
-        if silence.is_some_and(|silence| silence >= NOBODY) {
+        if silence.is_some_and(|silence| silence >= ABSENT_AFTER) {
             // Painted over: the former content is gone, and nothing flickers.
             self.canvas.forget();
             self.draw_page();

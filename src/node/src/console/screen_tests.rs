@@ -131,7 +131,7 @@ async fn while_only_time_passes_no_page_is_laid_out() {
     }
     far.wait_for("12:00:10").await;
     attached.press(vec![Key::Cursor { row: 24, column: 80 }], &snapshot);
-    assert!(attached.page.is_some(), "an answer about the size is no key");
+    assert!(attached.page.is_some(), "an answer about the size is not a key");
     attached.press(vec![Key::F(2)], &snapshot);
     assert!(attached.stale && attached.page.is_none(), "a key turns a page");
     assert!(attached.writer.ready().await);
@@ -145,7 +145,7 @@ async fn a_terminal_without_a_size_is_asked_for_it() {
     let (_snapshot, _ctx, handles) = start(&far);
     far.wait_for("\x1b[6n").await;
     far.press(b"\x1b[50;160R");
-    // A larger screen begins anew.
+    // A larger screen starts over.
     far.wait_for("\x1b[2J").await;
     handles.cancel().await;
 }
@@ -156,8 +156,8 @@ async fn a_line_that_echoes_presses_few_keys_and_ends_no_machine() {
     let mut attached = attach(&far);
     let snapshot = watch::channel(named("first")).1;
     attached.draw(named("first"));
-    let noise = "PRYPOYy".repeat(1000).chars().map(Key::Char).collect();
-    attached.press(noise, &snapshot);
+    let input = "PRYPOYy".repeat(1000).chars().map(Key::Char).collect();
+    attached.press(input, &snapshot);
     assert_eq!(*attached.end.borrow(), None, "a log line that acts");
     // A key after the next picture counts again.
     assert!(attached.writer.ready().await);
@@ -209,7 +209,7 @@ async fn ask(attached: &mut Attached) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_that_answers_late_is_not_cleared_and_not_taken_for_somebody_new() {
+async fn a_late_answer_of_a_line_does_not_look_like_a_new_client() {
     let mut far = Far::new(None);
     let mut attached = attach(&far);
     attached.draw(named("first"));
@@ -219,7 +219,7 @@ async fn a_line_that_answers_late_is_not_cleared_and_not_taken_for_somebody_new(
             ask(&mut attached).await;
             tokio::time::advance(SIZE_PACE).await;
         }
-        attached.hear_of_size(CORNER);
+        attached.receive_size(CORNER);
         assert!(attached.page.is_some(), "drawn whole for somebody who was there before");
     }
     far.wait_for("\x1b[2J").await;
@@ -241,16 +241,16 @@ async fn a_question_that_waits_behind_a_picture_is_not_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn somebody_who_comes_after_a_silence_gets_the_whole_picture_without_a_flicker() {
+async fn a_new_client_after_a_silence_gets_the_whole_picture_without_flicker() {
     let mut far = Far::new(None);
     let mut attached = attach(&far);
     attached.draw(named("first"));
     ask(&mut attached).await;
-    tokio::time::advance(NOBODY).await;
+    tokio::time::advance(ABSENT_AFTER).await;
     attached.ask_for_size();
     far.wait_for("first").await;
     far.wait_for("\x1b[6n").await;
-    attached.hear_of_size(CORNER);
+    attached.receive_size(CORNER);
     assert!(attached.stale && attached.page.is_none());
     assert!(attached.writer.ready().await);
     attached.draw(named("first"));
@@ -258,7 +258,7 @@ async fn somebody_who_comes_after_a_silence_gets_the_whole_picture_without_a_fli
     far.wait_for("[F1 Boot]").await;
     assert_eq!(far.count("\x1b[2J"), 0, "what is there needs no clearing");
     // The same answer again is nothing new.
-    attached.hear_of_size(CORNER);
+    attached.receive_size(CORNER);
     assert!(!attached.stale);
 }
 
@@ -337,7 +337,7 @@ async fn a_slow_line_skips_pictures_and_has_the_newest_whole_once_it_is_fast() {
     };
     let wanted = seen(&drawn(last));
     let all = drawn(last - 1).len() * last;
-    assert!(all > 10 * (SLOW * FLOOD + BACKLOG), "{all} bytes are no flood");
+    assert!(all > 10 * (SLOW * FLOOD + BACKLOG), "{all} bytes are not a flood");
     while seen(&far.seen) != wanted {
         let before = far.seen.len();
         far.read();
@@ -411,7 +411,7 @@ async fn at_rest_a_terminal_is_looked_at_rarely_and_the_first_key_has_it_looked_
     assert_eq!(look(&mut attached).await, SIZE_PACE, "is that so a second time?");
     assert!(attached.page.is_some());
     assert_eq!(look(&mut attached).await, SIZE_PACE_AT_REST);
-    assert!(attached.page.is_none(), "it is drawn anew");
+    assert!(attached.page.is_none(), "it is redrawn");
     attached.press(vec![Key::F(2)], &watch::channel(named("first")).1);
     assert_eq!(attached.look_at_size, Instant::now());
 }

@@ -2,15 +2,15 @@
 //! time.
 //!
 //! Invariants:
-//! - An unchanged value is neither copied nor computed anew; at rest, nothing is.
+//! - An unchanged value is neither copied nor recomputed; at rest, nothing is.
 
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};
 use tokio::sync::watch;
 
+use super::fingerprint_words::FingerprintWords;
 use super::load::Load;
 use super::members::Learned;
-use super::words::Words;
 use super::{ClusterNodes, Inputs};
 use crate::parameters::Known;
 use crate::{cluster, consensus, network, storage};
@@ -39,7 +39,7 @@ pub(super) struct Values {
     /// The fingerprint of its key.
     pub(super) own: Option<Fingerprint>,
     pub(super) load: Option<Load>,
-    pub(super) words: Words,
+    pub(super) words: FingerprintWords,
     pub(super) members: Learned,
 }
 
@@ -61,7 +61,7 @@ impl Values {
             identity: None,
             own: None,
             load: None,
-            words: Words::default(),
+            words: FingerprintWords::default(),
             members: Learned::new(),
         }
     }
@@ -74,7 +74,7 @@ pub(super) struct Watched {
     pub(super) stages: watch::Receiver<Stages>,
     pub(super) services: watch::Receiver<Tree>,
     pub(super) load: watch::Receiver<Option<Load>>,
-    pub(super) words: watch::Receiver<Words>,
+    pub(super) words: watch::Receiver<FingerprintWords>,
     pub(super) members: watch::Receiver<Learned>,
     /// The last values.
     pub(super) values: Values,

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_terminal_that_takes_nothing_holds_up_nobody() {
+    async fn a_blocked_terminal_delays_no_other() {
         let (_far, near) = std::io::pipe().unwrap();
         rustix::io::ioctl_fionbio(&near, true).unwrap();
         let writer = Writer::start(File::from(std::os::fd::OwnedFd::from(near))).unwrap();

@@ -18,9 +18,9 @@ impl<S: pki::Store + Clone> Store<S> {
     /// [`Error::Field`], [`Error::Fixed`].
     pub async fn configure(
         &self,
-        wish: v1::ClusterConfiguration,
+        desired: v1::ClusterConfiguration,
     ) -> Result<v1::ClusterConfiguration, Error> {
-        let checked = parameters::configuration(wish.clone(), "configuration");
+        let checked = parameters::configuration(desired.clone(), "configuration");
         let checked = checked.map_err(|error| Error::Field(error.to_string()))?;
         let written = self.update(CONFIGURATION, |old: Option<v1::ClusterConfiguration>| {
             let old = old.unwrap_or_default();
@@ -30,18 +30,18 @@ impl<S: pki::Store + Clone> Store<S> {
                 old.cluster_domain.clone()
             };
             // The value is in names that workload was given, and in certificates.
-            if !wish.cluster_domain.is_empty() && checked.domain != domain {
+            if !desired.cluster_domain.is_empty() && checked.domain != domain {
                 return Err(Error::Fixed { field: "cluster_domain", value: domain });
             }
-            let either = |wish: i32, old: i32| if wish == 0 { old } else { wish };
+            let either = |desired: i32, old: i32| if desired == 0 { old } else { desired };
             let new = v1::ClusterConfiguration {
                 cluster_domain: domain,
-                tpm_mode: either(wish.tpm_mode, old.tpm_mode),
+                tpm_mode: either(desired.tpm_mode, old.tpm_mode),
                 storage_security_policy: either(
-                    wish.storage_security_policy,
+                    desired.storage_security_policy,
                     old.storage_security_policy,
                 ),
-                cold_start: either(wish.cold_start, old.cold_start),
+                cold_start: either(desired.cold_start, old.cold_start),
             };
             if new == old {
                 return Ok(Outcome::Keep(old));

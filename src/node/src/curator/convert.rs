@@ -63,11 +63,11 @@ pub(super) fn consensus_status(
     heartbeats: &Heartbeats,
 ) -> v1::ConsensusStatus {
     let member = |member: &consensus::Member| {
-        let told = match status.member == Some(member.id) {
+        let reported = match status.member == Some(member.id) {
             true => status.figures().map(|figures| (figures, Duration::ZERO)),
             false => member.node().and_then(|node| heartbeats.consensus(node)),
         };
-        let (figures, age) = told.unzip();
+        let (figures, age) = reported.unzip();
         let age = age.map_or(-1, |age| i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
         let figures = figures.unwrap_or_default();
         v1::ConsensusMember {
@@ -141,7 +141,7 @@ pub(super) fn address(text: &str, field: &str) -> Result<Option<IpAddr>, Error> 
         .map_err(|_parse| Error::Field(format!("{field} is {text:?}; allowed is an IP address")))
 }
 
-/// What a node reports about itself.
+/// The report of a node about itself.
 pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, Error> {
     let status = status.ok_or_else(|| Error::Field("status is missing".to_owned()))?;
     address(&status.external_address, "status.external_address")?;
@@ -173,7 +173,7 @@ mod tests {
     use crate::consensus::{Member, MemberStatus};
 
     #[test]
-    fn every_member_is_shown_as_it_told_itself() {
+    fn every_member_is_shown_as_it_reported_itself() {
         let ids: Vec<NodeId> = (1..=3).map(|key| NodeId::from_public_key(&[key; 32])).collect();
         let member = |at: usize| Member {
             id: MemberId(at as u64 + 1),
@@ -192,10 +192,11 @@ mod tests {
         };
         let heartbeats = Heartbeats::default();
         // The status of the member that was asked is newer than the one in its node's heartbeat.
-        let told = |index| Some(v1::ConsensusFigures { index, leader: 2, ..Default::default() });
-        heartbeats.heard(ids[0], told(5));
-        heartbeats.heard(ids[1], told(8));
-        heartbeats.heard(ids[2], None);
+        let reported =
+            |index| Some(v1::ConsensusFigures { index, leader: 2, ..Default::default() });
+        heartbeats.record(ids[0], reported(5));
+        heartbeats.record(ids[1], reported(8));
+        heartbeats.record(ids[2], None);
         let shown = consensus_status(&status, &BTreeSet::new(), &heartbeats).members;
         let of = |at: usize| (shown[at].index, shown[at].leader, shown[at].told_age_ms >= 0);
         assert_eq!([of(0), of(1), of(2)], [(10, 2, true), (8, 2, true), (0, 0, false)]);
@@ -204,7 +205,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_refused_by_the_name_of_its_field_or_is_within_its_bounds(
+        fn arbitrary_values_are_refused_by_field_or_within_bounds(
             text in ".{0,100}", bytes in prop::collection::vec(any::<u8>(), 0..64), port: u32,
             labels in prop::collection::btree_map(".{0,80}", ".{0,80}", 0..80),
         ) {
@@ -217,13 +218,13 @@ mod tests {
                 Ok(labels) => prop_assert_eq!(labels.len(), count),
                 Err(error) => prop_assert!(named(&error), "{}", error),
             }
-            let told = v1::NodeStatus {
+            let reported = v1::NodeStatus {
                 version: text.clone(),
                 boot_id: text,
                 curator_port: port,
                 ..Default::default()
             };
-            if let Ok(status) = status(Some(told)) {
+            if let Ok(status) = status(Some(reported)) {
                 prop_assert!(status.version.len() <= WORD_MAX && status.curator_port <= 65535);
                 prop_assert!(status.version.chars().all(|c| c.is_ascii_graphic()));
             }

@@ -95,7 +95,7 @@ impl Leader {
 
 /// The changes since a watcher last read.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct News {
+pub struct Delta {
     /// Nodes that are new or different.
     pub nodes: Vec<(NodeId, Known)>,
     /// Nodes that were removed.
@@ -161,7 +161,7 @@ impl Directory {
         first.map(|(_, leader)| leader)
     }
 
-    /// The CRL of the cluster's authority, DER; empty if there is none yet.
+    /// The CRL of the cluster's authority, DER; empty before the first one.
     #[must_use]
     pub fn crl(&self) -> Arc<Vec<u8>> {
         Arc::clone(&self.crl)
@@ -272,37 +272,37 @@ impl Seen {
     /// The changes for this watcher, which asked for `only` one node or for all; at most
     /// `max` nodes at once, so that a message has a bound. Also returns whether that is the
     /// last of the changes.
-    pub fn news(
+    pub fn delta(
         &mut self,
         directory: &Directory,
         only: Option<NodeId>,
         max: usize,
-    ) -> (News, bool) {
+    ) -> (Delta, bool) {
         let wanted = |id: &NodeId| only.is_none_or(|only| only == *id);
-        let mut news = News::default();
+        let mut delta = Delta::default();
         // Before the nodes: a node that was removed and came again exists in the end.
         let since = self.sequence + 1;
         if self.sequence < directory.forgotten {
             let lost = |id: &NodeId| !directory.nodes.contains_key(id);
-            news.gone = self.nodes.iter().copied().filter(lost).collect();
+            delta.gone = self.nodes.iter().copied().filter(lost).collect();
         } else {
             let gone = directory.gone.range(since..).map(|(_, id)| *id);
-            news.gone = gone.collect();
+            delta.gone = gone.collect();
         }
         // A node that was removed twice is sent once.
-        news.gone.retain(|id| !directory.nodes.contains_key(id) && self.nodes.remove(id));
+        delta.gone.retain(|id| !directory.nodes.contains_key(id) && self.nodes.remove(id));
         for (sequence, id) in directory.order.range(since..) {
-            if news.nodes.len() == max {
-                return (news, false);
+            if delta.nodes.len() == max {
+                return (delta, false);
             }
             self.sequence = *sequence;
             if let Some(known) = directory.nodes.get(id).filter(|_| wanted(id)) {
                 self.nodes.insert(*id);
-                news.nodes.push((*id, known.clone()));
+                delta.nodes.push((*id, known.clone()));
             }
         }
         self.sequence = directory.sequence;
-        (news, true)
+        (delta, true)
     }
 }
 
@@ -323,11 +323,11 @@ impl Service {
     /// None: a broken watch is begun again from a listing.
     pub async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
         let mut keep = keeper(&self.directory);
-        let told = |mirror: &Mirror, changes: &[Change]| {
+        let reported = |mirror: &Mirror, changes: &[Change]| {
             keep(mirror, changes);
             ctx.healthy();
         };
-        match ctx.until_cancelled(Box::pin(self.client.follow("", told))).await {
+        match ctx.until_cancelled(Box::pin(self.client.follow("", reported))).await {
             Some(never) => match never {},
             None => Ok(()),
         }
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_came_first_leads_until_its_lock_is_gone() {
+    fn the_first_candidate_leads_until_its_lock_is_gone() {
         let mut directory = Directory::default();
         directory.apply(&at(9), &[lock(2, 9), lock(1, 7)]);
         assert_eq!(directory.leader().unwrap().node, id(1));
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_vanished_while_nobody_followed_is_gone_for_whoever_follows_again() {
+    fn a_record_deleted_between_two_watches_is_gone_in_the_second() {
         let directory = watch::Sender::<Directory>::default();
         let user = |name: &str| {
             let value = v1::User { name: name.to_owned(), ..Default::default() }.encode_to_vec();
@@ -411,24 +411,24 @@ mod tests {
             listing(9, &[lock(1, 7), lock(2, 9), put(1), put(2), user("ann"), user("bob")]);
         keeper(&directory)(&mirror, &changes);
         let mut seen = Seen::default();
-        seen.news(&directory.borrow(), None, 9);
+        seen.delta(&directory.borrow(), None, 9);
 
         // The node left etcd and entered again: its curator is another run.
         let (mirror, changes) = listing(30, &[lock(2, 9), lock(3, 20), put(2), user("bob")]);
         let mut keep = keeper(&directory);
-        assert_eq!(directory.borrow().revision(), 0, "nobody is let in by what may be old");
+        assert_eq!(directory.borrow().revision(), 0, "stale data admits no node");
         assert_eq!(directory.borrow().leader(), None);
         keep(&mirror, &changes);
         {
             let directory = directory.borrow();
             assert_eq!(directory.leader().unwrap().node, id(2), "the lock of 1 has gone");
             assert_eq!(directory.nodes().map(|(id, _)| id).collect::<Vec<_>>(), [id(2)]);
-            assert_eq!(seen.news(&directory, None, 9).0.gone, [id(1)]);
+            assert_eq!(seen.delta(&directory, None, 9).0.gone, [id(1)]);
             let users: Vec<_> = directory.users().map(|user| &*user.name).collect();
             assert_eq!(users, ["bob"]);
         }
         keep(&at(31), &[put(4)]);
-        assert_eq!(directory.borrow().nodes().count(), 2, "later on it is told of changes alone");
+        assert_eq!(directory.borrow().nodes().count(), 2, "later it receives only changes");
     }
 
     #[test]
@@ -441,17 +441,17 @@ mod tests {
     }
 
     #[test]
-    fn a_watcher_of_one_node_hears_of_no_other() {
+    fn a_watcher_of_one_node_receives_no_other() {
         let mut directory = Directory::default();
         directory.apply(&at(1), &[Change::Put(record(1, 1)), Change::Put(record(2, 1))]);
         let mut seen = Seen::default();
-        let (news, all) = seen.news(&directory, Some(id(2)), 1);
-        assert_eq!((news.nodes.len(), news.nodes[0].0, all), (1, id(2), true));
+        let (delta, all) = seen.delta(&directory, Some(id(2)), 1);
+        assert_eq!((delta.nodes.len(), delta.nodes[0].0, all), (1, id(2), true));
         directory.apply(&at(2), &[Change::Gone(store::node_key(id(1)))]);
-        assert_eq!(seen.news(&directory, Some(id(2)), 1).0, News::default());
+        assert_eq!(seen.delta(&directory, Some(id(2)), 1).0, Delta::default());
         assert!(directory.set_health(id(2), v1::NodeHealth::Late));
         assert!(!directory.set_health(id(2), v1::NodeHealth::Late));
-        assert_eq!(seen.news(&directory, Some(id(2)), 1).0.nodes.len(), 1);
+        assert_eq!(seen.delta(&directory, Some(id(2)), 1).0.nodes.len(), 1);
     }
 
     #[derive(Clone, Debug)]
@@ -478,7 +478,7 @@ mod tests {
         ) {
             let mut directory = Directory::default();
             let mut seen = Seen::default();
-            let mut told: BTreeMap<NodeId, i64> = BTreeMap::new();
+            let mut reported: BTreeMap<NodeId, i64> = BTreeMap::new();
             for (revision, step) in (1_i64..).zip(steps.into_iter().chain([Step::Look(1)])) {
                 let pages = match step {
                     Step::Put(node) => {
@@ -499,13 +499,13 @@ mod tests {
                     Step::Look(max) => max,
                 };
                 loop {
-                    let (news, all) = seen.news(&directory, None, pages);
-                    prop_assert!(news.nodes.len() <= pages);
-                    for gone in news.gone {
-                        prop_assert!(told.remove(&gone).is_some(), "{gone} was never told of");
+                    let (delta, all) = seen.delta(&directory, None, pages);
+                    prop_assert!(delta.nodes.len() <= pages);
+                    for gone in delta.gone {
+                        prop_assert!(reported.remove(&gone).is_some(), "{gone} was never reported");
                     }
-                    for (id, known) in news.nodes {
-                        told.insert(id, known.node.registered_at);
+                    for (id, known) in delta.nodes {
+                        reported.insert(id, known.node.registered_at);
                     }
                     if all {
                         break;
@@ -513,7 +513,7 @@ mod tests {
                 }
                 let held: BTreeMap<_, _> =
                     directory.nodes().map(|(id, known)| (id, known.node.registered_at)).collect();
-                prop_assert_eq!(&told, &held);
+                prop_assert_eq!(&reported, &held);
                 prop_assert_eq!(directory.order.len(), held.len());
             }
         }

@@ -77,7 +77,7 @@ mod tests {
     use polis_wire::pki::memory::Memory;
 
     #[tokio::test]
-    async fn the_record_follows_the_disk_and_the_old_join_key_is_nobody_s() {
+    async fn the_record_follows_the_disk_and_the_old_join_key_is_void() {
         let memory = Memory::default();
         let store = Store::new(memory.clone());
         let node = Identity::new([7; 32]);

@@ -24,16 +24,16 @@ pub enum Error {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The ticket is not the one of this cluster.
-    #[error("the register ticket is not this cluster's; get it again from an operator")]
+    #[error("the register ticket belongs to another cluster; ask an operator for this cluster's")]
     TicketWrong,
     /// The ticket was valid before.
-    #[error("the register ticket was replaced by a newer one; get that one from an operator")]
+    #[error("the register ticket was replaced by a newer one; ask an operator for it")]
     TicketRotated,
     /// The ticket has expired.
     #[error("the register ticket has ended; ask an operator for a new one")]
     TicketEnded,
     /// A leaked ticket must not fill etcd.
-    #[error("{waiting} machines wait for approval, and no more may: ask an operator")]
+    #[error("the limit of {waiting} pending registrations is reached: ask an operator")]
     WaitingRoom {
         /// The number of machines that wait.
         waiting: usize,
@@ -59,7 +59,7 @@ pub enum Error {
     #[error("{0}")]
     Field(String),
     /// The key is not the owner's key of this cluster.
-    #[error("this key is not the owner's: use the key whose public half founded the cluster")]
+    #[error("this key is not the owner's: use the key with which the cluster was founded")]
     NotOwner,
     /// The user's access was ended.
     #[error("the access of user {name} was revoked")]
@@ -82,7 +82,7 @@ pub enum Error {
         name: String,
     },
     /// The cluster must keep an owner who can manage it.
-    #[error("{name} is the last owner, who stays")]
+    #[error("{name} is the last owner and cannot be revoked")]
     LastOwner {
         /// The user.
         name: String,
@@ -97,8 +97,8 @@ pub enum Error {
     },
     /// The recovery key was saved, or never existed.
     #[error(
-        "the cluster keeps no recovery key of this node: it was confirmed as saved, or the \
-             disk is not encrypted"
+        "the cluster has no recovery key of this node: it was confirmed as saved, or the disk is \
+         not encrypted"
     )]
     NoRecoveryKey,
     /// The node is not allowed to become that.

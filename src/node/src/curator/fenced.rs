@@ -23,7 +23,7 @@ use polis_wire::pki;
 
 /// This curator does not lead any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this curator does not lead any more")]
+#[error("this curator no longer leads")]
 pub struct Deposed;
 
 /// The curator's part of etcd, as the leader of one term writes it.

@@ -29,7 +29,7 @@ use polis_wire::identity::NodeId;
 use polis_wire::node_roles::LATE;
 
 /// The time between two checks for late nodes; small beside [`LATE`].
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A heartbeat.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ pub struct Heartbeats(Arc<Mutex<BTreeMap<NodeId, Beat>>>);
 
 impl Heartbeats {
     /// Records a heartbeat of a node.
-    pub fn heard(&self, id: NodeId, consensus: Option<v1::ConsensusFigures>) {
+    pub fn record(&self, id: NodeId, consensus: Option<v1::ConsensusFigures>) {
         let beat = Beat { at: Instant::now(), consensus };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id, beat);
     }
@@ -74,8 +74,8 @@ impl Heartbeats {
 
     /// Forgets the nodes that do not exist any more.
     fn retain(&self, keep: impl Fn(NodeId) -> bool) {
-        let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.retain(|id, _| keep(*id));
+        let mut record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        record.retain(|id, _| keep(*id));
     }
 }
 
@@ -130,7 +130,7 @@ impl Service {
             self.heartbeats.clear();
             loop {
                 self.look(term.since.elapsed());
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
                 if self.leadership.borrow().term.as_ref() != Some(&term) {
                     break;
                 }
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_never_home_owes_no_heartbeat() {
+    fn a_node_that_never_committed_owes_no_heartbeat() {
         assert_eq!(health(&node(NodeState::Up, false), None, LATE), NodeHealth::Absent);
         for state in [NodeState::New, NodeState::Standby, NodeState::Decommissioned] {
             assert_eq!(health(&node(state, true), Some(LATE), LATE), NodeHealth::Absent);

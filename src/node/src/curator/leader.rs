@@ -58,7 +58,7 @@ const RETRY: Duration = Duration::from_millis(200);
 /// never ends, and a stop does not wait for that.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// What this curator knows of the leader; an event value.
+/// The leader, as this curator knows it; an event value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Leadership {
     /// The leader; `None` without one, or if this member is cut off from etcd.
@@ -175,7 +175,7 @@ impl Service {
                 Some(Err(error)) => {
                     debug!(
                         error = &error as &dyn std::error::Error,
-                        "cannot stand for election yet"
+                        "cannot join the election yet"
                     );
                     if ctx.until_cancelled(tokio::time::sleep(RETRY)).await.is_none() {
                         return;
@@ -196,7 +196,7 @@ impl Service {
             let back = tokio::time::timeout(FAREWELL, self.client.release(&lease));
             match (&ended, back.await) {
                 (Ended::Cancelled | Ended::SteppedDown, Ok(Ok(()))) if led => {
-                    info!("gave the leadership up");
+                    info!("gave up the leadership");
                 }
                 (Ended::Lost(error), _) => {
                     let error = error as &dyn std::error::Error;
@@ -254,10 +254,7 @@ impl Service {
         since = clock::now();
         loop {
             while let Err(error) = self.client.proclaim(&lock, self.value(address, since)).await {
-                debug!(
-                    error = &error as &dyn std::error::Error,
-                    "cannot tell the others the address yet"
-                );
+                debug!(error = &error as &dyn std::error::Error, "cannot publish the address yet");
                 tokio::time::sleep(RETRY).await;
             }
             let moved = polis_runtime::event::until(&mut network, "the network", |status| {

@@ -12,7 +12,7 @@
 //! health     the heartbeats                                  a service
 //! leader     the election                                    a service
 //! directory  a copy of all records, for any number of readers  a service
-//! standing   the current access list, for the servers of this node  a service
+//! access_list  the current access list, for the servers of this node  a service
 //! serve      the services of the API
 //! service    all of it, beside a member of etcd
 //! ```
@@ -24,6 +24,7 @@
 //! What this module does not do: decide who may call (`rpc`), run etcd
 //! (`consensus`), or decide what this machine is to be (`cluster`).
 
+pub mod access_list;
 pub mod configuration;
 mod convert;
 pub mod directory;
@@ -36,7 +37,6 @@ pub mod nodes;
 pub mod refused;
 pub mod serve;
 mod service;
-pub mod standing;
 pub mod state;
 pub mod store;
 #[cfg(test)]

@@ -137,7 +137,7 @@ impl<S: pki::Store + Clone> Store<S> {
             applied(old, Request::Commit(commitment.clone()))
         });
         let node = node.await?;
-        info!(node = %id, "a node entered");
+        info!(node = %id, "a node committed");
         Ok(node)
     }
 
@@ -252,7 +252,7 @@ fn same(one: &[u8], other: &[u8]) -> bool {
         && one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
-/// A disk with encryption has both keys, a disk without has none.
+/// A disk with encryption has both keys, a disk without has neither.
 fn check_keys(commitment: &Commitment) -> Result<(), Error> {
     let length = match commitment.storage_kind {
         v1::StorageKind::Unspecified => {

@@ -42,7 +42,7 @@ struct Kept {
 struct Entry {
     key: [u8; 32],
     address: IpAddr,
-    word: &'static str,
+    reason: &'static str,
     count: u64,
     /// Seconds since 1970.
     last: i64,
@@ -50,35 +50,35 @@ struct Entry {
 
 impl Refusals {
     /// Adds an entry, at `now` in seconds since 1970.
-    pub(super) fn add(&self, key: [u8; 32], address: IpAddr, word: &'static str, now: i64) {
+    pub(super) fn add(&self, key: [u8; 32], address: IpAddr, reason: &'static str, now: i64) {
         let mut kept = self.kept();
         let Kept { entries, line } = &mut *kept;
-        let at = entries.iter().position(|entry| entry.key == key && entry.word == word);
+        let at = entries.iter().position(|entry| entry.key == key && entry.reason == reason);
         let before = at.map_or(0, |at| entries.remove(at).count);
         if entries.len() >= ENTRIES_MAX {
             entries.remove(displaced(entries));
         }
         let count = before.saturating_add(1);
-        entries.push(Entry { key, address, word, count, last: now });
+        entries.push(Entry { key, address, reason, count, last: now });
         let due = line.is_none_or(|line| line.elapsed() >= LINE);
         // Repetitions are logged at 1, 2, 4, 8 and so on.
         if due && count.is_power_of_two() {
             *line = Some(Instant::now());
             let node = NodeId::from_public_key(&key);
-            warn!(%node, %address, reason = word, count, "refused to let a machine in");
+            warn!(%node, %address, reason = reason, count, "refused a registration");
         }
     }
 
     /// All entries, the newest first.
-    pub(super) fn told(&self) -> Vec<v1::RefusedRegistration> {
-        let told = |entry: &Entry| v1::RefusedRegistration {
+    pub(super) fn list(&self) -> Vec<v1::RefusedRegistration> {
+        let list = |entry: &Entry| v1::RefusedRegistration {
             public_key: entry.key.to_vec(),
             address: entry.address.to_string(),
-            reason: entry.word.to_owned(),
+            reason: entry.reason.to_owned(),
             count: entry.count,
             last_at: entry.last,
         };
-        self.kept().entries.iter().rev().map(told).collect()
+        self.kept().entries.iter().rev().map(list).collect()
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -114,22 +114,22 @@ mod tests {
             refusals.add([1; 32], address(1), "ticket-wrong", second);
         }
         refusals.add([1; 32], address(2), "known", 100);
-        let told = refusals.told();
+        let list = refusals.list();
         let seen: Vec<_> =
-            told.iter().map(|one| (one.reason.as_str(), one.count, one.last_at)).collect();
+            list.iter().map(|one| (one.reason.as_str(), one.count, one.last_at)).collect();
         assert_eq!(seen, [("known", 1, 100), ("ticket-wrong", 100, 99)]);
     }
 
     #[tokio::test]
-    async fn whoever_makes_up_keys_does_not_push_another_machine_out() {
+    async fn invented_keys_do_not_displace_another_machine() {
         let refusals = Refusals::default();
         refusals.add([255; 32], address(1), "ticket-ended", 0);
         for key in 0..250 {
             refusals.add([key; 32], address(66), "ticket-wrong", 1);
         }
-        let told = refusals.told();
-        assert_eq!(told.len(), ENTRIES_MAX);
-        assert!(told.iter().any(|one| one.public_key == [255; 32]));
+        let list = refusals.list();
+        assert_eq!(list.len(), ENTRIES_MAX);
+        assert!(list.iter().any(|one| one.public_key == [255; 32]));
     }
 
     proptest! {
@@ -139,11 +139,11 @@ mod tests {
         ) {
             let refusals = Refusals::default();
             for (key, from, known) in calls {
-                let word = if known { "known" } else { "ticket-wrong" };
-                refusals.add([key; 32], address(from), word, 0);
-                let told = refusals.told();
-                prop_assert!(told.len() <= ENTRIES_MAX);
-                prop_assert_eq!(&told[0].public_key, &[key; 32]);
+                let reason = if known { "known" } else { "ticket-wrong" };
+                refusals.add([key; 32], address(from), reason, 0);
+                let list = refusals.list();
+                prop_assert!(list.len() <= ENTRIES_MAX);
+                prop_assert_eq!(&list[0].public_key, &[key; 32]);
             }
         }
     }

@@ -5,7 +5,7 @@
 //!      |
 //!      +--> directory   the copy of the records
 //!      +--> health      the heartbeats
-//!      +--> standing    the access list, for every server of this node
+//!      +--> access      the access list, for every server of this node
 //!      +--> status      the status for the node and `grpc.health`
 //!      +--> departures  nodes that are taken out
 //!      +--> server      port 7835, once there is a certificate
@@ -26,12 +26,12 @@ use tokio::sync::{Mutex, watch};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
+use super::access_list;
 use super::directory::{self, Directory};
 use super::health::{self, Heartbeats};
 use super::leader::{self, Leadership};
 use super::refused::Refusals;
 use super::serve::{Departures, DeparturesService, Handlers, Naming, Parts};
-use super::standing;
 use crate::consensus::client::{Clients, User};
 use crate::consensus::{self, Members};
 use crate::network;
@@ -48,7 +48,7 @@ const OF_THE_LEADER: [&str; 3] = ["polis.v1.Aaa", "polis.v1.Curator", "polis.v1.
 /// The service that every curator answers.
 const OF_ALL: &str = "polis.v1.CuratorLocal";
 
-/// What is fixed for the life of the process.
+/// The configuration, fixed for the life of the process.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The address on which it listens.
@@ -95,7 +95,7 @@ impl Status {
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What is fixed.
+    /// The configuration.
     pub config: Config,
     /// The identity of this node.
     pub identity: watch::Receiver<Option<Identity>>,
@@ -112,7 +112,7 @@ pub struct Service {
     /// The metrics.
     pub metrics: Arc<Metrics>,
     /// The access list.
-    pub standing: watch::Sender<Arc<AccessList>>,
+    pub access_list: watch::Sender<Arc<AccessList>>,
     /// The copy of the records.
     pub directory: watch::Sender<Directory>,
     /// The published status.
@@ -192,7 +192,7 @@ impl Service {
                 limits: self.config.limits.clone(),
             },
             credentials: self.credentials.clone(),
-            access_list: self.standing.subscribe(),
+            access_list: self.access_list.subscribe(),
             table: Arc::clone(&self.table),
             metrics: Arc::clone(&self.metrics),
             app: App::Grpc(handlers.routes(health)?),
@@ -208,11 +208,11 @@ impl Service {
                 heartbeats,
                 directory: self.directory.clone(),
             },
-            standing: standing::Service {
+            access_list: access_list::Service {
                 directory: self.directory.subscribe(),
-                standing: self.standing.clone(),
+                access_list: self.access_list.clone(),
             },
-            told: Told {
+            status_reporter: Reporter {
                 listening: listening.subscribe(),
                 leadership: leadership.subscribe(),
                 status: self.status.clone(),
@@ -243,8 +243,8 @@ impl Service {
 struct Services {
     directory: directory::Service,
     health: health::Service,
-    standing: standing::Service,
-    told: Told,
+    access_list: access_list::Service,
+    status_reporter: Reporter,
     departures: DeparturesService,
     server: rpc::Server,
     leader: leader::Service,
@@ -253,13 +253,14 @@ struct Services {
 impl Services {
     /// Starts them; the leader last, so that it is stopped first.
     fn start(self, ctx: &Context) {
-        let Self { directory, health, standing, told, departures, server, leader } = self;
+        let Self { directory, health, access_list, status_reporter, departures, server, leader } =
+            self;
         let forever = Policy::forever();
         ctx.spawn("directory", forever, move |ctx| directory.clone().run(ctx));
         ctx.spawn("health", forever, move |ctx| health.clone().run(ctx));
-        ctx.spawn("standing", forever, move |ctx| standing.clone().run(ctx));
+        ctx.spawn("access", forever, move |ctx| access_list.clone().run(ctx));
         let parent = ctx.clone();
-        ctx.spawn("status", forever, move |ctx| told.clone().run(ctx, parent.clone()));
+        ctx.spawn("status", forever, move |ctx| status_reporter.clone().run(ctx, parent.clone()));
         ctx.spawn("departures", forever, move |ctx| departures.clone().run(ctx));
         ctx.spawn("server", forever, move |ctx| server.clone().run(ctx));
         ctx.spawn("leader", forever, move |ctx| leader.clone().run(ctx));
@@ -268,14 +269,14 @@ impl Services {
 
 /// Publishes the status of this curator, to the node and to callers of `grpc.health`.
 #[derive(Clone)]
-struct Told {
+struct Reporter {
     listening: watch::Receiver<Option<SocketAddr>>,
     leadership: watch::Receiver<Leadership>,
     status: watch::Sender<Status>,
     reporter: HealthReporter,
 }
 
-impl Told {
+impl Reporter {
     async fn run(mut self, ctx: Context, parent: Context) -> Result<(), Closed> {
         self.reporter.set_service_status(OF_ALL, ServingStatus::Serving).await;
         let mut done = false;

@@ -133,27 +133,27 @@ pub enum Refusal {
     Unknown,
     /// The node was decommissioned.
     #[error(
-        "the node was decommissioned: it will never be a member again; delete it first, \
-             and give the machine a new disk"
+        "the node was decommissioned and cannot be a member again; delete it first, and give the \
+         machine a new disk"
     )]
     Decommissioned,
     /// The node was not approved.
     #[error("the node was not approved yet")]
     NotApproved,
     /// The node has not committed.
-    #[error("the node has not entered the cluster yet")]
+    #[error("the node has not committed yet")]
     NotUp,
     /// The node is a member already.
-    #[error("the node has been home already: what its disk depends on cannot be changed")]
+    #[error("the node has committed already: its disk keys cannot be changed")]
     Joined,
     /// Another machine with its name.
-    #[error("the node is known and was home already, with another join key")]
+    #[error("the node has committed already, with another join key")]
     Known,
     /// The node is a member.
-    #[error("the node is a member: decommission it first, or force it if the machine is dead")]
+    #[error("the node is a member: decommission it first, or use force if the machine is lost")]
     StillUp,
     /// The node is leaving etcd.
-    #[error("the node is being taken out of etcd; ask again once it is out")]
+    #[error("the node is leaving etcd; retry once it has left")]
     Leaving,
     /// Too many labels.
     #[error("a node can have {LABELS_MAX} labels")]
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_enters_etcd_on_the_way_out_of_it_and_the_role_s_end_is_the_way_s() {
+    fn a_leaving_node_cannot_enter_etcd_and_leaving_ends_with_the_role() {
         let [_, _, _, _, (_, joined), _] = columns();
         let departure = v1::Departure { remove: Some(consensus()), ..Default::default() };
         let Ok(Step::Put(leaving)) = step(joined, Request::Leave(departure)) else {

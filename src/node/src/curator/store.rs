@@ -86,7 +86,7 @@ pub enum Error {
         key: String,
     },
     /// The store belongs to a cluster that another node founded.
-    #[error("the cluster's store was begun by another node: it has no {key}")]
+    #[error("the cluster's store was created by another node: it has no {key}")]
     OtherFounder {
         /// The key of the record that is missing.
         key: String,
@@ -277,7 +277,7 @@ impl<S: pki::Store + Clone> Store<S> {
         node: Identity,
         now: SystemTime,
     ) -> Result<Issued, Error> {
-        Ok(self.certificates().ensure(&node_wish(node), now).await?)
+        Ok(self.certificates().ensure(&desired_node(node), now).await?)
     }
 
     /// A new certificate for `node` if two thirds of the life of its old one are over, else
@@ -291,7 +291,7 @@ impl<S: pki::Store + Clone> Store<S> {
         node: Identity,
         now: SystemTime,
     ) -> Result<Option<Issued>, Error> {
-        Ok(self.certificates().current(&node_wish(node), now).await?)
+        Ok(self.certificates().current(&desired_node(node), now).await?)
     }
 
     /// Revokes every certificate that the cluster issued to `name`.
@@ -375,7 +375,7 @@ pub(super) fn crl_key() -> String {
     format!("{PKI}authorities/{AUTHORITY}/crl")
 }
 
-fn node_wish(node: Identity) -> Certificate {
+fn desired_node(node: Identity) -> Certificate {
     Certificate {
         issuer: Issuer::Authority(Arc::new(authority())),
         name: node.id.to_string(),

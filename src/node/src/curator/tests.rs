@@ -8,12 +8,12 @@ use polis_proto::v1::{self, NodeState, UserRole};
 use super::error::Error;
 use super::state::{Commitment, Refusal, Registration, Request};
 use super::store::{Founding, Store};
-use super::tickets::Wish;
+use super::tickets::TicketRequest;
 use polis_wire::identity::{Fingerprint, Identity};
 use polis_wire::pki::memory::Memory;
 use polis_wire::pki::{Facts, Store as _};
 
-fn founder() -> Identity {
+fn first_node() -> Identity {
     Identity::new([1; 32])
 }
 
@@ -30,7 +30,7 @@ async fn founded() -> (Store<Memory>, Memory) {
         ..Default::default()
     };
     let founding = Founding {
-        node: founder(),
+        node: first_node(),
         labels: BTreeMap::new(),
         owner_public_key: [9; 32],
         configuration,
@@ -66,11 +66,11 @@ fn commitment() -> Commitment {
 async fn a_ticket_is_made_once_and_void_once_it_was_rotated_or_has_ended() {
     let (store, _) = founded().await;
     assert!(matches!(store.register(b"", registration(2, 3)).await, Err(Error::TicketWrong)));
-    let first = store.ticket(Wish::Read, 1).await.unwrap();
-    assert_eq!(first, store.ticket(Wish::Read, 2).await.unwrap());
+    let first = store.ticket(TicketRequest::Read, 1).await.unwrap();
+    assert_eq!(first, store.ticket(TicketRequest::Read, 2).await.unwrap());
     assert_eq!((first.opaque.len(), first.ends_at), (32, 0));
     let lifetime = Some(Duration::from_secs(50));
-    let second = store.ticket(Wish::Rotate { lifetime }, 60).await.unwrap();
+    let second = store.ticket(TicketRequest::Rotate { lifetime }, 60).await.unwrap();
     assert_eq!(second.ends_at, 110);
     let refused = store.register(&first.opaque, registration(2, 3)).await;
     assert!(matches!(refused, Err(Error::TicketRotated)));
@@ -83,9 +83,9 @@ async fn a_ticket_is_made_once_and_void_once_it_was_rotated_or_has_ended() {
 #[tokio::test]
 async fn a_machine_that_waits_is_answered_although_its_ticket_is_void_by_now() {
     let (store, _) = founded().await;
-    let ticket = store.ticket(Wish::Read, 1).await.unwrap().opaque;
+    let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
     store.register(&ticket, registration(2, 3)).await.unwrap();
-    store.ticket(Wish::Rotate { lifetime: None }, 2).await.unwrap();
+    store.ticket(TicketRequest::Rotate { lifetime: None }, 2).await.unwrap();
     let again = store.register(&ticket, registration(2, 3)).await.unwrap();
     assert_eq!(again.state(), NodeState::New);
     // With another join key it is a new request.
@@ -96,7 +96,7 @@ async fn a_machine_that_waits_is_answered_although_its_ticket_is_void_by_now() {
 #[tokio::test]
 async fn a_node_lives_from_its_registration_to_its_deletion() {
     let (store, memory) = founded().await;
-    let ticket = store.ticket(Wish::Read, 1).await.unwrap().opaque;
+    let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
     let identity = Identity::new([2; 32]);
     store.register(&ticket, registration(2, 3)).await.unwrap();
 
@@ -143,9 +143,9 @@ async fn a_node_lives_from_its_registration_to_its_deletion() {
 }
 
 #[tokio::test]
-async fn nobody_takes_the_join_key_of_another() {
+async fn a_node_cannot_take_the_join_key_of_another() {
     let (store, memory) = founded().await;
-    let ticket = store.ticket(Wish::Read, 1).await.unwrap().opaque;
+    let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
     store.register(&ticket, registration(2, 3)).await.unwrap();
     let taken = store.register(&ticket, registration(4, 3)).await;
     assert!(matches!(taken, Err(Error::JoinKeyTaken)));
@@ -159,7 +159,7 @@ async fn nobody_takes_the_join_key_of_another() {
 #[tokio::test]
 async fn two_keys_with_one_name_are_not_one_node() {
     let (store, _) = founded().await;
-    let ticket = store.ticket(Wish::Read, 1).await.unwrap().opaque;
+    let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
     store.register(&ticket, registration(2, 3)).await.unwrap();
     let mut twin = [2; 32];
     twin[31] = 0;
@@ -178,12 +178,12 @@ async fn changes_at_the_same_moment_happen_one_after_the_other() {
     let changes = (0..16).map(|at| {
         let store = store.clone();
         let set = set(&format!("l{at}"));
-        async move { store.change(founder().id, set).await }
+        async move { store.change(first_node().id, set).await }
     });
     for changed in futures::future::join_all(changes).await {
         changed.unwrap();
     }
-    assert_eq!(store.node(founder().id).await.unwrap().labels.len(), 16);
+    assert_eq!(store.node(first_node().id).await.unwrap().labels.len(), 16);
 }
 
 #[tokio::test]
@@ -245,12 +245,12 @@ async fn the_last_owner_stays() {
 #[tokio::test]
 async fn what_a_running_cluster_is_built_on_cannot_change() {
     let (store, _) = founded().await;
-    let wish = v1::ClusterConfiguration {
+    let desired = v1::ClusterConfiguration {
         cold_start: v1::cluster_configuration::ColdStart::Attended.into(),
         ..store.configuration().await.unwrap()
     };
-    let written = store.configure(wish.clone()).await.unwrap();
-    assert_eq!(written.cold_start, wish.cold_start);
+    let written = store.configure(desired.clone()).await.unwrap();
+    assert_eq!(written.cold_start, desired.cold_start);
     // A field that is left out stays.
     let same = v1::ClusterConfiguration { cluster_domain: String::new(), ..written.clone() };
     assert_eq!(store.configure(same).await.unwrap(), written);
@@ -261,9 +261,9 @@ async fn what_a_running_cluster_is_built_on_cannot_change() {
 }
 
 #[tokio::test]
-async fn what_a_node_needs_for_etcd_is_told_while_it_has_the_role_and_does_not_leave() {
+async fn the_invitation_to_etcd_is_given_only_to_a_node_with_the_role() {
     let (store, _) = founded().await;
-    let id = founder().id;
+    let id = first_node().id;
     store.confirm_role(id).await.unwrap();
     store.change(id, Request::Leave(v1::Departure::default())).await.unwrap();
     let leaving = store.confirm_role(id).await;

@@ -26,8 +26,8 @@ const LIFETIME_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// The change of the current ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
-    /// Show it; make one that does not expire if none exists.
+pub enum TicketRequest {
+    /// Show it; without a ticket, make one that does not expire.
     Read,
     /// Make a new one; the old one becomes invalid.
     Rotate {
@@ -42,14 +42,18 @@ impl<S: pki::Store + Clone> Store<S> {
     /// # Errors
     ///
     /// [`Error::Field`] for a lifetime beyond the limit.
-    pub async fn ticket(&self, wish: Wish, now: i64) -> Result<v1::RegisterTicket, Error> {
-        let ends_at = match wish {
-            Wish::Read | Wish::Rotate { lifetime: None } => 0,
-            Wish::Rotate { lifetime: Some(lifetime) } if lifetime > LIFETIME_MAX => {
+    pub async fn ticket(
+        &self,
+        desired: TicketRequest,
+        now: i64,
+    ) -> Result<v1::RegisterTicket, Error> {
+        let ends_at = match desired {
+            TicketRequest::Read | TicketRequest::Rotate { lifetime: None } => 0,
+            TicketRequest::Rotate { lifetime: Some(lifetime) } if lifetime > LIFETIME_MAX => {
                 let most = LIFETIME_MAX.as_secs();
                 return Err(Error::Field(format!("lifetime_seconds: allowed are 0 to {most}")));
             }
-            Wish::Rotate { lifetime: Some(lifetime) } => {
+            TicketRequest::Rotate { lifetime: Some(lifetime) } => {
                 now.saturating_add(i64::try_from(lifetime.as_secs()).unwrap_or(i64::MAX))
             }
         };
@@ -59,10 +63,10 @@ impl<S: pki::Store + Clone> Store<S> {
         })?;
         let fresh = v1::RegisterTicket { opaque, created_at: now, ends_at, former: Vec::new() };
         let ticket = self.update(TICKET, |old: Option<v1::RegisterTicket>| {
-            Ok::<_, Error>(match (old, wish) {
-                (Some(old), Wish::Read) => Outcome::Keep(old),
+            Ok::<_, Error>(match (old, desired) {
+                (Some(old), TicketRequest::Read) => Outcome::Keep(old),
                 (None, _) => Outcome::Put(fresh.clone(), Vec::new(), Vec::new()),
-                (Some(old), Wish::Rotate { .. }) => {
+                (Some(old), TicketRequest::Rotate { .. }) => {
                     let fresh = v1::RegisterTicket { former: former(old), ..fresh.clone() };
                     Outcome::Put(fresh, Vec::new(), Vec::new())
                 }

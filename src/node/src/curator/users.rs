@@ -131,7 +131,7 @@ impl<S: pki::Store + Clone> Store<S> {
         role: UserRole,
         key: &[u8; 32],
     ) -> Result<v1::User, Error> {
-        let wish = v1::User {
+        let desired = v1::User {
             name: name.to_owned(),
             role: role.into(),
             public_key: key.to_vec(),
@@ -144,7 +144,7 @@ impl<S: pki::Store + Clone> Store<S> {
             Some(old) if !old.revoked => Ok(Outcome::Keep(old)),
             Some(_) | None => {
                 info!(user = name, role = ?role, "made a user");
-                Ok(Outcome::Put(wish.clone(), Vec::new(), Vec::new()))
+                Ok(Outcome::Put(desired.clone(), Vec::new(), Vec::new()))
             }
         })
         .await
@@ -154,16 +154,16 @@ impl<S: pki::Store + Clone> Store<S> {
         let damaged = || super::store::Error::Damaged { key: user_key(&user.name) };
         let key = user.public_key.as_slice().try_into().map_err(|_length| damaged())?;
         let role = role_name(user.role()).ok_or_else(damaged)?;
-        let wish = Certificate {
+        let desired = Certificate {
             issuer: Issuer::Authority(Arc::new(authority())),
             name: user.name.clone(),
             template: Template::User { role },
             mode: Mode::External(key),
         };
         let certificates = self.certificates();
-        match certificates.renew(&wish, now).await? {
+        match certificates.renew(&desired, now).await? {
             Some(renewed) => Ok(renewed),
-            None => Ok(certificates.ensure(&wish, now).await?),
+            None => Ok(certificates.ensure(&desired, now).await?),
         }
     }
 }

@@ -70,7 +70,7 @@ mod tests {
         let (ready, is_ready) = watch::channel(false);
         let end = async {
             tokio::time::sleep(REST * 2).await;
-            assert!(handles.take_lines().is_empty(), "told before it was ready");
+            assert!(handles.take_lines().is_empty(), "reported before it was ready");
             ready.send_replace(true);
             tokio::time::sleep(REST * 2).await;
             handles.cancel().await;
@@ -78,8 +78,8 @@ mod tests {
         let (ended, ()) = tokio::join!(Service { ready: is_ready }.run(ctx), end);
         assert_eq!(ended, Ok(()));
         let lines = handles.take_lines();
-        let told = lines.iter().find_map(|line| EventLine::parse(line)).unwrap();
-        assert_eq!(told.word(), "memory");
-        assert!(told.get("node").is_some(), "{lines:?}");
+        let event = lines.iter().find_map(|line| EventLine::parse(line)).unwrap();
+        assert_eq!(event.word(), "memory");
+        assert!(event.get("node").is_some(), "{lines:?}");
     }
 }

@@ -97,7 +97,7 @@ fn start(environment: Environment) -> anyhow::Result<u8> {
     use anyhow::Context as _;
     let control = inherit::take(environment.control).context("no control channel to init")?;
     // The kernel's own bound is for a program at a terminal, not for a server.
-    files::allow(OPEN_FILES).context("cannot have enough files open")?;
+    files::allow(OPEN_FILES).context("cannot raise the limit of open files")?;
     // Before anything else is opened: its number must still be what init left there.
     let recovery = recovery::Given::inherit(environment.recovery, Path::new("/sys"));
     let (lines, queue) = Lines::channel();
@@ -114,7 +114,7 @@ fn start(environment: Environment) -> anyhow::Result<u8> {
         .context("cannot start the runtime")?;
     // Never dropped: that would wait for threads that may be stuck in a device.
     let runtime = Box::leak(Box::new(runtime));
-    let last_words = control.try_clone().context("cannot keep a second control channel")?;
+    let panic_control = control.try_clone().context("cannot open a second control channel")?;
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         runtime.block_on(async {
             let control = Channel::new(control).context("cannot watch the control channel")?;
@@ -124,8 +124,8 @@ fn start(environment: Environment) -> anyhow::Result<u8> {
     // Nothing that the main task owned is used after its panic.
     ended.unwrap_or_else(|payload| {
         let report = fit(panicked(panics::text(payload.as_ref())));
-        control::send_now(&last_words, &report.to_line().to_string())
-            .context("cannot tell init about a panic")?;
+        control::send_now(&panic_control, &report.to_line().to_string())
+            .context("cannot report a panic to init")?;
         Ok(STATUS_TRAPDOOR)
     })
 }
@@ -157,7 +157,7 @@ async fn run(
     logs: logtree::Tree,
 ) -> u8 {
     let recovery = recovery.unwrap_or_else(|error| {
-        error!(error = &error as &dyn std::error::Error, "going on without the key that was typed");
+        error!(error = &error as &dyn std::error::Error, "continuing without the typed key");
         recovery::Given::nothing(Path::new("/sys"))
     });
     let board = Board::new(environment.stages.clone(), lines.clone());
@@ -178,11 +178,11 @@ async fn run(
                     Some(line) if line.word() == "stop" => {
                         break End::Stop(line.get("reason").unwrap_or("poweroff").to_owned());
                     }
-                    _ => warn!(message, "init sent what this node does not know"),
+                    _ => warn!(message, "init sent an unknown message"),
                 },
                 Ok(None) => break End::Orphaned,
                 Err(error) => {
-                    complain(&format!("the control channel broke: {error}"));
+                    complain(&format!("the control channel failed: {error}"));
                     break End::Orphaned;
                 }
             },
@@ -232,7 +232,7 @@ async fn run(
 
 async fn tell(control: &Channel, line: &EventLine) {
     if let Err(error) = control.send(&line.to_string()).await {
-        complain(&format!("cannot tell init `{}`: {error}", line.word()));
+        complain(&format!("cannot send `{}` to init: {error}", line.word()));
     }
 }
 

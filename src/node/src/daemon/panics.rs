@@ -19,5 +19,5 @@ pub(super) fn install() {
 pub(super) fn text(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| payload.downcast_ref::<&str>().copied())
-        .unwrap_or("with something that is not text")
+        .unwrap_or("with a value that is not text")
 }

@@ -36,12 +36,12 @@ fn write(lines: &Lines, mut queue: mpsc::Receiver<String>) {
         }
         let dropped = lines.take_dropped();
         if dropped > 0 {
-            let said = format!("{dropped} lines for the serial port were dropped: it is slow");
+            let message = format!("{dropped} lines for the serial port were dropped: it is slow");
             text.push_str(&log_line(
                 polis_base::sys::clock::uptime(),
                 Severity::Warning,
                 ROOT,
-                &said,
+                &message,
             ));
             text.push('\n');
         }

@@ -82,8 +82,8 @@ impl Fault {
         let name = command_line::value(&line, "polis.fault")?;
         let fault = Self::from_name(name);
         match fault {
-            Some(_) => error!("polis.fault={name}: this node breaks on purpose"),
-            None => error!("polis.fault={name} is not a fault that this node knows: ignored"),
+            Some(_) => error!("polis.fault={name}: fault injection is on"),
+            None => error!("polis.fault={name} is not a known fault: ignored"),
         }
         fault
     }
@@ -130,8 +130,8 @@ impl Service {
         }
         let first = !self.struck.swap(true, Ordering::Relaxed);
         match self.fault {
-            Fault::ServicePanic if first => panic!("as asked for by polis.fault"),
-            Fault::ServiceFlaps => panic!("as asked for by polis.fault"),
+            Fault::ServicePanic if first => panic!("requested by polis.fault"),
+            Fault::ServiceFlaps => panic!("requested by polis.fault"),
             Fault::KillEtcd if first => process::find("etcd").into_iter().for_each(kill),
             Fault::DamageEtcd if first => {
                 for victim in process::find("etcd") {
@@ -172,7 +172,7 @@ impl Service {
 /// Blocks each worker of the runtime, with some to spare: which one takes which
 /// task is the runtime's to choose.
 fn hang(ctx: &Context) {
-    error!("blocking every worker, as asked for by polis.fault");
+    error!("blocking every worker, requested by polis.fault");
     for number in 0..2 * tokio::runtime::Handle::current().metrics().num_workers() {
         let name = format!("hang-{number}");
         ctx.spawn(&name, Policy::forever(), |_ctx| async { block() });
@@ -188,14 +188,14 @@ fn block() -> Result<(), std::convert::Infallible> {
 }
 
 fn locked() -> Report {
-    let error = std::io::Error::other("as asked for by polis.fault");
+    let error = std::io::Error::other("requested by polis.fault");
     Report::from_error(code::STORAGE_KEY_WRONG, Stage::Storage, &error, "give it a recovery key")
 }
 
 /// Overwrites the start of etcd's database, where its header is.
 fn damage() {
     let database = files::Root::live().data.etcd.data.path().join("member/snap/db");
-    error!(database = %database.display(), "damaging it, as asked for by polis.fault");
+    error!(database = %database.display(), "damaging it, requested by polis.fault");
     let written = std::fs::File::options()
         .write(true)
         .open(database)
@@ -207,7 +207,7 @@ fn damage() {
 
 /// Removes the files of a member of etcd, and leaves the mark that there was one.
 fn lose() {
-    error!("removing the member of etcd, as asked for by polis.fault");
+    error!("removing the member of etcd, requested by polis.fault");
     if let Err(error) = consensus::forget(&files::Root::live().data.etcd) {
         error!(error = &error as &dyn std::error::Error, "cannot remove it");
     }
@@ -222,12 +222,12 @@ async fn kill_and_see(victim: Pid) {
     kill(victim);
     let gone = async { readiness::watch(watched?, Interest::READABLE)?.readable().await.map(drop) };
     if let Err(error) = gone.await {
-        error!(error = &error as &dyn std::error::Error, "cannot see it end");
+        error!(error = &error as &dyn std::error::Error, "cannot observe its end");
     }
 }
 
 fn kill(victim: Pid) {
-    error!(process = victim.as_raw_pid(), "killing it, as asked for by polis.fault");
+    error!(process = victim.as_raw_pid(), "killing it, requested by polis.fault");
     // It may have ended by itself.
     let _gone = rustix::process::kill_process(victim, Signal::KILL);
 }

@@ -34,11 +34,11 @@ const HERTZ: f64 = 100.0;
 pub(super) async fn run(ctx: &Context, line: impl Fn() -> EventLine) {
     sleep(SETTLED).await;
     let (rest, ()) = measured(sleep(PHASE)).await;
-    ctx.lines().event(told(line().field("phase", "rest"), &rest));
+    ctx.lines().event(with_cost(line().field("phase", "rest"), &rest));
     let (flood, lines) = measured(write()).await;
     // The serial port leaves out lines that it cannot take in time.
     sleep(SETTLED).await;
-    let line = told(line().field("phase", "flood"), &flood);
+    let line = with_cost(line().field("phase", "flood"), &flood);
     let seconds = format!("{:.2}", flood.seconds);
     ctx.lines().event(line.field("lines", lines).field("seconds", seconds));
 }
@@ -53,7 +53,7 @@ async fn write() -> u64 {
         tick.tick().await;
         for _ in 0..LINES {
             lines += 1;
-            info!(line = lines, "one of more lines than anybody reads, as asked for");
+            info!(line = lines, "one of many lines, as requested");
         }
     }
     lines
@@ -77,7 +77,7 @@ async fn measured<T>(work: impl Future<Output = T>) -> (Cost, T) {
     (Cost { seconds, cpu, node: process::resident("self").unwrap_or_default() }, done)
 }
 
-fn told(line: EventLine, cost: &Cost) -> EventLine {
+fn with_cost(line: EventLine, cost: &Cost) -> EventLine {
     line.field("cpu", format!("{:.2}", cost.cpu)).field("node", cost.node)
 }
 

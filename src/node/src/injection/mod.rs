@@ -21,7 +21,7 @@ use self::fault::Fault;
 use self::generator::Generator;
 use crate::consensus;
 
-/// Starts the services that this boot's command line asks for; usually none.
+/// Starts the services that this boot's command line asks for; usually no line.
 pub(crate) fn start(
     ctx: &Context,
     ready: &watch::Sender<bool>,
@@ -45,6 +45,6 @@ pub(crate) fn start(
 pub(crate) fn main_task_is_ready() {
     #[expect(clippy::panic, reason = "the fault that the command line asks for")]
     if Fault::of_this_boot() == Some(Fault::MainPanic) {
-        panic!("as asked for by polis.fault");
+        panic!("requested by polis.fault");
     }
 }

@@ -51,7 +51,7 @@ pub(super) fn asked(request: v1::LogsRequest) -> Result<Asked, Status> {
         return invalid(format!("boot is {boot}; this one is 0, the one before -1, and so on"));
     }
     if follow && boot != 0 {
-        return invalid("an earlier boot has ended: there is nothing to follow".to_owned());
+        return invalid("an earlier boot has ended and cannot be followed".to_owned());
     }
     let query = Query {
         // Nothing is written under no name: the root of the tree is all of it.
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_written_is_told_with_all_that_is_known_of_it() {
+    async fn an_entry_is_sent_with_all_its_fields() {
         let request = v1::LogsRequest { backlog: -1, ..Default::default() };
         let entries = all(&tree(), request.clone()).await;
         assert_eq!(entries.len(), 2);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_that_is_too_slow_is_told_what_it_lost() {
+    async fn a_slow_reader_receives_the_number_of_lost_entries() {
         let tree = Tree::new(None);
         let request = v1::LogsRequest { follow: true, ..Default::default() };
         let mut stream = Box::pin(following(&tree, asked(request).unwrap().query));
@@ -302,7 +302,7 @@ mod tests {
         let long = refused(v1::LogsRequest { name: "x".repeat(300), ..Default::default() });
         assert!(long.starts_with("name has 300 bytes"), "{long}");
         let past = v1::LogsRequest { boot: -1, follow: true, ..Default::default() };
-        assert!(refused(past).contains("nothing to follow"));
+        assert!(refused(past).contains("cannot be followed"));
     }
 
     proptest! {

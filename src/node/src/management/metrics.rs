@@ -57,7 +57,7 @@ impl Sources {
         let mut page = Page::default();
         let Inputs { cluster, consensus, pki, credentials, ready, environment, .. } = &self.inputs;
         let labels = [("version", environment.version.as_str()), ("image", &environment.image)];
-        page.family("polis_build_info", Kind::Gauge, "Which system this machine runs.")
+        page.family("polis_build_info", Kind::Gauge, "The system that this machine runs.")
             .sample(&labels, 1);
         let uptime = clock::uptime().as_secs_f64();
         let up = "Seconds since the kernel started.";
@@ -82,9 +82,9 @@ impl Sources {
         let lost = "Entries of the log that readers were too slow for.";
         page.one("polis_log_lost_total", Kind::Counter, lost, self.logs.lost());
         let ring = self.inputs.ring.borrow();
-        let help = "Entries of this boot's log that the disk did not take.";
+        let help = "Entries of this boot's log that were not written to the disk.";
         page.one("polis_log_unwritten_total", Kind::Counter, help, ring.lost);
-        let help = "What the logs of all boots take on the disk.";
+        let help = "Disk space of the logs of all boots.";
         page.one("polis_log_disk_bytes", Kind::Gauge, help, ring.bytes);
         drop(ring);
         if let Some(kibibytes) = process::resident("self") {
@@ -96,13 +96,12 @@ impl Sources {
 }
 
 fn services(page: &mut Page, services: &Tree) {
-    let mut family =
-        page.family("polis_services", Kind::Gauge, "Supervised services by what they are doing.");
+    let mut family = page.family("polis_services", Kind::Gauge, "Supervised services by state.");
     for state in STATES {
         let count = services.values().filter(|entry| entry.state == state).count();
         family.sample(&[("state", state.name())], count);
     }
-    let help = "How often a service was started again; those that never were are left out.";
+    let help = "Restarts of a service; services without one are left out.";
     let mut family = page.family("polis_service_restarts_total", Kind::Counter, help);
     for (name, entry) in services.iter().filter(|(_, entry)| entry.restarts > 0) {
         family.sample(&[("service", name)], entry.restarts);
@@ -125,7 +124,7 @@ fn stages(page: &mut Page, stages: &Stages) {
 
 fn etcd(page: &mut Page, status: &consensus::Status) {
     let mut family =
-        page.family("polis_etcd_standing", Kind::Gauge, "1 for what this member of etcd is.");
+        page.family("polis_etcd_standing", Kind::Gauge, "1 for the state of this member of etcd.");
     for one in STANDINGS {
         family.sample(&[("standing", one.name())], u8::from(one.name() == status.standing.name()));
     }
@@ -214,7 +213,7 @@ fn calls(page: &mut Page, servers: &[(&'static str, Arc<Metrics>)]) {
         (
             "polis_rpc_crowded_out_total",
             Kind::Counter,
-            "Connections that made way for others.",
+            "Connections that were closed to admit others.",
             |m| m.crowded_out.get(),
         ),
         (
@@ -232,7 +231,7 @@ fn calls(page: &mut Page, servers: &[(&'static str, Arc<Metrics>)]) {
         (
             "polis_rpc_stalled_total",
             Kind::Counter,
-            "Connections that were cut because an answer was left lying.",
+            "Connections that were cut because an answer was not read.",
             |m| m.stalled.get(),
         ),
         (

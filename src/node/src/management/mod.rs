@@ -92,7 +92,7 @@ pub struct Inputs {
     /// Where a recovery key can be given while the disk is locked.
     pub unlock_requests: Requests,
     /// The access list.
-    pub standing: watch::Receiver<Arc<AccessList>>,
+    pub access_list: watch::Receiver<Arc<AccessList>>,
 }
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
@@ -155,7 +155,7 @@ impl Service {
         let server = |name, listen, metrics, app, listening| rpc::Server {
             config: rpc::Config { name, listen, limits: config.limits.clone() },
             credentials: meanwhile.subscribe(),
-            access_list: inputs.standing.clone(),
+            access_list: inputs.access_list.clone(),
             table: Arc::clone(&table),
             metrics,
             app,

@@ -146,7 +146,7 @@ impl NodeManagement for Handlers {
             true => Reason::PowerOff,
             false => Reason::Reboot,
         };
-        warn!(%actor, "asked for a {}", reason.name());
+        warn!(%actor, "a {} was requested", reason.name());
         // The server stops in order, so the reply is on its way before the end.
         self.end.send_replace(Some(reason));
         Ok(Response::new(v1::RebootResponse {}))
@@ -160,7 +160,7 @@ impl NodeManagement for Handlers {
         // Never a part of a log entry.
         let key = Zeroizing::new(request.into_inner().recovery_key);
         if key.len() > KEY_TEXT_MAX {
-            return Err(Status::invalid_argument("recovery_key is far too long for one"));
+            return Err(Status::invalid_argument("recovery_key is too long"));
         }
         if !self.inputs.unlock_requests.is_open() {
             return Err(Status::failed_precondition(Refused::NotWaiting.to_string()));

@@ -33,7 +33,7 @@ struct Owned {
     _cluster: watch::Sender<cluster::Status>,
     _ready: watch::Sender<bool>,
     _credentials: watch::Sender<Option<Credentials>>,
-    _standing: watch::Sender<Arc<AccessList>>,
+    _access_list: watch::Sender<Arc<AccessList>>,
     _snapshot: watch::Sender<Arc<Snapshot>>,
     _unlock_requests: watch::Sender<Open>,
 }
@@ -61,7 +61,7 @@ impl Running {
         let (ready, readies) = watch::channel(true);
         let (credentials, own) = watch::channel(credentials);
         let up = AccessList { nodes: Some([node].into()), ..AccessList::default() };
-        let (standing, standings) = watch::channel(Arc::new(up));
+        let (access_list, access_lists) = watch::channel(Arc::new(up));
         let environment = Environment {
             control: 3,
             recovery: None,
@@ -84,7 +84,7 @@ impl Running {
             snapshot: snapshots,
             credentials: own,
             unlock_requests: Requests::new(unlock_requests.subscribe()),
-            standing: standings,
+            access_list: access_lists,
         };
         let bound = || Listen::Bound(Arc::new(TcpListener::bind("127.0.0.1:0").unwrap()));
         let limits = Limits::default();
@@ -111,7 +111,7 @@ impl Running {
             _cluster: cluster,
             _ready: ready,
             _credentials: credentials,
-            _standing: standing,
+            _access_list: access_list,
             _snapshot: snapshot,
             _unlock_requests: unlock_requests,
         };
@@ -191,7 +191,7 @@ async fn only_who_operates_ends_the_machine_and_gets_a_reply_before() {
 }
 
 #[tokio::test]
-async fn whoever_follows_the_log_or_the_screen_sees_the_end_of_the_service() {
+async fn a_follower_of_the_log_or_the_screen_sees_the_end_of_the_service() {
     let running = Running::start().await;
     let mut client = running.client(Role::Viewer).await;
     let request = v1::LogsRequest { follow: true, ..Default::default() };
@@ -234,8 +234,8 @@ async fn metrics_are_for_those_who_may_read_and_say_what_was_asked() {
     assert!(own.rsplit(' ').next().unwrap().parse::<f64>().unwrap() > 80.0 * 86_400.0, "{own}");
     assert!(answer.contains("process_resident_memory_bytes "), "{answer}");
 
-    let stranger = running.metrics(None, "/metrics").await;
-    assert!(stranger.starts_with("HTTP/1.1 401"), "{stranger}");
+    let untrusted = running.metrics(None, "/metrics").await;
+    assert!(untrusted.starts_with("HTTP/1.1 401"), "{untrusted}");
     let key = self_signed(9, None);
     assert!(running.metrics(Some(&key), "/metrics").await.starts_with("HTTP/1.1 401"));
     assert!(running.metrics(Some(&viewer), "/other").await.starts_with("HTTP/1.1 404"));
@@ -252,7 +252,7 @@ async fn a_node_that_has_its_disk_waits_for_no_key() {
 }
 
 #[tokio::test]
-async fn a_node_that_waits_for_its_key_takes_it_from_an_owner_and_from_nobody_else() {
+async fn a_node_that_waits_for_its_key_takes_it_only_from_an_owner() {
     let authority = Authority::new().await;
     let join = self_signed(9, Some(authority.der.clone()));
     let waits = watch::Sender::default();

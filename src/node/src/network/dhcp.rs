@@ -90,7 +90,10 @@ impl Client {
                 let limit = if selecting { SELECTING_MAX } else { ASKING_MAX };
                 let Ok(state) = tokio::time::timeout(limit, client.run()).await else {
                     if selecting {
-                        debug!("a DHCP server on {} offered and fell silent", self.name);
+                        debug!(
+                            "a DHCP server on {} sent an offer and no acknowledgement",
+                            self.name
+                        );
                     }
                     self.client = None;
                     selecting = false;

@@ -39,9 +39,9 @@ pub(super) struct Lease {
 /// Why an offer is not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
-    #[error("the address {0} is not one that a host can have")]
+    #[error("the address {0} is not a host address")]
     Address(Ipv4Addr),
-    #[error("the network mask {0} is none")]
+    #[error("the network mask {0} is invalid")]
     Mask(Ipv4Addr),
     #[error("the lease ends after {} s, allowed is at least {} s", .0.as_secs(), LIFETIME_MIN.as_secs())]
     Lifetime(Duration),

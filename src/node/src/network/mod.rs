@@ -50,7 +50,7 @@ pub struct Status {
     pub ntp_servers: Vec<String>,
     /// Every Ethernet interface, in the kernel's order.
     pub interfaces: Vec<Interface>,
-    /// What an address waits for, and what to do about it.
+    /// The reason why an address waits, and the next step.
     pub waiting: Option<String>,
 }
 

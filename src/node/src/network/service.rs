@@ -14,7 +14,7 @@
 //!
 //! Invariants:
 //! - Only the kernel knows the state: after each wake-up, a run reads all of it again, and
-//!   plans anew. A run itself keeps only the leases of DHCP.
+//!   plans again. A run itself keeps only the leases of DHCP.
 //! - The result of an earlier run stays until this one has an address.
 //! - A refused action ends nothing: it is logged once, and tried again.
 //!
@@ -97,10 +97,10 @@ pub struct Service {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No socket to the kernel.
-    #[error("cannot talk to the kernel about the network")]
+    #[error("cannot open the kernel's network socket")]
     Connect(#[source] std::io::Error),
     /// The socket to the kernel closed.
-    #[error("the kernel's side of the network socket closed")]
+    #[error("the kernel closed the network socket")]
     Closed,
     /// The kernel does not say what there is.
     #[error("cannot read links, addresses and routes")]
@@ -150,8 +150,8 @@ impl Service {
         let floor = clock::floor(&os_release);
         if let Some(time) = clock::correction(clock::now(), floor) {
             match clock::set(time) {
-                Ok(()) => warn!("the clock was before this image was built; set to its date"),
-                Err(error) => warn!("the clock is before this image was built: {error}"),
+                Ok(()) => warn!("the clock was older than this image and is set to its date"),
+                Err(error) => warn!("the clock is older than this image: {error}"),
             }
         }
     }
@@ -317,7 +317,7 @@ impl Run {
             // at once.
             match self.service.config.resolv_conf.save(text.clone().into_bytes()).await {
                 Ok(()) => self.resolv_conf = Some(text),
-                Err(error) => warn!("cannot tell the resolver its servers: {error}"),
+                Err(error) => warn!("cannot write the servers of the resolver: {error}"),
             }
         }
         match &waiting {

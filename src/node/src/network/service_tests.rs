@@ -48,7 +48,7 @@ fn in_namespace<F: Future<Output = ()>>(story: impl FnOnce(Wire) -> F) {
         };
         tokio::select! {
             () = connection => panic!("the kernel closed the socket"),
-            told = tokio::time::timeout(PATIENCE, story) => told.expect("the story ends in time"),
+            loaded = tokio::time::timeout(PATIENCE, story) => loaded.expect("the story ends in time"),
         }
     });
 }
@@ -89,7 +89,7 @@ impl Wire {
 }
 
 /// Parameters with this network; their cluster plays no part here.
-fn told(network: parameters::Network) -> Known {
+fn loaded(network: parameters::Network) -> Known {
     let cluster = parameters::Cluster::Bootstrap(parameters::Bootstrap {
         owner_public_key: [0; 32],
         configuration: parameters::ClusterConfiguration::default(),
@@ -149,7 +149,7 @@ async fn serve(lifetime: u32) {
 fn dhcp_gives_the_address_the_way_out_and_the_name_server() {
     in_namespace(|wire| async move {
         wire.cable(true).await;
-        let (service, _owner) = wire.service(told(parameters::Network::default()));
+        let (service, _owner) = wire.service(loaded(parameters::Network::default()));
         while_running(service, async |mut status| {
             let story = async {
                 let status = until(&mut status, |s| s.primary.is_some()).await;
@@ -168,7 +168,7 @@ fn dhcp_gives_the_address_the_way_out_and_the_name_server() {
 }
 
 #[test]
-fn a_static_address_needs_no_cable_and_asks_nobody() {
+fn a_static_address_needs_no_cable_and_no_server() {
     in_namespace(|wire| async move {
         let interface = parameters::Interface {
             matches: Match::Name("eth0".to_owned()),
@@ -182,7 +182,7 @@ fn a_static_address_needs_no_cable_and_asks_nobody() {
             mtu: Some(1400),
         };
         let network = parameters::Network { interfaces: vec![interface], ..Default::default() };
-        let (service, _owner) = wire.service(told(network));
+        let (service, _owner) = wire.service(loaded(network));
         while_running(service, async |mut status| {
             let status = until(&mut status, |s| s.primary.is_some()).await;
             assert_eq!(status.primary, Some(IpAddr::from([192, 0, 2, 7])));
@@ -202,7 +202,7 @@ fn a_static_address_needs_no_cable_and_asks_nobody() {
 #[test]
 fn a_late_cable_is_as_good_as_an_early_one() {
     in_namespace(|wire| async move {
-        let (service, _owner) = wire.service(told(parameters::Network::default()));
+        let (service, _owner) = wire.service(loaded(parameters::Network::default()));
         while_running(service, async |mut status| {
             let dark = until(&mut status, |s| !s.interfaces.is_empty()).await;
             assert!(dark.waiting.unwrap().contains("plug in the cable"));
@@ -225,7 +225,7 @@ fn nothing_is_asked_before_the_parameters_are_known() {
         while_running(service, async |mut status| {
             let status_now = until(&mut status, |s| s.interfaces.iter().any(|i| i.carrier)).await;
             assert!(status_now.interfaces.iter().all(|i| !i.asking));
-            owner.send_replace(told(parameters::Network::default()));
+            owner.send_replace(loaded(parameters::Network::default()));
             until(&mut status, |s| s.interfaces.iter().any(|i| i.asking)).await;
         })
         .await;
@@ -236,7 +236,7 @@ fn nothing_is_asked_before_the_parameters_are_known() {
 fn a_restarted_service_keeps_the_address_and_gets_it_again() {
     in_namespace(|wire| async move {
         wire.cable(true).await;
-        let (service, _owner) = wire.service(told(parameters::Network::default()));
+        let (service, _owner) = wire.service(loaded(parameters::Network::default()));
         let again = service.clone();
         let served = async {
             while_running(service, async |mut status| {
@@ -260,7 +260,7 @@ fn a_restarted_service_keeps_the_address_and_gets_it_again() {
 fn a_vanished_interface_takes_the_address_with_it() {
     in_namespace(|wire| async move {
         wire.cable(true).await;
-        let (service, _owner) = wire.service(told(parameters::Network::default()));
+        let (service, _owner) = wire.service(loaded(parameters::Network::default()));
         while_running(service, async |mut status| {
             tokio::select! {
                 () = serve(3600) => {}
@@ -279,7 +279,7 @@ fn a_vanished_interface_takes_the_address_with_it() {
 fn the_stage_says_what_it_waits_for_and_then_that_it_is_done() {
     in_namespace(|wire| async move {
         wire.cable(true).await;
-        let (service, _owner) = wire.service(told(parameters::Network::default()));
+        let (service, _owner) = wire.service(loaded(parameters::Network::default()));
         let (ctx, mut handles) = Context::for_test();
         let story = async {
             let state = |stages: &polis_base::stage::Stages| {

@@ -114,7 +114,7 @@ async fn settle(places: &Places, ctx: &Context) -> FwCfg {
             return fw_cfg;
         }
         if waited >= PATIENCE {
-            let what = "the driver of fw_cfg (module qemu_fw_cfg); without it the boot goes on \
+            let what = "the driver of fw_cfg (module qemu_fw_cfg); without it the boot continues \
                         with the ESP alone";
             ctx.stage(Stage::Parameters, State::Waiting(what.to_owned()));
         }
@@ -136,9 +136,9 @@ type Read = Result<Option<Vec<u8>>, Error>;
 fn decide(fw_cfg: FwCfg, from_fw_cfg: Read, from_esp: Read) -> Result<Loaded, Failed> {
     let mut warning = None;
     let first = match (fw_cfg, &from_fw_cfg) {
-        (FwCfg::Missing, _) => "fw_cfg: this machine has none".to_owned(),
+        (FwCfg::Missing, _) => "fw_cfg: absent".to_owned(),
         (FwCfg::Starting, _) => {
-            let text = "fw_cfg: the device is there, but its driver did not start";
+            let text = "fw_cfg: the driver of the device did not start";
             warning = Some(format!("{text}; node parameters there are ignored"));
             text.to_owned()
         }
@@ -154,7 +154,9 @@ fn decide(fw_cfg: FwCfg, from_fw_cfg: Read, from_esp: Read) -> Result<Loaded, Fa
     let (ours, theirs) = (Source::FwCfg.place(), Source::Esp.place());
     match (&from_fw_cfg, &from_esp) {
         (Ok(Some(used)), Ok(Some(other))) if used != other => {
-            warning = Some(format!("{ours} wins over {theirs}, which differs and is ignored"));
+            warning = Some(format!(
+                "{ours} takes precedence over {theirs}, which differs and is ignored"
+            ));
         }
         (_, Err(error)) => {
             warning = Some(format!("{ours} is used; {theirs} could not be compared: {error}"));
@@ -174,7 +176,7 @@ fn understand(read: Read) -> Result<Option<Parameters>, Error> {
 fn seen(source: Source, read: &Read) -> String {
     let place = source.place();
     match read {
-        Ok(None) => format!("{place}: nothing there"),
+        Ok(None) => format!("{place}: absent"),
         Ok(Some(bytes)) => format!("{place}: {} bytes", bytes.len()),
         Err(Error::TooLarge) => format!("{place}: more than {BYTES_MAX} bytes"),
         Err(_) => format!("{place}: unreadable"),
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_machine_without_parameters_is_told_so() {
+    async fn a_machine_without_parameters_reports_that() {
         run(None, async |mut known, _handles| {
             let loaded =
                 polis_runtime::event::until(&mut known, "known", Clone::clone).await.unwrap();

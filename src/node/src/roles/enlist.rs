@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-use crate::cluster::{self, ASK_AGAIN, Membership, TRUST};
+use crate::cluster::{self, Membership, RETRY, TRUST};
 use crate::consensus::{self, Invitation, Member, MemberId, MemberStatus, Orders, Peer, Start};
 use crate::network;
 use polis_base::files::{self, File};
@@ -40,7 +40,7 @@ use polis_wire::node_roles::{Nodes, Role, is_consensus_member};
 use polis_wire::rpc::client::{Client, Repeat};
 
 /// Between two attempts, once the client has lost its patience.
-const RETRY: Duration = Duration::from_secs(2);
+const ENLIST_RETRY: Duration = Duration::from_secs(2);
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
@@ -69,13 +69,13 @@ pub enum Error {
     #[error(transparent)]
     Closed(#[from] Closed),
     /// The disk.
-    #[error("cannot keep or read what this node must remember")]
+    #[error("cannot store or read the state of this node")]
     File(#[from] files::Error),
     /// The key is not one.
     #[error("the key of this node cannot be used")]
     Key(#[source] identity::Error),
     /// The key has gone.
-    #[error("the key of this node has gone from the data partition")]
+    #[error("the key of this node is missing from the data partition")]
     KeyLost,
 }
 
@@ -126,13 +126,13 @@ impl Service {
 
     /// Clears up after a member of etcd that the cluster has taken out.
     async fn leave(&mut self) -> Result<(), Error> {
-        info!("the cluster takes this node out of etcd");
+        info!("the cluster removes this node from etcd");
         self.cluster.serves(Role::ConsensusMember, false);
         self.orders.send_replace(None);
         until(&mut self.consensus, "etcd", |status| status.is_absent().then_some(())).await?;
         let data = self.data.clone();
         blocking(move || cluster::part(&data)).await?;
-        info!("nothing of the member of etcd is left");
+        info!("the data of the etcd member is removed");
         Ok(())
     }
 
@@ -163,10 +163,10 @@ impl Service {
         }
         // From here on it is the member of its own data. Its invitation grows old: if etcd
         // started with that again, months later, it would show an expired certificate to
-        // peers that no longer tell it of the newer one.
+        // peers that no longer report the newer one.
         self.orders.send_if_modified(|orders| match orders {
             Some(orders) if orders.start.joins() => {
-                orders.start = Start::Again;
+                orders.start = Start::Restart;
                 true
             }
             _ => false,
@@ -207,8 +207,8 @@ impl Service {
             match self.client.call(Repeat::Allowed, call).await {
                 Ok(answer) => return Start::Join(Box::new(invitation(answer, key))),
                 Err(status) => {
-                    warn!(%status, "cannot become a member of etcd yet; asking again");
-                    sleep(RETRY).await;
+                    warn!(%status, "cannot become a member of etcd yet; retrying");
+                    sleep(ENLIST_RETRY).await;
                 }
             }
         }
@@ -241,13 +241,13 @@ async fn out(
         let voted = blocking(move || file.read()).await?;
         match cluster::membership(client, own, voted.as_deref()).await {
             Ok(Membership::Out) => {
-                warn!("this node has the role, and its member of etcd was taken out");
+                warn!("this node has the role, but its etcd member was removed");
                 return Ok(());
             }
             Ok(Membership::Member | Membership::Elsewhere) => {}
-            Err(status) => debug!(%status, "no leader says who the members of etcd are"),
+            Err(status) => debug!(%status, "no leader reports the members of etcd"),
         }
-        sleep(ASK_AGAIN).await;
+        sleep(RETRY).await;
     }
 }
 
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_could_not_finish_leaving_does_so_before_it_enters_again() {
+    async fn an_interrupted_departure_ends_before_the_node_enters_again() {
         let disk = tempfile::tempdir().unwrap();
         let data = Root::at(disk.path()).data;
         data.create().unwrap();
@@ -321,7 +321,7 @@ mod tests {
         let consensus = watch::Sender::<consensus::Status>::default();
         let state = cluster::State::Home;
         let home = cluster::Status { state, node: Some(own), ..Default::default() };
-        let patience = Patience { attempt: RETRY, total: RETRY };
+        let patience = Patience { attempt: ENLIST_RETRY, total: ENLIST_RETRY };
         let (candidates, credentials) = (watch::Sender::default(), watch::Sender::default());
         let mut service = Service {
             data: data.clone(),

@@ -92,13 +92,13 @@ pub enum Error {
         source: process::Error,
     },
     /// The new partition does not open with the key that it was made with.
-    #[error("{device} does not open with the key that it was just made with")]
+    #[error("{device} does not open with its new key")]
     OwnKey {
         /// The partition.
         device: PathBuf,
     },
     /// The thread that did the work ended with a panic.
-    #[error("the thread that works on the disk was lost")]
+    #[error("the thread of the disk was lost")]
     Lost,
 }
 
@@ -215,7 +215,7 @@ async fn finish(
     partition: Partition,
 ) -> Result<Partition, Error> {
     machine.register(&partition).await?;
-    info!("the kernel knows it");
+    info!("the kernel has read it");
     machine.protect(&partition).await?;
     machine.format(&partition).await?;
     info!("the file system is made");

@@ -100,23 +100,23 @@ impl Error {
         if code == code::STORAGE_TOO_SMALL {
             "give the machine a larger disk, or write the image to one, then reboot"
         } else if code == code::STORAGE_OCCUPIED {
-            "save what is there if it matters, wipe the free space of the disk, then reboot"
+            "save its data if you need it, wipe the free space of the disk, then reboot"
         } else if code == code::STORAGE_FOREIGN || code == code::STORAGE_AMBIGUOUS {
-            "save what is there if it matters, delete the partition, then reboot"
+            "save its data if you need it, delete the partition, then reboot"
         } else if code == code::STORAGE_DAMAGED || code == code::STORAGE_MOUNT {
             "repair the file system with xfs_repair from another system, or delete the partition \
-             to begin anew; nothing was changed"
+             to start over; nothing was changed"
         } else if code == code::STORAGE_CIPHER {
-            "read what cryptsetup said; check the disk and its cable, then reboot: a partition that \
-             is marked as unfinished is made again, any other is left as it is"
+            "read the output of cryptsetup, check the disk and its cable, then reboot: an \
+             unfinished partition is made again, any other is left unchanged"
         } else if code == code::STORAGE_LATE {
             "check the disk and its cable: it does not answer, or far too slowly; then reboot"
         } else if code == code::STORAGE_FAILING {
-            "check the disk named in the cause and its cable, then reboot: what was acknowledged is \
-             in the journal of the file system, and the next mount replays it"
+            "check the disk named in the cause and its cable, then reboot: the next mount \
+             replays acknowledged writes from the journal of the file system"
         } else if code == code::STORAGE_PARTITION_TABLE {
-            "repair the partition table from another system, then reboot; the image, written \
-             again, begins the machine anew"
+            "repair the partition table from another system, then reboot; writing the image \
+             again resets the machine"
         } else {
             "check the disk and its cable, replace it if it fails again, then reboot"
         }

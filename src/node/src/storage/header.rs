@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn one_whole_copy_is_enough_and_none_is_none() {
+    fn one_complete_copy_of_the_header_is_enough() {
         let mut head = header(Kind::Encrypted);
         head[100] ^= 1;
         assert_eq!(read(&head).unwrap().kind, Some(Kind::Encrypted));
@@ -252,13 +252,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_in_a_header_never_panics(
+        fn an_arbitrary_header_never_panics(
             place in 0..2 * COPY_SIZE,
-            noise in prop::collection::vec(any::<u8>(), 0..100),
+            input in prop::collection::vec(any::<u8>(), 0..100),
         ) {
             let mut head = header(Kind::Authenticated);
-            for (byte, noise) in head[place..].iter_mut().zip(noise) {
-                *byte = noise;
+            for (byte, input) in head[place..].iter_mut().zip(input) {
+                *byte = input;
             }
             let _answer = read(&head);
         }

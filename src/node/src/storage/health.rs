@@ -94,9 +94,9 @@ pub enum What {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.what {
-            What::Changed => "what was written has been changed",
-            What::Read => "the disk does not read",
-            What::Write => "the disk does not write",
+            What::Changed => "written data was changed",
+            What::Read => "the disk fails reads",
+            What::Write => "the disk fails writes",
             What::Corrupt => "the file system is damaged",
             What::ShutDown => "the file system was shut down",
         };
@@ -127,7 +127,7 @@ pub fn read(message: &str, devices: &Devices) -> Option<Fault> {
         after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
     };
     let fault = |what, device: &str| Fault { what, device: device.to_owned(), sector: sector() };
-    // No other device of this machine has tags: which one is said by its number only.
+    // No other device of this machine has tags: the kernel names it by its number only.
     if message.contains("device-mapper: crypt:") && message.contains("INTEGRITY AEAD ERROR") {
         return Some(fault(What::Changed, &devices.partition));
     }
@@ -223,7 +223,7 @@ fn tell(ctx: &Context, was: &Health, now: &Health) {
             ctx.lines().event(line("full").field("free", free));
         }
         (Some(_), None) => {
-            info!("the data partition has room again");
+            info!("the data partition has free space again");
             ctx.lines().event(line("room"));
         }
         (None, None) | (Some(_), Some(_)) => {}
@@ -231,10 +231,10 @@ fn tell(ctx: &Context, was: &Health, now: &Health) {
     match (&was.fault, &now.fault) {
         (was, Some(fault)) if was.as_ref() != Some(fault) => {
             error!("{fault}");
-            let told = line("failing").field("cause", fault).field("device", &fault.device);
+            let reported = line("failing").field("cause", fault).field("device", &fault.device);
             ctx.lines().event(match fault.sector {
-                Some(sector) => told.field("sector", sector),
-                None => told,
+                Some(sector) => reported.field("sector", sector),
+                None => reported,
             });
         }
         (Some(_), None) => {
@@ -257,16 +257,18 @@ mod tests {
         }
     }
 
-    fn told(message: &str) -> Option<String> {
+    fn reported(message: &str) -> Option<String> {
         read(message, &devices()).map(|fault| fault.to_string())
     }
 
     #[test]
-    fn a_block_that_somebody_changed_is_named_by_device_and_sector() {
+    fn a_tampered_block_is_named_by_device_and_sector() {
         assert_eq!(
-            told("trusted_key: device-mapper: crypt: dm-1: INTEGRITY AEAD ERROR, sector 1024328")
-                .as_deref(),
-            Some("what was written has been changed: device /dev/vda3, sector 1024328")
+            reported(
+                "trusted_key: device-mapper: crypt: dm-1: INTEGRITY AEAD ERROR, sector 1024328"
+            )
+            .as_deref(),
+            Some("written data was changed: device /dev/vda3, sector 1024328")
         );
     }
 
@@ -276,13 +278,13 @@ mod tests {
             format!("I/O error, dev {disk}, sector 2048 op 0x1:(WRITE) flags 0x800 phys_seg 1")
         };
         assert_eq!(
-            told(&message("vda")).as_deref(),
-            Some("the disk does not write: device vda, sector 2048")
+            reported(&message("vda")).as_deref(),
+            Some("the disk fails writes: device vda, sector 2048")
         );
-        assert_eq!(told(&message("sdb")), None);
+        assert_eq!(reported(&message("sdb")), None);
         assert_eq!(
-            told("critical medium error, dev vda, sector 7 op 0x0:(READ)").as_deref(),
-            Some("the disk does not read: device vda, sector 7")
+            reported("critical medium error, dev vda, sector 7 op 0x0:(READ)").as_deref(),
+            Some("the disk fails reads: device vda, sector 7")
         );
     }
 
@@ -293,8 +295,8 @@ mod tests {
         assert_eq!(read(&message("vda9"), &devices()), None);
         let message = "XFS (dm-2): Metadata corruption detected at xfs_agf_verify";
         assert_eq!(read(message, &devices()).unwrap().what, What::Corrupt);
-        assert_eq!(told("XFS (dm-2): Ending clean mount"), None);
-        assert_eq!(told(""), None);
+        assert_eq!(reported("XFS (dm-2): Ending clean mount"), None);
+        assert_eq!(reported(""), None);
     }
 
     #[test]
@@ -305,7 +307,7 @@ mod tests {
             health.warnings(),
             [
                 "the data partition is full: 5 MiB are left; delete something",
-                "the disk does not read: device vda",
+                "the disk fails reads: device vda",
             ]
         );
     }

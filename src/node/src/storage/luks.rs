@@ -209,7 +209,7 @@ pub fn close() -> std::io::Result<()> {
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {}
             Err(error) => return Err(error),
         }
-        // The node is `cryptsetup`'s, and the next one makes it anew.
+        // The node is `cryptsetup`'s, and the next one creates it again.
         let _absent = std::fs::remove_file(Path::new("/dev/mapper").join(name));
     }
     Ok(())

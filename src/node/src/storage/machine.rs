@@ -96,7 +96,10 @@ impl Live {
             // the layers above it have not.
             let closed = tokio::task::spawn_blocking(luks::close).await;
             if let Ok(Err(error)) = closed {
-                warn!(error = &error as &dyn std::error::Error, "cannot open it larger yet");
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "cannot open it at its new size yet"
+                );
                 return Ok(());
             }
             luks::open(&device, key, &self.log).await?;
@@ -165,10 +168,10 @@ impl Live {
     /// The preparation that authentication needs before there is a file system.
     async fn prepare(&self, partition: &Partition) -> Result<(), Error> {
         let device = self.device(partition);
-        let said = self.mkfs(partition).arg("-N").arg(&device).run().await;
-        let said = said.map_err(|source| Error::Format { device: device.clone(), source })?;
-        let groups = Groups::parse(&String::from_utf8_lossy(&said));
-        let strange = || io::Error::other("mkfs.xfs does not say how it would divide it");
+        let output = self.mkfs(partition).arg("-N").arg(&device).run().await;
+        let output = output.map_err(|source| Error::Format { device: device.clone(), source })?;
+        let groups = Groups::parse(&String::from_utf8_lossy(&output));
+        let strange = || io::Error::other("mkfs.xfs does not report its groups");
         let failed = |source| Error::Wipe { device: device.clone(), source };
         let groups = groups.ok_or_else(strange).map_err(failed)?;
         let target = device.clone();
@@ -201,7 +204,7 @@ impl Live {
         match block::known_extent(&device).map_err(failed)? {
             Some(known) if known == (start, length) => Ok(()),
             Some((known, _)) if known != start => {
-                let what = format!("it knows it at byte {known} instead of {start}");
+                let what = format!("the kernel has it at byte {known} instead of {start}");
                 Err(failed(io::Error::other(what)))
             }
             Some(_) => {
@@ -231,7 +234,7 @@ pub fn read_table(disk: &Path) -> Result<Table, table::Error> {
     let opened = File::options().read(true).write(true).open(disk);
     let disk = opened.map_err(|source| table::Error::Io { operation: "open", source })?;
     if table::restore(&disk)? {
-        warn!("the partition table was torn; it is as its backup again");
+        warn!("the partition table was damaged; it is restored from its backup");
     }
     table::read(&disk)
 }
@@ -320,7 +323,7 @@ impl Machine for Live {
             wipe::reserve(&device, root.data.mount.path(), hidden).map_err(failed)
         });
         let written = reserved.await?;
-        info!(mib = written >> 20, "the free space to begin with is written");
+        info!(mib = written >> 20, "the initial free space is written");
         Ok(())
     }
 

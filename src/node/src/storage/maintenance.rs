@@ -22,14 +22,14 @@ use polis_runtime::supervisor::attempt;
 /// The work of the boot comes first.
 const START: Duration = Duration::from_secs(20);
 /// How often the service checks whether somebody needs the room before that.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Works until there is nothing left. A step that has begun goes on when this is dropped.
 pub async fn maintain(live: &Live, partition: &Partition) {
     if live.kind == Kind::Authenticated {
         wait(live).await;
         if let Err(error) = release(live).await {
-            warn!(error = &error as &dyn std::error::Error, "free space is not given away");
+            warn!(error = &error as &dyn std::error::Error, "free space is not released");
             return;
         }
     }
@@ -41,13 +41,13 @@ pub async fn maintain(live: &Live, partition: &Partition) {
 async fn wait(live: &Live) {
     let started = Instant::now();
     while started.elapsed() < START && !urgent(live).await {
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Gives away, bit by bit, the space that the file system began without.
 async fn release(live: &Live) -> Result<(), Error> {
-    let mut told = false;
+    let mut announced = false;
     loop {
         let hidden = live.root.data.unwritten.path().to_owned();
         let device = live.root.data.mount.path().to_owned();
@@ -57,15 +57,15 @@ async fn release(live: &Live) -> Result<(), Error> {
             wipe::release(&hidden).map_err(failed)
         });
         let Some(left) = left.await?? else {
-            if told {
-                info!("all free space of the data partition was written, and can be used");
+            if announced {
+                info!("all free space of the data partition is written and usable");
             }
             return Ok(());
         };
-        if !told {
+        if !announced {
             let mib = left >> 20;
             info!(mib, "writing the free space of the data partition, as integrity needs it");
-            told = true;
+            announced = true;
         }
         rest(live, begun.elapsed()).await;
     }

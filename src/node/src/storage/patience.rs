@@ -66,7 +66,7 @@ pub async fn within<T, E: From<Error>>(
         return done;
     }
     let seconds = limit.as_secs();
-    let text = format!("{what}; the disk is slow, and after {seconds} s the boot gives up");
+    let text = format!("{what}; the disk is slow, and the boot stops after {seconds} s");
     ctx.stage(Stage::Storage, State::Waiting(text));
     let done = timeout(limit.saturating_sub(SOON), work).await;
     ctx.stage(Stage::Storage, State::Started);
@@ -79,7 +79,7 @@ impl<M: Machine + Sync> Machine for Patient<'_, M> {
     }
 
     async fn register(&self, partition: &Partition) -> Result<(), Error> {
-        self.step("telling the kernel of a partition", SMALL, self.machine.register(partition))
+        self.step("announcing a partition to the kernel", SMALL, self.machine.register(partition))
             .await
     }
 
@@ -96,7 +96,7 @@ impl<M: Machine + Sync> Machine for Patient<'_, M> {
     }
 
     async fn settle(&self, partition: &Partition) -> Result<(), Error> {
-        let what = "writing the free space that the data partition begins with";
+        let what = "writing the initial free space of the data partition";
         self.step(what, LARGEST, self.machine.settle(partition)).await
     }
 
@@ -115,19 +115,19 @@ mod tests {
         let stages = ctx.stages();
         let what = "a step";
         let hung = within(&ctx, what, SMALL, std::future::pending::<Result<(), Error>>());
-        let told = async {
+        let reported = async {
             tokio::time::sleep(SOON + Duration::from_secs(1)).await;
             let entry = stages.borrow().get(&Stage::Storage).cloned();
-            let State::Waiting(what) = entry.unwrap().state else { panic!("nothing is told") };
+            let State::Waiting(what) = entry.unwrap().state else { panic!("nothing is reported") };
             what
         };
-        let (ended, told) = tokio::join!(hung, told);
-        assert!(told.starts_with("a step; "), "{told}");
+        let (ended, reported) = tokio::join!(hung, reported);
+        assert!(reported.starts_with("a step; "), "{reported}");
         assert!(matches!(ended, Err(Error::Late { what: "a step", seconds: 60 })), "{ended:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_quick_step_is_not_worth_a_word() {
+    async fn a_quick_step_is_not_logged() {
         let (ctx, _handles) = Context::for_test();
         let done = within(&ctx, "a step", SMALL, async { Ok::<_, Error>(7) }).await;
         assert_eq!(done.unwrap(), 7);

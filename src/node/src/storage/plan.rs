@@ -166,14 +166,14 @@ pub enum Refusal {
     /// The header of the data partition is ours, and not as we make it.
     #[error(
         "the LUKS header of partition {number} ({NAME}) was changed: it names ciphers that this \
-         node never uses"
+         node does not use"
     )]
     Weakened {
         /// The partition.
         number: u32,
     },
     /// A partition that was complete once has no readable file system.
-    #[error("partition {number} ({NAME}) was complete and has nothing readable on it now")]
+    #[error("partition {number} ({NAME}) was complete and is unreadable now")]
     Damaged {
         /// The partition.
         number: u32,

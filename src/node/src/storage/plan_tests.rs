@@ -180,7 +180,7 @@ fn a_header_of_ours_on_a_marked_partition_is_made_again() {
 }
 
 #[test]
-fn a_header_of_somebody_else_is_left_alone_marked_or_not() {
+fn a_foreign_header_is_left_alone_marked_or_not() {
     for attributes in [0, BEING_MADE] {
         let table = with_data(1001, 800, attributes);
         for (ours, by_us) in [(false, true), (true, false), (false, false)] {

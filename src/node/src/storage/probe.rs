@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_blank_and_noise_is_unknown() {
+    fn zeros_are_blank_and_random_bytes_are_unknown() {
         assert_eq!(recognise(&vec![0; HEAD], &vec![0; TAIL]), Content::Blank);
         assert_eq!(recognise(&with(7, b"noise"), &vec![0; TAIL]), Content::Unknown);
         let mut tail = vec![0; TAIL];
@@ -225,10 +225,10 @@ mod tests {
         #[test]
         fn any_bytes_get_an_answer(
             start in prop::sample::select(vec![&b"XFSB"[..], b"", b"LUKS"]),
-            noise in prop::collection::vec(any::<u8>(), 0..600),
+            input in prop::collection::vec(any::<u8>(), 0..600),
             tail in prop::collection::vec(any::<u8>(), 0..600),
         ) {
-            let head = [start, &noise].concat();
+            let head = [start, &input].concat();
             let content = recognise(&head, &tail);
             prop_assert!(content != Content::Blank || head.iter().all(|byte| *byte == 0));
         }

@@ -25,8 +25,8 @@
 //! - A condition that waiting cannot end opens the trapdoor; nothing is retried without
 //!   end in silence.
 //!
-//! What this module does not do: decide what to do with the disk (`plan`), or
-//! whether this machine may begin anew (`cluster`).
+//! What this module does not do: decide what to do with the disk (`plan`), or whether this
+//! machine may start over (`cluster`).
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -102,7 +102,7 @@ impl<E: Into<Error>> From<E> for Stop {
 }
 
 /// Longest that a look at the disk may take, and a key that is tried.
-const LOOK: Duration = Duration::from_secs(120);
+const PROBE_MAX: Duration = Duration::from_secs(120);
 
 /// How long an open file may keep the file system, when everybody should have ended.
 const RELEASE: Duration = Duration::from_secs(5);
@@ -162,7 +162,10 @@ impl Service {
             // Without the kernel's log these errors go unnoticed, and everything else
             // works.
             Err(error) => {
-                warn!(error = &error as &dyn std::error::Error, "errors of the disk go unnoticed");
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "errors of the disk are not detected"
+                );
                 std::future::pending().await
             }
         }
@@ -178,7 +181,7 @@ impl Service {
 
         let disk = self.config.disk.clone();
         let looked = blocking(move || look(disk));
-        let (table, plan) = within(ctx, "looking at the disk", LOOK, looked).await?;
+        let (table, plan) = within(ctx, "reading the disk", PROBE_MAX, looked).await?;
         let (kind, keys) = match &plan {
             Plan::Create { partition, .. } | Plan::Finish { partition } => {
                 self.status.send_replace(Status::Absent { partition: partition.id });
@@ -265,7 +268,7 @@ impl Service {
                     }
                 }
             };
-            match within(ctx, "opening the data partition", LOOK, opening).await? {
+            match within(ctx, "opening the data partition", PROBE_MAX, opening).await? {
                 None => {
                     info!(slot = key.slot(), "the data partition is open");
                     return Ok(());

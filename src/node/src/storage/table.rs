@@ -55,7 +55,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Blocks of a size that no disk has.
-    #[error("the disk has blocks of {0} bytes; 512 and 4096 are known")]
+    #[error("the disk has blocks of {0} bytes; supported are 512 and 4096")]
     BlockSize(u32),
     /// No disk at all.
     #[error("the disk has {0} bytes")]
@@ -202,7 +202,7 @@ pub fn write(disk: &File, table: &Table) -> Result<(), Error> {
     check(table).map_err(Error::Unusual)?;
     let (mut opened, geometry) = open(disk)?;
     if let Err(error) = opened.primary_header() {
-        return Err(Error::Unusual(format!("its header is not sound, {error}")));
+        return Err(Error::Unusual(format!("its header is invalid: {error}")));
     }
 
     let mut entries = BTreeMap::new();

@@ -185,11 +185,11 @@ fn what_is_no_disk_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn noise_over_the_table_never_panics(
-        noise in prop::collection::vec((0_usize..34 * 512, any::<u8>()), 1..40),
+    fn an_arbitrary_table_never_panics(
+        bytes in prop::collection::vec((0_usize..34 * 512, any::<u8>()), 1..40),
     ) {
         let file = image(64 * MIB, 64 * MIB);
-        for (at, byte) in noise {
+        for (at, byte) in bytes {
             file.write_all_at(&[byte], at as u64).unwrap();
         }
         drop(read(&file));

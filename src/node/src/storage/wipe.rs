@@ -67,9 +67,9 @@ pub struct Groups {
 impl Groups {
     /// Reads the plan that `mkfs.xfs -N` prints.
     #[must_use]
-    pub fn parse(said: &str) -> Option<Self> {
+    pub fn parse(output: &str) -> Option<Self> {
         let number = |name: &str| -> Option<u64> {
-            let after = &said[said.find(name)? + name.len()..];
+            let after = &output[output.find(name)? + name.len()..];
             after[..after.find(|c: char| !c.is_ascii_digit())?].parse().ok()
         };
         let size = number("agsize=")?.checked_mul(BLOCK as u64)?;
@@ -251,11 +251,11 @@ mod tests {
 
     #[test]
     fn the_groups_are_read_from_what_mkfs_says() {
-        let said = "meta-data=/dev/mapper/polis-data isize=512    agcount=4, agsize=128017 blks\n\
+        let output = "meta-data=/dev/mapper/polis-data isize=512    agcount=4, agsize=128017 blks\n\
                     \x20        =                       sectsz=4096  attr=2, projid32bit=1\n";
-        assert_eq!(Groups::parse(said), Some(Groups { count: 4, size: 128_017 * 4096 }));
-        for noise in ["", "agcount=", "agcount=x, agsize=7 blks", "agcount=4, agsize=7"] {
-            assert_eq!(Groups::parse(noise), None, "{noise}");
+        assert_eq!(Groups::parse(output), Some(Groups { count: 4, size: 128_017 * 4096 }));
+        for input in ["", "agcount=", "agcount=x, agsize=7 blks", "agcount=4, agsize=7"] {
+            assert_eq!(Groups::parse(input), None, "{input}");
         }
     }
 

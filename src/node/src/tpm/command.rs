@@ -116,7 +116,7 @@ struct Answer {
 
 impl From<Short> for Error {
     fn from(_short: Short) -> Self {
-        Self::Malformed("it is cut short")
+        Self::Malformed("it is truncated")
     }
 }
 
@@ -210,7 +210,7 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
             let mut reader = Reader(&answer);
             let _tag = reader.u16()?;
             if reader.u32()? as usize != answer.len() {
-                return Err(Error::Malformed("its length is not the one that it tells"));
+                return Err(Error::Malformed("its length differs from its header"));
             }
             match reader.u32()? {
                 0 => return Ok(answer),
@@ -380,7 +380,7 @@ fn authorization(session: u32, nonce: &[u8], attributes: u8, proof: &[u8]) -> Ve
 /// The content of the first parameter, a `TPM2B`.
 fn first(parameters: &mut [u8]) -> Result<&mut [u8], Error> {
     let length = usize::from(Reader(parameters).u16()?);
-    parameters.get_mut(2..2 + length).ok_or(Error::Malformed("it is cut short"))
+    parameters.get_mut(2..2 + length).ok_or(Error::Malformed("it is truncated"))
 }
 
 /// The name of an object: which digest, and the digest of its public part.

@@ -48,7 +48,7 @@ impl Transport for Device {
 
     #[expect(
         clippy::disallowed_methods,
-        reason = "on a thread that may block; a TPM tells no end of its work"
+        reason = "on a thread that may block; a TPM does not signal the end of its work"
     )]
     fn wait(&mut self, time: Duration) {
         std::thread::sleep(time);

@@ -57,14 +57,15 @@ pub trait Transport {
 #[non_exhaustive]
 pub enum Error {
     /// The machine has no TPM 2.0, or it is switched off.
-    #[error("this machine shows no TPM 2.0")]
+    #[error("this machine has no TPM 2.0")]
     Absent,
     /// The TPM is another one, or somebody cleared it.
-    #[error("the TPM is not the one that sealed this, or it was cleared since")]
+    #[error("another TPM sealed this, or the TPM was cleared since")]
     Cleared,
     /// The machine was started otherwise than when the secret was sealed.
     #[error(
-        "the machine was started otherwise than when this was sealed: one of the TPM's registers {0:?} has changed"
+        "the machine started differently than when this was sealed: one of the TPM's registers \
+         {0:?} has changed"
     )]
     Changed(Vec<u32>),
     /// The command or the answer got lost; another attempt may do better.
@@ -79,20 +80,20 @@ pub enum Error {
         rc: u32,
     },
     /// The answer makes no sense.
-    #[error("the TPM's answer is not understood: {0}")]
+    #[error("the TPM's answer is invalid: {0}")]
     Malformed(&'static str),
     /// Somebody between this machine's processor and its TPM changed the answer.
-    #[error("the answer to {0} is not the TPM's: somebody tampers with the machine")]
+    #[error("the answer to {0} is not from the TPM: the bus is tampered with")]
     Forged(&'static str),
     /// The TPM does not make a session that is safe from eavesdropping.
-    #[error("cannot make a session with the TPM")]
+    #[error("cannot start a session with the TPM")]
     Session,
     /// A blob names a register that no TPM has.
-    #[error("there is no register {0} in a TPM")]
+    #[error("a TPM has no register {0}")]
     Register(u32),
     /// The key came out of the TPM, and does not open the data that it should have
     /// encrypted.
-    #[error("what the TPM sealed does not fit what lies beside it")]
+    #[error("the TPM's sealed secret does not match the stored share")]
     Mismatch,
 }
 

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_somebody_changed_is_noticed() {
+    fn a_tampered_answer_is_detected() {
         let salt = Salt { point: ([0; SIZE], [0; SIZE]), secret: Zeroizing::new([7; SIZE]) };
         let session = || Session::new(1, Some(&salt), [1; SIZE], vec![2; SIZE]);
         // The computation of the TPM, from its side: its nonce is the newer one.

@@ -31,7 +31,7 @@ fn blob() -> Blob {
 }
 
 #[test]
-fn a_machine_without_a_tpm_is_told_from_one_whose_tpm_cannot_be_reached() {
+fn a_machine_without_a_tpm_differs_from_one_with_an_unreachable_tpm() {
     let dev = tempfile::tempdir().unwrap();
     assert!(matches!(Device::open(dev.path()), Err(Error::Absent)));
     std::fs::create_dir(dev.path().join("tpmrm0")).unwrap();
@@ -73,10 +73,10 @@ fn what_was_encrypted_for_one_purpose_does_not_open_for_another() {
 
 proptest! {
     #[test]
-    fn noise_for_an_answer_is_an_error(noise in prop::collection::vec(any::<u8>(), 0..200)) {
-        let whole = u32::try_from(noise.len() + 10).unwrap().to_be_bytes();
-        let framed = [&[0x80, 0x02][..], &whole, &[0; 4], &noise].concat();
-        for answer in [noise, framed] {
+    fn an_answer_of_arbitrary_bytes_is_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let whole = u32::try_from(bytes.len() + 10).unwrap().to_be_bytes();
+        let framed = [&[0x80, 0x02][..], &whole, &[0; 4], &bytes].concat();
+        for answer in [bytes, framed] {
             prop_assert!(unseal(&mut Answers(vec![answer]), b"test", &blob()).is_err());
         }
     }

@@ -1,4 +1,4 @@
-//! `polisctl node logs`: the log tree of a node, from afar.
+//! `polisctl node logs`: the log tree of a node.
 
 use polis_proto::v1;
 use polis_proto::v1::logs_response::Entry;
@@ -19,23 +19,23 @@ use crate::{Global, units};
 pub(crate) struct Arguments {
     /// The node.
     node: String,
-    /// Only what this service and those below it said, such as root.consensus; `root.`
+    /// Only the lines of this service and those below it, such as root.consensus; `root.`
     /// may be left out.
     #[arg(long, default_value = "", value_name = "NAME")]
     name: String,
     /// Leave out the services below.
     #[arg(long)]
     alone: bool,
-    /// Leave out what matters less.
+    /// Leave out lines below this severity.
     #[arg(long, value_enum, default_value_t = Severity::Info)]
     severity: Severity,
-    /// Whether to print lines that programs wrote without saying how much they matter.
+    /// Whether to print lines of programs that have no severity.
     #[arg(long, value_enum, default_value_t = Raw::Both)]
     raw: Raw,
-    /// Only so many of the lines that are there.
+    /// Only this number of existing lines.
     #[arg(short = 'n', long, value_name = "N")]
     tail: Option<u32>,
-    /// Go on with what comes.
+    /// Follow new lines.
     #[arg(short, long)]
     follow: bool,
     /// 0 is this boot, -1 the one before.
@@ -50,13 +50,13 @@ pub(crate) struct Arguments {
 enum Severity {
     /// Everything.
     Debug,
-    /// The ordinary course of things, and worse.
+    /// Information and worse.
     Info,
-    /// What went on without something, and worse.
+    /// Warnings and worse.
     Warning,
-    /// What someone should look at.
+    /// Errors and worse.
     Error,
-    /// What ended its writer.
+    /// Failures that ended their writer.
     Fatal,
 }
 
@@ -119,28 +119,28 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     };
     let mut stream = session.within("read the log", client.logs(request)).await?.into_inner();
     while let Some(answer) =
-        stream.message().await.map_err(|status| refused("go on with the log", &status))?
+        stream.message().await.map_err(|status| refused("continue the log", &status))?
     {
         for entry in &answer.entries {
             global.out.stream(&document(entry)?)?;
         }
         if answer.lost > 0 {
-            global.out.remark(&format!("{} lines were lost on the way", answer.lost));
+            global.out.remark(&format!("{} lines were lost in transit", answer.lost));
         }
     }
     Ok(())
 }
 
-/// Most names that an error lists.
+/// The most names that an error lists.
 const NEAR_MAX: usize = 8;
-/// Edits after which two words are no slip of the finger.
+/// The most edits between a mistyped name and a suggestion.
 const SLIPS_MAX: usize = 2;
 
-/// The name in full that a person means.
+/// The full name of a log.
 ///
-/// The node lists the names of its services. Names that only the log has, such as
-/// those of the kernel and of child processes, are read from the log itself, which
-/// takes longer and happens only for a name that is no service's.
+/// The node lists the names of its services. Names that only the log has, such as those of
+/// the kernel and of child processes, are read from the log itself, which takes longer and
+/// happens only for names of other log writers.
 async fn known(
     session: &Session,
     client: &mut NodeManagementClient<Channel>,
@@ -174,7 +174,7 @@ async fn known(
     session.within("read the names of the log", read).await?;
     complete(&names, wanted).ok_or_else(|| {
         let near = near(&names, wanted).join(", ");
-        Error::new(format!("nothing logs under the name {wanted:?}")).or_help(format!(
+        Error::new(format!("no log has the name {wanted:?}")).or_help(format!(
             "near names: {near}; `polisctl node services {}` lists all services",
             arguments.node
         ))
@@ -191,8 +191,8 @@ fn complete(names: &BTreeSet<String>, wanted: &str) -> Option<String> {
     })
 }
 
-/// Names that a person may have meant: those that contain the text, those with a word
-/// that differs little, else the first level of the tree.
+/// Suggestions: names that contain the text, names with a similar part, else the first
+/// level of the tree.
 fn near(names: &BTreeSet<String>, wanted: &str) -> Vec<String> {
     let last = wanted.rsplit('.').next().unwrap_or(wanted);
     let alike = |name: &&String| {
@@ -206,7 +206,7 @@ fn near(names: &BTreeSet<String>, wanted: &str) -> Vec<String> {
     found
 }
 
-/// Letters to add, drop or change until one word is the other.
+/// The edit distance of two words.
 fn slips(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
@@ -236,7 +236,7 @@ fn document(entry: &Entry) -> Result<Document, Error> {
     Document::new(&view, line(entry))
 }
 
-/// As on the serial line of the machine.
+/// The form of the serial line.
 fn line(entry: &Entry) -> String {
     let letter = match entry.severity() {
         _ if entry.raw => 'R',

@@ -1,7 +1,7 @@
-//! `polisctl node status` and `polisctl node services`: what a node says of itself.
+//! `polisctl node status` and `polisctl node services`: the state that a node reports.
 //!
-//! Both ask the node, not the leader, so they tell of a node that the cluster
-//! cannot reach or has no leader for.
+//! Both query the node instead of the leader, so they work without a leader and for a node
+//! that the cluster cannot reach.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::session::{PATIENCE, Session};
 use crate::{Global, units};
 use polis_wire::rpc::client::Channel;
 
-/// A node that is asked.
+/// The node to query.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The node.
@@ -38,7 +38,7 @@ impl Arguments {
     }
 }
 
-/// How a node is, as programs read it.
+/// The state of a node, as programs read it.
 #[derive(Debug, Serialize)]
 struct Status {
     id: String,
@@ -51,15 +51,15 @@ struct Status {
     boot_id: String,
     storage: String,
     key_keeper: String,
-    /// `null`: it runs no curator.
+    /// `null`: it does not run a curator.
     curator_port: Option<u32>,
 }
 
-/// Prints how a node is.
+/// Prints the state of a node.
 pub(super) async fn status(arguments: &Arguments, global: &Global) -> Result<(), Error> {
     let (session, mut client) = arguments.dial(global).await?;
     let answer = client.get_status(v1::GetStatusRequest {});
-    let answer = session.within("ask the node how it is", answer).await?;
+    let answer = session.within("read the state of the node", answer).await?;
     global.out.print(&Status::of(answer.into_inner()).document()?)
 }
 
@@ -94,7 +94,7 @@ impl Status {
             ("image", or_dash(&self.image)),
             ("boot", or_dash(&self.boot_id)),
             ("storage", self.storage.clone()),
-            ("key kept by", self.key_keeper.clone()),
+            ("disk key in", self.key_keeper.clone()),
             ("curator", or_dash(&curator.unwrap_or_default())),
         ];
         Document::new(self, fields(&lines))
@@ -174,11 +174,11 @@ mod tests {
         image        -
         boot         -
         storage      encrypted
-        key kept by  none
+        disk key in  none
         curator      on port 7835
         ");
         let waiting = Status::of(v1::GetStatusResponse::default());
-        assert_eq!(waiting.curator_port, None, "it runs no curator");
+        assert_eq!(waiting.curator_port, None, "not running");
     }
 
     #[test]

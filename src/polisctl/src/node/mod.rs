@@ -1,7 +1,7 @@
-//! `polisctl node`: what concerns one node.
+//! `polisctl node`: commands about nodes.
 //!
-//! Membership is asked of the leader; a reboot, the log and a locked disk are
-//! asked of the node itself.
+//! Commands about membership go to the leader; reboots, logs and locked disks are requests
+//! to the node itself.
 
 mod logs;
 mod look;
@@ -45,34 +45,35 @@ pub(super) enum Command {
         #[arg(long = "state", value_enum)]
         states: Vec<State>,
     },
-    /// Print everything that the cluster knows about a node.
+    /// Print the record of a node.
     Describe {
         /// The node.
         node: String,
     },
-    /// Ask a node itself how it is, also where no curator leads.
+    /// Print the state that the node itself reports; works without a leader.
     Status(look::Arguments),
     /// Print the services of a node: the tree, with states, restarts and causes.
     Services(look::Arguments),
-    /// Let a node in that has asked for it.
+    /// Approve a node that waits for approval.
     Approve {
         /// The node.
         node: String,
-        /// What the machine's own screen shows as its fingerprint: four words, or 64 digits.
+        /// The fingerprint on the machine's screen: four words, or 64 digits.
         #[arg(long, value_name = "WORDS|HEX")]
         fingerprint: Option<String>,
-        /// Do not compare the fingerprint: whoever has the ticket may be anybody.
+        /// Skip the comparison of the fingerprint: any machine with the ticket may be
+        /// approved.
         #[arg(long, conflicts_with = "fingerprint")]
         unchecked: bool,
     },
-    /// Give and take roles.
+    /// Add and remove roles.
     Roles {
         /// The node.
         node: String,
-        /// Give this role; repeatable.
+        /// Add this role; repeatable.
         #[arg(long, value_parser = role())]
         add: Vec<Role>,
-        /// Take this role away; repeatable.
+        /// Remove this role; repeatable.
         #[arg(long, value_parser = role())]
         remove: Vec<Role>,
     },
@@ -84,22 +85,22 @@ pub(super) enum Command {
         #[arg(required = true, value_name = "KEY=VALUE|KEY-")]
         labels: Vec<String>,
     },
-    /// Reboot a machine in order.
+    /// Stop the services of a machine and reboot it.
     Reboot(End),
-    /// Power a machine off in order.
+    /// Stop the services of a machine and power it off.
     Poweroff(End),
-    /// Take a node's roles and its membership away, for ever.
+    /// Remove a node's roles and membership for good.
     Decommission {
         /// The node.
         node: String,
         #[command(flatten)]
         sure: Sure,
     },
-    /// Forget a node, and revoke its certificates.
+    /// Delete a node's record, and revoke its certificates.
     Delete {
         /// The node.
         node: String,
-        /// Treat it as dead if it is up.
+        /// Delete it even in state up, as a lost machine.
         #[arg(long)]
         force: bool,
         #[command(flatten)]
@@ -107,7 +108,7 @@ pub(super) enum Command {
     },
     /// Print the log of a node.
     Logs(logs::Arguments),
-    /// Print the key that opens a node's disk alone, or delete the cluster's copy.
+    /// Print the recovery key of a node's disk, or delete the cluster's copy.
     RecoveryKey(recovery::Arguments),
     /// Open the disk of a node that waits for its key.
     Unlock {
@@ -116,8 +117,8 @@ pub(super) enum Command {
         /// A file with the recovery key [default: asked for].
         #[arg(long, value_name = "FILE")]
         recovery_key_file: Option<PathBuf>,
-        /// What the screen of the machine shows, in words or digits: a node that
-        /// waits for its key has no certificate of the cluster to show.
+        /// The fingerprint on the machine's screen, in words or digits: a node that waits
+        /// for its key has no certificate of the cluster.
         #[arg(long, value_name = "WORDS")]
         fingerprint: Option<Spoken>,
         #[command(flatten)]
@@ -125,7 +126,7 @@ pub(super) enum Command {
     },
 }
 
-/// A machine that is to end.
+/// A machine to reboot or power off.
 #[derive(Debug, clap::Args)]
 pub(super) struct End {
     /// The node.
@@ -136,10 +137,10 @@ pub(super) struct End {
     sure: Sure,
 }
 
-/// Where a node is, if the cluster cannot say so.
+/// The address of a node that the cluster does not have.
 #[derive(Debug, clap::Args)]
 pub(super) struct At {
-    /// Where the node's own port is [default: asked of the cluster].
+    /// The address of the node's own port [default: asked of the cluster].
     #[arg(long, value_name = "HOST[:PORT]", value_parser = management)]
     pub(super) at: Option<Endpoint>,
 }
@@ -151,9 +152,9 @@ fn management(text: &str) -> Result<Endpoint, endpoint::Invalid> {
 /// The state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum State {
-    /// Has asked to be let in.
+    /// Waits for approval.
     New,
-    /// Was approved, and has not entered yet.
+    /// Is approved and has not committed yet.
     Standby,
     /// A member.
     Up,
@@ -172,26 +173,26 @@ impl From<State> for v1::NodeState {
     }
 }
 
-/// Reads a role by its word on the wire, with a line of help for each.
+/// Parses a role, with a line of help for each.
 fn role() -> impl TypedValueParser<Value = Role> {
     let values = Role::ALL.map(|role| {
-        PossibleValue::new(role.word()).help(match role {
+        PossibleValue::new(role.slug()).help(match role {
             Role::ConsensusMember => "Runs an etcd member and, with it, the control plane",
             Role::KubernetesController => {
-                "Is to run the controllers of Kubernetes: nothing acts on it in this version"
+                "Runs the controllers of Kubernetes; has no effect in this version"
             }
-            Role::KubernetesWorker => "Is to run workload: nothing acts on it in this version",
+            Role::KubernetesWorker => "Runs workloads; has no effect in this version",
         })
     });
-    PossibleValuesParser::new(values).map(|word| {
-        let known = Role::ALL.into_iter().find(|role| role.word() == word);
-        known.expect("the parser lets the words of roles through and no other")
+    PossibleValuesParser::new(values).map(|slug| {
+        let known = Role::ALL.into_iter().find(|role| role.slug() == slug);
+        known.expect("the parser accepts only names of roles")
     })
 }
 
-/// A way out that was asked for and whose end was not seen: nobody is needed for it.
-const GOES_ON: &str = "if it has begun, it goes on: `polisctl cluster status` says whether the \
-                       node is being taken out; the same command again waits for the rest";
+/// The help after a timeout of a decommissioning, which continues without the client.
+const GOES_ON: &str = "if the decommissioning has started, it continues: see `polisctl cluster \
+                       status`, or repeat the command to wait for its end";
 
 /// Runs the command.
 pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
@@ -232,8 +233,8 @@ async fn change_roles(
         return Err(Error::usage("name a role: --add ROLE or --remove ROLE"));
     }
     if let Some(both) = add.iter().find(|role| remove.contains(role)) {
-        let word = both.word();
-        return Err(Error::usage(format!("{word} is to be given and taken away")));
+        let slug = both.slug();
+        return Err(Error::usage(format!("{slug} is both added and removed")));
     }
     let session = Session::open(global).await?;
     let node_id = session.find(node).await?.id;
@@ -255,7 +256,7 @@ async fn decommission(node: &str, sure: Sure, global: &Global) -> Result<(), Err
     sure.can_be(global)?;
     let mut session = Session::open(global).await?;
     let node_id = session.find(node).await?.id;
-    sure.of(global, &format!("{node_id} wipes its keys and is never a member again."))?;
+    sure.of(global, &format!("{node_id} wipes its keys and can never be a member again."))?;
     session.begin_anew();
     let request = v1::DecommissionNodeRequest { node_id };
     let answer = session.call("decommission the node", Repeat::Allowed, |channel| {
@@ -271,7 +272,7 @@ async fn delete(node: &str, force: bool, sure: Sure, global: &Global) -> Result<
     let mut session = Session::open(global).await?;
     let found = session.find(node).await?;
     let node_id = found.id.clone();
-    sure.of(global, &format!("The cluster forgets {node_id} and revokes its certificates."))?;
+    sure.of(global, &format!("The cluster deletes {node_id} and revokes its certificates."))?;
     session.begin_anew();
     let request = v1::DeleteNodeRequest { node_id: node_id.clone(), force };
     let mut again = false;
@@ -292,14 +293,13 @@ async fn delete(node: &str, force: bool, sure: Sure, global: &Global) -> Result<
     global.out.print(&Document::new(&value, forgotten(&found))?)
 }
 
-/// Whether a machine that is deleted goes on asking: it has a ticket, and was never
-/// a member.
+/// Whether a deleted machine registers again: it has a ticket and was never a member.
 fn may_ask_again(node: &v1::NodeInfo) -> bool {
     matches!(node.state(), v1::NodeState::New | v1::NodeState::Standby)
 }
 
-/// A node that was there and is not is deleted: by this command, if it asked before
-/// and the answer was lost.
+/// A node that existed and does not is deleted: by this command, if an earlier attempt lost
+/// the answer.
 fn deleted(
     answer: Result<v1::DeleteNodeResponse, Status>,
     again: bool,
@@ -317,10 +317,10 @@ fn forgotten(node: &v1::NodeInfo) -> String {
     let id = &node.id;
     match may_ask_again(node) {
         true => format!(
-            "{id} is forgotten; while it is on, it asks again with the same ticket: to keep it \
-             out, `polisctl cluster ticket rotate`"
+            "{id} is deleted; while it runs, it registers again with the same ticket; to prevent \
+             that, run `polisctl cluster ticket rotate`"
         ),
-        false => format!("{id} is forgotten"),
+        false => format!("{id} is deleted"),
     }
 }
 
@@ -362,13 +362,13 @@ async fn approve(
             let shown = view::fingerprint(&node)
                 .ok_or_else(|| Error::new(format!("{} has no key", node.id)))?;
             let question = format!(
-                "{} asks to be let in. The fingerprint of its key is\n\n    {}\n    {shown}\n\n\
-                 Does the machine's own screen show the same?",
+                "{} waits for approval. The fingerprint of its key is\n\n    {}\n    \
+                 {shown}\n\nDoes the machine's screen show the same?",
                 node.id,
                 shown.words()
             );
-            let instead = "give what the machine's screen shows: --fingerprint WORDS; or do not \
-                           compare: --unchecked";
+            let instead = "name the fingerprint on the machine's screen: --fingerprint WORDS; or \
+                           skip the comparison: --unchecked";
             ask::confirm(global, &question, instead)?;
             session.begin_anew();
             shown.to_string()
@@ -431,11 +431,11 @@ async fn unlock(
         Some(file) => key::read_private(&file)?,
         None => Zeroizing::new(
             rpassword::prompt_password("Recovery key: ")
-                .doing(|| "cannot ask for the recovery key".to_owned())
-                .help(|| "give --recovery-key-file where there is no terminal".to_owned())?,
+                .doing(|| "cannot read the recovery key".to_owned())
+                .help(|| "without a terminal, use --recovery-key-file".to_owned())?,
         ),
     };
-    // A slip of the finger is told here, and not by a machine far away.
+    // A mistyped key is rejected here, without a connection to the machine.
     polis_base::recovery::form::read(&text)?;
     session.begin_anew();
     let channel = match fingerprint {
@@ -443,7 +443,7 @@ async fn unlock(
         None => session.node(&target).await.map_err(|error| {
             error.or_help(
                 "a node that waits for its key shows a fingerprint on its screen, page Boot: \
-                 give it with --fingerprint",
+                 name it with --fingerprint",
             )
         })?,
     };
@@ -451,7 +451,7 @@ async fn unlock(
     let mut client = NodeManagementClient::new(channel);
     session.within("open the disk", client.unlock(request)).await?;
     let value = serde_json::json!({ "node": node, "unlocked": true });
-    global.out.print(&Document::new(&value, format!("{node} opens its disk"))?)
+    global.out.print(&Document::new(&value, format!("{node} opened its disk"))?)
 }
 
 #[cfg(test)]
@@ -461,38 +461,38 @@ mod tests {
 
     #[test]
     fn a_node_that_is_gone_when_it_is_asked_for_again_was_deleted() {
-        let refused = |word: &'static str| {
+        let refused = |slug: &'static str| {
             let mut status = Status::not_found("there is no such node");
-            status.metadata_mut().insert(REASON, word.parse().unwrap());
+            status.metadata_mut().insert(REASON, slug.parse().unwrap());
             Err(status)
         };
         assert!(deleted(refused("unknown"), true).is_ok());
-        assert!(deleted(refused("unknown"), false).is_err(), "nothing was asked for before");
+        assert!(deleted(refused("unknown"), false).is_err(), "nothing was requested before");
         assert!(deleted(refused("quorum"), true).is_err());
         assert!(deleted(Ok(v1::DeleteNodeResponse {}), false).is_ok());
     }
 
     #[test]
-    fn whoever_did_not_see_the_end_of_a_way_out_hears_that_it_goes_on() {
-        let said = |status: &Status| {
+    fn a_departure_whose_end_was_not_seen_is_reported_as_in_progress() {
+        let printed = |status: &Status| {
             refused("decommission the node", status).help_if_late(GOES_ON).render()
         };
-        let late = said(&Status::deadline_exceeded("the leader does not answer in time"));
-        assert!(late.contains("help: if it has begun, it goes on"), "{late}");
-        let refusal = said(&Status::permission_denied("this call needs an operator"));
-        assert!(refusal.contains("help: ask somebody with that role"), "{refusal}");
+        let late = printed(&Status::deadline_exceeded("the leader does not answer in time"));
+        assert!(late.contains("help: if the decommissioning has started, it continues"), "{late}");
+        let refusal = printed(&Status::permission_denied("this call needs an operator"));
+        assert!(refusal.contains("help: ask a user with that role"), "{refusal}");
     }
 
     #[test]
-    fn whoever_deletes_a_machine_that_never_entered_is_told_that_it_asks_again() {
-        let said = |state: v1::NodeState| {
+    fn deleting_a_machine_that_never_committed_warns_that_it_registers_again() {
+        let printed = |state: v1::NodeState| {
             forgotten(&v1::NodeInfo { state: state.into(), ..Default::default() })
         };
         for state in [v1::NodeState::New, v1::NodeState::Standby] {
-            assert!(said(state).contains("polisctl cluster ticket rotate"));
+            assert!(printed(state).contains("polisctl cluster ticket rotate"));
         }
         for state in [v1::NodeState::Up, v1::NodeState::Decommissioned] {
-            assert!(said(state).ends_with("is forgotten"));
+            assert!(printed(state).ends_with("is deleted"));
         }
     }
 }

@@ -1,12 +1,11 @@
-//! `polisctl node recovery-key`: the key that opens a node's disk alone.
+//! `polisctl node recovery-key`: the recovery key of a node's disk.
 //!
-//! The cluster keeps a copy until the owner has saved the key, and has no record
-//! of whether it was ever shown. So the command that deletes the copy asks for
-//! proof: the person types one group of the key, which is compared with the key
-//! that the cluster still has.
+//! The cluster keeps a copy until the owner has saved the key, and has no record of whether
+//! it was ever shown. So the command that deletes the copy asks for a proof: the operator
+//! types one group of the key, which is compared with the cluster's copy.
 //!
 //! Invariants:
-//! - The cluster's copy is deleted only for somebody who has the key.
+//! - The cluster's copy is deleted only for an operator who has the key.
 
 use std::path::{Path, PathBuf};
 
@@ -40,14 +39,14 @@ enum Command {
         /// The node.
         node: String,
     },
-    /// Delete the cluster's copy of a key that is saved.
+    /// Delete the cluster's copy of a saved key.
     ///
-    /// Asks for a part of the key: the cluster does not know whether it was ever
-    /// shown, and without a copy nobody can show it again.
+    /// Asks for a part of the key: the cluster does not know whether it was ever shown, and
+    /// without its copy it cannot show it again.
     Forget {
         /// The node.
         node: String,
-        /// A file with the key that was saved, where there is no terminal.
+        /// A file with the saved key, for use without a terminal.
         #[arg(long, value_name = "FILE")]
         recovery_key_file: Option<PathBuf>,
     },
@@ -64,7 +63,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     }
 }
 
-/// The key of a node, as the cluster keeps it.
+/// The key of a node in the cluster's records.
 async fn read(session: &Session, node_id: &str) -> Result<Zeroizing<String>, Error> {
     let request = v1::GetRecoveryKeyRequest { node_id: node_id.to_owned() };
     let answer = session.call("read the recovery key", Repeat::Allowed, |channel| {
@@ -79,7 +78,7 @@ async fn show(node: &str, global: &Global) -> Result<(), Error> {
     let node_id = session.find(node).await?.id;
     let key = read(&session, &node_id).await?;
     global.out.remark(&format!(
-        "Write it down where the machine is not. Then delete the cluster's copy: \
+        "Write it down and keep it away from the machine. Then delete the cluster's copy: \
          `polisctl node recovery-key forget {node_id}`"
     ));
     let value = serde_json::json!({ "node": node_id, "recovery_key": *key });
@@ -87,11 +86,11 @@ async fn show(node: &str, global: &Global) -> Result<(), Error> {
 }
 
 async fn forget(node: &str, file: Option<&Path>, global: &Global) -> Result<(), Error> {
-    let instead = "give the key that was saved: --recovery-key-file FILE";
+    let instead = "name the saved key: --recovery-key-file FILE";
     let saved = match file {
         Some(file) => {
             let text = key::read_private(file)?;
-            Some(form::read(&text).doing(|| format!("{} holds no key", file.display()))?)
+            Some(form::read(&text).doing(|| format!("{} contains no key", file.display()))?)
         }
         None if global.out.streams.has_person() => None,
         None => return Err(Error::new("not a terminal").or_help(instead)),
@@ -106,7 +105,7 @@ async fn forget(node: &str, file: Option<&Path>, global: &Global) -> Result<(), 
             let number = rand::rng().random_range(0..groups.len());
             let question = format!(
                 "The cluster deletes its copy of the recovery key of {node_id} for good. Type \
-                 group {} of {} of the key that you saved:",
+                 group {} of {} of the saved key:",
                 number + 1,
                 groups.len()
             );
@@ -133,7 +132,8 @@ async fn forget(node: &str, file: Option<&Path>, global: &Global) -> Result<(), 
     global.out.print(&Document::new(&value, text)?)
 }
 
-/// Compares as a whole key is read: in any case, with `O` for `0`, and `I` and `L` for `1`.
+/// Compares by the rules for a full key: in any case, with `O` for `0`, and `I` and `L` for
+/// `1`.
 fn is_group(typed: &str, group: &str) -> bool {
     let read = |c: char| match c.to_ascii_uppercase() {
         'O' => '0',
@@ -164,11 +164,10 @@ mod tests {
         let id = node_id(NODE).to_string();
         let forget = ["node", "recovery-key", "forget", &*id];
 
-        let said = world.refuses(&forget);
+        let printed = world.refuses(&forget);
         assert_eq!(
-            said,
-            "error: not a terminal\n\
-             help: give the key that was saved: --recovery-key-file FILE\n"
+            printed,
+            "error: not a terminal\nhelp: name the saved key: --recovery-key-file FILE\n"
         );
         assert_eq!(cluster.asked(), [""; 0], "nothing was read");
 
@@ -184,13 +183,13 @@ mod tests {
         world.refuses(&[&forget[..], &["--recovery-key-file", "@other"]].concat());
         assert_eq!(cluster.asked(), ["GetRecoveryKey"]);
 
-        // As it was before: a single command without a question.
+        // The former command, without a question.
         let ended = world.run(&["node", "recovery-key", &id, "--confirm"]);
         assert_eq!(ended.status, 2, "{}", ended.stderr);
     }
 
     #[test]
-    fn whoever_has_the_key_may_delete_the_copy_of_the_cluster() {
+    fn the_holder_of_the_key_may_delete_the_copy_of_the_cluster() {
         let world = World::new();
         let cluster = Cluster::new(&world);
         let id = node_id(NODE).to_string();
@@ -207,7 +206,7 @@ mod tests {
         world.runs(&[&forget[..], &["--recovery-key-file", "@saved"]].concat());
         assert_eq!(cluster.asked(), ["GetRecoveryKey", "ConfirmRecoveryKey"]);
 
-        // Every group is in the key, but each is asked for at its own place.
+        // The group of another place is refused.
         let groups: Vec<&str> = key.split('-').collect();
         let ended = (0..1000).find_map(|_attempt| {
             let ended = world.asks(&forget, &format!("{}\n", groups[4].to_lowercase()));

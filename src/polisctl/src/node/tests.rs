@@ -15,7 +15,7 @@ const OF_A_NODE: [&[&str]; 5] = [
     &["node", "logs"],
 ];
 
-/// What keeps a command from asking.
+/// The option that skips the question.
 fn sure(command: &[&str]) -> &'static [&'static str] {
     if ["reboot", "poweroff"].contains(&command[1]) { &["--yes"] } else { &[] }
 }
@@ -29,8 +29,8 @@ fn a_command_with_an_address_asks_nothing_of_a_node_that_was_not_named() {
     let another = node_id(2).to_string();
     for command in OF_A_NODE {
         for named in [&another[6..10], &another[..12], &another[6..], &*another] {
-            let said = world.refuses(&[command, &[named, "--at", &at], sure(command)].concat());
-            assert!(said.contains(&found) && said.contains(named), "{command:?}: {said}");
+            let output = world.refuses(&[command, &[named, "--at", &at], sure(command)].concat());
+            assert!(output.contains(&found) && output.contains(named), "{command:?}: {output}");
             assert_eq!(cluster.asked(), [""; 0], "{command:?} of {named}");
         }
         for named in [&found[6..10], &found[..12], &*found] {
@@ -49,8 +49,9 @@ fn the_end_of_a_machine_names_the_node_in_full() {
     let world = World::new();
     let cluster = Cluster::new(&world);
     let found = node_id(NODE).to_string();
-    let said = world.runs(&["node", "reboot", &found[6..10], "--at", &cluster.address(), "--yes"]);
-    assert_eq!(said, format!("{found} reboots\n"));
+    let output =
+        world.runs(&["node", "reboot", &found[6..10], "--at", &cluster.address(), "--yes"]);
+    assert_eq!(output, format!("{found} reboots\n"));
     assert_eq!(cluster.asked(), ["Reboot"]);
 }
 
@@ -67,15 +68,15 @@ fn a_command_that_disturbs_says_what_it_does_to_whom_and_asks_first() {
         (&["user", "revoke", "ann"], "RevokeUser ann"),
     ];
     for (command, call) in commands {
-        let said = world.refuses(command);
-        assert_eq!(said, "error: not a terminal: use --yes\n", "{command:?}");
+        let output = world.refuses(command);
+        assert_eq!(output, "error: not a terminal: use --yes\n", "{command:?}");
         for no in ["", "\n", "n\n", "no\n"] {
             let ended = world.asks(command, no);
             assert_eq!((ended.status, &*ended.stdout), (1, ""), "{}", ended.stderr);
             let question = ended.stderr.lines().next().unwrap_or_default();
             assert!(question.contains(command[2]), "it does not say to whom: {question}");
             assert!(question.contains("Go on? [yes/no]"), "{question}");
-            assert!(ended.stderr.contains("nothing was done"), "{}", ended.stderr);
+            assert!(ended.stderr.contains("nothing was changed"), "{}", ended.stderr);
         }
         assert_eq!(cluster.asked(), [""; 0], "{command:?}");
         for yes in ["y\n", "yes\n", "Y\n"] {
@@ -99,15 +100,15 @@ fn a_name_of_the_log_is_completed_and_an_unknown_one_is_an_error_with_near_names
         world.runs(&logs(typed).each_ref().map(|word| &**word));
         assert_eq!(cluster.asked(), ["Services".to_owned(), format!("Logs {name}")]);
     }
-    // The kernel is no service.
+    // The kernel is not a service.
     world.runs(&logs("kernel").each_ref().map(|word| &**word));
     assert_eq!(cluster.asked(), ["Services", "Logs ", "Logs kernel"]);
-    let said = world.refuses(&logs("cruator").each_ref().map(|word| &**word));
+    let output = world.refuses(&logs("cruator").each_ref().map(|word| &**word));
     assert_eq!(
-        said,
+        output,
         format!(
-            "error: nothing logs under the name \"cruator\"\n\
-             help: near names: root.curator; `polisctl node services {id}` lists all services\n"
+            "error: no log has the name \"cruator\"\nhelp: near names: root.curator; `polisctl \
+             node services {id}` lists all services\n"
         )
     );
     assert_eq!(cluster.asked(), ["Services", "Logs "]);
@@ -143,11 +144,11 @@ fn a_time_in_a_document_is_rfc_3339() {
         (&INVITE, ".certificate_ends"),
     ];
     for (command, field) in commands {
-        let said = world.runs(&[command, &["--output", "json"]].concat());
+        let output = world.runs(&[command, &["--output", "json"]].concat());
         let mut found = Vec::new();
-        texts("", &serde_json::from_str(&said).unwrap(), &mut found);
+        texts("", &serde_json::from_str(&output).unwrap(), &mut found);
         let time = found.iter().find(|(path, _)| path == field);
-        let Some((_, time)) = time else { panic!("{command:?} has no {field}: {said}") };
+        let Some((_, time)) = time else { panic!("{command:?} has no {field}: {output}") };
         let plain = [(4, "-"), (7, "-"), (10, "T"), (13, ":"), (16, ":")];
         assert!(plain.iter().all(|(at, mark)| time[*at..].starts_with(mark)), "{time}");
         assert!(time.starts_with("20") && time.ends_with('Z'), "{time}");
@@ -160,7 +161,7 @@ fn a_time_that_a_person_gives_ends_on_time_with_a_status_of_its_own() {
     let world = World::new();
     let _cluster = Cluster::new(&world);
     let id = node_id(NODE).to_string();
-    // One machine takes connections and says nothing; at the other's port nobody listens.
+    // One machine accepts connections and stays silent; the other's port has no listener.
     let hung = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = hung.local_addr().unwrap().to_string();
     let (_bound, closed) = crate::testing::closed_port();
@@ -182,5 +183,5 @@ fn a_time_that_a_person_gives_ends_on_time_with_a_status_of_its_own() {
     }
     let ended = world.run(&["node", "list", "--timeout", "5"]);
     assert_eq!(ended.status, 2);
-    assert!(ended.stderr.contains("a whole number with ms, s, m, h or d"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("a number with the unit ms, s, m, h or d"), "{}", ended.stderr);
 }

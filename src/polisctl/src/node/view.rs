@@ -1,4 +1,4 @@
-//! Says what the cluster knows about a node.
+//! The view of a node's record.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(crate) struct View {
     image: String,
     boot_id: String,
     labels: BTreeMap<String, String>,
-    /// `null`: it was never heard of.
+    /// `null`: no heartbeat yet.
     heartbeat_age_ms: Option<u64>,
     storage: String,
     key_keeper: String,
@@ -71,10 +71,19 @@ impl View {
         self.state == "up"
     }
 
-    fn heard(&self) -> String {
+    /// The time since the last heartbeat, as a cell of a table.
+    fn heartbeat(&self) -> String {
         match self.heartbeat_age_ms {
-            None => "never".to_owned(),
+            None => "no heartbeat yet".to_owned(),
             Some(age) => format!("{} ago", units::span(Duration::from_millis(age))),
+        }
+    }
+
+    /// The same as a sentence.
+    fn last_heartbeat(&self) -> String {
+        match self.heartbeat_age_ms {
+            None => self.heartbeat(),
+            Some(_age) => format!("last heartbeat {}", self.heartbeat()),
         }
     }
 
@@ -86,24 +95,24 @@ impl View {
             or_dash(&self.roles.join(",")),
             or_dash(&self.address),
             or_dash(&self.version),
-            self.heard(),
+            self.heartbeat(),
         ]
     }
 
-    /// What it is called.
+    /// Its ID.
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
 
-    /// Whether the key that opens its disk in need is kept by the cluster alone.
+    /// Whether only the cluster has its recovery key.
     pub(crate) fn is_recovery_key_unsaved(&self) -> bool {
         self.recovery_key_unsaved
     }
 
-    /// A line for each thing that is known.
+    /// A line for each field.
     pub(crate) fn fields(&self) -> String {
         let recovery = if self.recovery_key_unsaved {
-            format!("not saved yet: `polisctl node recovery-key {}`", self.id)
+            format!("unsaved: `polisctl node recovery-key show {}`", self.id)
         } else {
             "-".to_owned()
         };
@@ -111,14 +120,14 @@ impl View {
         fields(&[
             ("node", self.id.clone()),
             ("state", self.state.clone()),
-            ("health", format!("{}; heard of {}", self.health, self.heard())),
+            ("health", format!("{}; {}", self.health, self.last_heartbeat())),
             ("roles", or_dash(&self.roles.join(", "))),
             ("address", or_dash(&self.address)),
             ("version", or_dash(&self.version)),
             ("image", or_dash(&self.image)),
             ("boot", or_dash(&self.boot_id)),
             ("storage", self.storage.clone()),
-            ("key kept by", self.key_keeper.clone()),
+            ("disk key in", self.key_keeper.clone()),
             ("TPM", if self.tpm { "yes" } else { "no" }.to_owned()),
             ("recovery key", recovery),
             ("labels", parameters::labels(&self.labels)),
@@ -136,9 +145,9 @@ pub(super) fn fingerprint(node: &v1::NodeInfo) -> Option<Fingerprint> {
 /// Nodes under headings.
 pub(crate) fn nodes_table(nodes: &[View]) -> String {
     let rows: Vec<_> = nodes.iter().map(View::row).collect();
-    table(&["NODE", "STATE", "HEALTH", "ROLES", "ADDRESS", "VERSION", "HEARD OF"], &rows)
+    table(&["NODE", "STATE", "HEALTH", "ROLES", "ADDRESS", "VERSION", "LAST HEARTBEAT"], &rows)
 }
 
 fn roles(roles: Option<&v1::NodeRoles>) -> Vec<&'static str> {
-    roles.into_iter().flat_map(Role::given).map(Role::word).collect()
+    roles.into_iter().flat_map(Role::given).map(Role::slug).collect()
 }

@@ -1,7 +1,7 @@
 //! `polisctl parameters`: writes, prints and checks node parameters.
 //!
-//! Whatever is written has passed the checks of a node: the message is encoded
-//! and then read as a machine reads it.
+//! Parameters are checked before they are written: the message is encoded and then parsed
+//! by the node's parser.
 
 pub(super) mod show;
 
@@ -28,9 +28,9 @@ use polis_wire::parameters;
 pub(super) enum Command {
     /// Write parameters that found a new cluster.
     Bootstrap(Box<Bootstrap>),
-    /// Write parameters that ask a running cluster to be let in.
+    /// Write parameters that register with a running cluster.
     Register(Box<Register>),
-    /// Print what a parameters file says.
+    /// Print a parameters file.
     Show {
         /// The file; `-` is standard input.
         file: PathBuf,
@@ -42,10 +42,10 @@ pub(super) enum Command {
     },
 }
 
-/// What founds a cluster.
+/// The parameters of a new cluster.
 #[derive(Debug, clap::Args)]
 pub(super) struct Bootstrap {
-    /// Key of whoever may take ownership: public or private, in PEM, or 64 hexadecimal digits.
+    /// The owner's key: public or private, in PEM, or 64 hexadecimal digits.
     #[arg(long, value_name = "FILE")]
     owner_key: Option<PathBuf>,
     /// Name of the cluster [default: cluster.internal].
@@ -57,34 +57,34 @@ pub(super) struct Bootstrap {
     machine: Machine,
 }
 
-/// What holds for all nodes of a cluster.
+/// The configuration of all nodes of a cluster.
 #[derive(Debug, clap::Args)]
 pub(super) struct Rules {
     /// Whether nodes use their TPM [default: best-effort].
     #[arg(long, value_enum)]
     tpm: Option<Tpm>,
-    /// What a data partition must promise [default: authenticated].
+    /// The protection that a data partition must provide [default: authenticated].
     #[arg(long, value_enum)]
     storage: Option<Storage>,
-    /// How a node gets home that cannot reach the cluster [default: automatic].
+    /// How a node joins that cannot reach the cluster [default: automatic].
     #[arg(long, value_enum)]
     cold_start: Option<ColdStart>,
 }
 
 impl Rules {
-    /// Whether nothing is said.
+    /// Whether no field is set.
     pub(super) fn is_empty(&self) -> bool {
         self.tpm.is_none() && self.storage.is_none() && self.cold_start.is_none()
     }
 
-    /// What is said, and nothing else.
+    /// Only the fields that are set.
     pub(super) fn named(&self) -> v1::ClusterConfiguration {
         let mut named = v1::ClusterConfiguration::default();
         self.apply(&mut named);
         named
     }
 
-    /// Changes what is said, and nothing else.
+    /// Changes only the fields that are set.
     pub(super) fn apply(&self, configuration: &mut v1::ClusterConfiguration) {
         use configuration::{ColdStart as Start, StorageSecurityPolicy as Policy, TpmMode};
         if let Some(tpm) = self.tpm {
@@ -111,7 +111,7 @@ impl Rules {
     }
 }
 
-/// What asks to be let in.
+/// The parameters of a registration.
 #[derive(Debug, clap::Args)]
 pub(super) struct Register {
     /// The register ticket, in hexadecimal, or `@FILE` [default: asked of the cluster].
@@ -120,14 +120,14 @@ pub(super) struct Register {
     /// The cluster's CA, in PEM or DER [default: that of the context].
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// A node to ask and where it is; repeatable [default: asked of the cluster].
+    /// A node of the cluster and its addresses; repeatable [default: asked of the cluster].
     #[arg(long = "node", value_name = "ID=ADDRESS[,ADDRESS]")]
     nodes: Vec<String>,
     #[command(flatten)]
     machine: Machine,
 }
 
-/// What concerns the machine alone.
+/// The parameters of the machine itself.
 #[derive(Debug, clap::Args)]
 struct Machine {
     /// A label of the node; repeatable.
@@ -143,13 +143,13 @@ struct Machine {
     /// A DNS server; repeatable.
     #[arg(long = "nameserver", value_name = "ADDRESS")]
     nameservers: Vec<String>,
-    /// A time server; repeatable. Kept and shown: this version sets no clock by it.
+    /// A time server; repeatable. Stored and shown; this version does not use it.
     #[arg(long = "ntp", value_name = "SERVER")]
     ntp_servers: Vec<String>,
     /// A terminal that carries the console besides tty1, such as hvc0; repeatable.
     #[arg(long = "console", value_name = "TERMINAL")]
     terminals: Vec<String>,
-    /// Where to write the parameters; `-` is standard output.
+    /// The path of the parameters; `-` is standard output.
     #[arg(short, long, value_name = "FILE")]
     out: PathBuf,
 }
@@ -158,9 +158,9 @@ struct Machine {
 enum Tpm {
     /// A node without one is refused.
     Required,
-    /// Where there is one.
+    /// Used if there is one.
     BestEffort,
-    /// Not even where there is one.
+    /// Not used.
     Disabled,
 }
 
@@ -170,17 +170,17 @@ enum Storage {
     Authenticated,
     /// Encrypted.
     Encrypted,
-    /// The best that the machine can do.
+    /// The strongest kind that the machine supports.
     Permissive,
-    /// Neither.
+    /// Neither of both.
     Insecure,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum ColdStart {
-    /// By a share of its disk's key that the machine keeps.
+    /// With a share of its disk's key that the machine stores.
     Automatic,
-    /// By a curator or the recovery key only.
+    /// Only with a curator or the recovery key.
     Attended,
 }
 
@@ -205,10 +205,10 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             let parameters = load(&file)?;
             let kind = match parameters.cluster {
                 parameters::Cluster::Bootstrap(_) => "found a new cluster",
-                parameters::Cluster::Register(_) => "ask a running cluster to be let in",
+                parameters::Cluster::Register(_) => "register with a running cluster",
             };
             let value = serde_json::json!({ "file": file, "valid": true });
-            let text = format!("{}: good parameters, to {kind}", file.display());
+            let text = format!("{}: valid parameters, to {kind}", file.display());
             global.out.print(&Document::new(&value, text)?)
         }
     }
@@ -238,18 +238,18 @@ fn bootstrap(arguments: &Bootstrap, owner: &[u8; 32]) -> Result<v1::NodeParamete
     message(Cluster::ClusterBootstrap(cluster), &arguments.machine)
 }
 
-/// What a machine needs to ask to be let in.
+/// The data that a machine needs to register.
 #[derive(Debug)]
 pub(super) struct Admission {
-    /// What proves that an operator wanted this.
+    /// The register ticket.
     pub(super) ticket: Vec<u8>,
     /// DER of the only authority that the machine trusts.
     pub(super) ca: Vec<u8>,
-    /// Who to ask.
+    /// The nodes of the cluster.
     pub(super) nodes: Vec<v1::cluster_directory::Node>,
 }
 
-/// What the command line says, and the cluster for the rest.
+/// The values of the command line, and of the cluster for the rest.
 async fn admission(arguments: &Register, global: &Global) -> Result<Admission, Error> {
     let ticket = arguments.ticket.as_deref().map(ticket).transpose()?;
     let mut ca = arguments.ca.as_deref().map(contexts::read_certificate).transpose()?;
@@ -263,7 +263,7 @@ async fn admission(arguments: &Register, global: &Global) -> Result<Admission, E
     }
     let asked = super::cluster::admission(global)
         .await
-        .help(|| "without a cluster to ask, give --ticket, --ca and --node".to_owned())?;
+        .help(|| "without a context, name --ticket, --ca and --node".to_owned())?;
     Ok(Admission {
         ticket: ticket.unwrap_or(asked.ticket),
         ca: ca.unwrap_or(asked.ca),
@@ -282,7 +282,7 @@ fn nodes(texts: &[String]) -> Result<Vec<v1::cluster_directory::Node>, Error> {
     texts.iter().map(read).collect()
 }
 
-/// Longest file that a ticket is looked for in.
+/// The largest file with a ticket.
 const TICKET_FILE_MAX: u64 = 16 * 1024;
 
 fn ticket(text: &str) -> Result<Vec<u8>, Error> {
@@ -297,7 +297,7 @@ fn ticket(text: &str) -> Result<Vec<u8>, Error> {
         None => text.to_owned(),
     };
     hex::decode(text.trim()).ok_or_else(|| {
-        Error::new("the ticket is not in hexadecimal digits, two a byte")
+        Error::new("the ticket is not hexadecimal, two digits a byte")
             .or_help("`polisctl cluster ticket` prints the ticket")
     })
 }
@@ -341,7 +341,7 @@ pub(super) fn pairs(flag: &str, texts: &[String]) -> Result<BTreeMap<String, Str
     Ok(pairs)
 }
 
-/// Splits an interface into its parts; what they hold is checked with the rest.
+/// Splits an interface into its parts; their values are checked with the rest.
 fn interface(text: &str) -> Result<Interface, Error> {
     let wrong = |part: &str| {
         Error::usage(format!("--interface {text:?}: {part:?} is not known"))
@@ -382,7 +382,7 @@ fn written(message: &v1::NodeParameters, out: &Path, global: &Global) -> Result<
     if out == Path::new("-") {
         return global.out.raw(&bytes);
     }
-    // A ticket lets machines in: nobody else may read it.
+    // The ticket is a secret: others must not read it.
     contexts::write(out, &bytes)?;
     let description = show::document(&parameters)?;
     let mut document = serde_json::json!({ "file": out, "bytes": bytes.len() });
@@ -394,7 +394,7 @@ fn written(message: &v1::NodeParameters, out: &Path, global: &Global) -> Result<
 
 fn checked(bytes: &[u8]) -> Result<parameters::Parameters, Error> {
     parameters::parse(bytes)
-        .help(|| "docs/parameters.md lists every field and what it allows".to_owned())
+        .help(|| "docs/parameters.md lists every field and its values".to_owned())
 }
 
 fn load(file: &Path) -> Result<parameters::Parameters, Error> {
@@ -409,7 +409,7 @@ fn load(file: &Path) -> Result<parameters::Parameters, Error> {
     if bytes.len() as u64 > parameters::BYTES_MAX {
         return Err(parameters::Error::TooLarge.into());
     }
-    checked(&bytes).doing(|| format!("{} would stop a machine's first boot", file.display()))
+    checked(&bytes).doing(|| format!("{}: invalid parameters", file.display()))
 }
 
 #[cfg(test)]

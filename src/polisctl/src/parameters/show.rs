@@ -1,4 +1,4 @@
-//! Says what node parameters say.
+//! The view of node parameters.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ struct Bootstrap {
     labels: BTreeMap<String, String>,
 }
 
-/// What holds for a whole cluster, as programs read it.
+/// The configuration of a cluster, as programs read it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Configuration {
     cluster_domain: String,
@@ -77,7 +77,7 @@ struct RouteView {
     metric: u32,
 }
 
-/// Everything that the parameters say; of a ticket, which is a secret, the length.
+/// All parameters; of the ticket, which is a secret, only its length.
 pub(super) fn document(parameters: &Parameters) -> Result<Document, Error> {
     let view = view(parameters);
     Document::new(&view, text(&view))
@@ -141,7 +141,7 @@ pub(crate) fn configuration(configuration: &ClusterConfiguration) -> Configurati
     }
 }
 
-/// A storage policy, for people; nothing said means the strictest.
+/// A storage policy, for people; unspecified means the strictest.
 pub(crate) fn storage(policy: &str) -> String {
     match policy {
         "unspecified" => "needs encryption and authentication, by default".to_owned(),
@@ -193,7 +193,7 @@ fn text(view: &View) -> String {
         lines.push(("labels", labels(&bootstrap.labels)));
     }
     if let Some(register) = &view.cluster_register {
-        lines.push(("does", "ask a running cluster to be let in".to_owned()));
+        lines.push(("does", "register with a running cluster".to_owned()));
         let nodes = register.nodes.iter();
         let nodes = nodes.map(|node| format!("{} at {}", node.id, node.addresses.join(", ")));
         lines.push(("nodes", nodes.collect::<Vec<_>>().join("\n")));

@@ -112,7 +112,7 @@ fn what_bootstrap_writes_is_what_show_prints() {
       }
     }
     "#);
-    insta::assert_snapshot!(world.runs(&["parameters", "check", "@p.pb"]), @r"@p.pb: good parameters, to found a new cluster");
+    insta::assert_snapshot!(world.runs(&["parameters", "check", "@p.pb"]), @r"@p.pb: valid parameters, to found a new cluster");
 }
 
 #[test]
@@ -145,31 +145,31 @@ fn a_refused_field_is_named_with_its_value_and_what_is_allowed() {
     let refused = |more: &[&str]| world.refuses(&with(&BOOTSTRAP, more));
     insta::assert_snapshot!(refused(&["--domain", "Home"]), @r#"
     error: cluster_bootstrap.cluster_configuration.cluster_domain is "Home"; allowed is a DNS name of lower-case letters, digits and inner hyphens, at most 80 characters
-    help: docs/parameters.md lists every field and what it allows
+    help: docs/parameters.md lists every field and its values
     "#);
     insta::assert_snapshot!(refused(&["--label", "a b=x"]), @r#"
     error: cluster_bootstrap.labels is "a b"; allowed is a key of 1 to 63 letters, digits and inner "-_.", with an optional DNS name and "/" before it
-    help: docs/parameters.md lists every field and what it allows
+    help: docs/parameters.md lists every field and its values
     "#);
     insta::assert_snapshot!(refused(&["--interface", "eth0,mtu=100"]), @r"
     error: network.interfaces[0].mtu is 100; allowed is a number from 1280 to 65535
-    help: docs/parameters.md lists every field and what it allows
+    help: docs/parameters.md lists every field and its values
     ");
     insta::assert_snapshot!(refused(&["--interface", "eth0,address=192.0.2.7"]), @r#"
     error: network.interfaces[0].addresses[0] is "192.0.2.7"; allowed is a host's address and the length of its network, such as 192.0.2.7/24
-    help: docs/parameters.md lists every field and what it allows
+    help: docs/parameters.md lists every field and its values
     "#);
     insta::assert_snapshot!(refused(&["--interface", "eth0,route=0.0.0.0/0@fd00::1"]), @r#"
     error: network.interfaces[0].routes[0].gateway is "fd00::1"; allowed is an IP address of the destination's family
-    help: docs/parameters.md lists every field and what it allows
+    help: docs/parameters.md lists every field and its values
     "#);
     insta::assert_snapshot!(refused(&["--nameserver", "dns.example"]), @r#"
     error: network.nameservers[0] is "dns.example"; allowed is an IP address
-    help: docs/parameters.md lists every field and what it allows
+    help: docs/parameters.md lists every field and its values
     "#);
     insta::assert_snapshot!(refused(&["--console", "/dev/tty2"]), @r#"
     error: console.tui[0] is "/dev/tty2"; allowed is a terminal's name such as "ttyS1": 1 to 16 letters and digits
-    help: docs/parameters.md lists every field and what it allows
+    help: docs/parameters.md lists every field and its values
     "#);
     assert!(!world.path("p.pb").exists());
 }
@@ -211,12 +211,12 @@ fn a_damaged_file_is_refused_with_the_reason() {
     let world = world();
     std::fs::write(world.path("p.pb"), [0x0a, 0x20, 1]).unwrap();
     insta::assert_snapshot!(world.refuses(&["parameters", "check", "@p.pb"]), @r"
-    error: @p.pb would stop a machine's first boot
+    error: @p.pb: invalid parameters
     cause: the node parameters are cut short: field cluster_bootstrap says 32 bytes, fewer follow
-    help: docs/parameters.md lists every field and what it allows
+    help: docs/parameters.md lists every field and its values
     ");
     std::fs::write(world.path("p.pb"), vec![0; 70_000]).unwrap();
-    insta::assert_snapshot!(world.refuses(&["parameters", "check", "@p.pb"]), @r"error: the node parameters have more than the 65536 bytes that they may have");
+    insta::assert_snapshot!(world.refuses(&["parameters", "check", "@p.pb"]), @r"error: the node parameters are larger than 65536 bytes");
     let ended = world.refuses(&["parameters", "check", "@absent"]);
     assert!(ended.contains("cannot read"), "{ended}");
 }
@@ -278,11 +278,11 @@ fn a_ticket_that_is_no_ticket_is_refused() {
         ])
     };
     insta::assert_snapshot!(register("secret"), @r"
-    error: the ticket is not in hexadecimal digits, two a byte
+    error: the ticket is not hexadecimal, two digits a byte
     help: `polisctl cluster ticket` prints the ticket
     ");
     insta::assert_snapshot!(register(""), @r"
     error: cluster_register.register_ticket is empty; allowed is a ticket of 1 to 1024 bytes
-    help: docs/parameters.md lists every field and what it allows
+    help: docs/parameters.md lists every field and its values
     ");
 }

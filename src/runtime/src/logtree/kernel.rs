@@ -64,7 +64,7 @@ impl Service {
     fn note_gap(&self, expected: Option<u64>, found: u64) {
         let lost = expected.map_or(0, |expected| found.saturating_sub(expected));
         if lost > 0 {
-            let text = format!("{lost} messages of the kernel are lost: it wrote too fast");
+            let text = format!("{lost} messages of the kernel were lost: it wrote too fast");
             let body = Body::Levelled(Levelled::new(Severity::Warning, text));
             self.tree.append(NAME, Origin::Kernel, body);
         }
@@ -93,14 +93,14 @@ mod tests {
     use crate::logtree::Query;
 
     #[test]
-    fn a_gap_is_told_and_an_unbroken_row_is_not() {
+    fn a_gap_is_reported_and_an_unbroken_row_is_not() {
         let service = Service { tree: Tree::new(None) };
         service.note_gap(None, 7);
         service.note_gap(Some(8), 8);
         assert!(service.tree.backlog(&Query::all()).is_empty());
         service.note_gap(Some(9), 12);
-        let told = service.tree.backlog(&Query::all());
-        assert!(told[0].body.to_string().starts_with("3 messages"));
+        let entries = service.tree.backlog(&Query::all());
+        assert!(entries[0].body.to_string().starts_with("3 messages"));
     }
 
     #[test]

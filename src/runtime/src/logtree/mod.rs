@@ -48,7 +48,7 @@ pub const MESSAGE_MAX: usize = 8 * 1024;
 const FIELDS_MAX: usize = 64;
 /// Bytes of the name of a field, once the entry is full.
 const FIELD_NAME_MAX: usize = 64;
-/// What an entry costs beside its texts, roughly.
+/// The approximate size of an entry without its texts.
 const ENTRY_OVERHEAD: usize = 160;
 
 /// The kind of writer of an entry; decides which entries go to the slow serial line.
@@ -72,13 +72,13 @@ pub struct Entry {
     pub at: Duration,
     /// The dotted name of the writer.
     pub name: Arc<str>,
-    /// Who wrote it.
+    /// The writer.
     pub origin: Origin,
-    /// What was written.
+    /// The content.
     pub body: Body,
 }
 
-/// What was written.
+/// The content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// The writer gave a severity.

@@ -126,7 +126,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_kept_or_understood_but_never_lost(
+        fn arbitrary_lines_are_kept_or_parsed_but_never_lost(
             line in prop_oneof![any::<String>(), r#"[IWEF]\d{4} [\d:.]{1,9} \d \w{1,5}\] .*"#, r#"\{"level":"[a-z]*","msg":".*"\}"#]
         ) {
             for parser in [Parser::Raw, Parser::Zap, Parser::Klog] {

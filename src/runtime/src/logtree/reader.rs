@@ -86,7 +86,7 @@ impl Query {
     }
 }
 
-/// What a reader gets next.
+/// The next item of a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
     /// An entry.

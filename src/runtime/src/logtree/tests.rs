@@ -82,7 +82,7 @@ async fn filters_hold_for_backlog_and_stream() {
 }
 
 #[test]
-fn a_slow_reader_loses_entries_and_is_told_how_many() {
+fn a_slow_reader_loses_entries_and_receives_their_number() {
     let tree = Tree::new(None);
     let mut reader = tree.read(Query { backlog: Backlog::None, ..Query::all() });
     for _ in 0..600 {

@@ -193,7 +193,7 @@ impl Context {
     fn adopt(&self, members: Vec<Service>, policy: Policy) -> Child {
         let mut children = self.run.children.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(children) = children.as_mut() else {
-            warn!(?members, "not started: their parent is ending");
+            warn!(?members, "not started: the parent is stopping");
             let ended = CancellationToken::new();
             ended.cancel();
             return Child { stop: CancellationToken::new(), ended };

@@ -105,19 +105,19 @@ impl Keeper {
             let healthy = healthy.map(|since| since.elapsed());
             let verdict = history.died(self.policy, now, healthy, jitter());
             let state = match verdict {
-                Verdict::Again(delay) => {
-                    span.in_scope(|| error!(cause, "died, starts again in {delay:.1?}"));
+                Verdict::Restart(delay) => {
+                    span.in_scope(|| error!(cause, "died, restarts in {delay:.1?}"));
                     State::Dead
                 }
                 Verdict::GiveUp(deaths) => {
-                    span.in_scope(|| error!(cause, deaths, "died too often, passed on"));
+                    span.in_scope(|| error!(cause, deaths, "died too often, escalated"));
                     State::Failed
                 }
             };
             self.shared.set_state(&name, state, Some(&cause));
             self.stop(running, Some(&name)).await;
             match verdict {
-                Verdict::Again(delay) => {
+                Verdict::Restart(delay) => {
                     if stop.run_until_cancelled(sleep(delay)).await.is_none() {
                         self.shared.set_state(&name, State::Stopped, None);
                         return;
@@ -204,7 +204,7 @@ impl Running {
         self.task = None;
         match outcome {
             Ok(Ok(())) if self.run.done.load(Ordering::Acquire) => End::Done,
-            Ok(Ok(())) => End::Died("returned without saying that it is done".to_owned()),
+            Ok(Ok(())) => End::Died("returned without being done".to_owned()),
             Ok(Err(error)) => End::Died(format!("{error:#}")),
             Err(error) => End::Died(describe(error)),
         }
@@ -224,7 +224,7 @@ impl Running {
                 error!("did not stop within {STOP_DEADLINE:?}, aborted");
                 task.abort();
                 if timeout(ABORT_DEADLINE, task).await.is_err() {
-                    error!("does not even abort: it blocks, and is left behind");
+                    error!("cannot be aborted: it blocks and is abandoned");
                 }
             }
         }
@@ -238,7 +238,7 @@ fn describe(error: JoinError) -> String {
         Ok(text) => *text,
         Err(payload) => match payload.downcast::<&'static str>() {
             Ok(text) => (*text).to_owned(),
-            Err(_) => "with something that is not text".to_owned(),
+            Err(_) => "with a value that is not text".to_owned(),
         },
     };
     format!("panicked: {text}")
@@ -252,8 +252,8 @@ fn root_died(shared: &Shared, cause: &str) -> Report {
         code: code::SERVICE_GAVE_UP,
         stage,
         causes: cause.split(": ").map(str::to_owned).collect(),
-        tried: vec!["starting it again, with growing delays, as often as it may".to_owned()],
-        next: "read the last log lines; reboot, and report this if it comes back".to_owned(),
+        tried: vec!["restarting it with growing delays, up to its limit".to_owned()],
+        next: "read the last log lines and reboot; report this if it recurs".to_owned(),
         unlock: false,
     }
 }

@@ -60,7 +60,7 @@ impl Policy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Start again after this delay.
-    Again(Duration),
+    Restart(Duration),
     /// It died so often within the period of its bound: pass the death on.
     GiveUp(u32),
 }
@@ -99,7 +99,7 @@ impl History {
         let spread = 1.0 - JITTER + 2.0 * JITTER * random.clamp(0.0, 1.0);
         let seconds = DELAY_MIN.as_secs_f64() * GROWTH.powi(self.in_a_row) * spread;
         self.in_a_row = self.in_a_row.saturating_add(1);
-        Verdict::Again(Duration::from_secs_f64(seconds.min(DELAY_MAX.as_secs_f64())))
+        Verdict::Restart(Duration::from_secs_f64(seconds.min(DELAY_MAX.as_secs_f64())))
     }
 }
 
@@ -113,7 +113,7 @@ mod tests {
 
     fn delay(verdict: Verdict) -> Duration {
         match verdict {
-            Verdict::Again(delay) => delay,
+            Verdict::Restart(delay) => delay,
             Verdict::GiveUp(deaths) => panic!("gave up after {deaths} deaths"),
         }
     }
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_healthy_minute_is_forgiven_and_a_second_less_is_not() {
+    fn a_healthy_minute_resets_the_count_and_a_second_less_does_not() {
         for (healthy, expected) in [(60, 500), (59, 750)] {
             let mut history = History::default();
             history.died(Policy::forever(), Duration::ZERO, None, MIDDLE);
@@ -186,7 +186,7 @@ mod tests {
                 now += Duration::from_secs(pause);
                 let recent = forgiven.iter().filter(|at| now - **at <= within).count();
                 match history.died(policy, now, None, MIDDLE) {
-                    Verdict::Again(_) => prop_assert!(recent < restarts as usize),
+                    Verdict::Restart(_) => prop_assert!(recent < restarts as usize),
                     Verdict::GiveUp(_) => {
                         prop_assert!(recent >= restarts as usize);
                         break;

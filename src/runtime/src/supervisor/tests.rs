@@ -83,7 +83,7 @@ async fn an_error_a_panic_and_a_return_are_deaths_and_each_is_restarted() {
         ("root.error", "cannot write: full"),
         ("root.panic", "panicked: number 7"),
         ("root.early", "panicked: before the first wait"),
-        ("root.return", "returned without saying that it is done"),
+        ("root.return", "returned without being done"),
     ] {
         let again =
             until(&mut tree, "tree", |tree| tree.get(name).filter(|it| it.restarts >= 3).cloned());
@@ -153,7 +153,7 @@ async fn a_death_ends_its_own_subtree_and_nothing_else() {
             async move {
                 ctx.spawn("child", Policy::forever(), move |ctx| diary.clone().keep(ctx));
                 killed.changed().await?;
-                anyhow::bail!("told to")
+                anyhow::bail!("requested")
             }
         });
     });
@@ -182,7 +182,7 @@ async fn a_group_dies_and_starts_again_together() {
                 async move {
                     ctx.healthy();
                     killed.changed().await?;
-                    anyhow::bail!("told to")
+                    anyhow::bail!("requested")
                 }
             })
             .service("two", move |ctx| two.clone().keep(ctx))
@@ -198,7 +198,7 @@ async fn a_group_dies_and_starts_again_together() {
         ["+root.one", "+root.two", "-root.two", "-root.one", "+root.one", "+root.two"]
     );
     assert_eq!(tree.borrow()["root.one"].cause, None);
-    assert_eq!(tree.borrow()["root.frail"].cause.as_deref(), Some("told to"));
+    assert_eq!(tree.borrow()["root.frail"].cause.as_deref(), Some("requested"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -329,7 +329,7 @@ async fn a_service_that_does_not_stop_is_aborted_after_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_death_while_stopping_is_nobody_s_business() {
+async fn a_death_while_stopping_is_ignored() {
     let (supervisor, mut lines) = start(|ctx| {
         let policy = Policy::never();
         ctx.spawn("sore", policy, |ctx| async move {

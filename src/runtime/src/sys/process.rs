@@ -80,7 +80,7 @@ pub enum Error {
         source: io::Error,
     },
     /// It ended with an error.
-    #[error("{} {exit}{}", program.display(), said(tail))]
+    #[error("{} {exit}{}", program.display(), output(tail))]
     Failed {
         /// Which one.
         program: PathBuf,
@@ -91,13 +91,13 @@ pub enum Error {
     },
 }
 
-fn said(tail: &[Body]) -> String {
+fn output(tail: &[Body]) -> String {
     let last = &tail[tail.len().saturating_sub(QUOTED_MAX)..];
     let quoted: Vec<String> =
         last.iter().map(|body| body.to_string().chars().take(QUOTE_MAX).collect()).collect();
     match &quoted[..] {
-        [] => ", and said nothing".to_owned(),
-        lines => format!(", and said: {}", lines.join(" / ")),
+        [] => ", without output".to_owned(),
+        lines => format!(": {}", lines.join(" / ")),
     }
 }
 

@@ -107,7 +107,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// What a person read from a screen.
+/// A fingerprint as read from a screen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spoken {
     /// All digits.
@@ -120,7 +120,7 @@ pub enum Spoken {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidFingerprint {
     /// A word is not one of the list: a slip of the finger, not another machine.
-    #[error("{word:?} is not among the words of fingerprints")]
+    #[error("{word:?} is not a word of fingerprints")]
     Word {
         /// The word.
         word: String,
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn another_certificate_is_told_apart() {
+    fn another_certificate_has_another_fingerprint() {
         let other = Fingerprint::of_certificate(b"abd");
         assert!(!other.is(&ABC.parse().unwrap()));
         assert!(!other.is(&WORDS_OF_ABC.parse().unwrap()));
@@ -222,7 +222,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_never_panics(text in any::<String>()) {
+        fn arbitrary_bytes_never_panic(text in any::<String>()) {
             let _parsed = text.parse::<Spoken>();
         }
     }

@@ -50,7 +50,7 @@ pub trait Store {
     ///
     /// # Errors
     ///
-    /// When the store cannot tell.
+    /// When the store does not answer.
     fn read(&self) -> io::Result<Option<Zeroizing<Vec<u8>>>>;
 
     /// Stores the key so that a power cut leaves either nothing or all of it.
@@ -123,7 +123,7 @@ impl NodeKey {
         NodeId::from_public_key(&self.public_key())
     }
 
-    /// What the others may know.
+    /// The public part.
     #[must_use]
     pub fn identity(&self) -> Identity {
         Identity::new(self.public_key())

@@ -28,7 +28,7 @@ pub use self::fingerprint::{Fingerprint, InvalidFingerprint, Spoken};
 pub use self::key::{Error, NodeKey, Store, ensure};
 use polis_base::hex;
 
-/// What every node ID starts with.
+/// The prefix of every node ID.
 const PREFIX: &str = "polis-";
 
 /// How many bytes of the public key are in the ID: enough that finding a second key
@@ -147,7 +147,7 @@ mod tests {
         }
 
         #[test]
-        fn noise_never_panics(text in any::<String>()) {
+        fn arbitrary_bytes_never_panic(text in any::<String>()) {
             let _parsed = text.parse::<NodeId>();
             let _parsed = format!("polis-{text}").parse::<NodeId>();
         }

@@ -171,7 +171,7 @@ mod tests {
         }
 
         #[test]
-        fn noise_never_panics(text in any::<String>()) {
+        fn arbitrary_bytes_never_panic(text in any::<String>()) {
             let _parsed = text.parse::<Cidr>();
             let _parsed = text.parse::<Mac>();
         }

@@ -16,7 +16,7 @@ pub enum Error {
     #[error("cannot read the node parameters")]
     Unreadable(#[source] io::Error),
     /// More bytes than any sensible parameters have.
-    #[error("the node parameters have more than the {BYTES_MAX} bytes that they may have")]
+    #[error("the node parameters are larger than {BYTES_MAX} bytes")]
     TooLarge,
     /// Not a protocol buffers message, or cut short.
     #[error("the node parameters are damaged or cut short")]
@@ -30,7 +30,7 @@ pub enum Error {
         missing: u64,
     },
     /// A field that this version does not know.
-    #[error("the node parameters have a field number {number} in {}, which nobody knows",
+    #[error("the node parameters have an unknown field number {number} in {}",
         if message.is_empty() { "NodeParameters" } else { message })]
     UnknownField {
         /// The path of the message that has it, empty at the top.
@@ -39,10 +39,10 @@ pub enum Error {
         number: u32,
     },
     /// Neither member of the `oneof` is set.
-    #[error("the node parameters choose neither cluster_bootstrap nor cluster_register")]
+    #[error("the node parameters set neither cluster_bootstrap nor cluster_register")]
     NothingChosen,
     /// Both members of the `oneof` are set.
-    #[error("the node parameters choose cluster_bootstrap and cluster_register at once")]
+    #[error("the node parameters set both cluster_bootstrap and cluster_register")]
     BothChosen,
     /// The owner's public key.
     #[error(transparent)]
@@ -67,7 +67,7 @@ pub struct FieldError {
     pub number: u16,
     /// Its value, printable and shortened.
     pub value: String,
-    /// What would be allowed.
+    /// The allowed values.
     pub allowed: String,
 }
 
@@ -103,19 +103,19 @@ impl Error {
         }
     }
 
-    /// What the person in front of the machine should do.
+    /// The next step for the operator.
     fn next(&self, from: Source) -> String {
         let place = from.place();
         match self {
             Self::Unreadable(_) => format!("Check the medium that carries {place}, then reboot."),
             Self::TooLarge => {
-                format!("Put node parameters, and nothing else, at {place}, then reboot.")
+                format!("Put only node parameters at {place}, then reboot.")
             }
             Self::Malformed(_) | Self::Truncated { .. } => {
                 format!("Write the node parameters at {place} again, then reboot.")
             }
             Self::UnknownField { .. } => format!(
-                "Remove the field from {place}, or install the version that knows it, then reboot."
+                "Remove the field from {place}, or install a version that supports it, then reboot."
             ),
             Self::NothingChosen | Self::BothChosen => format!(
                 "Set one of cluster_bootstrap and cluster_register in {place}, then reboot."
@@ -135,7 +135,7 @@ impl Error {
         }
     }
 
-    /// What the trapdoor shows.
+    /// The report of the trapdoor.
     #[must_use]
     pub fn report(&self, from: Source, tried: Vec<String>) -> Report {
         let mut report = Report::from_error(self.code(), Stage::Parameters, self, self.next(from));
@@ -144,7 +144,7 @@ impl Error {
     }
 }
 
-/// What the trapdoor shows when a machine that needs parameters has not found any; the
+/// The report of the trapdoor when a machine that needs parameters has not found any; the
 /// cluster manager calls it, because it decides whether they are needed.
 #[must_use]
 pub fn absent(loaded: &Loaded) -> Report {

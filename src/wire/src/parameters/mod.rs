@@ -34,7 +34,7 @@ pub use self::error::{Error, FieldError, absent};
 pub use self::source::{BYTES_MAX, FW_CFG_ITEM, Source};
 pub use self::validate::{configuration, key, labels, parse};
 
-/// What was found.
+/// The value that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {
     /// The parameters, and where they came from; `None` if neither place has any.
@@ -65,7 +65,7 @@ impl Loaded {
 /// Checked node parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameters {
-    /// What to become part of.
+    /// The cluster to found or to register with.
     pub cluster: Cluster,
     /// How to reach the world.
     pub network: Network,
@@ -73,7 +73,7 @@ pub struct Parameters {
     pub console_tui: Vec<String>,
 }
 
-/// What to become part of.
+/// The cluster to found or to register with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cluster {
     /// A new cluster.
@@ -88,7 +88,7 @@ pub struct Bootstrap {
     /// Raw Ed25519 public key of the future owner, who may take ownership; a point of
     /// full order.
     pub owner_public_key: [u8; 32],
-    /// What holds for the whole cluster.
+    /// The configuration of the whole cluster.
     pub configuration: ClusterConfiguration,
     /// Labels of this node.
     pub labels: BTreeMap<String, String>,
@@ -138,14 +138,14 @@ pub struct DirectoryNode {
     pub addresses: Vec<String>,
 }
 
-/// What holds for the whole cluster.
+/// The configuration of the whole cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterConfiguration {
     /// Lower-case RFC 1123 name, at most 80 characters.
     pub domain: String,
     /// Whether nodes use their TPM.
     pub tpm: TpmMode,
-    /// What a data partition must promise.
+    /// The protection that a data partition must provide.
     pub storage: StoragePolicy,
     /// How a node unlocks its disk when it cannot reach the cluster.
     pub cold_start: ColdStart,
@@ -182,7 +182,7 @@ pub enum ColdStart {
     Attended,
 }
 
-/// What a data partition must promise.
+/// The protection that a data partition must provide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoragePolicy {
     /// Not specified; `storage` decides and reports its decision.

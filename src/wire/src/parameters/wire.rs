@@ -131,11 +131,12 @@ mod tests {
 
     #[track_caller]
     fn same(fields: &[Field], message: &MessageDescriptor) {
-        let told: Vec<_> = message.fields().map(|f| (f.number(), f.name().to_owned())).collect();
+        let described: Vec<_> =
+            message.fields().map(|f| (f.number(), f.name().to_owned())).collect();
         let table: Vec<_> = fields.iter().map(|f| (f.number, f.name.to_owned())).collect();
-        assert_eq!(table, told, "{}", message.full_name());
-        for (field, told) in fields.iter().zip(message.fields()) {
-            match told.kind() {
+        assert_eq!(table, described, "{}", message.full_name());
+        for (field, described) in fields.iter().zip(message.fields()) {
+            match described.kind() {
                 Kind::Message(inner) => same(field.fields, &inner),
                 _ => assert!(field.fields.is_empty(), "{}", field.name),
             }

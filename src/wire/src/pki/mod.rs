@@ -50,17 +50,17 @@ pub use self::template::{ETCD_PEER_NAME, Host, Template};
 /// The specification of a certificate: [`Namespace::ensure`] makes it exist.
 #[derive(Clone, Debug)]
 pub struct Certificate {
-    /// Who signs it.
+    /// Its issuer.
     pub issuer: Issuer,
     /// Unique under its issuer. Letters, digits, `.`, `_` and `-`.
     pub name: String,
-    /// What it is for.
+    /// Its purpose.
     pub template: Template,
     /// Where its key is.
     pub mode: Mode,
 }
 
-/// Who signs a certificate.
+/// The issuer of a certificate.
 #[derive(Clone, Debug)]
 pub enum Issuer {
     /// The certificate is an authority and signs itself.
@@ -76,7 +76,7 @@ pub enum Mode {
     Managed,
     /// With its owner; only the raw public half is known here.
     External([u8; 32]),
-    /// In memory, made anew at every `ensure`; the authority still lists it.
+    /// In memory, issued again at every `ensure`; the authority still lists it.
     Ephemeral,
 }
 
@@ -108,13 +108,13 @@ pub enum Error {
     Store {
         /// The certificate in question.
         name: String,
-        /// What the store said.
+        /// The store's error.
         source: anyhow::Error,
     },
     /// Another node changed the same object at the same moment.
     #[error("another node changed {name} at the same moment")]
     Lost {
-        /// What was changed.
+        /// The changed entry.
         name: String,
     },
     /// The name cannot be part of a key in the store.
@@ -122,7 +122,7 @@ pub enum Error {
         "{name:?} cannot name a certificate: use 1 to 128 letters, digits, dots, underscores and hyphens"
     )]
     Name {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
     /// The certificate exists for a key that is not the one asked for.
@@ -132,7 +132,7 @@ pub enum Error {
         name: String,
     },
     /// Only a self-signed authority can sign.
-    #[error("{name} is no authority and cannot sign certificates")]
+    #[error("{name} is not an authority and cannot sign certificates")]
     NoAuthority {
         /// The certificate that was to sign.
         name: String,
@@ -150,15 +150,15 @@ pub enum Error {
     Random {
         /// Whose key it was to be.
         name: String,
-        /// What the kernel says.
+        /// The kernel's error.
         source: rand::rngs::SysError,
     },
     /// The signature could not be made.
     #[error("cannot sign {name}")]
     Sign {
-        /// What was to be signed.
+        /// The certificate to sign.
         name: String,
-        /// What the library says.
+        /// The library's error.
         source: rcgen::Error,
     },
 }

@@ -57,20 +57,20 @@ impl<S: Store> Namespace<S> {
     /// # Errors
     ///
     /// [`Error::Lost`] if another node makes it at the same moment; see [`Error::retriable`].
-    pub async fn ensure(&self, wish: &Certificate, now: SystemTime) -> Result<Issued, Error> {
-        match &wish.issuer {
+    pub async fn ensure(&self, desired: &Certificate, now: SystemTime) -> Result<Issued, Error> {
+        match &desired.issuer {
             Issuer::Itself => {
-                let (signer, key) = self.ensure_authority(wish, now).await?;
+                let (signer, key) = self.ensure_authority(desired, now).await?;
                 Ok(Issued { der: signer.der.clone(), issuer_der: signer.der, key: Some(key) })
             }
             Issuer::Authority(authority) => {
-                check_name(&wish.name)?;
+                check_name(&desired.name)?;
                 let (signer, _key) = self.ensure_authority(authority, now).await?;
-                if let Some(found) = self.find(wish, authority).await? {
+                if let Some(found) = self.find(desired, authority).await? {
                     let issuer_der = signer.der;
                     return Ok(Issued { der: found.der, issuer_der, key: found.key });
                 }
-                self.issue(wish, authority, &signer, None, now).await
+                self.issue(desired, authority, &signer, None, now).await
             }
         }
     }
@@ -83,20 +83,20 @@ impl<S: Store> Namespace<S> {
     /// [`Error::Lost`] if another node renews it at the same moment.
     pub async fn renew(
         &self,
-        wish: &Certificate,
+        desired: &Certificate,
         now: SystemTime,
     ) -> Result<Option<Issued>, Error> {
-        let Issuer::Authority(authority) = &wish.issuer else {
+        let Issuer::Authority(authority) = &desired.issuer else {
             // A new authority is a new cluster; ten years are for the owner to plan.
             return Ok(None);
         };
-        let Some(found) = self.find(wish, authority).await? else { return Ok(None) };
-        let facts = Facts::read(&found.der).ok_or_else(|| damaged(&wish.name, "certificate"))?;
+        let Some(found) = self.find(desired, authority).await? else { return Ok(None) };
+        let facts = Facts::read(&found.der).ok_or_else(|| damaged(&desired.name, "certificate"))?;
         if !facts.renewal_due(now) {
             return Ok(None);
         }
         let (signer, _key) = self.ensure_authority(authority, now).await?;
-        self.issue(wish, authority, &signer, Some(found), now).await.map(Some)
+        self.issue(desired, authority, &signer, Some(found), now).await.map(Some)
     }
 
     /// The existing certificate, renewed if that is due. A missing certificate stays
@@ -107,14 +107,14 @@ impl<S: Store> Namespace<S> {
     /// [`Error::Lost`] if another node renews it at the same moment.
     pub async fn current(
         &self,
-        wish: &Certificate,
+        desired: &Certificate,
         now: SystemTime,
     ) -> Result<Option<Issued>, Error> {
-        if let Some(renewed) = self.renew(wish, now).await? {
+        if let Some(renewed) = self.renew(desired, now).await? {
             return Ok(Some(renewed));
         }
-        let Issuer::Authority(authority) = &wish.issuer else { return Ok(None) };
-        let Some(found) = self.find(wish, authority).await? else { return Ok(None) };
+        let Issuer::Authority(authority) = &desired.issuer else { return Ok(None) };
+        let Some(found) = self.find(desired, authority).await? else { return Ok(None) };
         let (signer, _key) = self.ensure_authority(authority, now).await?;
         Ok(Some(Issued { der: found.der, issuer_der: signer.der, key: found.key }))
     }
@@ -204,25 +204,25 @@ impl<S: Store> Namespace<S> {
 
     async fn ensure_authority(
         &self,
-        wish: &Certificate,
+        desired: &Certificate,
         now: SystemTime,
     ) -> Result<(Signer, SigningKey), Error> {
-        check_name(&wish.name)?;
-        if !wish.template.is_authority() || !matches!(wish.issuer, Issuer::Itself) {
-            return Err(Error::NoAuthority { name: wish.name.clone() });
+        check_name(&desired.name)?;
+        if !desired.template.is_authority() || !matches!(desired.issuer, Issuer::Itself) {
+            return Err(Error::NoAuthority { name: desired.name.clone() });
         }
-        let store = |source| Error::Store { name: wish.name.clone(), source };
+        let store = |source| Error::Store { name: desired.name.clone(), source };
         let [certificate_at, key_at, crl_at] =
-            ["certificate", "key", "crl"].map(|leaf| self.authority_key(wish, leaf));
+            ["certificate", "key", "crl"].map(|leaf| self.authority_key(desired, leaf));
         if let Some(certificate) = self.store.get(&certificate_at).await.map_err(store)? {
             let key = self.store.get(&key_at).await.map_err(store)?;
-            let key = key.ok_or_else(|| damaged(&wish.name, "key"))?;
-            let key = read_key(&wish.name, key.value)?;
-            return Ok((Signer::load(&wish.name, certificate.value, &key)?, key));
+            let key = key.ok_or_else(|| damaged(&desired.name, "key"))?;
+            let key = read_key(&desired.name, key.value)?;
+            return Ok((Signer::load(&desired.name, certificate.value, &key)?, key));
         }
-        let key = random_key(&wish.name)?;
-        let signer = Signer::create(&wish.name, &wish.template, &key, now)?;
-        let crl = crl::sign(&signer, &wish.name, 1, &[], now)?;
+        let key = random_key(&desired.name)?;
+        let signer = Signer::create(&desired.name, &desired.template, &key, now)?;
+        let crl = crl::sign(&signer, &desired.name, 1, &[], now)?;
         let keys = [certificate_at.clone(), key_at.clone(), crl_at.clone()];
         let guards = keys.into_iter().map(Guard::Absent).collect();
         let writes = vec![
@@ -230,36 +230,37 @@ impl<S: Store> Namespace<S> {
             Write::Put(key_at, pkcs8(&key).to_vec()),
             Write::Put(crl_at, crl),
         ];
-        self.commit(&wish.name, guards, writes).await?;
+        self.commit(&desired.name, guards, writes).await?;
         Ok((signer, key))
     }
 
     /// Reads a certificate and makes sure that it matches the specification.
     async fn find(
         &self,
-        wish: &Certificate,
+        desired: &Certificate,
         authority: &Certificate,
     ) -> Result<Option<Found>, Error> {
-        let store = |source| Error::Store { name: wish.name.clone(), source };
-        if matches!(wish.mode, Mode::Ephemeral) {
+        let store = |source| Error::Store { name: desired.name.clone(), source };
+        if matches!(desired.mode, Mode::Ephemeral) {
             return Ok(None);
         }
-        let at = |leaf| self.certificate_key(authority, &wish.name, leaf);
+        let at = |leaf| self.certificate_key(authority, &desired.name, leaf);
         let Some(entry) = self.store.get(&at("certificate")).await.map_err(store)? else {
             return Ok(None);
         };
-        let facts = Facts::read(&entry.value).ok_or_else(|| damaged(&wish.name, "certificate"))?;
-        let (public, key) = match &wish.mode {
+        let facts =
+            Facts::read(&entry.value).ok_or_else(|| damaged(&desired.name, "certificate"))?;
+        let (public, key) = match &desired.mode {
             Mode::External(public) => (*public, None),
             Mode::Managed | Mode::Ephemeral => {
                 let stored = self.store.get(&at("key")).await.map_err(store)?;
-                let stored = stored.ok_or_else(|| damaged(&wish.name, "key"))?;
-                let key = read_key(&wish.name, stored.value)?;
+                let stored = stored.ok_or_else(|| damaged(&desired.name, "key"))?;
+                let key = read_key(&desired.name, stored.value)?;
                 (key.verifying_key().to_bytes(), Some(key))
             }
         };
         if public != facts.public_key {
-            return Err(Error::OtherKey { name: wish.name.clone() });
+            return Err(Error::OtherKey { name: desired.name.clone() });
         }
         Ok(Some(Found { der: entry.value, revision: entry.revision, key }))
     }
@@ -267,29 +268,29 @@ impl<S: Store> Namespace<S> {
     /// Signs a certificate and stores it, in place of `old` if there is one.
     async fn issue(
         &self,
-        wish: &Certificate,
+        desired: &Certificate,
         authority: &Certificate,
         signer: &Signer,
         old: Option<Found>,
         now: SystemTime,
     ) -> Result<Issued, Error> {
-        let at = |leaf| self.certificate_key(authority, &wish.name, leaf);
+        let at = |leaf| self.certificate_key(authority, &desired.name, leaf);
         let mut guards = Vec::new();
         let mut writes = Vec::new();
-        let (public, key) = match &wish.mode {
+        let (public, key) = match &desired.mode {
             Mode::External(public) => (*public, None),
             Mode::Managed | Mode::Ephemeral => {
                 let kept = old.as_ref().and_then(|old| old.key.clone());
-                let key = kept.map_or_else(|| random_key(&wish.name), Ok)?;
+                let key = kept.map_or_else(|| random_key(&desired.name), Ok)?;
                 (key.verifying_key().to_bytes(), Some(key))
             }
         };
         let serial = random_serial();
-        let der = signer.sign(&wish.name, &wish.template, &public, &serial, now)?;
+        let der = signer.sign(&desired.name, &desired.template, &public, &serial, now)?;
         let issued_at = self.authority_key(authority, &format!("issued/{}", hex::encode(&serial)));
         guards.push(Guard::Absent(issued_at.clone()));
         writes.push(Write::Put(issued_at, der.clone()));
-        match (&wish.mode, &old) {
+        match (&desired.mode, &old) {
             (Mode::Ephemeral, _) => {}
             (Mode::Managed | Mode::External(_), Some(old)) => {
                 guards.push(Guard::Unchanged(at("certificate"), old.revision));
@@ -304,7 +305,7 @@ impl<S: Store> Namespace<S> {
                 }
             }
         }
-        self.commit(&wish.name, guards, writes).await?;
+        self.commit(&desired.name, guards, writes).await?;
         Ok(Issued { der, issuer_der: signer.der.clone(), key })
     }
 

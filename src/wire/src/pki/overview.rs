@@ -35,7 +35,7 @@ pub struct AuthorityView {
     pub crl_number: u64,
     /// When its CRL was made, if it can be read.
     pub crl_issued: Option<SystemTime>,
-    /// What it revoked.
+    /// The revoked certificates.
     pub revoked: Vec<RevokedView>,
 }
 
@@ -66,7 +66,7 @@ pub enum Renewal {
 pub struct CertificateView {
     /// Where it is kept.
     pub namespace: String,
-    /// Who signed it.
+    /// Its issuer.
     pub issuer: String,
     /// Whose it is.
     pub name: String,

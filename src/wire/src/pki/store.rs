@@ -15,7 +15,7 @@ pub struct Entry {
     pub revision: i64,
 }
 
-/// What must hold for a commit to happen.
+/// The conditions of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Guard {
     /// The key does not exist (its create revision is zero).
@@ -61,7 +61,7 @@ pub trait Store: Send + Sync {
         prefix: &str,
     ) -> impl Future<Output = anyhow::Result<Vec<(String, Entry)>>> + Send;
 
-    /// Makes all `writes` if all `guards` hold, otherwise none of them; returns which.
+    /// Makes all `writes` if all `guards` hold, otherwise no write; returns which.
     fn commit(
         &self,
         guards: Vec<Guard>,
@@ -92,7 +92,7 @@ pub mod memory {
             Self { pause: Some(pause), ..self.clone() }
         }
 
-        /// What is stored, without revisions.
+        /// The stored entries, without revisions.
         ///
         /// # Panics
         ///

@@ -60,7 +60,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// What a certificate is for.
+/// The purpose of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Template {
     /// Signs the certificates of etcd peers.
@@ -77,7 +77,7 @@ pub enum Template {
     Node,
     /// A user: client authentication only.
     User {
-        /// What the user may do, kept as the organizational unit.
+        /// The role of the user, stored as the organizational unit.
         role: &'static str,
     },
 }

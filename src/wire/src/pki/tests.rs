@@ -25,13 +25,13 @@ fn authority() -> Arc<Certificate> {
     })
 }
 
-fn wish(name: &str, template: Template, mode: Mode) -> Certificate {
+fn desired(name: &str, template: Template, mode: Mode) -> Certificate {
     let issuer = Issuer::Authority(authority());
     Certificate { issuer, name: name.to_owned(), template, mode }
 }
 
 fn peer(name: &str, mode: Mode) -> Certificate {
-    wish(name, Template::EtcdPeer { host: Host::Name(name.to_owned()) }, mode)
+    desired(name, Template::EtcdPeer { host: Host::Name(name.to_owned()) }, mode)
 }
 
 fn verifies(der: &[u8], issuer_der: &[u8]) -> bool {
@@ -78,7 +78,7 @@ async fn a_node_is_a_server_and_a_client_and_a_user_only_a_client() {
     for (template, server, client, days) in
         [(Template::Node, true, true, 90), (Template::User { role: "viewer" }, false, true, 30)]
     {
-        let made = pki.ensure(&wish("x", template, Mode::Ephemeral), noon()).await.unwrap();
+        let made = pki.ensure(&desired("x", template, Mode::Ephemeral), noon()).await.unwrap();
         let (_, certificate) = X509Certificate::from_der(&made.der).unwrap();
         let usage = certificate.extended_key_usage().unwrap().unwrap().value;
         assert_eq!((usage.server_auth, usage.client_auth), (server, client));
@@ -124,14 +124,14 @@ async fn of_two_at_once_one_wins_and_the_loser_may_try_again() {
     // Both have read that the certificate is absent before either of them writes.
     let pause = Arc::new(tokio::sync::Barrier::new(2));
     let racing = Namespace::new(memory.pausing(pause), "");
-    let wish = peer("a", Mode::Managed);
-    let (one, two) = tokio::join!(racing.ensure(&wish, noon()), racing.ensure(&wish, noon()));
+    let desired = peer("a", Mode::Managed);
+    let (one, two) = tokio::join!(racing.ensure(&desired, noon()), racing.ensure(&desired, noon()));
     let (won, lost) = match (one, two) {
         (Ok(won), Err(lost)) | (Err(lost), Ok(won)) => (won, lost),
         other => panic!("one must win: {other:?}"),
     };
     assert!(matches!(lost, Error::Lost { .. }) && lost.retriable());
-    let again = Namespace::new(memory.clone(), "").ensure(&wish, noon()).await.unwrap();
+    let again = Namespace::new(memory.clone(), "").ensure(&desired, noon()).await.unwrap();
     assert_eq!(again.der, won.der);
     assert_eq!(memory.contents().keys().filter(|key| key.contains("/issued/")).count(), 1);
 }
@@ -148,7 +148,7 @@ async fn a_certificate_of_another_key_is_not_handed_out() {
 async fn revoking_adds_every_certificate_of_the_name_once() {
     let memory = Memory::default();
     let pki = Namespace::new(memory.clone(), "");
-    let node = wish("a", Template::Node, Mode::Managed);
+    let node = desired("a", Template::Node, Mode::Managed);
     let old = pki.ensure(&node, noon()).await.unwrap();
     let new = pki.renew(&node, noon() + DAY * 80).await.unwrap().unwrap();
     let other = pki.ensure(&peer("b", Mode::Managed), noon()).await.unwrap();
@@ -172,7 +172,7 @@ static REVOKER: std::sync::LazyLock<Arc<Certificate>> = std::sync::LazyLock::new
 #[tokio::test]
 async fn a_certificate_is_renewed_after_two_thirds_and_keeps_its_key() {
     let pki = Namespace::new(Memory::default(), "");
-    let node = wish("a", Template::Node, Mode::Managed);
+    let node = desired("a", Template::Node, Mode::Managed);
     let old = pki.ensure(&node, noon()).await.unwrap();
     let early = pki.renew(&node, noon() + DAY * 59).await.unwrap();
     assert!(early.is_none());
@@ -243,12 +243,12 @@ fn pem_is_what_other_programs_read() {
 
 proptest! {
     #[test]
-    fn noise_is_no_certificate_and_no_crl(noise in prop::collection::vec(any::<u8>(), 0..300)) {
-        prop_assert_eq!(Facts::read(&noise), None);
-        prop_assert_eq!(Crl::read(&noise), None);
+    fn arbitrary_bytes_are_no_certificate_and_no_crl(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert_eq!(Facts::read(&bytes), None);
+        prop_assert_eq!(Crl::read(&bytes), None);
         let entries = BTreeMap::from([
-            ("authorities/a/certificate".to_owned(), noise.clone()),
-            ("certificates/a/b/certificate".to_owned(), noise),
+            ("authorities/a/certificate".to_owned(), bytes.clone()),
+            ("certificates/a/b/certificate".to_owned(), bytes),
         ]);
         let mut overview = Overview::default();
         overview.add("x", &entries, |_| Renewal::None);
@@ -275,7 +275,8 @@ proptest! {
 async fn a_user_carries_a_role_and_no_name_that_it_could_serve_under() {
     let pki = Namespace::new(Memory::default(), "pki/");
     let template = Template::User { role: "operator" };
-    let made = pki.ensure(&wish("alice", template, Mode::External([7; 32])), noon()).await.unwrap();
+    let made =
+        pki.ensure(&desired("alice", template, Mode::External([7; 32])), noon()).await.unwrap();
     assert_eq!(Facts::read(&made.der).unwrap().unit.as_deref(), Some("operator"));
     let (_, certificate) = X509Certificate::from_der(&made.der).unwrap();
     assert!(certificate.subject_alternative_name().unwrap().is_none());

@@ -88,7 +88,7 @@ impl Table {
     ///
     /// The RPC does not exist, or does not serve any caller.
     pub fn rule(&self, path: &str) -> Result<&Rule, Status> {
-        self.rules.get(path).ok_or_else(|| Status::unimplemented("there is no such call here"))
+        self.rules.get(path).ok_or_else(|| Status::unimplemented("this server has no such call"))
     }
 
     /// Every path with its rule.
@@ -142,7 +142,7 @@ impl Rule {
             None => {}
         }
         if needed.is_empty() {
-            return "a permission that nobody has".to_owned();
+            return "a permission that no caller has".to_owned();
         }
         needed.join(" or ")
     }
@@ -211,7 +211,10 @@ mod tests {
             for method in service.methods() {
                 let path = format!("/{}/{}", service.full_name(), method.name());
                 let options = method.options();
-                assert!(options.has_extension(&extension), "{path} has no rule: it serves nobody");
+                assert!(
+                    options.has_extension(&extension),
+                    "{path} has no rule: it serves no caller"
+                );
                 let value = options.get_extension(&extension);
                 let access: Access = value.as_message().unwrap().transcode_to().unwrap();
                 let rule = table.rule(&path).unwrap();
@@ -226,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_no_table_serves_nobody() {
+    fn a_call_without_a_rule_serves_no_caller() {
         let table = Table::polis().unwrap();
         let refused = table.rule("/polis.v1.Aaa/NoSuch").unwrap_err();
         assert_eq!(refused.code(), tonic::Code::Unimplemented);

@@ -60,10 +60,10 @@ fn every_rpc_has_a_row_that_says_whom_it_serves() {
 }
 
 #[tokio::test]
-async fn every_rpc_serves_whom_it_should_and_nobody_else() {
+async fn every_rpc_serves_only_its_callers() {
     let authority = Authority::new().await;
     // The server has no services: an accepted call finds nothing to serve it.
-    let limits = Limits { stranger_rate: (1000, 1000), ..Limits::default() };
+    let limits = Limits { untrusted_rate: (1000, 1000), ..Limits::default() };
     let node = authority.node(1).await;
     let running = Running::start(node, App::Grpc(Routes::default()), limits).await;
     running.up(&[1, 2]);

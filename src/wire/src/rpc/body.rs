@@ -189,7 +189,7 @@ impl End {
     fn status(&self) -> Status {
         match self.fallen.get() {
             Some(fallen) => fallen.clone().into(),
-            None => Status::unavailable("this server stops; ask again"),
+            None => Status::unavailable("this server is stopping; retry"),
         }
     }
 }

@@ -32,7 +32,7 @@ const FRAME_HEAD: usize = 5;
 /// Makes a page of text.
 pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// What a server serves.
+/// The services of a server.
 #[derive(Clone)]
 pub enum App {
     /// gRPC, over HTTP/2.
@@ -99,12 +99,12 @@ impl Line {
 
     /// Whether the call may be made.
     fn admit(&self, path: &str) -> Result<&Rule, Status> {
-        let Shared { table, access_list, strangers, .. } = &*self.shared;
+        let Shared { table, access_list, untrusted, .. } = &*self.shared;
         let rule = table.rule(path);
         if !self.caller.peer.is_known() {
             let address = self.caller.address.ip();
-            let mut strangers = strangers.lock().unwrap_or_else(PoisonError::into_inner);
-            if !strangers.take(address, clock::uptime()) {
+            let mut untrusted = untrusted.lock().unwrap_or_else(PoisonError::into_inner);
+            if !untrusted.take(address, clock::uptime()) {
                 let text = "too many calls without a certificate of the cluster; wait a second";
                 return Err(Status::resource_exhausted(text));
             }
@@ -126,7 +126,7 @@ impl Line {
         let deadline = asked.map_or(limits.deadline, |asked| asked.min(limits.deadline));
         let max = match self.caller.peer.is_known() {
             true => limits.message,
-            false => limits.stranger_message,
+            false => limits.untrusted_message,
         };
         let mut request = request.map(|body| Body::new(Bounded::new(body, max + FRAME_HEAD)));
         request.extensions_mut().insert(self.caller.peer.clone());
@@ -207,8 +207,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_no_deadline_or_a_deadline(noise in prop::collection::vec(any::<u8>(), 0..12)) {
-            let _read = deadline(&noise);
+        fn arbitrary_bytes_are_no_deadline_or_a_deadline(input in prop::collection::vec(any::<u8>(), 0..12)) {
+            let _read = deadline(&input);
         }
     }
 }

@@ -45,17 +45,17 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Longest pause between two looks at a connection.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// What a connection holds while it is served.
+/// The place of a connection while it is served.
 #[derive(Debug)]
 enum Held {
-    Stranger(Place<std::net::IpAddr>),
+    Untrusted(Place<std::net::IpAddr>),
     Known(Place<String>),
 }
 
 impl Held {
     fn lost(&self) -> &CancellationToken {
         match self {
-            Self::Stranger(place) => &place.lost,
+            Self::Untrusted(place) => &place.lost,
             Self::Known(place) => &place.lost,
         }
     }
@@ -109,7 +109,7 @@ pub(super) async fn serve(
     };
     let held = match &caller.peer {
         Peer::None | Peer::Key(_) => {
-            shared.stranger_room.enter(caller.address.ip()).map(Held::Stranger)
+            shared.untrusted_room.enter(caller.address.ip()).map(Held::Untrusted)
         }
         Peer::Node(_) | Peer::User { .. } => {
             shared.known_room.enter(caller.peer.to_string()).map(Held::Known)
@@ -155,7 +155,7 @@ where
     match &line.shared.app {
         App::Grpc(_) => {
             let streams = match held {
-                Held::Stranger(_) => limits.stranger_streams,
+                Held::Untrusted(_) => limits.untrusted_streams,
                 Held::Known(_) => limits.streams,
             };
             let connection = http2::Builder::new(Streams::default())
@@ -181,7 +181,7 @@ where
     }
 }
 
-/// What a connection waits for.
+/// The events of a connection.
 enum Event {
     Ended,
     PlaceLost,
@@ -199,7 +199,7 @@ where
     let Line { shared, caller, activity, end } = line;
     let limits = &shared.limits;
     let idle = match held {
-        Held::Stranger(_) => limits.stranger_idle,
+        Held::Untrusted(_) => limits.untrusted_idle,
         Held::Known(_) => limits.idle,
     };
     let mut connection = pin!(connection);
@@ -243,7 +243,8 @@ where
             }
             Event::Look if activity.stalled() > limits.stall => {
                 shared.metrics.stalled.up();
-                info!(peer = %caller.peer, address = %caller.address, "an answer is left lying; the connection is cut");
+                info!(peer = %caller.peer, address = %caller.address, "an answer is not read; \
+                                                                       the connection is cut");
                 return;
             }
             Event::Look => {

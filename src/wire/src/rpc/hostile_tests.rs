@@ -101,7 +101,7 @@ impl Siege {
         NodeManagementClient::new(connection.unwrap().channel)
     }
 
-    /// The owner connects anew, and is served.
+    /// The owner connects again and is served.
     async fn serves(&self) {
         timeout(SOON, self.is_served()).await.unwrap().unwrap();
     }
@@ -150,7 +150,7 @@ async fn garbage_ends_its_own_connection_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn handshakes_that_do_not_go_on_keep_nobody_out() {
+async fn stalled_handshakes_block_no_other_caller() {
     let limits = Limits { handshake: Duration::from_millis(500), ..Limits::default() };
     let siege = Siege::begin(limits.clone()).await;
     let mut half_open = Vec::new();
@@ -172,13 +172,13 @@ async fn handshakes_that_do_not_go_on_keep_nobody_out() {
 }
 
 #[tokio::test]
-async fn strangers_that_hold_connections_make_way_for_others() {
-    let limits = Limits { strangers_per_address: 4, ..Limits::default() };
+async fn idle_untrusted_connections_are_replaced() {
+    let limits = Limits { untrusted_per_address: 4, ..Limits::default() };
     let siege = Siege::begin(limits).await;
     let mut held = Vec::new();
     for seed in 0..20 {
-        let stranger = self_signed(seed, None);
-        held.push(siege.running.dial(&siege.authority, Some(&stranger)).await.unwrap());
+        let untrusted = self_signed(seed, None);
+        held.push(siege.running.dial(&siege.authority, Some(&untrusted)).await.unwrap());
     }
     siege.lets_go(5).await;
     siege.serves().await;
@@ -186,8 +186,8 @@ async fn strangers_that_hold_connections_make_way_for_others() {
 }
 
 #[tokio::test]
-async fn a_stranger_that_does_nothing_is_sent_away() {
-    let limits = Limits { stranger_idle: Duration::from_millis(100), ..Limits::default() };
+async fn an_idle_untrusted_caller_is_disconnected() {
+    let limits = Limits { untrusted_idle: Duration::from_millis(100), ..Limits::default() };
     let siege = Siege::begin(limits).await;
     let _idle = siege.running.dial(&siege.authority, None).await.unwrap();
     siege.lets_go(0).await;
@@ -240,10 +240,10 @@ async fn a_message_of_a_hundred_megabytes_is_refused_before_it_is_read() {
 
     // A stranger's connection is rejected at once, and the one that it may make is
     // short.
-    let stranger = siege.running.dial(&siege.authority, None).await.unwrap();
-    let mut stranger = NodeManagementClient::new(stranger.channel);
+    let untrusted = siege.running.dial(&siege.authority, None).await.unwrap();
+    let mut untrusted = NodeManagementClient::new(untrusted.channel);
     let long = v1::UnlockRequest { recovery_key: "x".repeat(1 << 20) };
-    let refused = timeout(SOON, stranger.unlock(long)).await.unwrap().unwrap_err();
+    let refused = timeout(SOON, untrusted.unlock(long)).await.unwrap().unwrap_err();
     assert_ne!(refused.code(), Code::Ok);
     siege.serves().await;
     siege.running.stop().await;
@@ -268,16 +268,16 @@ async fn a_reader_that_takes_nothing_is_cut_and_others_are_served() {
 }
 
 #[tokio::test]
-async fn a_stranger_that_calls_without_end_is_slowed_and_the_owner_is_not() {
+async fn an_untrusted_caller_is_rate_limited_and_the_owner_is_not() {
     let siege = Siege::begin(Limits::default()).await;
-    let stranger = siege.running.dial(&siege.authority, None).await.unwrap();
-    let mut client = NodeManagementClient::new(stranger.channel);
+    let untrusted = siege.running.dial(&siege.authority, None).await.unwrap();
+    let mut client = NodeManagementClient::new(untrusted.channel);
     let mut codes = std::collections::BTreeMap::new();
     for _ in 0..200 {
         let refused = client.get_status(v1::GetStatusRequest {}).await.unwrap_err();
         *codes.entry(format!("{:?}", refused.code())).or_insert(0) += 1;
     }
-    let (rate, burst) = Limits::default().stranger_rate;
+    let (rate, burst) = Limits::default().untrusted_rate;
     assert!(
         codes["ResourceExhausted"] > 200 - i32::try_from(burst + 20 * rate).unwrap(),
         "{codes:?}"

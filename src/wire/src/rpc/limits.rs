@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-/// What one server lets its callers take.
+/// The limits of one server.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Longest that a TLS handshake may take: slow lines need two round trips.
@@ -30,31 +30,31 @@ pub struct Limits {
     /// The same, from one address. Many machines may share one.
     pub handshakes_per_address: usize,
     /// Connections of callers without a certificate of the cluster, in all.
-    pub strangers: usize,
+    pub untrusted: usize,
     /// The same, from one address.
-    pub strangers_per_address: usize,
+    pub untrusted_per_address: usize,
     /// Connections of nodes and users, in all: a thousand nodes with room to spare.
     pub known: usize,
     /// The same, of one node or user.
     pub known_per_name: usize,
     /// Calls under way on a stranger's connection.
-    pub stranger_streams: u32,
+    pub untrusted_streams: u32,
     /// Calls under way on a connection of a node or user.
     pub streams: u32,
     /// Longest request of a stranger: a certificate and some labels are a tenth of it.
-    pub stranger_message: usize,
+    pub untrusted_message: usize,
     /// Longest request of a node or user; also tonic's own bound.
     pub message: usize,
     /// Calls a second of strangers, from one address, and how many may come at once.
-    pub stranger_rate: (u32, u32),
+    pub untrusted_rate: (u32, u32),
     /// Calls a second of all strangers, and how many may come at once.
-    pub strangers_rate: (u32, u32),
+    pub untrusted_rates: (u32, u32),
     /// Longest that a call may take until it answers; a stream until it begins.
     pub deadline: Duration,
     /// Longest that a caller may leave an answer lying.
     pub stall: Duration,
     /// A stranger's connection without a call is closed after that.
-    pub stranger_idle: Duration,
+    pub untrusted_idle: Duration,
     /// Any connection without a call is closed after that.
     pub idle: Duration,
     /// Between two questions whether the other end is still there.
@@ -71,19 +71,19 @@ impl Default for Limits {
             handshake: Duration::from_secs(10),
             handshakes: 512,
             handshakes_per_address: 256,
-            strangers: 256,
-            strangers_per_address: 32,
+            untrusted: 256,
+            untrusted_per_address: 32,
             known: 4096,
             known_per_name: 32,
-            stranger_streams: 8,
+            untrusted_streams: 8,
             streams: 100,
-            stranger_message: 64 << 10,
+            untrusted_message: 64 << 10,
             message: 4 << 20,
-            stranger_rate: (10, 30),
-            strangers_rate: (200, 400),
+            untrusted_rate: (10, 30),
+            untrusted_rates: (200, 400),
             deadline: Duration::from_secs(30),
             stall: Duration::from_secs(60),
-            stranger_idle: Duration::from_secs(30),
+            untrusted_idle: Duration::from_secs(30),
             idle: Duration::from_secs(30 * 60),
             keep_alive: Duration::from_secs(20),
             keep_alive_answer: Duration::from_secs(20),
@@ -139,8 +139,8 @@ pub(super) struct Untrusted {
 impl Untrusted {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
-            each: limits.stranger_rate,
-            all: Bucket::new(limits.strangers_rate),
+            each: limits.untrusted_rate,
+            all: Bucket::new(limits.untrusted_rates),
             addresses: BTreeMap::new(),
         }
     }
@@ -159,7 +159,7 @@ impl Untrusted {
     }
 }
 
-/// What happens to a newcomer when the room is full.
+/// The handling of a new connection when the room is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Full {
     /// The oldest occupant makes way.
@@ -269,26 +269,26 @@ mod tests {
     }
 
     #[test]
-    fn one_stranger_does_not_take_the_calls_of_another() {
-        let limits = Limits { stranger_rate: (1, 2), ..Limits::default() };
-        let mut strangers = Untrusted::new(&limits);
+    fn one_untrusted_caller_does_not_use_up_the_calls_of_another() {
+        let limits = Limits { untrusted_rate: (1, 2), ..Limits::default() };
+        let mut untrusted = Untrusted::new(&limits);
         let [a, b] = [1, 2].map(|host| IpAddr::from([10, 0, 0, host]));
-        assert_eq!([(); 3].map(|()| strangers.take(a, seconds(0))), [true, true, false]);
-        assert!(strangers.take(b, seconds(0)));
+        assert_eq!([(); 3].map(|()| untrusted.take(a, seconds(0))), [true, true, false]);
+        assert!(untrusted.take(b, seconds(0)));
     }
 
     #[test]
     fn addresses_without_number_are_not_remembered_without_number() {
-        let mut strangers = Untrusted::new(&Limits::default());
+        let mut untrusted = Untrusted::new(&Limits::default());
         let mut let_through = 0;
         for host in 0..10_000_u32 {
             let address = IpAddr::from(host.to_be_bytes());
-            let_through += u32::from(strangers.take(address, seconds(0)));
+            let_through += u32::from(untrusted.take(address, seconds(0)));
         }
-        assert!(strangers.addresses.len() <= ADDRESSES_MAX);
-        assert!(let_through <= Limits::default().strangers_rate.1);
+        assert!(untrusted.addresses.len() <= ADDRESSES_MAX);
+        assert!(let_through <= Limits::default().untrusted_rates.1);
         // Once they have been quiet, there is room for another.
-        assert!(strangers.take(IpAddr::from([255; 4]), seconds(60)));
+        assert!(untrusted.take(IpAddr::from([255; 4]), seconds(60)));
     }
 
     #[test]
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn where_newcomers_are_refused_nobody_loses_a_place() {
+    fn in_a_room_that_refuses_no_place_is_lost() {
         let room = Room::new(2, 1, Full::Refuse);
         let first = room.enter("a").unwrap();
         assert!(room.enter("a").is_none());

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_nobody_knows_make_no_counters() {
+    fn unknown_paths_make_no_counters() {
         let metrics = Metrics::new(&Table::polis().unwrap());
         let before = metrics.calls.len();
         for n in 0..1000 {

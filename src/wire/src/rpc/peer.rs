@@ -36,7 +36,7 @@ pub enum Peer {
     User {
         /// Unique in the cluster.
         name: String,
-        /// What it may do.
+        /// Its permissions.
         role: Role,
     },
 }
@@ -67,7 +67,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// What a user may do; each role includes the permissions of the one before.
+/// The roles of users; each includes the permissions of the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// Reads.
@@ -153,7 +153,7 @@ impl From<Role> for UserRole {
 /// A peer, with the fields that decide whether it still has access.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Who it is.
+    /// The identity.
     pub peer: Peer,
     /// Where it calls from.
     pub address: SocketAddr,
@@ -194,7 +194,7 @@ pub enum Unfit {
         name: String,
     },
     /// A user with an unknown role.
-    #[error("the certificate gives the user {name:?} no role that there is")]
+    #[error("the certificate gives the user {name:?} an unknown role")]
     NoRole {
         /// The user.
         name: String,
@@ -276,9 +276,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_no_certificate(noise in prop::collection::vec(any::<u8>(), 0..300)) {
-            prop_assert_eq!(self_signed_key(&noise), None);
-            prop_assert_eq!(certified(&noise), Err(Unfit::Unreadable));
+        fn arbitrary_bytes_are_no_certificate(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert_eq!(self_signed_key(&bytes), None);
+            prop_assert_eq!(certified(&bytes), Err(Unfit::Unreadable));
         }
     }
 }

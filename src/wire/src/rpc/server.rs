@@ -51,21 +51,21 @@ pub enum Listen {
     Bound(Arc<StdListener>),
 }
 
-/// What is fixed for the life of the server.
+/// The configuration, fixed for the life of the server.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What the server is called in the log.
+    /// The name of the server in the log.
     pub name: &'static str,
     /// Where it listens.
     pub listen: Listen,
-    /// What callers may take.
+    /// The limits of callers.
     pub limits: Limits,
 }
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Server {
-    /// What is fixed.
+    /// The configuration.
     pub config: Config,
     /// The credentials in use; the port is closed while they are absent.
     pub credentials: watch::Receiver<Option<Credentials>>,
@@ -73,9 +73,9 @@ pub struct Server {
     pub access_list: watch::Receiver<Arc<AccessList>>,
     /// The rule of each RPC.
     pub table: Arc<Table>,
-    /// What is counted.
+    /// The counters.
     pub metrics: Arc<Metrics>,
-    /// What is served.
+    /// The services.
     pub app: App,
     /// Where it listens, while it does.
     pub listening: watch::Sender<Option<SocketAddr>>,
@@ -89,7 +89,7 @@ pub enum Error {
     Listen {
         /// The port.
         port: u16,
-        /// What the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The credentials are unusable.
@@ -100,7 +100,7 @@ pub enum Error {
     Closed(#[from] Closed),
 }
 
-/// What all connections of a run share.
+/// The state that all connections of a run share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) limits: Limits,
@@ -109,8 +109,8 @@ pub(super) struct Shared {
     pub(super) table: Arc<Table>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) app: App,
-    pub(super) strangers: Mutex<Untrusted>,
-    pub(super) stranger_room: Room<std::net::IpAddr>,
+    pub(super) untrusted: Mutex<Untrusted>,
+    pub(super) untrusted_room: Room<std::net::IpAddr>,
     pub(super) known_room: Room<String>,
     pub(super) stopping: CancellationToken,
     logged: Mutex<Bucket>,
@@ -147,8 +147,12 @@ impl Server {
             table: Arc::clone(&self.table),
             metrics: Arc::clone(&self.metrics),
             app: self.app.clone(),
-            strangers: Mutex::new(Untrusted::new(&limits)),
-            stranger_room: Room::new(limits.strangers, limits.strangers_per_address, Full::Replace),
+            untrusted: Mutex::new(Untrusted::new(&limits)),
+            untrusted_room: Room::new(
+                limits.untrusted,
+                limits.untrusted_per_address,
+                Full::Replace,
+            ),
             known_room: Room::new(limits.known, limits.known_per_name, Full::Refuse),
             stopping: CancellationToken::new(),
             logged: Mutex::new(Bucket::new(LOGGED)),
@@ -165,7 +169,7 @@ impl Server {
         shared.stopping.cancel();
         let ended = async { while connections.join_next().await.is_some() {} };
         if timeout(shared.limits.stop, ended).await.is_err() {
-            debug!(left = connections.len(), "connections are cut, for they did not end");
+            debug!(left = connections.len(), "connections are cut because they did not end");
         }
         Ok(())
     }
@@ -207,7 +211,7 @@ impl Server {
                 shared.tls.store(Arc::new(config));
                 info!("{} has new credentials", self.config.name);
             }
-            Err(error) => error!("the new credentials are of no use, the old ones stay: {error}"),
+            Err(error) => error!("the new credentials are unusable, the old ones stay: {error}"),
         }
     }
 

@@ -73,13 +73,13 @@ impl Authority {
         now: SystemTime,
     ) -> Credentials {
         let key = key(seed);
-        let wish = Certificate {
+        let desired = Certificate {
             issuer: Issuer::Authority(Arc::clone(&self.certificate)),
             name: name.to_owned(),
             template,
             mode: Mode::External(key.verifying_key().to_bytes()),
         };
-        let issued = self.namespace.ensure(&wish, now).await.unwrap();
+        let issued = self.namespace.ensure(&desired, now).await.unwrap();
         let authority = Some(self.der.clone());
         Credentials { certificate: issued.der, key: pkcs8(&key), authority }
     }

@@ -46,7 +46,7 @@ impl CuratorLocal for Local {
         _request: Request<v1::GetCurrentLeaderRequest>,
     ) -> Result<Response<Told>, Status> {
         let this_id = node_id(self.this).to_string();
-        let told = WatchStream::new(self.leader.subscribe()).map(move |leader| {
+        let reported = WatchStream::new(self.leader.subscribe()).map(move |leader| {
             let this_id = this_id.clone();
             Ok(match leader {
                 Some((seed, address)) => v1::GetCurrentLeaderResponse {
@@ -58,7 +58,7 @@ impl CuratorLocal for Local {
                 None => v1::GetCurrentLeaderResponse { this_id, ..Default::default() },
             })
         });
-        Ok(Response::new(Box::pin(told)))
+        Ok(Response::new(Box::pin(reported)))
     }
 
     async fn get_ca_certificate(
@@ -156,9 +156,9 @@ async fn a_certificate_that_is_no_caller_s_ends_the_handshake() {
     ] {
         let refused = who(&running, &authority, Some(&bad)).await.unwrap_err();
         let causes = causes(&refused);
-        // What the client sees depends on whether it had sent its first call by then.
-        let told = [reason, "BrokenPipe", "reset", "closed", "broken pipe", "unavailable"];
-        assert!(told.iter().any(|told| causes.contains(told)), "{reason}: {causes}");
+        // The client's error depends on whether it had sent its first call by then.
+        let reported = [reason, "BrokenPipe", "reset", "closed", "broken pipe", "unavailable"];
+        assert!(reported.iter().any(|reported| causes.contains(reported)), "{reason}: {causes}");
     }
     assert_eq!(running.metrics.handshakes_failed.get(), 6);
     assert!(running.metrics.calls().next().is_none());
@@ -180,7 +180,7 @@ async fn a_node_that_is_not_up_is_refused_at_each_call() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_revoked_hears_so_in_words_at_every_call() {
+async fn a_revoked_node_gets_the_reason_at_every_call() {
     let authority = Authority::new().await;
     let running = server(&authority).await;
     running.up(&[1, 2]);
@@ -197,7 +197,7 @@ async fn a_node_that_is_revoked_hears_so_in_words_at_every_call() {
 }
 
 #[tokio::test]
-async fn who_is_revoked_loses_its_open_streams_at_once_and_nobody_else_does() {
+async fn only_a_revoked_caller_loses_its_open_streams_at_once() {
     let authority = Authority::new().await;
     let running = server(&authority).await;
     let open = async |credentials: &Credentials| {
@@ -225,7 +225,7 @@ async fn who_is_revoked_loses_its_open_streams_at_once_and_nobody_else_does() {
 }
 
 #[tokio::test]
-async fn whoever_is_revoked_hears_so_although_it_is_the_handshake_that_fails() {
+async fn a_revoked_caller_learns_the_reason_even_if_the_handshake_fails() {
     let authority = Authority::new().await;
     let running = server(&authority).await;
     let node = authority.node(5).await;
@@ -430,7 +430,7 @@ async fn a_call_that_may_not_be_repeated_is_waited_for_as_long_as_there_is_time(
 }
 
 #[tokio::test]
-async fn who_follows_hears_of_a_new_leader_before_a_call_fails() {
+async fn a_follower_learns_of_a_new_leader_before_a_call_fails() {
     let pair = Pair::start(&Authority::new().await).await;
     pair.leads(0);
     pair.call().await.unwrap();
@@ -449,10 +449,10 @@ async fn who_follows_hears_of_a_new_leader_before_a_call_fails() {
 }
 
 #[tokio::test]
-async fn where_nobody_leads_the_client_says_whom_it_asked() {
+async fn without_a_leader_the_client_lists_the_queried_candidates() {
     let pair = Pair::start(&Authority::new().await).await;
     let error = pair.client.leader().await.unwrap_err().to_string();
-    assert!(error.contains("it knows of no leader"), "{error}");
+    assert!(error.contains("it knows no leader"), "{error}");
     assert!(pair.running.iter().all(|one| error.contains(&one.address.to_string())), "{error}");
 }
 
@@ -494,7 +494,7 @@ async fn a_leader_at_the_end_of_a_long_list_is_found_although_the_first_refuses(
 }
 
 #[tokio::test]
-async fn a_refusal_counts_where_nobody_leads() {
+async fn a_refusal_counts_without_a_leader() {
     let authority = Authority::new().await;
     let pair = Pair::start(&authority).await;
     for running in &pair.running {
@@ -506,11 +506,11 @@ async fn a_refusal_counts_where_nobody_leads() {
     });
     let client = pair.of(authority.node(5).await);
     let refusal = client.leader().await.unwrap_err();
-    assert!(is_removal(&refusal.into()), "of two refusals, the one that is for ever");
+    assert!(is_removal(&refusal.into()), "of two refusals, the permanent one");
 }
 
 #[tokio::test]
-async fn a_node_that_was_taken_out_of_the_cluster_leads_nobody() {
+async fn a_removed_node_leads_no_client() {
     let authority = Authority::new().await;
     let pair = Pair::start(&authority).await;
     pair.leads(1);
@@ -525,22 +525,22 @@ async fn a_node_that_was_taken_out_of_the_cluster_leads_nobody() {
         let user = authority.user("ann", Role::Viewer, 3).await;
         let client = pair.of(user).wary(access_list.subscribe());
         let error = client.leader().await.unwrap_err().to_string();
-        assert!(error.contains("it was taken out of the cluster"), "{error}");
+        assert!(error.contains("it was removed from the cluster"), "{error}");
         access_list.send_replace(Arc::default());
         client.leader().await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn an_alert_of_somebody_who_has_proved_nothing_is_no_removal() {
+async fn an_alert_of_an_unverified_peer_is_not_a_removal() {
     let authority = Authority::new().await;
-    let stranger = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-    let port = stranger.local_addr().unwrap().port();
+    let untrusted = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let port = untrusted.local_addr().unwrap().port();
     let candidates = vec![Candidate { node: None, host: "127.0.0.1".to_owned(), port }];
     let patience = Patience { attempt: Duration::from_secs(2), total: SOON };
     let client = Client::fixed(candidates, authority.node(5).await, patience);
     let forge = async {
-        let (mut socket, _from) = stranger.accept().await.unwrap();
+        let (mut socket, _from) = untrusted.accept().await.unwrap();
         // Record of type alert, TLS 1.2 as always, two bytes: fatal, certificate_revoked.
         let alert = [21, 3, 3, 0, 2, 2, 44];
         tokio::io::AsyncWriteExt::write_all(&mut socket, &alert).await.unwrap();

@@ -1,8 +1,8 @@
 //! The TLS configuration of a server, and the verification of callers' certificates.
 //!
 //! Invariants:
-//! - TLS 1.3 only, no resumption and no early data: each connection proves the
-//!   key of its caller anew.
+//! - TLS 1.3 only, no resumption and no early data: each connection proves the key of its
+//!   caller again.
 //! - A certificate that is neither the cluster's nor self-signed ends the handshake,
 //!   and so does a user's that is on the CRL, expired or not for a caller. A node's
 //!   certificate on the CRL is rejected at each call, with a status that the node acts
@@ -38,7 +38,7 @@ pub(super) const SCHEMES: [SignatureScheme; 1] = [SignatureScheme::ED25519];
 
 /// The answer of either end to an older TLS, which Polis never offers.
 pub(super) fn refuse_tls12() -> rustls::Error {
-    rustls::Error::General("TLS 1.2 is not spoken here".to_owned())
+    rustls::Error::General("TLS 1.2 is not supported".to_owned())
 }
 
 /// Whether the other end holds the key of its certificate.

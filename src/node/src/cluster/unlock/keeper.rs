@@ -101,7 +101,7 @@ impl Shares {
                 Ok(()) => Keeper::Firmware,
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
-                    warn!(error, "the firmware does not keep the key of the disk");
+                    warn!(error, "the firmware does not store the key of the disk");
                     Keeper::Disk
                 }
             },
@@ -118,7 +118,7 @@ impl Shares {
             Some((found, back)) if found == *share && back == keeper => {}
             _ => return Err(Error::ShareNotKept(keeper)),
         }
-        info!(keeper = keeper.name(), "the cluster's half of the disk's key is kept");
+        info!(keeper = keeper.name(), "the cluster's half of the disk's key is stored");
         Ok(keeper)
     }
 
@@ -174,7 +174,7 @@ impl Shares {
 fn forget(variable: &Variable) {
     if let Err(error) = variable.remove() {
         let error = &error as &dyn std::error::Error;
-        warn!(error, "the firmware keeps a share that it should forget");
+        warn!(error, "the firmware did not delete a share");
     }
 }
 
@@ -204,7 +204,7 @@ fn from_record(record: &[u8]) -> Result<Guarded<Half>, Damage> {
             Ok(Guarded::Plain(half))
         }
         (Protection::Plain, Some(_)) | (Protection::Tpm, None) => {
-            Err(Damage::Content("it is not protected as it says".to_owned()))
+            Err(Damage::Content("it has another protection than stated".to_owned()))
         }
     }
 }
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_share_is_none() {
+    fn a_damaged_share_is_ignored() {
         let world = world(false);
         world.shares.keep(Slot::Current, &plain(), &half(7)).unwrap();
         world.shares.places[0].0.write(b"noise").unwrap();
@@ -297,7 +297,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn noise_in_a_whole_record_is_no_share_or_one_that_reads_back(
+        fn a_valid_frame_of_arbitrary_bytes_is_refused_or_reads_back(
             payload in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200),
             bare in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200),
         ) {

@@ -11,8 +11,8 @@
 //!                               recovery key, if one was given --> slot 1 --> open, new halves
 //! ```
 //!
-//! A recovery key opens the disk, and the halves are made anew, because the old ones may be
-//! lost or known to others:
+//! A recovery key opens the disk, and the halves are generated again, because the old ones
+//! may be lost or known to others:
 //!
 //! ```text
 //! share in `Next` -> key change on the ESP -> storage: slot 1 opens, slot 0 changes
@@ -101,7 +101,7 @@ impl Unlocker {
                 Ok((_secrets, keys)) => {
                     return match (slot, change) {
                         (Slot::Next, _) => {
-                            info!("the disk opens with the keys of a change that was under way");
+                            info!("the disk opens with the keys of an interrupted change");
                             self.promote(sealed, keys).await
                         }
                         (Slot::Current, true) => self.abandon().await.map(|()| keys),
@@ -165,7 +165,7 @@ impl Unlocker {
     }
 
     /// Opens the partition with its recovery key, and gives it new halves; returns no keys
-    /// if the cluster demands a TPM and the machine has none to seal to.
+    /// if the cluster demands a TPM and the machine has no TPM to seal to.
     pub(super) async fn recover(
         &mut self,
         key: RecoveryKey,
@@ -184,7 +184,7 @@ impl Unlocker {
                     let error = &error as &dyn std::error::Error;
                     warn!(
                         error,
-                        "THE DISK IS OPENED FOR THIS BOOT ONLY: the cluster demands a TPM, and \
+                        "THE DISK IS OPEN FOR THIS BOOT ONLY: the cluster requires a TPM, and \
                          nothing can be sealed"
                     );
                     return Ok(None);
@@ -199,7 +199,7 @@ impl Unlocker {
         let rekey = prepared.as_ref().map(|_keys| passphrase);
         match self.disk.open(Key::Recovery(key), rekey).await? {
             Ok(_kind) => {
-                info!("the recovery key has opened the disk");
+                info!("the recovery key opened the disk");
                 match prepared {
                     Some(keys) => self.promote(sealed, keys).await.map(Some),
                     None => Ok(None),
@@ -249,7 +249,7 @@ impl Unlocker {
         Ok(record.and_then(|record| match change_from_record(&record) {
             Ok(secrets) => Some(secrets),
             Err(damage) => {
-                warn!("a change of the disk's key was being written: {damage}");
+                warn!("an interrupted change of the disk's key cannot be read: {damage}");
                 None
             }
         }))

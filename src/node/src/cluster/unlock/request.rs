@@ -40,7 +40,7 @@ pub(crate) struct Request {
     pub(crate) answer: oneshot::Sender<Result<(), Refused>>,
 }
 
-/// What a run publishes while it waits: how to reach it, and how it proves its identity
+/// The state of a run that waits: a handle to it, and the credentials that it uses
 /// meanwhile.
 #[derive(Clone, Default)]
 pub struct Open(Option<(mpsc::Sender<Request>, Option<Credentials>)>);

@@ -112,7 +112,7 @@ impl Tpm for Machine {
 /// Gives the driver time to come, and the TPM time to answer.
 #[expect(
     clippy::disallowed_methods,
-    reason = "on a thread that may block; nothing tells when a device comes"
+    reason = "on a thread that may block; a new device is not announced"
 )]
 fn patiently<T>(call: impl Fn() -> Result<T, tpm::Error>) -> Result<T, tpm::Error> {
     let (mut absent, mut failed) = (Duration::ZERO, 0);
@@ -192,7 +192,7 @@ impl Sealer {
             Ok(blob) => Ok(Some(blob)),
             Err(error) if mode == TpmMode::BestEffort => {
                 let error = &error as &dyn std::error::Error;
-                warn!(error, "going on without the TPM, which does not seal");
+                warn!(error, "continuing without the TPM, which does not seal");
                 Ok(None)
             }
             Err(error) => Err(Error::Tpm(error)),
@@ -214,7 +214,7 @@ pub(in crate::cluster) fn secrets_message(secrets: &Secrets) -> v1::SealedSecret
 
 fn secrets_value(message: &v1::SealedSecrets) -> Result<Secrets, Damage> {
     let half = |bytes: &[u8], what| {
-        Half::new(bytes).ok_or_else(|| Damage::Content(format!("the {what} has not 32 bytes")))
+        Half::new(bytes).ok_or_else(|| Damage::Content(format!("the {what} is not 32 bytes long")))
     };
     Ok(Secrets {
         node: half(&message.node_unlock_key, "node unlock key")?,

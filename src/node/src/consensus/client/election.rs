@@ -161,7 +161,7 @@ impl Client {
     /// [`Error::retriable`] says whether it makes sense to try again.
     pub async fn leader(&self, election: &str) -> Result<Option<Vec<u8>>, Error> {
         let mut elections = self.etcd.election_client();
-        match call("ask who leads", elections.leader(self.outer(election))).await {
+        match call("read the leader", elections.leader(self.outer(election))).await {
             Ok(found) => Ok(found.kv().map(|kv| kv.value().to_vec())),
             Err(error) if error.says("election: no leader") => Ok(None),
             Err(error) => Err(error),

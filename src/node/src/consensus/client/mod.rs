@@ -174,13 +174,13 @@ impl Snapshot {
 pub struct Kv {
     /// The key within the namespace.
     pub key: String,
-    /// What is stored.
+    /// The stored value.
     pub value: Vec<u8>,
     /// The revision at which the key came to be.
     pub created: i64,
     /// The revision at which the value was written.
     pub modified: i64,
-    /// The lease that the key ends with; zero if it has none.
+    /// The lease that the key ends with; zero without a lease.
     pub lease: i64,
 }
 
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_that_nobody_listens_on_is_worth_another_try() {
+    async fn a_socket_without_a_listener_is_retried() {
         let error = curator().await.put("a", "b", None).await.unwrap_err();
         assert!(error.retriable(), "{error:?}");
     }

@@ -84,11 +84,11 @@ impl Client {
     pub async fn follow(
         &self,
         prefix: &str,
-        told: impl FnMut(&Mirror, &[Change]) + Send,
+        observer: impl FnMut(&Mirror, &[Change]) + Send,
     ) -> Infallible {
         let from = self.outer(prefix);
         let end = prefix_end(&from);
-        self.follow_range(prefix, from, Some(end), told).await
+        self.follow_range(prefix, from, Some(end), observer).await
     }
 
     /// Publishes the key as an event value, for as long as it is polled: `None` until etcd
@@ -98,11 +98,11 @@ impl Client {
         key: &str,
         value: &watch::Sender<Option<Option<Kv>>>,
     ) -> Infallible {
-        let told = |mirror: &Mirror, _changes: &[Change]| {
+        let observer = |mirror: &Mirror, _changes: &[Change]| {
             let now = Some(mirror.entries.get(key).cloned());
             value.send_if_modified(|value| std::mem::replace(value, now.clone()) != now);
         };
-        self.follow_range(key, self.outer(key), None, told).await
+        self.follow_range(key, self.outer(key), None, observer).await
     }
 
     async fn follow_range(
@@ -110,7 +110,7 @@ impl Client {
         name: &str,
         from: Vec<u8>,
         end: Option<Vec<u8>>,
-        mut told: impl FnMut(&Mirror, &[Change]) + Send,
+        mut observer: impl FnMut(&Mirror, &[Change]) + Send,
     ) -> Infallible {
         let mut mirror = Mirror::default();
         let mut known = false;
@@ -123,10 +123,10 @@ impl Client {
                 Ok(listing) => {
                     let changes = mirror.relist(listing);
                     if !known || !changes.is_empty() {
-                        told(&mirror, &changes);
+                        observer(&mirror, &changes);
                     }
                     known = true;
-                    self.watch(&from, end.as_deref(), &mut mirror, &mut told).await
+                    self.watch(&from, end.as_deref(), &mut mirror, &mut observer).await
                 }
                 Err(error) => error,
             };
@@ -156,7 +156,7 @@ impl Client {
         from: &[u8],
         end: Option<&[u8]>,
         mirror: &mut Mirror,
-        told: &mut (impl FnMut(&Mirror, &[Change]) + Send),
+        observer: &mut (impl FnMut(&Mirror, &[Change]) + Send),
     ) -> Error {
         let what = "watch";
         let mut options = WatchOptions::new().with_start_revision(mirror.revision + 1);
@@ -185,7 +185,7 @@ impl Client {
             let revision = message.header().map_or(0, etcd_client::ResponseHeader::revision);
             let changes = mirror.apply(events.collect(), revision);
             if !changes.is_empty() {
-                told(mirror, &changes);
+                observer(mirror, &changes);
             }
         }
     }
@@ -222,7 +222,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whoever_folds_the_changes_holds_what_the_store_holds(
+        fn folding_the_changes_gives_the_content_of_the_store(
             steps in prop::collection::vec(step(), 0..60)
         ) {
             let mut store = BTreeMap::new();

@@ -4,7 +4,7 @@ use polis_proto::v1;
 use polis_proto::v1::aaa_server::Aaa;
 use tonic::{Request, Response, Status};
 
-use super::{Handlers, stranger};
+use super::{Handlers, untrusted};
 use crate::curator::convert;
 use polis_base::sys::clock;
 use polis_wire::pki::Issued;
@@ -20,7 +20,7 @@ impl Aaa for Handlers {
         &self,
         request: Request<v1::EscrowRequest>,
     ) -> Result<Response<v1::EscrowResponse>, Status> {
-        let Peer::Key(key) = Peer::of(&request) else { return Err(stranger()) };
+        let Peer::Key(key) = Peer::of(&request) else { return Err(untrusted()) };
         let lead = self.lead()?;
         let issued = Box::pin(lead.store().escrow(&key, clock::now())).await;
         issued.map(answer).map_err(|error| lead.refuse(error))
@@ -30,7 +30,7 @@ impl Aaa for Handlers {
         &self,
         request: Request<v1::RenewRequest>,
     ) -> Result<Response<v1::EscrowResponse>, Status> {
-        let Peer::User { name, .. } = Peer::of(&request) else { return Err(stranger()) };
+        let Peer::User { name, .. } = Peer::of(&request) else { return Err(untrusted()) };
         let lead = self.lead()?;
         let issued = Box::pin(lead.store().renew_user(&name, clock::now())).await;
         issued.map(answer).map_err(|error| lead.refuse(error))

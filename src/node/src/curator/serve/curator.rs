@@ -6,7 +6,7 @@ use polis_proto::v1;
 use polis_proto::v1::curator_server::Curator;
 use tonic::{Request, Response, Status};
 
-use super::{Handlers, Lead, Stream, seconds, stranger, watching};
+use super::{Handlers, Lead, Stream, seconds, untrusted, watching};
 use crate::curator::convert;
 use crate::curator::error::Error;
 use crate::curator::nodes;
@@ -24,7 +24,7 @@ const WAITING_MAX: usize = 1024;
 fn node<T>(request: &Request<T>) -> Result<NodeId, Status> {
     match Peer::of(request) {
         Peer::Node(id) => Ok(id),
-        Peer::None | Peer::Key(_) | Peer::User { .. } => Err(stranger()),
+        Peer::None | Peer::Key(_) | Peer::User { .. } => Err(untrusted()),
     }
 }
 
@@ -32,7 +32,7 @@ fn node<T>(request: &Request<T>) -> Result<NodeId, Status> {
 fn key<T>(request: &Request<T>) -> Result<[u8; 32], Status> {
     match Peer::of(request) {
         Peer::Key(key) => Ok(key),
-        Peer::None | Peer::Node(_) | Peer::User { .. } => Err(stranger()),
+        Peer::None | Peer::Node(_) | Peer::User { .. } => Err(untrusted()),
     }
 }
 
@@ -46,8 +46,8 @@ impl Lead {
     /// Rejects a registering machine, and adds it to the list of rejections.
     fn reject(&self, who: Identity, from: Option<IpAddr>, error: Error) -> Status {
         let decided = error.decided().filter(|_| !error.deposed());
-        if let (Some(word), Some(from)) = (decided, from) {
-            self.handlers.0.refusals.add(who.public_key, from, word, seconds());
+        if let (Some(reason), Some(from)) = (decided, from) {
+            self.handlers.0.refusals.add(who.public_key, from, reason, seconds());
         }
         self.refuse(error)
     }
@@ -88,7 +88,7 @@ impl Curator for Handlers {
     ) -> Result<Response<v1::HeartbeatResponse>, Status> {
         let id = node(&request)?;
         let _lead = self.lead()?;
-        self.0.heartbeats.heard(id, request.into_inner().consensus);
+        self.0.heartbeats.record(id, request.into_inner().consensus);
         // The next check would publish it too, half a second later.
         let back = {
             let directory = self.0.directory.borrow();

@@ -80,11 +80,11 @@ impl Departures {
     pub(super) async fn ask(&self, node: NodeId, departure: v1::Departure) -> Result<(), Status> {
         let (answer, answered) = oneshot::channel();
         let many = |_full| {
-            let text = "too many nodes are being taken out at once; try again in a minute";
+            let text = "too many nodes are leaving at once; try again in a minute";
             Status::unavailable(text)
         };
         self.0.try_send(Asked { node, departure, answer }).map_err(many)?;
-        let lost = |_lost| Status::unavailable("this curator has stopped meanwhile; try again");
+        let lost = |_lost| Status::unavailable("this curator has stopped; try again");
         answered.await.map_err(lost)?
     }
 }
@@ -132,7 +132,7 @@ impl Service {
                         let _unheard = asked.answer.send(done);
                     }
                 }
-                news = news(leadership, directory, consensus, failed) => news?,
+                next_change = next_change(leadership, directory, consensus, failed) => next_change?,
             }
         }
     }
@@ -151,13 +151,13 @@ impl Service {
         let mut failed = false;
         for (id, _departure) in leaving {
             if let Err(status) = self.go_on(id).await {
-                warn!(node = %id, %status, "a node cannot be taken out yet");
+                warn!(node = %id, %status, "a node cannot leave yet");
                 failed = true;
             }
         }
         let learns = self.consensus.borrow_and_update().members.iter().any(|one| one.learner);
         if learns && let Err(status) = self.sweep().await {
-            warn!(%status, "cannot find out whose learner it is");
+            warn!(%status, "cannot determine the node of a learner");
             failed = true;
         }
         failed
@@ -186,9 +186,9 @@ impl Service {
         let Some(departure) = node.leaving else { return Ok(()) };
         if id == self.handlers.0.node && lead.term.since.elapsed() < TERM_MIN {
             // Where it steps down again and again, no other curator would lead.
-            return Err(Status::unavailable("this curator has only just begun to lead"));
+            return Err(Status::unavailable("this curator has just started to lead"));
         }
-        info!(node = %id, "going on with taking a node out");
+        info!(node = %id, "continuing to remove a node");
         lead.take_out(id, &node, departure).await
     }
 
@@ -200,7 +200,7 @@ impl Service {
         // happen under this lock.
         let _changing = parts.changing.lock().await;
         let directory = lead.current().await?;
-        let strangers: Vec<Member> = {
+        let untrusted: Vec<Member> = {
             let directory = directory.borrow();
             let wanted = |member: &Member| {
                 directory.nodes().any(|(id, known)| {
@@ -211,8 +211,8 @@ impl Service {
             let members = parts.consensus.borrow().members.clone();
             members.into_iter().filter(|one| one.learner && !wanted(one)).collect()
         };
-        for learner in strangers {
-            warn!(node = learner.called(), "taking out a learner without the role");
+        for learner in untrusted {
+            warn!(node = learner.called(), "removing a learner without the role");
             let removed = parts.members.remove(&learner).await;
             removed.map_err(|error| lead.refuse(error))?;
             if let Some(node) = learner.node() {
@@ -242,7 +242,7 @@ impl Lead {
                     warn!(
                         node = %id,
                         error = &error as &dyn std::error::Error,
-                        "{} is withdrawn: ask for it again",
+                        "{} is withdrawn: request it again",
                         withdrawn(begun)
                     );
                     self.store().change(id, Request::Stay).await.map_err(refuse)?;
@@ -309,7 +309,7 @@ impl Lead {
 
 /// Waits for news, or after a `failed` attempt, for the time of the next. An attempt
 /// writes, which is news itself, and ten of them in a second help nothing.
-async fn news(
+async fn next_change(
     leadership: &mut watch::Receiver<Leadership>,
     directory: &mut watch::Receiver<Directory>,
     consensus: &mut watch::Receiver<consensus::Status>,
@@ -336,7 +336,7 @@ fn changes(departure: v1::Departure) -> (v1::NodeRoles, v1::NodeRoles) {
 /// The purpose of `departure`, for people.
 fn withdrawn(departure: v1::Departure) -> &'static str {
     match departure.then() {
-        Then::Roles | Then::Unspecified => "taking a node out of etcd",
+        Then::Roles | Then::Unspecified => "removing a node from etcd",
         Then::Decommission => "decommissioning a node",
         Then::Delete => "deleting a node",
     }
@@ -350,14 +350,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_has_failed_is_tried_after_its_time_whatever_changes_meanwhile() {
-        let told = watch::Sender::<Leadership>::default();
+        let reported = watch::Sender::<Leadership>::default();
         let listed = watch::Sender::<Directory>::default();
         let looked = watch::Sender::<consensus::Status>::default();
-        let (mut leadership, mut directory) = (told.subscribe(), listed.subscribe());
+        let (mut leadership, mut directory) = (reported.subscribe(), listed.subscribe());
         let mut consensus = looked.subscribe();
         let mut waited = async |failed| {
             let begun = Instant::now();
-            news(&mut leadership, &mut directory, &mut consensus, failed).await.unwrap();
+            next_change(&mut leadership, &mut directory, &mut consensus, failed).await.unwrap();
             begun.elapsed()
         };
         listed.send_modify(|_same| ());
@@ -365,7 +365,7 @@ mod tests {
         assert_eq!(waited(true).await, RETRY);
         assert_eq!(waited(false).await, Duration::ZERO);
         // A change of leader is not a matter of patience.
-        told.send_modify(|_same| ());
+        reported.send_modify(|_same| ());
         assert_eq!(waited(true).await, Duration::ZERO);
     }
 }

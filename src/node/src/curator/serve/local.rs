@@ -17,13 +17,13 @@ impl CuratorLocal for Handlers {
     ) -> Result<Response<Self::GetCurrentLeaderStream>, Status> {
         let this_id = self.0.node.to_string();
         let leadership = self.0.leadership.clone();
-        let told = None;
-        let stream = futures::stream::unfold((leadership, told), move |(mut leadership, told)| {
+        let sent = None;
+        let stream = futures::stream::unfold((leadership, sent), move |(mut leadership, sent)| {
             let this_id = this_id.clone();
             async move {
                 loop {
                     let now = answer(&leadership.borrow_and_update(), &this_id);
-                    if told.as_ref() != Some(&now) {
+                    if sent.as_ref() != Some(&now) {
                         return Some((Ok(now.clone()), (leadership, Some(now))));
                     }
                     leadership.changed().await.ok()?;

@@ -14,7 +14,7 @@ use crate::curator::convert;
 use crate::curator::directory::Known;
 use crate::curator::error::Error;
 use crate::curator::state::{Refusal, Request as Change};
-use crate::curator::tickets::Wish;
+use crate::curator::tickets::TicketRequest;
 use polis_base::recovery::form;
 use polis_wire::identity::{InvalidFingerprint, NodeId};
 use polis_wire::node_roles::is_consensus_member;
@@ -33,16 +33,18 @@ impl Management for Handlers {
     ) -> Result<Response<v1::GetRegisterTicketResponse>, Status> {
         let v1::GetRegisterTicketRequest { rotate, lifetime_seconds } = request.into_inner();
         let lead = self.lead()?;
-        let wish = match (rotate, lifetime_seconds) {
-            (false, 0) => Wish::Read,
+        let desired = match (rotate, lifetime_seconds) {
+            (false, 0) => TicketRequest::Read,
             (false, _) => {
                 let text = "lifetime_seconds is only for a new ticket: set rotate";
                 return Err(Error::Field(text.to_owned()).into());
             }
-            (true, 0) => Wish::Rotate { lifetime: None },
-            (true, seconds) => Wish::Rotate { lifetime: Some(Duration::from_secs(seconds)) },
+            (true, 0) => TicketRequest::Rotate { lifetime: None },
+            (true, seconds) => {
+                TicketRequest::Rotate { lifetime: Some(Duration::from_secs(seconds)) }
+            }
         };
-        let ticket = lead.store().ticket(wish, seconds()).await;
+        let ticket = lead.store().ticket(desired, seconds()).await;
         let ticket = ticket.map_err(|error| lead.refuse(error))?;
         let v1::RegisterTicket { opaque, ends_at, .. } = ticket;
         Ok(Response::new(v1::GetRegisterTicketResponse { ticket: opaque, ends_at }))
@@ -73,7 +75,7 @@ impl Management for Handlers {
             nodes_standby,
             nodes_up,
             nodes_decommissioned,
-            refused_registrations: self.0.refusals.told(),
+            refused_registrations: self.0.refusals.list(),
         }))
     }
 
@@ -192,9 +194,9 @@ impl Management for Handlers {
         request: Request<v1::ConfigureClusterRequest>,
     ) -> Result<Response<v1::ConfigureClusterResponse>, Status> {
         let lead = self.lead()?;
-        let wish = request.into_inner().configuration;
-        let wish = wish.ok_or_else(|| Error::Field("configuration is missing".to_owned()))?;
-        let written = lead.store().configure(wish).await;
+        let desired = request.into_inner().configuration;
+        let desired = desired.ok_or_else(|| Error::Field("configuration is missing".to_owned()))?;
+        let written = lead.store().configure(desired).await;
         let configuration = Some(written.map_err(|error| lead.refuse(error))?);
         Ok(Response::new(v1::ConfigureClusterResponse { configuration }))
     }
@@ -271,9 +273,9 @@ fn member(
 ) -> Option<v1::cluster_directory::Node> {
     let up = known.node.state() == v1::NodeState::Up;
     let role = is_consensus_member(known.node.roles.as_ref());
-    let told = known.node.status.as_ref().map(|status| status.external_address.clone());
-    let told = told.filter(|address| !address.is_empty());
-    let address = told.or_else(|| elsewhere.map(|address| address.to_string()))?;
+    let reported = known.node.status.as_ref().map(|status| status.external_address.clone());
+    let reported = reported.filter(|address| !address.is_empty());
+    let address = reported.or_else(|| elsewhere.map(|address| address.to_string()))?;
     (up && role)
         .then(|| v1::cluster_directory::Node { id: id.to_string(), addresses: vec![address] })
 }

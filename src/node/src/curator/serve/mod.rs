@@ -186,9 +186,9 @@ impl Lead {
         });
         match tokio::time::timeout(COPY_MAX, current).await {
             Ok(Ok(())) => Ok(directory),
-            Ok(Err(_)) | Err(_) => Err(Status::unavailable(
-                "this curator does not hear from etcd what has changed; try again",
-            )),
+            Ok(Err(_)) | Err(_) => {
+                Err(Status::unavailable("this curator receives no changes from etcd; try again"))
+            }
         }
     }
 
@@ -209,6 +209,6 @@ fn seconds() -> i64 {
 }
 
 /// The rejection of a caller that the access table should not have admitted.
-fn stranger() -> Status {
-    Status::permission_denied("this call is not for this kind of caller")
+fn untrusted() -> Status {
+    Status::permission_denied("this kind of caller may not make this call")
 }

@@ -8,7 +8,7 @@ use tonic::Status;
 
 use super::{Handlers, Lead, Stream};
 use crate::curator::convert;
-use crate::curator::directory::{Directory, News, Seen};
+use crate::curator::directory::{Delta, Directory, Seen};
 use crate::curator::leader::{Leadership, Term};
 use polis_wire::identity::NodeId;
 
@@ -62,18 +62,18 @@ impl Watcher {
             if self.leadership.borrow_and_update().term.as_ref() != Some(&self.term) {
                 return Err(self.handlers.not_leader());
             }
-            let (news, all, crl) = {
+            let (delta, all, crl) = {
                 let directory = self.directory.borrow_and_update();
-                let (news, all) = self.seen.news(&directory, self.only, NODES_MAX);
-                (news, all, directory.crl())
+                let (delta, all) = self.seen.delta(&directory, self.only, NODES_MAX);
+                (delta, all, directory.crl())
             };
             let caught_up = all && !self.current;
             let revoked = crl != self.crl;
-            if caught_up || revoked || news != News::default() {
+            if caught_up || revoked || delta != Delta::default() {
                 self.current |= all;
-                let told = if revoked { crl.to_vec() } else { Vec::new() };
+                let sent_crl = if revoked { crl.to_vec() } else { Vec::new() };
                 self.crl = crl;
-                return Ok(self.event(&news, told));
+                return Ok(self.event(&delta, sent_crl));
             }
             tokio::select! {
                 // Cancel-safe, both: they wait for event values.
@@ -87,12 +87,12 @@ impl Watcher {
         }
     }
 
-    fn event(&self, news: &News, crl: Vec<u8>) -> v1::WatchEvent {
+    fn event(&self, delta: &Delta, crl: Vec<u8>) -> v1::WatchEvent {
         let heartbeats = &self.handlers.0.heartbeats;
         let info = |(id, known): &(NodeId, _)| convert::info(*id, known, heartbeats);
         v1::WatchEvent {
-            nodes: news.nodes.iter().map(info).collect(),
-            gone: news.gone.iter().map(ToString::to_string).collect(),
+            nodes: delta.nodes.iter().map(info).collect(),
+            gone: delta.gone.iter().map(ToString::to_string).collect(),
             current: self.current,
             crl,
         }

@@ -154,12 +154,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_told_by_writer_in_lines_of_a_bounded_length() {
+    fn the_history_is_listed_by_writer_in_lines_of_a_bounded_length() {
         let mut entries: Vec<Kv> = (1..=41).map(|n| kv("a", n, 100)).collect();
         entries.push(kv("b", 1, 7));
-        let told: Vec<String> = lines(&entries).iter().map(ToString::to_string).collect();
-        assert_eq!(told.len(), 3);
-        assert!(told[0].contains("writer=a") && told[0].contains("\"1@100 2@100"), "{told:?}");
-        assert!(told[1].contains("41@100") && told[2].contains("1@7"), "{told:?}");
+        let listed: Vec<String> = lines(&entries).iter().map(ToString::to_string).collect();
+        assert_eq!(listed.len(), 3);
+        assert!(
+            listed[0].contains("writer=a") && listed[0].contains("\"1@100 2@100"),
+            "{listed:?}"
+        );
+        assert!(listed[1].contains("41@100") && listed[2].contains("1@7"), "{listed:?}");
     }
 }

@@ -82,8 +82,8 @@ impl Generator {
         let name = command_line::value(&line, "polis.exercise")?;
         let exercise = Self::from_name(name);
         match exercise {
-            Some(_) => error!("polis.exercise={name}: this node works on purpose"),
-            None => error!("polis.exercise={name} is none that this node knows: ignored"),
+            Some(_) => error!("polis.exercise={name}: the workload generator is on"),
+            None => error!("polis.exercise={name} is not a known workload: ignored"),
         }
         exercise
     }
@@ -194,7 +194,7 @@ impl Service {
             Ok(Err(error)) => error!(error = &error as &dyn std::error::Error, "cannot fill it"),
             Err(_lost) => {}
         }
-        // etcd writes into what it has preallocated; what it needs anew is missing.
+        // etcd writes into what it has preallocated; new allocations fail.
         sleep(FULL).await;
         if let Err(error) = tokio::fs::remove_file(&file).await {
             error!(error = &error as &dyn std::error::Error, "cannot empty it");
@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_leads_to_its_exercise() {
+    fn every_name_selects_its_workload() {
         for (name, exercise) in Generator::ALL {
             assert_eq!(Generator::from_name(name), Some(exercise));
             assert_eq!(exercise.name(), name);

@@ -283,7 +283,7 @@ pub(super) fn actions(
     actions
 }
 
-/// What the node's address waits for and what would help; `None` once the node has one.
+/// The reason why the node has no address and the next step; `None` once it has one.
 pub(super) fn waiting(
     observed: &Observed,
     config: Option<&parameters::Network>,
@@ -314,8 +314,8 @@ pub(super) fn waiting(
         observed.links.iter().filter(|(_, l)| l.kind == Kind::Ethernet).map(|(i, _)| *i).collect();
     if ethernet.is_empty() {
         return Some(
-            "an Ethernet interface: none was found, plug one in or check that this kernel \
-             has its driver"
+            "an Ethernet interface: not found; connect one, or check that this kernel has its \
+             driver"
                 .to_owned(),
         );
     }

@@ -221,7 +221,9 @@ fn waits(observed: &Observed, config: &parameters::Network) -> String {
 #[test]
 fn what_is_waited_for_says_what_would_help() {
     let all = network(vec![]);
-    insta::assert_snapshot!(waits(&Observed::default(), &all), @"an Ethernet interface: none was found, plug one in or check that this kernel has its driver");
+    insta::assert_snapshot!(waits(&Observed::default(), &all), @"an Ethernet interface: not \
+                                                                 found; connect one, or check \
+                                                                 that this kernel has its driver");
     let dark = unplug(unplug(observed(), 2), 3);
     insta::assert_snapshot!(waits(&dark, &all), @"a carrier on eth0, eth1: plug in the cable, check the switch");
     insta::assert_snapshot!(waits(&observed(), &all), @"an answer from a DHCP server on eth0, eth1: check that one serves this network, or configure an address in the node parameters");

@@ -93,11 +93,19 @@ pub struct Boot {
     pub bytes: u64,
 }
 
+/// Which boots have a log, where `kept` do: in the numbers that a request uses.
+fn range(kept: usize) -> String {
+    match kept.saturating_sub(1) {
+        0 => "only the current boot's log is kept".to_owned(),
+        oldest => format!("the logs of boots -{oldest} to 0 are kept"),
+    }
+}
+
 /// Why an earlier boot cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The boot was dropped, or never existed.
-    #[error("there is no log of boot {asked}: this node keeps {kept} boots, from 0 (now) back")]
+    #[error("there is no log of boot {asked}: {}", range(*kept))]
     NoSuchBoot {
         /// The requested boot.
         asked: i32,
@@ -109,7 +117,7 @@ pub enum Error {
     Disk {
         /// The directory of the logs.
         dir: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The thread that read has panicked.

@@ -47,7 +47,7 @@ pub(super) struct Head {
     pub(super) started: u64,
     /// The image.
     pub(super) image: String,
-    /// The process that wrote it: each process numbers its entries anew.
+    /// The process that wrote it: each process numbers its entries from the start.
     pub(super) process: u32,
 }
 
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_was_cut_or_changed_is_none() {
+    fn a_truncated_or_changed_line_is_rejected() {
         let mut text = String::new();
         Record::Lost(12).put(&mut text);
         let line = text.trim_end().as_bytes();
@@ -240,8 +240,8 @@ mod tests {
         }
 
         #[test]
-        fn noise_is_none(noise in prop::collection::vec(any::<u8>(), 0..200)) {
-            prop_assert_eq!(Record::parse(&noise), None);
+        fn arbitrary_bytes_are_no_record(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert_eq!(Record::parse(&bytes), None);
         }
     }
 }

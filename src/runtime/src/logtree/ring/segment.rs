@@ -155,11 +155,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_name_reads_back_and_noise_never_panics(boot: u64, number: u64, noise in any::<String>()) {
+        fn a_name_reads_back_and_arbitrary_text_never_panics(boot: u64, number: u64, input in any::<String>()) {
             let id = Id { boot, number };
             prop_assert_eq!(Id::parse(&id.name()), Some(id));
-            let _id = Id::parse(&noise);
-            let _id = Id::parse(&format!("{noise}.log"));
+            let _id = Id::parse(&input);
+            let _id = Id::parse(&format!("{input}.log"));
         }
     }
 }

@@ -85,7 +85,7 @@ pub enum RunError {
     Open {
         /// The directory.
         dir: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The thread that wrote has panicked.
@@ -289,7 +289,7 @@ impl Pump {
                 && let Some(error) = &error
             {
                 // Once: this line goes to the disk, too.
-                warn!(error, "the log cannot be kept on the disk");
+                warn!(error, "the log cannot be written to the disk");
             }
             status.error = error;
             before != (status.bytes, status.lost, status.error.clone())

@@ -77,7 +77,7 @@ fn text(item: &Item) -> String {
 }
 
 /// The messages of the test's services, in order.
-async fn said(ring: &Ring, boot: i32, backlog: Backlog) -> Vec<String> {
+async fn lines_of(ring: &Ring, boot: i32, backlog: Backlog) -> Vec<String> {
     let query = Query { name: "root".to_owned(), backlog, ..Query::all() };
     all(ring, boot, query).await.iter().map(text).collect()
 }
@@ -97,10 +97,10 @@ async fn the_lines_from_before_the_disk_are_in_the_ring_and_each_boot_has_its_ow
     let ring = second.ring().await;
     second.log("root", Severity::Info, "the second boot");
     second.stop().await;
-    assert_eq!(said(&ring, 0, Backlog::All).await, ["the second boot"]);
-    assert_eq!(said(&ring, -1, Backlog::All).await, ["before there was a disk", "with a disk"]);
-    assert_eq!(said(&ring, -1, Backlog::Last(1)).await, ["with a disk"]);
-    assert!(said(&ring, -1, Backlog::None).await.is_empty());
+    assert_eq!(lines_of(&ring, 0, Backlog::All).await, ["the second boot"]);
+    assert_eq!(lines_of(&ring, -1, Backlog::All).await, ["before there was a disk", "with a disk"]);
+    assert_eq!(lines_of(&ring, -1, Backlog::Last(1)).await, ["with a disk"]);
+    assert!(lines_of(&ring, -1, Backlog::None).await.is_empty());
     let boots = ring.boots().await.unwrap();
     let ids: Vec<_> = boots.iter().map(|boot| (boot.ago, boot.id.as_str())).collect();
     assert_eq!(ids, [(0, "two"), (1, "one")]);
@@ -162,11 +162,11 @@ async fn a_service_that_is_started_again_repeats_nothing() {
     assert_eq!(node.ring().await, ring, "the same boot goes on");
     node.log("root", Severity::Info, "second");
     node.stop().await;
-    assert_eq!(said(&ring, 0, Backlog::All).await, ["first", "second"]);
+    assert_eq!(lines_of(&ring, 0, Backlog::All).await, ["first", "second"]);
 }
 
 #[tokio::test]
-async fn a_torn_tail_and_noise_cost_no_other_line() {
+async fn a_torn_tail_and_random_bytes_cost_no_other_line() {
     let dir = tempfile::tempdir().unwrap();
     let mut node = boot(dir.path(), "one");
     let ring = node.ring().await;
@@ -182,7 +182,7 @@ async fn a_torn_tail_and_noise_cost_no_other_line() {
         // Bytes that FAT, XFS or a disk may leave behind the last whole sector.
         torn.extend([0; 100]);
         fs::write(&segment.path, &torn).unwrap();
-        let left = said(&ring, 0, Backlog::All).await;
+        let left = lines_of(&ring, 0, Backlog::All).await;
         let complete = whole[..cut].iter().filter(|byte| **byte == b'\n').count();
         assert!(left.len() + 2 >= complete, "{} of {complete} lines at {cut}", left.len());
         assert!(left.iter().zip(0..).all(|(line, number)| *line == format!("line {number}")));
@@ -190,21 +190,21 @@ async fn a_torn_tail_and_noise_cost_no_other_line() {
     let mut noisy = whole.clone();
     noisy[whole.len() / 2] ^= 0x20;
     fs::write(&segment.path, &noisy).unwrap();
-    assert_eq!(said(&ring, 0, Backlog::All).await.len(), 49, "one line is damaged");
+    assert_eq!(lines_of(&ring, 0, Backlog::All).await.len(), 49, "one line is damaged");
 
     // The next boot neither fails on it nor repairs it.
     fs::write(&segment.path, &whole[..whole.len() - 5]).unwrap();
     let mut next = boot(dir.path(), "two");
     let ring = next.ring().await;
     next.stop().await;
-    assert_eq!(said(&ring, -1, Backlog::All).await.len(), 49);
+    assert_eq!(lines_of(&ring, -1, Backlog::All).await.len(), 49);
 }
 
 /// Waits until the line that begins with this number is in the ring.
 async fn written(node: &mut Running, ring: &Ring, number: u32) {
     loop {
         node.status.borrow_and_update();
-        let last = said(ring, 0, Backlog::Last(1)).await;
+        let last = lines_of(ring, 0, Backlog::Last(1)).await;
         let last = last.first().and_then(|line| line.split(' ').next()?.parse::<u32>().ok());
         if last.is_some_and(|last| last >= number) {
             return;
@@ -214,7 +214,7 @@ async fn written(node: &mut Running, ring: &Ring, number: u32) {
 }
 
 #[tokio::test]
-async fn the_ring_stays_within_its_bound_however_much_is_said() {
+async fn the_ring_stays_within_its_bound_at_any_rate() {
     let dir = tempfile::tempdir().unwrap();
     let mut old = boot(dir.path(), "old");
     old.ring().await;
@@ -237,14 +237,14 @@ async fn the_ring_stays_within_its_bound_however_much_is_said() {
     let bytes: u64 = segments.iter().map(|segment| segment.bytes).sum();
     assert!(bytes <= 8 * SEGMENT_MAX, "{bytes}");
     assert!(segments.iter().all(|segment| segment.bytes <= SEGMENT_MAX + (1 << 20)));
-    assert_eq!(said(&ring, -1, Backlog::All).await, ["an old line"]);
-    let now = said(&ring, 0, Backlog::All).await;
+    assert_eq!(lines_of(&ring, -1, Backlog::All).await, ["an old line"]);
+    let now = lines_of(&ring, 0, Backlog::All).await;
     assert_eq!(now.first().unwrap(), "the first line");
-    assert_eq!(said(&ring, 0, Backlog::Last(1)).await, ["the last line"]);
+    assert_eq!(lines_of(&ring, 0, Backlog::Last(1)).await, ["the last line"]);
 }
 
 #[tokio::test]
-async fn a_disk_that_refuses_is_told_of_and_tried_again() {
+async fn a_failing_disk_is_reported_and_retried() {
     let dir = tempfile::tempdir().unwrap();
     let logs = dir.path().join("logs");
     fs::create_dir(&logs).unwrap();
@@ -259,7 +259,7 @@ async fn a_disk_that_refuses_is_told_of_and_tried_again() {
     until(&mut status, "recovery", |status| status.error.is_none().then_some(())).await.unwrap();
     assert!(status.borrow().lost >= 1);
     node.stop().await;
-    let left = said(&ring, 0, Backlog::All).await;
+    let left = lines_of(&ring, 0, Backlog::All).await;
     assert!(left.iter().any(|line| line.starts_with("lost ")), "{left:?}");
     assert!(left.contains(&"back again".to_owned()), "{left:?}");
 }

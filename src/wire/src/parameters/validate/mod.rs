@@ -99,8 +99,9 @@ fn public_key(bytes: &[u8]) -> Result<[u8; 32], Refusal> {
     let key: [u8; 32] = bytes
         .try_into()
         .map_err(|_length| Refusal::described(format!("{} bytes", bytes.len()), allowed))?;
-    let point = VerifyingKey::from_bytes(&key)
-        .map_err(|_error| Refusal::described("32 bytes that are no point of the curve", allowed))?;
+    let point = VerifyingKey::from_bytes(&key).map_err(|_error| {
+        Refusal::described("32 bytes that are not a point of the curve", allowed)
+    })?;
     if point.is_weak() {
         // Anyone could sign for a point of small order.
         return Err(Refusal::described("a weak point of small order", allowed));
@@ -205,7 +206,7 @@ fn register(message: v1::ClusterRegister) -> Result<Register, Error> {
 fn directory(message: v1::ClusterDirectory) -> Result<Vec<DirectoryNode>, Error> {
     const PATH: &str = "cluster_register.cluster_directory.nodes";
     if message.nodes.is_empty() {
-        return Err(Refusal::described("empty", "at least one node to ask")).at(PATH, 1);
+        return Err(Refusal::described("empty", "at least one node")).at(PATH, 1);
     }
     text::at_most(message.nodes.len(), DIRECTORY_NODES_MAX, "nodes").at(PATH, 1)?;
     let mut seen = BTreeSet::new();

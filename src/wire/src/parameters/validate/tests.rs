@@ -331,7 +331,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn noise_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
         if let Err(error) = parse(&bytes) {
             let report = error.report(super::super::Source::Esp, Vec::new());
             prop_assert!(!report.next.is_empty());
@@ -369,15 +369,15 @@ proptest! {
 }
 
 #[test]
-fn a_hundred_kilobytes_of_noise_never_panic() {
+fn a_hundred_kilobytes_of_random_bytes_never_panic() {
     let mut state = 1u32;
-    let noise: Vec<u8> = std::iter::repeat_with(|| {
+    let input: Vec<u8> = std::iter::repeat_with(|| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 24) as u8
     })
     .take(100_000)
     .collect();
     for start in 0..2000 {
-        assert!(parse(&noise[start..]).is_err());
+        assert!(parse(&input[start..]).is_err());
     }
 }

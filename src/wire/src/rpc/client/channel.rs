@@ -22,7 +22,7 @@ use tonic::codegen::StdError;
 use tonic::transport;
 use tower::Service;
 
-/// How long the library may take to tell a call that its connection is gone.
+/// How long the library may take to end the calls of a lost connection.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Makes calls over one connection.

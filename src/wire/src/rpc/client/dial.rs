@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Invariants:
-//! - A [`Connection`] never changes the node at its other end: when it breaks,
-//!   its calls fail, and the caller decides anew which node to ask.
+//! - A [`Connection`] never changes the node at its other end: when it breaks, its calls
+//!   fail, and the caller selects a node again.
 
 use std::fmt;
 use std::io;
@@ -86,7 +86,7 @@ pub enum Error {
     Resolve {
         /// The host.
         host: String,
-        /// What the resolver says.
+        /// The resolver's error.
         source: io::Error,
     },
     /// The connection was not accepted.
@@ -96,7 +96,7 @@ pub enum Error {
         host: String,
         /// The port.
         port: u16,
-        /// What the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The other end does not answer.
@@ -114,7 +114,7 @@ pub enum Error {
         host: String,
         /// The port.
         port: u16,
-        /// What rustls says.
+        /// The error of rustls.
         source: io::Error,
     },
     /// The node's own certificate, or the CA, is unusable.
@@ -127,7 +127,7 @@ pub enum Error {
         host: String,
         /// The port.
         port: u16,
-        /// What the library says.
+        /// The library's error.
         source: tonic::transport::Error,
     },
 }
@@ -156,7 +156,7 @@ impl Error {
         match self {
             Self::Resolve { .. } => "check the name, or give an address",
             Self::Connect { .. } | Self::Silent { .. } => {
-                "check that the machine is on, that it is home, and that the port is open"
+                "check that the machine is on and ready, and that the port is open"
             }
             Self::Handshake { source, .. } => handshake_help(source),
             Self::Credentials(_) => "get a new certificate",
@@ -165,7 +165,7 @@ impl Error {
     }
 }
 
-/// What to look at after a handshake that failed: by what rustls says.
+/// The help after a failed handshake, by the error of rustls.
 fn handshake_help(source: &io::Error) -> &'static str {
     let tls = source.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     match tls {
@@ -181,7 +181,7 @@ fn handshake_help(source: &io::Error) -> &'static str {
                 "compare the clock of this machine with that of the node"
             }
             CertificateError::Other(_) => "this address leads to another node: check it",
-            _ => "the machine at this address shows no certificate of a node: check the port",
+            _ => "the machine at this address has no certificate of a node: check the port",
         },
         Some(rustls::Error::AlertReceived(_)) => {
             "the node rejects the certificate of this caller: get a new one, or ask an owner \
@@ -189,8 +189,8 @@ fn handshake_help(source: &io::Error) -> &'static str {
         }
         Some(_) => "check the port: curators listen on 7835, nodes on 7839",
         None => {
-            "something at this address takes connections and ends them: check the address, and a \
-             forwarded port to it"
+            "the server at this address accepts connections and closes them: check the address \
+             and any forwarded port"
         }
     }
 }
@@ -252,7 +252,7 @@ async fn attempt(
     let once = Mutex::new(Some(TokioIo::new(channel::watched(tls, &gone))));
     let connector = tower::service_fn(move |_uri: http::Uri| {
         let io = once.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let gone = || io::Error::new(io::ErrorKind::NotConnected, "the connection is gone");
+        let gone = || io::Error::new(io::ErrorKind::NotConnected, "the connection was closed");
         std::future::ready(io.ok_or_else(gone))
     });
     let protocol = |source| {
@@ -303,7 +303,7 @@ struct Verifier {
 
 /// The certificate belongs to a node other than the intended one.
 #[derive(Debug, thiserror::Error)]
-#[error("the certificate is of {found}")]
+#[error("the certificate belongs to {found}")]
 struct OtherNode {
     found: String,
 }

@@ -154,7 +154,7 @@ pub struct Leader {
     /// The way to it.
     pub connection: Connection,
     /// Announces a change of leader.
-    news: Arc<Mutex<Streaming<v1::GetCurrentLeaderResponse>>>,
+    updates: Arc<Mutex<Streaming<v1::GetCurrentLeaderResponse>>>,
     number: u64,
 }
 
@@ -265,8 +265,8 @@ impl Client {
                     };
                     match classify(&status, repeat) {
                         Verdict::Final => return Err(status),
-                        Verdict::Again => {
-                            debug!(%status, "the call is made again");
+                        Verdict::Retry => {
+                            debug!(%status, "the call is retried");
                             self.forget(&leader).await;
                             status
                         }
@@ -299,14 +299,14 @@ impl Client {
                 Ok(leader) => {
                     wait = RETRY_MIN;
                     // Held for as long as it leads; only followers take it.
-                    let mut news = leader.news.lock().await;
+                    let mut updates = leader.updates.lock().await;
                     let own = leader.connection.node.to_string();
-                    while let Ok(Some(said)) = news.message().await {
-                        if said.leader_id != own {
+                    while let Ok(Some(reply)) = updates.message().await {
+                        if reply.leader_id != own {
                             break;
                         }
                     }
-                    drop(news);
+                    drop(updates);
                     self.forget(&leader).await;
                 }
                 Err(error) => {
@@ -318,7 +318,7 @@ impl Client {
         }
     }
 
-    /// The leader, found anew if it is not known.
+    /// The leader, searched again if it is not known.
     ///
     /// # Errors
     ///
@@ -344,7 +344,7 @@ impl Client {
         let access_list =
             self.access_list.as_ref().map(|access_list| Arc::clone(&access_list.borrow()));
         let access_list = access_list.unwrap_or_default();
-        let (connection, news) = search(first, asked, &credentials, &access_list).await?;
+        let (connection, updates) = search(first, asked, &credentials, &access_list).await?;
         info!(leader = %connection.node, address = %connection.address, "found the leader");
         found.count += 1;
         found.last = Some(Candidate {
@@ -353,7 +353,8 @@ impl Client {
             port: connection.address.port(),
         });
         self.leader.send_replace(Some(connection.node));
-        let leader = Leader { connection, news: Arc::new(Mutex::new(news)), number: found.count };
+        let leader =
+            Leader { connection, updates: Arc::new(Mutex::new(updates)), number: found.count };
         found.leader = Some(leader.clone());
         Ok(leader)
     }
@@ -396,7 +397,7 @@ async fn search(
         };
         let Some((candidate, answer)) = next else { break };
         match answer {
-            Answer::Leads(connection, news) => return Ok((connection, *news)),
+            Answer::Leads(connection, updates) => return Ok((connection, *updates)),
             Answer::Refused(status) => {
                 // A removal is final; every other refusal may come from an old copy.
                 let heard = refusal.take();
@@ -407,7 +408,7 @@ async fn search(
                 refusal = Some((before.unwrap_or(status), end));
             }
             Answer::Points(leader) => {
-                tried.push((candidate, format!("says that {leader} leads")));
+                tried.push((candidate, format!("reports {leader} as the leader")));
                 if asked.insert(leader.clone()) {
                     asking.push(ask_later(leader, Duration::ZERO));
                 }
@@ -439,32 +440,33 @@ async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &Acc
         Err(error) => return Answer::Nothing(chain(&error)),
     };
     if access_list.is_gone(connection.node, &connection.certificate) {
-        return Answer::Nothing("it was taken out of the cluster".to_owned());
+        return Answer::Nothing("it was removed from the cluster".to_owned());
     }
     let mut local = CuratorLocalClient::new(connection.channel.clone());
     let first = async {
-        let mut news = local.get_current_leader(v1::GetCurrentLeaderRequest {}).await?.into_inner();
-        Ok::<_, Status>((news.message().await?, news))
+        let mut updates =
+            local.get_current_leader(v1::GetCurrentLeaderRequest {}).await?.into_inner();
+        Ok::<_, Status>((updates.message().await?, updates))
     };
-    let (said, news) = match timeout(ANSWER, first).await {
-        Ok(Ok((Some(said), news))) => (said, news),
+    let (reply, updates) = match timeout(ANSWER, first).await {
+        Ok(Ok((Some(reply), updates))) => (reply, updates),
         Ok(Ok((None, _))) => return Answer::Nothing("it ends the stream at once".to_owned()),
         Ok(Err(status)) if is_refusal(&status) => return Answer::Refused(Box::new(status)),
         Ok(Err(status)) if is_revoked(&status) => return Answer::Refused(Box::new(revoked())),
         Ok(Err(status)) => return Answer::Nothing(chain(&status)),
-        Err(_elapsed) => return Answer::Nothing("it does not say who leads".to_owned()),
+        Err(_elapsed) => return Answer::Nothing("it does not report the leader".to_owned()),
     };
-    if said.leader_id == connection.node.to_string() {
-        return Answer::Leads(connection, Box::new(news));
+    if reply.leader_id == connection.node.to_string() {
+        return Answer::Leads(connection, Box::new(updates));
     }
-    let port = u16::try_from(said.leader_port).ok().filter(|port| *port > 0);
-    match said.leader_id.parse() {
-        Ok(node) if !said.leader_address.is_empty() => Answer::Points(Candidate {
+    let port = u16::try_from(reply.leader_port).ok().filter(|port| *port > 0);
+    match reply.leader_id.parse() {
+        Ok(node) if !reply.leader_address.is_empty() => Answer::Points(Candidate {
             node: Some(node),
-            host: said.leader_address,
+            host: reply.leader_address,
             port: port.unwrap_or(CURATOR_PORT),
         }),
-        Ok(_) | Err(_) => Answer::Nothing("it knows of no leader".to_owned()),
+        Ok(_) | Err(_) => Answer::Nothing("it knows no leader".to_owned()),
     }
 }
 
@@ -472,18 +474,18 @@ async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &Acc
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Final,
-    Again,
+    Retry,
 }
 
 fn classify(status: &Status, repeat: Repeat) -> Verdict {
     if is_not_leader(status) {
-        return Verdict::Again;
+        return Verdict::Retry;
     }
     // A status with a source did not come from the other end: the connection failed.
     let outage = status.source().is_some()
         || matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded);
     match repeat {
-        Repeat::Allowed if outage && !is_refusal(status) => Verdict::Again,
+        Repeat::Allowed if outage && !is_refusal(status) => Verdict::Retry,
         Repeat::Allowed | Repeat::Never => Verdict::Final,
     }
 }
@@ -538,13 +540,13 @@ mod tests {
     #[test]
     fn a_call_that_did_nothing_is_made_again_and_one_that_may_have_is_not() {
         let outage = Status::unavailable("gone");
-        assert_eq!(classify(&outage, Repeat::Allowed), Verdict::Again);
+        assert_eq!(classify(&outage, Repeat::Allowed), Verdict::Retry);
         assert_eq!(classify(&outage, Repeat::Never), Verdict::Final);
-        assert_eq!(classify(&not_leader(None), Repeat::Never), Verdict::Again);
+        assert_eq!(classify(&not_leader(None), Repeat::Never), Verdict::Retry);
         let refusal = Status::not_found("no such node");
         assert_eq!(classify(&refusal, Repeat::Allowed), Verdict::Final);
         let broken = Status::from_error(Box::new(std::io::Error::other("reset")));
-        assert_eq!(classify(&broken, Repeat::Allowed), Verdict::Again);
+        assert_eq!(classify(&broken, Repeat::Allowed), Verdict::Retry);
         assert_eq!(classify(&broken, Repeat::Never), Verdict::Final);
     }
 

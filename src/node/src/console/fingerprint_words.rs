@@ -16,16 +16,16 @@ use polis_runtime::supervisor::Context;
 use polis_wire::identity::Fingerprint;
 
 /// Fingerprints requested at once, at most: a screen shows a few.
-const MAX: usize = 64;
+const REQUESTS_MAX: usize = 64;
 
 /// The words of the requested fingerprints.
-pub(super) type Words = BTreeMap<Fingerprint, String>;
+pub(super) type FingerprintWords = BTreeMap<Fingerprint, String>;
 
 /// Computes words. Holds no progress but in `words`.
 #[derive(Clone, Debug)]
 pub(super) struct Service {
-    pub(super) asked: watch::Receiver<BTreeSet<Fingerprint>>,
-    pub(super) words: watch::Sender<Words>,
+    pub(super) requested: watch::Receiver<BTreeSet<Fingerprint>>,
+    pub(super) words: watch::Sender<FingerprintWords>,
 }
 
 impl Service {
@@ -33,14 +33,16 @@ impl Service {
     pub(super) async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         ctx.healthy();
         loop {
-            let asked = self.asked.borrow_and_update().clone();
+            let requested = self.requested.borrow_and_update().clone();
             self.words.send_if_modified(|words| {
                 let before = words.len();
-                words.retain(|known, _| asked.contains(known));
+                words.retain(|known, _| requested.contains(known));
                 words.len() != before
             });
             let known = self.words.borrow().clone();
-            for fingerprint in asked.into_iter().filter(|it| !known.contains_key(it)).take(MAX) {
+            for fingerprint in
+                requested.into_iter().filter(|it| !known.contains_key(it)).take(REQUESTS_MAX)
+            {
                 let computed = tokio::task::spawn_blocking(move || fingerprint.words());
                 match ctx.until_cancelled(computed).await {
                     None => return Ok(()),
@@ -51,7 +53,7 @@ impl Service {
                     }
                 }
             }
-            match ctx.until_cancelled(self.asked.changed()).await {
+            match ctx.until_cancelled(self.requested.changed()).await {
                 Some(changed) => changed.map_err(|_closed| Closed("what is asked for"))?,
                 None => return Ok(()),
             }
@@ -65,15 +67,15 @@ mod tests {
     use polis_runtime::supervisor::Policy;
 
     #[tokio::test]
-    async fn what_is_asked_for_is_said_and_the_rest_forgotten() {
+    async fn requested_words_are_published_and_the_rest_dropped() {
         let (one, other) = (Fingerprint::of_key(&[1; 32]), Fingerprint::of_key(&[2; 32]));
-        let asked = watch::Sender::new(BTreeSet::from([one]));
-        let service = Service { asked: asked.subscribe(), words: watch::Sender::default() };
+        let requested = watch::Sender::new(BTreeSet::from([one]));
+        let service = Service { requested: requested.subscribe(), words: watch::Sender::default() };
         let mut words = service.words.subscribe();
         let (ctx, handles) = Context::for_test();
         ctx.spawn("words", Policy::forever(), move |ctx| service.clone().run(ctx));
         words.wait_for(|words| words.contains_key(&one)).await.unwrap();
-        asked.send_replace(BTreeSet::from([other]));
+        requested.send_replace(BTreeSet::from([other]));
         let now = words.wait_for(|words| words.contains_key(&other)).await.unwrap().clone();
         assert_eq!(now, BTreeMap::from([(other, other.words())]));
         handles.cancel().await;

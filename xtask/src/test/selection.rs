@@ -1,4 +1,4 @@
-//! The words of `cargo xtask test`: parts, then at most one filter.
+//! The arguments of `cargo xtask test`: parts, then at most one filter.
 
 use clap::ValueEnum as _;
 
@@ -26,7 +26,7 @@ impl Part {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// Whether it has tests whose names a filter can be compared with.
+    /// Whether its tests can be filtered by name.
     fn has_tests(self) -> bool {
         match self {
             Self::Lint | Self::Image => false,
@@ -35,7 +35,7 @@ impl Part {
     }
 }
 
-/// What is to be run.
+/// The selection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) parts: Vec<Part>,
@@ -43,14 +43,14 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// Reads the words of a command line: parts, then at most one filter.
-    pub(super) fn read(words: &[String]) -> Result<Self, String> {
+    /// Parses the arguments: parts, then at most one filter.
+    pub(super) fn read(arguments: &[String]) -> Result<Self, String> {
         let all = Part::ALL.map(Part::name).join(", ");
-        let parts: Vec<Part> = words
+        let parts: Vec<Part> = arguments
             .iter()
             .map_while(|word| Part::ALL.into_iter().find(|part| part.name() == *word))
             .collect();
-        let (first, filter) = match &words[parts.len()..] {
+        let (first, filter) = match &arguments[parts.len()..] {
             [] => (parts.is_empty(), None),
             [word] if parts.is_empty() => {
                 return Err(format!("there is no part `{word}`; the parts are {all}"));
@@ -65,9 +65,7 @@ impl Wanted {
         };
         if let (Some(filter), Some(part)) = (&filter, parts.iter().find(|part| !part.has_tests())) {
             let part = part.name();
-            return Err(format!(
-                "`{filter}` would be a filter, and `{part}` has no tests to filter"
-            ));
+            return Err(format!("`{filter}` is a filter, and `{part}` has no tests to filter"));
         }
         Ok(Self { parts: if first { Part::ALL.to_vec() } else { parts }, filter })
     }
@@ -77,8 +75,8 @@ impl Wanted {
 mod tests {
     use super::*;
 
-    fn read(words: &str) -> Result<Wanted, String> {
-        Wanted::read(&words.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    fn read(arguments: &str) -> Result<Wanted, String> {
+        Wanted::read(&arguments.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
     }
 
     #[test]
@@ -92,14 +90,14 @@ mod tests {
     }
 
     #[test]
-    fn words_that_mean_nothing_are_refused_with_what_is_allowed() {
-        for (words, told) in [
+    fn invalid_arguments_are_refused_with_what_is_allowed() {
+        for (arguments, expected) in [
             ("guru", "the parts are lint, unit, tpm, image, etcd, e2e"),
             ("unit guru e2e", "the parts come first"),
             ("lint guru", "`lint` has no tests to filter"),
         ] {
-            let error = read(words).unwrap_err();
-            assert!(error.contains(told), "{words}: {error}");
+            let error = read(arguments).unwrap_err();
+            assert!(error.contains(expected), "{arguments}: {error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The standing of users and nodes: publishes to the servers of this node who has access,
+//! The access list: publishes to the servers of this node who has access,
 //! by the records.
 //!
 //! Where a curator runs, access is decided by the content of etcd, milliseconds after it
@@ -23,7 +23,7 @@ pub struct Service {
     /// The copy of the records.
     pub directory: watch::Receiver<Directory>,
     /// The access list.
-    pub standing: watch::Sender<Arc<AccessList>>,
+    pub access_list: watch::Sender<Arc<AccessList>>,
 }
 
 impl Service {
@@ -36,17 +36,17 @@ impl Service {
         ctx.healthy();
         let mut read = Revoked::default();
         loop {
-            let standing = {
+            let access_list = {
                 let directory = self.directory.borrow_and_update();
                 // Until the first listing the access list is unknown, and every caller is
                 // rejected.
                 (directory.revision() > 0).then(|| of(&directory, &mut read))
             };
-            if let Some(standing) = standing {
-                self.standing.send_if_modified(|known| {
-                    let changed = **known != standing;
+            if let Some(access_list) = access_list {
+                self.access_list.send_if_modified(|known| {
+                    let changed = **known != access_list;
                     if changed {
-                        *known = Arc::new(standing);
+                        *known = Arc::new(access_list);
                     }
                     changed
                 });
