@@ -529,7 +529,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(3)).await;
         sent.push(picture.draw(&shown));
         let screen = seen(&sent);
-        assert!(screen.contains("for 17 s, trying again: connection refused"), "{screen}");
+        assert!(screen.contains("for 17 s, reconnecting: connection refused"), "{screen}");
         sent.push(picture.draw(&at(17)));
         let screen = seen(&sent);
         assert!(!screen.contains("No word") && screen.contains("[F1 Boot]"), "{screen}");

@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(read(&file, &right).unwrap().verifying_key().to_bytes(), public);
         let wrong = secret(folder.path(), "correct horsf");
         let error = read(&file, &wrong).unwrap_err().render();
-        assert!(error.contains("cannot open"), "{error}");
+        assert!(error.contains("cannot decrypt"), "{error}");
     }
 
     #[test]

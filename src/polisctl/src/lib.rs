@@ -255,7 +255,7 @@ mod tests {
         assert!(ended.stderr.contains("similar subcommand exists: 'check'"), "{}", ended.stderr);
         let ended = world.run(&["context", "list", "--timeout", "1w"]);
         assert_eq!((ended.status, &*ended.stdout), (2, ""));
-        assert!(ended.stderr.contains("whole number with ms, s, m, h or d"), "{}", ended.stderr);
+        assert!(ended.stderr.contains("number with the unit ms, s, m, h or d"), "{}", ended.stderr);
     }
 
     #[test]
