@@ -297,8 +297,8 @@ fn build_programs(kind: Kind, programs: &[&str]) -> Result<()> {
 
 /// The cargo arguments by which the kinds of images differ.
 fn cargo_arguments(kind: Kind, workspace: &Path, programs: &[&str]) -> Vec<String> {
-    // Packages by name: for the whole workspace cargo would switch on the features of
-    // all of it.
+    // Packages by name: for the whole workspace cargo would enable the features of
+    // every package.
     let packages = programs.iter().flat_map(|program| ["--package", package(program)]);
     let shipped = || [shipped(workspace), packages.map(str::to_owned).collect()].concat();
     match kind {
@@ -307,7 +307,7 @@ fn cargo_arguments(kind: Kind, workspace: &Path, programs: &[&str]) -> Vec<Strin
             vec!["--workspace".to_owned(), "--features".to_owned(), format!("{FAULTS},{TESTING}")]
         }
         Kind::Product => shipped(),
-        // Cargo refuses a feature of a package that it is not to build.
+        // Cargo refuses a feature of a package that is not built.
         Kind::Measurement if !programs.contains(&"node") => shipped(),
         Kind::Measurement => [shipped(), ["--features", FAULTS].map(str::to_owned).into()].concat(),
     }

@@ -5,7 +5,7 @@
 //! STORIES of each file --> select --> Queue --> Runner --> a process for each story
 //!                          (filter,   (places,  (start, deadline,   |
 //!                           sample)    order)    kill, retry)       v
-//!                                                              told here, by `--story`
+//!                                                              run here, by  `--story`
 //! ```
 //!
 //! Each binary in `tests/` is the runner and, started by itself with `--story NAME`, a
