@@ -8,7 +8,7 @@
 
 mod svg;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let folder = image::workspace().join(FOLDER);
     let wanted = files()?;
     let found = read(&folder)?;
-    let stale: Vec<&String> = wanted
+    let stale: BTreeSet<&String> = wanted
         .keys()
         .chain(found.keys())
         .filter(|name| wanted.get(*name) != found.get(*name))
