@@ -1,6 +1,8 @@
 //! The part of the kernel's interface that needs the async runtime: child
 //! processes, the control channel, and readiness of descriptors.
 
+pub mod cgroup;
 pub mod control;
+mod limits;
 pub mod process;
 pub mod readiness;

@@ -36,6 +36,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use zeroize::Zeroizing;
 
+use super::limits::{Limits, NoGroup, Opened};
 use crate::logtree::{self, Body, Sink};
 
 /// Bytes of one line of output; a longer one is split.
@@ -60,6 +61,16 @@ pub enum Error {
     Start {
         /// Which one.
         program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Its control group does not exist.
+    #[error("cannot start {} in the control group {}", program.display(), cgroup.display())]
+    Cgroup {
+        /// Which one.
+        program: PathBuf,
+        /// The directory of the group.
+        cgroup: PathBuf,
         /// Why.
         source: io::Error,
     },
@@ -164,6 +175,7 @@ pub struct Command {
     directory: Option<PathBuf>,
     input: Option<Input>,
     sink: Option<Sink>,
+    limits: Limits,
 }
 
 /// The input of a child: possibly a secret, so it is wiped, and never printed.
@@ -186,6 +198,7 @@ impl Command {
             directory: None,
             input: None,
             sink: None,
+            limits: Limits::default(),
         }
     }
 
@@ -225,11 +238,33 @@ impl Command {
         self
     }
 
+    /// Starts it in this control group, the path of an existing directory below
+    /// `/sys/fs/cgroup`; without this, it starts in the node's own. Its first memory is
+    /// then already the group's.
+    pub fn cgroup(mut self, path: impl Into<PathBuf>) -> Self {
+        self.limits.cgroup = Some(path.into());
+        self
+    }
+
+    /// Its place in the order of the OOM killer, from -1000 (never killed) to 1000 (killed
+    /// first); without this, the node's own.
+    pub fn oom_score_adj(mut self, score: i16) -> Self {
+        self.limits.oom_score_adj = Some(score);
+        self
+    }
+
+    /// The number of descriptors that it may have open, soft and hard; without this, the
+    /// node's own.
+    pub fn open_files(mut self, count: u64) -> Self {
+        self.limits.open_files = Some(count);
+        self
+    }
+
     /// Starts it.
     ///
     /// # Errors
     ///
-    /// [`Error::Start`], and [`Error::Write`] when it does not take its input.
+    /// [`Error::Start`], [`Error::Cgroup`] when its control group does not exist, and [`Error::Write`] when it does not take its input.
     pub async fn spawn(self) -> Result<Child, Error> {
         let (mut child, stdout) = self.start(Stdout::Logged).await?;
         debug_assert!(stdout.is_none(), "standard output is read by the child's readers");
@@ -266,7 +301,12 @@ impl Command {
         self,
         stdout: Stdout,
     ) -> Result<(Child, Option<tokio::process::ChildStdout>), Error> {
-        let Self { program, args, env, directory, input, sink } = self;
+        let Self { program, args, env, directory, input, sink, limits } = self;
+        let limits = limits.open().map_err(|NoGroup { cgroup, source }| Error::Cgroup {
+            program: program.clone(),
+            cgroup,
+            source,
+        })?;
         #[expect(clippy::disallowed_methods, reason = "this is the one way to start a child")]
         let mut command = std::process::Command::new(&program);
         command
@@ -280,7 +320,7 @@ impl Command {
             // A signal for the node's terminal is not one for its children.
             .process_group(0);
         let failed = |source| Error::Start { program: program.clone(), source };
-        let mut inner = spawn_from_lasting_thread(command).await.map_err(failed)?;
+        let mut inner = spawn_from_lasting_thread(command, limits).await.map_err(failed)?;
 
         let tail = Arc::<Mutex<VecDeque<Body>>>::default();
         let mut readers = JoinSet::new();
@@ -445,6 +485,7 @@ async fn read_lines(
 /// A request to the lasting thread to start a program.
 struct Request {
     command: std::process::Command,
+    limits: Opened,
     runtime: tokio::runtime::Handle,
     reply: oneshot::Sender<io::Result<tokio::process::Child>>,
 }
@@ -455,36 +496,40 @@ struct Request {
 /// the threads of a runtime come and go.
 async fn spawn_from_lasting_thread(
     command: std::process::Command,
+    limits: Opened,
 ) -> io::Result<tokio::process::Child> {
     static THREAD: OnceLock<Option<std::sync::mpsc::Sender<Request>>> = OnceLock::new();
     let thread = THREAD.get_or_init(|| {
         let (requests, queue) = std::sync::mpsc::channel::<Request>();
         let thread = std::thread::Builder::new().name("starter".to_owned()).stack_size(64 * 1024);
         let started = thread.spawn(move || {
-            for Request { command, runtime, reply } in queue {
+            for Request { command, limits, runtime, reply } in queue {
                 let _in_runtime = runtime.enter();
                 // The caller may have gone: then the child is dropped, and killed.
-                let _child = reply.send(start(command));
+                let _child = reply.send(start(command, limits));
             }
         });
         started.is_ok().then_some(requests)
     });
     let gone = || io::Error::other("the thread that starts processes is gone");
     let (reply, answer) = oneshot::channel();
-    let request = Request { command, runtime: tokio::runtime::Handle::current(), reply };
+    let request = Request { command, limits, runtime: tokio::runtime::Handle::current(), reply };
     thread.as_ref().ok_or_else(gone)?.send(request).map_err(|_closed| gone())?;
     answer.await.map_err(|_closed| gone())?
 }
 
-fn start(mut command: std::process::Command) -> io::Result<tokio::process::Child> {
+fn start(mut command: std::process::Command, limits: Opened) -> io::Result<tokio::process::Child> {
     let parent = getpid();
     let before_exec = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
         // The parent may have died before the death signal was set.
-        if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+        if getppid() != Some(parent) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        limits.apply()
     };
     #[expect(unsafe_code, reason = "what runs between fork and exec cannot be set otherwise")]
-    // SAFETY: the closure makes two system calls and allocates nothing, so it
+    // SAFETY: the closure only makes system calls and allocates nothing, so it
     // may run in the child of a process with several threads.
     unsafe {
         command.pre_exec(before_exec);

@@ -53,6 +53,32 @@ async fn an_input_larger_than_a_pipe_does_not_hang() {
 }
 
 #[tokio::test]
+async fn a_child_enters_its_control_group_before_it_runs() {
+    let group = tempfile::tempdir().unwrap();
+    let members = group.path().join("cgroup.procs");
+    std::fs::write(&members, "").unwrap();
+    let script = format!("cat {}", members.display());
+    let seen = sh(&script).env("PATH", "/usr/bin:/bin").cgroup(group.path()).run().await.unwrap();
+    // To the kernel, 0 is the process that writes.
+    assert_eq!(seen, b"0");
+}
+
+#[tokio::test]
+async fn a_missing_control_group_is_named() {
+    let error = sh("exit 0").cgroup("/no/such").run().await.unwrap_err();
+    assert_eq!(error.to_string(), "cannot start /bin/sh in the control group /no/such");
+}
+
+#[tokio::test]
+async fn a_child_has_its_own_score_and_bound_of_open_files() {
+    let script = "read score < /proc/self/oom_score_adj; echo $score $(ulimit -Sn) $(ulimit -Hn)";
+    let seen = sh(script).oom_score_adj(321).open_files(77).run().await.unwrap();
+    assert_eq!(seen, b"321 77 77\n");
+    let score = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap();
+    assert_ne!(score.trim(), "321");
+}
+
+#[tokio::test]
 async fn terminate_asks_first() {
     let mut child =
         sh("trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done").spawn().await.unwrap();

@@ -1,0 +1,84 @@
+//! What a child receives between fork and exec: its control group, its place in the order of
+//! the OOM killer, and the number of files that it may open.
+//!
+//! [`Limits::open`] runs in the node and does everything that allocates or may fail with a
+//! path in its error; [`Opened::apply`] runs in the child and makes system calls only.
+//!
+//! What this module does not do: make control groups (`workload::ground` of the node).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+/// The file of a control group that moves processes into it.
+const MEMBERS: &str = "cgroup.procs";
+/// In that file, the number of the process that writes.
+const WRITER: &[u8] = b"0";
+
+/// The limits of a command that is not started yet.
+#[derive(Debug, Default)]
+pub(super) struct Limits {
+    /// The directory of the control group.
+    pub(super) cgroup: Option<PathBuf>,
+    /// From -1000 (never killed) to 1000 (killed first).
+    pub(super) oom_score_adj: Option<i16>,
+    /// The bound of open descriptors, soft and hard.
+    pub(super) open_files: Option<u64>,
+}
+
+/// Why the limits cannot be set.
+#[derive(Debug)]
+pub(super) struct NoGroup {
+    pub(super) cgroup: PathBuf,
+    pub(super) source: io::Error,
+}
+
+impl Limits {
+    /// Opens what the child needs.
+    pub(super) fn open(self) -> Result<Opened, NoGroup> {
+        let cgroup = self.cgroup.map(|cgroup| match open_members(&cgroup) {
+            Ok(opened) => Ok(opened),
+            Err(source) => Err(NoGroup { cgroup, source }),
+        });
+        Ok(Opened {
+            cgroup: cgroup.transpose()?,
+            oom_score_adj: self.oom_score_adj.map(|score| score.to_string().into_bytes()),
+            open_files: self.open_files,
+        })
+    }
+}
+
+fn open_members(cgroup: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(cgroup.join(MEMBERS), flags, Mode::empty())?)
+}
+
+/// Limits that the child sets for itself.
+#[derive(Debug)]
+pub(super) struct Opened {
+    cgroup: Option<OwnedFd>,
+    oom_score_adj: Option<Vec<u8>>,
+    open_files: Option<u64>,
+}
+
+impl Opened {
+    /// Sets them for this process. Only makes system calls: neither allocates nor locks.
+    pub(super) fn apply(&self) -> io::Result<()> {
+        if let Some(members) = &self.cgroup {
+            rustix::io::write(members, WRITER)?;
+        }
+        if let Some(score) = &self.oom_score_adj {
+            let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+            let file = rustix::fs::open(c"/proc/self/oom_score_adj", flags, Mode::empty())?;
+            rustix::io::write(&file, score)?;
+        }
+        if let Some(count) = self.open_files {
+            let bound = Rlimit { current: Some(count), maximum: Some(count) };
+            setrlimit(Resource::Nofile, bound)?;
+        }
+        Ok(())
+    }
+}
