@@ -16,6 +16,7 @@ pub mod kmsg;
 pub mod module;
 pub mod mount;
 pub mod poll;
+pub mod quota;
 pub mod reboot;
 pub mod signal;
 pub mod spawn;
