@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::mount::MountFlags;
 
@@ -115,50 +115,42 @@ pub fn apply(mount: &Mount) -> Result<(), mount::Error> {
 
 /// Kinds of file systems that lie on a disk.
 const ON_DISK: &[&str] = &["xfs", "ext4", "vfat", "btrfs"];
+/// The kind of a container's root: it keeps the directories on the disk that it shows busy.
+const OVERLAY: &str = "overlay";
 
-/// Where file systems that lie on a disk are mounted, the last one first, by
-/// the text of `/proc/self/mounts`.
+/// The mounts that have to go before every disk is unmounted, the last one first, by the
+/// text of `/proc/self/mounts`: file systems on a disk, everything mounted below one, and
+/// the roots of containers.
 #[must_use]
-pub fn on_disk(table: &str) -> Vec<String> {
-    let mut targets: Vec<String> = table
-        .lines()
-        .filter_map(|line| {
-            let mut words = line.split(' ');
-            let (_device, target, kind) = (words.next()?, words.next()?, words.next()?);
-            ON_DISK.contains(&kind).then(|| unescape(target))
-        })
-        .collect();
+pub fn to_unmount(table: &str) -> Vec<PathBuf> {
+    let mut disks: Vec<PathBuf> = Vec::new();
+    let mut targets = Vec::new();
+    for line in table.lines() {
+        let mut words = line.split(' ');
+        let (_device, Some(target), Some(kind)) = (words.next(), words.next(), words.next()) else {
+            continue;
+        };
+        let target = PathBuf::from(mount::unescape(target));
+        let on_disk = ON_DISK.contains(&kind);
+        if on_disk || kind == OVERLAY || disks.iter().any(|disk| target.starts_with(disk)) {
+            targets.push(target.clone());
+        }
+        if on_disk {
+            disks.push(target);
+        }
+    }
     targets.reverse();
     targets
 }
 
-/// The kernel writes blanks in names as `\040` and so on.
-fn unescape(text: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((first, tail)) = rest.split_first() {
-        let octal = tail
-            .get(..3)
-            .filter(|_| *first == b'\\')
-            .and_then(|digits| std::str::from_utf8(digits).ok())
-            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        (bytes, rest) = match octal {
-            Some(byte) => ([bytes, vec![byte]].concat(), &tail[3..]),
-            None => ([bytes, vec![*first]].concat(), tail),
-        };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
 /// Unmounts every disk before the machine ends. Returns the errors.
-pub fn settle() -> Vec<(String, io::Error)> {
+pub fn settle() -> Vec<(PathBuf, io::Error)> {
     rustix::fs::sync();
     let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let failed = on_disk(&table).into_iter().filter_map(|target| {
-        let path = Path::new(&target);
+    let failed = to_unmount(&table).into_iter().filter_map(|target| {
         // Busy: a process that no signal can end. Read-only is as good.
-        let error = mount::unmount(path).err()?;
-        mount::read_only(path).is_err().then_some((target, error))
+        let error = mount::unmount(&target).err()?;
+        mount::read_only(&target).is_err().then_some((target, error))
     });
     let failed = failed.collect();
     rustix::fs::sync();
@@ -177,7 +169,26 @@ mod tests {
             /dev/vda1 /esp vfat rw 0 0\n\
             /dev/vda3 /data xfs rw 0 0\n\
             /dev/vda3 /data/a\\040b xfs rw 0 0\n";
-        assert_eq!(on_disk(table), ["/data/a b", "/data", "/esp"]);
+        let expected = ["/data/a b", "/data", "/esp"].map(Path::new);
+        assert_eq!(to_unmount(table), expected);
+    }
+
+    #[test]
+    fn mounts_of_containers_go_before_the_disk_that_they_keep_busy() {
+        let table = "/dev/dm-0 / erofs ro 0 0\n\
+            tmpfs /run tmpfs rw 0 0\n\
+            /dev/vda3 /data xfs rw 0 0\n\
+            /dev/vda3 /var/lib/kubelet xfs rw 0 0\n\
+            tmpfs /var/lib/kubelet/pods/1/volumes/token tmpfs rw 0 0\n\
+            tmpfs /var/lib/cni tmpfs rw 0 0\n\
+            overlay /run/containerd/1/rootfs overlay rw 0 0\n";
+        let expected = [
+            "/run/containerd/1/rootfs",
+            "/var/lib/kubelet/pods/1/volumes/token",
+            "/var/lib/kubelet",
+            "/data",
+        ];
+        assert_eq!(to_unmount(table), expected.map(Path::new));
     }
 
     #[test]
@@ -191,8 +202,8 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(text in any::<String>()) {
-            let _targets = on_disk(&text);
-            let _name = unescape(&format!("\\{text}"));
+            let _targets = to_unmount(&text);
+            let _name = mount::unescape(&format!("\\{text}"));
         }
     }
 }

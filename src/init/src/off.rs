@@ -13,7 +13,7 @@ use super::mounts;
 pub fn end(machine: &mut Machine, reason: Reason) -> ! {
     machine.end_processes();
     for (target, error) in mounts::settle() {
-        let text = format!("cannot unmount {target}: {error}");
+        let text = format!("cannot unmount {}: {error}", target.display());
         machine.port.log(Severity::Warning, &text);
     }
     machine.leave_watchdog(reason);

@@ -28,7 +28,7 @@ use polis_base::stage::Stage;
 use polis_base::sys::poll::{self, Interest};
 use polis_base::sys::reboot::Reason;
 use polis_base::sys::spawn::{self, Ended};
-use polis_base::sys::{clock, files, vt};
+use polis_base::sys::{clock, files, mount, vt};
 use polis_base::trapdoor::Report;
 
 use super::attempts::Store;
@@ -150,6 +150,11 @@ fn os_release<'a>(text: &'a str, key: &str) -> Option<&'a str> {
 }
 
 fn mount_tree(machine: &mut Machine) -> Result<(), Error> {
+    // Before the first mount of the tree, which inherits it. Containers that ask for mounts
+    // of the host get them; everything else works without.
+    if let Err(error) = mount::share_all() {
+        machine.port.log(Severity::Error, &format!("cannot share the mounts: {error}"));
+    }
     for (mount, need) in mounts::rest() {
         match (mounts::apply(&mount), need) {
             (Ok(()), _) => {}

@@ -6,7 +6,7 @@ use std::ffi::CString;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 
 /// One file system to mount: what, where, which kind, how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +91,74 @@ pub fn move_to(from: &Path, to: &Path) -> io::Result<()> {
     Ok(rustix::mount::mount_move(from, to)?)
 }
 
+/// Makes the mount at `/`, every mount below it, and every mount that is made below it
+/// later shared: a mount in one mount namespace then appears in those that were copied from
+/// it and ask for that. The kernel begins with private ones.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn share_all() -> io::Result<()> {
+    let shared = MountPropagationFlags::SHARED | MountPropagationFlags::REC;
+    Ok(rustix::mount::mount_change("/", shared)?)
+}
+
+/// Makes the directory `source` appear at the existing directory `target`, too. What is
+/// mounted below one of both later does not appear below the other.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn bind(source: &Path, target: &Path) -> io::Result<()> {
+    rustix::mount::mount_bind(source, target)?;
+    // A bind of a shared mount joins its group, where each later mount below one of both
+    // would appear twice. It leaves that group, and begins one of its own.
+    rustix::mount::mount_change(target, MountPropagationFlags::PRIVATE)?;
+    Ok(rustix::mount::mount_change(target, MountPropagationFlags::SHARED)?)
+}
+
+/// The mount points of this process, in the order of their mounts. Blocks.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn points() -> io::Result<Vec<PathBuf>> {
+    Ok(points_of(&std::fs::read_to_string("/proc/self/mounts")?))
+}
+
+fn points_of(table: &str) -> Vec<PathBuf> {
+    table
+        .lines()
+        .filter_map(|line| line.split(' ').nth(1))
+        .map(|word| unescape(word).into())
+        .collect()
+}
+
+/// A name as the kernel writes it in a table of mounts, where blanks are `\040` and so on.
+#[must_use]
+pub fn unescape(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let octal = tail
+            .get(..3)
+            .filter(|_| *first == b'\\')
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match octal {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &tail[3..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 /// Unmounts what is mounted at `target`.
 ///
 /// # Errors
@@ -132,6 +200,18 @@ mod tests {
         // mount.
         let error = Mount::new("/dev/none", "/nowhere/at/all", "xfs").apply().unwrap_err();
         assert_eq!(error.to_string(), "cannot mount /dev/none (xfs) on /nowhere/at/all");
+    }
+
+    #[test]
+    fn mount_points_are_read_in_order_with_their_blanks() {
+        let table = "/dev/dm-0 / erofs ro 0 0\n/dev/vda3 /data/a\\040b xfs rw 0 0\nbroken\n";
+        assert_eq!(points_of(table), [Path::new("/"), Path::new("/data/a b")]);
+        assert!(points().unwrap().contains(&PathBuf::from("/")));
+    }
+
+    #[test]
+    fn a_missing_directory_is_not_bound() {
+        assert!(bind(Path::new("/nowhere/at/all"), Path::new("/nowhere")).is_err());
     }
 
     #[test]
