@@ -18,6 +18,16 @@ const FILES: [&str; 9] = [
     "polis/v1/sealed.proto",
 ];
 
+/// The parts of the APIs of other programs that a node calls: fewer messages than those
+/// have, with their names and numbers.
+const FOREIGN: [&str; 5] = [
+    "containerd/services/content.proto",
+    "containerd/services/images.proto",
+    "containerd/services/leases.proto",
+    "containerd/types.proto",
+    "runtime/v1.proto",
+];
+
 /// Messages with secrets in them: `src/lib.rs` prints their names and nothing more.
 const SECRET: [&str; 9] = [
     "polis.v1.ColdStartShare",
@@ -35,7 +45,9 @@ const SECRET: [&str; 9] = [
 const SERVICES: &str = "#[cfg(feature = \"services\")]";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo:rerun-if-changed=polis");
+    for folder in ["polis", "containerd", "runtime"] {
+        println!("cargo:rerun-if-changed={folder}");
+    }
     let descriptors = protox::Compiler::new(["."])?
         .include_imports(true)
         .open_files(FILES)?
@@ -44,11 +56,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("descriptors.bin"), &descriptors)?;
     let descriptors = prost_types::FileDescriptorSet::decode(descriptors.as_slice())?;
-    tonic_prost_build::configure()
-        .btree_map(".")
-        .skip_debug(SECRET)
-        .client_mod_attribute(".", SERVICES)
-        .server_mod_attribute(".", SERVICES)
-        .compile_fds(descriptors)?;
+    let build = || {
+        tonic_prost_build::configure()
+            .btree_map(".")
+            .client_mod_attribute(".", SERVICES)
+            .server_mod_attribute(".", SERVICES)
+    };
+    build().skip_debug(SECRET).compile_fds(descriptors)?;
+    // Apart: nobody serves them, so the table of permissions must not have them.
+    build().compile_fds(protox::compile(FOREIGN, ["."])?)?;
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! The messages of Polis, generated from `polis/v1/*.proto`. No logic lives here.
+//! The messages of Polis, generated from `polis/v1/*.proto`, and those of the programs that
+//! it calls. No logic lives here.
 
 /// Version 1 of the messages.
 pub mod v1 {
@@ -19,6 +20,46 @@ pub mod v1 {
         ColdStartShare CommitNodeRequest GetRecoveryKeyResponse GetRegisterTicketResponse
         JoinNodeResponse Node SealedConfiguration SealedSecrets UnlockRequest
     }
+}
+
+/// What a node calls of containerd, as `containerd/` has it.
+pub mod containerd {
+    /// Blobs.
+    pub mod types {
+        include!(concat!(env!("OUT_DIR"), "/containerd.types.rs"));
+    }
+
+    /// The services.
+    pub mod services {
+        /// The store of blobs.
+        pub mod content {
+            /// Version 1.
+            pub mod v1 {
+                include!(concat!(env!("OUT_DIR"), "/containerd.services.content.v1.rs"));
+            }
+        }
+
+        /// The store of images.
+        pub mod images {
+            /// Version 1.
+            pub mod v1 {
+                include!(concat!(env!("OUT_DIR"), "/containerd.services.images.v1.rs"));
+            }
+        }
+
+        /// What the collector of garbage spares.
+        pub mod leases {
+            /// Version 1.
+            pub mod v1 {
+                include!(concat!(env!("OUT_DIR"), "/containerd.services.leases.v1.rs"));
+            }
+        }
+    }
+}
+
+/// What a node calls of the container runtime interface of Kubernetes, as `runtime/` has it.
+pub mod cri {
+    include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
 }
 
 /// The encoded `FileDescriptorSet` of all files, for reflection and strict parsing.
