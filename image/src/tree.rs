@@ -91,6 +91,13 @@ impl Tree {
         self.insert(path, Entry::Device { major, minor, mode: 0o600 });
     }
 
+    /// Adds everything of another tree below a folder.
+    pub fn place(&mut self, folder: &str, other: Self) {
+        for (path, entry) in other.0 {
+            self.insert(&format!("{folder}/{path}"), entry);
+        }
+    }
+
     /// The tree as the archive that a kernel unpacks at boot.
     ///
     /// # Errors
@@ -134,7 +141,7 @@ impl Tree {
 
     /// Lays the tree out below `root`, which is emptied first. Devices are left out:
     /// making them takes a privilege, and the root does not need them.
-    pub(crate) fn lay_out(&self, root: &Path) -> Result<()> {
+    pub fn lay_out(&self, root: &Path) -> Result<()> {
         if root.exists() {
             fs::remove_dir_all(root).at("clear", root)?;
         }
