@@ -23,6 +23,8 @@ const MODULES: &[(&str, &str)] = &[
     ("cluster", "consensus curator network parameters storage tpm"),
     ("agent", "cluster consensus network parameters storage"),
     ("roles", "cluster consensus curator network"),
+    // What runs workloads.
+    ("workload", "cluster storage"),
     // The display of the node.
     ("management", "cluster consensus"),
     ("console", "cluster consensus network parameters storage"),

@@ -6,7 +6,7 @@
 //! - The domains know each other through event values and typed handles: `storage`,
 //!   `parameters`, `network`, `consensus`, then `curator` (the records in etcd), `cluster`
 //!   (the state of this machine), `agent` and `roles` (its consequences), and `tpm`
-//!   (sealing to the machine's TPM).
+//!   (sealing to the machine's TPM), and `workload` (what runs pods).
 //! - The faces show all that: `management` and `console`.
 //! - `root` is the only module that knows every service; `daemon` is the process around it.
 //! - `injection` breaks the node on purpose, in development images only.
@@ -28,3 +28,4 @@ pub mod roles;
 pub mod root;
 pub mod storage;
 pub mod tpm;
+pub mod workload;

@@ -133,6 +133,14 @@ pub struct Data {
     pub containerd: Dir,
     /// Kubernetes.
     pub kubernetes: Dir,
+    /// The root of kubelet: pods, and their volumes without a name.
+    pub kubelet: Dir,
+    /// What containers write.
+    pub pod_logs: Dir,
+    /// The mesh between the nodes.
+    pub mesh: Dir,
+    /// The node's private key in it, 32 bytes.
+    pub mesh_key: File,
     /// Volumes of workloads.
     pub volumes: Dir,
     /// Logs of this and former boots.
@@ -149,6 +157,10 @@ impl Data {
             etcd: Etcd::at(base.join("etcd")),
             containerd: Dir::private(base.join("containerd")),
             kubernetes: Dir::private(base.join("kubernetes")),
+            kubelet: Dir::private(base.join("kubernetes/kubelet")),
+            pod_logs: Dir::private(base.join("kubernetes/log")),
+            mesh: Dir::private(base.join("kubernetes/network")),
+            mesh_key: File::private(base.join("kubernetes/network/key")),
             volumes: Dir::private(base.join("volumes")),
             logs: Dir::private(base.join("logs")),
             unwritten: File::private(base.join(".unwritten")),
@@ -301,6 +313,16 @@ pub struct Ephemeral {
     pub curator: Sockets,
     /// Sockets of the container runtime.
     pub containerd: Sockets,
+    /// Its configuration, and that of the gVisor runtime.
+    pub containerd_config: File,
+    /// See `containerd_config`.
+    pub gvisor_config: File,
+    /// How each registry is reached; one directory a registry.
+    pub registries: Dir,
+    /// What containerd needs only while it works on it.
+    pub containerd_scratch: Dir,
+    /// The configuration of the pod network; the node writes it when it has a prefix.
+    pub pod_network: Dir,
     /// `/etc/hosts`.
     pub hosts: File,
     /// `/etc/hostname`.
@@ -318,6 +340,11 @@ impl Ephemeral {
             consensus: Sockets::at(base.join("consensus"), "client.sock"),
             curator: Sockets::at(base.join("curator"), "curator.sock"),
             containerd: Sockets::at(base.join("containerd"), "client.sock"),
+            containerd_config: file("containerd/config.toml"),
+            gvisor_config: file("containerd/runsc.toml"),
+            registries: Dir::private(base.join("containerd/certs.d")),
+            containerd_scratch: Dir::private(base.join("containerd/tmp")),
+            pod_network: Dir::private(base.join("cni/net.d")),
             hosts: file("hosts"),
             hostname: file("hostname"),
             machine_id: file("machine-id"),

@@ -43,6 +43,7 @@ use polis_base::trapdoor::{Report, code};
 use polis_runtime::event::until;
 use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Context, Policy, blocking};
+use polis_runtime::sys::cgroup::Group;
 use polis_runtime::sys::process::Command;
 use polis_wire::pki::Overview;
 
@@ -317,6 +318,10 @@ impl Service {
             .log(ctx.sink(ETCD, Parser::Zap).ruled(chatter::quieten));
         for (name, value) in args::environment(purpose) {
             command = command.env(name, value);
+        }
+        // On a node with workloads, beside which it must keep its share of the machine.
+        if let Some(group) = Group::Etcd.existing() {
+            command = command.cgroup(group);
         }
         let begun = clock::uptime();
         Ok(Started { child: command.spawn().await.map_err(Error::Process)?, begun })

@@ -1,0 +1,105 @@
+//! The ground under workloads: what the kernel has to do for a node with a Kubernetes role.
+//!
+//! [`prepare`] makes the control groups, sets kernel parameters, gives the directories of
+//! workloads their project and its limits, and mounts them at the fixed paths of
+//! Kubernetes. Each part is a plan, which is pure, and a writer without decisions of its
+//! own. All of it may run again: the second run changes only what differs.
+//!
+//! Invariants:
+//! - A node without a Kubernetes role is as it was: nobody calls [`prepare`] there.
+//! - The limits of workloads stand before the first file of a workload is written.
+//!
+//! What this module does not do: undo groups and parameters. A node that loses its roles
+//! keeps them until its next boot, where nothing uses them.
+
+pub mod cgroup;
+pub mod mounts;
+pub mod quota;
+pub mod sysctl;
+
+use std::path::PathBuf;
+
+use tracing::{info, warn};
+
+use polis_base::files;
+use polis_wire::node_roles::Role;
+
+/// Where the machine's interfaces are; a directory of its own in tests.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// `/sys/fs/cgroup`.
+    pub cgroup: PathBuf,
+    /// `/proc`.
+    pub proc: PathBuf,
+    /// `/sys/class/net`.
+    pub interfaces: PathBuf,
+    /// The tree of the node; the data partition is mounted in it.
+    pub tree: files::Root,
+}
+
+impl Config {
+    /// The places of a running node.
+    #[must_use]
+    pub fn live(tree: &files::Root) -> Self {
+        Self {
+            cgroup: polis_runtime::sys::cgroup::ROOT.into(),
+            proc: "/proc".into(),
+            interfaces: "/sys/class/net".into(),
+            tree: tree.clone(),
+        }
+    }
+}
+
+/// Why the machine cannot carry workloads.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A control group cannot be made.
+    #[error(transparent)]
+    Cgroup(#[from] cgroup::Error),
+    /// The quota cannot be set.
+    #[error(transparent)]
+    Quota(#[from] quota::Error),
+    /// A directory cannot be mounted where Kubernetes looks for it.
+    #[error(transparent)]
+    Mounts(#[from] mounts::Error),
+}
+
+/// Prepares the machine for `roles`, of which at least one is a role of Kubernetes. Blocks.
+///
+/// # Errors
+///
+/// The first part that the kernel refuses. A kernel parameter that it refuses is a warning:
+/// each of them is a better default, and none of them is worth a node without workloads.
+pub fn prepare(config: &Config, roles: &[Role]) -> Result<(), Error> {
+    let memory = cgroup::memory(&config.proc);
+    let lacking = cgroup::apply(&config.cgroup, &cgroup::plan(memory))?;
+    if !lacking.is_empty() {
+        warn!(controllers = lacking.join(" "), "the kernel lacks controllers of control groups");
+    }
+    let moved = cgroup::sort(&config.cgroup, &config.proc)?;
+    let worker = roles.contains(&Role::KubernetesWorker);
+    let uplinks = sysctl::uplinks(&config.interfaces);
+    for refused in sysctl::apply(&config.proc, &sysctl::plan(worker, &uplinks)) {
+        warn!(error = &refused as &dyn std::error::Error, "goes on without a kernel parameter");
+    }
+    if worker {
+        let limits = quota::apply(&config.tree.data, 0)?;
+        mounts::apply(&mounts::plan(&config.tree.data))?;
+        info!(mib = limits.bytes >> 20, inodes = limits.inodes, "workloads have their quota");
+    }
+    info!(processes = moved, worker, "the machine is prepared for workloads");
+    Ok(())
+}
+
+/// Unmounts what [`prepare`] mounted, so that the data partition can be closed. Blocks.
+pub fn release(config: &Config) {
+    match mounts::release(&mounts::plan(&config.tree.data)) {
+        Ok(stay) => {
+            for (target, error) in stay {
+                let error = &error as &dyn std::error::Error;
+                warn!(error, target = %target.display(), "stays mounted");
+            }
+        }
+        Err(error) => warn!(error = &error as &dyn std::error::Error, "cannot unmount"),
+    }
+}

@@ -1,0 +1,240 @@
+//! The project quota of workloads: pods can fill what they have, and never what etcd and
+//! the node need.
+//!
+//! Images, containers, logs and the volumes without a name share one project. kubelet knows
+//! file systems by their device: with a project each, it would see one file system of two
+//! sizes. Persistent volumes have projects of their own, from [`VOLUME_FIRST`] up.
+//!
+//! ```text
+//! data partition = reserve of the node + workloads + persistent volumes
+//!                  |                     |           `- each its own size
+//!                  |                     `- what is left: shrinks as volumes are made
+//!                  `- etcd, its snapshots, the logs of the node
+//! ```
+//!
+//! XFS does not count the blocks of inodes in any project, so the sizes here do: an inode is
+//! 512 bytes, and a project may have one for each [`BYTES_AN_INODE`].
+//!
+//! Invariant: all projects full, with all their inodes, leave the reserve to the node
+//! (`full_projects_leave_the_reserve`).
+//!
+//! What this module does not do: make volumes. Whoever makes or removes one calls
+//! [`apply`] with the new sum before, or after.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+
+use polis_base::files::{self, Data};
+use polis_base::sys::quota::{self, Limits, Project, Usage};
+
+/// The project of workloads.
+pub const WORKLOADS: u32 = 1;
+/// Projects up to this one belong to the node; persistent volumes begin here.
+pub const VOLUME_FIRST: u32 = 1000;
+
+const GIB: u64 = 1 << 30;
+/// A quarter of a small partition is the node's; on a larger one, etcd's database at its
+/// largest (2 GiB), and a snapshot of that.
+const RESERVE_MAX: u64 = 4 * GIB;
+const RESERVE_MIN: u64 = GIB;
+const RESERVE_PART: u64 = 4;
+/// Of the smallest partitions, half.
+const RESERVE_PART_MAX: u64 = 2;
+
+/// Bytes of a project for each inode of it: container images have one for some 10 to 40 KiB.
+pub const BYTES_AN_INODE: u64 = 16 << 10;
+/// `mkfs.xfs` makes inodes of this size.
+const INODE: u64 = 512;
+/// The least that is worth having for workloads: the images of the system and one more.
+const WORKLOADS_MIN: u64 = GIB;
+
+/// Why workloads have no quota.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// What is left is too little.
+    #[error(
+        "the data partition has {} MiB left for workloads and volumes, and needs {} MiB",
+        left >> 20,
+        WORKLOADS_MIN >> 20
+    )]
+    NoRoom {
+        /// Bytes that are left.
+        left: u64,
+    },
+    /// The directory has another project, and files.
+    #[error("{} has files that its quota does not count", path.display())]
+    Uncounted {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The directory cannot be made.
+    #[error(transparent)]
+    Directory(#[from] files::Error),
+    /// The kernel refused.
+    #[error("cannot {operation} {}", path.display())]
+    Kernel {
+        /// What it refused.
+        operation: &'static str,
+        /// On which file or directory.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// The limits of workloads on a file system of `size` bytes, of which persistent volumes
+/// have `volumes`, the sum of their sizes.
+///
+/// # Errors
+///
+/// [`Error::NoRoom`].
+pub fn limits(size: u64, volumes: u64) -> Result<Limits, Error> {
+    let left = size.saturating_sub(reserve(size)).saturating_sub(cost(volumes));
+    // The inverse of `cost`, rounded down.
+    let bytes = left / (BYTES_AN_INODE + INODE) * BYTES_AN_INODE;
+    if bytes < WORKLOADS_MIN {
+        return Err(Error::NoRoom { left });
+    }
+    Ok(limits_of(bytes))
+}
+
+/// The limits of a persistent volume, or of any project, of `bytes`.
+#[must_use]
+pub fn limits_of(bytes: u64) -> Limits {
+    Limits { bytes, inodes: bytes / BYTES_AN_INODE }
+}
+
+/// Bytes of the partition that projects of `bytes` take when they are full, with all their
+/// inodes.
+fn cost(bytes: u64) -> u64 {
+    bytes.saturating_add((bytes / BYTES_AN_INODE + 1) * INODE)
+}
+
+/// Bytes of a file system of `size` that workloads and volumes never get.
+#[must_use]
+pub fn reserve(size: u64) -> u64 {
+    (size / RESERVE_PART).clamp(RESERVE_MIN, RESERVE_MAX).min(size / RESERVE_PART_MAX)
+}
+
+/// Gives the directories of workloads on the mounted data partition their project, and the
+/// project its limits, where persistent volumes have `volumes` bytes; returns the limits.
+/// Blocks.
+///
+/// # Errors
+///
+/// [`Error`]; the call may be repeated.
+pub fn apply(data: &Data, volumes: u64) -> Result<Limits, Error> {
+    let mount = data.mount.path();
+    let failed =
+        |operation, source: io::Error| Error::Kernel { operation, path: mount.to_owned(), source };
+    let size = rustix::fs::statvfs(mount).map_err(|source| failed("look at", source.into()))?;
+    let limits = limits(size.f_blocks.saturating_mul(size.f_frsize), volumes)?;
+    let root = File::open(mount).map_err(|source| failed("open", source))?;
+    // Before the directories: nothing is ever in the project without a limit.
+    quota::set_limits(root.as_fd(), workloads(), limits)
+        .map_err(|source| failed("set the quota of workloads on", source))?;
+    // Not their parent: keys and certificates in it are the node's.
+    data.kubernetes.create()?;
+    for directory in [&data.containerd, &data.kubelet, &data.pod_logs] {
+        directory.create()?;
+        adopt(directory.path(), workloads())?;
+    }
+    Ok(limits)
+}
+
+/// What workloads have on the mounted data partition, and may have. Blocks.
+///
+/// # Errors
+///
+/// [`Error::Kernel`].
+pub fn usage(data: &Data) -> Result<Usage, Error> {
+    let path = data.mount.path();
+    let used = File::open(path).and_then(|root| quota::usage(root.as_fd(), workloads()));
+    used.map_err(|source| Error::Kernel {
+        operation: "read the quota of workloads on",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Gives a directory its project, unless it has it already. The kernel gives it to what is
+/// made in there later, so the directory must be empty.
+///
+/// # Errors
+///
+/// [`Error::Uncounted`] for a directory with files, [`Error::Kernel`].
+pub fn adopt(path: &Path, project: Project) -> Result<(), Error> {
+    let failed = |operation, source| Error::Kernel { operation, path: path.to_owned(), source };
+    let directory = File::open(path).map_err(|source| failed("open", source))?;
+    let present = quota::project(&directory);
+    if present.map_err(|source| failed("read the project of", source))? == Some(project) {
+        return Ok(());
+    }
+    let mut entries = std::fs::read_dir(path).map_err(|source| failed("list", source))?;
+    if entries.next().is_some() {
+        return Err(Error::Uncounted { path: path.to_owned() });
+    }
+    quota::set_project(&directory, project).map_err(|source| failed("set the project of", source))
+}
+
+fn workloads() -> Project {
+    const { Project::new(WORKLOADS).expect("0 is the only number that is no project") }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_reserve_grows_with_the_partition_up_to_what_etcd_needs() {
+        let table = [(1, 512), (2, 1024), (4, 1024), (8, 2048), (16, 4096), (1024, 4096)];
+        for (gibibytes, mebibytes) in table {
+            assert_eq!(reserve(gibibytes * GIB) >> 20, mebibytes, "{gibibytes} GiB");
+        }
+    }
+
+    #[test]
+    fn volumes_take_their_room_from_workloads() {
+        let all = limits(32 * GIB, 0).unwrap().bytes;
+        let with_volumes = limits(32 * GIB, 10 * GIB).unwrap().bytes;
+        let taken = all - with_volumes;
+        assert!((10 * GIB..=10 * GIB + (BYTES_AN_INODE << 1)).contains(&taken), "{taken}");
+        let error = limits(32 * GIB, 27 * GIB).unwrap_err();
+        let text =
+            "the data partition has 159 MiB left for workloads and volumes, and needs 1024 MiB";
+        assert_eq!(error.to_string(), text);
+    }
+
+    #[test]
+    fn a_partition_of_the_smallest_size_is_too_small() {
+        assert!(matches!(limits(512 << 20, 0), Err(Error::NoRoom { .. })));
+        assert!(limits(4 * GIB, 0).is_ok());
+        assert!(matches!(limits(u64::MAX, u64::MAX), Err(Error::NoRoom { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn full_projects_leave_the_reserve(
+            size in 0_u64..1 << 50,
+            sizes in prop::collection::vec(0_u64..1 << 40, 0..20),
+        ) {
+            let volumes: u64 = sizes.iter().sum();
+            if let Ok(limits) = limits(size, volumes) {
+                let all = sizes.iter().map(|bytes| limits_of(*bytes)).chain([limits]);
+                let full: u64 = all.map(|it| it.bytes + it.inodes * INODE).sum();
+                prop_assert!(full + reserve(size) <= size);
+                prop_assert!(limits.bytes >= WORKLOADS_MIN);
+            }
+        }
+    }
+
+    #[test]
+    fn a_directory_of_a_file_system_without_projects_is_an_error() {
+        let error = adopt(Path::new("/proc"), workloads()).unwrap_err();
+        assert_eq!(error.to_string(), "cannot read the project of /proc");
+    }
+}

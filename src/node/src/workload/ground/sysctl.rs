@@ -1,0 +1,231 @@
+//! Kernel parameters of a node with a role of Kubernetes, as one table.
+//!
+//! [`plan`] is pure; [`apply`] writes it below `/proc/sys`, and leaves alone what has its
+//! value already.
+//!
+//! Forwarding and router advertisements need care: the kernel ignores advertisements on an
+//! interface that forwards unless `accept_ra` is 2, and `network` relies on them. So each
+//! uplink gets 2 before forwarding is switched on, and every other interface 0: a pod that
+//! sends advertisements must not become the router of its node.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// No value has more bytes.
+const VALUE_MAX: usize = 4096;
+
+/// Parameters of every node with a role of Kubernetes, in order.
+const EVERY: &[(&str, &str)] = &[
+    // The node's own ports, and those of the API server: no outgoing connection takes one
+    // before its server listens.
+    ("net/ipv4/ip_local_reserved_ports", "6443-6445,7834-7842,10248-10250,10256-10259"),
+];
+
+/// Parameters of a worker, in order, after those of its uplinks.
+const WORKER: &[(&str, &str)] = &[
+    // Packets of pods are forwarded. `conf/default` is what interfaces of pods begin with.
+    ("net/ipv6/conf/default/accept_ra", "0"),
+    ("net/ipv4/ip_forward", "1"),
+    ("net/ipv6/conf/all/forwarding", "1"),
+    // The answer of a pod to a node port leaves by another interface than the question
+    // came by; the strict check drops it. The kernel takes the larger of `all` and the
+    // interface's own.
+    ("net/ipv4/conf/all/rp_filter", "0"),
+    ("net/ipv4/conf/default/rp_filter", "0"),
+    // A node is the gateway of its pods, and must not send them elsewhere.
+    ("net/ipv4/conf/all/send_redirects", "0"),
+    ("net/ipv4/conf/default/send_redirects", "0"),
+    // kubelet sets the next six itself. They are set before it, so that a node does not
+    // change when kubelet starts; `panic` overrides the 30 seconds of the command line.
+    ("vm/overcommit_memory", "1"),
+    ("vm/panic_on_oom", "0"),
+    ("kernel/panic", "10"),
+    ("kernel/panic_on_oops", "1"),
+    ("kernel/keys/root_maxkeys", "1000000"),
+    ("kernel/keys/root_maxbytes", "25000000"),
+    // Every container that follows a file takes one; the kernel's 128 are a few pods.
+    ("fs/inotify/max_user_instances", "8192"),
+    // 250 pods of a thousand threads.
+    ("kernel/pid_max", "262144"),
+];
+
+/// One parameter as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its path below `/proc/sys`.
+    pub name: String,
+    /// Its value, without a line end.
+    pub value: String,
+}
+
+impl Parameter {
+    fn new(name: impl Into<String>, value: &str) -> Self {
+        Self { name: name.into(), value: value.to_owned() }
+    }
+}
+
+/// A parameter that the kernel refused.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot set the kernel parameter {name} to {value}")]
+pub struct Refused {
+    name: String,
+    value: String,
+    source: io::Error,
+}
+
+/// The parameters in the order in which they are set. `uplinks` are the interfaces that
+/// lead out of the machine.
+#[must_use]
+pub fn plan(worker: bool, uplinks: &[String]) -> Vec<Parameter> {
+    let table = |table: &[(&str, &str)]| -> Vec<Parameter> {
+        table.iter().map(|(name, value)| Parameter::new(*name, value)).collect()
+    };
+    let mut parameters = table(EVERY);
+    if worker {
+        for uplink in uplinks {
+            let of = |family: &str, name: &str| format!("net/{family}/conf/{uplink}/{name}");
+            parameters.push(Parameter::new(of("ipv6", "accept_ra"), "2"));
+            // Loose: an address that no route leads back to is still a forgery.
+            parameters.push(Parameter::new(of("ipv4", "rp_filter"), "2"));
+            parameters.push(Parameter::new(of("ipv4", "send_redirects"), "0"));
+        }
+        parameters.extend(table(WORKER));
+    }
+    parameters
+}
+
+/// Sets them below `proc`, and returns those that the kernel refused. Blocks.
+#[must_use]
+pub fn apply(proc: &Path, parameters: &[Parameter]) -> Vec<Refused> {
+    let base = proc.join("sys");
+    let refused = parameters.iter().filter_map(|Parameter { name, value }| {
+        let source = set(&base.join(name), value).err()?;
+        Some(Refused { name: name.clone(), value: value.clone(), source })
+    });
+    refused.collect()
+}
+
+fn set(path: &Path, value: &str) -> io::Result<()> {
+    if read(path)?.trim_end() == value {
+        return Ok(());
+    }
+    fs::write(path, value)
+}
+
+/// The value of a parameter, in one read: of a list of ports, the kernel gives a second
+/// read nothing, and `fs::read_to_string` begins with a small one.
+fn read(path: &Path) -> io::Result<String> {
+    let mut value = vec![0; VALUE_MAX];
+    let length = io::Read::read(&mut fs::File::open(path)?, &mut value)?;
+    value.truncate(length);
+    Ok(String::from_utf8_lossy(&value).into_owned())
+}
+
+/// The interfaces that are hardware, of those below `class`, in order. An interface whose
+/// name would leave its directory is left out.
+#[must_use]
+pub fn uplinks(class: &Path) -> Vec<String> {
+    let entries = fs::read_dir(class).into_iter().flatten().flatten();
+    let names = entries.filter(|entry| has_device(&entry.path())).filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        // A dot in a path below `/proc/sys` is a dot of the name.
+        (!name.contains('/') && !name.starts_with('.')).then_some(name)
+    });
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
+}
+
+/// Only hardware has a device: interfaces of pods, bridges and tunnels have none.
+fn has_device(interface: &Path) -> bool {
+    PathBuf::from(interface).join("device").exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(parameters: &[Parameter]) -> String {
+        let lines: Vec<_> =
+            parameters.iter().map(|it| format!("{} = {}", it.name, it.value)).collect();
+        lines.join("\n")
+    }
+
+    #[test]
+    fn a_controller_forwards_nothing() {
+        insta::assert_snapshot!(
+            shown(&plan(false, &["eth0".to_owned()])),
+            @"net/ipv4/ip_local_reserved_ports = 6443-6445,7834-7842,10248-10250,10256-10259"
+        );
+    }
+
+    #[test]
+    fn a_worker_forwards_and_keeps_hearing_its_router() {
+        insta::assert_snapshot!(shown(&plan(true, &["eth0".to_owned()])), @r"
+        net/ipv4/ip_local_reserved_ports = 6443-6445,7834-7842,10248-10250,10256-10259
+        net/ipv6/conf/eth0/accept_ra = 2
+        net/ipv4/conf/eth0/rp_filter = 2
+        net/ipv4/conf/eth0/send_redirects = 0
+        net/ipv6/conf/default/accept_ra = 0
+        net/ipv4/ip_forward = 1
+        net/ipv6/conf/all/forwarding = 1
+        net/ipv4/conf/all/rp_filter = 0
+        net/ipv4/conf/default/rp_filter = 0
+        net/ipv4/conf/all/send_redirects = 0
+        net/ipv4/conf/default/send_redirects = 0
+        vm/overcommit_memory = 1
+        vm/panic_on_oom = 0
+        kernel/panic = 10
+        kernel/panic_on_oops = 1
+        kernel/keys/root_maxkeys = 1000000
+        kernel/keys/root_maxbytes = 25000000
+        fs/inotify/max_user_instances = 8192
+        kernel/pid_max = 262144
+        ");
+    }
+
+    #[test]
+    fn an_uplink_accepts_advertisements_before_the_kernel_forwards() {
+        let uplinks = ["eth0", "eth1"].map(str::to_owned);
+        let plan = plan(true, &uplinks);
+        let at = |name: &str| plan.iter().position(|it| it.name == name).unwrap();
+        for uplink in uplinks {
+            let accepts = at(&format!("net/ipv6/conf/{uplink}/accept_ra"));
+            assert!(accepts < at("net/ipv6/conf/all/forwarding"), "{uplink}");
+        }
+    }
+
+    #[test]
+    fn what_is_set_already_is_left_alone_and_a_refusal_is_named() {
+        let proc = tempfile::tempdir().unwrap();
+        let keys = proc.path().join("sys/kernel");
+        fs::create_dir_all(&keys).unwrap();
+        fs::write(keys.join("panic"), "10\n").unwrap();
+        fs::write(keys.join("pid_max"), "32768\n").unwrap();
+        let parameters = [
+            Parameter::new("kernel/panic", "10"),
+            Parameter::new("kernel/pid_max", "262144"),
+            Parameter::new("kernel/absent", "1"),
+        ];
+        let refused = apply(proc.path(), &parameters);
+        let refused: Vec<_> = refused.iter().map(ToString::to_string).collect();
+        assert_eq!(refused, ["cannot set the kernel parameter kernel/absent to 1"]);
+        let text = |name: &str| fs::read_to_string(keys.join(name)).unwrap();
+        // The line end shows that nobody wrote it.
+        assert_eq!((text("panic").as_str(), text("pid_max").as_str()), ("10\n", "262144"));
+    }
+
+    #[test]
+    fn only_hardware_leads_out_of_the_machine() {
+        let class = tempfile::tempdir().unwrap();
+        for name in ["eth1", "eth0", "veth1", "lo"] {
+            fs::create_dir(class.path().join(name)).unwrap();
+        }
+        for name in ["eth0", "eth1"] {
+            fs::create_dir(class.path().join(name).join("device")).unwrap();
+        }
+        assert_eq!(uplinks(class.path()), ["eth0", "eth1"]);
+        assert!(uplinks(Path::new("/nowhere")).is_empty());
+    }
+}

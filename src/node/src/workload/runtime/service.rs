@@ -1,0 +1,273 @@
+//! The life of containerd: prepared, started, asked for its health, and ended.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tonic::transport::{Channel, Endpoint};
+use tracing::{info, warn};
+
+use super::health::{self, Health};
+use super::{Status, config, import, layout};
+use crate::workload::ground;
+use crate::{cluster, storage};
+use polis_base::files;
+use polis_base::serial::EventLine;
+use polis_runtime::logtree::Parser;
+use polis_runtime::supervisor::{Context, blocking};
+use polis_runtime::sys::cgroup::Group;
+use polis_runtime::sys::process::{self, Child, Command};
+use polis_wire::node_roles::Role;
+
+/// Between two looks at a containerd that does not answer yet.
+const LOOK_SOON: Duration = Duration::from_millis(250);
+/// Between two questions about its health.
+const ASK: Duration = Duration::from_secs(10);
+/// Silent answers in a row after which it counts as hung.
+const SILENCE_MAX: u32 = 6;
+/// It ends its own requests within this; pods go on without it.
+const GRACE: Duration = Duration::from_secs(5);
+/// The kernel kills pods, kubelet's other children and the API server before it.
+const OOM_SCORE: i16 = -999;
+/// The kernel's own bound (`fs.nr_open`): a descriptor for each log and pipe of each
+/// container.
+const OPEN_FILES: u64 = 1 << 20;
+
+/// Where everything is.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The program.
+    pub binary: PathBuf,
+    /// The OCI layout with the images of the system.
+    pub images: PathBuf,
+    /// The tree of the node.
+    pub tree: files::Root,
+    /// The interfaces of the machine.
+    pub ground: ground::Config,
+}
+
+impl Config {
+    /// The places of a running node.
+    #[must_use]
+    pub fn live(tree: &files::Root) -> Self {
+        Self {
+            binary: "/usr/bin/containerd".into(),
+            images: "/usr/share/polis/images".into(),
+            tree: tree.clone(),
+            ground: ground::Config::live(tree),
+        }
+    }
+}
+
+/// Why a run ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The machine cannot carry workloads.
+    #[error(transparent)]
+    Ground(#[from] ground::Error),
+    /// A file of its configuration cannot be written.
+    #[error(transparent)]
+    Files(#[from] files::Error),
+    /// containerd does not run.
+    #[error(transparent)]
+    Process(#[from] process::Error),
+    /// The images of the system cannot be read.
+    #[error(transparent)]
+    Layout(#[from] layout::Error),
+    /// The images of the system are not imported.
+    #[error(transparent)]
+    Import(#[from] import::Error),
+    /// The path of its socket cannot be part of an address.
+    #[error("cannot address the socket of containerd")]
+    Socket(#[source] tonic::transport::Error),
+    /// It runs and does not answer.
+    #[error("containerd has not answered {SILENCE_MAX} times in a row")]
+    Silent(#[source] Box<tonic::Status>),
+    /// The owner of an input ended.
+    #[error("lost {0}")]
+    Closed(&'static str),
+}
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// Where everything is.
+    pub config: Config,
+    /// The roles of this node.
+    pub cluster: watch::Receiver<cluster::Status>,
+    /// The data partition.
+    pub storage: watch::Receiver<storage::Status>,
+    /// What everyone else may know.
+    pub status: watch::Sender<Status>,
+}
+
+impl Service {
+    /// Runs containerd while this node is a worker, until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]; the supervisor starts a fresh run.
+    pub async fn run(self, ctx: Context) -> Result<(), Error> {
+        self.status.send_replace(Status::Stopped);
+        loop {
+            let Some(wanted) = ctx.until_cancelled(self.wanted(true)).await else { return Ok(()) };
+            wanted?;
+            if !self.config.binary.exists() {
+                warn!("the image of this machine is of the base variant: it runs no pods");
+                self.say(&ctx, "absent");
+                self.status.send_replace(Status::Absent);
+                ctx.healthy();
+                let Some(gone) = ctx.until_cancelled(self.wanted(false)).await else {
+                    return Ok(());
+                };
+                gone?;
+                self.status.send_replace(Status::Stopped);
+                continue;
+            }
+            self.say(&ctx, "starting");
+            self.status.send_replace(Status::Starting);
+            let Some(mut child) = ctx.until_cancelled(self.start(&ctx)).await.transpose()? else {
+                return Ok(());
+            };
+            let served = tokio::select! {
+                // Cancel-safe, all of them: the child is ended below, and the rest waits or
+                // asks.
+                served = self.serve(&ctx) => served,
+                exit = child.wait() => Err(child.failed(exit?).into()),
+                withdrawn = self.wanted(false) => withdrawn,
+                () = ctx.cancelled() => Ok(()),
+            };
+            self.status.send_replace(Status::Stopped);
+            self.say(&ctx, "stopped");
+            if child.id().is_some() {
+                let exit = child.terminate(GRACE).await?;
+                info!(%exit, "containerd");
+            }
+            served?;
+            let ground = self.config.ground.clone();
+            blocking(move || ground::release(&ground)).await;
+        }
+    }
+
+    /// Waits until this node is to run pods, or is not.
+    async fn wanted(&self, wanted: bool) -> Result<(), Error> {
+        let (mut cluster, mut storage) = (self.cluster.clone(), self.storage.clone());
+        loop {
+            let worker = cluster.borrow_and_update().roles.contains(&Role::KubernetesWorker);
+            let mounted = storage.borrow_and_update().ready().is_some();
+            if (worker && mounted) == wanted {
+                return Ok(());
+            }
+            tokio::select! {
+                // Cancel-safe, both: they wait for event values.
+                changed = cluster.changed() => changed.map_err(|_closed| Error::Closed("the cluster"))?,
+                changed = storage.changed() => changed.map_err(|_closed| Error::Closed("storage"))?,
+            }
+        }
+    }
+
+    /// Prepares the machine and starts the program.
+    async fn start(&self, ctx: &Context) -> Result<Child, Error> {
+        let roles = self.cluster.borrow().roles.clone();
+        let ground = self.config.ground.clone();
+        blocking(move || ground::prepare(&ground, &roles)).await?;
+        let tree = self.config.tree.clone();
+        blocking(move || write_files(&tree)).await?;
+        let ephemeral = &self.config.tree.ephemeral;
+        let mut command = Command::new(&self.config.binary)
+            .arg("--config")
+            .arg(ephemeral.containerd_config.path())
+            .directory(ephemeral.containerd.dir.path())
+            .oom_score_adj(OOM_SCORE)
+            .open_files(OPEN_FILES)
+            .log(ctx.sink("containerd", Parser::Raw));
+        for (name, value) in config::environment(&self.config.tree) {
+            command = command.env(name, value);
+        }
+        if let Some(group) = Group::Containerd.existing() {
+            command = command.cgroup(group);
+        }
+        Ok(command.spawn().await?)
+    }
+
+    /// Imports the images, then asks for its health again and again. Ends with an error
+    /// only.
+    async fn serve(&self, ctx: &Context) -> Result<(), Error> {
+        let folder = self.config.images.clone();
+        let images = blocking(move || layout::read(&folder)).await?;
+        let (channel, first) = self.connected().await?;
+        import::import(&channel, &images).await?;
+        ctx.healthy();
+        self.say(ctx, "ready");
+        self.status.send_replace(Status::Serving(first));
+        let mut silent = 0;
+        loop {
+            tokio::time::sleep(ASK).await;
+            match health::ask(&channel).await {
+                Ok(health) => {
+                    silent = 0;
+                    self.publish(health);
+                }
+                Err(status) => {
+                    silent += 1;
+                    warn!(error = &status as &dyn std::error::Error, silent, "no answer");
+                    if silent >= SILENCE_MAX {
+                        return Err(Error::Silent(Box::new(status)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits until it answers.
+    async fn connected(&self) -> Result<(Channel, Health), Error> {
+        let socket = self.config.tree.ephemeral.containerd.client();
+        let address = format!("unix://{}", socket.display());
+        let channel = Endpoint::from_shared(address).map_err(Error::Socket)?.connect_lazy();
+        loop {
+            // To look up a file name is cheaper than a refused connection.
+            if socket.exists()
+                && let Ok(health) = health::ask(&channel).await
+            {
+                return Ok((channel, health));
+            }
+            tokio::time::sleep(LOOK_SOON).await;
+        }
+    }
+
+    fn publish(&self, health: Health) {
+        let serving = Status::Serving(health);
+        self.status.send_if_modified(|status| {
+            let changed = *status != serving;
+            *status = serving;
+            changed
+        });
+    }
+
+    fn say(&self, ctx: &Context, state: &str) {
+        let line = EventLine::new("workload").field("part", "containerd").field("state", state);
+        ctx.lines().event(line);
+    }
+}
+
+/// Writes the configuration, and removes the socket of an earlier run, which would look like
+/// one that serves.
+fn write_files(tree: &files::Root) -> Result<(), files::Error> {
+    let ephemeral = &tree.ephemeral;
+    let directories = [
+        &ephemeral.containerd.dir,
+        &ephemeral.registries,
+        &ephemeral.containerd_scratch,
+        &ephemeral.pod_network,
+    ];
+    for directory in directories {
+        directory.create()?;
+    }
+    let _absent = std::fs::remove_file(ephemeral.containerd.client());
+    ephemeral.gvisor_config.write(config::gvisor().as_bytes())?;
+    ephemeral.containerd_config.write(config::containerd(tree).as_bytes())
+}
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;

@@ -1,0 +1,89 @@
+//! The service without a containerd: what it does before there is one.
+
+use std::sync::Arc;
+
+use super::*;
+
+/// The service of a node with these roles below `base`, and what keeps its inputs open.
+struct Bench {
+    service: Service,
+    cluster: watch::Sender<cluster::Status>,
+    storage: watch::Sender<storage::Status>,
+}
+
+impl Bench {
+    fn new(base: &std::path::Path) -> Self {
+        let tree = files::Root::at(base);
+        let (cluster, roles) = watch::channel(cluster::Status::default());
+        let (storage, mounted) = watch::channel(storage::Status::Starting);
+        let config = Config { binary: base.join("containerd"), ..Config::live(&tree) };
+        let status = watch::Sender::default();
+        let service = Service { config, cluster: roles, storage: mounted, status };
+        Self { service, cluster, storage }
+    }
+
+    fn make_worker(&self) {
+        self.cluster.send_modify(|status| status.roles = vec![Role::KubernetesWorker]);
+        let ready = storage::Ready {
+            root: self.service.config.tree.clone(),
+            kind: storage::Kind::Insecure,
+            partition: uuid::Uuid::nil(),
+            device: "/dev/vda3".into(),
+            size: 8 << 30,
+        };
+        self.storage.send_replace(storage::Status::Ready(Arc::new(ready)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_no_worker_starts_nothing() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    let (ctx, handles) = Context::for_test();
+    bench.cluster.send_modify(|status| status.roles = vec![Role::ConsensusMember]);
+    let status = bench.service.status.subscribe();
+    let end = async {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(bench.service.clone().run(ctx), end);
+    ended.unwrap();
+    assert_eq!(*status.borrow(), Status::Stopped);
+    assert!(!base.path().join("ephemeral").exists());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_of_the_base_variant_says_what_it_lacks() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    let (ctx, mut handles) = Context::for_test();
+    let mut status = bench.service.status.subscribe();
+    bench.make_worker();
+    let end = async {
+        status.wait_for(|status| *status == Status::Absent).await.unwrap();
+        bench.cluster.send_modify(|status| status.roles.clear());
+        status.wait_for(|status| *status == Status::Stopped).await.unwrap();
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(bench.service.clone().run(ctx), end);
+    ended.unwrap();
+    let lines = handles.take_lines();
+    assert!(
+        lines.iter().any(|line| line.contains("workload part=containerd state=absent")),
+        "{lines:?}"
+    );
+}
+
+#[test]
+fn the_files_of_containerd_are_written_and_an_old_socket_is_gone() {
+    let base = tempfile::tempdir().unwrap();
+    let tree = files::Root::at(base.path());
+    tree.ephemeral.containerd.dir.create().unwrap();
+    std::fs::write(tree.ephemeral.containerd.client(), "").unwrap();
+    write_files(&tree).unwrap();
+    write_files(&tree).unwrap();
+    assert!(!tree.ephemeral.containerd.client().exists());
+    assert!(tree.ephemeral.registries.path().is_dir());
+    let written = tree.ephemeral.containerd_config.read().unwrap().unwrap();
+    assert_eq!(written, config::containerd(&tree).into_bytes());
+}
