@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! ground   control groups, kernel parameters, mounts, quotas    plan -> apply
+//! mesh     the encrypted network between the pods of all nodes  records -> plan
 //! runtime  containerd, and the images of the system in it
 //! ```
 //!
@@ -10,4 +11,5 @@
 //! mount, nor a process.
 
 pub mod ground;
+pub mod mesh;
 pub mod runtime;

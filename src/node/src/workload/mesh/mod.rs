@@ -1,0 +1,34 @@
+//! The mesh: one WireGuard tunnel from each node with a role of Kubernetes to each other,
+//! through which pods reach pods, and the API server reaches webhooks.
+//!
+//! ```text
+//! records of the nodes --> plan --> device, address, route, peers --> changes --> kernel
+//! key file ----------------^                       peers of the kernel --^
+//! ```
+//!
+//! A peer may send from the addresses of its own pods and no others: the kernel drops what
+//! a node claims to be from another node's pod.
+//!
+//! Invariants:
+//! - Two peers never have an address in common, and never a key
+//!   (`no_address_belongs_to_two_peers`).
+//! - A change of one peer leaves the sessions of all others alone
+//!   (`applied_changes_leave_nothing_to_change`).
+//!
+//! What this module does not do: allocate prefixes, which the leader does, or filter
+//! packets.
+
+pub mod key;
+pub mod plan;
+pub mod prefix;
+
+pub use self::key::PublicKey;
+pub use self::plan::{Change, Member, Mesh, Peer, Rejected, changes, plan};
+pub use self::prefix::Prefix;
+
+/// The device.
+pub const DEVICE: &str = "polis0";
+/// The UDP port of every node.
+pub const PORT: u16 = 7838;
+/// What an Ethernet frame holds beside WireGuard's own header over IPv6.
+pub const MTU: u32 = 1420;

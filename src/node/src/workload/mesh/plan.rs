@@ -1,0 +1,175 @@
+//! What the mesh should be, from the records of the nodes; and what has to change. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use super::PORT;
+use super::key::PublicKey;
+use super::prefix::Prefix;
+use polis_wire::identity::NodeId;
+
+/// Seconds between packets to a peer whose address is unknown: its answers keep the way
+/// open through a router that translates addresses.
+const KEEPALIVE: u16 = 25;
+
+/// A node of the mesh, as its record has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The public half of its key.
+    pub key: PublicKey,
+    /// The addresses of its pods.
+    pub prefix: Prefix,
+    /// Where it was reached last.
+    pub address: Option<IpAddr>,
+}
+
+/// Another node, as the kernel knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its name: the kernel has one peer a key.
+    pub key: PublicKey,
+    /// Where packets to it go; without one, the kernel waits for it to call.
+    pub endpoint: Option<SocketAddr>,
+    /// The addresses that it may send from, and whose packets go to it.
+    pub allowed: Prefix,
+    /// Seconds between packets that only keep the way open.
+    pub keepalive: Option<u16>,
+}
+
+/// The mesh of one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mesh {
+    /// The device's address, with all 32 bits: packets of the node itself to pods of others
+    /// come from it, so that answers find their way back through the tunnel.
+    pub address: Ipv4Addr,
+    /// What is routed into the device, from `address`.
+    pub route: Prefix,
+    /// The others, by their keys.
+    pub peers: BTreeMap<PublicKey, Peer>,
+}
+
+/// Why a node is left out of the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rejected {
+    /// Its pods have addresses outside the network of all pods.
+    Outside(Prefix),
+    /// Its pods share addresses with those of this other node.
+    Overlap(NodeId),
+    /// It has the key of this other node.
+    SameKey(NodeId),
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Outside(prefix) => {
+                write!(f, "its pod prefix {prefix} is outside the pod network")
+            }
+            Self::Overlap(other) => write!(f, "its pod prefix overlaps that of {other}"),
+            Self::SameKey(other) => write!(f, "it has the key of {other}"),
+        }
+    }
+}
+
+/// The mesh of the node `own` in the network `pods`, and the nodes that are left out with
+/// the reason of each. `None` until the node itself has its place.
+///
+/// The leader gives out prefixes one by one and takes a key once, so a rejection is a bug
+/// or a forged record. Both nodes of a pair are left out, on every node alike: a packet that
+/// goes nowhere is better than one that goes to the wrong pod.
+#[must_use]
+pub fn plan(
+    own: NodeId,
+    pods: Prefix,
+    members: &BTreeMap<NodeId, Member>,
+) -> (Option<Mesh>, BTreeMap<NodeId, Rejected>) {
+    let rejected = rejected(pods, members);
+    let sound = members.iter().filter(|(id, _)| !rejected.contains_key(*id));
+    let (mine, others): (Vec<_>, Vec<_>) = sound.partition(|(id, _)| **id == own);
+    let peers = others.into_iter().map(|(_, member)| (member.key, peer(member)));
+    let mesh = mine.first().map(|(_, member)| Mesh {
+        address: member.prefix.gateway(),
+        route: pods,
+        peers: peers.collect(),
+    });
+    (mesh, rejected)
+}
+
+fn peer(Member { key, prefix, address }: &Member) -> Peer {
+    Peer {
+        key: *key,
+        endpoint: address.map(|address| SocketAddr::new(address, PORT)),
+        allowed: *prefix,
+        keepalive: address.is_none().then_some(KEEPALIVE),
+    }
+}
+
+fn rejected(pods: Prefix, members: &BTreeMap<NodeId, Member>) -> BTreeMap<NodeId, Rejected> {
+    let mut rejected = BTreeMap::new();
+    for (id, member) in members {
+        if !pods.contains(member.prefix) || pods == member.prefix {
+            rejected.insert(*id, Rejected::Outside(member.prefix));
+        }
+    }
+    // Both orders, so that each of a pair is rejected. Prefixes in the order of their
+    // addresses overlap a neighbour if they overlap any: a few thousand nodes stay cheap.
+    let mut by_prefix: Vec<_> = members.iter().collect();
+    by_prefix.sort_by_key(|(_, member)| member.prefix);
+    let mut widest: Option<(&NodeId, &Member)> = None;
+    for (id, member) in by_prefix {
+        if let Some((other, wide)) = widest.filter(|(_, wide)| wide.prefix.overlaps(member.prefix))
+        {
+            rejected.entry(*id).or_insert(Rejected::Overlap(*other));
+            rejected.entry(*other).or_insert(Rejected::Overlap(*id));
+            // Prefixes nest or are apart, so the earlier one is at least as wide.
+            widest = Some((other, wide));
+        } else {
+            widest = Some((id, member));
+        }
+    }
+    let mut by_key: BTreeMap<PublicKey, NodeId> = BTreeMap::new();
+    for (id, member) in members {
+        if let Some(other) = by_key.get(&member.key) {
+            rejected.entry(*id).or_insert(Rejected::SameKey(*other));
+            rejected.entry(*other).or_insert(Rejected::SameKey(*id));
+        } else {
+            by_key.insert(member.key, *id);
+        }
+    }
+    rejected
+}
+
+/// One step from the peers of the kernel to those of the plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Forget the peer with this key.
+    Remove(PublicKey),
+    /// Add the peer, or replace what is known of it; its session goes on.
+    Set(Peer),
+}
+
+/// What has to change, removals first: an address that moves from one peer to another has
+/// no peer for a moment, never two.
+#[must_use]
+pub fn changes(
+    present: &BTreeMap<PublicKey, Peer>,
+    wanted: &BTreeMap<PublicKey, Peer>,
+) -> Vec<Change> {
+    let keys: BTreeSet<_> = wanted.keys().collect();
+    let gone = present.keys().filter(|key| !keys.contains(key)).map(|key| Change::Remove(*key));
+    let set = wanted.values().filter(|peer| differs(present.get(&peer.key), peer));
+    gone.chain(set.cloned().map(Change::Set)).collect()
+}
+
+/// Whether the kernel has to be told. It learns the address of a peer that calls by itself,
+/// so an endpoint is only set where the records have one.
+fn differs(present: Option<&Peer>, wanted: &Peer) -> bool {
+    let Some(present) = present else { return true };
+    let endpoint = wanted.endpoint.is_some() && wanted.endpoint != present.endpoint;
+    endpoint || present.allowed != wanted.allowed || present.keepalive != wanted.keepalive
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;
