@@ -33,7 +33,7 @@ const MODULES: &[(&str, &str)] = &[
     (
         "root",
         "cluster consensus console curator daemon injection agent management network parameters \
-         roles storage",
+         roles storage workload",
     ),
     ("daemon", "injection root storage"),
 ];

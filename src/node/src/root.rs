@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use crate::daemon::{heartbeat, logs, memory};
 use crate::network::{self, names};
 use crate::roles;
+use crate::workload::runtime;
 use crate::{agent, cluster, consensus, console, curator, management, parameters, storage};
 use polis_base::environment::Environment;
 use polis_base::sys::efivar;
@@ -96,6 +97,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("discovery", forever, move |ctx| membership.discovery.clone().run(ctx));
     ctx.spawn("enlist", forever, move |ctx| membership.enlist.clone().run(ctx));
     ctx.spawn("agent", forever, move |ctx| control.agent.clone().run(ctx));
+    ctx.spawn("containerd", forever, move |ctx| control.containerd.clone().run(ctx));
     ctx.spawn("nodes", forever, move |ctx| faces.nodes.clone().run(ctx));
     ctx.spawn("management", forever, move |ctx| faces.management.clone().run(ctx));
     let memory = memory::Service { ready: ready.subscribe() };
@@ -128,6 +130,7 @@ struct Values {
     credentials: watch::Sender<Option<rpc::Credentials>>,
     access_list: watch::Sender<Arc<rpc::AccessList>>,
     curator: watch::Sender<curator::Status>,
+    containerd: watch::Sender<runtime::Status>,
     candidates: watch::Sender<Vec<Candidate>>,
     report: watch::Sender<v1::NodeStatus>,
     nodes: watch::Sender<Option<Arc<Nodes>>>,
@@ -168,6 +171,7 @@ impl Values {
             cluster: cluster::Writer::default(),
             unlock_requests: watch::Sender::default(),
             curator: watch::Sender::default(),
+            containerd: watch::Sender::default(),
             report: watch::Sender::default(),
             nodes: watch::Sender::default(),
             cluster_nodes: watch::Sender::default(),
@@ -319,11 +323,12 @@ impl Membership {
     }
 }
 
-/// The services that lead the cluster, or follow the leader, and that decide when the node is
-/// ready.
+/// The services that lead the cluster, or follow the leader, that decide when the node is
+/// ready, and that run its workloads.
 struct Control {
     curator: curator::Service,
     agent: agent::Service,
+    containerd: runtime::Service,
     roles: roles::readiness::Service,
 }
 
@@ -365,6 +370,12 @@ impl Control {
                     cluster: values.cluster.clone(),
                     contact: watch::Sender::default(),
                 },
+            },
+            containerd: runtime::Service {
+                config: runtime::Config::live(tree),
+                cluster: values.cluster.subscribe(),
+                storage: values.storage.subscribe(),
+                status: values.containerd.clone(),
             },
             roles: roles::readiness::Service {
                 image: root.environment.image.clone(),
