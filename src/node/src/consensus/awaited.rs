@@ -30,6 +30,30 @@ pub(super) fn named_last(directory: &File) -> v1::ClusterDirectory {
     v1::ClusterDirectory::decode(read.as_slice()).unwrap_or_default()
 }
 
+/// Whether the node `own` is the only voter, so that no other can be missing.
+pub(super) fn is_only_voter(
+    own: &str,
+    known: &[Member],
+    last: &v1::ClusterDirectory,
+    alone: bool,
+) -> bool {
+    let voters = known.iter().filter(|member| !member.learner);
+    match known.is_empty() {
+        false => voters.map(Member::called).all(|name| name == own),
+        true => alone || !last.nodes.is_empty() && last.nodes.iter().all(|node| node.id == own),
+    }
+}
+
+/// What a node waits for whose own etcd has not answered since this time of this boot.
+pub(super) fn slow(since: Duration) -> String {
+    format!(
+        "the etcd of this node, which does not answer since second {} of this boot: its disk or \
+         its processors are too slow for it now; `polisctl node logs NODE --name consensus.etcd` \
+         says what it is doing",
+        since.as_secs()
+    )
+}
+
 /// The reason why the member of the node `own` waits, since this time of this boot and for
 /// this long. `known` are the members, if its etcd had a leader since it was started; else
 /// those of `last` count.
@@ -143,6 +167,22 @@ mod tests {
         assert!(text.contains("polisctl etcd members"), "{text}");
         let alone = directory(&[("n1", &["10.0.0.1"])]);
         assert!(leader("n1", &[], &alone, SINCE, SOON).contains("a leader of etcd"));
+    }
+
+    #[test]
+    fn an_only_voter_misses_no_other_and_its_own_etcd_is_slow() {
+        let none = v1::ClusterDirectory::default();
+        let alone = directory(&[("n1", &["10.0.0.1"])]);
+        let two = directory(&[("n1", &["10.0.0.1"]), ("n2", &["10.0.0.2"])]);
+        assert!(is_only_voter("n1", &[member(1, false)], &two, false), "the newest list counts");
+        assert!(is_only_voter("n1", &[member(1, false), member(2, true)], &two, false));
+        assert!(is_only_voter("n1", &[], &alone, false));
+        assert!(is_only_voter("n1", &[], &none, true), "the first boot of a founder");
+        assert!(!is_only_voter("n1", &[member(1, false), member(2, false)], &alone, true));
+        assert!(!is_only_voter("n1", &[], &two, false));
+        assert!(!is_only_voter("n1", &[], &none, false), "nothing is known");
+        let said = slow(SINCE);
+        assert!(said.contains("too slow") && !said.contains("voters"), "{said}");
     }
 
     #[test]

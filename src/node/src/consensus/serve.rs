@@ -113,6 +113,8 @@ pub(super) struct Serving<'a> {
     awaited: Option<String>,
     /// Whether its log shows that it waits for a leader, and when the log was searched.
     leaderless: bool,
+    /// When it had a leader last, in time since the kernel started.
+    served: Option<Duration>,
     looked_at: Option<Instant>,
     begun: Duration,
     reported: Option<EventLine>,
@@ -143,6 +145,7 @@ impl<'a> Serving<'a> {
             own: own.to_string(),
             awaited: None,
             leaderless: false,
+            served: None,
             looked_at: None,
             begun,
             reported: None,
@@ -237,25 +240,27 @@ impl<'a> Serving<'a> {
             Body::Levelled(it) => LEADERLESS.iter().any(|words| it.message.contains(words)),
             Body::Raw(_) => false,
         };
-        let begun = self.begun;
-        self.leaderless |= output.iter().any(|entry| entry.at >= begun && says_so(&entry.body));
+        // Every start has such a line, also that of a member which is only slow now.
+        let since = self.begun.max(self.served.unwrap_or_default());
+        self.leaderless |= output.iter().any(|entry| entry.at >= since && says_so(&entry.body));
         self.leaderless
     }
 
     fn unseen(&mut self, silence: &Silence) {
         let now = clock::uptime();
         let since = *self.alone_since.get_or_insert(now);
-        if self.started.elapsed() < PATIENCE {
+        let silent = now.saturating_sub(since);
+        let is_mute = matches!(silence, Silence::Mute);
+        if self.started.elapsed() < PATIENCE || is_mute && silent < PATIENCE {
             return;
         }
-        let what = match silence {
-            Silence::Mute if !self.is_leaderless() => {
-                "etcd to answer; its log says what it is doing".to_owned()
-            }
-            Silence::Mute | Silence::Leaderless => {
-                let known = self.service.status.borrow().members.clone();
-                awaited::leader(&self.own, &known, &self.last, since, now.saturating_sub(since))
-            }
+        let known = self.service.status.borrow().members.clone();
+        let what = if awaited::is_only_voter(&self.own, &known, &self.last, self.marked)
+            || is_mute && !self.is_leaderless()
+        {
+            awaited::slow(since)
+        } else {
+            awaited::leader(&self.own, &known, &self.last, since, silent)
         };
         if self.awaited.as_ref() != Some(&what) {
             warn!("waiting for {what}");
@@ -268,6 +273,9 @@ impl<'a> Serving<'a> {
     async fn seen(&mut self, seen: Status) -> Result<(), Error> {
         let standing = seen.standing;
         self.alone_since = None;
+        if seen.leader.is_some() {
+            (self.served, self.leaderless) = (Some(clock::uptime()), false);
+        }
         self.awaited = None;
         let alone = standing == MemberStatus::Voter && seen.members.len() == 1;
         let entered = self.service.status.borrow().standing != standing;
