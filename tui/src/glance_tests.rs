@@ -168,3 +168,30 @@ fn a_mark_that_changes_is_seen_from_every_page() {
         }
     }
 }
+
+#[test]
+fn the_owner_s_certificate_is_yellow_only_when_somebody_has_to_use_it() {
+    use crate::theme::Mark;
+    let said = |days_left: i64, used: u8| {
+        let mut snapshot = samples::ordinary();
+        let pki = snapshot.pki.as_mut().unwrap();
+        let owner = pki.certificates.iter_mut().find(|it| it.name == "owner").unwrap();
+        assert!(owner.when_used);
+        (owner.days_left, owner.used) = (days_left, used);
+        Page::Pki.answer(&snapshot).unwrap()
+    };
+    // From the first owner on, and past the day from which it renews itself.
+    for (days_left, used) in [(29, 3), (9, 70), (-1, 100)] {
+        let (mark, text) = said(days_left, used);
+        assert_eq!(mark, Mark::Good, "{days_left} days: {text}");
+        assert!(!text.contains("not renewed automatically"), "{text}");
+    }
+    let (mark, text) = said(6, 80);
+    assert_eq!(mark, Mark::Attention, "{text}");
+    assert!(text.contains("unless its user runs polisctl"), "{text}");
+    // A certificate that a machine should have renewed is one for a person.
+    let mut late = samples::ordinary();
+    let node = late.pki.as_mut().unwrap().certificates.iter_mut().find(|it| !it.when_used);
+    node.unwrap().used = 90;
+    assert_eq!(Page::Pki.answer(&late).unwrap().0, Mark::Attention);
+}

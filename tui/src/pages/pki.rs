@@ -72,6 +72,14 @@ struct End<'a> {
     days_left: i64,
     renews: Option<&'a str>,
     late: bool,
+    when_used: bool,
+}
+
+impl End<'_> {
+    /// Whether it ended without harm: nobody has used it for a third of its life.
+    fn lapsed(&self) -> bool {
+        self.when_used && self.days_left < 0
+    }
 }
 
 /// Everything that ends, the soonest first.
@@ -82,6 +90,7 @@ fn ends(pki: &Pki) -> Vec<End<'_>> {
         days_left: authority.days_left,
         renews: None,
         late: false,
+        when_used: false,
     });
     let valid = pki.certificates.iter().filter(|certificate| !certificate.revoked);
     let certificates = valid.map(|certificate| End {
@@ -90,8 +99,9 @@ fn ends(pki: &Pki) -> Vec<End<'_>> {
         days_left: certificate.days_left,
         renews: certificate.renews.as_deref(),
         late: is_late(certificate),
+        when_used: certificate.when_used,
     });
-    let mut ends: Vec<_> = authorities.chain(certificates).collect();
+    let mut ends: Vec<_> = authorities.chain(certificates).filter(|end| !end.lapsed()).collect();
     ends.sort_by_key(|end| end.days_left);
     ends
 }
@@ -140,6 +150,10 @@ fn classify(pki: &Pki) -> (Mark, String) {
         let (name, End { ends, days_left, .. }) = (short(first.name), first);
         return (Mark::Bad, format!("\"{name}\" ended on {ends}, {} ago.", days(*days_left)));
     }
+    if let Some(End { name, ends, .. }) = ends.iter().find(|end| end.late && end.when_used) {
+        let what = format!("\"{}\" ends on {ends} unless its user runs polisctl", short(name));
+        return (Mark::Attention, format!("{what} before that day."));
+    }
     if let Some(End { name, days_left, .. }) = ends.iter().find(|end| end.late) {
         let what = format!("\"{}\" is overdue for renewal and ends in", short(name));
         return (
@@ -155,16 +169,23 @@ fn classify(pki: &Pki) -> (Mark, String) {
             format!("\"{name}\" ends in {left}, on {ends}, and is not renewed automatically.");
         return (Mark::Attention, what);
     }
-    let next = ends.iter().find_map(|end| Some((short(end.name), end.renews?)));
+    let next = ends.iter().find_map(|end| Some((short(end.name), end.renews?, end.when_used)));
     let what = match next {
-        Some((name, day)) => format!("\"{name}\" is renewed on {day}"),
+        Some((name, day, true)) => format!("\"{name}\" is renewed when used from {day} on"),
+        Some((name, day, false)) => format!("\"{name}\" is renewed on {day}"),
         None => format!("\"{}\" ends in {}", short(first.name), days(first.days_left)),
     };
     (Mark::Good, format!("No action needed. Next: {what}."))
 }
 
+/// Days before its end when a person who does not use a certificate is reminded of it.
+const DAYS_TO_USE: i64 = 7;
+
 /// Whether a certificate lives although it should have been replaced.
 fn is_late(certificate: &Certificate) -> bool {
+    if certificate.when_used {
+        return (0..DAYS_TO_USE).contains(&certificate.days_left);
+    }
     certificate.renews.is_some() && certificate.used > certificate.renew_at
 }
 
@@ -246,7 +267,10 @@ impl Columns {
     fn certificate(&self, it: &Certificate, branch: &str) -> Line<'static> {
         let enough = if it.renews.is_some() { 0 } else { DAYS_FOR_A_PERSON };
         let late = if is_late(it) { Mark::Attention } else { Mark::Good };
-        let mark = if it.revoked { Mark::Idle } else { mark(it.days_left, enough).max(late) };
+        let mark = match it.revoked || it.when_used && it.days_left < 0 {
+            true => Mark::Idle,
+            false => mark(it.days_left, enough).max(late),
+        };
         let revoked = if it.revoked { " (revoked)" } else { "" };
         let name = Row::default()
             .put(DIM, branch)

@@ -242,6 +242,7 @@ fn certificate(name: &str, issuer: &str, age: i64, life: i64) -> Certificate {
         ends: date::day(life - age),
         days_left: life - age,
         renews: Some(date::day(2 * life / 3 - age)),
+        when_used: false,
         renew_at: 66,
         used: used(age, life),
         revoked: false,

@@ -7,8 +7,8 @@ use super::{
     stage, used, wave,
 };
 use crate::snapshot::{
-    Authority, Crl, Etcd, Health, Interface, Member, MemberStatus, Metrics, Network, Node,
-    NodeState, Nodes, Pki, Severity, Snapshot, StageState,
+    Authority, Certificate, Crl, Etcd, Health, Interface, Member, MemberStatus, Metrics, Network,
+    Node, NodeState, Nodes, Pki, Severity, Snapshot, StageState,
 };
 
 /// The services of a node that votes, without those that only a boot needs.
@@ -222,7 +222,7 @@ fn pki() -> Pki {
             certificate(NODES[0], "cluster CA", AGE, 90),
             certificate(NODES[1], "cluster CA", AGE - 1, 90),
             certificate(NODES[2], "cluster CA", AGE - 1, 90),
-            certificate("owner", "cluster CA", 14, 30),
+            Certificate { when_used: true, ..certificate("owner", "cluster CA", 14, 30) },
             certificate(NODES[0], "etcd CA", AGE, 3_650),
             certificate(NODES[1], "etcd CA", AGE - 1, 3_650),
             certificate(NODES[2], "etcd CA", AGE - 1, 3_650),

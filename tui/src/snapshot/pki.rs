@@ -52,6 +52,8 @@ pub struct Certificate {
     pub days_left: i64,
     /// The day on which it renews itself, ready to print; `None` if it never does.
     pub renews: Option<String>,
+    /// Whether it renews itself only when a person uses it.
+    pub when_used: bool,
     /// Share of its life after which it renews itself, in percent.
     pub renew_at: u8,
     /// Share of its life that is over, in percent.

@@ -153,7 +153,7 @@ impl Watchers {
             // Nodes renew their own; for other certificates a person sees to the renewal.
             overview.add(two.namespace(), &folders[1], |name| match name.parse::<NodeId>() {
                 Ok(_node) => Renewal::ByUser,
-                Err(_person) => Renewal::None,
+                Err(_person) => Renewal::WhenUsed,
             });
             self.overview
                 .send_if_modified(|shown| std::mem::replace(shown, overview.clone()) != overview);

@@ -213,7 +213,10 @@ fn a_certificate_that_has_ended_has_negative_days_and_is_all_used() {
     };
     let early = certificate(&view, at(125));
     assert_eq!((early.used, early.renew_at, early.days_left), (25, 50, 75));
-    assert_eq!(early.renews.as_deref(), Some("1970-05-31"));
+    assert_eq!((early.renews.as_deref(), early.when_used), (Some("1970-05-31"), false));
+    let person = CertificateView { renewal: Renewal::WhenUsed, ..view.clone() };
+    let person = certificate(&person, at(125));
+    assert_eq!((person.renews.as_deref(), person.when_used), (Some("1970-05-31"), true));
     let late = certificate(&view, at(201));
     assert_eq!((late.used, late.days_left), (100, -1));
     assert_eq!(certificate(&view, at(0)).used, 0);

@@ -57,8 +57,9 @@ pub struct RevokedView {
 pub enum Renewal {
     /// The service that uses them renews them after two thirds of their life.
     ByUser,
-    /// They are not renewed.
-    None,
+    /// A person's: `polisctl` renews it when that person uses it after two thirds of its
+    /// life. A certificate that nobody uses ends, and no one misses it.
+    WhenUsed,
 }
 
 /// One certificate.

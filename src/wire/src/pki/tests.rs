@@ -251,7 +251,7 @@ proptest! {
             ("certificates/a/b/certificate".to_owned(), bytes),
         ]);
         let mut overview = Overview::default();
-        overview.add("x", &entries, |_| Renewal::None);
+        overview.add("x", &entries, |_| Renewal::WhenUsed);
         prop_assert_eq!(overview, Overview::default());
     }
 
