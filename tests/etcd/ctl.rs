@@ -311,6 +311,8 @@ async fn a_certificate_is_renewed_when_two_thirds_of_its_life_are_over() {
     assert_eq!(person.json(&["node", "list"]).await[0]["id"], machine.name());
     assert_eq!(std::fs::read_to_string(&file).unwrap(), before, "there is time");
 
+    // One key belongs to one user at a time.
+    cluster.store.revoke_user("young", now).await.unwrap();
     let old = cluster.store.create_user("old", role, &key, now - days(25)).await.unwrap();
     let before = invite("old", &old.der).await;
     assert_eq!(person.json(&["node", "list"]).await[0]["id"], machine.name());
@@ -319,6 +321,7 @@ async fn a_certificate_is_renewed_when_two_thirds_of_its_life_are_over() {
     person.json(&["node", "list"]).await;
     assert_eq!(std::fs::read_to_string(&file).unwrap(), after, "once is enough");
 
+    cluster.store.revoke_user("old", now).await.unwrap();
     let ended = cluster.store.create_user("ended", role, &key, now - days(40)).await.unwrap();
     invite("ended", &ended.der).await;
     let printed = person.refused(&["node", "list"]).await;

@@ -587,6 +587,7 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
         }
         ("last-owner", _) => "make another owner first: `polisctl user create NAME --role owner`",
         ("user-taken", _) => "pick another name, or revoke that user first",
+        ("key-taken", _) => "make another key: `polisctl owner create -o FILE`",
         ("decommissioned", _) => {
             "a removed node cannot return: wipe its disk and register the machine again"
         }

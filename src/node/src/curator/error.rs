@@ -75,6 +75,14 @@ pub enum Error {
         /// Key or role.
         what: &'static str,
     },
+    /// Another user has the key.
+    #[error("the key for {name} is the key of the user {by}; each user needs a key of its own")]
+    KeyTaken {
+        /// The user that was to be made.
+        name: String,
+        /// The user that has it.
+        by: String,
+    },
     /// The user does not exist.
     #[error("there is no user {name}")]
     UserUnknown {
@@ -150,6 +158,7 @@ impl Error {
             Self::NotOwner => (PermissionDenied, "not-owner"),
             Self::UserRevoked { .. } => (PermissionDenied, "user-revoked"),
             Self::UserTaken { .. } => (AlreadyExists, "user-taken"),
+            Self::KeyTaken { .. } => (AlreadyExists, "key-taken"),
             Self::UserUnknown { .. } => (NotFound, "unknown"),
             Self::LastOwner { .. } => (FailedPrecondition, "last-owner"),
             Self::Fixed { .. } => (FailedPrecondition, "fixed"),

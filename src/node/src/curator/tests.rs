@@ -217,6 +217,9 @@ async fn a_user_is_made_once_and_revoked_for_good() {
     assert!(matches!(taken, Err(Error::UserTaken { what: "key", .. })));
     let taken = make("ann", UserRole::Operator, 2).await;
     assert!(matches!(taken, Err(Error::UserTaken { what: "role", .. })));
+    // One key is one person.
+    let shared = make("bob", UserRole::Viewer, 2).await;
+    assert!(matches!(shared, Err(Error::KeyTaken { by, .. }) if by == "ann"));
 
     store.revoke_user("ann", noon()).await.unwrap();
     store.revoke_user("ann", noon()).await.unwrap();

@@ -3,12 +3,13 @@
 //! A ticket opens nothing by itself: an operator approves each machine. The ticket keeps
 //! the list of registering machines short.
 
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use polis_proto::v1;
 use rand::TryRng as _;
 use rand::rngs::SysRng;
 use sha2::{Digest as _, Sha256};
+use time::OffsetDateTime;
 use tracing::info;
 
 use super::error::Error;
@@ -74,7 +75,13 @@ impl<S: pki::Store + Clone> Store<S> {
         });
         let ticket = ticket.await?;
         if ticket.opaque == fresh.opaque {
-            info!(ends_at, "made a new register ticket");
+            match UNIX_EPOCH.checked_add(Duration::from_secs(ends_at.unsigned_abs())) {
+                Some(ends) if ends_at > 0 => {
+                    let ends = OffsetDateTime::from(ends);
+                    info!(%ends, "made a new register ticket");
+                }
+                _ => info!("made a new register ticket, which does not end"),
+            }
         }
         Ok(ticket)
     }

@@ -53,7 +53,7 @@ impl<S: pki::Store + Clone> Store<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Field`], [`Error::UserTaken`].
+    /// [`Error::Field`], [`Error::UserTaken`], [`Error::KeyTaken`].
     pub async fn create_user(
         &self,
         name: &str,
@@ -65,6 +65,7 @@ impl<S: pki::Store + Clone> Store<S> {
         if role == UserRole::Unspecified {
             return Err(Error::Field("role is missing".to_owned()));
         }
+        self.refuse_shared_key(name, key).await?;
         let user = self.make_user(name, role, key).await?;
         self.user_certificate(&user, now).await
     }
@@ -148,6 +149,20 @@ impl<S: pki::Store + Clone> Store<S> {
             }
         })
         .await
+    }
+
+    /// Rejects a key that another user has: a log could not tell the two apart, and to
+    /// revoke one would leave the key its access. Two calls at the same moment may pass
+    /// both, which a person would have to try.
+    async fn refuse_shared_key(&self, name: &str, key: &[u8; 32]) -> Result<(), Error> {
+        let listed = self.kv.list(USERS).await.map_err(super::store::Error::Store)?;
+        for (path, entry) in listed {
+            let user = decode::<v1::User>(&path, &entry.value)?;
+            if user.name != name && !user.revoked && user.public_key == key {
+                return Err(Error::KeyTaken { name: name.to_owned(), by: user.name });
+            }
+        }
+        Ok(())
     }
 
     async fn user_certificate(&self, user: &v1::User, now: SystemTime) -> Result<Issued, Error> {

@@ -202,7 +202,7 @@ impl Service {
             block_size: table.block_size,
             kind,
             keys,
-            log: ctx.sink("disk", Parser::Raw),
+            log: ctx.sink("disk", Parser::Tool),
         };
         let subject = plan.partition().clone();
         let machine = Patient { machine: &live, ctx };

@@ -13,6 +13,9 @@ use polis_base::serial::Severity;
 pub enum Parser {
     /// Lines of text.
     Raw,
+    /// Lines of a tool such as `cryptsetup`, which has no levels: its own words tell an
+    /// error from a remark.
+    Tool,
     /// One JSON object a line, as the zap library writes it: etcd.
     Zap,
     /// A letter, month and day, time, process, file: Kubernetes components.
@@ -25,11 +28,29 @@ impl Parser {
     pub fn parse(self, line: &str) -> Body {
         let levelled = match self {
             Self::Raw => None,
+            Self::Tool => tool(line),
             Self::Zap => zap(line),
             Self::Klog => klog(line),
         };
         levelled.map_or_else(|| Body::Raw(line.to_owned()), Body::Levelled)
     }
+}
+
+/// How the tools of the disk begin an error, or what they have in it.
+const TOOL_ERRORS: [&str; 6] = ["cannot ", "failed", "error", "unable to", "invalid", "not found"];
+/// The same of what they go on without: that a key opens no slot is an answer.
+const TOOL_WARNINGS: [&str; 2] = ["warning", "no key available"];
+
+/// `Cannot wipe header on device /dev/sda2.`
+fn tool(line: &str) -> Option<Levelled> {
+    let lower = line.to_lowercase();
+    let has = |words: &[&str]| words.iter().any(|word| lower.contains(word));
+    let severity = match () {
+        () if has(&TOOL_WARNINGS) => Severity::Warning,
+        () if has(&TOOL_ERRORS) => Severity::Error,
+        () => return None,
+    };
+    Some(Levelled::new(severity, line))
 }
 
 /// `{"level":"warn","ts":"..","caller":"auth/store.go:12","msg":"..","other":1}`
@@ -100,6 +121,24 @@ mod tests {
         assert_eq!(it.source, "auth/store.go:1241");
         assert_eq!(it.stamp.as_deref(), Some("2026-11-20T23:12:40.301139Z"));
         assert_eq!(Body::Levelled(it).to_string(), "simple token n=3 took=\"1 ms\"");
+    }
+
+    #[test]
+    fn an_error_of_a_cipher_s_tool_is_an_error() {
+        let severity = |line: &str| match Parser::Tool.parse(line) {
+            Body::Levelled(it) => Some(it.severity),
+            Body::Raw(_) => None,
+        };
+        for line in [
+            "Cannot use xts-aes-plain64 cipher with integrity hmac-sha256.",
+            "device-mapper: reload ioctl on crypt failed: No such file or directory",
+            "Error allocating crypto tfm",
+        ] {
+            assert_eq!(severity(line), Some(Severity::Error), "{line}");
+        }
+        let refused = "No key available with this passphrase.";
+        assert_eq!(severity(refused), Some(Severity::Warning));
+        assert_eq!(severity("meta-data=/dev/sda3 isize=512"), None);
     }
 
     #[test]

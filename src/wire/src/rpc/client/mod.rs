@@ -129,6 +129,14 @@ pub enum Error {
         /// The candidates that were asked, and their results.
         tried: Vec<(Candidate, String)>,
     },
+    /// A candidate knows the leader, and that one does not serve this caller.
+    #[error("the leader at {leader} cannot be asked: {}", listed(tried))]
+    LeaderUnreachable {
+        /// The leader, as a candidate named it.
+        leader: Candidate,
+        /// The candidates that were asked, and their results.
+        tried: Vec<(Candidate, String)>,
+    },
     /// A curator does not serve us.
     #[error("a curator refuses: {}", .0.message())]
     Refused(Box<Status>),
@@ -143,7 +151,9 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         match error {
             Error::Refused(status) => *status,
-            Error::NoCandidates | Error::NoLeader { .. } => Self::unavailable(error.to_string()),
+            Error::NoCandidates | Error::NoLeader { .. } | Error::LeaderUnreachable { .. } => {
+                Self::unavailable(error.to_string())
+            }
         }
     }
 }
@@ -244,8 +254,9 @@ impl Client {
     {
         let end = Instant::now() + self.patience.total;
         let mut wait = RETRY_MIN;
-        // The result of asking every candidate: it explains more than a timeout does.
-        let mut nobody = None;
+        // The last result: it explains more than a timeout does. A leader that was found
+        // and failed is not *no leader*.
+        let mut known = None;
         loop {
             let failed = match timeout_at(end, self.leader()).await {
                 Ok(Ok(leader)) => {
@@ -268,6 +279,7 @@ impl Client {
                         Verdict::Retry => {
                             debug!(%status, "the call is retried");
                             self.forget(&leader).await;
+                            known = Some(status.clone());
                             status
                         }
                     }
@@ -275,10 +287,10 @@ impl Client {
                 Ok(Err(refused @ Error::Refused(_))) => return Err(refused.into()),
                 Ok(Err(error)) => {
                     let status = Status::from(error);
-                    nobody = Some(status.clone());
+                    known = Some(status.clone());
                     status
                 }
-                Err(_elapsed) => nobody
+                Err(_elapsed) => known
                     .take()
                     .unwrap_or_else(|| Status::unavailable("no leader was found in time")),
             };
@@ -389,6 +401,7 @@ async fn search(
     let mut asking: FuturesUnordered<_> =
         (0_u32..).zip(first).map(|(n, who)| ask_later(who, STAGGER * n)).collect();
     let mut tried = Vec::new();
+    let mut named = None;
     let mut refusal: Option<(Box<Status>, Instant)> = None;
     loop {
         let next = match &refusal {
@@ -409,6 +422,7 @@ async fn search(
             }
             Answer::Points(leader) => {
                 tried.push((candidate, format!("reports {leader} as the leader")));
+                named = Some(leader.clone());
                 if asked.insert(leader.clone()) {
                     asking.push(ask_later(leader, Duration::ZERO));
                 }
@@ -416,9 +430,10 @@ async fn search(
             Answer::Nothing(why) => tried.push((candidate, why)),
         }
     }
-    match refusal {
-        Some((status, _)) => Err(Error::Refused(status)),
-        None => Err(Error::NoLeader { tried }),
+    match (refusal, named) {
+        (Some((status, _)), _) => Err(Error::Refused(status)),
+        (None, Some(leader)) => Err(Error::LeaderUnreachable { leader, tried }),
+        (None, None) => Err(Error::NoLeader { tried }),
     }
 }
 
@@ -548,6 +563,20 @@ mod tests {
         let broken = Status::from_error(Box::new(std::io::Error::other("reset")));
         assert_eq!(classify(&broken, Repeat::Allowed), Verdict::Retry);
         assert_eq!(classify(&broken, Repeat::Never), Verdict::Final);
+    }
+
+    #[test]
+    fn a_leader_that_was_named_and_does_not_answer_is_not_no_leader() {
+        let at = |host: &str| Candidate { node: None, host: host.to_owned(), port: 7835 };
+        let tried = vec![
+            (at("10.0.0.1"), "says that 10.0.0.2:7835 leads".to_owned()),
+            (at("10.0.0.2"), "connection refused".to_owned()),
+        ];
+        let leader = at("10.0.0.2");
+        let said = Error::LeaderUnreachable { leader, tried: tried.clone() }.to_string();
+        assert!(said.starts_with("the leader at 10.0.0.2:7835 cannot be asked: "), "{said}");
+        assert!(said.ends_with("10.0.0.2:7835: connection refused"), "{said}");
+        assert!(Error::NoLeader { tried }.to_string().starts_with("no leader was found"));
     }
 
     #[test]
