@@ -44,6 +44,48 @@ fn a_node_that_runs_with_errors_is_not_shown_as_healthy() {
     assert!(boot.contains("▲ Running, 1 warning."), "{boot}");
 }
 
+/// Three nodes of which the new leader has not heard yet.
+fn after_a_change_of_leader() -> Snapshot {
+    let mut snapshot = samples::ordinary();
+    for node in &mut snapshot.nodes.as_mut().unwrap().nodes {
+        (node.health, node.heartbeat) = (Health::Unknown, None);
+    }
+    snapshot
+}
+
+#[test]
+fn what_a_new_leader_does_not_know_yet_is_not_said_to_be_well() {
+    let snapshot = after_a_change_of_leader();
+    let (mark, said) = Page::Cluster.answer(&snapshot).unwrap();
+    assert_eq!(mark, crate::theme::Mark::Attention, "{said}");
+    assert!(said.starts_with("2 of 3 nodes without a heartbeat yet: "), "{said}");
+    let page = screen(&snapshot, &view(Page::Cluster, 80, 24), 80, 24);
+    assert!(page.contains("not known") && !page.contains("all healthy"), "{page}");
+    // The same while nobody leads, whatever was known before.
+    let mut snapshot = samples::ordinary();
+    snapshot.nodes.as_mut().unwrap().leader = None;
+    let (mark, said) = Page::Cluster.answer(&snapshot).unwrap();
+    assert_eq!(mark, crate::theme::Mark::Attention, "{said}");
+    assert!(said.contains("health is unknown") && !said.contains("healthy"), "{said}");
+}
+
+#[test]
+fn etcd_s_own_view_of_a_dead_member_counts_at_once() {
+    for mut snapshot in [after_a_change_of_leader(), samples::ordinary()] {
+        let etcd = snapshot.etcd.as_mut().unwrap();
+        let dead = etcd.members.iter_mut().find(|member| !member.own).unwrap();
+        dead.answers = Some(false);
+        let dead = dead.name.clone();
+        let (mark, said) = Page::Cluster.answer(&snapshot).unwrap();
+        assert_eq!(mark, crate::theme::Mark::Bad, "{said}");
+        assert!(said.starts_with("1 of 3 nodes does not answer: "), "{said}");
+        for page in [Page::Cluster, Page::Etcd] {
+            let page = screen(&snapshot, &view(page, 80, 24), 80, 24);
+            assert!(page.contains(&format!("polisctl node delete {dead} --force")), "{page}");
+        }
+    }
+}
+
 #[test]
 fn a_node_that_is_cut_off_before_it_is_ready_is_not_shown_as_running() {
     let mut snapshot = samples::failing();

@@ -110,7 +110,7 @@ impl Page {
         let nodes = || old.nodes != new.nodes;
         match self {
             Self::Boot => (old.ready, &old.stages) != (new.ready, &new.stages),
-            Self::Cluster => nodes(),
+            Self::Cluster => nodes() || cluster::reaches_anew(old, new),
             Self::Etcd => etcd::may_answer_anew(old, new) || nodes(),
             Self::Pki => pki::may_answer_anew(old, new) || new.pki.is_none() && nodes(),
             Self::Services => services::may_answer_anew(old, new),
@@ -141,7 +141,7 @@ impl Page {
                 (old.ready, &old.stages, &old.metrics) != (new.ready, &new.stages, &new.metrics)
                     || new.ready.is_some() && Self::any_answers_anew(old, new)
             }
-            Self::Cluster => old.nodes != new.nodes,
+            Self::Cluster => old.nodes != new.nodes || cluster::reaches_anew(old, new),
             // Without a part in it, they name the nodes with one.
             Self::Etcd => old.etcd != new.etcd || old.nodes != new.nodes,
             Self::Pki => old.pki != new.pki || new.pki.is_none() && old.nodes != new.nodes,

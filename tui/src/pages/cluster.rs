@@ -1,6 +1,7 @@
 //! The Cluster page: which nodes are there, are all well, and does one wait for a
 //! person?
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use ratatui::text::Line;
@@ -40,7 +41,8 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         body.extend(identity(snapshot, width));
         return Content { body, ..Content::default() };
     };
-    let (mark, answer) = classify(known);
+    let unreachable = unreachable(snapshot);
+    let (mark, answer) = classify(known, &unreachable);
     let mut head = headline(mark, &answer, width);
     if let Some(stale) = known.stale {
         let text = format!("No curator answers: this list is {} old.", duration(stale));
@@ -51,12 +53,13 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     head.push(columns.head(known.nodes.len(), width));
     let mut nodes: Vec<&Node> = known.nodes.iter().collect();
     // Nodes that need a person come first; the others stay where they are.
-    nodes.sort_by_key(|node| std::cmp::Reverse(standing(node).0.max(Mark::Good)));
+    nodes.sort_by_key(|node| std::cmp::Reverse(standing(node, &unreachable).0.max(Mark::Good)));
     let details = nodes.len() <= DETAILS_MAX;
     let seen = Seen {
         etcd: nodes.iter().any(|node| node.etcd.is_some()),
         stale: known.stale.is_some(),
         late_after: known.late_after,
+        unreachable,
     };
     let rows = nodes.iter().flat_map(|node| rows(node, &columns, &seen, details, width));
     let mut body: Vec<_> = rows.collect();
@@ -96,17 +99,43 @@ fn identity(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
+/// The words for a node that does not send its heartbeat, for one whose member of etcd does
+/// not answer, and for one about which the leader does not know yet.
+const LATE: &str = "late";
+const SILENT: &str = "silent";
+const UNKNOWN: &str = "not known";
+
 /// Column of the names of facts.
 const FACT: usize = 12;
 
+/// The members of etcd that do not answer this node's own: it notices a dead machine
+/// before a leader misses the heartbeats, and also while nobody leads.
+fn unreachable(snapshot: &Snapshot) -> BTreeSet<&str> {
+    let members = snapshot.etcd.iter().flat_map(|etcd| &etcd.members);
+    let silent = members.filter(|member| !member.own && member.answers == Some(false));
+    silent.map(|member| member.name.as_str()).collect()
+}
+
+/// Whether etcd reaches other members than before.
+pub(crate) fn reaches_anew(old: &Snapshot, new: &Snapshot) -> bool {
+    unreachable(old) != unreachable(new)
+}
+
 /// The state of a node, as the mark, the word and the next step of a person.
-fn standing(node: &Node) -> (Mark, &'static str) {
+fn standing(node: &Node, unreachable: &BTreeSet<&str>) -> (Mark, &'static str) {
     match (node.state, node.health) {
+        (NodeState::Up, Health::Healthy | Health::Unknown)
+            if unreachable.contains(node.id.as_str()) =>
+        {
+            (Mark::Bad, SILENT)
+        }
         (NodeState::New, _) => (Mark::Attention, "new"),
         (NodeState::Standby, _) => (Mark::Busy, "standby"),
-        (NodeState::Up, Health::Late) => (Mark::Bad, "late"),
+        (NodeState::Up, Health::Late) => (Mark::Bad, LATE),
         (NodeState::Up, Health::Healthy) => (Mark::Good, "up"),
-        (NodeState::Up, Health::Unknown) => (Mark::Busy, "up"),
+        // Before a leader knows: of itself, a node knows that it is there.
+        (NodeState::Up, Health::Unknown) if node.own => (Mark::Good, "up"),
+        (NodeState::Up, Health::Unknown) => (Mark::Attention, UNKNOWN),
         (NodeState::Decommissioned, _) => (Mark::Idle, "removed"),
         (NodeState::Unknown, _) => (Mark::Attention, "unknown"),
     }
@@ -114,16 +143,17 @@ fn standing(node: &Node) -> (Mark, &'static str) {
 
 pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     match &snapshot.nodes {
-        Some(known) if !known.nodes.is_empty() => classify(known),
+        Some(known) if !known.nodes.is_empty() => classify(known, &unreachable(snapshot)),
         _ => (Mark::Idle, alone(snapshot).to_owned()),
     }
 }
 
-fn classify(known: &Nodes) -> (Mark, String) {
+fn classify(known: &Nodes, unreachable: &BTreeSet<&str>) -> (Mark, String) {
     let of = |word: &str| -> Vec<&Node> {
-        known.nodes.iter().filter(|node| standing(node).1 == word).collect()
+        known.nodes.iter().filter(|node| standing(node, unreachable).1 == word).collect()
     };
-    let (late, new, standby) = (of("late"), of("new"), of("standby"));
+    let (late, silent, unknown) = (of(LATE), of(SILENT), of(UNKNOWN));
+    let (new, standby) = (of("new"), of("standby"));
     let members = known.nodes.iter().filter(|node| node.state == NodeState::Up).count() as u64;
     let leader = match &known.leader {
         Some(leader) if known.nodes.iter().any(|node| node.own && node.id == *leader) => {
@@ -134,8 +164,16 @@ fn classify(known: &Nodes) -> (Mark, String) {
         None => " No leader: an election is running.".to_owned(),
     };
     let all = plural(members, "node");
+    let some = |nodes: &[&Node], one: &str, more: &str| {
+        let what = if nodes.len() == 1 { one } else { more };
+        format!("{} of {all} {what}: {}.", nodes.len(), list(nodes))
+    };
     if !late.is_empty() {
-        let text = format!("{} of {all} with an overdue heartbeat: {}.", late.len(), list(&late));
+        let text = some(&late, "with an overdue heartbeat", "with an overdue heartbeat");
+        return (Mark::Bad, format!("{text}{leader}"));
+    }
+    if !silent.is_empty() {
+        let text = some(&silent, "does not answer", "do not answer");
         return (Mark::Bad, format!("{text}{leader}"));
     }
     if !new.is_empty() {
@@ -145,10 +183,17 @@ fn classify(known: &Nodes) -> (Mark, String) {
         return (Mark::Attention, text);
     }
     if known.stale.is_some() {
-        return (Mark::Bad, format!("{all}, all healthy at the last report.{leader}"));
+        return (Mark::Bad, format!("{all}; their health is unknown.{leader}"));
+    }
+    if !unknown.is_empty() || known.leader.is_none() && members > 1 {
+        let text = match unknown.is_empty() {
+            true => format!("{all}; their health is unknown."),
+            false => some(&unknown, "without a heartbeat yet", "without a heartbeat yet"),
+        };
+        return (Mark::Attention, format!("{text}{leader}"));
     }
     if known.leader.is_none() {
-        return (Mark::Attention, format!("{all}, all healthy.{leader}"));
+        return (Mark::Attention, format!("One node, healthy.{leader}"));
     }
     let coming = match standby.len() {
         0 => String::new(),
@@ -217,13 +262,15 @@ impl Columns {
 }
 
 /// The facts about all nodes together.
-struct Seen {
+struct Seen<'a> {
     /// The members of etcd.
     etcd: bool,
     /// Whether the updates have stopped.
     stale: bool,
     /// How old a heartbeat gets before its node is late.
     late_after: Option<Duration>,
+    /// The nodes whose member of etcd does not answer.
+    unreachable: BTreeSet<&'a str>,
 }
 
 /// The role of a node that is to be a member of etcd.
@@ -251,11 +298,11 @@ pub(crate) fn has_no_part(snapshot: &Snapshot) -> bool {
 fn rows(
     node: &Node,
     columns: &Columns,
-    seen: &Seen,
+    seen: &Seen<'_>,
     details: bool,
     width: usize,
 ) -> Vec<Line<'static>> {
-    let (mark, word) = standing(node);
+    let (mark, word) = standing(node, &seen.unreachable);
     let state = if node.leader { format!("{word}, leads") } else { word.to_owned() };
     let name = if columns.name < NAME_MAX { short(&node.id) } else { node.id.clone() };
     let etcd = match node.etcd {
@@ -296,6 +343,12 @@ fn rows(
             );
         }
     }
+    // A node that is cut off itself cannot say that another is dead.
+    if mark == Mark::Bad && !seen.stale {
+        let text = "switch it on, or check its network; if its machine is lost, delete the node:";
+        lines.extend(hanging(INDENT, "", ATTENTION, text, width));
+        lines.extend(command(&format!("polisctl node delete {} --force", node.id), width));
+    }
     if node.state == NodeState::New {
         let words = node.words.as_deref().unwrap_or("its screen");
         let text = format!("compare \"{words}\" with its screen, then approve it:");
@@ -307,7 +360,7 @@ fn rows(
 
 /// The time since a node's last heartbeat: for a healthy node, only that it is not late,
 /// since an age that counts seconds would add nothing and be redrawn each time.
-fn heartbeat(node: &Node, seen: &Seen) -> String {
+fn heartbeat(node: &Node, seen: &Seen<'_>) -> String {
     match (node.heartbeat, node.health) {
         (Some(age), _) => format!("{} ago", duration(age)),
         (None, Health::Healthy) if seen.stale => "was on time".to_owned(),
@@ -316,6 +369,7 @@ fn heartbeat(node: &Node, seen: &Seen) -> String {
             None => "on time".to_owned(),
         },
         (None, _) if node.state == NodeState::Decommissioned => "-".to_owned(),
+        (None, Health::Unknown) if node.state == NodeState::Up => "not known".to_owned(),
         (None, _) => "none yet".to_owned(),
     }
 }

@@ -83,6 +83,17 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         body.extend(quorum);
         body.push(blank());
     }
+    let silent = etcd.members.iter().filter(|it| !it.own && it.answers == Some(false));
+    // Without a quorum nothing can be deleted: the headline names what helps then.
+    for member in silent.filter(|it| etcd.quorum && !it.name.is_empty()).take(NAMED_MAX) {
+        let text = format!(
+            "{} does not answer: switch it on, or check its network; if its machine is lost:",
+            short(&member.name)
+        );
+        body.extend(note(Mark::Attention, &text, width));
+        body.extend(command(&format!("polisctl node delete {} --force", member.name), width));
+        body.push(blank());
+    }
     let left = width.saturating_sub(INDENT + STANDING + LAG + TRIP + DB);
     let column = left.clamp(NAME_MIN, NAME_MAX);
     let wide = left >= NAME_MAX + PLACE;

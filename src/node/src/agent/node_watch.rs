@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The first events of a stream hold everything, so a new stream starts from nothing,
-//! and the old state holds until the new one is whole.
+//! and the old state holds until the new one is whole: all of it but the health of the
+//! nodes, which only the leader of the moment knows.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use prost::Message as _;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tonic::Status;
 use tracing::{debug, error, info, warn};
@@ -52,6 +54,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
             Some(Err(status)) => debug!(%status, "the stream of nodes ended with an error"),
             None => return Ok(()),
         }
+        unknown_health(&service.outputs.nodes);
         if ctx.until_cancelled(sleep(RETRY)).await.is_none() {
             return Ok(());
         }
@@ -85,15 +88,49 @@ async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
         async move { CuratorClient::new(channel).watch(request).await }
     };
     let mut stream = service.client.call(Repeat::Allowed, call).await?.into_inner();
+    // A machine that lost its power does not end its stream; a heartbeat notices first.
+    let leader = service.client.leader_id();
+    let mut changed = std::pin::pin!(another(leader));
     let mut received = Received::default();
-    while let Some(event) = stream.message().await? {
+    loop {
+        let event = tokio::select! {
+            // Cancel-safe: tonic keeps what has arrived of a message.
+            event = stream.message() => event?,
+            // Cancel-safe: waits for an event value.
+            () = &mut changed => return Err(Status::unavailable("the leader has changed")),
+        };
+        let Some(event) = event else { return Ok(()) };
         received.apply(event);
         if received.current {
             service.outputs.contact.send_replace(Some(Instant::now()));
             publish(service, own, &received).await;
         }
     }
-    Ok(())
+}
+
+/// Waits until the leader is another one than at the call, or unknown.
+fn another(mut leader: watch::Receiver<Option<NodeId>>) -> impl Future<Output = ()> {
+    let now = *leader.borrow_and_update();
+    async move {
+        // The client lives as long as its calls.
+        let _closed = leader.wait_for(|leader| *leader != now).await;
+    }
+}
+
+/// Marks the health of every node as unknown: no leader reports it any more.
+fn unknown_health(nodes: &watch::Sender<Option<Arc<Nodes>>>) {
+    nodes.send_if_modified(|known| {
+        let Some(known) = known else { return false };
+        let is_known = |node: &v1::NodeInfo| node.health() != v1::NodeHealth::Unknown;
+        if !known.values().any(is_known) {
+            return false;
+        }
+        for node in Arc::make_mut(known).values_mut() {
+            node.set_health(v1::NodeHealth::Unknown);
+            node.heartbeat_age_ms = -1;
+        }
+        true
+    });
 }
 
 /// The content of one stream so far.
@@ -211,6 +248,35 @@ mod tests {
         let gone = vec![node(1, v1::NodeState::Up).id];
         received.apply(v1::WatchEvent { gone, ..Default::default() });
         assert_eq!(received.access_list(&before).nodes, Some(BTreeSet::new()));
+    }
+
+    #[test]
+    fn the_health_of_nodes_goes_with_the_leader_that_reported_it() {
+        let id = NodeId::from_public_key(&[1; 32]);
+        let mut healthy = node(1, v1::NodeState::Up);
+        healthy.set_health(v1::NodeHealth::Healthy);
+        let before = Nodes::from([(id, healthy)]);
+        let nodes = watch::Sender::new(Some(Arc::new(before)));
+        let mut shown = nodes.subscribe();
+        unknown_health(&nodes);
+        let after = shown.borrow_and_update().clone().unwrap();
+        assert_eq!(after[&id].health(), v1::NodeHealth::Unknown);
+        assert_eq!((after[&id].state(), after[&id].heartbeat_age_ms), (v1::NodeState::Up, -1));
+        // Not another event for each attempt that fails.
+        unknown_health(&nodes);
+        assert!(!shown.has_changed().unwrap());
+    }
+
+    #[tokio::test]
+    async fn the_watch_ends_when_another_leads_or_nobody_does() {
+        let id = |seed: u8| NodeId::from_public_key(&[seed; 32]);
+        for next in [None, Some(id(2))] {
+            let leader = watch::Sender::new(Some(id(1)));
+            let ends = another(leader.subscribe());
+            leader.send_replace(Some(id(1)));
+            leader.send_replace(next);
+            tokio::time::timeout(RETRY, ends).await.unwrap();
+        }
     }
 
     proptest! {

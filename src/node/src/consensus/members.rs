@@ -176,6 +176,22 @@ impl Members {
         Ok(answering)
     }
 
+    /// The nodes whose member does not answer, as far as this member sees. Takes a few
+    /// seconds at most.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Peers`].
+    pub async fn unreachable(&self) -> Result<BTreeSet<NodeId>, Error> {
+        let members = self.status.borrow().members.clone();
+        if members.len() < 2 {
+            return Ok(BTreeSet::new());
+        }
+        let answering = self.answering().await?;
+        let silent = members.iter().filter(|member| !answering.contains(&member.id));
+        Ok(silent.filter_map(Member::node).collect())
+    }
+
     /// Every member, by the current view of a majority.
     ///
     /// # Errors

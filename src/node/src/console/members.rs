@@ -38,8 +38,9 @@ use polis_wire::node_roles::Nodes;
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::{Connection, Expect, Trust, dial};
 
-/// Between two rounds: what a person can follow, and a few hundred bytes a member.
-const PACE: Duration = Duration::from_secs(10);
+/// Between two rounds: a few hundred bytes a member, and a dead one is on the screens
+/// within two rounds.
+const PACE: Duration = Duration::from_secs(5);
 /// The same while a member learns: a person waits for it.
 const PACE_LEARNING: Duration = Duration::from_secs(2);
 /// An answer that takes longer counts as missing.

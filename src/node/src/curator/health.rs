@@ -4,16 +4,21 @@
 //! the largest load on etcd, for a fact that is old after five seconds.
 //!
 //! ```text
-//!             heartbeat                        three intervals without one
+//!             heartbeat                        two heartbeats are missing
 //! [unknown] ------------> [healthy] <----------------------------> [late]
 //!     |                                   heartbeat                   ^
-//!     +---- the leader has led for three intervals -------------------+
+//!     +---- the leader has led for as long, or etcd does not reach ---+
+//!           the node's member at the start of the term
 //! [absent]: never home, or removed: sends none
 //! ```
 //!
+//! A new leader has received no heartbeat. etcd noticed a dead member before the
+//! election, so the leader asks its own member once: a dead machine is late at once, and
+//! not only after the time that heartbeats need.
+//!
 //! What this module does not do: act on a late node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +28,7 @@ use tokio::time::Instant;
 
 use super::directory::Directory;
 use super::leader::Leadership;
+use crate::consensus::Members;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
@@ -79,14 +85,28 @@ impl Heartbeats {
     }
 }
 
+/// Whether etcd reached the member of a node at the start of the term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// The node has no member, its member answers, or etcd was not asked yet.
+    Assumed,
+    /// Its member does not answer.
+    Unreachable,
+}
+
 /// The health of a node: `silent` since its last heartbeat, if there was one in a term that
 /// is `term` old.
 #[must_use]
-pub fn health(node: &v1::Node, silent: Option<Duration>, term: Duration) -> NodeHealth {
+pub fn health(
+    node: &v1::Node,
+    silent: Option<Duration>,
+    term: Duration,
+    reach: Reach,
+) -> NodeHealth {
     match (node.state(), silent) {
         (NodeState::Up, Some(silent)) if silent < LATE => NodeHealth::Healthy,
         (NodeState::Up, None) if !node.joined => NodeHealth::Absent,
-        (NodeState::Up, None) if term < LATE => NodeHealth::Unknown,
+        (NodeState::Up, None) if term < LATE && reach == Reach::Assumed => NodeHealth::Unknown,
         (NodeState::Up, _) => NodeHealth::Late,
         (
             NodeState::Unspecified
@@ -105,6 +125,8 @@ pub struct Service {
     pub leadership: watch::Receiver<Leadership>,
     /// The received heartbeats.
     pub heartbeats: Heartbeats,
+    /// The members of etcd, and whether they answer.
+    pub members: Members,
     /// The directory that it writes health to.
     pub directory: watch::Sender<Directory>,
 }
@@ -128,9 +150,21 @@ impl Service {
                 });
             let term = term.await?;
             self.heartbeats.clear();
+            let (mut unreachable, mut asked) = (BTreeSet::new(), false);
+            let members = self.members.clone();
+            let mut asking = std::pin::pin!(members.unreachable());
             loop {
-                self.look(term.since.elapsed());
-                tokio::time::sleep(POLL_INTERVAL).await;
+                self.look(term.since.elapsed(), &unreachable);
+                tokio::select! {
+                    // Cancel-safe: only waits.
+                    () = tokio::time::sleep(POLL_INTERVAL) => {}
+                    // Cancel-safe: the future is polled on in the next round.
+                    found = &mut asking, if !asked => {
+                        asked = true;
+                        // Without an answer the heartbeats decide, a little later.
+                        unreachable = found.unwrap_or_default();
+                    }
+                }
                 if self.leadership.borrow().term.as_ref() != Some(&term) {
                     break;
                 }
@@ -141,11 +175,15 @@ impl Service {
         }
     }
 
-    fn look(&self, term: Duration) {
+    fn look(&self, term: Duration, unreachable: &BTreeSet<NodeId>) {
         let now = Instant::now();
         self.tell(|id, node| {
-            let last = self.heartbeats.last(id);
-            health(node, last.map(|last| now.saturating_duration_since(last)), term)
+            let silent = self.heartbeats.last(id).map(|last| now.saturating_duration_since(last));
+            let reach = match unreachable.contains(&id) {
+                true => Reach::Unreachable,
+                false => Reach::Assumed,
+            };
+            health(node, silent, term, reach)
         });
         let directory = self.directory.borrow();
         self.heartbeats.retain(|id| directory.node(id).is_some());
@@ -179,17 +217,37 @@ mod tests {
     fn a_member_is_healthy_late_or_not_known_yet() {
         let up = node(NodeState::Up, true);
         let second = Duration::from_secs(1);
-        assert_eq!(health(&up, Some(second), second), NodeHealth::Healthy);
-        assert_eq!(health(&up, Some(LATE), LATE), NodeHealth::Late);
-        assert_eq!(health(&up, None, LATE - second), NodeHealth::Unknown);
-        assert_eq!(health(&up, None, LATE), NodeHealth::Late);
+        let assumed = Reach::Assumed;
+        assert_eq!(health(&up, Some(second), second, assumed), NodeHealth::Healthy);
+        assert_eq!(health(&up, Some(LATE), LATE, assumed), NodeHealth::Late);
+        assert_eq!(health(&up, None, LATE - second, assumed), NodeHealth::Unknown);
+        assert_eq!(health(&up, None, LATE, assumed), NodeHealth::Late);
+    }
+
+    #[test]
+    fn two_missing_heartbeats_make_a_node_late() {
+        use polis_wire::node_roles::HEARTBEAT;
+        assert!(LATE > 2 * HEARTBEAT, "the second one may still be on its way");
+        assert!(LATE < 3 * HEARTBEAT, "a dead machine must not look well for longer");
+    }
+
+    #[test]
+    fn a_new_leader_believes_etcd_about_a_dead_member_until_a_heartbeat_arrives() {
+        let up = node(NodeState::Up, true);
+        let second = Duration::from_secs(1);
+        assert_eq!(health(&up, None, second, Reach::Unreachable), NodeHealth::Late);
+        assert_eq!(health(&up, Some(second), second, Reach::Unreachable), NodeHealth::Healthy);
+        // A node on its way in owes nothing.
+        let entering = node(NodeState::Up, false);
+        assert_eq!(health(&entering, None, second, Reach::Unreachable), NodeHealth::Absent);
     }
 
     #[test]
     fn a_node_that_never_committed_owes_no_heartbeat() {
-        assert_eq!(health(&node(NodeState::Up, false), None, LATE), NodeHealth::Absent);
+        let assumed = Reach::Assumed;
+        assert_eq!(health(&node(NodeState::Up, false), None, LATE, assumed), NodeHealth::Absent);
         for state in [NodeState::New, NodeState::Standby, NodeState::Decommissioned] {
-            assert_eq!(health(&node(state, true), Some(LATE), LATE), NodeHealth::Absent);
+            assert_eq!(health(&node(state, true), Some(LATE), LATE, assumed), NodeHealth::Absent);
         }
     }
 }

@@ -206,6 +206,7 @@ impl Service {
             health: health::Service {
                 leadership: leadership.subscribe(),
                 heartbeats,
+                members: self.members.clone(),
                 directory: self.directory.clone(),
             },
             access_list: access_list::Service {
