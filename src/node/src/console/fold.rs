@@ -48,6 +48,12 @@ const SHARE_ON_DISK: &str =
 const SHARE_ON_DISK_HELP: &str = "use a machine with a TPM, or the cold start ATTENDED";
 const RECOVERY_KEY: &str = "The recovery key of this machine's disk is stored only in the cluster.";
 
+const UNOWNED: &str =
+    "This cluster has no owner yet. The holder of its owner's key takes ownership:";
+
+/// The authority that people compare with their own eyes.
+const CLUSTER_CA: &str = "cluster CA";
+
 const SECONDS_A_DAY: i64 = 86_400;
 
 /// The snapshot of the console at `uptime`, when the wall clock reads `now`.
@@ -106,7 +112,9 @@ pub(super) fn printed(time: SystemTime, format: &[BorrowedFormatItem<'_>]) -> St
 
 fn warnings(values: &Values) -> Vec<Warning> {
     let plain = |text: &str| Warning { text: text.to_owned(), help: None };
-    let mut warnings: Vec<_> = values.health.warnings().iter().map(|text| plain(text)).collect();
+    let unowned = unowned(values);
+    let mut warnings: Vec<_> = unowned.iter().cloned().collect();
+    warnings.extend(values.health.warnings().iter().map(|text| plain(text)));
     let ready = values.storage.ready();
     if ready.is_some_and(|ready| ready.kind == storage::Kind::Insecure) {
         warnings.push(plain(INSECURE));
@@ -118,7 +126,8 @@ fn warnings(values: &Values) -> Vec<Warning> {
                 help: Some(SHARE_ON_DISK_HELP.to_owned()),
             });
         }
-        if keys.recovery_key_unsaved {
+        // Only an owner can read it.
+        if keys.recovery_key_unsaved && unowned.is_none() {
             let node = values.cluster.node.map(|id| id.to_string()).unwrap_or_default();
             warnings.push(Warning {
                 text: RECOVERY_KEY.to_owned(),
@@ -129,6 +138,24 @@ fn warnings(values: &Values) -> Vec<Warning> {
     let reported = values.known.as_ref().and_then(|known| known.warning.clone());
     warnings.extend(reported.as_deref().map(plain));
     warnings
+}
+
+/// The first step of a person with a new cluster: nobody can operate it before.
+fn unowned(values: &Values) -> Option<Warning> {
+    let person = |it: &CertificateView| it.renewal == Renewal::WhenUsed;
+    let is_cluster = |it: &&AuthorityView| authority_name(&it.namespace, &it.name) == CLUSTER_CA;
+    let ca = values.pki.authorities.iter().find(is_cluster)?;
+    if values.pki.certificates.iter().any(person) || ready(values).is_none() {
+        return None;
+    }
+    let at = values.network.primary.map_or("HOST".to_owned(), |address| address.to_string());
+    let words = values.words.get(&fingerprint(ca)).map_or("WORDS", String::as_str);
+    Some(Warning {
+        text: UNOWNED.to_owned(),
+        help: Some(format!(
+            "polisctl --endpoint {at} cluster take-ownership --fingerprint {words}"
+        )),
+    })
 }
 
 fn stages(stages: &Stages, uptime: Duration) -> Vec<Stage> {
@@ -328,7 +355,7 @@ fn authority(view: &AuthorityView, words: &FingerprintWords, now: SystemTime) ->
 /// The common name of an authority.
 fn authority_name(namespace: &str, name: &str) -> String {
     match (namespace, name) {
-        ("polis:curator", "cluster") => "cluster CA".to_owned(),
+        ("polis:curator", "cluster") => CLUSTER_CA.to_owned(),
         ("polis:etcd-pki", "etcd-peers") => "etcd CA".to_owned(),
         _ => format!("{namespace} {name}"),
     }

@@ -167,6 +167,56 @@ fn certificates_hang_below_the_authority_of_their_own_namespace() {
 }
 
 #[test]
+fn a_cluster_without_an_owner_says_so_first_and_does_not_ask_for_the_recovery_key() {
+    let at = |days: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(days * 86_400);
+    let mut values = values();
+    values.pki.authorities = vec![AuthorityView {
+        namespace: "polis:curator".to_owned(),
+        name: "cluster".to_owned(),
+        fingerprint: "ff".repeat(32),
+        not_before: at(0),
+        not_after: at(200),
+        issued: 1,
+        crl_number: 0,
+        crl_issued: None,
+        revoked: Vec::new(),
+    }];
+    let ca = fingerprint(&values.pki.authorities[0]);
+    values.words = Words::from([(ca, "a-b-c-d".to_owned())]);
+    let keys = cluster::KeyStatus { sealed: true, keeper: None, recovery_key_unsaved: true };
+    values.cluster.keys = Some(keys);
+    assert!(warnings(&values).iter().all(|it| it.text != UNOWNED), "the boot goes on");
+    let done = stage::Entry {
+        state: stage::State::Done,
+        started: Duration::ZERO,
+        changed: Duration::from_secs(9),
+    };
+    values.stages.insert(stage::Stage::Roles, done);
+    let shown = warnings(&values);
+    assert_eq!(shown[0].text, UNOWNED);
+    let help = shown[0].help.as_deref().unwrap();
+    assert!(help.ends_with("cluster take-ownership --fingerprint a-b-c-d"), "{help}");
+    assert!(shown.iter().all(|it| it.text != RECOVERY_KEY), "{shown:?}");
+
+    values.pki.certificates = vec![CertificateView {
+        namespace: "polis:curator".to_owned(),
+        issuer: "cluster".to_owned(),
+        name: "owner".to_owned(),
+        serial: String::new(),
+        fingerprint: String::new(),
+        not_before: at(0),
+        renew_at: at(20),
+        not_after: at(30),
+        managed: false,
+        renewal: Renewal::WhenUsed,
+        revoked: false,
+    }];
+    let shown = warnings(&values);
+    assert!(shown.iter().all(|it| it.text != UNOWNED), "{shown:?}");
+    assert!(shown.iter().any(|it| it.text == RECOVERY_KEY), "{shown:?}");
+}
+
+#[test]
 fn a_stage_that_waits_says_for_how_long() {
     let mut values = values();
     let state = stage::State::Waiting("a lease".to_owned());

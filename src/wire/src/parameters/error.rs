@@ -117,7 +117,11 @@ impl Error {
             Self::UnknownField { .. } => format!(
                 "Remove the field from {place}, or install a version that supports it, then reboot."
             ),
-            Self::NothingChosen | Self::BothChosen => format!(
+            Self::NothingChosen => format!(
+                "Write {place} with `polisctl parameters bootstrap` for a new cluster, or with \
+                 `polisctl parameters register` for one that runs, then reboot."
+            ),
+            Self::BothChosen => format!(
                 "Set one of cluster_bootstrap and cluster_register in {place}, then reboot."
             ),
             Self::OwnerKey(_) => {
@@ -154,7 +158,9 @@ pub fn absent(loaded: &Loaded) -> Report {
         causes: vec!["this machine has no node parameters".to_owned()],
         tried: loaded.tried.clone(),
         next: format!(
-            "Put node parameters at {} or give them to QEMU as fw_cfg item {}, then reboot.",
+            "Make node parameters with `polisctl parameters bootstrap` (a new cluster) or \
+             `polisctl parameters register` (one that runs), put them at {} or give them to QEMU \
+             as fw_cfg item {}, then reboot.",
             Source::Esp.place(),
             source::FW_CFG_ITEM
         ),
