@@ -30,6 +30,9 @@ const PERSON: u8 = 9;
 /// The recovery key of the node's disk.
 pub(super) const RECOVERY_KEY: [u8; 32] = [7; 32];
 
+/// How long the node has been up, in seconds. It wrote the one line of its log a minute ago.
+const UPTIME: f64 = 3600.0;
+
 /// A node that leads a cluster, and the calls that it received.
 pub(super) struct Cluster {
     /// The runtime of the server; a command line has its own.
@@ -141,7 +144,8 @@ impl NodeManagement for Served {
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
         self.note("GetStatus");
         let node_id = node_id(NODE).to_string();
-        Ok(Response::new(v1::GetStatusResponse { node_id, ..Default::default() }))
+        let uptime_seconds = UPTIME;
+        Ok(Response::new(v1::GetStatusResponse { node_id, uptime_seconds, ..Default::default() }))
     }
 
     async fn logs(
@@ -154,6 +158,7 @@ impl NodeManagement for Served {
             name: if name.is_empty() { "kernel".to_owned() } else { name },
             message: "hello".to_owned(),
             time_unix_nanos: 1_700_000_000_123_456_789,
+            uptime_seconds: UPTIME - 60.0,
             ..Default::default()
         };
         Ok(answers(vec![v1::LogsResponse { entries: vec![entry], ..Default::default() }]))

@@ -6,6 +6,7 @@ use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_wire::rpc::client::Channel;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use super::At;
 use crate::cluster::word;
@@ -35,6 +36,9 @@ pub(crate) struct Arguments {
     /// Only this number of existing lines.
     #[arg(short = 'n', long, value_name = "N")]
     tail: Option<u32>,
+    /// Only lines of this time until now, such as 10m; of this boot.
+    #[arg(long, value_name = "DURATION", value_parser = units::duration, conflicts_with = "boot")]
+    since: Option<Duration>,
     /// Follow new lines.
     #[arg(short, long)]
     follow: bool,
@@ -103,6 +107,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     let target = session.target(Some(&arguments.node), arguments.at.at.as_ref()).await?;
     let mut client = NodeManagementClient::new(session.node(&target).await?);
     let name = known(&session, &mut client, &arguments).await?;
+    let earliest = earliest(&session, &mut client, arguments.since).await?;
     let raw = match arguments.raw {
         Raw::Both => v1::logs_request::Raw::Unspecified,
         Raw::Only => v1::logs_request::Raw::Only,
@@ -121,7 +126,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     while let Some(answer) =
         stream.message().await.map_err(|status| refused("continue the log", &status))?
     {
-        for entry in &answer.entries {
+        for entry in answer.entries.iter().filter(|entry| entry.uptime_seconds >= earliest) {
             global.out.stream(&document(entry)?)?;
         }
         if answer.lost > 0 {
@@ -129,6 +134,19 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         }
     }
     Ok(())
+}
+
+/// The uptime at which the wanted lines begin, by the clock of the node's kernel: its wall
+/// clock, and that of the operator, may be wrong.
+async fn earliest(
+    session: &Session,
+    client: &mut NodeManagementClient<Channel>,
+    since: Option<Duration>,
+) -> Result<f64, Error> {
+    let Some(since) = since else { return Ok(f64::NEG_INFINITY) };
+    let status = client.get_status(v1::GetStatusRequest {});
+    let status = session.within("ask the node for its uptime", status).await?.into_inner();
+    Ok(status.uptime_seconds - since.as_secs_f64())
 }
 
 /// The most names that an error lists.

@@ -114,6 +114,20 @@ fn a_name_of_the_log_is_completed_and_an_unknown_one_is_an_error_with_near_names
     assert_eq!(cluster.asked(), ["Services", "Logs "]);
 }
 
+#[test]
+fn a_log_begins_at_the_time_that_is_asked_for() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    for (since, there) in [("59s", false), ("61s", true), ("2h", true)] {
+        let said = world.runs(&["node", "logs", &id, "--since", since]);
+        assert_eq!(said.contains("hello"), there, "{since}: {said}");
+        assert_eq!(cluster.asked(), ["GetStatus", "Logs "]);
+    }
+    let ended = world.run(&["node", "logs", &id, "--since", "10m", "--boot", "-1"]);
+    assert_eq!(ended.status, 2, "{}", ended.stderr);
+}
+
 /// Makes a user with the person's own key.
 const INVITE: [&str; 9] =
     ["user", "create", "ann", "--role", "viewer", "--key", "@owner.key", "-o", "@ann.json"];
