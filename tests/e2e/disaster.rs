@@ -101,7 +101,7 @@ fn comes_back(cluster: &mut Fleet, intact: usize) -> Result<()> {
     })?;
     ensure!(machine.seen(|event| event.word == "ready").is_empty(), "it took its etcd for whole");
     let role = |cluster: &Fleet, change: &str| {
-        let roles = ["--timeout", "2m", "node", "roles", &id, change, "consensus-member"];
+        let roles = ["--timeout", "2m", "node", "roles", &id, change, "consensus-member", "--yes"];
         cluster.operator.run(&roles).map(drop)
     };
     role(cluster, "--remove")?;

@@ -300,7 +300,7 @@ fn removed(cluster: &mut Fleet) -> Result<()> {
     let run = |cluster: &Fleet, args: &[&str]| {
         cluster.operator.run(&[&["--timeout", "2m"][..], args].concat()).map(drop)
     };
-    run(cluster, &["node", "roles", &node, "--remove", "consensus-member"])?;
+    run(cluster, &["node", "roles", &node, "--remove", "consensus-member", "--yes"])?;
     cluster.cut_power(3);
     run(cluster, &["node", "delete", &node, "--force", "--yes"])?;
     Ok(())

@@ -117,7 +117,7 @@ fn leader_dies(cluster: &mut Fleet) -> Result<()> {
     followed(cluster, leader)?;
 
     let survivor = cluster.nodes[rest[0]].id.clone();
-    let remove = ["node", "roles", &survivor, "--remove", "consensus-member"];
+    let remove = ["node", "roles", &survivor, "--remove", "consensus-member", "--yes"];
     let refused = cluster.operator.run(&[&["--timeout", "1m"][..], &remove].concat());
     let Err(Error::Operator { output, .. }) = refused else {
         anyhow::bail!("the quorum was given away: {refused:?}");

@@ -110,7 +110,7 @@ fn dead_one_is_deleted(cluster: &mut Fleet) -> Result<()> {
 fn role_is_taken_while_off(cluster: &mut Fleet) -> Result<()> {
     let id = cluster.nodes[SECOND].id.clone();
     cluster.cut_power(SECOND);
-    run(cluster, &["node", "roles", &id, "--remove", "consensus-member"])?;
+    run(cluster, &["node", "roles", &id, "--remove", "consensus-member", "--yes"])?;
     run(cluster, &["node", "roles", &id, "--add", "consensus-member"])?;
     let ready = cluster.boot_again(SECOND)?;
     ensure!(ready.is("roles", "none"), "it has a role: {ready}");

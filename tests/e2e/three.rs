@@ -78,7 +78,7 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
     }
 
     let leaver = cluster.nodes[2].id.clone();
-    let retire = ["node", "roles", &leaver, "--remove", "consensus-member"];
+    let retire = ["node", "roles", &leaver, "--remove", "consensus-member", "--yes"];
     cluster.operator.run(&[&["--timeout", "2m"][..], &retire].concat())?;
     cluster.machine(2)?.wait("the end of a member of etcd", SOON, |line| {
         line.text.contains("the data of the etcd member is removed").then_some(())

@@ -225,7 +225,7 @@ async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
 
     let ticket = person.json(&["cluster", "ticket"]).await;
     assert_eq!(person.json(&["cluster", "ticket"]).await, ticket);
-    let rotated = person.json(&["cluster", "ticket", "rotate", "--lifetime", "2h"]).await;
+    let rotated = person.json(&["cluster", "ticket", "rotate", "--lifetime", "2h", "--yes"]).await;
     assert_ne!(rotated["ticket"], ticket["ticket"]);
     assert!(rotated["ends"].is_string());
     person.json(&["parameters", "register", "-o", "@joins.pb"]).await;
@@ -239,7 +239,8 @@ async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
     assert!(again.contains("exists already"), "{again}");
 
     // The last member stays, and the refusal gives the reason and the next step.
-    let last = person.refused(&["node", "roles", &id, "--remove", "consensus-member"]).await;
+    let remove = ["node", "roles", &id, "--remove", "consensus-member", "--yes"];
+    let last = person.refused(&remove).await;
     assert!(last.contains("help: let another node vote first"), "{last}");
     let up = person.refused(&["node", "delete", &id, "--yes"]).await;
     assert!(up.contains("help: decommission it first"), "{up}");

@@ -2,32 +2,72 @@
 
 use super::Global;
 use super::error::{Error, Explain as _};
+use super::output::Document;
 
-/// Option of every command that disturbs a node, a user or the cluster.
+/// Option of every command that changes something in the cluster.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(super) struct DryRun {
+    /// Print what the command would do, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Whether a command does what it said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) enum Go {
+    /// It does.
+    On,
+    /// The person only wanted to know, and knows by now.
+    NoFurther,
+}
+
+impl DryRun {
+    /// Prints `effect` and ends the command, if that is all that is wanted.
+    pub(super) fn of(self, global: &Global, effect: &str) -> Result<Go, Error> {
+        if !self.dry_run {
+            return Ok(Go::On);
+        }
+        let value = serde_json::json!({ "dry_run": true, "effect": effect });
+        let text = format!("{effect} Nothing was changed: this was a dry run.");
+        global.out.print(&Document::new(&value, text)?)?;
+        Ok(Go::NoFurther)
+    }
+}
+
+/// Options of every command that disturbs a node, a user or the cluster.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(super) struct Sure {
     /// Do not ask.
     #[arg(long)]
     yes: bool,
+    #[command(flatten)]
+    dry_run: DryRun,
 }
 
 impl Sure {
     /// Fails without a terminal and without `--yes`, before anything else is done, so that
     /// a script fails at once.
     pub(super) fn can_be(self, global: &Global) -> Result<(), Error> {
-        if self.yes || global.out.streams.has_person() {
+        if self.yes || self.dry_run.dry_run || global.out.streams.has_person() {
             return Ok(());
         }
         Err(Error::new("not a terminal: use --yes"))
     }
 
     /// Prints the effect of the command and its object, and asks for confirmation.
-    pub(super) fn of(self, global: &Global, effect: &str) -> Result<(), Error> {
-        if self.yes {
-            return Ok(());
+    pub(super) fn of(self, global: &Global, effect: &str) -> Result<Go, Error> {
+        let go = self.only_shown(global, effect)?;
+        if go == Go::On && !self.yes {
+            self.can_be(global)?;
+            confirm(global, &format!("{effect} Go on?"), "confirm with --yes")?;
         }
-        self.can_be(global)?;
-        confirm(global, &format!("{effect} Go on?"), "confirm with --yes")
+        Ok(go)
+    }
+
+    /// The same without a question, for a use of the command that does not disturb.
+    pub(super) fn only_shown(self, global: &Global, effect: &str) -> Result<Go, Error> {
+        self.dry_run.of(global, effect)
     }
 }
 

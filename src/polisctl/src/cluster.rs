@@ -7,12 +7,14 @@ use polis_proto::v1::management_client::ManagementClient;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-use super::error::{Error, Explain as _};
+use super::ask::{DryRun, Go, Sure};
+use super::error::{Error, Exit, Explain as _};
 use super::node::{View, nodes_table};
-use super::output::{Document, fields, or_dash, table};
+use super::output::{Document, Text, fields, or_dash};
 use super::parameters::Admission;
 use super::session::Session;
-use super::{Global, etcd, ownership, parameters, units};
+use super::table::table;
+use super::{Global, etcd, leaderless, ownership, parameters, units};
 use polis_base::hex;
 use polis_wire::identity::{Fingerprint, NodeId};
 use polis_wire::node_roles::is_consensus_member;
@@ -27,6 +29,10 @@ pub(super) enum Command {
     Info,
     /// Print the state of the cluster: nodes, leader, etcd.
     Status,
+    /// Check the cluster, for scripts: status 0 if it is healthy.
+    ///
+    /// Status 1: it has problems, which are printed, or no leader. Status 3: no curator answers.
+    Health,
     /// Print the register ticket, or make a new one.
     Ticket {
         #[command(subcommand)]
@@ -38,7 +44,12 @@ pub(super) enum Command {
     /// it joins next: a share of its disk's key that must no longer be stored opens the
     /// disk for one more boot. Other nodes and every data partition keep the configuration
     /// that they committed with.
-    Configure(parameters::Rules),
+    Configure {
+        #[command(flatten)]
+        rules: parameters::Rules,
+        #[command(flatten)]
+        dry_run: DryRun,
+    },
     /// Wait until the cluster is healthy.
     ///
     /// A cluster is healthy when a curator leads, every node in state up is healthy, and
@@ -58,6 +69,8 @@ pub(super) enum Ticket {
         /// Its lifetime, such as 2h [default: unlimited].
         #[arg(long, value_name = "DURATION", value_parser = units::duration)]
         lifetime: Option<Duration>,
+        #[command(flatten)]
+        sure: Sure,
     },
 }
 
@@ -71,10 +84,22 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             global.out.print(&Info::document(&info)?)
         }
         Command::Status => {
-            let session = Session::open(global).await?;
-            global.out.print(&Status::read(&session).await?.with_words().document()?)
+            let session = Session::brief(global).await?;
+            match Status::read(&session).await {
+                Ok(status) => global.out.print(&status.with_words().document()?),
+                Err(error) if error.exit() == Exit::TimedOut => {
+                    global.out.print(&leaderless::view(&session, error).await?.document()?)
+                }
+                Err(error) => Err(error),
+            }
         }
+        Command::Health => health(global).await,
         Command::Ticket { command } => {
+            if let Some(Ticket::Rotate { sure, .. }) = &command
+                && sure.of(global, ROTATION)? == Go::NoFurther
+            {
+                return Ok(());
+            }
             let session = Session::open(global).await?;
             let answer = ticket(&session, command.as_ref()).await?;
             let ends = units::since_1970(answer.ends_at).map(units::Time);
@@ -84,10 +109,35 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             }
             global.out.print(&Document::new(&value, hex::encode(&answer.ticket))?)
         }
-        Command::Configure(rules) => configure(&rules, global).await,
+        Command::Configure { rules, dry_run } => configure(&rules, dry_run, global).await,
         Command::Wait { nodes } => wait(global, nodes).await,
     }
 }
+
+/// Prints the verdict; an error where it is not a good one.
+async fn health(global: &Global) -> Result<(), Error> {
+    let session = Session::brief(global).await?;
+    let problems = match Status::read(&session).await {
+        Ok(status) => status.problems,
+        Err(error) if error.exit() == Exit::TimedOut => {
+            leaderless::view(&session, error).await?.problems
+        }
+        Err(error) => return Err(error),
+    };
+    let value = serde_json::json!({ "healthy": problems.is_empty(), "problems": problems });
+    let text = if problems.is_empty() { "healthy".to_owned() } else { problems.join("\n") };
+    global.out.print(&Document::new(&value, text)?)?;
+    match problems.len() {
+        0 => Ok(()),
+        1 => Err(Error::new("the cluster has a problem")),
+        count => Err(Error::new(format!("the cluster has {count} problems"))),
+    }
+    .help(|| "`polisctl cluster status` shows all of it".to_owned())
+}
+
+/// What a rotation does.
+const ROTATION: &str = "The cluster makes a new ticket, and rejects every machine that has the \
+                        present one and is not approved yet.";
 
 /// Reads the description of the cluster, and stores the addresses of its curators.
 pub(super) async fn info(session: &Session) -> Result<v1::GetClusterInfoResponse, Error> {
@@ -100,9 +150,17 @@ pub(super) async fn info(session: &Session) -> Result<v1::GetClusterInfoResponse
     Ok(info)
 }
 
-async fn configure(rules: &parameters::Rules, global: &Global) -> Result<(), Error> {
+async fn configure(
+    rules: &parameters::Rules,
+    dry_run: DryRun,
+    global: &Global,
+) -> Result<(), Error> {
     if rules.is_empty() {
         return Err(Error::usage("name what to change: --tpm, --storage, --cold-start"));
+    }
+    let effect = format!("The settings of all nodes change: {}.", rules.options());
+    if dry_run.of(global, &effect)? == Go::NoFurther {
+        return Ok(());
     }
     let session = Session::open(global).await?;
     let configuration = rules.named();
@@ -122,7 +180,7 @@ async fn ticket(
 ) -> Result<v1::GetRegisterTicketResponse, Error> {
     let (rotate, lifetime) = match command {
         None => (false, None),
-        Some(Ticket::Rotate { lifetime }) => (true, *lifetime),
+        Some(Ticket::Rotate { lifetime, .. }) => (true, *lifetime),
     };
     let lifetime_seconds = lifetime.map_or(0, |lifetime| lifetime.as_secs().max(1));
     let request = v1::GetRegisterTicketRequest { rotate, lifetime_seconds };
@@ -238,6 +296,8 @@ impl Info {
 #[derive(Debug, Serialize)]
 struct Status {
     healthy: bool,
+    /// `leader`: the leader has reported it.
+    source: &'static str,
     /// Everything that keeps the cluster from being healthy, a sentence each.
     problems: Vec<String>,
     cluster_domain: String,
@@ -313,6 +373,7 @@ impl Status {
         let problems = problems(info, nodes, consensus);
         Self {
             healthy: problems.is_empty(),
+            source: "leader",
             problems,
             cluster_domain: domain(info),
             leader: info.leader.clone(),
@@ -325,6 +386,23 @@ impl Status {
     fn with_words(self) -> Self {
         let refused = self.refused.iter().map(Refused::with_words).collect();
         Self { refused, ..self }
+    }
+
+    /// What to do about nodes whose heartbeat is overdue.
+    fn overdue(&self) -> Option<String> {
+        let late = self.nodes.iter().filter(|node| node.is_late());
+        let commands: Vec<_> =
+            late.map(|node| format!("`polisctl node delete {} --force`", node.id())).collect();
+        (!commands.is_empty())
+            .then(|| format!("switch it on; if its machine is lost:\n{}", commands.join("\n")))
+    }
+
+    /// The nodes that wait for approval, with the command.
+    fn waiting(&self) -> Option<String> {
+        let new = self.nodes.iter().filter(|node| node.is_new());
+        let lines: Vec<_> =
+            new.map(|node| format!("`polisctl node approve {}`", node.id())).collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
     }
 
     /// The command for recovery keys that only the cluster stores. The cluster is healthy
@@ -348,12 +426,14 @@ impl Status {
             ("leader", or_dash(&self.leader)),
             ("etcd", self.etcd.summary()),
         ];
+        lines.extend(self.overdue().map(|advice| ("overdue", advice)));
+        lines.extend(self.waiting().map(|advice| ("waiting", advice)));
         lines.extend(self.unsaved().map(|advice| ("recovery", advice)));
-        let mut text = format!("{}\n{}", fields(&lines), nodes_table(&self.nodes));
+        let mut text = Text::from(fields(&lines)).and("\n").then(nodes_table(&self.nodes));
         if !self.refused.is_empty() {
             let rows: Vec<_> = self.refused.iter().map(Refused::row).collect();
             let heads = ["REFUSED", "WORDS", "ADDRESS", "REASON", "TIMES", "LAST"];
-            text = format!("{text}\n\n{}", table(&heads, &rows));
+            text = text.and("\n").then(table(&heads, &rows));
         }
         Document::new(self, text)
     }
@@ -373,9 +453,11 @@ fn problems(
         match node.health() {
             v1::NodeHealth::Healthy => {}
             v1::NodeHealth::Late => problems.push(format!("{}: heartbeat overdue", node.id)),
-            v1::NodeHealth::Unknown | v1::NodeHealth::Absent => {
-                problems.push(format!("{}: no heartbeat yet", node.id));
-            }
+            v1::NodeHealth::Unknown => problems.push(format!(
+                "{}: health unknown, no heartbeat since the leader changed",
+                node.id
+            )),
+            v1::NodeHealth::Absent => problems.push(format!("{}: no heartbeat yet", node.id)),
         }
     }
     for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Standby) {
@@ -445,7 +527,7 @@ async fn wait(global: &Global, wanted: usize) -> Result<(), Error> {
             }
             Ok(Ok(Look::Missing(missing))) => missing,
             // An outage may end while `wait` waits; a refusal does not.
-            Ok(Err(error)) if error.exit() == super::error::Exit::TimedOut => error.summary(),
+            Ok(Err(error)) if error.exit() == Exit::TimedOut => error.summary(),
             Ok(Err(error)) => return Err(error),
             Err(_elapsed) => missing,
         };

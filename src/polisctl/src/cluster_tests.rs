@@ -177,6 +177,9 @@ fn status_lists_what_keeps_the_cluster_from_being_healthy() {
              the etcd member of polis-02020202020202020202020202020202 is learning
     leader   polis-01
     etcd     1 voter, 1 learning; the loss of one stops the cluster
+    overdue  switch it on; if its machine is lost:
+             `polisctl node delete polis-02020202020202020202020202020202 --force`
+    waiting  `polisctl node approve polis-03030303030303030303030303030303`
 
     NODE                                    STATE  HEALTH   ROLES             ADDRESS    VERSION  LAST HEARTBEAT
     polis-01010101010101010101010101010101  up     healthy  consensus-member  192.0.2.1  0.1.0    1.2 s ago
@@ -235,7 +238,22 @@ fn status_lists_what_keeps_the_cluster_from_being_healthy() {
       version: "0.1.0"
     problems: []
     refused: []
+    source: leader
     "#);
+}
+
+#[test]
+fn a_new_leader_does_not_call_healthy_nodes_never_heard_of() {
+    use crate::output::Format;
+    use v1::{NodeHealth::*, NodeState::*};
+    let silent = v1::NodeInfo { heartbeat_age_ms: -1, ..node(1, Up, Unknown) };
+    let consensus =
+        v1::ConsensusStatus { members: consensus().members[..1].to_vec(), ..consensus() };
+    let status = Status::of(&info(), &[silent], &consensus);
+    assert!(!status.healthy);
+    let text = status.document().unwrap().render(Format::Table).unwrap();
+    assert!(text.contains("health unknown, no heartbeat since the leader changed"), "{text}");
+    assert!(!text.contains("never") && text.contains("no heartbeat yet"), "{text}");
 }
 
 #[test]
@@ -295,7 +313,7 @@ fn a_node_is_described_with_its_words() {
 #[test]
 fn etcd_is_a_table_and_a_document() {
     let status = etcd::Status::of(&consensus());
-    insta::assert_snapshot!(status.text(), @r"
+    insta::assert_snapshot!(Document::new(&(), status.text()).unwrap().render(crate::output::Format::Table).unwrap(), @r"
     members   1 voter, 1 learning; the loss of one stops the cluster
     leader    polis-01010101010101010101010101010101
     term      4

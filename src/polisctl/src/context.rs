@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::ask::{Go, Sure};
 use super::contexts::{self, Context};
 use super::error::Error;
-use super::output::{Document, fields, or_dash, table};
+use super::output::{Document, fields, or_dash};
+use super::table::table;
 use super::{Global, units};
 use polis_wire::identity::Fingerprint;
 use polis_wire::pki::Facts;
@@ -53,6 +55,8 @@ pub(super) enum Command {
         /// Its name.
         #[arg(value_parser = contexts::name)]
         name: String,
+        #[command(flatten)]
+        sure: Sure,
     },
 }
 
@@ -123,7 +127,14 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             global.out.print(&Document::new(&value, format!("{name} is saved"))?)
         }
         Command::Import { file, key } => super::user::import(&file, &key, global),
-        Command::Remove { name } => {
+        Command::Remove { name, sure } => {
+            let effect = format!(
+                "The context {name} is forgotten, with its certificate and the CA that it trusts; \
+                 the key stays."
+            );
+            if sure.of(global, &effect)? == Go::NoFurther {
+                return Ok(());
+            }
             contexts.remove(&name)?;
             let value = serde_json::json!({ "removed": name });
             global.out.print(&Document::new(&value, format!("{name} is removed"))?)

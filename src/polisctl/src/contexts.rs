@@ -180,6 +180,22 @@ impl Contexts {
         }))
     }
 
+    /// The name for the context of the cluster with this CA, which calls itself `wanted`:
+    /// that name, or with a number where another cluster has it. Clusters that nobody has
+    /// named are all called the same.
+    pub(super) fn free_name(&self, wanted: &str, ca: &[u8]) -> Result<String, Error> {
+        for number in 1_u32.. {
+            let suffix = if number == 1 { String::new() } else { format!("-{number}") };
+            let kept = wanted.len().min(NAME_MAX - suffix.len());
+            let name = format!("{}{suffix}", wanted.get(..kept).unwrap_or(wanted));
+            let known = self.find_context(&name)?;
+            if known.and_then(|known| known.ca).is_none_or(|known| known == ca) {
+                return Ok(name);
+            }
+        }
+        Err(Error::new(format!("every name like {wanted} is taken")))
+    }
+
     /// Writes a context.
     pub(super) fn save(&self, context: &Context) -> Result<(), Error> {
         let folder = self.folder_of(&context.name);

@@ -10,8 +10,9 @@ use sha2::{Digest as _, Sha256};
 
 use super::Global;
 use super::error::Error;
-use super::output::{Document, fields, or_dash, table};
+use super::output::{Document, Text, fields, or_dash};
 use super::session::{Session, refused};
+use super::table::{Table, table};
 use super::unfinished::Unfinished;
 use polis_wire::rpc::client::Repeat;
 
@@ -158,8 +159,8 @@ impl Status {
     }
 
     /// Everything as text.
-    pub(super) fn text(&self) -> String {
-        format!("{}\n{}", self.fields(), self.table())
+    pub(super) fn text(&self) -> Text {
+        Text::from(self.fields()).and("\n").then(self.table())
     }
 
     fn fields(&self) -> String {
@@ -175,7 +176,7 @@ impl Status {
         ])
     }
 
-    fn table(&self) -> String {
+    fn table(&self) -> Table {
         let row = |member: &Member| {
             // The figures of a member without a report are all zero.
             let if_reported =

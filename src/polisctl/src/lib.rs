@@ -21,12 +21,14 @@
 
 mod ask;
 mod cluster;
+mod completion;
 mod console;
 mod context;
 mod contexts;
 mod error;
 mod etcd;
 mod key;
+mod leaderless;
 #[cfg(test)]
 mod loopback;
 #[cfg(test)]
@@ -37,6 +39,9 @@ mod owner;
 mod ownership;
 mod parameters;
 mod session;
+mod table;
+#[cfg(test)]
+mod table_tests;
 #[cfg(test)]
 mod testing;
 mod unfinished;
@@ -49,12 +54,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use self::contexts::Contexts;
 use self::error::{Error, Exit, Explain as _};
 use self::key::Passphrase;
-use self::output::{Format, Out, Streams};
+use self::output::{Document, Format, Out, Streams};
 use polis_wire::endpoint::Endpoint;
 
 /// Operates Polis clusters.
@@ -77,8 +82,8 @@ struct Options {
     /// Where a curator is; repeatable [default: those of the context].
     #[arg(long = "endpoint", global = true, value_name = "HOST[:PORT]")]
     endpoints: Vec<Endpoint>,
-    /// How to print what was found.
-    #[arg(long, global = true, value_enum, default_value_t)]
+    /// How to print what was found; `-o` means a file where a command writes one.
+    #[arg(short, long, global = true, value_enum, default_value_t)]
     output: Format,
     /// How long to wait for the cluster, such as 30s or 5m.
     #[arg(long, global = true, value_name = "DURATION", value_parser = units::duration)]
@@ -108,6 +113,9 @@ enum Command {
     /// Approve, operate and remove nodes.
     #[command(subcommand)]
     Node(node::Command),
+    /// List the nodes, as `node list` does.
+    #[command(subcommand)]
+    Get(Get),
     /// Manage the users of the cluster.
     #[command(subcommand)]
     User(user::Command),
@@ -116,12 +124,45 @@ enum Command {
     Etcd(etcd::Command),
     /// Show a node's screen in this terminal; q leaves it.
     Console(console::Arguments),
-    /// Print a completion script for a shell.
+    /// Print a completion script for a shell, which completes node IDs, too.
     Completion {
-        /// The shell.
-        #[arg(value_enum)]
-        shell: clap_complete::Shell,
+        /// The shell; `nodes` prints the IDs that the scripts complete.
+        #[arg(value_parser = completion::target())]
+        shell: completion::Target,
     },
+    /// Print the version of this program.
+    Version,
+}
+
+/// What `get` lists.
+#[derive(Debug, Subcommand)]
+enum Get {
+    /// List the nodes.
+    #[command(visible_alias = "node")]
+    Nodes(node::List),
+}
+
+/// The command line: what the derives say, and `-o` for the output of every command that
+/// does not write a file with it.
+fn command() -> clap::Command {
+    let command = Cli::command();
+    let output = command.get_arguments().find(|arg| arg.get_id() == "output").cloned();
+    let output = output.expect("the options have it").short(None);
+    with_long_output(command, &output)
+}
+
+fn with_long_output(mut command: clap::Command, output: &clap::Arg) -> clap::Command {
+    let writes = |arg: &clap::Arg| arg.get_short() == Some('o') && arg.get_id() != "output";
+    if command.get_arguments().any(writes) {
+        // An argument that is there is not taken from the command above.
+        return command.arg(output.clone());
+    }
+    let below: Vec<String> =
+        command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
+    for name in below {
+        command = command.mut_subcommand(name, |below| with_long_output(below, output));
+    }
+    command
 }
 
 /// The options of every command.
@@ -148,7 +189,8 @@ fn run(
     variable: impl Fn(&str) -> Option<String>,
     streams: &Streams,
 ) -> u8 {
-    let cli = match Cli::try_parse_from(arguments) {
+    let parsed = command().try_get_matches_from(arguments);
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {
             let text = error.render();
@@ -179,10 +221,16 @@ fn start(
 ) -> Result<(), Error> {
     let Options { context, endpoints, output, timeout, passphrase_file, config } = cli.options;
     let out = Out { format: output, streams: streams.clone() };
-    if let Command::Completion { shell } = cli.command {
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut Cli::command(), "polisctl", &mut script);
-        return out.raw(&script);
+    match cli.command {
+        Command::Completion { shell: completion::Target::Shell(shell) } => {
+            return out.raw(&completion::script(shell));
+        }
+        Command::Version => {
+            let version = env!("CARGO_PKG_VERSION");
+            let value = serde_json::json!({ "polisctl": version });
+            return out.print(&Document::new(&value, format!("polisctl {version}"))?);
+        }
+        _ => {}
     }
     let contexts = Contexts::find(config, variable)?;
     let passphrase = Passphrase { file: passphrase_file };
@@ -202,10 +250,12 @@ async fn perform(command: Command, global: &Global) -> Result<(), Error> {
         Command::Context(command) => context::run(command, global),
         Command::Cluster(command) => cluster::run(command, global).await,
         Command::Node(command) => node::run(command, global).await,
+        Command::Get(Get::Nodes(arguments)) => node::list(&arguments, global).await,
         Command::User(command) => user::run(command, global).await,
         Command::Etcd(command) => etcd::run(command, global).await,
         Command::Console(arguments) => Box::pin(console::run(arguments, global)).await,
-        Command::Completion { .. } => Ok(()),
+        Command::Completion { .. } => completion::nodes(global).await,
+        Command::Version => Ok(()),
     }
 }
 
@@ -215,7 +265,7 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     /// Commands that are part of the contract.
@@ -235,7 +285,7 @@ mod tests {
 
     #[test]
     fn every_promised_command_is_there_and_the_manual_has_every_command() {
-        let there = paths(&Cli::command(), "");
+        let there = paths(&command(), "");
         for promised in PROMISED.split(", ") {
             assert!(there.iter().any(|path| path == promised), "{promised} is not there");
         }
@@ -294,7 +344,7 @@ mod tests {
         error: there is no context "hone"
         help: there are: home
         "#);
-        world.runs(&["context", "remove", "home"]);
+        world.runs(&["context", "remove", "home", "--yes"]);
     }
 
     #[test]
@@ -311,12 +361,26 @@ mod tests {
     }
 
     #[test]
-    fn every_shell_gets_a_completion() {
-        use clap::ValueEnum as _;
-        for shell in clap_complete::Shell::value_variants() {
-            let mut script = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "polisctl", &mut script);
-            assert!(!script.is_empty(), "{shell}");
-        }
+    fn o_is_short_for_output_except_where_it_names_a_file() {
+        let world = testing::World::new();
+        let json = world.runs(&["-o", "json", "context", "list"]);
+        assert_eq!(json, world.runs(&["context", "list", "--output", "json"]));
+        assert_eq!(json, world.runs(&["context", "list", "-o", "json"]));
+        world.runs(&["owner", "create", "-o", "@json"]);
+        assert!(world.path("json").exists(), "it is a file there");
+        world.runs(&["owner", "create", "-o", "@other", "--output", "json"]);
+        assert!(world.path("other").exists());
+        // Without a file and before the command, it is the format.
+        let said = world.runs(&["-o", "json", "owner", "create"]);
+        assert!(serde_json::from_str::<serde_json::Value>(&said).is_ok(), "{said}");
+    }
+
+    #[test]
+    fn the_version_is_a_command_too() {
+        let world = testing::World::new();
+        assert_eq!(world.runs(&["version"]), world.runs(&["--version"]));
+        let value: serde_json::Value =
+            serde_json::from_str(&world.runs(&["version", "-o", "json"])).unwrap();
+        assert_eq!(value["polisctl"], env!("CARGO_PKG_VERSION"));
     }
 }

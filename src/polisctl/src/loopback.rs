@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ed25519_dalek::pkcs8::EncodePrivateKey as _;
@@ -15,6 +16,7 @@ use polis_proto::v1::aaa_server::{Aaa, AaaServer};
 use polis_proto::v1::curator_local_server::{CuratorLocal, CuratorLocalServer};
 use polis_proto::v1::management_server::{Management, ManagementServer};
 use polis_proto::v1::node_management_server::{NodeManagement, NodeManagementServer};
+use sha2::{Digest as _, Sha256};
 use tonic::service::RoutesBuilder;
 use tonic::{Request, Response, Status};
 
@@ -40,6 +42,9 @@ pub(super) struct Cluster {
     authority: Authority,
     running: Running,
     asked: Arc<Mutex<Vec<String>>>,
+    leads: Arc<AtomicBool>,
+    /// Whether the member of etcd answers.
+    answers: Arc<AtomicBool>,
 }
 
 /// Answers every call of a node.
@@ -48,6 +53,9 @@ struct Served {
     ca: Vec<u8>,
     authority: Authority,
     asked: Arc<Mutex<Vec<String>>>,
+    leads: Arc<AtomicBool>,
+    /// Whether the member of etcd answers.
+    answers: Arc<AtomicBool>,
 }
 
 impl Cluster {
@@ -59,12 +67,16 @@ impl Cluster {
             .build()
             .unwrap();
         let asked = Arc::default();
+        let leads = Arc::new(AtomicBool::new(true));
+        let answers = Arc::new(AtomicBool::new(true));
         let (authority, running) = runtime.block_on(async {
             let authority = Authority::new().await;
             let served = Served {
                 ca: authority.der.clone(),
                 authority: authority.clone(),
                 asked: Arc::clone(&asked),
+                leads: Arc::clone(&leads),
+                answers: Arc::clone(&answers),
             };
             let mut routes = RoutesBuilder::default();
             routes
@@ -76,7 +88,7 @@ impl Cluster {
             let running = Running::start(authority.node(NODE).await, app, Limits::default()).await;
             (authority, running)
         });
-        let cluster = Self { runtime, authority, running, asked };
+        let cluster = Self { runtime, authority, running, asked, leads, answers };
         cluster.equip(world);
         cluster
     }
@@ -109,6 +121,25 @@ impl Cluster {
     /// The address of the node, as a curator and as a node.
     pub(super) fn address(&self) -> String {
         self.running.address.to_string()
+    }
+
+    /// From now on the node reports that nobody leads.
+    pub(super) fn nobody_leads(&self) {
+        self.leads.store(false, Ordering::Relaxed);
+    }
+
+    /// From now on its member of etcd does not answer.
+    pub(super) fn etcd_is_silent(&self) {
+        self.answers.store(false, Ordering::Relaxed);
+    }
+
+    /// The context knows these nodes, as a leader has reported them.
+    pub(super) fn knows(&self, world: &World, nodes: &[(&str, &str)]) {
+        let contexts = Contexts::find(Some(world.path("polis")), |_name| None).unwrap();
+        let mut context = contexts.load("home").unwrap();
+        let entry = |(id, at): &(&str, &str)| ((*id).to_owned(), vec![(*at).to_owned()]);
+        context.settings.nodes = nodes.iter().map(entry).collect();
+        contexts.save(&context).unwrap();
     }
 
     /// The calls since the last query.
@@ -210,8 +241,9 @@ impl CuratorLocal for Served {
         _request: Request<v1::GetCurrentLeaderRequest>,
     ) -> Result<Response<Self::GetCurrentLeaderStream>, Status> {
         let id = node_id(NODE).to_string();
+        let leads = self.leads.load(Ordering::Relaxed);
         let this = v1::GetCurrentLeaderResponse {
-            leader_id: id.clone(),
+            leader_id: if leads { id.clone() } else { String::new() },
             this_id: id,
             ..Default::default()
         };
@@ -263,6 +295,8 @@ impl Management for Served {
             public_key: key(NODE).verifying_key().to_bytes().to_vec(),
             state: v1::NodeState::Up.into(),
             status: Some(status),
+            health: v1::NodeHealth::Healthy.into(),
+            heartbeat_age_ms: 1200,
             registered_at: 1_700_000_000,
             ..Default::default()
         }]))
@@ -273,21 +307,23 @@ impl Management for Served {
         _request: Request<v1::ApproveNodeRequest>,
     ) -> Result<Response<v1::ApproveNodeResponse>, Status> {
         self.note("ApproveNode");
-        not_served()
+        Ok(Response::new(v1::ApproveNodeResponse::default()))
     }
 
     async fn update_node_roles(
         &self,
         _request: Request<v1::UpdateNodeRolesRequest>,
     ) -> Result<Response<v1::NodeInfo>, Status> {
-        not_served()
+        self.note("UpdateNodeRoles");
+        Ok(Response::new(v1::NodeInfo::default()))
     }
 
     async fn update_node_labels(
         &self,
         _request: Request<v1::UpdateNodeLabelsRequest>,
     ) -> Result<Response<v1::NodeInfo>, Status> {
-        not_served()
+        self.note("UpdateNodeLabels");
+        Ok(Response::new(v1::NodeInfo::default()))
     }
 
     async fn decommission_node(
@@ -310,7 +346,8 @@ impl Management for Served {
         &self,
         _request: Request<v1::ConfigureClusterRequest>,
     ) -> Result<Response<v1::ConfigureClusterResponse>, Status> {
-        not_served()
+        self.note("ConfigureCluster");
+        Ok(Response::new(v1::ConfigureClusterResponse::default()))
     }
 
     async fn get_recovery_key(
@@ -334,14 +371,23 @@ impl Management for Served {
         &self,
         _request: Request<v1::GetEtcdStatusRequest>,
     ) -> Result<Response<v1::ConsensusStatus>, Status> {
-        not_served()
+        let member = v1::ConsensusMember {
+            id: 1,
+            node_id: node_id(NODE).to_string(),
+            answers: self.answers.load(Ordering::Relaxed),
+            ..Default::default()
+        };
+        let members = vec![member];
+        Ok(Response::new(v1::ConsensusStatus { leader: 1, members, ..Default::default() }))
     }
 
     async fn snapshot_etcd(
         &self,
         _request: Request<v1::SnapshotEtcdRequest>,
     ) -> Result<Response<Self::SnapshotEtcdStream>, Status> {
-        not_served()
+        let data = b"records".to_vec();
+        let digest = Sha256::digest(&data).to_vec();
+        Ok(answers([data, digest].map(|data| v1::SnapshotChunk { data }).to_vec()))
     }
 }
 
@@ -351,7 +397,12 @@ impl Aaa for Served {
         &self,
         _request: Request<v1::EscrowRequest>,
     ) -> Result<Response<v1::EscrowResponse>, Status> {
-        not_served()
+        self.note("Escrow");
+        let owner = self.authority.user("owner", Role::Owner, PERSON).await;
+        Ok(Response::new(v1::EscrowResponse {
+            certificate: owner.certificate,
+            ca_certificate: self.ca.clone(),
+        }))
     }
 
     async fn renew(
@@ -387,6 +438,9 @@ impl Aaa for Served {
         &self,
         _request: Request<v1::ListUsersRequest>,
     ) -> Result<Response<v1::ListUsersResponse>, Status> {
-        not_served()
+        let public_key = key(PERSON).verifying_key().to_bytes().to_vec();
+        let role = v1::UserRole::Owner.into();
+        let user = v1::User { name: "owner".to_owned(), role, public_key, revoked: false };
+        Ok(Response::new(v1::ListUsersResponse { users: vec![user] }))
     }
 }

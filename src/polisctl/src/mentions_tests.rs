@@ -3,9 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use clap::CommandFactory as _;
-
-use super::Cli;
+use super::command as whole;
 
 /// Every text of the repository that an operator may read.
 fn texts() -> Vec<(PathBuf, String)> {
@@ -48,7 +46,7 @@ fn mentions(text: &str) -> Vec<String> {
 /// capitals and in braces are placeholders.
 fn mistake(mention: &str) -> Option<String> {
     let stands_for_another = |word: &str| !word.starts_with(|c: char| c.is_ascii_lowercase());
-    let root = Cli::command();
+    let root = whole();
     let mut command = &root;
     let mut words = mention.split_whitespace().skip(1).peekable();
     while let Some(word) = words.next() {
@@ -145,7 +143,7 @@ fn the_page_of_the_program_has_every_command_and_every_option() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/polisctl.md");
     let page = std::fs::read_to_string(page).unwrap();
     let mut commands = Vec::new();
-    leaves(&Cli::command(), "", &mut commands);
+    leaves(&whole(), "", &mut commands);
     for (path, command) in commands {
         let (group, name) = path.split_once(' ').unwrap_or(("", &path));
         let is_row = |line: &&str| {

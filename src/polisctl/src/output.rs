@@ -18,6 +18,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::error::{Error, Explain as _};
+use super::table::Table;
 
 /// How a document is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -35,12 +36,64 @@ pub(super) enum Format {
 #[derive(Clone, Debug)]
 pub(super) struct Document {
     value: serde_json::Value,
-    text: String,
+    text: Text,
+}
+
+/// What a person reads: paragraphs, and tables that fit into the terminal.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Text(Vec<Part>);
+
+#[derive(Clone, Debug)]
+enum Part {
+    Plain(String),
+    Table(Table),
+}
+
+impl Text {
+    /// The same with a table after it.
+    pub(super) fn then(mut self, table: Table) -> Self {
+        self.0.push(Part::Table(table));
+        self
+    }
+
+    /// The same with lines after it.
+    pub(super) fn and(mut self, text: impl Into<String>) -> Self {
+        self.0.push(Part::Plain(text.into()));
+        self
+    }
+
+    /// As it is written, in a terminal with so many columns or anywhere else.
+    fn lines(&self, columns: Option<usize>) -> String {
+        let part = |part: &Part| match (part, columns) {
+            (Part::Plain(text), _) => text.clone(),
+            (Part::Table(table), Some(columns)) => table.fit(columns),
+            (Part::Table(table), None) => table.to_string(),
+        };
+        self.0.iter().map(part).collect()
+    }
+}
+
+impl From<String> for Text {
+    fn from(text: String) -> Self {
+        Self::default().and(text)
+    }
+}
+
+impl From<&str> for Text {
+    fn from(text: &str) -> Self {
+        Self::default().and(text)
+    }
+}
+
+impl From<Table> for Text {
+    fn from(table: Table) -> Self {
+        Self::default().then(table)
+    }
 }
 
 impl Document {
     /// A value, and the text for people.
-    pub(super) fn new(value: &impl Serialize, text: impl Into<String>) -> Result<Self, Error> {
+    pub(super) fn new(value: &impl Serialize, text: impl Into<Text>) -> Result<Self, Error> {
         let value = serde_json::to_value(value).doing(|| "cannot make the document".to_owned())?;
         Ok(Self { value, text: text.into() })
     }
@@ -50,10 +103,17 @@ impl Document {
         &self.value
     }
 
-    /// The document in `format`, with a line feed at its end unless it is empty.
+    /// The document in `format`, with a line feed at its end unless it is empty. A table
+    /// is as wide as its cells.
+    #[cfg(test)]
     pub(super) fn render(&self, format: Format) -> Result<String, Error> {
+        self.render_in(format, None)
+    }
+
+    /// The same; a table fits into `columns`.
+    fn render_in(&self, format: Format, columns: Option<usize>) -> Result<String, Error> {
         let mut text = match format {
-            Format::Table => self.text.clone(),
+            Format::Table => self.text.lines(columns),
             Format::Json => serde_json::to_string_pretty(&self.value)?,
             Format::Yaml => serde_saphyr::to_string(&self.value)?,
         };
@@ -74,6 +134,8 @@ pub(super) struct Streams {
     stderr: Arc<Mutex<dyn Write + Send>>,
     /// The keyboard; `None` without a terminal.
     person: Option<Arc<Mutex<dyn BufRead + Send>>>,
+    /// The width of the terminal that standard output is; `None` where it is none.
+    columns: Option<usize>,
 }
 
 impl fmt::Debug for Streams {
@@ -85,7 +147,12 @@ impl fmt::Debug for Streams {
 impl Streams {
     /// Those of this process.
     pub(super) fn process() -> Self {
-        let streams = Self::new(io::stdout(), io::stderr());
+        let columns =
+            io::stdout().is_terminal().then(|| rustix::termios::tcgetwinsize(io::stdout()));
+        let columns = columns.and_then(Result::ok).map(|size| usize::from(size.ws_col));
+        // A terminal that does not tell its size says zero.
+        let columns = columns.filter(|columns| *columns > 0);
+        let streams = Self { columns, ..Self::new(io::stdout(), io::stderr()) };
         match io::stdin().is_terminal() && io::stderr().is_terminal() {
             true => streams.with_person(io::BufReader::new(io::stdin())),
             false => streams,
@@ -98,12 +165,18 @@ impl Streams {
         stderr: impl Write + Send + 'static,
     ) -> Self {
         let (stdout, stderr) = (Arc::new(Mutex::new(stdout)), Arc::new(Mutex::new(stderr)));
-        Self { stdout, stderr, person: None }
+        Self { stdout, stderr, person: None, columns: None }
     }
 
     /// The same, with `answers` as the typed lines.
     pub(super) fn with_person(self, answers: impl BufRead + Send + 'static) -> Self {
         Self { person: Some(Arc::new(Mutex::new(answers))), ..self }
+    }
+
+    /// The same; standard output is a terminal with so many columns.
+    #[cfg(test)]
+    pub(super) fn with_columns(self, columns: usize) -> Self {
+        Self { columns: Some(columns), ..self }
     }
 
     /// Whether a question can be asked.
@@ -147,7 +220,7 @@ pub(super) struct Out {
 impl Out {
     /// Prints the document of a command.
     pub(super) fn print(&self, document: &Document) -> Result<(), Error> {
-        self.raw(document.render(self.format)?.as_bytes())
+        self.raw(document.render_in(self.format, self.streams.columns)?.as_bytes())
     }
 
     /// Writes raw bytes, for output that is neither table nor document.
@@ -160,7 +233,9 @@ impl Out {
         match self.format {
             Format::Table => self.print(document),
             Format::Json => self.raw(format!("{}\n", document.value).as_bytes()),
-            Format::Yaml => self.raw(format!("---\n{}", document.render(Format::Yaml)?).as_bytes()),
+            Format::Yaml => {
+                self.raw(format!("---\n{}", document.render_in(Format::Yaml, None)?).as_bytes())
+            }
         }
     }
 
@@ -204,32 +279,8 @@ impl Drop for Progress {
     }
 }
 
-/// Between two columns.
+/// Between a name and its value.
 const GAP: usize = 2;
-
-/// Rows under headings, each column as wide as its widest cell.
-pub(super) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
-    let head = headings.iter().map(|&heading| heading.to_owned()).collect::<Vec<_>>();
-    let rows: Vec<Vec<String>> = std::iter::once(&head)
-        .chain(rows)
-        .map(|row| row.iter().map(|cell| clean(cell)).collect())
-        .collect();
-    let width = |column: usize| {
-        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
-    };
-    let widths: Vec<usize> =
-        (0..headings.len()).map(|column| width(column).unwrap_or_default()).collect();
-    let mut text = String::new();
-    for row in &rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            line.push_str(&format!("{cell:width$}{:GAP$}", ""));
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
-}
 
 /// Names and values, a line each; a value of several lines stays in its column.
 pub(super) fn fields(fields: &[(&str, String)]) -> String {
@@ -305,28 +356,11 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_as_wide_as_their_widest_cell() {
-        let rows =
-            [vec!["a".to_owned(), "longer".to_owned()], vec!["bcd".to_owned(), String::new()]];
-        insta::assert_snapshot!(table(&["N", "WORD"], &rows), @r"
-        N    WORD
-        a    longer
-        bcd
-        ");
-    }
-
-    #[test]
     fn a_value_of_several_lines_stays_in_its_column() {
         insta::assert_snapshot!(fields(&[("a", "1\n2".to_owned()), ("long name", "3".to_owned())]), @r"
         a          1
                    2
         long name  3
         ");
-    }
-
-    #[test]
-    fn a_cell_cannot_command_the_terminal() {
-        let rows = [vec!["a\u{1b}[2J\r\nb\u{202e}c".to_owned()]];
-        assert_eq!(table(&["N"], &rows), "N\na?[2J  b?c\n");
     }
 }

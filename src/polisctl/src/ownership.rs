@@ -170,9 +170,9 @@ fn compare(global: &Global, shown: &Shown, spoken: Option<&Spoken>) -> Result<()
         None => {}
     }
     let question = format!(
-        "The cluster at {at} shows a CA with the fingerprint\n\n    {}\n    \
-         {fingerprint}\n\nDoes page PKI of the machine's screen show the same?",
-        fingerprint.words()
+        "The cluster at {at} shows this CA:\n\n{}\n\
+         Does the machine's own screen show the same, on page PKI (F4) under \"cluster CA\"?",
+        as_on_the_page(&fingerprint)
     );
     ask::confirm(
         global,
@@ -180,6 +180,11 @@ fn compare(global: &Global, shown: &Shown, spoken: Option<&Spoken>) -> Result<()
         "name the fingerprint on the machine's screen: --fingerprint WORDS, or the CA: --ca FILE",
     )
     .doing(|| format!("the CA of the cluster at {at} was not verified"))
+}
+
+/// A fingerprint with the names and in the order in which page PKI has it.
+fn as_on_the_page(fingerprint: &Fingerprint) -> String {
+    format!("    words    {}\n    SHA-256  {fingerprint}\n", fingerprint.words())
 }
 
 /// The result of the exchange.
@@ -247,13 +252,11 @@ fn named(
     if global.context.is_none() && context.ca.is_none() {
         // A new name for a cluster without a context.
         let domain = super::contexts::name(&certified.domain).unwrap_or("polis".to_owned());
-        if let Some(other) = global.contexts.find_context(&domain)? {
-            if other.ca.as_ref().is_some_and(|other| *other != ca) {
-                return Err(another_cluster(&domain));
-            }
+        let name = global.contexts.free_name(&domain, &ca)?;
+        if let Some(other) = global.contexts.find_context(&name)? {
             context.settings.via = other.settings.via;
         }
-        context.name = domain;
+        context.name = name;
     }
     let settings = &mut context.settings;
     if !global.endpoints.is_empty() {
@@ -286,11 +289,25 @@ fn saved(global: &Global, context: Context) -> Result<(), Error> {
     let lines = [
         ("context", format!("{}, now the current context", taken.context)),
         ("user", taken.user.clone()),
-        ("CA", taken.ca_fingerprint.clone()),
+        ("CA", format!("{}\n{}", Fingerprint::of_certificate(ca).words(), taken.ca_fingerprint)),
         (
             "certificate ends",
             format!("{}; renewed automatically when used", units::text(taken.certificate_ends)),
         ),
     ];
     global.out.print(&Document::new(&taken, fields(&lines))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ca_is_shown_as_on_the_page_of_the_machine() {
+        let fingerprint = Fingerprint::of_certificate(b"abc");
+        insta::assert_snapshot!(as_on_the_page(&fingerprint), @r"
+            words    scissors-lecture-lamp-unique
+            SHA-256  ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad
+        ");
+    }
 }

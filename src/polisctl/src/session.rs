@@ -23,11 +23,12 @@ use ed25519_dalek::SigningKey;
 use polis_proto::v1;
 use polis_proto::v1::aaa_client::AaaClient;
 use polis_proto::v1::management_client::ManagementClient;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tonic::{Code, Response, Status};
 
 use super::contexts::{Context, Contexts};
-use super::error::{Error, Explain as _};
+use super::error::{Error, Exit, Explain as _};
+use super::output::Out;
 use super::{Global, context, key};
 use polis_base::sys::clock;
 use polis_wire::endpoint::{Endpoint, MANAGEMENT_PORT};
@@ -41,6 +42,8 @@ use polis_wire::rpc::client::{
 
 /// Longest that a command waits for the cluster: an election takes ten seconds.
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);
+/// Longest that a command looks for a leader where it has an answer without one.
+const LEADER: Duration = Duration::from_secs(5);
 /// Longest that one attempt at a call may take.
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// Between two attempts at a node that is waited for.
@@ -55,6 +58,7 @@ pub(super) struct Session {
     /// The value of `--timeout`.
     limit: Option<Limit>,
     contexts: Contexts,
+    out: Out,
 }
 
 /// The deadline of a command, for all of its calls together.
@@ -94,6 +98,11 @@ pub(super) fn credentials(
 ) -> Credentials {
     let key = Arc::new(polis_wire::pki::key_der(key));
     Credentials { certificate, key, authority }
+}
+
+/// How long a command looks for a leader that it does not need.
+fn leader_time(timeout: Option<Duration>) -> Duration {
+    timeout.map_or(LEADER, |total| LEADER.min(total / 2))
 }
 
 /// How long the calls of a command may take.
@@ -168,6 +177,15 @@ impl Session {
         Ok(session)
     }
 
+    /// The same, for a command that has an answer without a leader, too: it looks for one
+    /// for half of the time that a person gives, and for a few seconds at most.
+    pub(super) async fn brief(global: &Global) -> Result<Self, Error> {
+        let mut session = Self::prepare(global, LEADER)?;
+        session.limit_calls(leader_time(global.timeout));
+        session.renew(global).await;
+        Ok(session)
+    }
+
     /// The part that needs no connection.
     pub(super) fn prepare(global: &Global, wait: Duration) -> Result<Self, Error> {
         let named = global.contexts.context(global.context.as_deref())?;
@@ -206,7 +224,8 @@ impl Session {
         let client = Client::fixed(candidates, credentials.clone(), patience(global, wait));
         let contexts = global.contexts.clone();
         let limit = global.timeout.map(Limit::new);
-        Ok(Self { context, credentials, client, limit, contexts })
+        let out = global.out.clone();
+        Ok(Self { context, credentials, client, limit, contexts, out })
     }
 
     /// Renews the certificate when due.
@@ -415,7 +434,23 @@ impl Session {
             return Ok(Target { meant, address: at.clone() });
         }
         let node = match wanted {
-            Some(wanted) => self.find(wanted).await?,
+            Some(wanted) => match self.known(wanted) {
+                None => self.find(wanted).await?,
+                Some(known) => {
+                    let time = leader_time(self.limit.map(|limit| limit.total));
+                    match timeout(time, Box::pin(self.find(wanted))).await {
+                        Ok(Err(error)) if error.exit() != Exit::TimedOut => return Err(error),
+                        Ok(Ok(node)) => node,
+                        Ok(Err(_)) | Err(_) => {
+                            self.out.remark(&format!(
+                                "no leader was found; asking the node at its last known address, {}",
+                                known.address.host
+                            ));
+                            return Ok(known);
+                        }
+                    }
+                }
+            },
             None => {
                 let leader = async { self.client.leader().await.map_err(Status::from) };
                 let leader = self.within("find the leader", leader).await?;
@@ -427,6 +462,38 @@ impl Session {
             // A node without a status may still be in the directory.
             Err(error) => self.in_directory(&node).await.ok_or(error),
         }
+    }
+
+    /// The nodes that the context knows, each at its own port. A context that has not
+    /// learnt any knows its endpoints.
+    pub(super) fn known_nodes(&self) -> Vec<Target> {
+        let managed = |meant, address: &str| {
+            let address = Endpoint::parse(address, MANAGEMENT_PORT).ok()?;
+            Some(Target { meant, address: address.at_port(MANAGEMENT_PORT) })
+        };
+        let settings = &self.context.settings;
+        let learnt = settings.nodes.iter().filter_map(|(id, addresses)| {
+            managed(Meant::Node(id.parse().ok()?), addresses.first()?)
+        });
+        let learnt: Vec<_> = learnt.collect();
+        if !learnt.is_empty() {
+            return learnt;
+        }
+        settings.endpoints.iter().filter_map(|at| managed(Meant::Any, at)).collect()
+    }
+
+    /// The node that `wanted` names, if the context has learnt of one such node.
+    fn known(&self, wanted: &str) -> Option<Target> {
+        let meant = Meant::parse(wanted).ok()?;
+        let fits = |target: &Target| match (&meant, &target.meant) {
+            (Meant::Node(meant), Meant::Node(known)) => meant == known,
+            (Meant::Digits(digits), Meant::Node(known)) => {
+                known.to_string()[PREFIX.len()..].starts_with(digits)
+            }
+            (_, _) => false,
+        };
+        let mut found = self.known_nodes().into_iter().filter(fits);
+        found.next().filter(|_| found.next().is_none())
     }
 
     async fn in_directory(&self, node: &v1::NodeInfo) -> Option<Target> {
@@ -460,6 +527,14 @@ pub(super) enum Meant {
 }
 
 impl Meant {
+    /// The ID in full, where that is known.
+    pub(super) fn id(&self) -> Option<NodeId> {
+        match self {
+            Self::Node(id) => Some(*id),
+            Self::Any | Self::Digits(_) => None,
+        }
+    }
+
     /// Reads an ID, or the first digits of one.
     fn parse(text: &str) -> Result<Self, Error> {
         if let Ok(id) = text.parse() {
@@ -555,7 +630,12 @@ pub(super) fn refused(what: &str, status: &Status) -> Error {
     let reason = status.metadata().get(REASON).and_then(|reason| reason.to_str().ok());
     let late = matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable);
     let error = if late { Error::late(error) } else { Error::from(error) };
-    match help(status.code(), reason.unwrap_or_default()) {
+    // Which of the two it is, the leader says in words only.
+    let reason = match reason.unwrap_or_default() {
+        "quorum" if message.contains("can be reached") => "quorum-silent",
+        reason => reason,
+    };
+    match help(status.code(), reason) {
         Some(help) => error.or_help(help),
         None => error,
     }
@@ -576,6 +656,10 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
         ("quorum", _) => {
             "let another node vote first: `polisctl node roles NODE --add consensus-member`, then \
              `polisctl cluster wait`"
+        }
+        ("quorum-silent", _) => {
+            "a dead voter keeps the others from leaving: delete it first, `polisctl node delete \
+             NODE --force`; or switch it on"
         }
         ("not-owner", _) => "name the owner's key with --owner-key",
         ("fingerprint", _) => {
@@ -660,5 +744,11 @@ mod tests {
         status.metadata_mut().insert(REASON, "quorum".parse().unwrap());
         let text = refused("take the roles away", &status).render();
         assert!(text.contains("help: let another node vote first"), "{text}");
+        let text = "without n2, 2 of 2 voters must answer, of which 1 can be reached; missing: n3";
+        let mut status = Status::failed_precondition(text);
+        status.metadata_mut().insert(REASON, "quorum".parse().unwrap());
+        let text = refused("decommission the node", &status).render();
+        assert!(text.contains("`polisctl node delete NODE --force`"), "{text}");
+        assert!(!text.contains("let another node vote first"), "{text}");
     }
 }

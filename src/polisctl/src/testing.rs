@@ -59,15 +59,20 @@ impl World {
     /// Runs `polisctl` without a terminal; a `@name` among the arguments becomes a path in
     /// the folder, and the folder's path reads `@` in the output.
     pub(super) fn run(&self, arguments: &[&str]) -> Ended {
-        self.start(arguments, None)
+        self.start(arguments, None, None)
+    }
+
+    /// The same in a terminal with so many columns.
+    pub(super) fn run_in(&self, columns: usize, arguments: &[&str]) -> Ended {
+        self.start(arguments, None, Some(columns))
     }
 
     /// The same on a terminal, with `answers` as the typed lines.
     pub(super) fn asks(&self, arguments: &[&str], answers: &str) -> Ended {
-        self.start(arguments, Some(answers))
+        self.start(arguments, Some(answers), None)
     }
 
-    fn start(&self, arguments: &[&str], answers: Option<&str>) -> Ended {
+    fn start(&self, arguments: &[&str], answers: Option<&str>, columns: Option<usize>) -> Ended {
         let program = std::iter::once(OsString::from("polisctl"));
         let arguments = arguments.iter().map(|argument| match argument.strip_prefix('@') {
             Some(name) => self.path(name).into_os_string(),
@@ -79,6 +84,9 @@ impl World {
         let mut streams = Streams::new(stdout.clone(), stderr.clone());
         if let Some(answers) = answers {
             streams = streams.with_person(io::Cursor::new(answers.to_owned()));
+        }
+        if let Some(columns) = columns {
+            streams = streams.with_columns(columns);
         }
         let status = super::run(program.chain(arguments), variable, &streams);
         let text = |written: &Written| {

@@ -13,11 +13,12 @@ use polis_proto::v1;
 use polis_proto::v1::aaa_client::AaaClient;
 use serde::{Deserialize, Serialize};
 
-use super::ask::Sure;
+use super::ask::{DryRun, Go, Sure};
 use super::contexts::{self, Context, Settings};
 use super::error::{Error, Explain as _};
-use super::output::{Document, fields, table};
+use super::output::{Document, fields};
 use super::session::Session;
+use super::table::table;
 use super::{Global, cluster, key, units};
 use polis_base::hex;
 use polis_wire::pki::{self, Facts};
@@ -39,6 +40,8 @@ pub(super) enum Command {
         /// The file for `context import`, which contains no secret.
         #[arg(short, long, value_name = "FILE")]
         out: PathBuf,
+        #[command(flatten)]
+        dry_run: DryRun,
     },
     /// List the users.
     List,
@@ -102,7 +105,14 @@ struct View {
 /// Runs the command.
 pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
     match command {
-        Command::Create { name, role, key, out } => create(name, role, &key, &out, global).await,
+        Command::Create { name, role, key, out, dry_run } => {
+            let may = cluster::word(v1::UserRole::from(role).as_str_name(), "USER_ROLE_");
+            let effect = format!("The user {name} gets a certificate of the role {may}.");
+            match dry_run.of(global, &effect)? {
+                Go::On => create(name, role, &key, &out, global).await,
+                Go::NoFurther => Ok(()),
+            }
+        }
         Command::List => {
             let session = Session::open(global).await?;
             let answer = session.call("list the users", Repeat::Allowed, |channel| async move {
@@ -123,7 +133,10 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             global.out.print(&Document::new(&views, text)?)
         }
         Command::Revoke { name, sure } => {
-            sure.of(global, &format!("The user {name} loses all access to the cluster at once."))?;
+            let effect = format!("The user {name} loses all access to the cluster at once.");
+            if sure.of(global, &effect)? == Go::NoFurther {
+                return Ok(());
+            }
             let session = Session::open(global).await?;
             session
                 .call("revoke the user", Repeat::Allowed, |channel| {
@@ -210,7 +223,10 @@ pub(super) fn import(file: &Path, key_file: &Path, global: &Global) -> Result<()
     }
     let name = match &global.context {
         Some(name) => name.clone(),
-        None => contexts::name(&invitation.cluster_domain).map_err(Error::new)?,
+        None => {
+            let domain = contexts::name(&invitation.cluster_domain).map_err(Error::new)?;
+            global.contexts.free_name(&domain, &ca)?
+        }
     };
     let known = global.contexts.find_context(&name)?;
     if known.as_ref().and_then(|known| known.ca.as_ref()).is_some_and(|known| *known != ca) {
@@ -256,6 +272,27 @@ mod tests {
         let id = node_id(NODE).to_string();
         world.runs(&["--context", "ann", "node", "status", &id]);
         assert_eq!(cluster.asked(), ["GetStatus"]);
+    }
+
+    #[test]
+    fn two_clusters_of_one_name_get_contexts_of_two_names() {
+        let (world, elsewhere) = (World::new(), World::new());
+        let _first = Cluster::new(&world);
+        let _second = Cluster::new(&elsewhere);
+        let create = ["user", "create", "ann", "--role", "viewer", "-o", "@ann.json"];
+        let key = ["--key", "@owner.key"];
+        world.runs(&[&create[..], &key].concat());
+        elsewhere.runs(&[&create[..], &key].concat());
+        let other = elsewhere.path("ann.json").display().to_string();
+        let import = |file: &str| {
+            let said = world.runs(&["context", "import", file, "--key", "@owner.key"]);
+            said.trim().trim_end_matches(" is in use").to_owned()
+        };
+        let first = import("@ann.json");
+        assert_eq!(import(&other), format!("{first}-2"));
+        // The same cluster keeps its context.
+        assert_eq!(import("@ann.json"), first);
+        assert_eq!(import(&other), format!("{first}-2"));
     }
 
     #[test]

@@ -182,7 +182,7 @@ fn a_cluster_without_an_owner_says_so_first_and_does_not_ask_for_the_recovery_ke
         revoked: Vec::new(),
     }];
     let ca = fingerprint(&values.pki.authorities[0]);
-    values.words = Words::from([(ca, "a-b-c-d".to_owned())]);
+    values.words = FingerprintWords::from([(ca, "a-b-c-d".to_owned())]);
     let keys = cluster::KeyStatus { sealed: true, keeper: None, recovery_key_unsaved: true };
     values.cluster.keys = Some(keys);
     assert!(warnings(&values).iter().all(|it| it.text != UNOWNED), "the boot goes on");

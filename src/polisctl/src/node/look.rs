@@ -12,8 +12,9 @@ use serde::Serialize;
 use super::At;
 use crate::cluster::word;
 use crate::error::Error;
-use crate::output::{Document, fields, or_dash, table};
+use crate::output::{Document, fields, or_dash};
 use crate::session::{PATIENCE, Session};
+use crate::table::table;
 use crate::{Global, units};
 use polis_wire::rpc::client::Channel;
 

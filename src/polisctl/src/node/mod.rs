@@ -20,7 +20,7 @@ use polis_proto::v1::node_management_client::NodeManagementClient;
 use tonic::{Response, Status};
 use zeroize::Zeroizing;
 
-use super::ask::{self, Sure};
+use super::ask::{self, DryRun, Go, Sure};
 use super::error::{Error, Explain as _};
 use super::output::Document;
 use super::session::{PATIENCE, Session};
@@ -37,14 +37,8 @@ pub(super) use self::view::{View, nodes_table};
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
     /// List the nodes.
-    List {
-        /// Only with this label; repeatable.
-        #[arg(long = "label", value_name = "KEY=VALUE")]
-        labels: Vec<String>,
-        /// Only in this state; repeatable.
-        #[arg(long = "state", value_enum)]
-        states: Vec<State>,
-    },
+    #[command(visible_alias = "ls")]
+    List(List),
     /// Print the record of a node.
     Describe {
         /// The node.
@@ -65,6 +59,8 @@ pub(super) enum Command {
         /// approved.
         #[arg(long, conflicts_with = "fingerprint")]
         unchecked: bool,
+        #[command(flatten)]
+        dry_run: DryRun,
     },
     /// Add and remove roles.
     Roles {
@@ -76,6 +72,8 @@ pub(super) enum Command {
         /// Remove this role; repeatable.
         #[arg(long, value_parser = role())]
         remove: Vec<Role>,
+        #[command(flatten)]
+        sure: Sure,
     },
     /// Set and remove labels.
     Label {
@@ -84,6 +82,8 @@ pub(super) enum Command {
         /// `KEY=VALUE` sets a label, `KEY-` removes it.
         #[arg(required = true, value_name = "KEY=VALUE|KEY-")]
         labels: Vec<String>,
+        #[command(flatten)]
+        dry_run: DryRun,
     },
     /// Stop the services of a machine and reboot it.
     Reboot(End),
@@ -124,6 +124,17 @@ pub(super) enum Command {
         #[command(flatten)]
         at: At,
     },
+}
+
+/// Which nodes to list.
+#[derive(Debug, clap::Args)]
+pub(super) struct List {
+    /// Only with this label; repeatable.
+    #[arg(long = "label", value_name = "KEY=VALUE")]
+    labels: Vec<String>,
+    /// Only in this state; repeatable.
+    #[arg(long = "state", value_enum)]
+    states: Vec<State>,
 }
 
 /// A machine to reboot or power off.
@@ -197,15 +208,17 @@ const GOES_ON: &str = "if the decommissioning has started, it continues: see `po
 /// Runs the command.
 pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
     match command {
-        Command::List { labels, states } => list(&labels, &states, global).await,
+        Command::List(arguments) => list(&arguments, global).await,
         Command::Describe { node } => describe(&node, global).await,
         Command::Status(arguments) => look::status(&arguments, global).await,
         Command::Services(arguments) => look::services(&arguments, global).await,
-        Command::Approve { node, fingerprint, unchecked } => {
-            approve(&node, fingerprint, unchecked, global).await
+        Command::Approve { node, fingerprint, unchecked, dry_run } => {
+            approve(&node, fingerprint, unchecked, dry_run, global).await
         }
-        Command::Roles { node, add, remove } => change_roles(&node, &add, &remove, global).await,
-        Command::Label { node, labels } => label(&node, &labels, global).await,
+        Command::Roles { node, add, remove, sure } => {
+            change_roles(&node, &add, &remove, sure, global).await
+        }
+        Command::Label { node, labels, dry_run } => label(&node, &labels, dry_run, global).await,
         Command::Reboot(end) => ends(&end, false, global).await,
         Command::Poweroff(end) => ends(&end, true, global).await,
         Command::Decommission { node, sure } => decommission(&node, sure, global).await,
@@ -227,6 +240,7 @@ async fn change_roles(
     node: &str,
     add: &[Role],
     remove: &[Role],
+    sure: Sure,
     global: &Global,
 ) -> Result<(), Error> {
     if add.is_empty() && remove.is_empty() {
@@ -236,9 +250,21 @@ async fn change_roles(
         let slug = both.slug();
         return Err(Error::usage(format!("{slug} is both added and removed")));
     }
-    let session = Session::open(global).await?;
+    if !remove.is_empty() {
+        sure.can_be(global)?;
+    }
+    let mut session = Session::open(global).await?;
     let node_id = session.find(node).await?.id;
     let leaves = remove.contains(&Role::ConsensusMember);
+    let effect = effect_of_roles(&node_id, add, remove);
+    let go = match remove.is_empty() {
+        true => sure.only_shown(global, &effect)?,
+        false => sure.of(global, &effect)?,
+    };
+    if go == Go::NoFurther {
+        return Ok(());
+    }
+    session.begin_anew();
     let (add, remove) = (Some(Role::record(add)), Some(Role::record(remove)));
     let request = v1::UpdateNodeRolesRequest { node_id, add, remove };
     let node = session.call("change the roles", Repeat::Allowed, |channel| {
@@ -252,11 +278,30 @@ async fn change_roles(
     described(&node?, global)
 }
 
+fn effect_of_roles(node: &str, add: &[Role], remove: &[Role]) -> String {
+    let words =
+        |roles: &[Role]| roles.iter().map(|role| role.slug()).collect::<Vec<_>>().join(", ");
+    let mut parts = Vec::new();
+    if !add.is_empty() {
+        parts.push(format!("gets the role {}", words(add)));
+    }
+    if !remove.is_empty() {
+        parts.push(format!("loses the role {}", words(remove)));
+    }
+    if remove.contains(&Role::ConsensusMember) {
+        parts.push("removes its member of etcd and the data of it".to_owned());
+    }
+    format!("{node} {}.", parts.join(", "))
+}
+
 async fn decommission(node: &str, sure: Sure, global: &Global) -> Result<(), Error> {
     sure.can_be(global)?;
     let mut session = Session::open(global).await?;
     let node_id = session.find(node).await?.id;
-    sure.of(global, &format!("{node_id} wipes its keys and can never be a member again."))?;
+    let effect = format!("{node_id} wipes its keys and can never be a member again.");
+    if sure.of(global, &effect)? == Go::NoFurther {
+        return Ok(());
+    }
     session.begin_anew();
     let request = v1::DecommissionNodeRequest { node_id };
     let answer = session.call("decommission the node", Repeat::Allowed, |channel| {
@@ -272,7 +317,10 @@ async fn delete(node: &str, force: bool, sure: Sure, global: &Global) -> Result<
     let mut session = Session::open(global).await?;
     let found = session.find(node).await?;
     let node_id = found.id.clone();
-    sure.of(global, &format!("The cluster deletes {node_id} and revokes its certificates."))?;
+    let effect = format!("The cluster deletes {node_id} and revokes its certificates.");
+    if sure.of(global, &effect)? == Go::NoFurther {
+        return Ok(());
+    }
     session.begin_anew();
     let request = v1::DeleteNodeRequest { node_id: node_id.clone(), force };
     let mut again = false;
@@ -334,7 +382,9 @@ fn described(node: &v1::NodeInfo, global: &Global) -> Result<(), Error> {
     global.out.print(&Document::new(&view, view.fields())?)
 }
 
-async fn list(labels: &[String], states: &[State], global: &Global) -> Result<(), Error> {
+/// Prints the nodes.
+pub(super) async fn list(arguments: &List, global: &Global) -> Result<(), Error> {
+    let List { labels, states } = arguments;
     let labels = parameters::pairs("--label", labels)?;
     let session = Session::open(global).await?;
     let fits = |node: &v1::NodeInfo| {
@@ -351,10 +401,14 @@ async fn approve(
     node: &str,
     fingerprint: Option<String>,
     unchecked: bool,
+    dry_run: DryRun,
     global: &Global,
 ) -> Result<(), Error> {
     let mut session = Session::open(global).await?;
     let node = session.find(node).await?;
+    if dry_run.of(global, &format!("{} may enter the cluster.", node.id))? == Go::NoFurther {
+        return Ok(());
+    }
     let fingerprint = match fingerprint {
         Some(spoken) => spoken,
         None if unchecked => String::new(),
@@ -382,7 +436,13 @@ async fn approve(
     described(&answer.await?.node.unwrap_or_default(), global)
 }
 
-async fn label(node: &str, labels: &[String], global: &Global) -> Result<(), Error> {
+async fn label(
+    node: &str,
+    labels: &[String],
+    dry_run: DryRun,
+    global: &Global,
+) -> Result<(), Error> {
+    let wanted = labels.join(" ");
     let (remove, set): (Vec<_>, Vec<_>) =
         labels.iter().cloned().partition(|label| !label.contains('=') && label.ends_with('-'));
     let remove =
@@ -390,6 +450,11 @@ async fn label(node: &str, labels: &[String], global: &Global) -> Result<(), Err
     let set = parameters::pairs("label", &set)?;
     let session = Session::open(global).await?;
     let node_id = session.find(node).await?.id;
+    if dry_run.of(global, &format!("{node_id} gets its labels changed: {wanted}."))?
+        == Go::NoFurther
+    {
+        return Ok(());
+    }
     let request = v1::UpdateNodeLabelsRequest { node_id, set, remove };
     let node = session.call("change the labels", Repeat::Allowed, |channel| {
         let request = request.clone();
@@ -408,7 +473,9 @@ async fn ends(end: &End, power_off: bool, global: &Global) -> Result<(), Error> 
         true => format!("{name} at {at} stops its services and powers off."),
         false => format!("{name} at {at} stops its services and reboots."),
     };
-    end.sure.of(global, &effect)?;
+    if end.sure.of(global, &effect)? == Go::NoFurther {
+        return Ok(());
+    }
     session.begin_anew();
     let what = if power_off { "power the machine off" } else { "reboot the machine" };
     let mut client = NodeManagementClient::new(node.channel);

@@ -14,6 +14,7 @@ use polis_proto::v1::management_client::ManagementClient;
 use rand::RngExt as _;
 use zeroize::Zeroizing;
 
+use crate::ask::{DryRun, Go};
 use crate::error::{Error, Explain as _};
 use crate::output::Document;
 use crate::session::Session;
@@ -49,14 +50,21 @@ enum Command {
         /// A file with the saved key, for use without a terminal.
         #[arg(long, value_name = "FILE")]
         recovery_key_file: Option<PathBuf>,
+        #[command(flatten)]
+        dry_run: DryRun,
     },
 }
 
 /// Runs the command.
 pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
     match (arguments.command, arguments.node) {
-        (Some(Command::Forget { node, recovery_key_file }), _) => {
-            forget(&node, recovery_key_file.as_deref(), global).await
+        (Some(Command::Forget { node, recovery_key_file, dry_run }), _) => {
+            let effect =
+                format!("The cluster deletes its copy of the recovery key of {node} for good.");
+            match dry_run.of(global, &effect)? {
+                Go::On => forget(&node, recovery_key_file.as_deref(), global).await,
+                Go::NoFurther => Ok(()),
+            }
         }
         (Some(Command::Show { node }), _) | (None, Some(node)) => show(&node, global).await,
         (None, None) => Err(Error::usage("name the node")),

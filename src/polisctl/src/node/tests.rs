@@ -60,21 +60,23 @@ fn a_command_that_disturbs_says_what_it_does_to_whom_and_asks_first() {
     let world = World::new();
     let cluster = Cluster::new(&world);
     let id = node_id(NODE).to_string();
-    let commands: [(&[&str], &str); 5] = [
-        (&["node", "reboot", &id], "Reboot"),
-        (&["node", "poweroff", &id], "PowerOff"),
-        (&["node", "decommission", &id], "DecommissionNode"),
-        (&["node", "delete", &id], "DeleteNode"),
-        (&["user", "revoke", "ann"], "RevokeUser ann"),
+    let commands: [(&[&str], &str, &str); 7] = [
+        (&["node", "reboot", &id], &id, "Reboot"),
+        (&["node", "poweroff", &id], &id, "PowerOff"),
+        (&["node", "decommission", &id], &id, "DecommissionNode"),
+        (&["node", "delete", &id], &id, "DeleteNode"),
+        (&["node", "roles", &id, "--remove", "consensus-member"], &id, "UpdateNodeRoles"),
+        (&["user", "revoke", "ann"], "ann", "RevokeUser ann"),
+        (&["cluster", "ticket", "rotate"], "every machine", "GetRegisterTicket"),
     ];
-    for (command, call) in commands {
+    for (command, whom, call) in commands {
         let output = world.refuses(command);
         assert_eq!(output, "error: not a terminal: use --yes\n", "{command:?}");
         for no in ["", "\n", "n\n", "no\n"] {
             let ended = world.asks(command, no);
             assert_eq!((ended.status, &*ended.stdout), (1, ""), "{}", ended.stderr);
             let question = ended.stderr.lines().next().unwrap_or_default();
-            assert!(question.contains(command[2]), "it does not say to whom: {question}");
+            assert!(question.contains(whom), "it does not say to whom: {question}");
             assert!(question.contains("Go on? [yes/no]"), "{question}");
             assert!(ended.stderr.contains("nothing was changed"), "{}", ended.stderr);
         }
@@ -88,6 +90,78 @@ fn a_command_that_disturbs_says_what_it_does_to_whom_and_asks_first() {
         assert_eq!((ended.status, &*ended.stderr), (0, ""));
         assert_eq!(cluster.asked(), [call]);
     }
+    // A role that is added takes nothing away, and a context belongs to the person.
+    world.runs(&["node", "roles", &id, "--add", "consensus-member"]);
+    let remove = ["context", "remove", "home"];
+    assert_eq!(world.refuses(&remove), "error: not a terminal: use --yes\n");
+    assert_eq!(world.asks(&remove, "n\n").status, 1);
+    assert!(world.runs(&["context", "list"]).contains("home"));
+    assert_eq!(world.asks(&remove, "y\n").status, 0);
+    assert!(!world.runs(&["context", "list"]).contains("home"));
+}
+
+#[test]
+fn nodes_are_listed_under_the_names_that_fingers_know() {
+    let world = World::new();
+    let _cluster = Cluster::new(&world);
+    let list = world.runs(&["node", "list", "-o", "json"]);
+    for command in [&["get", "nodes"][..], &["node", "ls"], &["get", "node"]] {
+        assert_eq!(world.runs(&[command, &["-o", "json"]].concat()), list, "{command:?}");
+    }
+}
+
+#[test]
+fn a_table_in_a_terminal_is_no_wider_than_the_terminal() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    for columns in [80, 100] {
+        for command in [&["node", "list"][..], &["context", "list"], &["node", "services", &id]] {
+            let ended = world.run_in(columns, command);
+            assert_eq!(ended.status, 0, "{}", ended.stderr);
+            let widest = ended.stdout.lines().map(|line| line.chars().count()).max();
+            assert!(widest <= Some(columns), "{command:?}:\n{}", ended.stdout);
+        }
+    }
+    // The beginning of an ID that is shown is one that a command accepts.
+    let list = world.run_in(80, &["node", "list"]).stdout;
+    let shown = list.lines().nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    assert!(shown.len() < id.len() && id.starts_with(&shown), "{shown}");
+    world.runs(&["node", "describe", &shown]);
+    assert!(world.runs(&["node", "list"]).contains(&id), "without a terminal an ID is whole");
+    drop(cluster);
+}
+
+#[test]
+fn a_dry_run_says_what_would_change_and_changes_nothing() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    let commands: [(&[&str], &str); 13] = [
+        (&["node", "approve", &id], &id),
+        (&["node", "roles", &id, "--add", "consensus-member"], &id),
+        (&["node", "roles", &id, "--remove", "consensus-member"], &id),
+        (&["node", "label", &id, "a=b", "c-"], "a=b c-"),
+        (&["node", "reboot", &id], "reboots"),
+        (&["node", "poweroff", &id], "powers off"),
+        (&["node", "decommission", &id], &id),
+        (&["node", "delete", &id], &id),
+        (&["node", "recovery-key", "forget", &id], &id),
+        (&["cluster", "configure", "--tpm", "disabled"], "--tpm disabled"),
+        (&["cluster", "ticket", "rotate"], "new ticket"),
+        (&["user", "revoke", "ann"], "ann"),
+        (&INVITE, "ann"),
+    ];
+    for (command, said) in commands {
+        let text = world.runs(&[command, &["--dry-run"]].concat());
+        assert!(text.contains(said) && text.contains("dry run"), "{command:?}: {text}");
+        let json = world.runs(&[command, &["--dry-run", "--output", "json"]].concat());
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(value["dry_run"], true, "{command:?}");
+        assert_eq!(cluster.asked(), [""; 0], "{command:?}");
+    }
+    world.runs(&["context", "remove", "home", "--dry-run"]);
+    assert!(world.runs(&["context", "list"]).contains("home"));
 }
 
 #[test]
@@ -153,7 +227,7 @@ fn a_time_in_a_document_is_rfc_3339() {
         (&["node", "describe", &id], ".registered_at"),
         (&["node", "list"], ".registered_at"),
         (&["node", "logs", &id], ".time"),
-        (&["cluster", "ticket", "rotate", "--lifetime", "2h"], ".ends"),
+        (&["cluster", "ticket", "rotate", "--lifetime", "2h", "--yes"], ".ends"),
         (&["context", "show"], ".certificate_ends"),
         (&INVITE, ".certificate_ends"),
     ];

@@ -7,7 +7,8 @@ use polis_proto::v1;
 use serde::Serialize;
 
 use crate::cluster::word;
-use crate::output::{fields, or_dash, table};
+use crate::output::{fields, or_dash};
+use crate::table::{Table, table};
 use crate::{parameters, units};
 use polis_wire::identity::Fingerprint;
 use polis_wire::node_roles::Role;
@@ -65,6 +66,16 @@ impl View {
     /// The same with the words of its key.
     pub(super) fn with_words(node: &v1::NodeInfo) -> Self {
         Self { words: fingerprint(node).map(|f| f.words()), ..Self::of(node) }
+    }
+
+    /// Whether its heartbeat is overdue.
+    pub(crate) fn is_late(&self) -> bool {
+        self.is_up() && self.health == "late"
+    }
+
+    /// Whether it waits for approval.
+    pub(crate) fn is_new(&self) -> bool {
+        self.state == "new"
     }
 
     pub(crate) fn is_up(&self) -> bool {
@@ -143,7 +154,7 @@ pub(super) fn fingerprint(node: &v1::NodeInfo) -> Option<Fingerprint> {
 }
 
 /// Nodes under headings.
-pub(crate) fn nodes_table(nodes: &[View]) -> String {
+pub(crate) fn nodes_table(nodes: &[View]) -> Table {
     let rows: Vec<_> = nodes.iter().map(View::row).collect();
     table(&["NODE", "STATE", "HEALTH", "ROLES", "ADDRESS", "VERSION", "LAST HEARTBEAT"], &rows)
 }

@@ -60,13 +60,13 @@ pub(super) struct Bootstrap {
 /// The configuration of all nodes of a cluster.
 #[derive(Debug, clap::Args)]
 pub(super) struct Rules {
-    /// Whether nodes use their TPM [default: best-effort].
+    /// Whether nodes use their TPM; best-effort in a new cluster.
     #[arg(long, value_enum)]
     tpm: Option<Tpm>,
-    /// The protection that a data partition must provide [default: authenticated].
+    /// The protection that a data partition must provide; authenticated in a new cluster.
     #[arg(long, value_enum)]
     storage: Option<Storage>,
-    /// How a node joins that cannot reach the cluster [default: automatic].
+    /// How a node joins that cannot reach the cluster; automatic in a new cluster.
     #[arg(long, value_enum)]
     cold_start: Option<ColdStart>,
 }
@@ -75,6 +75,20 @@ impl Rules {
     /// Whether no field is set.
     pub(super) fn is_empty(&self) -> bool {
         self.tpm.is_none() && self.storage.is_none() && self.cold_start.is_none()
+    }
+
+    /// What is said, as options.
+    pub(super) fn options(&self) -> String {
+        use clap::ValueEnum as _;
+        let word = |name: &str, value: Option<clap::builder::PossibleValue>| {
+            value.map(|value| format!("--{name} {}", value.get_name()))
+        };
+        let options = [
+            word("tpm", self.tpm.and_then(|tpm| tpm.to_possible_value())),
+            word("storage", self.storage.and_then(|storage| storage.to_possible_value())),
+            word("cold-start", self.cold_start.and_then(|start| start.to_possible_value())),
+        ];
+        options.into_iter().flatten().collect::<Vec<_>>().join(" ")
     }
 
     /// Only the fields that are set.

@@ -1,0 +1,184 @@
+//! `polisctl completion`: scripts for shells, and the node IDs that they complete.
+//!
+//! clap knows the commands and the options. What a cluster knows, the script asks of
+//! `polisctl completion nodes`, which prints IDs and nothing else, also where no leader
+//! answers: a shell is waiting.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use clap::ValueEnum as _;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap_complete::Shell;
+use tokio::time::timeout;
+
+use super::Global;
+use super::error::Error;
+use super::session::Session;
+
+/// Longest that a shell waits for the cluster.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// What is to be printed.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Target {
+    /// A script.
+    Shell(Shell),
+    /// The IDs of the nodes.
+    Nodes,
+}
+
+/// Reads the name of a shell, or `nodes`.
+pub(super) fn target() -> impl TypedValueParser<Value = Target> {
+    let shells = Shell::value_variants().iter().filter_map(Shell::to_possible_value);
+    let values = shells.chain([PossibleValue::new("nodes").hide(true)]);
+    PossibleValuesParser::new(values).map(|word| match Shell::from_str(&word, false) {
+        Ok(shell) => Target::Shell(shell),
+        Err(_nodes) => Target::Nodes,
+    })
+}
+
+/// The commands whose next word is a node, as a pattern of shells and regular expressions.
+const OF_A_NODE: &str = "describe|status|services|approve|roles|label|reboot|poweroff|\
+                         decommission|delete|logs|recovery-key|unlock|show|forget";
+
+/// The script of a shell.
+pub(super) fn script(shell: Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut super::command(), "polisctl", &mut script);
+    let nodes = match shell {
+        Shell::Bash => bash(),
+        Shell::Zsh => zsh(),
+        Shell::Fish => fish(),
+        _ => String::new(),
+    };
+    script.extend_from_slice(nodes.as_bytes());
+    script
+}
+
+fn bash() -> String {
+    format!(
+        r#"
+_polisctl_nodes() {{
+    local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
+    case " ${{COMP_WORDS[*]:0:COMP_CWORD}} " in
+        *" node "*|*" console "*)
+            case "$before" in
+                {OF_A_NODE}|console)
+                    if [[ "$word" != -* ]]; then
+                        COMPREPLY=( $(compgen -W "$(polisctl completion nodes 2>/dev/null)" -- "$word") )
+                        return 0
+                    fi ;;
+            esac ;;
+    esac
+    _polisctl "$@"
+}}
+complete -F _polisctl_nodes -o nosort -o bashdefault -o default polisctl
+"#
+    )
+}
+
+fn zsh() -> String {
+    format!(
+        r#"
+_polisctl_nodes() {{
+    if [[ "${{words[CURRENT-1]}}" == ({OF_A_NODE}|console) && "${{words[CURRENT]}}" != -* ]] \
+        && (( ${{words[(I)node]}} || ${{words[(I)console]}} )); then
+        compadd -- ${{(f)"$(polisctl completion nodes 2>/dev/null)"}}
+    else
+        _polisctl "$@"
+    fi
+}}
+compdef _polisctl_nodes polisctl
+"#
+    )
+}
+
+fn fish() -> String {
+    let words = OF_A_NODE.replace('|', " ");
+    format!(
+        "\ncomplete -c polisctl -f -n '__fish_seen_subcommand_from node; and \
+         __fish_seen_subcommand_from {words}' -a '(polisctl completion nodes 2>/dev/null)'\n\
+         complete -c polisctl -f -n '__fish_seen_subcommand_from console' \
+         -a '(polisctl completion nodes 2>/dev/null)'\n"
+    )
+}
+
+/// Prints the IDs of all nodes, a line each; those that the context knows, where no leader
+/// answers in time.
+pub(super) async fn nodes(global: &Global) -> Result<(), Error> {
+    let session = Session::prepare(global, ANSWER)?;
+    let known = session.known_nodes();
+    let known = known.iter().filter_map(|target| target.meant.id()).map(|id| id.to_string());
+    let mut ids: BTreeSet<String> = known.collect();
+    if let Ok(Ok(nodes)) = timeout(ANSWER, session.nodes(&[])).await {
+        ids = nodes.into_iter().map(|node| node.id).collect();
+    }
+    let lines: String = ids.into_iter().map(|id| format!("{id}\n")).collect();
+    global.out.raw(lines.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loopback::{Cluster, NODE};
+    use crate::testing::World;
+    use polis_wire::rpc::testing::node_id;
+
+    #[test]
+    fn every_shell_gets_a_completion() {
+        for shell in Shell::value_variants() {
+            assert!(!script(*shell).is_empty(), "{shell}");
+        }
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let text = String::from_utf8(script(shell)).unwrap();
+            assert!(text.contains("polisctl completion nodes"), "{shell}");
+        }
+    }
+
+    #[test]
+    fn every_command_that_takes_a_node_is_completed() {
+        let command = crate::command();
+        let node = command.find_subcommand("node").unwrap();
+        let listed: Vec<&str> = OF_A_NODE.split('|').collect();
+        for below in node.get_subcommands() {
+            let takes = |command: &clap::Command| {
+                command.get_positionals().any(|argument| argument.get_id() == "node")
+            };
+            let commands = below.get_subcommands().chain([below]);
+            for command in commands.filter(|command| takes(command)) {
+                assert!(listed.contains(&command.get_name()), "{}", command.get_name());
+            }
+        }
+    }
+
+    #[test]
+    fn the_ids_of_the_nodes_are_printed_with_or_without_a_leader() {
+        let world = World::new();
+        let cluster = Cluster::new(&world);
+        let id = node_id(NODE).to_string();
+        assert_eq!(world.runs(&["completion", "nodes"]), format!("{id}\n"));
+        let gone = node_id(2).to_string();
+        cluster.knows(&world, &[(&gone, "192.0.2.2")]);
+        cluster.nobody_leads();
+        assert_eq!(world.runs(&["completion", "nodes"]), format!("{gone}\n"));
+    }
+
+    /// A shell that is there reads its script.
+    #[test]
+    fn bash_completes_an_id() {
+        let world = World::new();
+        let _cluster = Cluster::new(&world);
+        let id = node_id(NODE).to_string();
+        std::fs::write(world.path("script"), script(Shell::Bash)).unwrap();
+        let shell = format!(
+            "polisctl() {{ echo {id}; }}; source {}; COMP_WORDS=(polisctl node reboot polis-); \
+             COMP_CWORD=3; _polisctl_nodes polisctl polis- reboot; echo \"${{COMPREPLY[0]}}\"",
+            world.path("script").display()
+        );
+        #[expect(clippy::disallowed_methods, reason = "a test asks a real shell")]
+        let ended = std::process::Command::new("bash").args(["-c", &shell]).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stdout);
+        assert_eq!(said.trim(), id, "{}", String::from_utf8_lossy(&ended.stderr));
+    }
+}
