@@ -21,12 +21,13 @@ use std::{
 use crate::{
     error::{At as _, Error, Result},
     lock::{Lock, Package},
+    manifest::Variant,
     mirror::Mirror,
-    packages::{Category, KERNEL, Selection},
+    packages::{Category, KERNEL},
     program,
 };
 
-/// The suite that everything comes from.
+/// The suite that everything comes from, but what [`Variant::Full`] needs newer.
 const SUITE: &str = "trixie";
 /// Debian's keys, as its own package installs them.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -59,8 +60,13 @@ pub(crate) struct Apt {
 }
 
 impl Apt {
-    /// Sets up `root`; existing files are used.
-    pub(crate) fn open(root: &Path, mirror: &Mirror, trust: Trust) -> Result<Self> {
+    /// Sets up `root` for the packages of a variant; existing files are used.
+    pub(crate) fn open(
+        root: &Path,
+        mirror: &Mirror,
+        trust: Trust,
+        variant: Variant,
+    ) -> Result<Self> {
         for folder in [
             "etc/apt/apt.conf.d",
             "etc/apt/preferences.d",
@@ -78,18 +84,22 @@ impl Apt {
         };
         // This root never has an installed package.
         write("var/lib/dpkg/status", "")?;
-        write("etc/apt/sources.list.d/debian.sources", &sources(mirror, trust))?;
+        write("etc/apt/sources.list.d/debian.sources", &sources(mirror, trust, variant))?;
         write("apt.conf", &configuration(root))?;
         Ok(Self { configuration: root.join("apt.conf") })
     }
 
-    /// Fetches the indices and locks the current version of every package.
-    pub(crate) fn resolve(&self, mirror: &Mirror, selection: &Selection) -> Result<Lock> {
+    /// Fetches the indices and locks the current version of each of these packages.
+    pub(crate) fn resolve(
+        &self,
+        mirror: &Mirror,
+        packages: impl Iterator<Item = (Category, &'static str)>,
+    ) -> Result<Lock> {
         program::run(self.command("apt-get").arg("update"))?;
         let mut wanted = Vec::new();
-        for (category, name) in selection.packages {
-            let name = if *name == KERNEL { self.kernel()? } else { (*name).to_owned() };
-            wanted.push((*category, name));
+        for (category, name) in packages {
+            let name = if name == KERNEL { self.kernel()? } else { name.to_owned() };
+            wanted.push((category, name));
         }
         let names: Vec<&str> = wanted.iter().map(|(_, name)| name.as_str()).collect();
         let output = self.print_uris("download", &names)?;
@@ -207,7 +217,7 @@ Acquire::http::Proxy::127.0.0.1 "DIRECT";
     )
 }
 
-fn sources(mirror: &Mirror, trust: Trust) -> String {
+fn sources(mirror: &Mirror, trust: Trust, variant: Variant) -> String {
     let trust = match trust {
         Trust::Debian => format!("Signed-By: {KEYRING}"),
         #[cfg(test)]
@@ -216,9 +226,14 @@ fn sources(mirror: &Mirror, trust: Trust) -> String {
     let stanza = |uri: &str, suites: &str| {
         format!("Types: deb\nURIs: {uri}\nSuites: {suites}\nComponents: main\n{trust}\n")
     };
+    // Apt takes from backports only what no other suite has.
+    let backports = match variant {
+        Variant::Base => String::new(),
+        Variant::Full => format!(" {SUITE}-backports"),
+    };
     format!(
         "{}\n{}",
-        stanza(&mirror.archive, &format!("{SUITE} {SUITE}-updates")),
+        stanza(&mirror.archive, &format!("{SUITE} {SUITE}-updates{backports}")),
         stanza(&mirror.security, &format!("{SUITE}-security"))
     )
 }
@@ -295,9 +310,13 @@ mod tests {
     #[test]
     fn every_source_names_the_keys_that_must_have_signed_it() {
         let mirror = Mirror { archive: "a".to_owned(), security: "s".to_owned() };
-        let sources = sources(&mirror, Trust::Debian);
-        assert_eq!(sources.matches("Signed-By: /usr/share/keyrings/").count(), 2);
-        assert!(!sources.contains("Trusted"));
+        let base = sources(&mirror, Trust::Debian, Variant::Base);
+        let full = sources(&mirror, Trust::Debian, Variant::Full);
+        for sources in [&base, &full] {
+            assert_eq!(sources.matches("Signed-By: /usr/share/keyrings/").count(), 2);
+            assert!(!sources.contains("Trusted"));
+        }
+        assert!(!base.contains("-backports") && full.contains("-backports\n"));
         assert!(configuration(Path::new("/r")).contains(r#"Trusted "/dev/null""#));
     }
 }

@@ -17,17 +17,19 @@ use crate::{
     digest::hash,
     error::Result,
     lock::Origin,
-    packages::{Category, Selection},
+    manifest::Variant,
+    packages::{Category, Part, Selection},
     payload::{Payload, Source},
     program::{self, LIBRARIES},
 };
 
 /// A payload of two packages, one with a program.
-const SELECTION: Selection = Selection {
+const SELECTION: Selection = Selection(&[Part {
+    variant: Variant::Base,
     packages: &[(Category::Node, "tool"), (Category::Library, "libone1")],
     programs: &["usr/bin/tool"],
     tools: &[],
-};
+}]);
 
 /// The tools that the tests run on this host.
 const TOOLS: &[&str] = &["/usr/bin/apt-get", "/usr/bin/dpkg-deb", "/usr/lib/apt/apt-helper"];

@@ -4,7 +4,8 @@
 //! payload --> modules --> unpack --+--> initramfs ------------+
 //!    |                             |                          v
 //!    |   init, node --> strip -----+--> system --root hash--> uki --> image
-//!    +--> kernel ---------------------------------------------^
+//!    +--> programs of workloads ---^                          ^
+//!    +--> kernel ---------------------------------------------/
 //! ```
 //!
 //! `initramfs`, `system` and `kernel` run at the same time. Only the programs of a
@@ -25,9 +26,10 @@ use crate::{
     cpio,
     digest::{Digests, hash},
     error::{At as _, Error, Result},
+    golang::{self, Built},
     layout,
     lock::Lock,
-    manifest::{self, Kind, Manifest, Options, Sizes},
+    manifest::{self, Kind, Manifest, Options, Sizes, Variant},
     packages::{Category, FIRMWARE},
     payload::{Payload, Source, parallel},
     program,
@@ -55,8 +57,10 @@ const RECIPE: &str = include_str!("build.rs");
 pub struct Config {
     /// The purpose of the image.
     pub kind: Kind,
-    /// Where packages come from.
+    /// Where packages come from, and which: those of the image's variant.
     pub source: Source,
+    /// The Go programs of an image with workloads.
+    pub go: golang::Folders,
     /// The static program that is PID 1.
     pub init: PathBuf,
     /// The static program with all services.
@@ -81,11 +85,18 @@ pub fn build(config: &Config, observer: &dyn Observer) -> Result<Manifest> {
     layout::plan("", 0, config.size)?;
     let _guard = guard(&config.out)?;
     let steps = Steps::open(config.out.join("steps"), observer)?;
-    let payload = payload(&config.source, &steps)?;
+    let payload = payload(&config.source, observer)?;
+    let go = match config.source.variant {
+        Variant::Base => Built::default(),
+        Variant::Full => {
+            golang::Builder::new(&config.source, &config.go, &payload, observer)?.image()?
+        }
+    };
     let programs = programs(config, &steps)?;
     let builder = Builder {
         config,
         programs: &programs,
+        go: &go,
         payload: &payload.root,
         packages: payload.lock.print() + &payload.listing(),
         release: release(&payload.lock)?,
@@ -108,19 +119,19 @@ fn guard(out: &Path) -> Result<File> {
 }
 
 /// Fetches the payload, and reports packages that differ from the lock.
-fn payload(source: &Source, steps: &Steps<'_>) -> Result<Payload> {
+pub(crate) fn payload(source: &Source, observer: &dyn Observer) -> Result<Payload> {
     let start = Instant::now();
     let lock = source.read()?;
     let (payload, why) = match source.ready(&lock) {
         Some(payload) => (payload, None),
         None => {
-            steps.observer.begin("payload");
-            (source.prepare(&lock, steps.observer)?, Some("not in the cache".to_owned()))
+            observer.begin("payload");
+            (source.prepare(&lock, observer)?, Some("not in the cache".to_owned()))
         }
     };
-    steps.observer.step(&Report { name: "payload", time: start.elapsed(), why });
+    observer.step(&Report { name: "payload", time: start.elapsed(), why });
     for moved in &payload.moved {
-        steps.observer.moved(moved);
+        observer.moved(moved);
     }
     Ok(payload)
 }
@@ -170,6 +181,8 @@ fn release(lock: &Lock) -> Result<String> {
 struct Builder<'a> {
     config: &'a Config,
     programs: &'a Programs,
+    /// The programs of workloads.
+    go: &'a Built,
     /// Where the payload is unpacked.
     payload: &'a Path,
     /// Its content ...
@@ -191,7 +204,8 @@ struct Plan {
 impl Builder<'_> {
     fn build(&self) -> Result<Manifest> {
         self.modules()?;
-        let sources = Sources::open(self.content, &self.release, &self.out("modules"))?;
+        let variant = self.config.source.variant;
+        let sources = Sources::open(self.content, variant, &self.release, &self.out("modules"))?;
         self.unpack(&sources)?;
         let plan = self.plan(&sources)?;
         let image_version = self.image_version(&plan)?;
@@ -210,6 +224,7 @@ impl Builder<'_> {
         let mut manifest = Manifest {
             folder: self.config.out.clone(),
             kind: self.config.kind,
+            variant,
             moved: self.content.moved.clone(),
             version: self.config.version.clone(),
             image_version,
@@ -283,7 +298,7 @@ impl Builder<'_> {
     fn plan(&self, sources: &Sources<'_>) -> Result<Plan> {
         let Programs { init, node } = self.programs;
         let unpacked = self.out("unpacked");
-        let root = sources.root(init, node, &unpacked)?;
+        let root = sources.root(init, node, &unpacked, self.go)?;
         let initramfs = sources.initramfs(init, &unpacked)?;
         // The file's identity, not its place on this host: the lock and the hashes of
         // our two programs cover its content.
@@ -315,11 +330,15 @@ impl Builder<'_> {
 
     /// The inputs of the system, except its version.
     fn of_the_system(&self, plan: &Plan) -> Result<Inputs> {
-        Inputs::recipe(&[include_str!("system.rs"), include_str!("verity.rs")])
+        let inputs = Inputs::recipe(&[include_str!("system.rs"), include_str!("verity.rs")])
             .text("payload.lock", &self.packages)
             .text("the list of files", &plan.root_listing)
             .file("init", &self.programs.init, self.digests())?
-            .file("node", &self.programs.node, self.digests())
+            .file("node", &self.programs.node, self.digests())?;
+        let add = |inputs: Inputs, (path, file): &(String, PathBuf)| {
+            inputs.file(path, file, self.digests())
+        };
+        self.go.programs.iter().try_fold(inputs, add)
     }
 
     /// Copies unchanged parts of the payload: the kernel, and firmware for machines in
@@ -447,10 +466,14 @@ fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
 }
 
 fn os_release(config: &Config, image_version: &str) -> String {
-    let Config { version, kind, .. } = config;
+    let Config { version, kind, source, .. } = config;
+    let variant = match source.variant {
+        Variant::Base => String::new(),
+        full @ Variant::Full => format!("{}{full}\n", manifest::VARIANT),
+    };
     format!(
         "ID=polis\nNAME=\"Polis\"\nPRETTY_NAME=\"Polis {version}\"\nVERSION_ID={version}\n\
-         VARIANT_ID={kind}\nIMAGE_ID=polis\nIMAGE_VERSION={image_version}\n"
+         VARIANT_ID={kind}\n{variant}IMAGE_ID=polis\nIMAGE_VERSION={image_version}\n"
     )
 }
 

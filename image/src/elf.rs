@@ -22,6 +22,7 @@ use crate::{
 };
 
 /// The libraries (names below [`LIBRARIES`]) that these programs need, directly or not.
+/// Programs are files of `root`, or of the host where their paths are absolute.
 pub(crate) fn closure(root: &Path, programs: &[&str]) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     let mut queue: VecDeque<String> = programs.iter().map(|path| (*path).to_owned()).collect();

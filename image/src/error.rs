@@ -94,6 +94,38 @@ pub enum Error {
         /// The message of apt.
         output: String,
     },
+    /// No Go module of the repository has this name.
+    #[error("there is no Go module {name}; there are {known}")]
+    NoModule {
+        /// The name that was asked for.
+        name: String,
+        /// The names of all modules.
+        known: String,
+    },
+    /// The modules of a Go program could not be fetched.
+    #[error("cannot fetch the Go modules of {program}: {output}")]
+    Modules {
+        /// The program.
+        program: String,
+        /// The message of `go`.
+        output: String,
+    },
+    /// A Go module has no licence terms, so an image must not contain it.
+    #[error("the Go module {module} has no licence terms")]
+    NoTerms {
+        /// Its path and version.
+        module: String,
+    },
+    /// A program that was just built does not report what it should.
+    #[error("{program} does not report {expected}, but: {output}")]
+    Unexpected {
+        /// The program.
+        program: String,
+        /// The missing word.
+        expected: String,
+        /// What it reports.
+        output: String,
+    },
     /// A program of the payload needs a library that the payload lacks.
     #[error("{file} needs {library}, which is in no package of the payload")]
     Library {
@@ -177,6 +209,11 @@ impl Error {
             }
             Self::Fetch { .. } => {
                 "check the network, or name another mirror: --mirror URL".to_owned()
+            }
+            Self::Modules { .. } => {
+                "make a way to the module proxy for Go (variable GOPROXY), or build an image \
+                 without workloads, which needs none: --variant base"
+                    .to_owned()
             }
             Self::NoPackage { .. } => {
                 "correct the package list in image/src/packages.rs, or name an archive that has \

@@ -19,7 +19,7 @@ use crate::{
     error::{At as _, Error, Result},
     esp,
     layout::{self, SECTOR},
-    manifest::{self, Kind},
+    manifest::{self, Kind, Variant},
     moved::{self, Moved},
     uki,
     verity::{self, BLOCK},
@@ -41,6 +41,8 @@ pub struct Inspection {
     pub os_release: String,
     /// The purpose of the image, if it is recorded.
     pub kind: Option<Kind>,
+    /// Which programs it has, if the image says so in a word that is known.
+    pub variant: Option<Variant>,
     /// Release of the kernel.
     pub kernel_release: String,
     /// The kernel's command line.
@@ -135,6 +137,7 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
     Ok(Inspection {
         partitions: disk.partitions().values().filter_map(part).collect(),
         kind: kind(&os_release),
+        variant: variant(&os_release),
         os_release,
         kernel_release: text(".uname").unwrap_or_default(),
         moved: moved::marked(&packages),
@@ -152,6 +155,14 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
 fn kind(os_release: &str) -> Option<Kind> {
     let word = os_release.lines().find_map(|line| line.strip_prefix("VARIANT_ID="))?;
     Kind::ALL.into_iter().find(|kind| kind.word() == word)
+}
+
+fn variant(os_release: &str) -> Option<Variant> {
+    let Some(word) = os_release.lines().find_map(|line| line.strip_prefix(manifest::VARIANT))
+    else {
+        return Some(Variant::Base);
+    };
+    Variant::ALL.into_iter().find(|variant| variant.word() == word)
 }
 
 fn place(entry: &Partition) -> Option<(u64, u64)> {
@@ -225,7 +236,7 @@ mod tests {
         let verity = Verity { root_hash: hex(&root), salt: "0102".to_owned(), blocks: 200 };
         let cmdline = cmdline(&verity);
         let sections = [
-            Section::new(".osrel", "ID=polis\nVARIANT_ID=development\n"),
+            Section::new(".osrel", "ID=polis\nVARIANT_ID=development\nPOLIS_VARIANT=full\n"),
             Section::new(".cmdline", cmdline.as_str()),
             Section::new(".uname", "6.0"),
             Section::new(".pkgs", PACKAGES),
@@ -237,6 +248,7 @@ mod tests {
         Manifest {
             folder: folder.to_owned(),
             kind: Kind::Development,
+            variant: Variant::Full,
             moved: moved::marked(PACKAGES),
             version: "0".to_owned(),
             image_version: "0".to_owned(),
@@ -271,6 +283,7 @@ mod tests {
         assert_eq!(found.cmdline, manifest.cmdline);
         assert_eq!(found.packages, PACKAGES);
         assert_eq!(found.kind, Some(manifest.kind));
+        assert_eq!(found.variant, Some(manifest.variant));
         assert_eq!(found.moved, manifest.moved);
         assert_eq!(found.moved[0].to_string(), "etcd 1 -> 2");
         assert_eq!(found.system, System::Intact);
@@ -329,6 +342,13 @@ mod tests {
         }
         fs::write(&path, b"").unwrap();
         assert!(inspect(&path).unwrap_err().to_string().ends_with("it is empty"));
+    }
+
+    #[test]
+    fn an_image_that_names_no_variant_is_a_base_image() {
+        assert_eq!(variant("ID=polis\n"), Some(Variant::Base));
+        assert_eq!(variant("ID=polis\nPOLIS_VARIANT=full\n"), Some(Variant::Full));
+        assert_eq!(variant("POLIS_VARIANT=huge\n"), None);
     }
 
     #[test]

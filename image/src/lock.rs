@@ -12,6 +12,7 @@ use std::{collections::BTreeSet, fmt::Write as _};
 
 use crate::{
     error::{Error, Result},
+    manifest::Variant,
     packages::{Category, KERNEL, Selection},
 };
 
@@ -88,18 +89,17 @@ impl Lock {
         text
     }
 
-    /// Whether the lock names exactly the builder's packages.
-    pub(crate) fn check(&self, selection: &Selection) -> Result<()> {
-        let wanted: BTreeSet<_> =
-            selection.packages.iter().map(|(category, name)| (*category, *name)).collect();
-        let locked: BTreeSet<_> = self
-            .packages
-            .iter()
-            .map(|package| match package.category {
-                Category::Kernel => (Category::Kernel, KERNEL),
-                other => (other, package.name.as_str()),
-            })
-            .collect();
+    /// The packages of one variant.
+    pub(crate) fn of(mut self, selection: Selection, variant: Variant) -> Self {
+        let wanted: BTreeSet<_> = selection.packages(variant).collect();
+        self.packages.retain(|package| wanted.contains(&identity(package)));
+        self
+    }
+
+    /// Whether the lock names exactly the builder's packages, of all variants.
+    pub(crate) fn check(&self, selection: Selection) -> Result<()> {
+        let wanted: BTreeSet<_> = selection.packages(Variant::Full).collect();
+        let locked: BTreeSet<_> = self.packages.iter().map(identity).collect();
         let only = |set: &BTreeSet<(Category, &str)>, other: &BTreeSet<(Category, &str)>| {
             set.difference(other).map(|(_, name)| *name).collect::<Vec<_>>().join(" ")
         };
@@ -110,6 +110,14 @@ impl Lock {
             (missing, extra) => format!("not locked: {missing}; locked but unused: {extra}"),
         };
         Err(Error::Stale { difference })
+    }
+}
+
+/// The entry of the package list that stands for a package.
+fn identity(package: &Package) -> (Category, &str) {
+    match package.category {
+        Category::Kernel => (Category::Kernel, KERNEL),
+        other => (other, &package.name),
     }
 }
 
@@ -153,11 +161,10 @@ mod tests {
 
     fn lock() -> Lock {
         let packages = POLIS
-            .packages
-            .iter()
+            .packages(Variant::Full)
             .map(|(category, name)| Package {
-                category: *category,
-                name: (*name).to_owned(),
+                category,
+                name: name.to_owned(),
                 version: "1:2.3-4".to_owned(),
                 origin: Origin::Security,
                 size: 12,
@@ -172,16 +179,24 @@ mod tests {
     fn what_is_printed_is_read_again() {
         let read = Lock::parse(&lock().print()).unwrap();
         assert_eq!(read, lock());
-        read.check(&POLIS).unwrap();
+        read.check(POLIS).unwrap();
     }
 
     #[test]
     fn a_lock_without_a_wanted_package_is_stale() {
         let mut lock = lock();
         let gone = lock.packages.remove(3).name;
-        let error = lock.check(&POLIS).unwrap_err();
+        let error = lock.check(POLIS).unwrap_err();
         assert!(matches!(&error, Error::Stale { difference } if difference.contains(&gone)));
         assert!(error.help().unwrap().contains("--update-payload"));
+    }
+
+    #[test]
+    fn an_image_without_workloads_has_no_package_of_theirs() {
+        let base = lock().of(POLIS, Variant::Base);
+        assert!(base.packages.iter().any(|package| package.name == "etcd-server"));
+        assert!(base.packages.iter().all(|package| !package.name.starts_with("golang")));
+        assert_eq!(lock().of(POLIS, Variant::Full), lock());
     }
 
     #[test]
@@ -194,7 +209,7 @@ mod tests {
         #[test]
         fn arbitrary_bytes_are_refused_and_never_panic(text in "\\PC*") {
             let lock = Lock::parse(&text);
-            prop_assert!(lock.and_then(|lock| lock.check(&POLIS)).is_err());
+            prop_assert!(lock.and_then(|lock| lock.check(POLIS)).is_err());
         }
     }
 }

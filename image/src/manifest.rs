@@ -19,6 +19,9 @@ use crate::{
 /// Name of the file in the output folder.
 pub(crate) const FILE: &str = "manifest.json";
 
+/// What `os-release` has before the word of a variant; the base variant has no such line.
+pub(crate) const VARIANT: &str = "POLIS_VARIANT=";
+
 /// Default size of an image: the system, and some gigabytes for data.
 pub const SIZE_DEFAULT: u64 = 4 << 30;
 
@@ -54,6 +57,35 @@ impl fmt::Display for Kind {
     }
 }
 
+/// Which programs an image has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Variant {
+    /// What every node needs, without workloads: quick to build.
+    Base,
+    /// The same, with containerd and Kubernetes.
+    Full,
+}
+
+impl Variant {
+    pub(crate) const ALL: [Self; 2] = [Self::Base, Self::Full];
+
+    /// The word in the manifest and in `os-release`.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Base => "base",
+            Self::Full => "full",
+        }
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
 /// The parts of an image. Paths are names in the folder that holds the manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -62,6 +94,8 @@ pub struct Manifest {
     pub folder: PathBuf,
     /// The purpose of the image.
     pub kind: Kind,
+    /// Which programs it has.
+    pub variant: Variant,
     /// The packages that differ from the lock.
     pub moved: Vec<Moved>,
     /// Version of Polis.

@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::manifest::Variant;
+
 /// The metapackage whose dependency is the kernel of the day.
 pub(crate) const KERNEL: &str = "linux-image-amd64";
 
@@ -62,9 +64,11 @@ impl fmt::Display for Category {
     }
 }
 
-/// The contents of a payload.
+/// Packages that belong together: those of every image, or those that only some have.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Selection {
+pub(crate) struct Part {
+    /// The smallest variant that has them.
+    pub(crate) variant: Variant,
     /// Every package by name; the kernel's metapackage stands for its dependency.
     pub(crate) packages: &'static [(Category, &'static str)],
     /// Programs that go into the image. Their libraries follow from them.
@@ -73,11 +77,46 @@ pub(crate) struct Selection {
     pub(crate) tools: &'static [&'static str],
 }
 
-/// The payload of an image.
-pub(crate) const POLIS: Selection =
-    Selection { packages: PACKAGES, programs: PROGRAMS, tools: TOOLS };
+/// The contents of a lock file. A payload has the parts of its variant.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Selection(pub(crate) &'static [Part]);
 
-/// The packages of an image, see [`Selection::packages`].
+impl Selection {
+    fn parts(self, variant: Variant) -> impl Iterator<Item = &'static Part> {
+        self.0.iter().filter(move |part| part.variant <= variant)
+    }
+
+    /// The packages of a variant, with their categories.
+    pub(crate) fn packages(
+        self,
+        variant: Variant,
+    ) -> impl Iterator<Item = (Category, &'static str)> {
+        self.parts(variant).flat_map(|part| part.packages).copied()
+    }
+
+    /// The programs of the packages that an image of this variant has.
+    pub(crate) fn programs(self, variant: Variant) -> Vec<&'static str> {
+        self.parts(variant).flat_map(|part| part.programs).copied().collect()
+    }
+
+    /// The programs that build an image of this variant.
+    pub(crate) fn tools(self, variant: Variant) -> Vec<&'static str> {
+        self.parts(variant).flat_map(|part| part.tools).copied().collect()
+    }
+}
+
+/// The packages of all images.
+pub(crate) const POLIS: Selection = Selection(&[
+    Part { variant: Variant::Base, packages: PACKAGES, programs: PROGRAMS, tools: TOOLS },
+    Part {
+        variant: Variant::Full,
+        packages: WORKLOAD_PACKAGES,
+        programs: WORKLOAD_PROGRAMS,
+        tools: WORKLOAD_TOOLS,
+    },
+]);
+
+/// The packages of every image, see [`Part::packages`].
 const PACKAGES: &[(Category, &str)] = &[
     (Category::Kernel, KERNEL),
     (Category::Boot, "systemd-boot-efi"),
@@ -111,8 +150,8 @@ const PACKAGES: &[(Category, &str)] = &[
     (Category::Firmware, "ovmf"),
 ];
 
-/// Programs that go into the image. Their libraries follow from them.
-pub(crate) const PROGRAMS: &[&str] = &[
+/// The programs of [`Part::programs`] in every image.
+const PROGRAMS: &[&str] = &[
     "usr/bin/etcd",
     "usr/bin/etcdutl",
     "usr/sbin/cryptsetup",
@@ -121,8 +160,44 @@ pub(crate) const PROGRAMS: &[&str] = &[
     "usr/sbin/xfs_repair",
 ];
 
-/// The programs of [`Selection::tools`].
+/// The programs of [`Part::tools`] for every image.
 const TOOLS: &[&str] = &["usr/bin/mkfs.erofs", "usr/bin/kmod", "usr/bin/xz"];
+
+/// What a node with workloads needs beside the programs that are built from Go modules
+/// ([`crate::golang`]), and what builds those: the Go toolchain, and for the one
+/// program with C code the C library's and seccomp's development files.
+const WORKLOAD_PACKAGES: &[(Category, &str)] = &[
+    (Category::Node, "mount"),
+    (Category::Node, "nftables"),
+    (Category::Library, "libbsd0"),
+    (Category::Library, "libedit2"),
+    (Category::Library, "libgmp10"),
+    (Category::Library, "libjansson4"),
+    (Category::Library, "libmd0"),
+    (Category::Library, "libmnl0"),
+    (Category::Library, "libmount1"),
+    (Category::Library, "libnftables1"),
+    (Category::Library, "libnftnl11"),
+    (Category::Library, "libseccomp2"),
+    (Category::Library, "libtinfo6"),
+    (Category::Library, "libxtables12"),
+    (Category::Tool, GO),
+    (Category::Tool, GO_SOURCES),
+    (Category::Tool, "libc6-dev"),
+    (Category::Tool, "libseccomp-dev"),
+    (Category::Tool, "linux-libc-dev"),
+];
+
+/// The package of the Go toolchain, from the suite of backports.
+pub(crate) const GO: &str = "golang-1.26-go";
+/// The package of Go's standard library.
+pub(crate) const GO_SOURCES: &str = "golang-1.26-src";
+
+/// kubelet runs `mount`, and kube-proxy runs `nft`.
+const WORKLOAD_PROGRAMS: &[&str] = &["usr/bin/mount", "usr/bin/umount", "usr/sbin/nft"];
+
+/// The programs of [`Part::tools`] for workloads.
+const WORKLOAD_TOOLS: &[&str] = &["usr/lib/go-1.26/bin/go"];
 
 /// Firmware files for virtual machines: with and without Secure Boot, and with
 /// the usual keys enrolled.

@@ -51,11 +51,12 @@ use crate::{
     elf,
     error::{At as _, Error, Result},
     lock::{Lock, Package},
+    manifest::Variant,
     mirror::Mirror,
     moved::{self, Moved},
     packages::{Category, POLIS, Selection},
     program,
-    step::Observer,
+    step::{Observer, Unit},
 };
 
 /// Parallel items of work. Each is a process of its own, and mirrors ask for
@@ -98,6 +99,9 @@ pub struct Source {
     pub snapshot: Option<String>,
     /// Whether to reject packages that differ from the lock.
     pub locked: bool,
+    /// Which of the locked packages are used: those that an image of this variant is
+    /// built from.
+    pub variant: Variant,
     pub(crate) selection: Selection,
     pub(crate) trust: Trust,
 }
@@ -127,12 +131,13 @@ impl Source {
             mirror: None,
             snapshot: None,
             locked: false,
+            variant: Variant::Base,
             selection: POLIS,
             trust: Trust::Debian,
         }
     }
 
-    /// Renews the lock file from the current indices and returns it.
+    /// Renews the lock file, of all variants, from the current indices and returns it.
     ///
     /// # Errors
     ///
@@ -141,7 +146,8 @@ impl Source {
     pub fn update(&self) -> Result<Lock> {
         let mirror = Mirror::find(self.mirror.as_deref())?;
         let _guard = self.guard()?;
-        let lock = self.apt(&mirror)?.resolve(&mirror, &self.selection)?;
+        let apt = self.apt(&mirror, Variant::Full)?;
+        let lock = apt.resolve(&mirror, self.selection.packages(Variant::Full))?;
         fs::write(&self.lock, lock.print()).at("write", &self.lock)?;
         Ok(lock)
     }
@@ -157,14 +163,15 @@ impl Source {
         Ok(self.tree(&used.unwrap_or(lock)))
     }
 
-    /// Reads the lock file and checks it against the package list.
+    /// Reads the lock file, checks it against the package list, and returns the packages
+    /// of the variant.
     pub(crate) fn read(&self) -> Result<Lock> {
         if !self.lock.exists() {
             return Err(Error::NoLock { path: self.lock.clone() });
         }
         let lock = Lock::parse(&fs::read_to_string(&self.lock).at("read", &self.lock)?)?;
-        lock.check(&self.selection)?;
-        Ok(lock)
+        lock.check(self.selection)?;
+        Ok(lock.of(self.selection, self.variant))
     }
 
     /// The path of the tree of this lock.
@@ -217,8 +224,8 @@ impl Source {
         }
         let Some(today) = self.fetch(lock, observer)? else {
             let aside = self.unpack(&lock.packages, observer)?;
-            elf::closure(&aside, self.selection.programs)?;
-            elf::closure(&aside, self.selection.tools)?;
+            elf::closure(&aside, &self.selection.programs(self.variant))?;
+            elf::closure(&aside, &self.selection.tools(self.variant))?;
             self.put_in_place(&aside, lock)?;
             return Ok(self.payload(lock, lock.clone()));
         };
@@ -239,7 +246,7 @@ impl Source {
             return Ok(None);
         }
         let mirror = Mirror::find(self.mirror.as_deref())?;
-        let apt = self.apt(&mirror)?;
+        let apt = self.apt(&mirror, self.variant)?;
         let mut gone = self.download(&apt, &mirror, &missing, observer)?;
         if let Some(snapshot) = &self.snapshot
             && !gone.is_empty()
@@ -249,7 +256,7 @@ impl Source {
         if gone.is_empty() {
             return Ok(None);
         }
-        let today = apt.resolve(&mirror, &self.selection);
+        let today = apt.resolve(&mirror, self.selection.packages(self.variant));
         if let Ok(today) = &today {
             // A security update that has become part of the release has another path.
             let elsewhere: Vec<&Package> = today
@@ -274,7 +281,7 @@ impl Source {
     /// newer than the package list. Returns all packages used.
     fn follow(&self, mut today: Lock, observer: &dyn Observer) -> Result<Lock> {
         let mirror = Mirror::find(self.mirror.as_deref())?;
-        let apt = self.apt(&mirror)?;
+        let apt = self.apt(&mirror, self.variant)?;
         self.download_all(&apt, &mirror, &today.packages, observer)?;
         let aside = self.unpack(&today.packages, observer)?;
         let mut known: Option<Vec<Package>> = None;
@@ -300,9 +307,10 @@ impl Source {
 
     /// The gap in the tree at `root`, if any.
     fn lacking(&self, root: &Path, lock: &Lock) -> Result<Option<Lacking>> {
-        let Selection { programs, tools, .. } = self.selection;
+        let programs = self.selection.programs(self.variant);
+        let tools = self.selection.tools(self.variant);
         for (category, programs) in [(Category::Library, programs), (Category::Tool, tools)] {
-            match elf::closure(root, programs) {
+            match elf::closure(root, &programs) {
                 Ok(_) => {}
                 Err(Error::Library { file, library }) => {
                     let what = What::Library { file, library };
@@ -368,8 +376,8 @@ impl Source {
             .any(|path| path.ends_with(&end)))
     }
 
-    fn apt(&self, mirror: &Mirror) -> Result<Apt> {
-        Apt::open(&self.cache.join("apt"), mirror, self.trust)
+    fn apt(&self, mirror: &Mirror, variant: Variant) -> Result<Apt> {
+        Apt::open(&self.cache.join("apt"), mirror, self.trust, variant)
     }
 
     fn guard(&self) -> Result<File> {
@@ -441,8 +449,10 @@ impl Source {
             }
             fs::rename(&part, &target).at("put in place", &target)
         };
-        parallel(missing, fetch, || observer.progress("packages", arrived().min(total), total))?;
-        observer.progress("packages", total, total);
+        parallel(missing, fetch, || {
+            observer.progress("packages", arrived().min(total), total, Unit::Bytes);
+        })?;
+        observer.progress("packages", total, total, Unit::Bytes);
         let mut gone = gone.into_inner().unwrap_or_else(PoisonError::into_inner);
         gone.sort_by_key(|package| (package.category, &package.name));
         Ok(gone)
@@ -470,9 +480,9 @@ impl Source {
             Ok(())
         };
         parallel(packages, unpack, || {
-            observer.progress("unpacking", done.load(Ordering::Relaxed), total);
+            observer.progress("unpacking", done.load(Ordering::Relaxed), total, Unit::Bytes);
         })?;
-        observer.progress("unpacking", total, total);
+        observer.progress("unpacking", total, total, Unit::Bytes);
         Ok(root)
     }
 

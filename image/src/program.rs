@@ -59,6 +59,18 @@ pub fn run(command: &mut Command) -> Result<Vec<u8>> {
     Err(Error::Program { program, status: output.status.to_string(), output: text })
 }
 
+/// The same, with everything that the program has said, as text.
+pub(crate) fn run_both(command: &mut Command) -> Result<String> {
+    let program = name(command);
+    let output =
+        command.output().map_err(|source| Error::Start { program: program.clone(), source })?;
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    match output.status.success() {
+        true => Ok(text),
+        false => Err(Error::Program { program, status: output.status.to_string(), output: text }),
+    }
+}
+
 /// The program that a command runs: behind the loader, the loaded one.
 fn name(command: &Command) -> String {
     let mut arguments = command.get_args();

@@ -10,6 +10,8 @@ use std::{
 use crate::{
     elf,
     error::{At as _, Result},
+    golang::Built,
+    manifest::Variant,
     modules::{self, Form, Index, Kept},
     packages::POLIS,
     payload::Payload,
@@ -22,6 +24,18 @@ const PACKAGE_LIST: &str = "usr/share/polis/packages";
 /// Folders that are mounted over.
 const MOUNT_POINTS: &[&str] =
     &["data", "dev", "ephemeral", "esp", "mnt", "proc", "run", "sys", "tmp"];
+/// Folders that a node with workloads mounts over: Kubernetes and its agents know their
+/// files by these paths.
+const WORKLOAD_MOUNT_POINTS: &[&str] = &[
+    "etc/cni/net.d",
+    "etc/kubernetes",
+    "opt/cni/bin",
+    "usr/libexec/kubernetes",
+    "var/lib/cni",
+    "var/lib/containerd",
+    "var/lib/kubelet",
+    "var/log",
+];
 /// Files that differ from node to node; the node writes them where it may.
 const OF_THE_NODE: &[&str] = &["hostname", "hosts", "machine-id", "resolv.conf"];
 
@@ -30,13 +44,19 @@ const OF_THE_NODE: &[&str] = &["hostname", "hosts", "machine-id", "resolv.conf"]
 pub(crate) struct Sources<'a> {
     payload: &'a Path,
     content: &'a Payload,
+    variant: Variant,
     release: &'a str,
     index: Index,
 }
 
 impl<'a> Sources<'a> {
     /// Reads the output of `depmod` in the folder `index` about the payload's modules.
-    pub(crate) fn open(content: &'a Payload, release: &'a str, index: &Path) -> Result<Self> {
+    pub(crate) fn open(
+        content: &'a Payload,
+        variant: Variant,
+        release: &'a str,
+        index: &Path,
+    ) -> Result<Self> {
         let payload = &content.root;
         let read = |folder: &Path, name: &str| {
             let path = folder.join(name);
@@ -48,7 +68,7 @@ impl<'a> Sources<'a> {
             &read(index, "modules.softdep")?,
             &read(&payload.join("usr/lib/modules").join(release), "modules.builtin")?,
         );
-        Ok(Self { payload, content, release, index })
+        Ok(Self { payload, content, variant, release, index })
     }
 
     fn modules(&self) -> PathBuf {
@@ -56,8 +76,14 @@ impl<'a> Sources<'a> {
     }
 
     /// The root file system, except `etc/os-release`, which identifies all of it;
-    /// `unpacked` holds plain modules as `<name>.ko`.
-    pub(crate) fn root(&self, init: &Path, node: &Path, unpacked: &Path) -> Result<Tree> {
+    /// `unpacked` holds plain modules as `<name>.ko`, `go` the programs of workloads.
+    pub(crate) fn root(
+        &self,
+        init: &Path,
+        node: &Path,
+        unpacked: &Path,
+        go: &Built,
+    ) -> Result<Tree> {
         let mut tree = Tree::default();
         for name in ["bin", "lib", "lib64", "sbin"] {
             tree.folder(&format!("usr/{name}"), 0o755);
@@ -71,18 +97,27 @@ impl<'a> Sources<'a> {
         // The kernel runs this to load modules; `init` recognises the request by the
         // name.
         tree.link("usr/sbin/modprobe", "/init");
-        self.add_programs(&mut tree)?;
+        if self.variant == Variant::Full {
+            for name in WORKLOAD_MOUNT_POINTS {
+                tree.folder(name, 0o755);
+            }
+        }
+        add_workloads(&mut tree, go);
+        self.add_programs(&mut tree, go)?;
         self.add_modules(&mut tree, unpacked)?;
         self.add_settings(&mut tree);
         self.add_copyrights(&mut tree)?;
         Ok(tree)
     }
 
-    fn add_programs(&self, tree: &mut Tree) -> Result<()> {
-        for program in POLIS.programs {
+    fn add_programs(&self, tree: &mut Tree, go: &Built) -> Result<()> {
+        let programs = POLIS.programs(self.variant);
+        for program in &programs {
             tree.program(program, self.payload.join(program));
         }
-        for library in elf::closure(self.payload, POLIS.programs)? {
+        let built = go.linked.iter().filter_map(|file| file.to_str());
+        let linked: Vec<&str> = programs.iter().copied().chain(built).collect();
+        for library in elf::closure(self.payload, &linked)? {
             // The payload has links from short names to long ones; the root needs the short ones.
             let path = format!("{LIBRARIES}/{library}");
             tree.file(&path, self.payload.join(&path));
@@ -176,6 +211,20 @@ impl<'a> Sources<'a> {
             .iter()
             .map(|(path, form)| (self.modules().join(path), flat(path, *form)))
             .collect())
+    }
+}
+
+/// The programs that are built from Go modules, with the licence terms of what they are
+/// linked from.
+fn add_workloads(tree: &mut Tree, go: &Built) {
+    for (path, file) in &go.programs {
+        tree.program(path, file);
+    }
+    for (path, target) in &go.links {
+        tree.link(path, target);
+    }
+    for (path, text) in &go.terms {
+        tree.text(path, text.as_str());
     }
 }
 

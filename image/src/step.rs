@@ -50,8 +50,19 @@ pub trait Observer: Sync {
     fn step(&self, report: &Report);
     /// A package differs from the lock.
     fn moved(&self, moved: &Moved);
-    /// Long work has got so far, in bytes. Ends with `done == total`.
-    fn progress(&self, what: &str, done: u64, total: u64);
+    /// Long work has got so far. Ends with `done == total`.
+    fn progress(&self, what: &str, done: u64, total: u64, unit: Unit);
+}
+
+/// What the progress of long work is counted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Bytes.
+    Bytes,
+    /// Go modules.
+    Modules,
+    /// Packages of a Go program.
+    Packages,
 }
 
 /// Ignores all reports.
@@ -62,7 +73,7 @@ impl Observer for Silent {
     fn begin(&self, _: &'static str) {}
     fn step(&self, _: &Report) {}
     fn moved(&self, _: &Moved) {}
-    fn progress(&self, _: &str, _: u64, _: u64) {}
+    fn progress(&self, _: &str, _: u64, _: u64, _: Unit) {}
 }
 
 /// Inputs of a step: hashes by label.
@@ -126,6 +137,14 @@ impl<'a> Steps<'a> {
         fs::create_dir_all(&folder).at("make", &folder)?;
         let digests = Digests::open(folder.join("digests.json"));
         Ok(Self { folder, digests, observer })
+    }
+
+    /// Whether [`Self::run`] would find the outputs of a step up to date.
+    pub(crate) fn fresh(&self, name: &str, inputs: &Inputs, outputs: &[PathBuf]) -> bool {
+        let record = read::<serde_json::Value>(&self.folder.join(format!("{name}.json")));
+        record.is_some_and(|record| {
+            inputs.changed(&record.inputs).or_else(|| touched(&record, outputs)).is_none()
+        })
     }
 
     /// Runs `work` unless its outputs are up to date.
@@ -201,7 +220,7 @@ mod tests {
         }
         fn begin(&self, _: &'static str) {}
         fn moved(&self, _: &Moved) {}
-        fn progress(&self, _: &str, _: u64, _: u64) {}
+        fn progress(&self, _: &str, _: u64, _: u64, _: Unit) {}
     }
 
     #[test]
@@ -216,7 +235,13 @@ mod tests {
                 .run("s", Inputs::default().text("node", text), std::slice::from_ref(&output), work)
                 .unwrap();
         };
+        let fresh = |text: &str| {
+            let inputs = Inputs::default().text("node", text);
+            steps.fresh("s", &inputs, std::slice::from_ref(&output))
+        };
+        assert!(!fresh("a"));
         run("a");
+        assert!(fresh("a") && !fresh("b"));
         run("a");
         run("b");
         fs::remove_file(&output).unwrap();

@@ -7,28 +7,17 @@ use std::{
     io::{self, IsTerminal as _},
     path::{Path, PathBuf},
     process::Command,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
 };
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Subcommand, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
 use polis_image::{
-    Config, Format, Inspection, Kind, Manifest, Moved, Observer, Options, Report, Source, System,
+    Config, Format, Inspection, Kind, Manifest, Options, Source, System, Variant, golang,
 };
 
-use crate::host;
-
-/// How often the spinner of the terminal moves.
-const TICK: Duration = Duration::from_millis(100);
-/// The progress line of steps of unknown length, ...
-const SPINNER: &str = "{spinner} {msg} {elapsed}";
-/// ... and of downloads.
-const BAR: &str = "{spinner} {prefix} {wide_bar} {bytes}/{total_bytes} {eta}";
+use crate::{host, progress::Terminal};
 
 /// Cargo's target folder below the workspace, with a folder for each profile.
 const TARGET: &str = "target/x86_64-unknown-linux-gnu";
@@ -65,11 +54,45 @@ enum Sub {
         file: PathBuf,
     },
     /// Build twice from the same inputs and compare every byte.
-    Verify,
+    Verify {
+        /// Which programs the images have.
+        #[arg(long, value_enum, default_value_t = Programs::Base)]
+        variant: Programs,
+    },
+    /// Build programs of the full image, without an image: those that are built from Go
+    /// modules, in target/go/bin.
+    Programs {
+        /// Folders of image/go [default: all that an image has].
+        names: Vec<String>,
+        #[command(flatten)]
+        packages: Packages,
+    },
+}
+
+/// Which programs an image has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Programs {
+    /// What every node needs, without workloads: quick to build.
+    Base,
+    /// The same, with containerd and Kubernetes.
+    #[default]
+    Full,
+}
+
+impl From<Programs> for Variant {
+    fn from(programs: Programs) -> Self {
+        match programs {
+            Programs::Base => Self::Base,
+            Programs::Full => Self::Full,
+        }
+    }
 }
 
 #[derive(Debug, clap::Args)]
 struct Build {
+    /// Which programs the image has.
+    #[arg(long, value_enum, default_value_t)]
+    variant: Programs,
     /// Write the image here as well.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -123,13 +146,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
             print(&polis_image::inspect(&file)?);
             Ok(())
         }
-        Some(Sub::Verify) => verify(Kind::Product),
+        Some(Sub::Verify { variant }) => verify(Kind::Product, variant.into()),
+        Some(Sub::Programs { names, packages }) => build_go(&names, &packages),
     }
 }
 
 fn build_and_report(arguments: &Build) -> Result<()> {
     let start = Instant::now();
-    let mut config = config(Kind::Product, &arguments.packages);
+    let mut config = config(Kind::Product, arguments.variant.into(), &arguments.packages);
     config.size = arguments.size;
     if matches!(arguments.format, FileFormat::Qcow2) {
         host::require(&[host::QEMU_IMG])?;
@@ -143,7 +167,7 @@ fn build_and_report(arguments: &Build) -> Result<()> {
         None => build(&config, PROGRAMS)?,
         Some(path) => {
             // Parameters for an image are checked by the node's parser.
-            host::require(&[host::PAYLOAD, host::BUILD])?;
+            prepare(&config)?;
             cargo_build(Kind::Product, &[PROGRAMS, &[POLISCTL]].concat())?;
             config.parameters = Some(checked_parameters(path)?);
             assembled(&config)?
@@ -188,19 +212,35 @@ fn checked_parameters(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The image of these sources, for the commands that boot it.
+/// The base image of these sources, for the commands that boot it.
 pub(crate) fn built(kind: Kind) -> Result<Manifest> {
-    built_from(kind, &Packages::default())
+    built_from(kind, Variant::Base, &Packages::default())
 }
 
-/// The same, from these packages. [`polisctl`] is built together with the development
-/// image, so that no later step waits for it.
-pub(crate) fn built_from(kind: Kind, packages: &Packages) -> Result<Manifest> {
-    let config = config(kind, packages);
-    match kind {
-        Kind::Product | Kind::Measurement => build(&config, PROGRAMS),
+/// Builds programs from Go modules, and prints where they are.
+fn build_go(names: &[String], packages: &Packages) -> Result<()> {
+    let config = config(Kind::Product, Variant::Full, packages);
+    host::require(&[host::PAYLOAD, host::BUILD])?;
+    let programs = golang::programs(&config.source, &config.go, names, &Terminal::default())?;
+    for program in programs {
+        let bytes = fs::metadata(&program).map_or(0, |metadata| metadata.len());
+        println!("{bytes:>12}  {}", program.display());
+    }
+    Ok(())
+}
+
+/// An image of these sources, from these packages.
+pub(crate) fn built_from(kind: Kind, variant: Variant, packages: &Packages) -> Result<Manifest> {
+    build_usual(&config(kind, variant, packages))
+}
+
+/// Builds an image; with the development image also [`polisctl`], so that no later step
+/// waits for it.
+fn build_usual(config: &Config) -> Result<Manifest> {
+    match config.kind {
+        Kind::Product | Kind::Measurement => build(config, PROGRAMS),
         Kind::Development => {
-            let manifest = build(&config, &[PROGRAMS, &[POLISCTL]].concat())?;
+            let manifest = build(config, &[PROGRAMS, &[POLISCTL]].concat())?;
             POLISCTL_BUILT.store(true, Ordering::Relaxed);
             Ok(manifest)
         }
@@ -208,16 +248,31 @@ pub(crate) fn built_from(kind: Kind, packages: &Packages) -> Result<Manifest> {
 }
 
 /// The folder of an image and of its parts.
-pub(crate) fn folder(kind: Kind) -> PathBuf {
-    workspace().join(match kind {
-        Kind::Product => "target/image",
-        Kind::Development => "target/image-development",
-        Kind::Measurement => "target/image-measurement",
-    })
+pub(crate) fn folder(kind: Kind, variant: Variant) -> PathBuf {
+    let kind = match kind {
+        Kind::Product => "image",
+        Kind::Development => "image-development",
+        Kind::Measurement => "image-measurement",
+    };
+    let variant = match variant {
+        Variant::Base => "",
+        Variant::Full => "-full",
+    };
+    workspace().join("target").join(format!("{kind}{variant}"))
+}
+
+/// Makes sure that the host has what a build needs. Downloads come before cargo: a host
+/// without a way to them is told so at once.
+fn prepare(config: &Config) -> Result<()> {
+    host::require(&[host::PAYLOAD, host::BUILD])?;
+    if config.source.variant == Variant::Full {
+        golang::fetch(&config.source, &config.go, &Terminal::default())?;
+    }
+    Ok(())
 }
 
 fn build(config: &Config, programs: &[&str]) -> Result<Manifest> {
-    host::require(&[host::PAYLOAD, host::BUILD])?;
+    prepare(config)?;
     cargo_build(config.kind, programs)?;
     assembled(config)
 }
@@ -338,7 +393,7 @@ fn package(program: &str) -> &'static str {
     }
 }
 
-fn config(kind: Kind, packages: &Packages) -> Config {
+fn config(kind: Kind, variant: Variant, packages: &Packages) -> Config {
     let workspace = workspace();
     let cache = match env::var_os("POLIS_CACHE") {
         Some(folder) => PathBuf::from(folder),
@@ -347,16 +402,21 @@ fn config(kind: Kind, packages: &Packages) -> Config {
     let mut source = Source::new(workspace.join("image/payload.lock"), cache);
     let Packages { mirror, locked, snapshot } = packages.clone();
     let named = env::var("POLIS_SNAPSHOT").ok().filter(|url| !url.is_empty());
+    source.variant = variant;
     source.mirror = mirror;
     source.locked = locked;
     source.snapshot = snapshot.or(named);
     Config {
         kind,
         source,
+        go: golang::Folders {
+            modules: workspace.join("image/go"),
+            out: workspace.join("target/go"),
+        },
         init: programs(kind).join("init"),
         node: programs(kind).join("node"),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        out: folder(kind),
+        out: folder(kind, variant),
         parameters: None,
         size: polis_image::SIZE_DEFAULT,
     }
@@ -387,10 +447,10 @@ fn link(root: &Path) -> Result<PathBuf> {
 }
 
 /// Builds an image twice, and fails where the results differ.
-pub(crate) fn verify(kind: Kind) -> Result<()> {
-    let manifest = built(kind)?;
-    let config = config(kind, &Packages::default());
-    let folder = folder(kind).join("verify");
+pub(crate) fn verify(kind: Kind, variant: Variant) -> Result<()> {
+    let config = config(kind, variant, &Packages::default());
+    let manifest = build_usual(&config)?;
+    let folder = config.out.join("verify");
     let digests =
         polis_image::verify_reproducible(&manifest, &config, &folder, &Terminal::default())?;
     for (name, digest) in digests {
@@ -448,6 +508,10 @@ fn print(inspection: &Inspection) {
         Some(kind) => println!("kind: {kind}"),
         None => println!("kind: unknown"),
     }
+    match inspection.variant {
+        Some(variant) => println!("variant: {variant}"),
+        None => println!("variant: unknown"),
+    }
     match &inspection.moved[..] {
         [] => println!("payload: of the lock"),
         moved => {
@@ -460,76 +524,6 @@ fn print(inspection: &Inspection) {
     println!("packages:");
     for line in inspection.packages.lines() {
         println!("  {line}");
-    }
-}
-
-/// Prints a line a step, and on a terminal shows the running steps.
-#[derive(Debug)]
-struct Terminal {
-    bar: ProgressBar,
-    running: Mutex<Vec<&'static str>>,
-}
-
-impl Default for Terminal {
-    fn default() -> Self {
-        // Draws on the standard error, and only if that is a terminal.
-        Self { bar: ProgressBar::new_spinner(), running: Mutex::default() }
-    }
-}
-
-impl Terminal {
-    /// Shows the names of the running steps.
-    fn show(&self, change: impl FnOnce(&mut Vec<&'static str>)) {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut running);
-        if running.is_empty() {
-            self.bar.finish_and_clear();
-            return;
-        }
-        if self.bar.is_finished() {
-            self.bar.reset();
-        }
-        self.bar.set_message(running.join(", "));
-        self.bar.enable_steady_tick(TICK);
-    }
-
-    fn style(&self, template: &str) {
-        // The templates are constants; an invalid one falls back to a plain line.
-        self.bar.set_style(
-            ProgressStyle::with_template(template)
-                .unwrap_or_else(|_wrong| ProgressStyle::default_bar()),
-        );
-    }
-}
-
-impl Observer for Terminal {
-    fn begin(&self, name: &'static str) {
-        self.show(|running| running.push(name));
-    }
-
-    fn step(&self, report: &Report) {
-        let (state, why) = match &report.why {
-            None => ("cached", String::new()),
-            Some(why) => ("built", format!(" ({why})")),
-        };
-        let Report { name, time, .. } = report;
-        self.bar.suspend(|| println!("{name:<10} {:>7.2} s  {state}{why}", time.as_secs_f64()));
-        self.show(|running| running.retain(|other| other != name));
-    }
-
-    fn moved(&self, moved: &Moved) {
-        self.bar.suspend(|| println!("{:<10} {moved}", "moved"));
-    }
-
-    fn progress(&self, what: &str, done: u64, total: u64) {
-        if done == total {
-            self.style(SPINNER);
-            return;
-        }
-        self.style(BAR);
-        self.bar.set_prefix(what.to_owned());
-        self.bar.set_length(total);
-        self.bar.set_position(done);
     }
 }
 
@@ -562,8 +556,15 @@ mod tests {
         // The measured image differs from the product only by the workload generators.
         let measured = cargo_arguments(Kind::Measurement, Path::new("/w"), PROGRAMS);
         assert_eq!(measured, [product, vec!["--features".to_owned(), FAULTS.to_owned()]].concat());
-        assert_ne!(folder(Kind::Product), folder(Kind::Development));
         assert_ne!(programs(Kind::Product), programs(Kind::Development));
+    }
+
+    #[test]
+    fn every_image_has_a_folder_of_its_own() {
+        let kinds = [Kind::Product, Kind::Development, Kind::Measurement];
+        let both = |kind| [Variant::Base, Variant::Full].map(|variant| folder(kind, variant));
+        let folders: std::collections::BTreeSet<_> = kinds.into_iter().flat_map(both).collect();
+        assert_eq!(folders.len(), 6);
     }
 
     #[test]
@@ -573,7 +574,7 @@ mod tests {
             locked: true,
             snapshot: Some("http://old.example/debian".to_owned()),
         };
-        let source = config(Kind::Development, &packages).source;
+        let source = config(Kind::Development, Variant::Base, &packages).source;
         assert!(source.locked);
         assert_eq!((source.mirror, source.snapshot), (packages.mirror, packages.snapshot));
     }

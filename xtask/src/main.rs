@@ -20,6 +20,7 @@ mod link;
 mod lock;
 mod operator;
 mod parameters;
+mod progress;
 mod run;
 mod several;
 mod terminal;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use polis_image::Kind;
+use polis_image::{Kind, Variant};
 use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::fleet::PARAMETERS;
 use polis_qemu::host::{Preference, accelerator};
@@ -195,7 +195,7 @@ pub(crate) fn built_image(kind: Kind) -> Result<Image> {
 fn image_from(kind: Kind, packages: &image::Packages) -> Result<Image> {
     let folder = match env::var_os("POLIS_IMAGE_DIR") {
         Some(folder) => PathBuf::from(folder),
-        None => image::built_from(kind, packages)?.folder,
+        None => image::built_from(kind, Variant::Base, packages)?.folder,
     };
     Ok(Image::load(&folder)?)
 }

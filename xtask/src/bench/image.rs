@@ -106,13 +106,17 @@ fn cold_build() -> Result<f64> {
     build(Some(&cache))
 }
 
-/// Runs `cargo xtask image`; returns the seconds after cargo's part.
+/// Runs `cargo xtask image --variant base`; returns the seconds after
+/// cargo's part.
 fn build(cache: Option<&Path>) -> Result<f64> {
     let mut command = Command::new(ITSELF);
     if let Some(cache) = cache {
         command.env("POLIS_CACHE", cache);
     }
-    let output = command.arg("image").output().context("cannot start the image builder")?;
+    let output = command
+        .args(["image", "--variant", "base"])
+        .output()
+        .context("cannot start the image builder")?;
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "the build failed:\n{text}{errors}");

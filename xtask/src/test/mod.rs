@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use polis_image::Kind;
+use polis_image::{Kind, Variant};
 use polis_tests::{ALL, SEED};
 
 use self::report::Report;
@@ -77,7 +77,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 if report.image() {
                     // In this process, since cargo may have replaced the file of this
                     // program.
-                    report.call("two images", || image::verify(Kind::Development));
+                    report.call("two images", || image::verify(Kind::Development, Variant::Base));
                 }
             }
             Part::Etcd => {
@@ -149,7 +149,7 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
 fn images(variable: &str, kind: Kind) -> Result<PathBuf> {
     match env::var_os(variable) {
         Some(folder) => std::path::absolute(folder).context("cannot read the current folder"),
-        None => Ok(image::folder(kind)),
+        None => Ok(image::folder(kind, Variant::Base)),
     }
 }
 
