@@ -24,19 +24,17 @@
 //! of `image/go` do that, and a commit records it.
 
 pub(crate) mod catalog;
+mod download;
 mod terms;
 mod toolchain;
 
 use std::{
     fs::{self, File},
     path::PathBuf,
-    sync::mpsc,
-    thread,
-    time::Duration,
 };
 
 use self::{
-    catalog::{Code, MODULES, Module, Program},
+    catalog::{Code, MODULES, Module, Program, Stamp},
     terms::Terms,
     toolchain::{Network, Toolchain},
 };
@@ -47,9 +45,6 @@ use crate::{
     program,
     step::{Inputs, Observer, Steps, Unit},
 };
-
-/// How often the progress of a download is checked.
-const TICK: Duration = Duration::from_millis(200);
 
 /// Where the sources of the programs are, and where the programs go.
 #[derive(Clone, Debug)]
@@ -169,7 +164,7 @@ impl<'a> Builder<'a> {
         for module in select(&[])? {
             let outputs = self.outputs(module);
             if !self.steps.fresh(module.name, &self.inputs(module)?, &outputs) {
-                self.download(module)?;
+                download::modules(&self.toolchain, &self.folder(module), self.steps.observer)?;
             }
         }
         self.steps.digests.save()
@@ -251,13 +246,13 @@ impl<'a> Builder<'a> {
     }
 
     fn make(&self, module: &Module) -> Result<()> {
-        self.download(module)?;
+        download::modules(&self.toolchain, &self.folder(module), self.steps.observer)?;
         let version = self.version(module)?;
         let mut terms = Terms::new();
         for program in module.programs {
             terms.extend(terms::collect(&self.list(module, program, terms::FORMAT)?)?);
             self.compile(module, program, &version)?;
-            self.check(program, &version)?;
+            self.check(module, program, &version)?;
         }
         let path = self.folders.terms(module);
         let bytes = serde_json::to_vec(&terms).map_err(std::io::Error::from);
@@ -290,7 +285,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Whether a program runs, and reports its version.
-    fn check(&self, program: &Program, version: &str) -> Result<()> {
+    fn check(&self, module: &Module, program: &Program, version: &str) -> Result<()> {
         let (arguments, words) = program.check;
         let file = self.folders.program(program);
         let file = std::path::absolute(&file).at("find", &file)?;
@@ -299,8 +294,12 @@ impl<'a> Builder<'a> {
             Code::GoAndC => program::payload(self.toolchain.payload(), &file.to_string_lossy()),
         };
         let output = program::run_both(command.args(arguments))?;
-        let number = version.trim_start_matches('v');
-        match words.iter().chain([&number]).find(|word| !output.contains(**word)) {
+        let version = match module.stamp {
+            Stamp::None => version.trim_start_matches('v'),
+            // Without its stamp, a program reports a number as well, or something like it.
+            Stamp::Variable(_) | Stamp::Kubernetes => version,
+        };
+        match words.iter().chain([&version]).find(|word| !output.contains(**word)) {
             None => Ok(()),
             Some(word) => Err(Error::Unexpected {
                 program: program.name.to_owned(),
@@ -309,103 +308,11 @@ impl<'a> Builder<'a> {
             }),
         }
     }
-
-    /// Fetches the modules that `go.sum` lists, unless they are there.
-    fn download(&self, module: &Module) -> Result<()> {
-        let folder = self.folder(module);
-        let go = |network: Network, arguments: &[String]| {
-            let mut go = self.toolchain.go(&folder, Code::Go, network);
-            program::run(go.args(["mod", "download"]).args(arguments))
-        };
-        if go(Network::Off, &[]).is_ok() {
-            return Ok(());
-        }
-        let path = folder.join("go.sum");
-        let sums = fs::read_to_string(&path).at("read", &path)?;
-        let archives = self.toolchain.modules().join("cache/download");
-        let mut missing = archives_of(&sums);
-        missing.retain(|(_, archive)| !archives.join(archive).exists());
-        // One alone first: without a way to the proxy, each would wait for its own timeout.
-        let first = missing.first().map(|(module, _)| module.clone());
-        let first = first.map_or(Ok(Vec::new()), |first| go(Network::Proxy, &[first]));
-        let total = missing.len() as u64;
-        let arrived =
-            || missing.iter().filter(|(_, archive)| archives.join(archive).exists()).count() as u64;
-        let outcome = first.and_then(|_| {
-            while_waiting(
-                || go(Network::Proxy, &[]),
-                || {
-                    let done = arrived().min(total.saturating_sub(1));
-                    self.steps.observer.progress("Go modules", done, total, Unit::Modules);
-                },
-            )
-        });
-        self.steps.observer.progress("Go modules", total, total, Unit::Modules);
-        match outcome {
-            Ok(_) => Ok(()),
-            Err(Error::Program { output, .. }) => {
-                Err(Error::Modules { program: module.name.to_owned(), output })
-            }
-            Err(other) => Err(other),
-        }
-    }
-}
-
-/// Does `work` in a thread and calls `tick` meanwhile.
-fn while_waiting<T: Send>(work: impl FnOnce() -> T + Send, mut tick: impl FnMut()) -> T {
-    let (sender, receiver) = mpsc::sync_channel::<()>(1);
-    thread::scope(|scope| {
-        let worker = scope.spawn(move || {
-            let done = work();
-            // The receiver sees the end of the channel.
-            drop(sender);
-            done
-        });
-        while receiver.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout) {
-            tick();
-        }
-        worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
-}
-
-/// The modules whose content `go.sum` lists: each as `<path>@<version>`, with the path of
-/// its archive below Go's folder of downloads.
-fn archives_of(sums: &str) -> Vec<(String, PathBuf)> {
-    let archive = |line: &str| {
-        let mut words = line.split(' ');
-        let (module, version) = (words.next()?, words.next()?);
-        if version.ends_with("/go.mod") {
-            return None;
-        }
-        let path = format!("{}/@v/{}.zip", escaped(module), escaped(version));
-        Some((format!("{module}@{version}"), PathBuf::from(path)))
-    };
-    sums.lines().filter_map(archive).collect()
-}
-
-/// A module's path as Go writes it on disk: not every file system knows capitals.
-fn escaped(path: &str) -> String {
-    path.chars().fold(String::new(), |mut text, letter| {
-        if letter.is_ascii_uppercase() {
-            text.push('!');
-        }
-        text.push(letter.to_ascii_lowercase());
-        text
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_archives_of_a_module_are_those_whose_content_is_listed() {
-        let sums = "example.org/A/b v1.0.0 h1:x=\nexample.org/A/b v1.0.0/go.mod h1:y=\n\
-                    example.org/c v0.1.0/go.mod h1:z=\n";
-        let expected = [("example.org/A/b@v1.0.0", "example.org/!a/b/@v/v1.0.0.zip")];
-        let expected = expected.map(|(name, path)| (name.to_owned(), PathBuf::from(path)));
-        assert_eq!(archives_of(sums), expected);
-    }
 
     #[test]
     fn an_image_has_no_tool_of_the_host() {
@@ -414,12 +321,5 @@ mod tests {
         assert_eq!(select(&["kubectl".to_owned()]).unwrap()[0].name, "kubectl");
         let error = select(&["kuba".to_owned()]).unwrap_err();
         assert!(error.to_string().contains("kubectl"), "{error}");
-    }
-
-    #[test]
-    fn work_is_waited_for_and_its_result_returned() {
-        let mut ticks = 0;
-        let done = while_waiting(|| thread::current().id(), || ticks += 1);
-        assert_ne!(done, thread::current().id());
     }
 }
