@@ -28,6 +28,7 @@ mod crl;
 mod namespace;
 mod overview;
 mod parse;
+mod service_account;
 mod store;
 mod template;
 #[cfg(test)]
@@ -42,10 +43,11 @@ pub use self::crl::{Crl, Reason, Revoked};
 pub use self::namespace::Namespace;
 pub use self::overview::{AuthorityView, CertificateView, Overview, Renewal, RevokedView};
 pub use self::parse::{Facts, signed_by};
+pub use self::service_account::{KeySet, ServiceAccounts};
 #[cfg(any(test, feature = "testing"))]
 pub use self::store::memory;
 pub use self::store::{Entry, Guard, Store, Write};
-pub use self::template::{ETCD_PEER_NAME, Host, Template};
+pub use self::template::{ETCD_PEER_NAME, Host, KubernetesHolder, KubernetesSubject, Template};
 
 /// The specification of a certificate: [`Namespace::ensure`] makes it exist.
 #[derive(Clone, Debug)]

@@ -7,6 +7,8 @@
 //! authorities/<name>/issued/<serial>      DER of everything it signed
 //! certificates/<issuer>/<name>/certificate    DER
 //! certificates/<issuer>/<name>/key            PKCS#8 DER, managed ones only
+//! service-accounts/signing                    PKCS#8 DER, ECDSA (`service_account`)
+//! service-accounts/verifying/<digest>         SPKI DER of that and of former ones
 //! ```
 
 use std::time::SystemTime;
@@ -18,7 +20,7 @@ use rand::rngs::SysRng;
 use zeroize::Zeroizing;
 
 use super::store::{Guard, Store, Write};
-use super::template::{Signer, pkcs8, random_serial};
+use super::template::{CLOCK_TOLERANCE, Signer, pkcs8, random_serial};
 use super::{Certificate, Crl, Error, Facts, Issued, Issuer, Mode, Reason, Revoked, crl};
 use polis_base::hex;
 
@@ -31,6 +33,9 @@ const NAME_LENGTH_MAX: usize = 128;
 /// Attempts at a revocation. Each failed attempt lost a race, so this many in a row
 /// indicate a fault.
 const REVOCATIONS_MAX: u32 = 32;
+
+/// Removals in one transaction: etcd takes 128 operations.
+const PRUNED_AT_ONCE: usize = 100;
 
 /// The certificates below one folder of a store.
 #[derive(Clone, Debug)]
@@ -180,6 +185,34 @@ impl<S: Store> Namespace<S> {
                 revoked => return revoked,
             }
         }
+    }
+
+    /// Removes the certificates that have ended from the authority's list of what it issued,
+    /// except for revoked ones, which the CRL still names. Returns how many it removed.
+    ///
+    /// It needs no guard: a certificate that has ended stays ended, and its serial number is
+    /// not used again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] and [`Error::Damaged`].
+    pub async fn prune(&self, authority: &Certificate, now: SystemTime) -> Result<usize, Error> {
+        let store = |source| Error::Store { name: authority.name.clone(), source };
+        let Some(crl) = self.crl(authority).await? else { return Ok(0) };
+        let issued = self.store.list(&self.authority_key(authority, "issued/")).await;
+        let ended = |der: &[u8]| {
+            Facts::read(der).is_some_and(|facts| {
+                // By a clock that runs behind it may still be valid.
+                now > facts.not_after + CLOCK_TOLERANCE && !crl.revokes(&facts.serial)
+            })
+        };
+        let ended: Vec<_> =
+            issued.map_err(store)?.into_iter().filter(|(_, entry)| ended(&entry.value)).collect();
+        for part in ended.chunks(PRUNED_AT_ONCE) {
+            let writes = part.iter().map(|(key, _)| Write::Delete(key.clone())).collect();
+            self.commit(&authority.name, Vec::new(), writes).await?;
+        }
+        Ok(ended.len())
     }
 
     /// The authority's CRL as it is stored; `None` if the authority does not exist.

@@ -41,6 +41,13 @@ const NODE_LIFETIME: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 /// People come back more often than machines.
 const USER_LIFETIME: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
+/// Short, because the API server of Kubernetes reads no CRL. A controller that was off for
+/// longer renews its certificates by its own etcd.
+const KUBERNETES_CONTROLLER_LIFETIME: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// A worker that was removed is a client of the API server for this long at most.
+const KUBERNETES_WORKER_LIFETIME: Duration = Duration::from_secs(3 * 24 * 60 * 60);
+
 /// A host that a certificate speaks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Host {
@@ -58,6 +65,26 @@ impl fmt::Display for Host {
             Self::Address(IpAddr::V6(address)) => write!(f, "[{address}]"),
         }
     }
+}
+
+/// The user and group that Kubernetes reads from a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubernetesSubject {
+    /// The user: the common name. Colons are allowed, unlike in a certificate's name.
+    pub user: String,
+    /// The group of the user: the organization.
+    pub group: Option<String>,
+    /// The kind of node that holds the key; it decides how long the certificate lives.
+    pub holder: KubernetesHolder,
+}
+
+/// The kind of node that holds the key of a Kubernetes certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KubernetesHolder {
+    /// A node with the role Kubernetes controller. Its certificates live for 30 days.
+    Controller,
+    /// A node with the role Kubernetes worker. Its certificates live for 3 days.
+    Worker,
 }
 
 /// The purpose of a certificate.
@@ -80,29 +107,64 @@ pub enum Template {
         /// The role of the user, stored as the organizational unit.
         role: &'static str,
     },
+    /// Signs the certificates of Kubernetes' own components.
+    KubernetesAuthority,
+    /// Signs the certificates of the proxies that name a user to the API servers. It is
+    /// another authority, so that no component of Kubernetes can act as such a proxy.
+    FrontProxyAuthority,
+    /// A server of Kubernetes.
+    KubernetesServer {
+        /// Its subject. Clients of a server read its hosts only.
+        subject: KubernetesSubject,
+        /// The hosts that it speaks for.
+        hosts: Vec<Host>,
+    },
+    /// A client of Kubernetes.
+    KubernetesClient {
+        /// The user that the API server reads from it.
+        subject: KubernetesSubject,
+    },
 }
 
 impl Template {
     /// Whether certificates of this kind sign others.
     #[must_use]
     pub fn is_authority(&self) -> bool {
-        matches!(self, Self::EtcdAuthority | Self::ClusterAuthority)
+        matches!(
+            self,
+            Self::EtcdAuthority
+                | Self::ClusterAuthority
+                | Self::KubernetesAuthority
+                | Self::FrontProxyAuthority
+        )
     }
 
     /// From issue to expiry.
     #[must_use]
     pub fn lifetime(&self) -> Duration {
         match self {
-            Self::EtcdAuthority | Self::ClusterAuthority => AUTHORITY_LIFETIME,
+            Self::EtcdAuthority
+            | Self::ClusterAuthority
+            | Self::KubernetesAuthority
+            | Self::FrontProxyAuthority => AUTHORITY_LIFETIME,
             Self::EtcdPeer { .. } => PEER_LIFETIME,
             Self::Node => NODE_LIFETIME,
             Self::User { .. } => USER_LIFETIME,
+            Self::KubernetesServer { subject, .. } | Self::KubernetesClient { subject } => {
+                match subject.holder {
+                    KubernetesHolder::Controller => KUBERNETES_CONTROLLER_LIFETIME,
+                    KubernetesHolder::Worker => KUBERNETES_WORKER_LIFETIME,
+                }
+            }
         }
     }
 
     fn usages(&self) -> Vec<KeyUsagePurpose> {
         match self {
-            Self::EtcdAuthority | Self::ClusterAuthority => vec![
+            Self::EtcdAuthority
+            | Self::ClusterAuthority
+            | Self::KubernetesAuthority
+            | Self::FrontProxyAuthority => vec![
                 KeyUsagePurpose::KeyCertSign,
                 KeyUsagePurpose::CrlSign,
                 KeyUsagePurpose::DigitalSignature,
@@ -110,7 +172,10 @@ impl Template {
             Self::EtcdPeer { .. } => {
                 vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment]
             }
-            Self::Node | Self::User { .. } => vec![KeyUsagePurpose::DigitalSignature],
+            Self::Node
+            | Self::User { .. }
+            | Self::KubernetesServer { .. }
+            | Self::KubernetesClient { .. } => vec![KeyUsagePurpose::DigitalSignature],
         }
     }
 
@@ -118,18 +183,28 @@ impl Template {
     fn extended_usages(&self) -> Vec<ExtendedKeyUsagePurpose> {
         use ExtendedKeyUsagePurpose::{ClientAuth, OcspSigning, ServerAuth};
         match self {
-            Self::EtcdAuthority | Self::ClusterAuthority => {
+            Self::EtcdAuthority
+            | Self::ClusterAuthority
+            | Self::KubernetesAuthority
+            | Self::FrontProxyAuthority => {
                 vec![ClientAuth, ServerAuth, OcspSigning]
             }
             Self::EtcdPeer { .. } | Self::Node => vec![ClientAuth, ServerAuth],
-            Self::User { .. } => vec![ClientAuth],
+            Self::User { .. } | Self::KubernetesClient { .. } => vec![ClientAuth],
+            Self::KubernetesServer { .. } => vec![ServerAuth],
         }
     }
 
     fn hosts(&self, name: &str) -> Vec<Host> {
         let named = Host::Name(name.to_owned());
         match self {
-            Self::EtcdAuthority | Self::ClusterAuthority | Self::User { .. } => Vec::new(),
+            Self::EtcdAuthority
+            | Self::ClusterAuthority
+            | Self::KubernetesAuthority
+            | Self::FrontProxyAuthority
+            | Self::User { .. }
+            | Self::KubernetesClient { .. } => Vec::new(),
+            Self::KubernetesServer { hosts, .. } => hosts.clone(),
             Self::EtcdPeer { host } => {
                 let mut hosts = vec![named, Host::Name(ETCD_PEER_NAME.to_owned())];
                 if !hosts.contains(host) {
@@ -141,6 +216,32 @@ impl Template {
         }
     }
 
+    /// The subject: the certificate's name, except where another program gives the subject
+    /// a meaning of its own.
+    fn subject(&self, name: &str) -> DistinguishedName {
+        let mut shown = DistinguishedName::new();
+        match self {
+            Self::EtcdAuthority | Self::EtcdPeer { .. } | Self::ClusterAuthority | Self::Node => {
+                shown.push(DnType::CommonName, name);
+            }
+            Self::User { role } => {
+                shown.push(DnType::CommonName, name);
+                shown.push(DnType::OrganizationalUnitName, *role);
+            }
+            // Screens of other programs show it without its namespace.
+            Self::KubernetesAuthority | Self::FrontProxyAuthority => {
+                shown.push(DnType::CommonName, format!("polis-{name}"));
+            }
+            Self::KubernetesServer { subject, .. } | Self::KubernetesClient { subject } => {
+                if let Some(group) = &subject.group {
+                    shown.push(DnType::OrganizationName, group.as_str());
+                }
+                shown.push(DnType::CommonName, subject.user.as_str());
+            }
+        }
+        shown
+    }
+
     /// The certificate without key and signature.
     fn params(
         &self,
@@ -149,11 +250,7 @@ impl Template {
         now: SystemTime,
     ) -> Result<CertificateParams, Error> {
         let mut params = CertificateParams::default();
-        params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, name);
-        if let Self::User { role } = self {
-            params.distinguished_name.push(DnType::OrganizationalUnitName, *role);
-        }
+        params.distinguished_name = self.subject(name);
         for host in self.hosts(name) {
             params.subject_alt_names.push(match host {
                 Host::Name(dns) => SanType::DnsName(

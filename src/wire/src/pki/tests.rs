@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
-use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use super::store::memory::Memory;
 use super::*;
@@ -280,4 +280,82 @@ async fn a_user_carries_a_role_and_no_name_that_it_could_serve_under() {
     assert_eq!(Facts::read(&made.der).unwrap().unit.as_deref(), Some("operator"));
     let (_, certificate) = X509Certificate::from_der(&made.der).unwrap();
     assert!(certificate.subject_alternative_name().unwrap().is_none());
+}
+
+fn kubernetes_authority() -> Arc<Certificate> {
+    Arc::new(Certificate {
+        issuer: Issuer::Itself,
+        name: "kubernetes".to_owned(),
+        template: Template::KubernetesAuthority,
+        mode: Mode::Managed,
+    })
+}
+
+fn of_kubernetes(name: &str, template: Template) -> Certificate {
+    let issuer = Issuer::Authority(kubernetes_authority());
+    Certificate { issuer, name: name.to_owned(), template, mode: Mode::External([7; 32]) }
+}
+
+fn subject(user: &str, group: Option<&str>, holder: KubernetesHolder) -> KubernetesSubject {
+    KubernetesSubject { user: user.to_owned(), group: group.map(str::to_owned), holder }
+}
+
+#[tokio::test]
+async fn a_client_of_kubernetes_has_the_user_and_the_group_of_its_template() {
+    let pki = Namespace::new(Memory::default(), "");
+    let kubelet = subject("system:node:a", Some("system:nodes"), KubernetesHolder::Worker);
+    let template = Template::KubernetesClient { subject: kubelet };
+    let made = pki.ensure(&of_kubernetes("kubelet-a", template), noon()).await.unwrap();
+    let (_, certificate) = X509Certificate::from_der(&made.der).unwrap();
+    assert_eq!(certificate.subject().to_string(), "O=system:nodes, CN=system:node:a");
+    assert_eq!(certificate.issuer().to_string(), "CN=polis-kubernetes");
+    let usage = certificate.extended_key_usage().unwrap().unwrap().value;
+    assert!(usage.client_auth && !usage.server_auth && !certificate.is_ca());
+    assert_eq!(Facts::read(&made.der).unwrap().not_after, noon() + DAY * 3);
+    assert!(verifies(&made.der, &made.issuer_der));
+}
+
+#[tokio::test]
+async fn a_server_of_kubernetes_speaks_for_its_hosts_and_is_no_client() {
+    let pki = Namespace::new(Memory::default(), "");
+    let template = Template::KubernetesServer {
+        subject: subject("kube-apiserver", None, KubernetesHolder::Controller),
+        hosts: vec![Host::Name("kubernetes".to_owned()), Host::Address([10, 224, 0, 1].into())],
+    };
+    let made = pki.ensure(&of_kubernetes("apiserver-a", template), noon()).await.unwrap();
+    let (_, certificate) = X509Certificate::from_der(&made.der).unwrap();
+    assert_eq!(certificate.subject().to_string(), "CN=kube-apiserver");
+    let names = &certificate.subject_alternative_name().unwrap().unwrap().value.general_names;
+    let [GeneralName::DNSName("kubernetes"), GeneralName::IPAddress([10, 224, 0, 1])] =
+        names.as_slice()
+    else {
+        panic!("{names:?}")
+    };
+    let usage = certificate.extended_key_usage().unwrap().unwrap().value;
+    assert!(usage.server_auth && !usage.client_auth);
+    assert_eq!(Facts::read(&made.der).unwrap().not_after, noon() + DAY * 30);
+}
+
+#[tokio::test]
+async fn what_has_ended_leaves_the_list_unless_it_is_revoked() {
+    let memory = Memory::default();
+    let pki = Namespace::new(memory.clone(), "");
+    // More than fit into one transaction of etcd.
+    for _ in 0..150 {
+        pki.ensure(&desired("old", Template::Node, Mode::Ephemeral), noon()).await.unwrap();
+    }
+    pki.ensure(&desired("gone", Template::Node, Mode::Ephemeral), noon()).await.unwrap();
+    pki.revoke(&authority(), "gone", Reason::Left, noon()).await.unwrap();
+    let later = noon() + DAY * 60;
+    pki.ensure(&desired("new", Template::Node, Mode::Ephemeral), later).await.unwrap();
+
+    assert_eq!(pki.prune(&authority(), noon() + DAY * 91).await.unwrap(), 0);
+    assert_eq!(pki.prune(&authority(), noon() + DAY * 92).await.unwrap(), 150);
+    assert_eq!(pki.prune(&authority(), noon() + DAY * 92).await.unwrap(), 0);
+    let listed = memory.contents().into_iter().filter(|(key, _)| key.contains("/issued/"));
+    let mut names: Vec<_> = listed.map(|(_, der)| Facts::read(&der).unwrap().subject).collect();
+    names.sort();
+    assert_eq!(names, ["gone", "new"]);
+    // Without the authority there is nothing to shorten.
+    assert_eq!(pki.prune(&kubernetes_authority(), later).await.unwrap(), 0);
 }
