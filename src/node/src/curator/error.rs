@@ -145,6 +145,8 @@ impl Error {
                 Refusal::Known => (FailedPrecondition, "known"),
                 Refusal::StillUp => (FailedPrecondition, "still-up"),
                 Refusal::Leaving => (FailedPrecondition, "leaving"),
+                Refusal::NoMember => (FailedPrecondition, "no-member"),
+                Refusal::Controls => (FailedPrecondition, "controller"),
                 Refusal::Labels => (InvalidArgument, "field"),
             },
             Self::TicketWrong => (PermissionDenied, "ticket-wrong"),

@@ -8,6 +8,7 @@
 //!      +--> access      the access list, for every server of this node
 //!      +--> status      the status for the node and `grpc.health`
 //!      +--> departures  nodes that are taken out
+//!      +--> pruning     the list of issued certificates
 //!      +--> server      port 7835, once there is a certificate
 //!      +--> leader      started last, so that it is stopped first: a leader
 //!                       hands over before the port closes
@@ -31,7 +32,7 @@ use super::directory::{self, Directory};
 use super::health::{self, Heartbeats};
 use super::leader::{self, Leadership};
 use super::refused::Refusals;
-use super::serve::{Departures, DeparturesService, Handlers, Naming, Parts};
+use super::serve::{Departures, DeparturesService, Handlers, Naming, Parts, Pruning};
 use crate::consensus::client::{Clients, User};
 use crate::consensus::{self, Members};
 use crate::network;
@@ -219,6 +220,7 @@ impl Service {
                 status: self.status.clone(),
                 reporter,
             },
+            pruning: Pruning { handlers: handlers.clone() },
             departures: DeparturesService {
                 handlers,
                 queue,
@@ -247,6 +249,7 @@ struct Services {
     access_list: access_list::Service,
     status_reporter: Reporter,
     departures: DeparturesService,
+    pruning: Pruning,
     server: rpc::Server,
     leader: leader::Service,
 }
@@ -254,8 +257,16 @@ struct Services {
 impl Services {
     /// Starts them; the leader last, so that it is stopped first.
     fn start(self, ctx: &Context) {
-        let Self { directory, health, access_list, status_reporter, departures, server, leader } =
-            self;
+        let Self {
+            directory,
+            health,
+            access_list,
+            status_reporter,
+            departures,
+            pruning,
+            server,
+            leader,
+        } = self;
         let forever = Policy::forever();
         ctx.spawn("directory", forever, move |ctx| directory.clone().run(ctx));
         ctx.spawn("health", forever, move |ctx| health.clone().run(ctx));
@@ -263,6 +274,7 @@ impl Services {
         let parent = ctx.clone();
         ctx.spawn("status", forever, move |ctx| status_reporter.clone().run(ctx, parent.clone()));
         ctx.spawn("departures", forever, move |ctx| departures.clone().run(ctx));
+        ctx.spawn("pruning", forever, move |ctx| pruning.clone().run(ctx));
         ctx.spawn("server", forever, move |ctx| server.clone().run(ctx));
         ctx.spawn("leader", forever, move |ctx| leader.clone().run(ctx));
     }

@@ -18,6 +18,9 @@
 //! ³ unless forced.
 //! ⁴ meanwhile the role consensus member cannot be given; taking it ends the departure.
 //!
+//! No request leaves a node with the role Kubernetes controller and without the role consensus
+//! member: its API server reads and writes the etcd beside it.
+//!
 //! Invariants:
 //! - No request moves a record back to an earlier state of a node's life, except after the
 //!   record was deleted.
@@ -155,6 +158,18 @@ pub enum Refusal {
     /// The node is leaving etcd.
     #[error("the node is leaving etcd; retry once it has left")]
     Leaving,
+    /// A controller without etcd.
+    #[error(
+        "a Kubernetes controller needs a member of etcd beside it, and the node does not have the \
+             role consensus-member: give it that role as well"
+    )]
+    NoMember,
+    /// The controller would lose its etcd.
+    #[error(
+        "the node is a Kubernetes controller, which needs its member of etcd: take the role \
+             kubernetes-controller away first, or both at once"
+    )]
+    Controls,
     /// Too many labels.
     #[error("a node can have {LABELS_MAX} labels")]
     Labels,
@@ -199,10 +214,15 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
                 return Err(Refusal::Leaving);
             }
             let leaving = node.leaving.filter(|_| !leaves);
-            let roles = change_roles(node.roles.unwrap_or_default(), add, remove);
+            let had = node.roles.unwrap_or_default();
+            let roles = change_roles(had, add, remove);
             let any = roles != v1::NodeRoles::default();
             if any && state == NodeState::Decommissioned {
                 return Err(Refusal::Decommissioned);
+            }
+            if roles.kubernetes_controller.is_some() && roles.consensus_member.is_none() {
+                let lost = had.kubernetes_controller.is_some() && had.consensus_member.is_some();
+                return Err(if lost { Refusal::Controls } else { Refusal::NoMember });
             }
             v1::Node { roles: any.then_some(roles), leaving, ..node }
         }
@@ -495,6 +515,31 @@ mod tests {
         let [_, _, _, _, (_, joined), _] = columns();
         let Ok(Step::Put(node)) = step(joined, both) else { panic!("it changes") };
         assert_eq!(node.roles, None);
+    }
+
+    #[test]
+    fn a_controller_has_a_member_of_etcd_from_first_to_last() {
+        let controller = v1::NodeRoles {
+            kubernetes_controller: Some(v1::node_roles::KubernetesController {}),
+            ..Default::default()
+        };
+        let both = v1::NodeRoles { consensus_member: consensus().consensus_member, ..controller };
+        let taken = |remove| Request::Roles { add: v1::NodeRoles::default(), remove };
+        let [_, _, (_, standby), _, (_, joined), (_, gone)] = columns();
+        // Both at once, one after the other, and back; never the controller alone.
+        assert_eq!(step(standby.clone(), roles(controller)), Err(Refusal::NoMember));
+        assert!(matches!(step(standby, roles(both)), Ok(Step::Put(_))));
+        let Ok(Step::Put(node)) = step(joined, roles(controller)) else { panic!("it changes") };
+        assert_eq!(step(Some(*node.clone()), taken(consensus())), Err(Refusal::Controls));
+        let Ok(Step::Put(out)) = step(Some(*node.clone()), taken(both)) else {
+            panic!("it changes")
+        };
+        assert_eq!(out.roles, None);
+        let Ok(Step::Put(member)) = step(Some(*node), taken(controller)) else {
+            panic!("it changes")
+        };
+        assert_eq!(member.roles, Some(consensus()));
+        assert_eq!(step(gone, roles(controller)), Err(Refusal::Decommissioned));
     }
 
     fn any_request() -> impl Strategy<Value = Request> {

@@ -304,6 +304,15 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(())
     }
 
+    /// Removes ended certificates from the list of what the cluster issued. Returns how many.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Pki`].
+    pub async fn prune(&self, now: SystemTime) -> Result<usize, Error> {
+        Ok(self.certificates().prune(&authority(), now).await?)
+    }
+
     /// The configuration of the whole cluster.
     ///
     /// # Errors

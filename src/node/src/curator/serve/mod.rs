@@ -21,6 +21,7 @@ mod departures;
 mod local;
 mod management;
 mod members;
+mod pruning;
 mod watching;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -37,6 +38,7 @@ use tonic::Status;
 use tonic::service::Routes;
 
 pub use self::departures::{Departures, Service as DeparturesService};
+pub(super) use self::pruning::Pruning;
 use super::directory::Directory;
 use super::error::Error;
 use super::fenced::Fenced;
