@@ -21,13 +21,12 @@ const MODULES: &[(&str, &str)] = &[
     ("consensus", ""),
     ("curator", "consensus network parameters"),
     ("cluster", "consensus curator network parameters storage tpm"),
-    ("agent", "cluster consensus network parameters storage"),
+    ("workload", "cluster consensus network storage"),
+    ("agent", "cluster consensus network parameters storage workload"),
     ("roles", "cluster consensus curator network"),
-    // What runs workloads.
-    ("workload", "cluster storage"),
     // The display of the node.
     ("management", "cluster consensus"),
-    ("console", "cluster consensus network parameters storage"),
+    ("console", "cluster consensus network parameters storage workload"),
     // The process, and the tree in it.
     ("injection", "consensus"),
     (

@@ -28,7 +28,9 @@ use crate::daemon::{heartbeat, logs, memory};
 use crate::network::{self, names};
 use crate::roles;
 use crate::workload::runtime;
-use crate::{agent, cluster, consensus, console, curator, management, parameters, storage};
+use crate::{
+    agent, cluster, consensus, console, curator, management, parameters, storage, workload,
+};
 use polis_base::environment::Environment;
 use polis_base::sys::efivar;
 use polis_base::sys::reboot::Reason;
@@ -98,6 +100,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("enlist", forever, move |ctx| membership.enlist.clone().run(ctx));
     ctx.spawn("agent", forever, move |ctx| control.agent.clone().run(ctx));
     ctx.spawn("containerd", forever, move |ctx| control.containerd.clone().run(ctx));
+    ctx.spawn("workload", forever, move |ctx| control.workload.clone().run(ctx));
     ctx.spawn("nodes", forever, move |ctx| faces.nodes.clone().run(ctx));
     ctx.spawn("management", forever, move |ctx| faces.management.clone().run(ctx));
     let memory = memory::Service { ready: ready.subscribe() };
@@ -131,6 +134,9 @@ struct Values {
     access_list: watch::Sender<Arc<rpc::AccessList>>,
     curator: watch::Sender<curator::Status>,
     containerd: watch::Sender<runtime::Status>,
+    /// The roles that the cluster gives to this node.
+    given: watch::Sender<Option<v1::NodeRoles>>,
+    workload: watch::Sender<workload::Status>,
     candidates: watch::Sender<Vec<Candidate>>,
     report: watch::Sender<v1::NodeStatus>,
     nodes: watch::Sender<Option<Arc<Nodes>>>,
@@ -172,6 +178,8 @@ impl Values {
             unlock_requests: watch::Sender::default(),
             curator: watch::Sender::default(),
             containerd: watch::Sender::default(),
+            given: watch::Sender::default(),
+            workload: watch::Sender::default(),
             report: watch::Sender::default(),
             nodes: watch::Sender::default(),
             cluster_nodes: watch::Sender::default(),
@@ -324,12 +332,13 @@ impl Membership {
 }
 
 /// The services that lead the cluster, or follow the leader, that decide when the node is
-/// ready, and that run its workloads.
+/// ready, and that run what its roles ask for.
 struct Control {
     curator: curator::Service,
     agent: agent::Service,
     containerd: runtime::Service,
     roles: roles::readiness::Service,
+    workload: workload::Service,
 }
 
 impl Control {
@@ -359,12 +368,13 @@ impl Control {
                     storage: values.storage.subscribe(),
                     parameters: values.known.subscribe(),
                     found: values.found.subscribe(),
+                    workload: values.workload.subscribe(),
                 },
                 outputs: agent::Outputs {
                     report: values.report.clone(),
                     candidates: values.candidates.clone(),
                     nodes: values.nodes.clone(),
-                    roles: watch::Sender::default(),
+                    roles: values.given.clone(),
                     access_list: values.access_list.clone(),
                     credentials: values.credentials.clone(),
                     cluster: values.cluster.clone(),
@@ -385,6 +395,14 @@ impl Control {
                 leader: values.client.leader_id(),
                 network: values.network.subscribe(),
                 ready: root.ready.clone(),
+            },
+            workload: workload::Service {
+                config: workload::Config::live(tree),
+                cluster: values.cluster.subscribe(),
+                roles: values.given.subscribe(),
+                consensus: member.status(),
+                network: values.network.subscribe(),
+                status: values.workload.clone(),
             },
         }
     }
@@ -423,6 +441,7 @@ impl Faces {
                     pki: member.overview(),
                     cluster_nodes: values.cluster_nodes.subscribe(),
                     identity: values.identity.subscribe(),
+                    workload: values.workload.subscribe(),
                 },
             },
             nodes: console::nodes::Service {

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 
 use super::ask::{DryRun, Go, Sure};
 use super::error::{Error, Exit, Explain as _};
-use super::node::{View, nodes_table};
+use super::node::{View, faults, nodes_table};
 use super::output::{Document, Text, fields, or_dash};
 use super::parameters::Admission;
 use super::session::Session;
@@ -429,7 +429,10 @@ impl Status {
         lines.extend(self.overdue().map(|advice| ("overdue", advice)));
         lines.extend(self.waiting().map(|advice| ("waiting", advice)));
         lines.extend(self.unsaved().map(|advice| ("recovery", advice)));
-        let mut text = Text::from(fields(&lines)).and("\n").then(nodes_table(&self.nodes));
+        let mut text = Text::from(fields(&lines))
+            .and("\n")
+            .then(nodes_table(&self.nodes))
+            .and(faults(&self.nodes));
         if !self.refused.is_empty() {
             let rows: Vec<_> = self.refused.iter().map(Refused::row).collect();
             let heads = ["REFUSED", "WORDS", "ADDRESS", "REASON", "TIMES", "LAST"];

@@ -257,6 +257,21 @@ fn a_new_leader_does_not_call_healthy_nodes_never_heard_of() {
 }
 
 #[test]
+fn a_node_that_cannot_serve_its_role_is_reported_below_the_list() {
+    use v1::{NodeHealth::*, NodeState::*};
+    let mut unfit = node(1, Up, Healthy);
+    if let Some(status) = &mut unfit.status {
+        "no programs\u{1b}[2J".clone_into(&mut status.workload_fault);
+    }
+    let nodes = [View::of(&unfit), View::of(&node(2, Up, Healthy))];
+    let text = crate::node::faults(&nodes);
+    let last = text.lines().last().unwrap();
+    assert_eq!(last, "polis-01010101010101010101010101010101: no programs?[2J");
+    assert_eq!(text.lines().count(), 1);
+    assert!(nodes[0].fields().contains("no programs?[2J"));
+}
+
+#[test]
 fn a_node_is_described_with_its_words() {
     use crate::output::Format;
     use v1::{NodeHealth::*, NodeState::*};

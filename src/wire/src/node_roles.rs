@@ -34,7 +34,7 @@ pub fn is_consensus_member(roles: Option<&v1::NodeRoles>) -> bool {
 pub enum Role {
     /// Runs an etcd member and, with it, the control plane.
     ConsensusMember,
-    /// Is to run the controllers of Kubernetes.
+    /// Runs the controllers of Kubernetes, beside its etcd member.
     KubernetesController,
     /// Is to run workload.
     KubernetesWorker,

@@ -17,7 +17,9 @@
 
 pub mod atomic;
 mod file;
+mod kubernetes;
 mod tree;
 
 pub use self::file::{Dir, Error, File};
+pub use self::kubernetes::{Kubernetes, KubernetesRun, Pair};
 pub use self::tree::{Credentials, Data, Ephemeral, Esp, Etcd, Node, PeerPki, Root, Sockets};

@@ -18,6 +18,7 @@
 use std::path::{Path, PathBuf};
 
 use super::file::{Dir, Error, File};
+use super::kubernetes::{Kubernetes, KubernetesRun};
 
 /// More than there is room for on the ESP.
 const SNAPSHOT_SIZE_MAX: u64 = 96 << 20;
@@ -132,7 +133,7 @@ pub struct Data {
     /// The container runtime.
     pub containerd: Dir,
     /// Kubernetes.
-    pub kubernetes: Dir,
+    pub kubernetes: Kubernetes,
     /// The root of kubelet: pods, and their volumes without a name.
     pub kubelet: Dir,
     /// What containers write.
@@ -156,7 +157,7 @@ impl Data {
             node: Node::at(base.join("node")),
             etcd: Etcd::at(base.join("etcd")),
             containerd: Dir::private(base.join("containerd")),
-            kubernetes: Dir::private(base.join("kubernetes")),
+            kubernetes: Kubernetes::at(base.join("kubernetes")),
             kubelet: Dir::private(base.join("kubernetes/kubelet")),
             pod_logs: Dir::private(base.join("kubernetes/log")),
             mesh: Dir::private(base.join("kubernetes/network")),
@@ -323,6 +324,8 @@ pub struct Ephemeral {
     pub containerd_scratch: Dir,
     /// The configuration of the pod network; the node writes it when it has a prefix.
     pub pod_network: Dir,
+    /// Kubernetes' files of this boot.
+    pub kubernetes: KubernetesRun,
     /// `/etc/hosts`.
     pub hosts: File,
     /// `/etc/hostname`.
@@ -345,6 +348,7 @@ impl Ephemeral {
             registries: Dir::private(base.join("containerd/certs.d")),
             containerd_scratch: Dir::private(base.join("containerd/tmp")),
             pod_network: Dir::private(base.join("cni/net.d")),
+            kubernetes: KubernetesRun::at(base.join("kubernetes")),
             hosts: file("hosts"),
             hostname: file("hostname"),
             machine_id: file("machine-id"),

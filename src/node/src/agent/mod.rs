@@ -39,7 +39,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::network::names::Peers;
-use crate::{cluster, consensus, network, parameters, storage};
+use crate::{cluster, consensus, network, parameters, storage, workload};
 use polis_base::environment::Environment;
 use polis_base::files::{self, File};
 use polis_runtime::supervisor::{Context, Policy};
@@ -101,6 +101,8 @@ pub struct Inputs {
     pub parameters: watch::Receiver<parameters::Known>,
     /// Nodes that have moved from their address in the directory.
     pub found: watch::Receiver<Peers>,
+    /// The parts of Kubernetes.
+    pub workload: watch::Receiver<workload::Status>,
 }
 
 /// The values that the agent publishes to the rest of the node.

@@ -10,7 +10,7 @@ use tracing::{debug, warn};
 
 use super::Service;
 use crate::cluster::{Keeper, KeyStatus};
-use crate::{cluster, consensus, network, storage};
+use crate::{cluster, consensus, network, storage, workload};
 use polis_base::sys::clock;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
@@ -39,6 +39,8 @@ pub struct Subject<'a> {
     pub consensus: &'a consensus::Status,
     /// How the keys of its disk are kept, where it has any.
     pub keys: Option<&'a KeyStatus>,
+    /// The parts of Kubernetes.
+    pub workload: &'a workload::Status,
 }
 
 impl Subject<'_> {
@@ -61,6 +63,7 @@ impl Subject<'_> {
             storage_kind: kind.into(),
             key_keeper: keeper(self.keys).into(),
             curator_port: if curator { CURATOR_PORT.into() } else { 0 },
+            workload_fault: self.workload.unfit.clone().unwrap_or_default(),
             ..Default::default()
         }
     }
@@ -116,6 +119,7 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
     let network = inputs.network.borrow_and_update().clone();
     let storage = inputs.storage.borrow_and_update().clone();
     let consensus = inputs.consensus.borrow_and_update().clone();
+    let workload = inputs.workload.borrow_and_update().clone();
     let keys = service.outputs.cluster.borrow().keys.clone();
     Subject {
         version: &inputs.environment.version,
@@ -125,6 +129,7 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
         storage: &storage,
         consensus: &consensus,
         keys: keys.as_ref(),
+        workload: &workload,
     }
     .report()
 }
@@ -143,6 +148,7 @@ async fn changed(service: &mut Service) -> Result<(), Closed> {
         changed = inputs.network.changed() => changed.map_err(|_closed| Closed("the network")),
         changed = inputs.storage.changed() => changed.map_err(|_closed| Closed("the storage")),
         changed = inputs.consensus.changed() => changed.map_err(|_closed| Closed("etcd")),
+        changed = inputs.workload.changed() => changed.map_err(|_closed| Closed("the workload")),
         named = named => named,
     }
 }
@@ -169,6 +175,8 @@ mod tests {
         let mut network = network::Status::default();
         let storage = storage::Status::Starting;
         let consensus = consensus::Status::default();
+        let workload =
+            workload::Status { unfit: Some("no".to_owned()), ..workload::Status::default() };
         let subject = |network: &network::Status| {
             Subject {
                 version: "0.1.0",
@@ -182,6 +190,7 @@ mod tests {
                     keeper: Some(Keeper::Tpm),
                     recovery_key_unsaved: true,
                 }),
+                workload: &workload,
             }
             .report()
         };
@@ -189,6 +198,7 @@ mod tests {
         assert_eq!(early.external_address, "");
         assert_eq!(early.storage_kind(), v1::StorageKind::Unspecified);
         assert_eq!(early.curator_port, 0);
+        assert_eq!(early.workload_fault, "no");
         assert_eq!(early.key_keeper(), v1::KeyKeeper::Tpm);
         network.primary = Some([10, 0, 2, 15].into());
         let later = subject(&network);

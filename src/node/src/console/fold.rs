@@ -135,6 +135,7 @@ fn warnings(values: &Values) -> Vec<Warning> {
             });
         }
     }
+    warnings.extend(values.workload.unfit.as_deref().map(plain));
     let reported = values.known.as_ref().and_then(|known| known.warning.clone());
     warnings.extend(reported.as_deref().map(plain));
     warnings

@@ -43,7 +43,7 @@ use self::attention::Attention;
 use self::logs::Window;
 use self::watched::{Values, Watched};
 use crate::parameters::Known;
-use crate::{cluster, consensus, network, storage};
+use crate::{cluster, consensus, network, storage, workload};
 use polis_base::environment::Environment;
 use polis_base::sys::command_line;
 use polis_base::sys::reboot::Reason;
@@ -104,6 +104,8 @@ pub struct Inputs {
     pub cluster_nodes: watch::Receiver<ClusterNodes>,
     /// The identity of this node.
     pub identity: watch::Receiver<Option<Identity>>,
+    /// The parts of Kubernetes.
+    pub workload: watch::Receiver<workload::Status>,
 }
 
 /// The known state of the nodes of the cluster; the console adds to every age in it the

@@ -33,6 +33,7 @@ fn start() -> World {
     let (cluster, standing) = watch::channel(cluster::Status::default());
     let (received, cluster_nodes) = watch::channel(ClusterNodes::default());
     let (key, identity) = watch::channel(None);
+    let (parts, workload) = watch::channel(crate::workload::Status::default());
     let (table, nodes) = watch::channel(None);
     let (own, credentials) = watch::channel(None);
     let service = Service {
@@ -47,6 +48,7 @@ fn start() -> World {
             pki: member.overview(),
             cluster_nodes,
             identity,
+            workload,
         },
         terminals: watch::Sender::default(),
         snapshot: watch::Sender::default(),
@@ -62,7 +64,7 @@ fn start() -> World {
     let snapshot = service.snapshot.subscribe();
     let (ctx, handles) = Context::for_test();
     ctx.spawn("console", Policy::forever(), move |ctx| service.clone().run(ctx));
-    let owners = (orders, member, known, network, mounted, disk, received, key, table, own);
+    let owners = (orders, member, known, network, mounted, disk, received, key, table, own, parts);
     World { snapshot, cluster, handles, _owners: Box::new(owners) }
 }
 

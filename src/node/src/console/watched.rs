@@ -13,7 +13,7 @@ use super::load::Load;
 use super::members::Learned;
 use super::{ClusterNodes, Inputs};
 use crate::parameters::Known;
-use crate::{cluster, consensus, network, storage};
+use crate::{cluster, consensus, network, storage, workload};
 use polis_base::environment::Environment;
 use polis_base::stage::Stages;
 use polis_runtime::event::Closed;
@@ -38,6 +38,7 @@ pub(super) struct Values {
     pub(super) identity: Option<Identity>,
     /// The fingerprint of its key.
     pub(super) own: Option<Fingerprint>,
+    pub(super) workload: workload::Status,
     pub(super) load: Option<Load>,
     pub(super) words: FingerprintWords,
     pub(super) members: Learned,
@@ -60,6 +61,7 @@ impl Values {
             cluster_nodes: ClusterNodes::default(),
             identity: None,
             own: None,
+            workload: workload::Status::default(),
             load: None,
             words: FingerprintWords::default(),
             members: Learned::new(),
@@ -97,6 +99,7 @@ impl Watched {
             pki,
             cluster_nodes,
             identity,
+            workload,
         } = &mut self.inputs;
         let values = &mut self.values;
         let is_another_key = renew(identity, all, &mut values.identity);
@@ -115,6 +118,7 @@ impl Watched {
             renew(consensus, all, &mut values.consensus),
             renew(pki, all, &mut values.pki),
             renew(cluster_nodes, all, &mut values.cluster_nodes),
+            renew(workload, all, &mut values.workload),
             renew(&mut self.load, all, &mut values.load),
             renew(&mut self.words, all, &mut values.words),
             renew(&mut self.members, all, &mut values.members),
@@ -132,6 +136,7 @@ impl Watched {
             cluster,
             pki,
             identity,
+            workload,
             health: _,
             consensus: _,
             cluster_nodes: _,
@@ -145,6 +150,7 @@ impl Watched {
             changed(cluster, "the cluster"),
             changed(pki, "the certificates"),
             changed(identity, "the identity"),
+            changed(workload, "the workload"),
             changed(&mut self.words, "the words"),
         ];
         let changed = select_all(any).await.0;

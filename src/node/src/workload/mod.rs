@@ -1,15 +1,70 @@
-//! The workloads of this node: what a Kubernetes role needs from the machine, and the
-//! programs that run pods.
+//! The workload stack of this node: the parts of Kubernetes that its roles ask for.
+//!
+//! `root` starts [`Service`], which follows the node's roles. For the role Kubernetes
+//! controller it runs the API server on the local socket of etcd, the controller manager and
+//! the scheduler as child processes, and keeps their certificates and the cluster's own
+//! objects.
 //!
 //! ```text
+//! role, image carries the programs, etcd votes
+//!      |
+//!      v
+//! certificates --> apiserver --> reconciler --> controller-manager
+//!   files of this node   ^           |            scheduler
+//!                        +- RBAC ----+
+//! ```
+//!
+//! Each arrow is a wait for [`Status`], in which a part is *ready* when its checks succeed.
+//!
+//! ```text
+//! site            where everything is, and which addresses it uses
+//! args            the command lines                       pure
+//! configuration   the files that they name                pure
+//! credentials     the certificates of a controller        pure
+//! objects         the cluster's own objects               pure
+//! certificates    makes, writes and renews them           a service
+//! component       one child process, and its health
+//! reconciler      applies the objects                     a service
+//! api             requests to the parts on this machine
+//! parts           the state of each part, and its event lines
+//! controller      starts all of it                        a service
+//! service         when
+//!
 //! ground   control groups, kernel parameters, mounts, quotas    plan -> apply
 //! mesh     the encrypted network between the pods of all nodes  records -> plan
 //! runtime  containerd, and the images of the system in it
 //! ```
 //!
-//! Invariant: a node without a Kubernetes role has none of it, neither a group, nor a
-//! mount, nor a process.
+//! Invariants:
+//! - A part that dies is restarted for ever, with backoff; it never opens the trapdoor, and
+//!   the node's own readiness does not depend on it.
+//! - A node without a Kubernetes role has none of it, neither a group, nor a mount, nor a
+//!   process.
+//! - A private key that other nodes do not need is made on this node and stays there.
+//! - A part whose etcd has lost its quorum is not restarted for that.
+//!
+//! What this module does not do: run etcd (`consensus`), decide who has which role
+//! (`curator`), or run workers.
 
+mod api;
+mod args;
+mod certificates;
+mod component;
+mod configuration;
+mod controller;
+mod credentials;
 pub mod ground;
 pub mod mesh;
+mod objects;
+mod parts;
+mod reconciler;
 pub mod runtime;
+mod service;
+mod site;
+
+pub use self::api::{Answer, Api, Error as ApiError};
+pub use self::certificates::Error as CertificatesError;
+pub use self::component::Error as ComponentError;
+pub use self::parts::{Part, PartState, Status};
+pub use self::service::{Config, Service};
+pub use self::site::Site;

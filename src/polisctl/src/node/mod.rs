@@ -22,7 +22,7 @@ use zeroize::Zeroizing;
 
 use super::ask::{self, DryRun, Go, Sure};
 use super::error::{Error, Explain as _};
-use super::output::Document;
+use super::output::{Document, Text};
 use super::session::{PATIENCE, Session};
 use super::{Global, key, parameters};
 use polis_wire::endpoint::{self, Endpoint, MANAGEMENT_PORT};
@@ -31,7 +31,7 @@ use polis_wire::node_roles::Role;
 use polis_wire::rpc::REASON;
 use polis_wire::rpc::client::Repeat;
 
-pub(super) use self::view::{View, nodes_table};
+pub(super) use self::view::{View, faults, nodes_table};
 
 /// Commands about nodes. A node is named by its ID, or by its first four digits or more.
 #[derive(Debug, clap::Subcommand)]
@@ -190,7 +190,7 @@ fn role() -> impl TypedValueParser<Value = Role> {
         PossibleValue::new(role.slug()).help(match role {
             Role::ConsensusMember => "Runs an etcd member and, with it, the control plane",
             Role::KubernetesController => {
-                "Runs the controllers of Kubernetes; has no effect in this version"
+                "Runs the control plane of Kubernetes; needs consensus-member beside it"
             }
             Role::KubernetesWorker => "Runs workloads; has no effect in this version",
         })
@@ -394,7 +394,7 @@ pub(super) async fn list(arguments: &List, global: &Global) -> Result<(), Error>
     };
     let nodes = session.nodes(&[]).await?;
     let views: Vec<View> = nodes.iter().filter(|node| fits(node)).map(View::of).collect();
-    global.out.print(&Document::new(&views, nodes_table(&views))?)
+    global.out.print(&Document::new(&views, Text::from(nodes_table(&views)).and(faults(&views)))?)
 }
 
 async fn approve(

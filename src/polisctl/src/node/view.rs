@@ -7,7 +7,7 @@ use polis_proto::v1;
 use serde::Serialize;
 
 use crate::cluster::word;
-use crate::output::{fields, or_dash};
+use crate::output::{clean, fields, or_dash};
 use crate::table::{Table, table};
 use crate::{parameters, units};
 use polis_wire::identity::Fingerprint;
@@ -31,6 +31,9 @@ pub(crate) struct View {
     key_keeper: String,
     tpm: bool,
     recovery_key_unsaved: bool,
+    /// Why it cannot carry a Kubernetes role that it has.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    workload_fault: String,
     registered_at: Option<units::Time>,
     fingerprint: String,
     /// Slow to compute: only where one node is described.
@@ -52,6 +55,7 @@ impl View {
             address: status.external_address,
             version: status.version,
             image: status.image,
+            workload_fault: status.workload_fault,
             boot_id: status.boot_id,
             labels: node.labels.clone(),
             heartbeat_age_ms: u64::try_from(node.heartbeat_age_ms).ok(),
@@ -110,6 +114,11 @@ impl View {
         ]
     }
 
+    /// The reason why it cannot serve its roles, with the remedy; `None` without one.
+    fn fault(&self) -> Option<&str> {
+        Some(self.workload_fault.as_str()).filter(|fault| !fault.is_empty())
+    }
+
     /// Its ID.
     pub(crate) fn id(&self) -> &str {
         &self.id
@@ -128,11 +137,15 @@ impl View {
             "-".to_owned()
         };
         let words = self.words.as_deref().unwrap_or_default();
+        let roles = match self.fault() {
+            Some(fault) => format!("{}\n{fault}", self.roles.join(", ")),
+            None => or_dash(&self.roles.join(", ")),
+        };
         fields(&[
             ("node", self.id.clone()),
             ("state", self.state.clone()),
             ("health", format!("{}; {}", self.health, self.last_heartbeat())),
-            ("roles", or_dash(&self.roles.join(", "))),
+            ("roles", roles),
             ("address", or_dash(&self.address)),
             ("version", or_dash(&self.version)),
             ("image", or_dash(&self.image)),
@@ -157,6 +170,12 @@ pub(super) fn fingerprint(node: &v1::NodeInfo) -> Option<Fingerprint> {
 pub(crate) fn nodes_table(nodes: &[View]) -> Table {
     let rows: Vec<_> = nodes.iter().map(View::row).collect();
     table(&["NODE", "STATE", "HEALTH", "ROLES", "ADDRESS", "VERSION", "LAST HEARTBEAT"], &rows)
+}
+
+/// A line for each node that cannot serve its roles.
+pub(crate) fn faults(nodes: &[View]) -> String {
+    let line = |node: &View| Some(format!("{}: {}\n", clean(&node.id), clean(node.fault()?)));
+    nodes.iter().filter_map(line).collect()
 }
 
 fn roles(roles: Option<&v1::NodeRoles>) -> Vec<&'static str> {

@@ -64,6 +64,8 @@ pub enum User {
     EtcdPki,
     /// The curator, and through it every record about nodes.
     Curator,
+    /// The certificates and keys of Kubernetes.
+    KubernetesPki,
 }
 
 impl User {
@@ -71,6 +73,7 @@ impl User {
         match self {
             Self::EtcdPki => "etcd-pki",
             Self::Curator => "curator",
+            Self::KubernetesPki => "kubernetes-pki",
         }
     }
 }

@@ -1,0 +1,302 @@
+//! The HTTPS client for the parts of Kubernetes on this machine: health checks, and changes
+//! of the cluster's own objects.
+//!
+//! One connection for each request, by HTTP/1.1 over TLS 1.3. Credentials are read from their
+//! files each time, so a renewed certificate is used at once. The few kinds of requests that
+//! the node makes need no client library of Kubernetes.
+//!
+//! Invariants:
+//! - A request ends within [`REQUEST_MAX`], and an answer is at most [`ANSWER_MAX`] long.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ed25519_dalek::SigningKey;
+use ed25519_dalek::pkcs8::DecodePrivateKey as _;
+use http::header::{CONTENT_TYPE, HOST};
+use http::{Method, Request};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use zeroize::Zeroizing;
+
+use super::objects::{FIELD_MANAGER, Object};
+use polis_base::files::{File, Pair};
+use polis_runtime::supervisor::blocking;
+use polis_wire::pki;
+use polis_wire::rpc::provider;
+
+/// A local server answers in milliseconds; one that waits for etcd needs up to ten seconds.
+const REQUEST_MAX: Duration = Duration::from_secs(20);
+
+/// Bytes of an answer that are read.
+const ANSWER_MAX: usize = 4 << 20;
+
+/// Characters of an answer that an error quotes.
+const QUOTE_MAX: usize = 300;
+
+/// The way to one server on this machine.
+#[derive(Clone, Debug)]
+pub struct Api {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The authority that signed its certificate.
+    pub ca: File,
+    /// The certificate of the caller; `None` for an anonymous one.
+    pub client: Option<Pair>,
+}
+
+/// An answer.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The status code of HTTP.
+    pub status: u16,
+    /// The content.
+    pub body: Vec<u8>,
+}
+
+/// Bodies may hold Secrets: only their length is shown.
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Answer({}, {} bytes)", self.status, self.body.len())
+    }
+}
+
+/// Why there is no answer, or not the wanted one.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The own credentials are not there, or unreadable.
+    #[error("cannot use {what}")]
+    Credentials {
+        /// The file, or what was made of it.
+        what: String,
+        /// Why.
+        source: anyhow::Error,
+    },
+    /// The server does not listen, or closes the connection.
+    #[error("cannot connect to {address}")]
+    Connect {
+        /// The server.
+        address: SocketAddr,
+        /// What the kernel, or the other end, says.
+        source: io::Error,
+    },
+    /// It does not speak HTTP.
+    #[error("no answer from {address}")]
+    Http {
+        /// The server.
+        address: SocketAddr,
+        /// What the library says.
+        source: anyhow::Error,
+    },
+    /// The request timed out.
+    #[error("{address} does not answer within {} seconds", REQUEST_MAX.as_secs())]
+    Silent {
+        /// The server.
+        address: SocketAddr,
+    },
+    /// It answers with an error.
+    #[error("{address} answers {status}: {said}")]
+    Refused {
+        /// The server.
+        address: SocketAddr,
+        /// The status code of HTTP.
+        status: u16,
+        /// The beginning of its message.
+        said: String,
+    },
+}
+
+impl Api {
+    /// Reads `path`.
+    ///
+    /// # Errors
+    ///
+    /// Every [`Error`] but [`Error::Refused`]: an answer is an answer.
+    pub async fn get(&self, path: &str) -> Result<Answer, Error> {
+        self.request(Method::GET, path, &[], Vec::new()).await
+    }
+
+    /// Fails unless the server answers `path` with success.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn check(&self, path: &str) -> Result<(), Error> {
+        self.get(path).await.and_then(|answer| self.succeeded(&answer))
+    }
+
+    /// Applies an object (server-side apply), and takes its fields over from other managers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub(super) async fn apply(&self, object: &Object) -> Result<(), Error> {
+        let path = format!("{}?fieldManager={FIELD_MANAGER}&force=true", object.path);
+        let kind = [(CONTENT_TYPE.as_str(), "application/apply-patch+yaml")];
+        let body = object.content.to_string().into_bytes();
+        let answer = self.request(Method::PATCH, &path, &kind, body).await?;
+        self.succeeded(&answer)
+    }
+
+    fn succeeded(&self, answer: &Answer) -> Result<(), Error> {
+        if (200..300).contains(&answer.status) {
+            return Ok(());
+        }
+        let (address, status) = (self.address, answer.status);
+        Err(Error::Refused { address, status, said: said(&answer.body) })
+    }
+
+    /// Makes one request.
+    ///
+    /// # Errors
+    ///
+    /// Every [`Error`] but [`Error::Refused`]: an answer is an answer.
+    pub async fn request(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> Result<Answer, Error> {
+        let exchange = Box::pin(self.exchange(method, path, headers, body));
+        let silent = |_elapsed| Error::Silent { address: self.address };
+        timeout(REQUEST_MAX, exchange).await.map_err(silent)?
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> Result<Answer, Error> {
+        let address = self.address;
+        let config = {
+            let (ca, client) = (self.ca.clone(), self.client.clone());
+            blocking(move || tls(&ca, client.as_ref())).await?
+        };
+        let connect = |source| Error::Connect { address, source };
+        let tcp = TcpStream::connect(address).await.map_err(connect)?;
+        let name = ServerName::IpAddress(address.ip().into());
+        let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.map_err(connect)?;
+        let http = |source: anyhow::Error| Error::Http { address, source };
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tls))
+            .await
+            .map_err(|error| http(error.into()))?;
+        let mut request = Request::builder().method(method).uri(path);
+        request = request.header(HOST, address.to_string());
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request =
+            request.body(Full::new(Bytes::from(body))).map_err(|error| http(error.into()))?;
+        let asked = async move {
+            let (parts, body) = sender.send_request(request).await?.into_parts();
+            let body = Limited::new(body, ANSWER_MAX).collect().await;
+            let body = body.map_err(|error| anyhow::anyhow!(error))?.to_bytes().to_vec();
+            Ok(Answer { status: parts.status.as_u16(), body })
+        };
+        // The connection ends with its only sender; its errors are those of the request.
+        let (_ended, answer) = tokio::join!(connection, asked);
+        answer.map_err(http)
+    }
+}
+
+/// The configuration for these files. Blocks.
+fn tls(ca: &File, client: Option<&Pair>) -> Result<ClientConfig, Error> {
+    let unusable = |what: &File, source: anyhow::Error| {
+        let what = what.path().display().to_string();
+        Error::Credentials { what, source }
+    };
+    let mut roots = RootCertStore::empty();
+    let root = certificate(ca).map_err(|source| unusable(ca, source))?;
+    roots.add(root).map_err(|source| unusable(ca, source.into()))?;
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(|source| unusable(ca, source.into()))?
+        .with_root_certificates(roots);
+    let Some(pair) = client else { return Ok(builder.with_no_client_auth()) };
+    let own = certificate(&pair.certificate);
+    let own = own.map_err(|source| unusable(&pair.certificate, source))?;
+    let key = key(&pair.key).map_err(|source| unusable(&pair.key, source))?;
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(pki::key_der(&key).to_vec()));
+    let config = builder.with_client_auth_cert(vec![own], key);
+    config.map_err(|source| unusable(&pair.certificate, source.into()))
+}
+
+fn certificate(file: &File) -> anyhow::Result<CertificateDer<'static>> {
+    let text = file.read()?.ok_or_else(missing)?;
+    let der = pki::certificate_der(&text).ok_or_else(|| anyhow::anyhow!("it is no certificate"))?;
+    Ok(CertificateDer::from(der))
+}
+
+/// The key in a file.
+fn key(file: &File) -> anyhow::Result<SigningKey> {
+    let text = Zeroizing::new(file.read()?.ok_or_else(missing)?);
+    let text = std::str::from_utf8(&text)?;
+    SigningKey::from_pkcs8_pem(text).map_err(|_damaged| anyhow::anyhow!("it is no Ed25519 key"))
+}
+
+fn missing() -> anyhow::Error {
+    anyhow::anyhow!("it does not exist yet")
+}
+
+/// The message in an answer: that of a Kubernetes `Status`, or the beginning of the text.
+fn said(body: &[u8]) -> String {
+    let status: Option<Value> = serde_json::from_slice(body).ok();
+    let message = status.as_ref().and_then(|status| status["message"].as_str().map(str::to_owned));
+    let text = message.unwrap_or_else(|| failed_checks(&String::from_utf8_lossy(body)));
+    text.chars().take(QUOTE_MAX).collect()
+}
+
+/// The checks that failed, where the answer lists checks (`[-]etcd failed: ...`).
+fn failed_checks(text: &str) -> String {
+    let failed: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("[-]")).collect();
+    if failed.is_empty() { text.trim().to_owned() } else { failed.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_quotes_the_message_of_the_server() {
+        let status =
+            br#"{"kind":"Status","status":"Failure","message":"forbidden: no","code":403}"#;
+        assert_eq!(said(status), "forbidden: no");
+        assert_eq!(
+            said(b"[+]ping ok\n[-]etcd failed: reason withheld\nreadyz check failed\n"),
+            "etcd failed: reason withheld"
+        );
+        assert_eq!(said(b"404 page not found\n"), "404 page not found");
+        assert_eq!(said(&[0xff; 1000]).chars().count(), QUOTE_MAX);
+    }
+
+    #[test]
+    fn an_answer_shows_no_content() {
+        let answer = Answer { status: 200, body: b"secret".to_vec() };
+        assert_eq!(format!("{answer:?}"), "Answer(200, 6 bytes)");
+    }
+
+    #[tokio::test]
+    async fn credentials_that_are_not_there_are_named() {
+        let base = tempfile::tempdir().unwrap();
+        let root = polis_base::files::Root::at(base.path());
+        let api = Api {
+            address: ([127, 0, 0, 1], 1).into(),
+            ca: root.ephemeral.kubernetes.ca,
+            client: None,
+        };
+        let error = api.check("/readyz").await.unwrap_err();
+        assert!(error.to_string().ends_with("/ephemeral/kubernetes/ca.crt"), "{error}");
+    }
+}

@@ -1,0 +1,171 @@
+//! The command lines of the API server, the controller manager and the scheduler. Pure.
+//!
+//! What this module does not do: touch files or processes (`component`).
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use super::credentials::{self, Purpose};
+use super::site::Site;
+use polis_base::files::{File, Pair};
+
+/// How long etcd may take to answer a health check: it shares its disk with everything else.
+const ETCD_PATIENCE: &str = "10s";
+
+/// Megabytes of one audit log, how many of them are kept, and for how many days.
+const AUDIT_SIZE: u32 = 16;
+const AUDIT_FILES: u32 = 4;
+const AUDIT_DAYS: u32 = 30;
+
+/// A command line in the making.
+struct Flags(Vec<String>);
+
+impl Flags {
+    fn add(&mut self, name: &str, value: impl std::fmt::Display) {
+        self.0.push(format!("--{name}={value}"));
+    }
+
+    fn file(&mut self, name: &str, file: &File) {
+        self.path(name, file.path());
+    }
+
+    fn path(&mut self, name: &str, path: &Path) {
+        self.add(name, path.display());
+    }
+
+    fn pair(&mut self, certificate: &str, key: &str, pair: &Pair) {
+        self.file(certificate, &pair.certificate);
+        self.file(key, &pair.key);
+    }
+}
+
+/// The arguments of kube-apiserver; `advertise` is the address of the node.
+pub(super) fn api_server(site: &Site, advertise: IpAddr) -> Vec<String> {
+    let run = &site.run;
+    let pair = |purpose: Purpose| site.data.pair(purpose.name());
+    let mut flags = Flags(Vec::new());
+
+    flags.add("advertise-address", advertise);
+    flags.add("bind-address", site.listen.ip());
+    flags.add("secure-port", site.listen.port());
+    flags.add("etcd-servers", format_args!("unix://{}", site.etcd.display()));
+    flags.add("etcd-healthcheck-timeout", ETCD_PATIENCE);
+    flags.add("etcd-readycheck-timeout", ETCD_PATIENCE);
+    // etcd 3.5 does not know the call, and the server would ask for it again and again.
+    flags.add("feature-gates", "EtcdRangeStream=false");
+
+    flags.pair("tls-cert-file", "tls-private-key-file", &pair(Purpose::ApiServer));
+    flags.add("tls-min-version", "VersionTLS13");
+    flags.file("client-ca-file", &run.ca);
+    flags.file("authentication-config", &run.authentication);
+    flags.add("authorization-mode", "Node,RBAC");
+    flags.add("enable-admission-plugins", "NodeRestriction");
+    flags.file("admission-control-config-file", &run.admission);
+    flags.file("encryption-provider-config", &run.encryption);
+    flags.add("allow-privileged", true);
+
+    flags.file("audit-policy-file", &run.audit_policy);
+    flags.path("audit-log-path", &site.data.audit_log());
+    flags.add("audit-log-maxsize", AUDIT_SIZE);
+    flags.add("audit-log-maxbackup", AUDIT_FILES);
+    flags.add("audit-log-maxage", AUDIT_DAYS);
+
+    flags.file("kubelet-certificate-authority", &run.ca);
+    let kubelet = pair(Purpose::KubeletClient);
+    flags.pair("kubelet-client-certificate", "kubelet-client-key", &kubelet);
+    // A kubelet's certificate names the node, whose address may change.
+    flags.add("kubelet-preferred-address-types", "Hostname,InternalIP");
+
+    // Proxies that name the user; and what the server itself shows as one, to servers of
+    // aggregated APIs.
+    flags.file("requestheader-client-ca-file", &run.front_proxy_ca);
+    flags.add("requestheader-allowed-names", credentials::FRONT_PROXIES.join(","));
+    flags.add("requestheader-username-headers", "X-Remote-User");
+    flags.add("requestheader-group-headers", "X-Remote-Group");
+    flags.add("requestheader-extra-headers-prefix", "X-Remote-Extra-");
+    flags.pair("proxy-client-cert-file", "proxy-client-key-file", &pair(Purpose::FrontProxy));
+    // Services of aggregated APIs and webhooks are reached at their pods.
+    flags.add("enable-aggregator-routing", true);
+
+    flags.add(
+        "service-account-issuer",
+        format_args!("https://kubernetes.default.svc.{}", site.domain()),
+    );
+    flags.file("service-account-key-file", &run.service_account_public);
+    flags.file("service-account-signing-key-file", &run.service_account_key);
+    flags.add("service-cluster-ip-range", site.service_network());
+    flags.add("profiling", false);
+    flags.0
+}
+
+/// The arguments of kube-controller-manager.
+pub(super) fn controller_manager(site: &Site) -> Vec<String> {
+    let mut flags = Flags(Vec::new());
+    let server = site.data.pair(Purpose::ControllerManagerServer.name());
+    let address = site.controller_manager();
+    component(&mut flags, site, &site.run.controller_manager, &server, address);
+    flags.file("root-ca-file", &site.run.ca);
+    flags.file("service-account-private-key-file", &site.run.service_account_key);
+    flags.add("use-service-account-credentials", true);
+    // The prefixes of pods are in the node records.
+    flags.add("allocate-node-cidrs", false);
+    // It would need the authority's private key.
+    flags.add("controllers", "*,-certificatesigningrequest-signing-controller");
+    // The default is below /usr, which is read-only.
+    flags.add("flex-volume-plugin-dir", "/var/lib/kubelet/flexvolume");
+    flags.0
+}
+
+/// The arguments of kube-scheduler.
+pub(super) fn scheduler(site: &Site) -> Vec<String> {
+    let mut flags = Flags(Vec::new());
+    let server = site.data.pair(Purpose::SchedulerServer.name());
+    component(&mut flags, site, &site.run.scheduler, &server, site.scheduler());
+    flags.0
+}
+
+/// What the controller manager and the scheduler have in common.
+fn component(
+    flags: &mut Flags,
+    site: &Site,
+    kubeconfig: &File,
+    server: &Pair,
+    address: std::net::SocketAddr,
+) {
+    for name in ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"] {
+        flags.file(name, kubeconfig);
+    }
+    flags.add("bind-address", address.ip());
+    flags.add("secure-port", address.port());
+    flags.pair("tls-cert-file", "tls-private-key-file", server);
+    flags.add("tls-min-version", "VersionTLS13");
+    flags.file("client-ca-file", &site.run.ca);
+    flags.file("requestheader-client-ca-file", &site.run.front_proxy_ca);
+    flags.add("leader-elect", true);
+    flags.add("profiling", false);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::site::live;
+    use super::*;
+
+    fn shown(args: &[String]) -> String {
+        args.join("\n")
+    }
+
+    #[test]
+    fn the_api_server_uses_the_local_etcd_and_takes_users_from_certificates_and_proxies() {
+        insta::assert_snapshot!(shown(&api_server(&live(), [192, 0, 2, 7].into())));
+    }
+
+    #[test]
+    fn the_controller_manager_has_no_key_of_an_authority() {
+        insta::assert_snapshot!(shown(&controller_manager(&live())));
+    }
+
+    #[test]
+    fn the_scheduler_listens_on_loopback() {
+        insta::assert_snapshot!(shown(&scheduler(&live())));
+    }
+}

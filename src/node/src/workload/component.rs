@@ -1,0 +1,254 @@
+//! One child process of the workload stack, and its health.
+//!
+//! ```text
+//! [starting] --`ready` succeeds--> [ready] --fails--> [failed: cause]
+//!     |                              ^---- succeeds again ---+
+//!     |                              |
+//!     +-- STARTING_MAX               +-- `live` fails SILENT_MAX times in a row, or it ends
+//!     v                              v
+//!   the run ends, and the supervisor starts another one
+//! ```
+//!
+//! A server that is not ready is not restarted: its etcd may be without a quorum, and a
+//! restart would only lose its caches. A server whose `live` check fails is restarted.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tracing::{debug, info};
+
+use super::api::Api;
+use super::certificates::chain;
+use super::parts::{Part, PartState, Parts};
+use polis_base::serial::Severity;
+use polis_runtime::logtree::{Body, Levelled, Parser};
+use polis_runtime::supervisor::Context;
+use polis_runtime::sys::process::{self, Child, Command, Exit};
+
+/// The supervisor waits for ten seconds; an API server ends within three.
+const STOP_MAX: Duration = Duration::from_secs(8);
+
+/// The interval of health checks, for a part that starts and for one that serves.
+const LOOK_STARTING: Duration = Duration::from_millis(500);
+const LOOK_READY: Duration = Duration::from_secs(10);
+
+/// An API server on an emulated processor needs minutes.
+const STARTING_MAX: Duration = Duration::from_secs(15 * 60);
+
+/// Failed `live` checks in a row after which a part counts as hanging.
+const SILENT_MAX: u32 = 6;
+
+/// Why a run of a part ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It could not be started, or waited for.
+    #[error("cannot run {}", part.name())]
+    Process {
+        /// Which one.
+        part: Part,
+        /// Why.
+        source: process::Error,
+    },
+    /// It ended.
+    #[error("{} {exit}{said}", part.name())]
+    Died {
+        /// Which one.
+        part: Part,
+        /// How.
+        exit: Exit,
+        /// Its last error message, after a colon; empty without one.
+        said: String,
+    },
+    /// It was not ready in time.
+    #[error("{} was not ready within {} minutes of its start: {said}", part.name(), STARTING_MAX.as_secs() / 60)]
+    Slow {
+        /// Which one.
+        part: Part,
+        /// The last reason.
+        said: String,
+    },
+    /// Its `live` check fails.
+    #[error("{} does not answer any more: {said}", part.name())]
+    Hangs {
+        /// Which one.
+        part: Part,
+        /// The last reason.
+        said: String,
+    },
+    /// An input of its command line has changed.
+    #[error("{} is started again: {what}", part.name())]
+    Outdated {
+        /// Which one.
+        part: Part,
+        /// What has changed.
+        what: &'static str,
+    },
+    /// The owner of an input ended.
+    #[error(transparent)]
+    Closed(#[from] polis_runtime::event::Closed),
+}
+
+/// A part of the workload stack that is a child process.
+#[derive(Clone, Debug)]
+pub(super) struct Component {
+    pub(super) part: Part,
+    /// The program: a link to the one binary, which looks at its name.
+    pub(super) program: PathBuf,
+    pub(super) args: Vec<String>,
+    /// The client for its health checks.
+    pub(super) api: Api,
+    /// The path of its readiness check.
+    pub(super) ready: &'static str,
+    /// The path of its liveness check.
+    pub(super) live: &'static str,
+    pub(super) parts: Parts,
+}
+
+impl Component {
+    /// Runs it until cancelled, or until `outdated` returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`], whenever the process is not running any more.
+    pub(super) async fn run(
+        &self,
+        ctx: &Context,
+        outdated: impl Future<Output = Error>,
+    ) -> Result<(), Error> {
+        let part = self.part;
+        self.parts.set(part, PartState::Starting);
+        let ended = self.serve(ctx, outdated).await;
+        match &ended {
+            Ok(()) => self.parts.set(part, PartState::Stopped),
+            Err(Error::Outdated { .. }) => self.parts.set(part, PartState::Starting),
+            Err(error) => self.parts.fail(part, chain(error)),
+        }
+        ended
+    }
+
+    async fn serve(
+        &self,
+        ctx: &Context,
+        outdated: impl Future<Output = Error>,
+    ) -> Result<(), Error> {
+        let part = self.part;
+        let process = |source| Error::Process { part, source };
+        let mut child = Command::new(&self.program)
+            .args(&self.args)
+            // Go resolves names itself, and reads `/etc/hosts` at each lookup.
+            .env("GODEBUG", "netdns=go")
+            .env("PATH", "/usr/bin:/usr/sbin")
+            .log(ctx.sink(part.name(), Parser::Klog).ruled(quieten))
+            .spawn()
+            .await
+            .map_err(process)?;
+        let ended = tokio::select! {
+            // Cancel-safe: only waits.
+            () = ctx.cancelled() => Ok(()),
+            // Cancel-safe.
+            exit = child.wait() => {
+                let exit = exit.map_err(process)?;
+                return Err(Error::Died { part, exit, said: last_words(&child) });
+            }
+            // Cancel-safe: an unfinished health check has no effect.
+            error = self.watch(ctx) => Err(error),
+            // Cancel-safe: only waits.
+            error = outdated => Err(error),
+        };
+        child.terminate(STOP_MAX).await.map_err(process)?;
+        ended
+    }
+
+    /// Watches the health of the process; returns when it has to be restarted.
+    async fn watch(&self, ctx: &Context) -> Error {
+        let begun = Instant::now();
+        let part = self.part;
+        loop {
+            match self.api.check(self.ready).await {
+                Ok(()) => break,
+                Err(error) if begun.elapsed() >= STARTING_MAX => {
+                    return Error::Slow { part, said: chain(&error) };
+                }
+                Err(error) => debug!(error = &error as &dyn std::error::Error, "not ready yet"),
+            }
+            sleep(LOOK_STARTING).await;
+        }
+        info!(after = ?begun.elapsed(), "ready");
+        ctx.healthy();
+        self.parts.set(part, PartState::Ready);
+        let mut silent = 0;
+        loop {
+            sleep(LOOK_READY).await;
+            match self.api.check(self.ready).await {
+                Ok(()) => {
+                    silent = 0;
+                    self.parts.set(part, PartState::Ready);
+                    continue;
+                }
+                Err(error) => self.parts.fail(part, chain(&error)),
+            }
+            match self.api.check(self.live).await {
+                Ok(()) => silent = 0,
+                Err(error) => {
+                    silent += 1;
+                    if silent >= SILENT_MAX {
+                        return Error::Hangs { part, said: chain(&error) };
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The last error of a process, else its last line; after a colon.
+fn last_words(child: &Child) -> String {
+    words(&child.tail()).map(|words| format!(": {words}")).unwrap_or_default()
+}
+
+fn words(tail: &[Body]) -> Option<String> {
+    let complains = |body: &&Body| match body {
+        Body::Levelled(levelled) => levelled.severity >= Severity::Error,
+        // The programs print the reason of a bad start without a level.
+        Body::Raw(text) => !text.trim().is_empty(),
+    };
+    let body = tail.iter().rev().find(complains).or_else(|| tail.last())?;
+    Some(body.to_string())
+}
+
+/// Lowers a line that each program writes at each start: no manifest is configured.
+fn quieten(levelled: &mut Levelled) {
+    if levelled.message == "The manifest file is empty, ignoring." {
+        levelled.severity = Severity::Debug;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polis_runtime::logtree::Tree;
+
+    fn parsed(lines: &[&str]) -> Vec<Body> {
+        lines.iter().map(|line| Parser::Klog.parse(line)).collect()
+    }
+
+    #[test]
+    fn the_last_words_are_the_newest_error() {
+        let info = "I1122 14:03:12.916120   11251 controller.go:667] quota added";
+        let error = "E1122 14:03:12.916120   11251 run.go:72] \"command failed\" err=\"in use\"";
+        assert_eq!(words(&parsed(&[])), None);
+        assert!(words(&parsed(&[info])).unwrap().contains("quota added"));
+        assert!(words(&parsed(&[error, info])).unwrap().contains("command failed"));
+        let plain = "Error: unknown flag: --no-such";
+        assert_eq!(words(&parsed(&[error, plain])).as_deref(), Some(plain));
+    }
+
+    #[test]
+    fn a_line_of_every_start_is_no_error() {
+        let sink = Tree::new(None).sink("apiserver", Parser::Klog).ruled(quieten);
+        let line =
+            "E1122 14:03:09.353065   1 options.go:205] The manifest file is empty, ignoring.";
+        let Some(Body::Levelled(levelled)) = sink.line(line.as_bytes()) else { panic!() };
+        assert_eq!(levelled.severity, Severity::Debug);
+    }
+}

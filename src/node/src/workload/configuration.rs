@@ -1,0 +1,179 @@
+//! The configuration files that the command lines name. Pure.
+//!
+//! All of them are JSON, which Kubernetes reads wherever it reads YAML.
+
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+use zeroize::Zeroizing;
+
+use polis_base::files::{File, Pair};
+
+/// The version of the API server's own configuration files.
+const VERSION: &str = "apiserver.config.k8s.io/v1";
+
+/// The name of everything in a kubeconfig: it has one cluster and one user.
+const NAME: &str = "polis";
+
+/// The paths of health checks, the only ones for anonymous callers.
+const HEALTH: [&str; 3] = ["/livez", "/readyz", "/healthz"];
+
+/// The namespace of Polis' own pods, which Pod Security does not restrict.
+const SYSTEM_NAMESPACE: &str = "kube-system";
+
+/// The kubeconfig of a client of the API server at `address`. It names files, which clients read again when they
+/// change, so a renewed certificate needs no restart.
+pub(super) fn kubeconfig(address: SocketAddr, ca: &File, client: &Pair) -> Vec<u8> {
+    let cluster = json!({
+        "server": format!("https://{address}"),
+        "certificate-authority": ca.path(),
+    });
+    let user = json!({
+        "client-certificate": client.certificate.path(),
+        "client-key": client.key.path(),
+    });
+    bytes(&json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": NAME, "cluster": cluster}],
+        "users": [{"name": NAME, "user": user}],
+        "contexts": [{"name": NAME, "context": {"cluster": NAME, "user": NAME}}],
+        "current-context": NAME,
+    }))
+}
+
+/// Authentication: only health checks may be anonymous.
+pub(super) fn authentication() -> Vec<u8> {
+    let conditions: Vec<_> = HEALTH.iter().map(|path| json!({"path": path})).collect();
+    bytes(&json!({
+        "apiVersion": VERSION,
+        "kind": "AuthenticationConfiguration",
+        "anonymous": {"enabled": true, "conditions": conditions},
+    }))
+}
+
+/// Pod Security at *baseline*, for every namespace that does not ask for another level.
+pub(super) fn admission() -> Vec<u8> {
+    let mut defaults = serde_json::Map::new();
+    for mode in ["enforce", "audit", "warn"] {
+        defaults.insert(mode.to_owned(), json!("baseline"));
+        defaults.insert(format!("{mode}-version"), json!("latest"));
+    }
+    bytes(&json!({
+        "apiVersion": VERSION,
+        "kind": "AdmissionConfiguration",
+        "plugins": [{
+            "name": "PodSecurity",
+            "configuration": {
+                "apiVersion": "pod-security.admission.config.k8s.io/v1",
+                "kind": "PodSecurityConfiguration",
+                "defaults": defaults,
+                "exemptions": {
+                    "usernames": [],
+                    "runtimeClasses": [],
+                    "namespaces": [SYSTEM_NAMESPACE],
+                },
+            },
+        }],
+    }))
+}
+
+/// Secrets are encrypted in etcd with `key`, 32 bytes in base64.
+pub(super) fn encryption(key: &str) -> Zeroizing<Vec<u8>> {
+    let keys = json!([{"name": "1", "secret": key}]);
+    Zeroizing::new(bytes(&json!({
+        "apiVersion": VERSION,
+        "kind": "EncryptionConfiguration",
+        "resources": [{
+            "resources": ["secrets"],
+            // The last one reads what was written before there was a key.
+            "providers": [{"secretbox": {"keys": keys}}, {"identity": {}}],
+        }],
+    })))
+}
+
+/// The audit policy: metadata of requests without their contents; no constant reads of the
+/// components.
+pub(super) fn audit_policy() -> Vec<u8> {
+    let health: Vec<_> = HEALTH.iter().map(|path| format!("{path}*")).collect();
+    let none = |rule: Value| {
+        let mut rule = rule;
+        rule["level"] = json!("None");
+        rule
+    };
+    bytes(&json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "omitManagedFields": true,
+        "rules": [
+            none(json!({"nonResourceURLs": health})),
+            none(json!({"resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}]})),
+            none(json!({"resources": [
+                {"group": "", "resources": ["events"]},
+                {"group": "events.k8s.io", "resources": ["events"]},
+            ]})),
+            // Every access to a Secret is recorded.
+            {"level": "Metadata", "resources": [{"group": "", "resources": ["secrets"]}]},
+            none(json!({
+                "users": [
+                    "system:apiserver",
+                    "system:kube-controller-manager",
+                    "system:kube-scheduler",
+                    "system:kube-proxy",
+                ],
+                "verbs": ["get", "list", "watch"],
+            })),
+            none(json!({
+                "userGroups": ["system:nodes", "system:serviceaccounts:kube-system"],
+                "verbs": ["get", "list", "watch"],
+            })),
+            {"level": "Metadata"},
+        ],
+    }))
+}
+
+/// JSON, indented.
+fn bytes(value: &Value) -> Vec<u8> {
+    format!("{value:#}\n").into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::credentials::Purpose;
+    use super::super::site::live;
+    use super::*;
+
+    fn text(bytes: &[u8]) -> String {
+        String::from_utf8(bytes.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn a_kubeconfig_names_files() {
+        let site = live();
+        let pair = site.data.pair(Purpose::Scheduler.name());
+        insta::assert_snapshot!(text(&kubeconfig(site.api(), &site.run.ca, &pair)));
+    }
+
+    #[test]
+    fn only_health_checks_are_anonymous() {
+        insta::assert_snapshot!(text(&authentication()));
+    }
+
+    #[test]
+    fn pod_security_is_baseline_outside_of_the_system_namespace() {
+        insta::assert_snapshot!(text(&admission()));
+    }
+
+    #[test]
+    fn secrets_are_written_encrypted() {
+        insta::assert_snapshot!(text(&encryption("AAAA")));
+    }
+
+    #[test]
+    fn the_audit_log_has_no_contents() {
+        let policy = text(&audit_policy());
+        assert!(!policy.contains("\"level\": \"Request"), "{policy}");
+        insta::assert_snapshot!(policy);
+    }
+}

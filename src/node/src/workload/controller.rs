@@ -1,0 +1,147 @@
+//! The role Kubernetes controller on this node: starts its parts, in the order in which they
+//! wait for each other.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::api::Api;
+use super::component::{Component, Error};
+use super::credentials::Purpose;
+use super::parts::{Part, Parts};
+use super::site::Site;
+use super::{args, certificates, reconciler};
+use crate::{consensus, network};
+use polis_runtime::event::until;
+use polis_runtime::supervisor::{Context, Policy};
+use polis_wire::identity::NodeId;
+
+/// The liveness checks of the API server, without that of etcd: a restart of the API server
+/// brings no quorum back.
+const API_LIVE: &str = "/livez?exclude=etcd";
+const API_READY: &str = "/readyz";
+
+/// The checks of the controller manager and the scheduler.
+const MANAGER_HEALTH: &str = "/healthz";
+const SCHEDULER_READY: &str = "/readyz";
+const SCHEDULER_LIVE: &str = "/livez";
+
+/// Configuration and inputs of the parts. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub(super) struct Controller {
+    pub(super) site: Site,
+    pub(super) node: NodeId,
+    pub(super) look: Duration,
+    pub(super) consensus: watch::Receiver<consensus::Status>,
+    pub(super) network: watch::Receiver<network::Status>,
+    pub(super) parts: Parts,
+}
+
+impl Controller {
+    /// Runs until cancelled.
+    pub(super) async fn run(self, ctx: Context) -> Result<(), Infallible> {
+        let forever = Policy::forever();
+        let certificates = certificates::Service {
+            site: self.site.clone(),
+            node: self.node,
+            consensus: self.consensus.clone(),
+            look: self.look,
+            parts: self.parts.clone(),
+        };
+        ctx.spawn(Part::Certificates.name(), forever, move |ctx| certificates.clone().run(ctx));
+        let api_server = self.clone();
+        ctx.spawn(Part::ApiServer.name(), forever, move |ctx| {
+            let controller = api_server.clone();
+            async move { controller.api_server(&ctx).await }
+        });
+        let reconciler = reconciler::Service {
+            api: Api {
+                client: Some(self.site.data.pair(Purpose::Reconciler.name())),
+                ..self.api()
+            },
+            parts: self.parts.clone(),
+        };
+        ctx.spawn(Part::Reconciler.name(), forever, move |ctx| reconciler.clone().run(ctx));
+        for component in [self.controller_manager(), self.scheduler()] {
+            ctx.spawn(component.part.name(), forever, move |ctx| {
+                let component = component.clone();
+                async move { after_objects(component, &ctx).await }
+            });
+        }
+        ctx.healthy();
+        ctx.cancelled().await;
+        Ok(())
+    }
+
+    /// The client for health checks of the API server.
+    fn api(&self) -> Api {
+        Api { address: self.site.api(), ca: self.site.run.ca.clone(), client: None }
+    }
+
+    async fn api_server(mut self, ctx: &Context) -> Result<(), Error> {
+        let parts = self.parts.clone();
+        let Some(ready) = ctx.until_cancelled(parts.ready(Part::Certificates)).await else {
+            return Ok(());
+        };
+        ready?;
+        let address = until(&mut self.network, "the network", |status| status.primary);
+        let Some(address) = ctx.until_cancelled(address).await.transpose()? else {
+            return Ok(());
+        };
+        let component = Component {
+            part: Part::ApiServer,
+            program: self.site.programs.join("kube-apiserver"),
+            args: args::api_server(&self.site, address),
+            api: self.api(),
+            ready: API_READY,
+            live: API_LIVE,
+            parts: self.parts.clone(),
+        };
+        let part = Part::ApiServer;
+        let moved = async {
+            // While the node has no address, the old one stays.
+            let moved = until(&mut self.network, "the network", |status| {
+                status.primary.filter(|primary| *primary != address)
+            });
+            match moved.await {
+                Ok(_new) => Error::Outdated { part, what: "the address of the node has changed" },
+                Err(closed) => closed.into(),
+            }
+        };
+        component.run(ctx, moved).await
+    }
+
+    fn controller_manager(&self) -> Component {
+        Component {
+            part: Part::ControllerManager,
+            program: self.site.programs.join("kube-controller-manager"),
+            args: args::controller_manager(&self.site),
+            api: Api { address: self.site.controller_manager(), ..self.api() },
+            ready: MANAGER_HEALTH,
+            live: MANAGER_HEALTH,
+            parts: self.parts.clone(),
+        }
+    }
+
+    fn scheduler(&self) -> Component {
+        Component {
+            part: Part::Scheduler,
+            program: self.site.programs.join("kube-scheduler"),
+            args: args::scheduler(&self.site),
+            api: Api { address: self.site.scheduler(), ..self.api() },
+            ready: SCHEDULER_READY,
+            live: SCHEDULER_LIVE,
+            parts: self.parts.clone(),
+        }
+    }
+}
+
+/// Runs a part that needs the cluster's own objects.
+async fn after_objects(component: Component, ctx: &Context) -> Result<(), Error> {
+    let Some(ready) = ctx.until_cancelled(component.parts.ready(Part::Reconciler)).await else {
+        return Ok(());
+    };
+    ready?;
+    component.run(ctx, std::future::pending()).await
+}

@@ -1,0 +1,217 @@
+//! The certificates of a controller: their names, issuers, subjects and hosts. Pure.
+//!
+//! Both authorities and the service-account key have their private halves in etcd; every
+//! other key stays on its node.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use super::site::Site;
+use polis_wire::identity::NodeId;
+use polis_wire::pki::{
+    Certificate, Host, Issuer, KubernetesHolder, KubernetesSubject, Mode, Template,
+};
+
+/// The common name of the API server as a client of servers of aggregated APIs.
+const FRONT_PROXY: &str = "front-proxy-client";
+
+/// The common name of the proxy for users of Polis.
+const AUTH_PROXY: &str = "polis-auth-proxy";
+
+/// The common names of the proxies that the API servers accept user names from.
+pub(super) const FRONT_PROXIES: [&str; 2] = [FRONT_PROXY, AUTH_PROXY];
+
+/// The common name of the API server as a client of kubelets.
+pub(super) const KUBELET_CLIENT: &str = "polis:apiserver-kubelet-client";
+
+/// The group to which Kubernetes grants everything.
+const MASTERS: &str = "system:masters";
+
+/// The purpose of one certificate of a controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// The API server serves with it.
+    ApiServer,
+    /// The API server calls kubelets with it.
+    KubeletClient,
+    /// The controller manager calls the API server with it.
+    ControllerManager,
+    /// The controller manager serves its health with it.
+    ControllerManagerServer,
+    /// The scheduler calls the API server with it.
+    Scheduler,
+    /// The scheduler serves its health with it.
+    SchedulerServer,
+    /// This node applies the cluster's own objects with it.
+    Reconciler,
+    /// The API server calls servers of aggregated APIs with it.
+    FrontProxy,
+    /// The proxy for users of Polis calls the API server with it.
+    AuthProxy,
+}
+
+impl Purpose {
+    /// All of them.
+    pub(super) const ALL: [Self; 9] = [
+        Self::ApiServer,
+        Self::KubeletClient,
+        Self::ControllerManager,
+        Self::ControllerManagerServer,
+        Self::Scheduler,
+        Self::SchedulerServer,
+        Self::Reconciler,
+        Self::FrontProxy,
+        Self::AuthProxy,
+    ];
+
+    /// The name of its files, and the beginning of its name in etcd.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::ApiServer => "apiserver",
+            Self::KubeletClient => "apiserver-kubelet",
+            Self::ControllerManager => "controller-manager",
+            Self::ControllerManagerServer => "controller-manager-server",
+            Self::Scheduler => "scheduler",
+            Self::SchedulerServer => "scheduler-server",
+            Self::Reconciler => "reconciler",
+            Self::FrontProxy => "front-proxy",
+            Self::AuthProxy => "auth-proxy",
+        }
+    }
+
+    /// The authority that signs it.
+    pub(super) fn authority(self) -> Arc<Certificate> {
+        match self {
+            Self::FrontProxy | Self::AuthProxy => front_proxy_authority(),
+            Self::ApiServer
+            | Self::KubeletClient
+            | Self::ControllerManager
+            | Self::ControllerManagerServer
+            | Self::Scheduler
+            | Self::SchedulerServer
+            | Self::Reconciler => authority(),
+        }
+    }
+
+    fn template(self, site: &Site, node: NodeId) -> Template {
+        let client = |user| Template::KubernetesClient { subject: subject(user, None) };
+        let server =
+            |user, hosts| Template::KubernetesServer { subject: subject(user, None), hosts };
+        let local = || vec![name("localhost"), Host::Address(site.loopback)];
+        match self {
+            Self::ApiServer => server("kube-apiserver", api_hosts(site, node)),
+            Self::KubeletClient => client(KUBELET_CLIENT),
+            Self::ControllerManager => client("system:kube-controller-manager"),
+            Self::ControllerManagerServer => server("kube-controller-manager", local()),
+            Self::Scheduler => client("system:kube-scheduler"),
+            Self::SchedulerServer => server("kube-scheduler", local()),
+            Self::Reconciler => {
+                Template::KubernetesClient { subject: subject("polis:reconciler", Some(MASTERS)) }
+            }
+            Self::FrontProxy => client(FRONT_PROXY),
+            Self::AuthProxy => client(AUTH_PROXY),
+        }
+    }
+
+    /// The certificate for the key with this public half.
+    pub(super) fn wish(self, site: &Site, node: NodeId, public: [u8; 32]) -> Certificate {
+        Certificate {
+            issuer: Issuer::Authority(self.authority()),
+            name: Site::certificate_name(self.name(), node),
+            template: self.template(site, node),
+            mode: Mode::External(public),
+        }
+    }
+}
+
+/// The authority of Kubernetes' own components.
+pub(super) fn authority() -> Arc<Certificate> {
+    itself("kubernetes", Template::KubernetesAuthority)
+}
+
+/// The authority of the proxies that name a user.
+pub(super) fn front_proxy_authority() -> Arc<Certificate> {
+    itself("front-proxy", Template::FrontProxyAuthority)
+}
+
+fn itself(name: &str, template: Template) -> Arc<Certificate> {
+    let (issuer, mode) = (Issuer::Itself, Mode::Managed);
+    Arc::new(Certificate { issuer, name: name.to_owned(), template, mode })
+}
+
+fn subject(user: &str, group: Option<&str>) -> KubernetesSubject {
+    KubernetesSubject {
+        user: user.to_owned(),
+        group: group.map(str::to_owned),
+        holder: KubernetesHolder::Controller,
+    }
+}
+
+fn name(name: &str) -> Host {
+    Host::Name(name.to_owned())
+}
+
+/// The names and addresses of the API server: of its Service, of its node, of this machine.
+/// The node's own address is not among them, because it may change.
+fn api_hosts(site: &Site, node: NodeId) -> Vec<Host> {
+    let service = "kubernetes.default.svc";
+    let mut hosts = vec![
+        name("kubernetes"),
+        name("kubernetes.default"),
+        name(service),
+        Host::Name(format!("{service}.{}", site.domain())),
+        name("localhost"),
+        Host::Name(node.to_string()),
+        Host::Address(Ipv4Addr::LOCALHOST.into()),
+        Host::Address(site.first_service()),
+    ];
+    let loopback = Host::Address(site.loopback);
+    if !hosts.contains(&loopback) {
+        hosts.push(loopback);
+    }
+    hosts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::site::live;
+    use super::*;
+
+    #[test]
+    fn each_certificate_has_its_subject_and_hosts() {
+        let node = NodeId::from_public_key(&[7; 32]);
+        let lines: Vec<_> = Purpose::ALL
+            .into_iter()
+            .map(|purpose| {
+                let wish = purpose.wish(&live(), node, [1; 32]);
+                let signer = purpose.authority().name.clone();
+                let (kind, subject, hosts) = match &wish.template {
+                    Template::KubernetesServer { subject, hosts } => {
+                        ("serves", subject, &hosts[..])
+                    }
+                    Template::KubernetesClient { subject } => ("calls", subject, &[][..]),
+                    other => panic!("{other:?}"),
+                };
+                let group = subject.group.as_deref().unwrap_or("-");
+                let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
+                format!(
+                    "{} {signer} {kind} {} {group} {}",
+                    wish.name,
+                    subject.user,
+                    hosts.join(",")
+                )
+            })
+            .collect();
+        insta::assert_snapshot!(lines.join("\n"));
+    }
+
+    #[test]
+    fn only_the_reconciler_has_the_group_of_masters() {
+        let node = NodeId::from_public_key(&[7; 32]);
+        for purpose in Purpose::ALL {
+            let template = purpose.template(&live(), node);
+            let masters = format!("{template:?}").contains(MASTERS);
+            assert_eq!(masters, purpose == Purpose::Reconciler, "{purpose:?}");
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The state of each part of the workload stack: one event value, and an event line for each
+//! change.
+//!
+//! ```text
+//! [starting] --checks succeed--> [ready] --> [failed: cause] --restarted--> [starting]
+//!      +------ the role is taken away ------> [stopped]
+//! ```
+//!
+//! Invariants:
+//! - A line is printed for a change, and only then.
+//! - `all` is ready exactly while every part is.
+
+use std::collections::BTreeMap;
+
+use tokio::sync::watch;
+
+use polis_base::serial::EventLine;
+use polis_runtime::event::{Closed, until};
+use polis_runtime::lines::Lines;
+
+/// The name of all parts together on the serial line.
+const ALL: &str = "all";
+
+/// A part of the workload stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// The certificates, keys and files of this node.
+    Certificates,
+    /// The API server.
+    ApiServer,
+    /// The cluster's own objects.
+    Reconciler,
+    /// The controller manager.
+    ControllerManager,
+    /// The scheduler.
+    Scheduler,
+}
+
+impl Part {
+    /// The parts of the role Kubernetes controller, in the order of start.
+    pub const CONTROLLER: [Self; 5] = [
+        Self::Certificates,
+        Self::ApiServer,
+        Self::Reconciler,
+        Self::ControllerManager,
+        Self::Scheduler,
+    ];
+
+    /// Its name on the serial line and in the tree of services.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Certificates => "certificates",
+            Self::ApiServer => "apiserver",
+            Self::Reconciler => "reconciler",
+            Self::ControllerManager => "controller-manager",
+            Self::Scheduler => "scheduler",
+        }
+    }
+}
+
+/// The state of a part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PartState {
+    /// It does not serve yet.
+    Starting,
+    /// It serves.
+    Ready,
+    /// It died, or its checks fail.
+    Failed {
+        /// Its last error.
+        cause: String,
+    },
+    /// It has ended with the role.
+    Stopped,
+}
+
+impl PartState {
+    /// The word on the serial line.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Ready => "ready",
+            Self::Failed { .. } => "failed",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// The published status of the workload stack. Empty on a node without a Kubernetes role.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Every part that the roles of the node ask for.
+    pub parts: BTreeMap<Part, PartState>,
+    /// The reason why this node cannot serve a role that it has, with the remedy; nothing is
+    /// started then.
+    pub unfit: Option<String>,
+}
+
+impl Status {
+    /// All parts as one; `None` if the roles ask for none.
+    #[must_use]
+    pub fn all(&self) -> Option<PartState> {
+        if let Some(cause) = &self.unfit {
+            return Some(PartState::Failed { cause: cause.clone() });
+        }
+        let failed = self.parts.iter().find_map(|(part, state)| match state {
+            PartState::Failed { cause } => Some(format!("{}: {cause}", part.name())),
+            PartState::Starting | PartState::Ready | PartState::Stopped => None,
+        });
+        if let Some(cause) = failed {
+            return Some(PartState::Failed { cause });
+        }
+        let every = |state: &PartState| self.parts.values().all(|one| one == state);
+        match self.parts.is_empty() {
+            true => None,
+            false if every(&PartState::Ready) => Some(PartState::Ready),
+            false if every(&PartState::Stopped) => Some(PartState::Stopped),
+            false => Some(PartState::Starting),
+        }
+    }
+
+    /// Whether this part is ready.
+    #[must_use]
+    pub fn is_ready(&self, part: Part) -> bool {
+        self.parts.get(&part) == Some(&PartState::Ready)
+    }
+}
+
+/// The one way to change the status. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct Parts {
+    status: watch::Sender<Status>,
+    lines: Lines,
+}
+
+impl Parts {
+    pub(super) fn new(status: watch::Sender<Status>, lines: Lines) -> Self {
+        Self { status, lines }
+    }
+
+    /// Sets the parts of the roles, all starting.
+    pub(super) fn expect(&self, parts: &[Part]) {
+        self.change(|status| {
+            status.unfit = None;
+            status.parts = parts.iter().map(|part| (*part, PartState::Starting)).collect();
+        });
+    }
+
+    /// Sets the reason why this node cannot serve its roles.
+    pub(super) fn unfit(&self, cause: &str) {
+        self.change(|status| {
+            status.parts.clear();
+            status.unfit = Some(cause.to_owned());
+        });
+    }
+
+    /// The node has no role any more.
+    pub(super) fn none(&self) {
+        self.change(|status| *status = Status::default());
+    }
+
+    /// Sets the state of a part.
+    pub(super) fn set(&self, part: Part, state: PartState) {
+        self.change(|status| {
+            status.parts.insert(part, state);
+        });
+    }
+
+    /// A part has failed with this cause.
+    pub(super) fn fail(&self, part: Part, cause: impl Into<String>) {
+        self.set(part, PartState::Failed { cause: cause.into() });
+    }
+
+    /// Waits until a part is ready. Cancel-safe.
+    pub(super) async fn ready(&self, part: Part) -> Result<(), Closed> {
+        let mut status = self.status.subscribe();
+        until(&mut status, "the workload", |status| status.is_ready(part).then_some(())).await
+    }
+
+    /// Changes the value, and prints the differences.
+    fn change(&self, change: impl FnOnce(&mut Status)) {
+        self.status.send_if_modified(|status| {
+            let before = status.clone();
+            change(status);
+            for line in news(&before, status) {
+                self.lines.event(line);
+            }
+            before != *status
+        });
+    }
+}
+
+/// The event lines for a change.
+fn news(before: &Status, after: &Status) -> Vec<EventLine> {
+    let line = |part: &str, state: &PartState| {
+        let line = EventLine::new("workload").field("part", part).field("state", state.name());
+        match state {
+            PartState::Failed { cause } => line.field("cause", cause),
+            PartState::Starting | PartState::Ready | PartState::Stopped => line,
+        }
+    };
+    let changed = after.parts.iter().filter(|(part, state)| before.parts.get(part) != Some(state));
+    let mut lines: Vec<_> = changed.map(|(part, state)| line(part.name(), state)).collect();
+    let gone = before
+        .parts
+        .iter()
+        .filter(|(part, state)| !after.parts.contains_key(part) && **state != PartState::Stopped);
+    lines.extend(gone.map(|(part, _)| line(part.name(), &PartState::Stopped)));
+    let all = |status: &Status| status.all().unwrap_or(PartState::Stopped);
+    let is = all(after);
+    // While one part after the other ends, all of them neither start nor have stopped.
+    let stopped = |state: &PartState| *state == PartState::Stopped;
+    let ending = after.parts.values().any(stopped) && !after.parts.values().all(stopped);
+    if all(before) != is && !ending {
+        lines.push(line(ALL, &is));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts() -> (Parts, watch::Receiver<Status>, tokio::sync::mpsc::Receiver<String>) {
+        let (lines, written) = Lines::channel();
+        let status = watch::Sender::default();
+        let seen = status.subscribe();
+        (Parts::new(status, lines), seen, written)
+    }
+
+    fn said(written: &mut tokio::sync::mpsc::Receiver<String>) -> Vec<String> {
+        std::iter::from_fn(|| written.try_recv().ok())
+            .map(|line| line.split(" t=").next().unwrap().to_owned())
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn each_change_is_one_line_and_all_is_ready_last() {
+        let (parts, status, mut written) = parts();
+        parts.expect(&[Part::Certificates, Part::ApiServer]);
+        assert_eq!(
+            said(&mut written),
+            [
+                "POLIS workload part=certificates state=starting",
+                "POLIS workload part=apiserver state=starting",
+                "POLIS workload part=all state=starting",
+            ]
+        );
+        parts.set(Part::Certificates, PartState::Ready);
+        parts.set(Part::Certificates, PartState::Ready);
+        assert_eq!(said(&mut written), ["POLIS workload part=certificates state=ready"]);
+        parts.set(Part::ApiServer, PartState::Ready);
+        assert_eq!(
+            said(&mut written),
+            ["POLIS workload part=apiserver state=ready", "POLIS workload part=all state=ready"]
+        );
+        assert_eq!(status.borrow().all(), Some(PartState::Ready));
+        parts.fail(Part::ApiServer, "bind: in use");
+        assert_eq!(
+            said(&mut written),
+            [
+                "POLIS workload part=apiserver state=failed cause=\"bind: in use\"",
+                "POLIS workload part=all state=failed cause=\"apiserver: bind: in use\"",
+            ]
+        );
+        parts.none();
+        assert_eq!(
+            said(&mut written),
+            [
+                "POLIS workload part=certificates state=stopped",
+                "POLIS workload part=apiserver state=stopped",
+                "POLIS workload part=all state=stopped",
+            ]
+        );
+        assert_eq!(status.borrow().all(), None);
+    }
+
+    #[tokio::test]
+    async fn all_parts_have_stopped_once_the_last_one_has() {
+        let (parts, _status, mut written) = parts();
+        parts.expect(&[Part::Certificates, Part::ApiServer]);
+        parts.set(Part::Certificates, PartState::Ready);
+        parts.set(Part::ApiServer, PartState::Ready);
+        let _before = said(&mut written);
+        parts.set(Part::ApiServer, PartState::Stopped);
+        assert_eq!(said(&mut written), ["POLIS workload part=apiserver state=stopped"]);
+        parts.none();
+        assert_eq!(
+            said(&mut written),
+            [
+                "POLIS workload part=certificates state=stopped",
+                "POLIS workload part=all state=stopped",
+            ]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_node_that_cannot_serve_its_role_reports_the_reason() {
+        let (parts, status, mut written) = parts();
+        parts.unfit("no programs");
+        parts.unfit("no programs");
+        assert_eq!(
+            said(&mut written),
+            ["POLIS workload part=all state=failed cause=\"no programs\""]
+        );
+        assert!(status.borrow().parts.is_empty());
+        parts.none();
+        assert_eq!(said(&mut written), ["POLIS workload part=all state=stopped"]);
+    }
+
+    #[tokio::test]
+    async fn a_waiter_continues_when_its_part_is_ready() {
+        let (parts, _status, _written) = parts();
+        parts.expect(&Part::CONTROLLER);
+        let waiter = parts.ready(Part::ApiServer);
+        parts.set(Part::ApiServer, PartState::Ready);
+        assert_eq!(waiter.await, Ok(()));
+    }
+}
