@@ -26,6 +26,9 @@ use crate::{gallery, host, image, run, trees};
 /// The logs of stories, a folder each.
 const STORIES: &str = "target/e2e";
 
+/// The programs of Kubernetes, as they are built for the image.
+const KUBE: &str = "target/go/bin/kube";
+
 /// The output of each story, and the results of all.
 const RESULTS: &str = "target/test";
 
@@ -38,7 +41,7 @@ const PRODUCT: &str = "product::";
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Parts to run (lint, unit, tpm, image, etcd, e2e), all by default; and last, to
+    /// Parts to run (lint, unit, tpm, image, etcd, kube, e2e), all by default; and last, to
     /// select tests, a part of their names.
     #[arg(value_name = "PART|FILTER", value_parser = word)]
     selection: Vec<String>,
@@ -58,7 +61,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let filter = filter.as_deref();
     let wanted = |part| parts.contains(&part);
     let mut needs = vec![host::BUILD];
-    if wanted(Part::Image) || wanted(Part::Etcd) || wanted(Part::E2e) {
+    if wanted(Part::Image) || wanted(Part::Etcd) || wanted(Part::Kube) || wanted(Part::E2e) {
         needs.extend([host::PAYLOAD, run::QEMU]);
     }
     if wanted(Part::Tpm) || wanted(Part::E2e) {
@@ -87,6 +90,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
                     report.stories("etcd", &mut command);
                 }
             }
+            Part::Kube => kube(&mut report, &stories)?,
             Part::E2e => {
                 if report.image() {
                     machines(&mut report, &stories)?;
@@ -117,6 +121,21 @@ fn quick(filter: Option<&str>) -> Command {
     let mut command = cargo();
     command.args(["test", "--workspace", "--lib", "--bins", "--no-fail-fast"]).args(filter);
     command
+}
+
+/// The stories of the control plane of Kubernetes, where its programs are there.
+fn kube(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
+    let program = image::workspace().join(KUBE);
+    if !program.is_file() {
+        report.skip(&format!("kube: {KUBE} is not there: no image with Kubernetes was built"));
+        return Ok(());
+    }
+    if report.image() {
+        let mut command = stories.binary("kube")?;
+        command.env("POLIS_ETCD", image::workspace().join(ETCD)).env("POLIS_KUBE", program);
+        report.stories("kube", &mut command);
+    }
+    Ok(())
 }
 
 /// The stories of whole machines.

@@ -1,0 +1,72 @@
+//! Certificates are renewed under servers that go on running.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use polis_node::workload::Part;
+use polis_tests::{Story, patiently, story};
+use polis_wire::pki::{Facts, certificate_der};
+use polis_wire::rpc::provider;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::world::Controller;
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] =
+    &[story!(threads new_certificates_are_taken_without_a_restart).takes(40)];
+
+/// Longer than any of the programs takes to look at its files again.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+async fn new_certificates_are_taken_without_a_restart() {
+    let controller = Controller::ready().await;
+    let servers = [
+        (Part::ApiServer, "apiserver", controller.site.api()),
+        (
+            Part::ControllerManager,
+            "controller-manager-server",
+            controller.site.controller_manager(),
+        ),
+        (Part::Scheduler, "scheduler-server", controller.site.scheduler()),
+    ];
+    let node = controller.machine.name();
+    let mut etcd = controller.etcd.etcd().await;
+    for (part, purpose, address) in servers {
+        let (before, pid) = (serial(&controller, address).await, controller.pid(part));
+        // Without its record the certificate is made anew, as after two thirds of its life.
+        let folder = format!("polis:kubernetes-pki/certificates/kubernetes/{purpose}-{node}/");
+        let gone = etcd.delete(format!("{folder}certificate"), None).await.unwrap();
+        assert_eq!(gone.deleted(), 1, "{folder}");
+        let taken = async {
+            while serial(&controller, address).await == before {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        };
+        patiently(PATIENCE, taken).await.unwrap_or_else(|_| panic!("{purpose} is the old one"));
+        assert_eq!(controller.pid(part), pid, "{purpose}");
+        let file = controller.site.data.pair(purpose).certificate.read().unwrap().unwrap();
+        let facts = Facts::read(&certificate_der(&file).unwrap()).unwrap();
+        assert_eq!(serial(&controller, address).await, facts.serial, "{purpose}");
+    }
+    controller.stop().await;
+}
+
+/// The serial number of the certificate that a server shows.
+async fn serial(controller: &Controller, address: std::net::SocketAddr) -> Vec<u8> {
+    let ca = controller.site.run.ca.read().unwrap().unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from(certificate_der(&ca).unwrap())).unwrap();
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let tcp = TcpStream::connect(address).await.unwrap();
+    let name = ServerName::IpAddress(address.ip().into());
+    let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
+    let shown = tls.get_ref().1.peer_certificates().unwrap()[0].to_vec();
+    Facts::read(&shown).unwrap().serial
+}

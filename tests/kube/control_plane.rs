@@ -1,0 +1,156 @@
+//! The control plane comes up, keeps Secrets, survives the death of its parts, and goes.
+
+use polis_node::workload::{Part, PartState};
+use polis_tests::{Story, story};
+use serde_json::{Value, json};
+
+use crate::harness::eventually;
+use crate::world::Controller;
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] = &[
+    story!(threads a_controller_becomes_ready_and_ends_with_its_role).takes(30),
+    story!(threads parts_that_are_killed_come_back_and_say_how_they_ended).takes(40),
+];
+
+const SECRET: &str = "words that nobody may read in etcd";
+
+async fn a_controller_becomes_ready_and_ends_with_its_role() {
+    let mut controller = Controller::ready().await;
+    // Every part has waited for the one before it.
+    let ready: Vec<_> =
+        controller.lines().into_iter().filter(|line| line.ends_with("state=ready")).collect();
+    let at = |part: &str| {
+        let line = format!("part={part} state=ready");
+        ready.iter().position(|one| *one == line).unwrap_or_else(|| panic!("{line}: {ready:?}"))
+    };
+    assert!(at("certificates") < at("apiserver"), "{ready:?}");
+    assert!(at("apiserver") < at("reconciler"), "{ready:?}");
+    assert!(at("reconciler") < at("controller-manager"), "{ready:?}");
+    assert!(at("reconciler") < at("scheduler"), "{ready:?}");
+    assert_eq!(at("all"), ready.len() - 1, "{ready:?}");
+
+    both_hold_their_leases(&controller).await;
+    a_secret_is_encrypted_in_etcd(&controller).await;
+    a_pod_above_baseline_is_refused(&controller).await;
+    who_reads_a_secret_is_in_the_audit_log(&controller).await;
+
+    controller.take_role();
+    controller.waits("nothing to be asked for", |status| status.parts.is_empty()).await;
+    let lines = controller.lines();
+    assert_eq!(lines.last().unwrap(), "part=all state=stopped", "{lines:?}");
+    assert!(controller.master().get("/readyz").await.is_err(), "the API server has ended");
+    controller.stop().await;
+}
+
+async fn both_hold_their_leases(controller: &Controller) {
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+    for part in ["kube-controller-manager", "kube-scheduler"] {
+        let api = controller.master();
+        let mut holder = String::new();
+        // The parts are ready before their election has ended.
+        for _attempt in 0..600 {
+            let answer = api.get(&format!("{leases}/{part}")).await.unwrap();
+            let lease: Value = serde_json::from_slice(&answer.body).unwrap();
+            holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned();
+            if !holder.is_empty() {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+        assert!(!holder.is_empty(), "{part} holds no lease");
+    }
+}
+
+async fn a_secret_is_encrypted_in_etcd(controller: &Controller) {
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"},
+        "stringData": {"words": SECRET},
+    });
+    let made = controller.create("/api/v1/namespaces/default/secrets", &secret).await;
+    assert_eq!(made.status, 201, "{}", String::from_utf8_lossy(&made.body));
+    let mut etcd = controller.etcd.etcd().await;
+    let stored = etcd.get("/registry/secrets/default/s", None).await.unwrap();
+    let value = stored.kvs().first().unwrap().value();
+    assert!(value.starts_with(b"k8s:enc:secretbox:v1:1:"), "{}", String::from_utf8_lossy(value));
+    assert!(!String::from_utf8_lossy(value).contains(SECRET));
+    let read = controller.master().get("/api/v1/namespaces/default/secrets/s").await.unwrap();
+    assert_eq!(read.status, 200);
+}
+
+async fn a_pod_above_baseline_is_refused(controller: &Controller) {
+    let pod = |host_network: bool| {
+        json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "p"},
+            "spec": {"hostNetwork": host_network, "containers": [{"name": "c", "image": "i"}]},
+        })
+    };
+    // The account of the namespace is made a moment after the namespace.
+    let accounts = "/api/v1/namespaces/default/serviceaccounts/default";
+    for _attempt in 0..600 {
+        if controller.master().get(accounts).await.unwrap().status == 200 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    let pods = "/api/v1/namespaces/default/pods";
+    let plain = controller.create(pods, &pod(false)).await;
+    assert_eq!(plain.status, 201, "{}", String::from_utf8_lossy(&plain.body));
+    let above = controller.create(pods, &pod(true)).await;
+    let said = String::from_utf8_lossy(&above.body).into_owned();
+    assert_eq!(above.status, 403, "{said}");
+    assert!(said.contains("baseline"), "{said}");
+}
+
+async fn who_reads_a_secret_is_in_the_audit_log(controller: &Controller) {
+    let log = controller.site.data.audit_log();
+    eventually("the line in the audit log", || {
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        text.lines().any(|line| {
+            line.contains("\"verb\":\"get\"")
+                && line.contains("/api/v1/namespaces/default/secrets/s")
+                && line.contains("polis:reconciler")
+        })
+    })
+    .await;
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert!(!text.contains(SECRET), "the audit log has contents");
+}
+
+async fn parts_that_are_killed_come_back_and_say_how_they_ended() {
+    let controller = Controller::ready().await;
+    for part in [Part::Scheduler, Part::ApiServer] {
+        let before = controller.pid(part);
+        controller.kill(part);
+        let mut cause = None;
+        controller
+            .waits("its death to be known", |status| {
+                matches!(status.parts.get(&part), Some(PartState::Failed { .. }))
+            })
+            .await;
+        if let Some(PartState::Failed { cause: said }) = controller.status.borrow().parts.get(&part)
+        {
+            cause = Some(said.clone());
+        }
+        assert!(cause.unwrap().contains("was killed by signal 9 (SIGKILL)"));
+        controller.waits("it to be back", |status| status.is_ready(part)).await;
+        assert_ne!(controller.pid(part), before);
+    }
+    // etcd that is gone for a moment costs nobody a restart.
+    let before = [Part::ApiServer, Part::ControllerManager].map(|part| controller.pid(part));
+    controller.etcd.kill();
+    controller.etcd.waits("to have lost its etcd", |status| status.clients.is_none()).await;
+    controller.etcd.voter().await;
+    let master = controller.master();
+    let mut ready = false;
+    for _attempt in 0..600 {
+        ready = master.check("/readyz").await.is_ok();
+        if ready {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    assert!(ready, "the API server did not come back with etcd");
+    assert_eq!(controller.pid(Part::ApiServer), before[0]);
+    controller.stop().await;
+}

@@ -1,0 +1,187 @@
+//! A controller that consists of `consensus` and `workload` alone.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use polis_node::consensus::Start;
+use polis_node::workload::{Answer, Api, Config, Part, Service, Site, Status};
+use polis_node::{cluster, network};
+use polis_proto::v1;
+use polis_runtime::event::until;
+use polis_runtime::logtree::Query;
+use polis_tests::patiently;
+use polis_wire::node_roles::Role;
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::harness::{Machine, Node, Running, supervise};
+
+/// An API server starts in five seconds on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The address that the API server tells others: the first one of a network that no
+/// machine has. A loopback address would be refused.
+const ADVERTISED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+/// Between two looks at the certificates: a node takes an hour.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The programs to test with. Without them, the stories fail.
+fn kube() -> PathBuf {
+    let Some(path) = std::env::var_os("POLIS_KUBE") else {
+        panic!("POLIS_KUBE does not name the programs; `cargo xtask test` provides them");
+    };
+    let path = PathBuf::from(path);
+    assert!(path.is_file(), "POLIS_KUBE names {}, which is no file", path.display());
+    path
+}
+
+/// A machine with the role, that is on.
+pub(crate) struct Controller {
+    pub(crate) machine: Machine,
+    pub(crate) etcd: Node,
+    pub(crate) site: Site,
+    pub(crate) status: watch::Receiver<Status>,
+    roles: watch::Sender<Option<v1::NodeRoles>>,
+    /// Values that have to live as long as the service.
+    _values: (watch::Sender<cluster::Status>, watch::Sender<network::Status>),
+    running: Running,
+}
+
+impl Controller {
+    /// Founds a cluster of one, and waits until every part does its work.
+    pub(crate) async fn ready() -> Self {
+        let controller = Self::start().await;
+        controller
+            .waits("everything to be ready", |status| {
+                status.all().is_some_and(|all| all.name() == "ready")
+            })
+            .await;
+        controller
+    }
+
+    /// Founds a cluster of one, and gives the node the role.
+    pub(crate) async fn start() -> Self {
+        let machine = Machine::new();
+        let etcd = machine.start(Start::Bootstrap);
+        etcd.voter().await;
+        let site = site(&machine);
+        let (member, cluster) = watch::channel(cluster::Status {
+            state: cluster::State::Home,
+            node: Some(machine.key.id()),
+            ..cluster::Status::default()
+        });
+        let given = Role::record(&[Role::ConsensusMember, Role::KubernetesController]);
+        let (roles, asked) = watch::channel(Some(given));
+        let (network, addresses) = watch::channel(network::Status {
+            primary: Some(IpAddr::V4(ADVERTISED)),
+            ..network::Status::default()
+        });
+        let service = Service {
+            config: Config { site: site.clone(), look: LOOK },
+            cluster,
+            roles: asked,
+            consensus: etcd.status.clone(),
+            network: addresses,
+            status: watch::Sender::default(),
+        };
+        let status = service.status.subscribe();
+        let running = supervise("workload", move |ctx| service.clone().run(ctx));
+        let _values = (member, network);
+        Self { machine, etcd, site, status, roles, _values, running }
+    }
+
+    /// Takes the role away.
+    pub(crate) fn take_role(&self) {
+        self.roles.send_replace(Some(Role::record(&[Role::ConsensusMember])));
+    }
+
+    /// Waits until the status is as it should be.
+    #[track_caller]
+    pub(crate) fn waits(
+        &self,
+        what: &'static str,
+        so: impl Fn(&Status) -> bool,
+    ) -> impl Future<Output = ()> {
+        let at = std::panic::Location::caller();
+        let (mut status, logs) = (self.status.clone(), self.running.logs.clone());
+        async move {
+            let found = until(&mut status, "status", |status| so(status).then_some(()));
+            if patiently(PATIENCE, found).await.is_err() {
+                let log: Vec<_> =
+                    logs.backlog(&Query::all()).iter().map(|entry| entry.line()).collect();
+                let last = log[log.len().saturating_sub(60)..].join("\n");
+                let status = status.borrow().clone();
+                panic!("{at}: waited for {what}, but it is {status:#?}\n{last}");
+            }
+        }
+    }
+
+    /// Every event line of the workload so far, without its time and cause.
+    pub(crate) fn lines(&mut self) -> Vec<String> {
+        let mut lines = Vec::new();
+        while let Ok(line) = self.running.written.try_recv() {
+            if let Some(rest) = line.strip_prefix("POLIS workload ") {
+                let words: Vec<_> = rest.split(' ').take(2).collect();
+                lines.push(words.join(" "));
+            }
+        }
+        lines
+    }
+
+    /// The way to the API server, as the holder of the certificate for `purpose`.
+    pub(crate) fn api(&self, purpose: &str) -> Api {
+        let client = Some(self.site.data.pair(purpose));
+        Api { address: self.site.api(), ca: self.site.run.ca.clone(), client }
+    }
+
+    /// The way to it of a caller who may do everything.
+    pub(crate) fn master(&self) -> Api {
+        self.api("reconciler")
+    }
+
+    /// Makes an object by a caller who may do everything.
+    pub(crate) async fn create(&self, path: &str, object: &Value) -> Answer {
+        let kind = [("content-type", "application/json")];
+        let body = object.to_string().into_bytes();
+        self.master().request(http::Method::POST, path, &kind, body).await.unwrap()
+    }
+
+    /// The process of one part.
+    pub(crate) fn pid(&self, part: Part) -> Pid {
+        let program = format!("{}/kube-{}\0", self.site.programs.display(), part.name());
+        let found = std::fs::read_dir("/proc").unwrap().find_map(|entry| {
+            let pid = entry.unwrap().file_name().to_str()?.parse::<i32>().ok()?;
+            let command = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+            command.starts_with(program.as_bytes()).then_some(pid)
+        });
+        Pid::from_raw(found.unwrap_or_else(|| panic!("{} runs", part.name()))).unwrap()
+    }
+
+    /// Pulls the plug of one part.
+    pub(crate) fn kill(&self, part: Part) {
+        rustix::process::kill_process(self.pid(part), Signal::KILL).unwrap();
+    }
+
+    pub(crate) async fn stop(self) {
+        self.running.supervisor.stop().await;
+        self.etcd.stop().await;
+    }
+}
+
+/// The site of a running node, with the machine's own address and directories.
+fn site(machine: &Machine) -> Site {
+    let root = machine.root();
+    let programs = root.ephemeral.mount.path().join("programs");
+    std::fs::create_dir_all(&programs).unwrap();
+    for name in ["kube", "kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
+        symlink(kube(), programs.join(name)).unwrap();
+    }
+    let live = Site::live(&root);
+    let address = machine.config.listen.ip();
+    let listen = SocketAddr::new(address, live.listen.port());
+    Site { programs, listen, loopback: address, ..live }
+}
