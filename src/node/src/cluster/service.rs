@@ -213,11 +213,11 @@ impl<C: Consensus> Service<C> {
             Ok(Decision::Register(register)) => {
                 info!("this machine registers with a cluster");
                 let begun = self.begin_registering(register).await?;
-                self.register(ctx, begun).await?
+                Box::pin(self.register(ctx, begun)).await?
             }
             Ok(Decision::GoOnRegistering(begun)) => {
                 info!("this machine continues to register with a cluster");
-                self.register(ctx, *begun).await?
+                Box::pin(self.register(ctx, *begun)).await?
             }
             // On an encrypted disk, its recovery key makes up for it.
             Err(Error::Refused(refusal @ (Refusal::SealedLost | Refusal::SealedDamaged(_)))) => {

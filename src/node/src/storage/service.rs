@@ -209,13 +209,14 @@ impl Service {
         let applied = async {
             let plan = match plan {
                 Plan::Unlock { partition, kind, grow } => {
-                    let grown = before_unlock(&machine, table.clone(), partition, grow).await?;
+                    let grown =
+                        Box::pin(before_unlock(&machine, table.clone(), partition, grow)).await?;
                     self.unlock(ctx, &live, &grown).await?;
                     Plan::Unlock { partition: grown, kind, grow: None }
                 }
                 plan => plan,
             };
-            apply(&machine, table, plan).await.map_err(Stop::from)
+            Box::pin(apply(&machine, table, plan)).await.map_err(Stop::from)
         };
         let partition = match Box::pin(applied).await {
             Err(Stop::Trapdoor(Error::Apply(error))) => {
