@@ -258,7 +258,7 @@ mod tests {
                 None,
                 Some("node changed"),
                 Some("out is missing"),
-                Some("out was touched"),
+                Some("out was changed"),
                 None
             ]
         );

@@ -269,7 +269,7 @@ mod tests {
         let report = node.death(Ended::Signal(9), &[]);
         assert_eq!(report.code.to_string(), "#0302.0009");
         assert_eq!(report.tried, ["its stage: network"]);
-        assert_eq!(report.causes[1..], ["it said: panicked", "it said: at noon"]);
+        assert_eq!(report.causes[1..], ["its last line: panicked", "its last line: at noon"]);
     }
 
     #[test]

@@ -29,7 +29,7 @@ async fn what_it_writes_stands_in_the_log_tree_before_wait_returns() {
 #[tokio::test]
 async fn a_failed_run_says_how_and_quotes_the_last_lines() {
     let error = sh("echo no space >&2; exit 1").run().await.unwrap_err();
-    assert_eq!(error.to_string(), "/bin/sh ended with status 1, and said: no space");
+    assert_eq!(error.to_string(), "/bin/sh ended with status 1: no space");
 }
 
 #[tokio::test]
