@@ -30,6 +30,7 @@ use crate::{
     layout,
     lock::Lock,
     manifest::{self, Kind, Manifest, Options, Sizes, Variant},
+    oci,
     packages::{Category, FIRMWARE},
     payload::{Payload, Source, parallel},
     program,
@@ -39,6 +40,7 @@ use crate::{
     tree::Tree,
     uki::{self, Section},
     verity::{self, Verity},
+    workload,
 };
 
 /// Where systemd's stub is in the payload.
@@ -65,6 +67,8 @@ pub struct Config {
     pub init: PathBuf,
     /// The static program with all services.
     pub node: PathBuf,
+    /// The folder of the static programs in [`oci::IMAGES`], for an image with workloads.
+    pub system_images: PathBuf,
     /// Version of Polis.
     pub version: String,
     /// The output folder.
@@ -141,31 +145,37 @@ pub(crate) fn payload(source: &Source, observer: &dyn Observer) -> Result<Payloa
 struct Programs {
     init: PathBuf,
     node: PathBuf,
+    /// The folder of those in [`oci::IMAGES`].
+    system_images: PathBuf,
 }
 
 /// Strips debug information from the programs of a development image: it is four fifths
 /// of their size, and size costs boot time under emulation.
 fn programs(config: &Config, steps: &Steps<'_>) -> Result<Programs> {
-    let Config { init, node, kind, .. } = config;
+    let Config { init, node, system_images, kind, .. } = config;
+    let (init, node, system_images) = (init.clone(), node.clone(), system_images.clone());
     if *kind != Kind::Development {
-        return Ok(Programs { init: init.clone(), node: node.clone() });
+        return Ok(Programs { init, node, system_images });
     }
     let folder = config.out.join("programs");
-    let programs = Programs { init: folder.join("init"), node: folder.join("node") };
-    let inputs = Inputs::recipe(&[]).file("init", init, &steps.digests)?.file(
-        "node",
-        node,
-        &steps.digests,
-    )?;
-    let outputs = [programs.init.clone(), programs.node.clone()];
+    let mut pairs = vec![(init, folder.join("init")), (node, folder.join("node"))];
+    if config.source.variant == Variant::Full {
+        let of_images = oci::IMAGES.iter().map(|image| image.program);
+        pairs.extend(of_images.map(|name| (system_images.join(name), folder.join(name))));
+    }
+    let outputs: Vec<PathBuf> = pairs.iter().map(|(_, to)| to.clone()).collect();
+    let add = |inputs: Inputs, (from, to): &(PathBuf, PathBuf)| {
+        inputs.file(&to.file_name().unwrap_or_default().to_string_lossy(), from, &steps.digests)
+    };
+    let inputs = pairs.iter().try_fold(Inputs::recipe(&[]), add)?;
     steps.run("strip", inputs, &outputs, || {
         fs::create_dir_all(&folder).at("make", &folder)?;
-        for (from, to) in [(init, &programs.init), (node, &programs.node)] {
+        for (from, to) in &pairs {
             program::run(program::host("strip").arg("-o").arg(to).arg(from))?;
         }
         Ok(())
     })?;
-    Ok(programs)
+    Ok(Programs { init: folder.join("init"), node: folder.join("node"), system_images: folder })
 }
 
 /// The release of the locked kernel, from its package's name.
@@ -296,9 +306,12 @@ impl Builder<'_> {
     }
 
     fn plan(&self, sources: &Sources<'_>) -> Result<Plan> {
-        let Programs { init, node } = self.programs;
+        let Programs { init, node, system_images } = self.programs;
         let unpacked = self.out("unpacked");
-        let root = sources.root(init, node, &unpacked, self.go)?;
+        let mut root = sources.root(init, node, &unpacked, self.go)?;
+        if self.config.source.variant == Variant::Full {
+            workload::add(&mut root, oci::layout(&oci::IMAGES, system_images)?);
+        }
         let initramfs = sources.initramfs(init, &unpacked)?;
         // The file's identity, not its place on this host: the lock and the hashes of
         // our two programs cover its content.

@@ -24,18 +24,6 @@ const PACKAGE_LIST: &str = "usr/share/polis/packages";
 /// Folders that are mounted over.
 const MOUNT_POINTS: &[&str] =
     &["data", "dev", "ephemeral", "esp", "mnt", "proc", "run", "sys", "tmp"];
-/// Folders that a node with workloads mounts over: Kubernetes and its agents know their
-/// files by these paths.
-const WORKLOAD_MOUNT_POINTS: &[&str] = &[
-    "etc/cni/net.d",
-    "etc/kubernetes",
-    "opt/cni/bin",
-    "usr/libexec/kubernetes",
-    "var/lib/cni",
-    "var/lib/containerd",
-    "var/lib/kubelet",
-    "var/log",
-];
 /// Files that differ from node to node; the node writes them where it may.
 const OF_THE_NODE: &[&str] = &["hostname", "hosts", "machine-id", "resolv.conf"];
 
@@ -97,11 +85,6 @@ impl<'a> Sources<'a> {
         // The kernel runs this to load modules; `init` recognises the request by the
         // name.
         tree.link("usr/sbin/modprobe", "/init");
-        if self.variant == Variant::Full {
-            for name in WORKLOAD_MOUNT_POINTS {
-                tree.folder(name, 0o755);
-            }
-        }
         add_workloads(&mut tree, go);
         self.add_programs(&mut tree, go)?;
         self.add_modules(&mut tree, unpacked)?;

@@ -81,7 +81,7 @@ impl Controller {
             ..network::Status::default()
         });
         let service = Service {
-            config: Config { site: site.clone(), look: LOOK },
+            config: Config { site: site.clone(), ground: None, look: LOOK },
             cluster,
             roles: asked,
             consensus: etcd.status.clone(),

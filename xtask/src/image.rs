@@ -25,6 +25,8 @@ const TARGET: &str = "target/x86_64-unknown-linux-gnu";
 const PROGRAMS: &[&str] = &["init", "node"];
 /// The operator's program.
 const POLISCTL: &str = "polisctl";
+/// The programs in the container images of the system, which images with workloads have.
+const SYSTEM_IMAGES: &[&str] = &["demo", "pause"];
 /// The feature for fault injection and workload generators on the kernel command line. The
 /// product is built without it.
 const FAULTS: &str = "polis-node/fault-injection";
@@ -164,11 +166,11 @@ fn build_and_report(arguments: &Build) -> Result<()> {
         println!("locked {} packages in {}", lock.packages.len(), config.source.lock.display());
     }
     let manifest = match &arguments.parameters {
-        None => build(&config, PROGRAMS)?,
+        None => build(&config, &[])?,
         Some(path) => {
             // Parameters for an image are checked by the node's parser.
             prepare(&config)?;
-            cargo_build(Kind::Product, &[PROGRAMS, &[POLISCTL]].concat())?;
+            cargo_build(Kind::Product, &[&programs_of(&config)[..], &[POLISCTL]].concat())?;
             config.parameters = Some(checked_parameters(path)?);
             assembled(&config)?
         }
@@ -238,9 +240,9 @@ pub(crate) fn built_from(kind: Kind, variant: Variant, packages: &Packages) -> R
 /// waits for it.
 fn build_usual(config: &Config) -> Result<Manifest> {
     match config.kind {
-        Kind::Product | Kind::Measurement => build(config, PROGRAMS),
+        Kind::Product | Kind::Measurement => build(config, &[]),
         Kind::Development => {
-            let manifest = build(config, &[PROGRAMS, &[POLISCTL]].concat())?;
+            let manifest = build(config, &[POLISCTL])?;
             POLISCTL_BUILT.store(true, Ordering::Relaxed);
             Ok(manifest)
         }
@@ -271,10 +273,19 @@ fn prepare(config: &Config) -> Result<()> {
     Ok(())
 }
 
-fn build(config: &Config, programs: &[&str]) -> Result<Manifest> {
+/// The image, and beside it the programs that it does not contain.
+fn build(config: &Config, beside: &[&str]) -> Result<Manifest> {
     prepare(config)?;
-    cargo_build(config.kind, programs)?;
+    cargo_build(config.kind, &[&programs_of(config)[..], beside].concat())?;
     assembled(config)
+}
+
+/// What an image contains of this workspace.
+fn programs_of(config: &Config) -> Vec<&'static str> {
+    match config.source.variant {
+        Variant::Base => PROGRAMS.to_vec(),
+        Variant::Full => [PROGRAMS, SYSTEM_IMAGES].concat(),
+    }
 }
 
 /// The image, of programs that cargo has built.
@@ -389,6 +400,8 @@ fn package(program: &str) -> &'static str {
         "init" => "polis-init",
         "node" => "polis-node",
         "polisctl" => "polisctl",
+        "demo" => "polis-demo",
+        "pause" => "polis-pause",
         _ => "polis-benches",
     }
 }
@@ -413,6 +426,7 @@ fn config(kind: Kind, variant: Variant, packages: &Packages) -> Config {
             modules: workspace.join("image/go"),
             out: workspace.join("target/go"),
         },
+        system_images: programs(kind),
         init: programs(kind).join("init"),
         node: programs(kind).join("node"),
         version: env!("CARGO_PKG_VERSION").to_owned(),

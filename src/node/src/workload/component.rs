@@ -24,6 +24,7 @@ use super::parts::{Part, PartState, Parts};
 use polis_base::serial::Severity;
 use polis_runtime::logtree::{Body, Levelled, Parser};
 use polis_runtime::supervisor::Context;
+use polis_runtime::sys::cgroup::Group;
 use polis_runtime::sys::process::{self, Child, Command, Exit};
 
 /// The supervisor waits for ten seconds; an API server ends within three.
@@ -134,15 +135,16 @@ impl Component {
     ) -> Result<(), Error> {
         let part = self.part;
         let process = |source| Error::Process { part, source };
-        let mut child = Command::new(&self.program)
+        let mut command = Command::new(&self.program)
             .args(&self.args)
             // Go resolves names itself, and reads `/etc/hosts` at each lookup.
             .env("GODEBUG", "netdns=go")
             .env("PATH", "/usr/bin:/usr/sbin")
-            .log(ctx.sink(part.name(), Parser::Klog).ruled(quieten))
-            .spawn()
-            .await
-            .map_err(process)?;
+            .log(ctx.sink(part.name(), Parser::Klog).ruled(quieten));
+        if let Some(group) = Group::Kube.existing() {
+            command = command.cgroup(group);
+        }
+        let mut child = command.spawn().await.map_err(process)?;
         let ended = tokio::select! {
             // Cancel-safe: only waits.
             () = ctx.cancelled() => Ok(()),

@@ -1,21 +1,22 @@
 //! The role Kubernetes controller on this node: starts its parts, in the order in which they
 //! wait for each other.
 
-use std::convert::Infallible;
 use std::time::Duration;
 
 use tokio::sync::watch;
 
 use super::api::Api;
+use super::certificates::chain;
 use super::component::{Component, Error};
 use super::credentials::Purpose;
 use super::parts::{Part, Parts};
 use super::site::Site;
-use super::{args, certificates, reconciler};
+use super::{args, certificates, ground, reconciler};
 use crate::{consensus, network};
 use polis_runtime::event::until;
-use polis_runtime::supervisor::{Context, Policy};
+use polis_runtime::supervisor::{Context, Policy, blocking};
 use polis_wire::identity::NodeId;
+use polis_wire::node_roles::Role;
 
 /// The liveness checks of the API server, without that of etcd: a restart of the API server
 /// brings no quorum back.
@@ -31,6 +32,8 @@ const SCHEDULER_LIVE: &str = "/livez";
 #[derive(Clone, Debug)]
 pub(super) struct Controller {
     pub(super) site: Site,
+    /// The machine to prepare first; `None` where the parts are guests of another host.
+    pub(super) ground: Option<ground::Config>,
     pub(super) node: NodeId,
     pub(super) look: Duration,
     pub(super) consensus: watch::Receiver<consensus::Status>,
@@ -40,7 +43,21 @@ pub(super) struct Controller {
 
 impl Controller {
     /// Runs until cancelled.
-    pub(super) async fn run(self, ctx: Context) -> Result<(), Infallible> {
+    ///
+    /// # Errors
+    ///
+    /// [`ground::Error`] when the machine cannot be prepared.
+    pub(super) async fn run(self, ctx: Context) -> Result<(), ground::Error> {
+        if let Some(ground) = self.ground.clone() {
+            // First of all, so that an API server that starts takes no processor time from
+            // etcd and this process.
+            let prepared =
+                blocking(move || ground::prepare(&ground, &[Role::KubernetesController]));
+            if let Err(error) = prepared.await {
+                self.parts.fail(Part::ApiServer, chain(&error));
+                return Err(error);
+            }
+        }
         let forever = Policy::forever();
         let certificates = certificates::Service {
             site: self.site.clone(),

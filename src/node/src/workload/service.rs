@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::controller::Controller;
+use super::ground;
 use super::parts::{Part, Parts, Status};
 use super::site::Site;
 use crate::{cluster, consensus, network};
@@ -34,6 +35,9 @@ const NOT_CARRIED: &str = "the image of this node (variant base) does not carry 
 pub struct Config {
     /// Where everything is.
     pub site: Site,
+    /// The machine to prepare for workloads; `None` where the parts are guests of another
+    /// host.
+    pub ground: Option<ground::Config>,
     /// Between two looks at the age of certificates.
     pub look: Duration,
 }
@@ -42,7 +46,7 @@ impl Config {
     /// The workload stack of a running node.
     #[must_use]
     pub fn live(root: &files::Root) -> Self {
-        Self { site: Site::live(root), look: LOOK }
+        Self { site: Site::live(root), ground: Some(ground::Config::live(root)), look: LOOK }
     }
 }
 
@@ -122,6 +126,7 @@ impl Service {
     fn start(&self, ctx: &Context, node: NodeId, parts: &Parts) -> Child {
         let controller = Controller {
             site: self.config.site.clone(),
+            ground: self.config.ground.clone(),
             node,
             look: self.config.look,
             consensus: self.consensus.clone(),
