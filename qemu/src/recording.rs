@@ -328,9 +328,9 @@ pub(crate) mod tests {
             read(&log, disk).unwrap_err().to_string()
         };
         let whole = 8 * SECTOR;
-        assert!(why(&[(0, 7)], whole).contains("no recording"));
-        assert!(why(&[(8, 2)], whole).contains("no recording"));
-        assert!(why(&[(24, 100)], whole).contains("no recording"));
+        assert!(why(&[(0, 7)], whole).contains("not a recording"));
+        assert!(why(&[(8, 2)], whole).contains("not a recording"));
+        assert!(why(&[(24, 100)], whole).contains("not a recording"));
         assert_eq!(
             why(&[], 8 * SECTOR - 1),
             "entry 5 of the recording is beyond the end of the disk"
