@@ -236,7 +236,7 @@ fn each_harm_to_the_keys_on_the_esp_has_a_code_and_the_recovery_key_mends_it() -
 
     let copy = member.copy("no-share")?;
     esp::remove(&copy.file, SHARE)?;
-    copy.locked(&member, "0422", "nowhere", no_share)
+    copy.locked(&member, "0422", "no key store of this machine has it", no_share)
 }
 
 fn each_harm_to_the_tpm_has_a_code_and_the_recovery_key_mends_it() -> Result<()> {
