@@ -158,9 +158,9 @@ pub fn absent(loaded: &Loaded) -> Report {
         causes: vec!["this machine has no node parameters".to_owned()],
         tried: loaded.tried.clone(),
         next: format!(
-            "Make node parameters with `polisctl parameters bootstrap` (a new cluster) or \
-             `polisctl parameters register` (one that runs), put them at {} or give them to QEMU \
-             as fw_cfg item {}, then reboot.",
+            "Put node parameters at {} or give them to QEMU as fw_cfg item {}, then reboot. \
+             `polisctl parameters bootstrap` (a new cluster) and `polisctl parameters register` \
+             (one that runs) write them.",
             Source::Esp.place(),
             source::FW_CFG_ITEM
         ),
