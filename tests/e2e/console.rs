@@ -24,7 +24,7 @@ const PAGES: [(&str, &str); 7] = [
     ("Cluster", "polis-"),
     ("etcd", "it is the only voter"),
     ("PKI", "SHA-256"),
-    ("Services", "services are well"),
+    ("Services", "services are healthy"),
     ("Logs", "Following"),
     ("Network", "Others reach this node"),
 ];
