@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .server_mod_attribute(".", SERVICES)
     };
     build().skip_debug(SECRET).compile_fds(descriptors)?;
-    // Apart: nobody serves them, so the table of permissions must not have them.
+    // Compiled apart: no node serves them, so the table of permissions has no row for them.
     build().compile_fds(protox::compile(FOREIGN, ["."])?)?;
     Ok(())
 }

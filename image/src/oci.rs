@@ -58,7 +58,7 @@ pub struct Image {
 /// The images of the system, in the order of their names.
 pub const IMAGES: [Image; 2] = [
     Image { reference: "polis.internal/demo:1", program: "demo", user: 65534, port: Some(8080) },
-    // It owns nothing, and must be able to signal nobody.
+    // A user of its own: it owns no file, and may signal no other process.
     Image { reference: "polis.internal/pause:1", program: "pause", user: 65535, port: None },
 ];
 

@@ -141,7 +141,7 @@ fn warnings(values: &Values) -> Vec<Warning> {
     warnings
 }
 
-/// The first step of a person with a new cluster: nobody can operate it before.
+/// The first step of an operator with a new cluster, which cannot be operated before it.
 fn unowned(values: &Values) -> Option<Warning> {
     let person = |it: &CertificateView| it.renewal == Renewal::WhenUsed;
     let is_cluster = |it: &&AuthorityView| authority_name(&it.namespace, &it.name) == CLUSTER_CA;

@@ -9,7 +9,7 @@
 //! before the groups existed.
 //!
 //! The groups exist only with a role of Kubernetes. Without one, `node` and etcd share the
-//! machine with nobody else, so weights would change nothing, while the memory controller
+//! machine with no other program, so weights would change nothing, while the memory controller
 //! costs every page fault of a boot a little, and each of the writes here waits for a grace
 //! period of the kernel.
 //!
