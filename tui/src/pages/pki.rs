@@ -171,7 +171,7 @@ fn classify(pki: &Pki) -> (Mark, String) {
     }
     let next = ends.iter().find_map(|end| Some((short(end.name), end.renews?, end.when_used)));
     let what = match next {
-        Some((name, day, true)) => format!("\"{name}\" is renewed when used from {day} on"),
+        Some((name, day, true)) => format!("\"{name}\" renews on use from {day}"),
         Some((name, day, false)) => format!("\"{name}\" is renewed on {day}"),
         None => format!("\"{}\" ends in {}", short(first.name), days(first.days_left)),
     };

@@ -110,6 +110,11 @@ impl Service {
     pub async fn run(self, ctx: Context) -> Result<(), Error> {
         self.status.send_replace(Status::Stopped);
         loop {
+            if !self.is_wanted() {
+                // Nothing to run is no fault. A run that begins again after a failure is not
+                // healthy before containerd answers.
+                ctx.healthy();
+            }
             let Some(wanted) = ctx.until_cancelled(self.wanted(true)).await else { return Ok(()) };
             wanted?;
             if !self.config.binary.exists() {
@@ -149,13 +154,19 @@ impl Service {
         }
     }
 
+    /// Whether this node is to run pods.
+    fn is_wanted(&self) -> bool {
+        self.cluster.borrow().roles.contains(&Role::KubernetesWorker)
+            && self.storage.borrow().ready().is_some()
+    }
+
     /// Waits until this node is to run pods, or is not.
     async fn wanted(&self, wanted: bool) -> Result<(), Error> {
         let (mut cluster, mut storage) = (self.cluster.clone(), self.storage.clone());
         loop {
-            let worker = cluster.borrow_and_update().roles.contains(&Role::KubernetesWorker);
-            let mounted = storage.borrow_and_update().ready().is_some();
-            if (worker && mounted) == wanted {
+            cluster.mark_unchanged();
+            storage.mark_unchanged();
+            if self.is_wanted() == wanted {
                 return Ok(());
             }
             tokio::select! {

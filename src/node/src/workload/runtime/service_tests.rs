@@ -44,6 +44,7 @@ async fn a_node_that_is_no_worker_starts_nothing() {
     let status = bench.service.status.subscribe();
     let end = async {
         tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(handles.is_healthy());
         handles.cancel().await;
     };
     let (ended, ()) = tokio::join!(bench.service.clone().run(ctx), end);
