@@ -31,8 +31,9 @@ use crate::machine::{Error, Machine};
 use crate::operator::{CURATOR, Operator, Way};
 use crate::segment::{Port, Segment};
 
-/// The ports of a node that the host reaches: curator, management, metrics.
-const PORTS: [u16; 3] = [CURATOR, 7839, 7840];
+/// The ports of a node that the host reaches: curator, management, metrics, and the
+/// Kubernetes API for people.
+const PORTS: [u16; 4] = [CURATOR, 7839, 7840, 6444];
 
 /// The item of fw_cfg in which a node looks for its parameters.
 pub const PARAMETERS: &str = "opt/polis/parameters.pb";

@@ -231,6 +231,14 @@ fn build_go(names: &[String], packages: &Packages) -> Result<()> {
     Ok(())
 }
 
+/// Builds `kubectl`, which no image contains, in `target/go/bin`.
+pub(crate) fn kubectl(packages: &Packages) -> Result<()> {
+    let config = config(Kind::Development, Variant::Full, packages);
+    let names = ["kubectl".to_owned()];
+    golang::programs(&config.source, &config.go, &names, &Terminal::default())?;
+    Ok(())
+}
+
 /// An image of these sources, from these packages.
 pub(crate) fn built_from(kind: Kind, variant: Variant, packages: &Packages) -> Result<Manifest> {
     build_usual(&config(kind, variant, packages))

@@ -9,8 +9,7 @@
 //! target/run/<name>/polisctl  ==  target/polisctl --config target/run/<name>/operator
 //! ```
 
-use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader};
+use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -20,14 +19,14 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use polis_qemu::Event;
 use polis_qemu::args::Forward;
 use serde_json::Value;
 
 use crate::image;
+use crate::tail::Tail;
 
 /// The ports of a node, and the preferred ports of this host for them.
-const PORTS: [(u16, u16); 3] = [(7835, 17835), (7839, 17839), (7840, 17840)];
+const PORTS: [(u16, u16); 4] = [(7835, 17835), (7839, 17839), (7840, 17840), (6444, 16444)];
 /// The address that QEMU's NAT assigns to its only machine.
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 /// Between two reads of the end of the serial log.
@@ -38,6 +37,8 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(crate) struct Operator {
     dir: PathBuf,
     name: String,
+    /// `polisctl` with the context of the machine.
+    pub(crate) polisctl: polis_qemu::Operator,
     /// The forwarded ports of the machine.
     pub(crate) forwards: Vec<Forward>,
 }
@@ -92,8 +93,13 @@ pub(crate) fn install(dir: &Path, kept: bool) -> Result<(PathBuf, PathBuf)> {
 impl Operator {
     /// Builds `polisctl` and makes a context for the machine in `dir`.
     pub(crate) fn prepare(dir: &Path, name: &str, kept: bool) -> Result<Self> {
-        install(dir, kept)?;
-        let operator = Self { dir: dir.to_owned(), name: name.to_owned(), forwards: forwards()? };
+        let (program, config) = install(dir, kept)?;
+        let operator = Self {
+            dir: dir.to_owned(),
+            name: name.to_owned(),
+            polisctl: polis_qemu::Operator::new(&program, &config, name),
+            forwards: forwards()?,
+        };
         operator.make_context()?;
         Ok(operator)
     }
@@ -116,46 +122,43 @@ impl Operator {
     }
 
     /// Takes ownership when the serial log reports the node as ready, and calls `done` with
-    /// the result. Lives as long as this process.
-    pub(crate) fn follow(&self, log: &Path, done: impl FnOnce(Result<()>) + Send + 'static) {
-        let (script, log, name) = (self.script(), log.to_owned(), self.name.clone());
+    /// the node's ID. Lives as long as this process.
+    pub(crate) fn follow(&self, log: &Path, done: impl FnOnce(Result<String>) + Send + 'static) {
+        let (script, name) = (self.script(), self.name.clone());
         // A machine that boots again appends to its log.
-        let before = fs::metadata(&log).map_or(0, |log| log.len());
+        let mut tail = Tail::at_end(log);
         thread::spawn(move || {
-            let Some(ca) = ready(&log, before) else { return };
+            let Ready { node, ca } = ready(&mut tail);
             let mut command = Command::new(script);
             command.args(["--context", &name, "--timeout", "2m", "cluster", "take-ownership"]);
-            done(run(command.args(["--fingerprint", &ca])));
+            done(run(command.args(["--fingerprint", &ca])).map(|()| node));
         });
     }
 }
 
-/// The CA's fingerprint of the first `POLIS ready` after `offset`.
-fn ready(log: &Path, offset: u64) -> Option<String> {
-    use std::io::Seek as _;
-    let mut file = File::open(log).ok()?;
-    file.seek(std::io::SeekFrom::Start(offset)).ok()?;
-    let mut reader = BufReader::new(file);
-    let mut line = String::new();
-    loop {
-        // An incomplete line is continued at the next read.
-        match reader.read_line(&mut line) {
-            Ok(_) if line.ends_with('\n') => {
-                if let Some(ca) = ca(&line) {
-                    return Some(ca);
-                }
-                line.clear();
-            }
-            Ok(_) => thread::sleep(LOOK),
-            Err(_) => line.clear(),
-        }
-    }
+/// What an operator needs of a node that is ready.
+#[derive(Debug, PartialEq, Eq)]
+struct Ready {
+    /// Its ID.
+    node: String,
+    /// The fingerprint of the CA.
+    ca: String,
 }
 
-fn ca(line: &str) -> Option<String> {
-    let event = &line[line.find("POLIS ready ")?..];
-    let event = Event::parse(event.trim_end(), Duration::ZERO)?;
-    event.get("ca").map(str::to_owned)
+/// The next `POLIS ready`.
+fn ready(tail: &mut Tail) -> Ready {
+    loop {
+        match tail.read() {
+            Ok(Some(event)) if event.word == "ready" => {
+                if let (Some(node), Some(ca)) = (event.get("node"), event.get("ca")) {
+                    return Ready { node: node.to_owned(), ca: ca.to_owned() };
+                }
+            }
+            Ok(Some(_other)) => {}
+            // A log that cannot be read now is read later.
+            Ok(None) | Err(_) => thread::sleep(LOOK),
+        }
+    }
 }
 
 fn run(command: &mut Command) -> Result<()> {
@@ -211,7 +214,7 @@ impl Watch {
 }
 
 /// A path as one word of a shell.
-fn quoted(path: &Path) -> String {
+pub(crate) fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }
 
@@ -224,26 +227,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fingerprint_is_read_from_the_ready_line() {
-        let line = "  12.345 POLIS ready node=polis-01 roles=consensus-member address=10.0.2.15 image=ab ca=0123 t=9.1\n";
-        assert_eq!(ca(line).as_deref(), Some("0123"));
-        assert_eq!(ca("  1.0 POLIS stage name=kernel state=done t=1\n"), None);
-    }
-
-    #[test]
-    fn a_log_is_read_from_where_it_ended() {
+    fn the_fingerprint_is_read_from_the_next_ready_line() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("serial.log");
-        let old = "POLIS ready node=x ca=old t=1\n";
-        fs::write(&log, format!("{old}noise\nPOLIS ready node=x ca=new t=1\n")).unwrap();
-        assert_eq!(ready(&log, 0).as_deref(), Some("old"));
-        assert_eq!(ready(&log, old.len() as u64).as_deref(), Some("new"));
+        fs::write(&log, "POLIS ready node=x ca=old t=1\n").unwrap();
+        let mut tail = Tail::at_end(&log);
+        let new = "noise\n  12.345 POLIS ready node=polis-01 address=10.0.2.15 ca=0123 t=9.1\n";
+        let before = fs::read_to_string(&log).unwrap();
+        fs::write(&log, format!("{before}POLIS stage name=kernel state=done t=1\n{new}")).unwrap();
+        let expected = Ready { node: "polis-01".to_owned(), ca: "0123".to_owned() };
+        assert_eq!(ready(&mut tail), expected);
     }
 
     #[test]
     fn every_port_of_a_node_is_reached_at_a_port_of_its_own() {
         let forwards = forwards().unwrap();
-        assert_eq!(forwards.iter().map(|f| f.guest).collect::<Vec<_>>(), [7835, 7839, 7840]);
+        assert_eq!(forwards.iter().map(|f| f.guest).collect::<Vec<_>>(), [7835, 7839, 7840, 6444]);
         assert!(forwards.iter().all(|f| f.host != 0));
     }
 

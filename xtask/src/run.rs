@@ -11,6 +11,7 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -22,6 +23,7 @@ use polis_qemu::image::Flash;
 use polis_qemu::machine::Outcome;
 use polis_qemu::{Bus, Config, Event, Image, Machine};
 
+use crate::kubernetes::{self, Deployment};
 use crate::lock::Lock;
 use crate::operator::Operator;
 use crate::{host, image, parameters, several, terminal};
@@ -35,6 +37,9 @@ pub(crate) const QEMU: &[host::Need] = &[
 /// How long a guest may take to stop before its power is cut.
 pub(crate) const STOP_MAX: Duration = Duration::from_secs(45);
 
+/// Between two looks at a deployment that has not ended.
+const ASK: Duration = Duration::from_secs(1);
+
 /// Arguments of `cargo xtask run`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -46,7 +51,8 @@ pub(crate) struct Args {
     /// most three].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=7))]
     pub(crate) voters: Option<u8>,
-    /// Memory of a node in MiB [default: 1024, of several 512].
+    /// Memory of a node in MiB [default: 1024, of several 512; with Kubernetes 3072 for one
+    /// node, 1536 for each of several].
     #[arg(long, value_name = "MiB",
           value_parser = clap::value_parser!(u32).range(256..=1_048_576))]
     memory: Option<u32>,
@@ -69,14 +75,19 @@ pub(crate) struct Args {
     /// Give the machine an emulated TPM 2.0; `--keep` keeps it, too.
     #[arg(long)]
     tpm: bool,
+    /// Use the image with Kubernetes, give the nodes its roles, deploy the demo workload and
+    /// print its answer. The first build of that image takes about half an hour; under
+    /// emulation the rest takes some ten minutes.
+    #[arg(long)]
+    pub(crate) kubernetes: bool,
     /// Print the serial line, also in a terminal.
     #[arg(long)]
     pub(crate) headless: bool,
     /// Print the serial line and end when the node is ready: with status 0, or with 1 if it
-    /// does not become ready.
+    /// does not become ready. With `--kubernetes`, the end is the answer of the demo.
     #[arg(long)]
     pub(crate) until_ready: bool,
-    /// How long `--until-ready` waits.
+    /// How long `--until-ready` waits for the nodes.
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     pub(crate) timeout: u64,
     /// Name of the machine, and of its folder in target/run.
@@ -138,9 +149,14 @@ fn boot(args: Args) -> Result<()> {
     if args.keep {
         continues(nodes_in(&dir), usize::from(args.nodes)).map_err(host::Usage)?;
     }
-    host::require_memory(args.nodes.into(), shape(&args).0)?;
+    let memory = (1..=args.nodes).map(|number| shape(&args, number).0).max();
+    host::require_memory(args.nodes.into(), memory.unwrap_or_default())?;
     host::require(if args.tpm { &[QEMU, host::TPM] } else { &[QEMU] })?;
-    let image = image_from(Kind::Development, &args.packages)?;
+    let variant = if args.kubernetes { Variant::Full } else { Variant::Base };
+    let image = image_from(Kind::Development, variant, &args.packages)?;
+    if args.kubernetes {
+        image::kubectl(&args.packages)?;
+    }
     if args.nodes > 1 {
         return several::run(&args, &image);
     }
@@ -149,10 +165,11 @@ fn boot(args: Args) -> Result<()> {
     if !kept {
         forget(&dir)?;
     }
+    let folder = dir.clone();
     let first = if kept { "again" } else { "for the first time" };
     let mut config = prepare(&args, &image, &dir, shown)?;
     // A machine that ends when it is ready needs no operator.
-    let operator = match args.until_ready {
+    let operator = match args.until_ready && !args.kubernetes {
         true => None,
         false => Some(Operator::prepare(&dir, &args.name, kept)?),
     };
@@ -167,14 +184,24 @@ fn boot(args: Args) -> Result<()> {
         dir.display()
     );
     let log = dir.join("serial.log");
+    let (finish, finished) = mpsc::channel();
+    let kubernetes = args.kubernetes;
     let operate = operator.map(|operator| {
         let command = format!("{} cluster info", shortest(&operator.script()));
         eprintln!("run: once the node is ready, in another terminal: {command}");
         move || {
+            let (polisctl, log_of_node) = (operator.polisctl.clone(), log.clone());
             operator.follow(&log, move |taken| match taken {
+                Ok(node) if kubernetes => {
+                    let nodes = vec![kubernetes::Node { id: node, log: log_of_node }];
+                    let tell = if shown { terminal::title } else { said };
+                    let deployment = Deployment { dir: folder, operator: polisctl, nodes, tell };
+                    // The receiver ends with the console.
+                    drop(finish.send(deployment.run()));
+                }
                 // The console uses this terminal; a failure there shows when it is used.
                 _ if shown => {}
-                Ok(()) => eprintln!("run: in another terminal: {command}"),
+                Ok(_node) => eprintln!("run: in another terminal: {command}"),
                 Err(error) => eprintln!("run: cannot take ownership of the cluster: {error:#}"),
             });
         }
@@ -183,19 +210,28 @@ fn boot(args: Args) -> Result<()> {
     if let Some(operate) = operate {
         operate();
     }
-    if shown { show(machine, args.keep) } else { stream(&mut machine, &args) }
+    let finished = kubernetes.then_some(finished);
+    match shown {
+        true => show(machine, args.keep, finished.as_ref()),
+        false => stream(&mut machine, &args, finished.as_ref()),
+    }
+}
+
+/// A step on the standard error.
+pub(crate) fn said(step: &str) {
+    eprintln!("run: {step}");
 }
 
 /// The image of these sources, built where it is not yet; `POLIS_IMAGE_DIR`
 /// names a folder with one that is to be used as it is.
 pub(crate) fn built_image(kind: Kind) -> Result<Image> {
-    image_from(kind, &image::Packages::default())
+    image_from(kind, Variant::Base, &image::Packages::default())
 }
 
-fn image_from(kind: Kind, packages: &image::Packages) -> Result<Image> {
+fn image_from(kind: Kind, variant: Variant, packages: &image::Packages) -> Result<Image> {
     let folder = match env::var_os("POLIS_IMAGE_DIR") {
         Some(folder) => PathBuf::from(folder),
-        None => image::built_from(kind, Variant::Base, packages)?.folder,
+        None => image::built_from(kind, variant, packages)?.folder,
     };
     Ok(Image::load(&folder)?)
 }
@@ -211,10 +247,15 @@ pub(crate) fn kept(args: &Args, dir: &Path) -> bool {
     args.keep && dir.join("disk.img").exists()
 }
 
-/// Memory in MiB and processors of a node. Several share this host: see
+/// Memory in MiB and processors of a node, by its number. Several share this host: see
 /// `docs/benchmarks.md` for what they need.
-fn shape(args: &Args) -> (u32, u32) {
-    let (memory, cpus) = if args.nodes > 1 { (512, 1) } else { (1024, 2) };
+fn shape(args: &Args, number: u8) -> (u32, u32) {
+    let (memory, cpus) = match (args.kubernetes, args.nodes, number) {
+        (false, 1, _) => (1024, 2),
+        (false, _, _) => (512, 1),
+        (true, _, 1) => (kubernetes::MEMORY_FIRST, 2),
+        (true, _, _) => (kubernetes::MEMORY, 1),
+    };
     (args.memory.unwrap_or(memory), args.cpus.unwrap_or(cpus))
 }
 
@@ -263,7 +304,7 @@ pub(crate) fn forget(dir: &Path) -> Result<()> {
 
 /// Creates the folder of a machine that founds a cluster, and returns its configuration.
 fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config> {
-    let config = machine(args, image, dir)?;
+    let config = machine(args, image, dir, 1)?;
     let file = founding(dir, dir, shown)?;
     Ok(Config {
         fw_cfg: vec![FwCfg { name: PARAMETERS.to_owned(), file }],
@@ -289,8 +330,8 @@ pub(crate) fn make_folder(dir: &Path) -> Result<()> {
         .context(host::Help("make the folder writable, or choose another with --name".to_owned()))
 }
 
-/// Creates the folder of a machine, and returns its configuration.
-pub(crate) fn machine(args: &Args, image: &Image, dir: &Path) -> Result<Config> {
+/// Creates the folder of the machine of this number, and returns its configuration.
+pub(crate) fn machine(args: &Args, image: &Image, dir: &Path, number: u8) -> Result<Config> {
     make_folder(dir)?;
     let disk = dir.join("disk.img");
     if !kept(args, dir) {
@@ -316,7 +357,7 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path) -> Result<Config> 
         Accel::Tcg => Preference::Tcg,
     };
     let cache = if args.keep { Cache::Writeback } else { Cache::Unsafe };
-    let (memory, cpus) = shape(args);
+    let (memory, cpus) = shape(args, number);
     Ok(Config {
         disk: Some(Disk { file: disk, bus: Bus::Virtio, cache }),
         memory,
@@ -328,7 +369,13 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path) -> Result<Config> 
 }
 
 /// The node's console in this terminal, until either side ends it.
-fn show(mut machine: Machine, keep: bool) -> Result<()> {
+///
+/// `finished` receives the outcome of the deployment, where there is one.
+fn show(
+    mut machine: Machine,
+    keep: bool,
+    finished: Option<&mpsc::Receiver<Result<String>>>,
+) -> Result<()> {
     let console = machine.take_console().context("QEMU opened no console")?;
     eprintln!("run: this terminal becomes the node's console; {}", terminal::hint(1));
     let end = terminal::lend(&console, 1)?;
@@ -352,17 +399,33 @@ fn show(mut machine: Machine, keep: bool) -> Result<()> {
     if let Some(text) = at_home(&machine.seen(|_event| true)) {
         eprintln!("run: {text}");
     }
+    match finished.map(mpsc::Receiver::try_recv) {
+        None => {}
+        Some(Ok(outcome)) => eprintln!("{}", outcome?),
+        Some(Err(_not_yet)) => eprintln!("run: left before the demo answered"),
+    }
     eprintln!("run: the serial line is in {}", machine.log().display());
     Ok(())
 }
 
-/// The serial line on the standard output.
-fn stream(machine: &mut Machine, args: &Args) -> Result<()> {
+/// The serial line on the standard output. `finished` receives the outcome of the
+/// deployment, where there is one.
+fn stream(
+    machine: &mut Machine,
+    args: &Args,
+    finished: Option<&mpsc::Receiver<Result<String>>>,
+) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(args.timeout);
-    let watched = args.until_ready;
     let far = Duration::from_secs(3600);
+    let mut ready = false;
+    let mut deployed = finished.is_none();
     loop {
-        let within = if watched { deadline.saturating_duration_since(Instant::now()) } else { far };
+        let watched = args.until_ready && !ready;
+        let within = match (watched, deployed) {
+            (true, _) => deadline.saturating_duration_since(Instant::now()),
+            (false, true) => far,
+            (false, false) => ASK,
+        };
         let printed = machine.wait("the end", within, |line| {
             println!("{}", line.text);
             line.event().filter(|event| ["ready", "guru", "off"].contains(&&*event.word))
@@ -370,19 +433,30 @@ fn stream(machine: &mut Machine, args: &Args) -> Result<()> {
         let event = match printed {
             Ok(event) => event,
             Err(polis_qemu::Error::Wait { outcome: Outcome::Late { .. }, .. }) if !watched => {
+                let outcome = finished.filter(|_| !deployed).map(mpsc::Receiver::try_recv);
+                if let Some(Ok(outcome)) = outcome {
+                    deployed = true;
+                    eprintln!("{}", outcome?);
+                    if args.until_ready {
+                        return Ok(());
+                    }
+                }
                 continue;
             }
             Err(error) => return Err(error).context("the node did not become ready"),
         };
         match &*event.word {
             "ready" if watched => {
+                ready = true;
                 if let Some(text) = at_home(&machine.seen(|_event| true)) {
                     eprintln!("run: {text}");
                 }
-                return Ok(());
+                if deployed {
+                    return Ok(());
+                }
             }
-            "guru" if watched => bail!("the node stopped: {event}"),
-            "off" if watched => bail!("the machine powered off before the node was ready"),
+            "guru" if args.until_ready => bail!("the node stopped: {event}"),
+            "off" if args.until_ready => bail!("the machine powered off before the node was ready"),
             "off" if !event.is("reason", "reboot") => return Ok(()),
             _ => {}
         }

@@ -34,6 +34,7 @@ use polis_qemu::fleet::{Milestone, PARAMETERS, Part};
 use polis_qemu::machine::Outcome;
 use polis_qemu::{Fleet, Image, Operator};
 
+use crate::kubernetes::{self, Deployment};
 use crate::link::Desk;
 use crate::run::{self, Args, STOP_MAX};
 use crate::{image, operator, terminal};
@@ -75,6 +76,9 @@ pub(crate) fn run(args: &Args, image: &Image) -> Result<()> {
     let _links = plan.links(&fleet)?;
     plan.raise(&mut fleet, |_console| ())?;
     eprintln!("run: the cluster is healthy\n{}", table(&fleet.milestones()));
+    if args.kubernetes {
+        eprintln!("{}", plan.deployment(&fleet, run::said).run()?);
+    }
     if args.until_ready {
         return if args.keep { stop(&mut fleet) } else { Ok(()) };
     }
@@ -123,7 +127,7 @@ impl Plan {
                 fs::remove_dir_all(&folder)
                     .with_context(|| format!("cannot remove {}", folder.display()))?;
             }
-            let mut config = run::machine(args, image, &folder)?;
+            let mut config = run::machine(args, image, &folder, number)?;
             let parameters = folder.join("parameters.pb");
             if number == 1 {
                 run::founding(dir, &folder, shown)?;
@@ -155,6 +159,16 @@ impl Plan {
         let mut fleet = Fleet::new(&self.dir, configs, self.operator.clone(), &key)?;
         fleet.patience = self.patience;
         Ok(fleet)
+    }
+
+    /// What `--kubernetes` does with a cluster that is up.
+    fn deployment(&self, fleet: &Fleet, tell: fn(&str)) -> Deployment {
+        let nodes = fleet.nodes.iter().enumerate().map(|(number, node)| kubernetes::Node {
+            id: node.id.clone(),
+            log: self.folder(number + 1).join("serial.log"),
+        });
+        let (dir, operator) = (self.dir.clone(), fleet.operator.clone());
+        Deployment { dir, operator, nodes: nodes.collect(), tell }
     }
 
     /// Lets `cargo xtask link` cut, delay and repair the links of `fleet`.
@@ -230,7 +244,7 @@ fn titled(state: &str, ids: &[String], failed: Option<&str>) -> String {
 
 /// The console of node 1 in this terminal; the cluster starts meanwhile.
 fn show(plan: Plan, args: &Args) -> Result<()> {
-    let keep = args.keep;
+    let (keep, with_kubernetes) = (args.keep, args.kubernetes);
     let machines = usize::from(args.nodes);
     let (lend, lent) = mpsc::sync_channel(1);
     let (leave, left) = mpsc::sync_channel::<()>(1);
@@ -240,9 +254,16 @@ fn show(plan: Plan, args: &Args) -> Result<()> {
         let _links = plan.links(&fleet)?;
         // If node 1 did not start, there is no console and its sender is dropped.
         let raised = plan.raise(&mut fleet, move |console| drop(lend.send(console)));
+        let deployed = match (with_kubernetes, &raised) {
+            (true, Ok(())) => Some(plan.deployment(&fleet, terminal::title).run()),
+            _ => None,
+        };
         let _watch = watch(&fleet, raised.as_ref().err());
         let text = table(&fleet.milestones());
-        let text = raised.map(|()| format!("run: every node started\n{text}"));
+        let deployed = deployed.transpose();
+        let text = raised
+            .and(deployed)
+            .map(|answer| format!("run: every node started\n{text}{}", answer.unwrap_or_default()));
         // An error cannot be printed while the console has the terminal.
         let _left = left.recv();
         if keep {

@@ -10,7 +10,11 @@
 //! kernel 6.12.57+deb13-amd64  from /proc
 //! ```
 //!
+//! [`get`] is the other side: a pod that asks the server by the name of its service.
+//!
 //! What this module does not do: keep connections open, or read a request's body.
+
+mod client;
 
 use std::fmt;
 use std::fs;
@@ -19,6 +23,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
+
+pub use self::client::get;
 
 /// The port that it listens on.
 pub const PORT: u16 = 8080;

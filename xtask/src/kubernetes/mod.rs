@@ -1,0 +1,208 @@
+//! `cargo xtask run --kubernetes`: gives the nodes of a run the roles of Kubernetes, deploys
+//! the demo workload, and returns its answer.
+//!
+//! ```text
+//! roles --> every node: `POLIS workload part=all state=ready` --> kubeconfig, kubectl
+//!                                                                      |
+//!              answer of a server, by the name of its Service <-- demo.yaml
+//! ```
+//!
+//! All steps are those of an operator, by `polisctl` and `kubectl`. The first node becomes
+//! the only controller: an API server needs a gigabyte and, under emulation, a processor.
+//! Every node becomes a worker.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use polis_qemu::{Event, Operator};
+
+use crate::tail::Tail;
+use crate::{image, operator};
+
+/// Memory in MiB of the machine that is controller and worker.
+pub(crate) const MEMORY_FIRST: u32 = 3072;
+/// Memory in MiB of a machine that is a worker.
+pub(crate) const MEMORY: u32 = 1536;
+/// How long each wait may take. An API server that is translated needs minutes.
+const PATIENCE: Duration = Duration::from_secs(30 * 60);
+/// The demo workload, and the Job that asks it.
+const DEMO: &str = include_str!("demo.yaml");
+
+/// A node of the run.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    /// Its ID.
+    pub(crate) id: String,
+    /// Its serial log.
+    pub(crate) log: PathBuf,
+}
+
+/// A run whose cluster has an owner and whose nodes are ready.
+#[derive(Debug)]
+pub(crate) struct Deployment {
+    /// The folder of the run.
+    pub(crate) dir: PathBuf,
+    /// `polisctl` of the owner.
+    pub(crate) operator: Operator,
+    /// The controller first.
+    pub(crate) nodes: Vec<Node>,
+    /// Calls this with each step that was done.
+    pub(crate) tell: fn(&str),
+}
+
+/// The steps that were done, each with the time since the deployment began.
+#[derive(Debug, Default)]
+struct Steps(Vec<(String, Duration)>);
+
+impl Deployment {
+    /// Gives the roles, waits, deploys. Returns the answer of the demo, and a table of the
+    /// steps, as one text.
+    ///
+    /// # Errors
+    ///
+    /// The first step that failed, with the last words of what it waited for.
+    pub(crate) fn run(&self) -> Result<String> {
+        let began = Instant::now();
+        let mut steps = Steps::default();
+        let mut done = |what: &str| {
+            (self.tell)(&format!("{:6.1} s  {what}", began.elapsed().as_secs_f64()));
+            steps.0.push((what.to_owned(), began.elapsed()));
+        };
+        // Before the roles: what they say afterwards is not missed.
+        let logs: Vec<_> = self.nodes.iter().map(|node| Tail::at_end(&node.log)).collect();
+        for (number, node) in self.nodes.iter().enumerate() {
+            let roles: &[_] = match number {
+                0 => &["--add", "kubernetes-controller", "--add", "kubernetes-worker"],
+                _ => &["--add", "kubernetes-worker"],
+            };
+            self.operator.run(&[&["node", "roles", &node.id, "--yes"], roles].concat())?;
+        }
+        done("the nodes have their roles");
+        for (number, mut log) in logs.into_iter().enumerate() {
+            let mut last = None;
+            loop {
+                let event = log
+                    .next_event(PATIENCE, |event| event.word == "workload")
+                    .with_context(|| waited(number + 1, last.as_ref()))?;
+                match (event.get("part"), event.get("state")) {
+                    (Some("all"), Some("ready")) => break,
+                    (Some(part), Some("ready")) => {
+                        done(&format!("{part} of node {} is ready", number + 1));
+                    }
+                    _ => {}
+                }
+                last = Some(event);
+            }
+            done(&format!("node {} serves all that its roles ask for", number + 1));
+        }
+        self.kubeconfig()?;
+        self.kubectl(&["apply", "--filename", "-"], Some(DEMO))?;
+        done("the demo is deployed");
+        let until = format!("--timeout={}s", PATIENCE.as_secs());
+        self.kubectl(&["wait", "--for=condition=Available", "deployment/demo", &until], None)?;
+        done("the demo is available");
+        self.kubectl(&["wait", "--for=condition=Complete", "job/visitor", &until], None)?;
+        done("a pod has asked it by its name");
+        let answer = self.kubectl(&["logs", "job/visitor"], None)?;
+        ensure!(answer.contains("kernel"), "the demo answered {answer:?}");
+        Ok(format!(
+            "run: the demo answers at http://demo.default.svc.cluster.local:\n\n{}\n{steps}\n\
+             run: in another terminal: {} get pods --all-namespaces\n",
+            answer.trim_end(),
+            crate::run::shortest(&script(&self.dir))
+        ))
+    }
+
+    /// Writes the kubeconfig of the owner, and the script that uses it.
+    fn kubeconfig(&self) -> Result<()> {
+        let file = self.dir.join("kubeconfig");
+        let path = file.display().to_string();
+        self.operator.run(&["kubernetes", "kubeconfig", "--output-file", &path])?;
+        let lines = format!(
+            "#!/bin/sh\n# kubectl for the cluster of this folder.\nexec {} --kubeconfig {} \"$@\"\n",
+            operator::quoted(&program()),
+            operator::quoted(&file)
+        );
+        let script = script(&self.dir);
+        fs::write(&script, lines)
+            .and_then(|()| fs::set_permissions(&script, fs::Permissions::from_mode(0o755)))
+            .with_context(|| format!("cannot write {}", script.display()))
+    }
+
+    /// Runs `kubectl`; returns its standard output.
+    fn kubectl(&self, args: &[&str], input: Option<&str>) -> Result<String> {
+        use std::io::Write as _;
+        let mut child = Command::new(script(&self.dir))
+            .args(args)
+            .stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() })
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot start kubectl")?;
+        if let (Some(mut pipe), Some(input)) = (child.stdin.take(), input) {
+            pipe.write_all(input.as_bytes()).context("kubectl does not read its input")?;
+        }
+        let output = child.wait_with_output().context("cannot wait for kubectl")?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            bail!("kubectl {} ended with {}: {}", args.join(" "), output.status, said.trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+/// Where `image programs` puts the operator's program of Kubernetes.
+fn program() -> PathBuf {
+    image::workspace().join("target/go/bin/kubectl")
+}
+
+/// `kubectl` with the kubeconfig of the run in `dir`.
+pub(crate) fn script(dir: &Path) -> PathBuf {
+    dir.join("kubectl")
+}
+
+fn waited(number: usize, last: Option<&Event>) -> String {
+    let last = last.map_or_else(|| "nothing so far".to_owned(), ToString::to_string);
+    format!("the workload stack of node {number} is not ready; its last report: {last}")
+}
+
+impl std::fmt::Display for Steps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let width = self.0.iter().map(|(what, _)| what.chars().count()).max().unwrap_or(4);
+        writeln!(f, "  {:<width$}  {:>8}  {:>8}", "what", "at", "took")?;
+        let mut before = Duration::ZERO;
+        for (what, at) in &self.0 {
+            let [at_s, took] = [*at, at.saturating_sub(before)].map(|time| time.as_secs_f64());
+            writeln!(f, "  {what:<width$}  {at_s:>8.1}  {took:>8.1}")?;
+            before = *at;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_says_how_long_each_step_took() {
+        let step = |what: &str, at| (what.to_owned(), Duration::from_secs(at));
+        let steps = Steps(vec![step("roles", 2), step("apiserver of node 1 is ready", 90)]);
+        insta::assert_snapshot!(steps.to_string(), @r"
+          what                                at      took
+          roles                              2.0       2.0
+          apiserver of node 1 is ready      90.0      88.0
+        ");
+    }
+
+    #[test]
+    fn the_demo_has_images_of_the_system_only() {
+        let images: Vec<_> = DEMO.lines().filter(|line| line.contains("image:")).collect();
+        assert_eq!(images.len(), 2);
+        assert!(images.iter().all(|line| line.ends_with("polis.internal/demo:1")));
+    }
+}
