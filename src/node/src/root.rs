@@ -384,6 +384,7 @@ impl Control {
             containerd: runtime::Service {
                 config: runtime::Config::live(tree),
                 cluster: values.cluster.subscribe(),
+                roles: values.given.subscribe(),
                 storage: values.storage.subscribe(),
                 status: values.containerd.clone(),
             },

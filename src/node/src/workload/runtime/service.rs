@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use polis_proto::v1;
 use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint};
 use tracing::{info, warn};
@@ -93,8 +94,10 @@ pub enum Error {
 pub struct Service {
     /// Where everything is.
     pub config: Config,
-    /// The roles of this node.
+    /// Whether this node is a member.
     pub cluster: watch::Receiver<cluster::Status>,
+    /// The roles that the cluster gives to it; `None` before it knows them.
+    pub roles: watch::Receiver<Option<v1::NodeRoles>>,
     /// The data partition.
     pub storage: watch::Receiver<storage::Status>,
     /// What everyone else may know.
@@ -156,22 +159,30 @@ impl Service {
 
     /// Whether this node is to run pods.
     fn is_wanted(&self) -> bool {
-        self.cluster.borrow().roles.contains(&Role::KubernetesWorker)
+        self.roles().contains(&Role::KubernetesWorker)
+            && self.cluster.borrow().is_member()
             && self.storage.borrow().ready().is_some()
+    }
+
+    fn roles(&self) -> Vec<Role> {
+        Role::given(&self.roles.borrow().unwrap_or_default()).collect()
     }
 
     /// Waits until this node is to run pods, or is not.
     async fn wanted(&self, wanted: bool) -> Result<(), Error> {
         let (mut cluster, mut storage) = (self.cluster.clone(), self.storage.clone());
+        let mut roles = self.roles.clone();
         loop {
             cluster.mark_unchanged();
+            roles.mark_unchanged();
             storage.mark_unchanged();
             if self.is_wanted() == wanted {
                 return Ok(());
             }
             tokio::select! {
-                // Cancel-safe, both: they wait for event values.
+                // Cancel-safe, all of them: they wait for event values.
                 changed = cluster.changed() => changed.map_err(|_closed| Error::Closed("the cluster"))?,
+                changed = roles.changed() => changed.map_err(|_closed| Error::Closed("the roles"))?,
                 changed = storage.changed() => changed.map_err(|_closed| Error::Closed("storage"))?,
             }
         }
@@ -179,7 +190,7 @@ impl Service {
 
     /// Prepares the machine and starts the program.
     async fn start(&self, ctx: &Context) -> Result<Child, Error> {
-        let roles = self.cluster.borrow().roles.clone();
+        let roles = self.roles();
         let ground = self.config.ground.clone();
         blocking(move || ground::prepare(&ground, &roles)).await?;
         let tree = self.config.tree.clone();

@@ -7,23 +7,30 @@ use super::*;
 /// The service of a node with these roles below `base`, and what keeps its inputs open.
 struct Bench {
     service: Service,
-    cluster: watch::Sender<cluster::Status>,
+    _cluster: watch::Sender<cluster::Status>,
+    given: watch::Sender<Option<v1::NodeRoles>>,
     storage: watch::Sender<storage::Status>,
 }
 
 impl Bench {
     fn new(base: &std::path::Path) -> Self {
         let tree = files::Root::at(base);
-        let (cluster, roles) = watch::channel(cluster::Status::default());
+        let member = cluster::Status { state: cluster::State::Home, ..cluster::Status::default() };
+        let (_cluster, cluster) = watch::channel(member);
+        let (given, roles) = watch::channel(None);
         let (storage, mounted) = watch::channel(storage::Status::Starting);
         let config = Config { binary: base.join("containerd"), ..Config::live(&tree) };
         let status = watch::Sender::default();
-        let service = Service { config, cluster: roles, storage: mounted, status };
-        Self { service, cluster, storage }
+        let service = Service { config, cluster, roles, storage: mounted, status };
+        Self { service, _cluster, given, storage }
+    }
+
+    fn give(&self, roles: &[Role]) {
+        self.given.send_replace(Some(Role::record(roles)));
     }
 
     fn make_worker(&self) {
-        self.cluster.send_modify(|status| status.roles = vec![Role::KubernetesWorker]);
+        self.give(&[Role::KubernetesWorker]);
         let ready = storage::Ready {
             root: self.service.config.tree.clone(),
             kind: storage::Kind::Insecure,
@@ -40,7 +47,7 @@ async fn a_node_that_is_no_worker_starts_nothing() {
     let base = tempfile::tempdir().unwrap();
     let bench = Bench::new(base.path());
     let (ctx, handles) = Context::for_test();
-    bench.cluster.send_modify(|status| status.roles = vec![Role::ConsensusMember]);
+    bench.give(&[Role::ConsensusMember]);
     let status = bench.service.status.subscribe();
     let end = async {
         tokio::time::sleep(Duration::from_secs(60)).await;
@@ -62,7 +69,7 @@ async fn a_worker_of_the_base_variant_says_what_it_lacks() {
     bench.make_worker();
     let end = async {
         status.wait_for(|status| *status == Status::Absent).await.unwrap();
-        bench.cluster.send_modify(|status| status.roles.clear());
+        bench.give(&[]);
         status.wait_for(|status| *status == Status::Stopped).await.unwrap();
         handles.cancel().await;
     };
