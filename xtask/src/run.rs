@@ -432,7 +432,11 @@ fn stream(
         });
         let event = match printed {
             Ok(event) => event,
-            Err(polis_qemu::Error::Wait { outcome: Outcome::Late { .. }, .. }) if !watched => {
+            // A node that has nothing to say is silent for longer than an hour.
+            Err(polis_qemu::Error::Wait {
+                outcome: Outcome::Late { .. } | Outcome::Silent { .. },
+                ..
+            }) if !watched => {
                 let outcome = finished.filter(|_| !deployed).map(mpsc::Receiver::try_recv);
                 if let Some(Ok(outcome)) = outcome {
                     deployed = true;

@@ -333,7 +333,10 @@ fn end(fleet: &mut Fleet) -> Result<()> {
         loop {
             match machine.wait_end(FAR) {
                 Ok(_status) => break,
-                Err(polis_qemu::Error::Wait { outcome: Outcome::Late { .. }, .. }) => {}
+                Err(polis_qemu::Error::Wait {
+                    outcome: Outcome::Late { .. } | Outcome::Silent { .. },
+                    ..
+                }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
