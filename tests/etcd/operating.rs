@@ -332,7 +332,7 @@ async fn a_lone_curator_tells_all_there_is_to_know() {
     assert_eq!(healthy.health(), v1::NodeHealth::Healthy);
     assert!((0..5000).contains(&healthy.heartbeat_age_ms));
     let status = v1::NodeStatus { version: "1.2".to_owned(), ..Default::default() };
-    let request = v1::UpdateNodeStatusRequest { status: Some(status) };
+    let request = v1::UpdateNodeStatusRequest { status: Some(status), ..Default::default() };
     node_calls.update_node_status(request).await.unwrap();
     let reported = watch.message().await.unwrap().unwrap().nodes.remove(0);
     assert_eq!(reported.status.unwrap().version, "1.2");

@@ -8,4 +8,5 @@ pub mod identity;
 pub mod node_roles;
 pub mod parameters;
 pub mod pki;
+pub mod pod_network;
 pub mod rpc;

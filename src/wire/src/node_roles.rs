@@ -29,6 +29,15 @@ pub fn is_consensus_member(roles: Option<&v1::NodeRoles>) -> bool {
     roles.is_some_and(|roles| roles.consensus_member.is_some())
 }
 
+/// Whether a node with these roles has a place in the network of pods: a worker has pods,
+/// and the API server of a controller calls webhooks in pods.
+#[must_use]
+pub fn has_kubernetes(roles: Option<&v1::NodeRoles>) -> bool {
+    roles.is_some_and(|roles| {
+        roles.kubernetes_controller.is_some() || roles.kubernetes_worker.is_some()
+    })
+}
+
 /// The roles of a node in its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {

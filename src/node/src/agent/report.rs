@@ -156,7 +156,7 @@ async fn changed(service: &mut Service) -> Result<(), Closed> {
 async fn push(service: &Service, mut report: v1::NodeStatus) -> Result<(), tonic::Status> {
     let since_1970 = clock::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     report.reported_at = i64::try_from(since_1970.as_secs()).unwrap_or(i64::MAX);
-    let request = v1::UpdateNodeStatusRequest { status: Some(report) };
+    let request = v1::UpdateNodeStatusRequest { status: Some(report), ..Default::default() };
     let call = |channel| {
         let request = request.clone();
         async move { CuratorClient::new(channel).update_node_status(request).await }

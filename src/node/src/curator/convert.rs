@@ -34,6 +34,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         recovery_key,
         registered_at,
         leaving,
+        cluster_network,
         cluster_unlock_key: _,
         join_key: _,
         joined: _,
@@ -52,6 +53,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         recovery_key_unsaved: !recovery_key.is_empty(),
         registered_at,
         leaving: leaving.is_some(),
+        cluster_network,
     }
 }
 
@@ -163,6 +165,18 @@ pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, E
     Ok(status)
 }
 
+/// The key of a node in the mesh; `None` if the node reports none.
+pub(super) fn mesh_key(bytes: &[u8], field: &str) -> Result<Option<[u8; 32]>, Error> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    // Zeros are no key: every exchange with them fails.
+    let key = <[u8; 32]>::try_from(bytes).ok().filter(|key| *key != [0; 32]);
+    key.map(Some).ok_or_else(|| {
+        Error::Field(format!("{field} has {} bytes; allowed is an X25519 key of 32", bytes.len()))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -213,6 +227,9 @@ mod tests {
             prop_assert!(node_id(&text, "field_x").as_ref().map_or_else(named, |_id| true));
             prop_assert!(address(&text, "field_x").as_ref().map_or_else(named, |_address| true));
             prop_assert!(key(&bytes, "field_x", 1).as_ref().map_or_else(named, |_key| true));
+            let mesh = mesh_key(&bytes, "field_x");
+            let same = |key: Option<[u8; 32]>| key.map_or(bytes.is_empty(), |key| key[..] == bytes);
+            prop_assert!(mesh.map_or_else(|error| named(&error), same));
             let count = labels.len();
             match super::labels(labels, "field_x", 1) {
                 Ok(labels) => prop_assert_eq!(labels.len(), count),

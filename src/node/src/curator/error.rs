@@ -41,6 +41,15 @@ pub enum Error {
     /// Another node has registered with this join key.
     #[error("the join key belongs to another node")]
     JoinKeyTaken,
+    /// Another node has this key in the mesh.
+    #[error(
+        "the key of this node in the mesh is that of {by}: one disk may be a copy of the other; \
+         decommission the node that is the copy, and give the machine a new disk"
+    )]
+    MeshKeyTaken {
+        /// The node that has it.
+        by: String,
+    },
     /// The fingerprint that the operator compared belongs to another machine.
     #[error("the fingerprint is not that of {node}: another machine may have taken its place")]
     Fingerprint {
@@ -148,12 +157,15 @@ impl Error {
                 Refusal::NoMember => (FailedPrecondition, "no-member"),
                 Refusal::Controls => (FailedPrecondition, "controller"),
                 Refusal::Labels => (InvalidArgument, "field"),
+                Refusal::PodNetworkFull { .. } => (ResourceExhausted, "pod-network-full"),
+                Refusal::InPodNetwork { .. } => (FailedPrecondition, "pod-network"),
             },
             Self::TicketWrong => (PermissionDenied, "ticket-wrong"),
             Self::TicketRotated => (PermissionDenied, "ticket-rotated"),
             Self::TicketEnded => (PermissionDenied, "ticket-ended"),
             Self::WaitingRoom { .. } => (ResourceExhausted, "waiting-room"),
             Self::JoinKeyTaken => (PermissionDenied, "join-key-taken"),
+            Self::MeshKeyTaken { .. } => (AlreadyExists, "mesh-key-taken"),
             Self::Fingerprint { .. } => (FailedPrecondition, "fingerprint"),
             Self::StoragePolicy { .. } => (FailedPrecondition, "storage-policy"),
             Self::Field(_) => (InvalidArgument, "field"),

@@ -8,7 +8,7 @@
 //! fenced     the one way to write, for one term
 //! store      records <-> bytes, read-modify-write
 //! state      what may become of a node's record              pure
-//! nodes, tickets, users, configuration                       changes of records
+//! nodes, tickets, users, configuration, pod_network          changes of records
 //! health     the heartbeats                                  a service
 //! leader     the election                                    a service
 //! directory  a copy of all records, for any number of readers  a service
@@ -34,6 +34,7 @@ pub mod fenced;
 pub mod health;
 pub mod leader;
 pub mod nodes;
+mod pod_network;
 pub mod refused;
 pub mod serve;
 mod service;

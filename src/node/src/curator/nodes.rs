@@ -3,10 +3,13 @@
 //! `state` defines which changes a record allows; this module checks the conditions beside
 //! it, and makes the other changes of the same step.
 
+use std::collections::BTreeSet;
+
 use polis_proto::v1;
 use tracing::info;
 
 use super::error::Error;
+use super::pod_network;
 use super::state::{self, Commitment, Refusal, Registration, Request, Step};
 use super::store::{self, CONFLICTS_MAX, JOIN_KEYS, Outcome, Store, TICKET, node_key};
 use super::tickets;
@@ -14,6 +17,7 @@ use polis_base::hex;
 use polis_wire::identity::{Fingerprint, Identity, NodeId, Spoken};
 use polis_wire::node_roles::is_consensus_member;
 use polis_wire::pki::{self, Guard, Write};
+use polis_wire::pod_network::Prefix;
 
 /// A registered machine is named by its key, so 32 bytes are all that it may leave.
 pub(super) const KEY_LENGTH: usize = 32;
@@ -134,7 +138,7 @@ impl<S: pki::Store + Clone> Store<S> {
             if old.as_ref().is_some_and(|old| old.public_key != identity.public_key) {
                 return Err(Error::Refused(Refusal::Known));
             }
-            applied(old, Request::Commit(commitment.clone()))
+            applied(id, old, Request::Commit(commitment.clone()), None)
         });
         let node = node.await?;
         info!(node = %id, "a node committed");
@@ -156,7 +160,7 @@ impl<S: pki::Store + Clone> Store<S> {
             if old.as_ref().is_some_and(|old| old.join_key != join_key) {
                 return Err(Error::Refused(Refusal::Unknown));
             }
-            applied(old, Request::Join)
+            applied(id, old, Request::Join, None)
         });
         Ok((id, node.await?))
     }
@@ -168,7 +172,16 @@ impl<S: pki::Store + Clone> Store<S> {
     /// The refusals of `state`.
     pub async fn change(&self, id: NodeId, request: Request) -> Result<v1::Node, Error> {
         let key = node_key(id);
-        self.update(&key, |old: Option<v1::Node>| applied(old, request.clone())).await
+        let places = pod_network::gives_place(&request);
+        for _attempt in 0..CONFLICTS_MAX {
+            // Again for each attempt: another node may have got the prefix meanwhile.
+            let taken = if places { Some(self.taken_prefixes().await?) } else { None };
+            let apply = |old| applied(id, old, request.clone(), taken.as_ref());
+            if let Some(node) = self.attempt(&key, apply).await? {
+                return Ok(node);
+            }
+        }
+        Err(store::Error::Contended { key }.into())
     }
 
     /// Checks once more that a node should be a member of etcd, under the lock of a leader
@@ -217,16 +230,31 @@ pub(super) fn may_enter_etcd(node: &v1::Node) -> Result<(), Error> {
     is_consensus_member(node.roles.as_ref()).then_some(()).ok_or(Error::NoRole)
 }
 
-/// The result of `request` for a record, with the other changes of the step.
-fn applied(old: Option<v1::Node>, request: Request) -> Result<Outcome<v1::Node>, Error> {
-    Ok(match state::step(old, request)? {
-        Step::Keep(node) => Outcome::Keep(*node),
-        Step::Put(node) => Outcome::Put(*node, Vec::new(), Vec::new()),
+/// The result of `request` for a record, with the other changes of the step. `taken` are the
+/// prefixes in the network of pods that nodes have, where the request may give one.
+fn applied(
+    id: NodeId,
+    old: Option<v1::Node>,
+    request: Request,
+    taken: Option<&BTreeSet<Prefix>>,
+) -> Result<Outcome<v1::Node>, Error> {
+    let before = old.as_ref().and_then(|node| node.cluster_network.clone());
+    let (node, same) = match state::step(old, request)? {
+        Step::Keep(node) => (*node, true),
+        Step::Put(node) => (*node, false),
         Step::Delete(node) => {
+            let (_, freed) = pod_network::changes(id, before.as_ref(), None);
             let forget = Write::Delete(join_key_at(&node.join_key));
-            Outcome::Delete(*node, vec![forget])
+            return Ok(Outcome::Delete(*node, [vec![forget], freed].concat()));
         }
-    })
+    };
+    let node = pod_network::settle(node, taken)?;
+    if same && node.cluster_network == before {
+        return Ok(Outcome::Keep(node));
+    }
+    let after = node.cluster_network.as_ref();
+    let (guards, writes) = pod_network::changes(id, before.as_ref(), after);
+    Ok(Outcome::Put(node, guards, writes))
 }
 
 /// The node of a record.

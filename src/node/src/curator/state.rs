@@ -27,15 +27,18 @@
 //! - A decommissioned node has no roles and no keys.
 //! - Once a node was home, its join key and the keys of its disk stay.
 //!
-//! What this module does not do: check tickets, fingerprints or policies, or ask
-//! whether etcd can do without the node (`nodes`, `membership`).
+//! What this module does not do: check tickets, fingerprints or policies, ask
+//! whether etcd can do without the node (`nodes`, `membership`), or give places in the
+//! network of pods (`pod_network`).
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::Ipv4Addr;
 
 use polis_proto::v1::{self, NodeState};
 
 use polis_wire::identity::Identity;
+use polis_wire::pod_network::Prefix;
 
 /// Labels of one node; as many as the parameters may give.
 const LABELS_MAX: usize = 64;
@@ -173,6 +176,26 @@ pub enum Refusal {
     /// Too many labels.
     #[error("a node can have {LABELS_MAX} labels")]
     Labels,
+    /// Every prefix of the network of pods belongs to a node.
+    #[error(
+        "the pod network {network} has no free prefix for one more node: take the roles of \
+         Kubernetes from a node that does not need them, or delete nodes that are gone"
+    )]
+    PodNetworkFull {
+        /// The network of all pods.
+        network: Prefix,
+    },
+    /// The node is inside a network of Kubernetes.
+    #[error(
+        "the address {address} of the node is in {network}, which Kubernetes uses for pods and \
+         Services: give the machine an address outside of it"
+    )]
+    InPodNetwork {
+        /// The address that it reported.
+        address: Ipv4Addr,
+        /// The network of pods, or that of Services.
+        network: Prefix,
+    },
 }
 
 /// The result of `request` for the record.

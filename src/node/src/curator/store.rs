@@ -7,6 +7,8 @@
 //! global/initial_owner    v1.InitialOwner
 //! global/register_ticket  v1.RegisterTicket
 //! cluster/configuration   v1.ClusterConfiguration
+//! pod_prefixes/<prefix>   v1.ClusterNetworkOwner: the node whose pods have these addresses
+//! mesh_keys/<hex>         v1.ClusterNetworkOwner: the node that has this key of the mesh
 //! leader/<lease>          v1.Leader, see `leader`
 //! pki/...                 see `pki`: the cluster's CA and what it issued
 //! ```
@@ -49,6 +51,8 @@ pub(super) const LEADERS: &str = "leader/";
 pub(super) const OWNER: &str = "global/initial_owner";
 pub(super) const TICKET: &str = "global/register_ticket";
 pub(super) const CONFIGURATION: &str = "cluster/configuration";
+pub(super) const POD_PREFIXES: &str = "pod_prefixes/";
+pub(super) const MESH_KEYS: &str = "mesh_keys/";
 
 /// The number of attempts at a record that others change at the same moment. Each failure
 /// means that another writer was faster, so this many in a row point to a fault.
@@ -335,30 +339,44 @@ impl<S: pki::Store + Clone> Store<S> {
         E: From<Error>,
     {
         for _attempt in 0..CONFLICTS_MAX {
-            let entry = self.kv.get(key).await.map_err(Error::Store)?;
-            let (guard, old) = match &entry {
-                None => (Guard::Absent(key.to_owned()), None),
-                Some(entry) => {
-                    let old = decode::<M>(key, &entry.value)?;
-                    (Guard::Unchanged(key.to_owned(), entry.revision), Some(old))
-                }
-            };
-            let (record, guards, writes) = match change(old)? {
-                Outcome::Keep(record) => return Ok(record),
-                Outcome::Put(record, guards, writes) => {
-                    let put = Write::Put(key.to_owned(), record.encode_to_vec());
-                    (record, guards, [vec![put], writes].concat())
-                }
-                Outcome::Delete(record, writes) => {
-                    (record, Vec::new(), [vec![Write::Delete(key.to_owned())], writes].concat())
-                }
-            };
-            let guards = [vec![guard], guards].concat();
-            if self.kv.commit(guards, writes).await.map_err(Error::Store)? {
+            if let Some(record) = self.attempt(key, &mut change).await? {
                 return Ok(record);
             }
         }
         Err(Error::Contended { key: key.to_owned() }.into())
+    }
+
+    /// One attempt of [`Self::update`]; `None` if another writer was faster.
+    pub(super) async fn attempt<M, E>(
+        &self,
+        key: &str,
+        change: impl FnOnce(Option<M>) -> Result<Outcome<M>, E> + Send,
+    ) -> Result<Option<M>, E>
+    where
+        M: Message + Default,
+        E: From<Error>,
+    {
+        let entry = self.kv.get(key).await.map_err(Error::Store)?;
+        let (guard, old) = match &entry {
+            None => (Guard::Absent(key.to_owned()), None),
+            Some(entry) => {
+                let old = decode::<M>(key, &entry.value)?;
+                (Guard::Unchanged(key.to_owned(), entry.revision), Some(old))
+            }
+        };
+        let (record, guards, writes) = match change(old)? {
+            Outcome::Keep(record) => return Ok(Some(record)),
+            Outcome::Put(record, guards, writes) => {
+                let put = Write::Put(key.to_owned(), record.encode_to_vec());
+                (record, guards, [vec![put], writes].concat())
+            }
+            Outcome::Delete(record, writes) => {
+                (record, Vec::new(), [vec![Write::Delete(key.to_owned())], writes].concat())
+            }
+        };
+        let guards = [vec![guard], guards].concat();
+        let done = self.kv.commit(guards, writes).await.map_err(Error::Store)?;
+        Ok(done.then_some(record))
     }
 
     pub(super) fn certificates(&self) -> Namespace<S> {

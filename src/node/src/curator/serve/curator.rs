@@ -76,9 +76,16 @@ impl Curator for Handlers {
     ) -> Result<Response<v1::UpdateNodeStatusResponse>, Status> {
         let id = node(&request)?;
         let lead = self.lead()?;
-        let status = convert::status(request.into_inner().status)?;
+        let v1::UpdateNodeStatusRequest { status, wireguard_public_key } = request.into_inner();
+        let status = convert::status(status)?;
+        let key = convert::mesh_key(&wireguard_public_key, "wireguard_public_key")?;
         let changed = lead.store().change(id, Change::Status(status)).await;
         changed.map_err(|error| lead.refuse(error))?;
+        // Afterwards: the address of a node whose key is refused is needed all the same.
+        if let Some(key) = key {
+            let set = lead.store().set_mesh_key(id, &key).await;
+            set.map_err(|error| lead.refuse(error))?;
+        }
         Ok(Response::new(v1::UpdateNodeStatusResponse {}))
     }
 

@@ -20,11 +20,10 @@
 
 pub mod key;
 pub mod plan;
-pub mod prefix;
 
 pub use self::key::PublicKey;
 pub use self::plan::{Change, Member, Mesh, Peer, Rejected, changes, plan};
-pub use self::prefix::Prefix;
+pub use polis_wire::pod_network::Prefix;
 
 /// The device.
 pub const DEVICE: &str = "polis0";

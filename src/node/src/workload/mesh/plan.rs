@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::PORT;
 use super::key::PublicKey;
-use super::prefix::Prefix;
 use polis_wire::identity::NodeId;
+use polis_wire::pod_network::Prefix;
 
 /// Seconds between packets to a peer whose address is unknown: its answers keep the way
 /// open through a router that translates addresses.

@@ -1,4 +1,6 @@
-//! A range of IPv4 addresses: that of all pods, or of the pods of one node.
+//! The network of pods: the ranges of all pods, of Services, and of the pods of one node.
+//!
+//! The leader gives out the prefixes of nodes, and the nodes build the mesh of them.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -9,6 +11,24 @@ use std::str::FromStr;
 pub struct Prefix {
     network: Ipv4Addr,
     length: u8,
+}
+
+/// The addresses of all pods. Fixed: they are in the rules and routes of every node.
+pub const PODS: Prefix = Prefix { network: Ipv4Addr::new(10, 192, 0, 0), length: 11 };
+
+/// The addresses of Services.
+pub const SERVICES: Prefix = Prefix { network: Ipv4Addr::new(10, 224, 0, 0), length: 16 };
+
+/// Fixed bits of the prefix of a node: room for more pods than kubelet runs.
+const NODE_LENGTH: u8 = 24;
+
+/// The prefixes for nodes in [`PODS`], in order: 8192 of them.
+pub fn node_prefixes() -> impl Iterator<Item = Prefix> {
+    let count = 1_u32 << (NODE_LENGTH - PODS.length);
+    (0..count).map(|index| {
+        let network = PODS.network.to_bits() | (index << (32 - NODE_LENGTH));
+        Prefix { network: Ipv4Addr::from_bits(network), length: NODE_LENGTH }
+    })
 }
 
 /// Why a text is no prefix.
@@ -67,6 +87,12 @@ impl Prefix {
             && other.network.to_bits() & self.mask() == self.network.to_bits()
     }
 
+    /// Whether `address` is in it.
+    #[must_use]
+    pub fn has(self, address: Ipv4Addr) -> bool {
+        address.to_bits() & self.mask() == self.network.to_bits()
+    }
+
     /// Whether the two have an address in common.
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
@@ -104,6 +130,26 @@ mod tests {
 
     fn prefix(text: &str) -> Prefix {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn the_networks_are_well_formed_and_apart() {
+        for network in [PODS, SERVICES] {
+            assert_eq!(Prefix::new(network.network, network.length), Ok(network));
+        }
+        assert!(!PODS.overlaps(SERVICES));
+        assert!(PODS.has(Ipv4Addr::new(10, 223, 255, 255)));
+        assert!(!PODS.has(Ipv4Addr::new(10, 224, 0, 0)));
+    }
+
+    #[test]
+    fn the_prefixes_of_nodes_fill_the_network_of_pods() {
+        let all: Vec<_> = node_prefixes().collect();
+        assert_eq!(all.len(), 8192);
+        assert_eq!(all[0], prefix("10.192.0.0/24"));
+        assert_eq!(all[8191], prefix("10.223.255.0/24"));
+        assert!(all.iter().all(|one| PODS.contains(*one)));
+        assert!(all.windows(2).all(|pair| pair[0] < pair[1] && !pair[0].overlaps(pair[1])));
     }
 
     #[test]

@@ -1,0 +1,159 @@
+//! Places in the network of pods: which node has which prefix, and which key in the mesh.
+//!
+//! [`settle`] and [`changes`] are pure. `nodes` applies them to every change of a node's
+//! record, so a prefix comes and goes in the transaction of the role that it belongs to.
+//!
+//! ```text
+//! no role of Kubernetes --first role given--> prefix --node reports its key--> prefix, key
+//!          ^                                     |                                |
+//!          +------ last role taken, decommissioned, deleted ----------------------+
+//! ```
+//!
+//! Invariants:
+//! - A node has a prefix exactly while it has a role of Kubernetes.
+//! - Each prefix and each key has a record of its own, which only one node can create: two
+//!   nodes never have one prefix or one key, whatever they do at the same moment.
+//! - A prefix is the first free one, so prefixes stay dense and rules stay short.
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+
+use polis_proto::v1::{self, ClusterNetwork};
+use prost::Message as _;
+use tracing::info;
+
+use super::error::Error;
+use super::state::{Refusal, Request};
+use super::store::{self, CONFLICTS_MAX, MESH_KEYS, Outcome, POD_PREFIXES, Store, node_key};
+use polis_base::hex;
+use polis_wire::identity::NodeId;
+use polis_wire::node_roles::has_kubernetes;
+use polis_wire::pki::{self, Guard, Write};
+use polis_wire::pod_network::{PODS, Prefix, SERVICES, node_prefixes};
+
+/// Whether the request may give a node a place.
+pub(super) fn gives_place(request: &Request) -> bool {
+    matches!(request, Request::Roles { add, .. } if has_kubernetes(Some(add)))
+}
+
+/// The record with the place that its roles ask for. `taken` are the prefixes of all nodes;
+/// without them, no place is given.
+///
+/// # Errors
+///
+/// [`Refusal::PodNetworkFull`], [`Refusal::InPodNetwork`].
+pub(super) fn settle(
+    node: v1::Node,
+    taken: Option<&BTreeSet<Prefix>>,
+) -> Result<v1::Node, Refusal> {
+    let cluster_network = match (has_kubernetes(node.roles.as_ref()), taken) {
+        (false, _) => None,
+        (true, Some(taken)) if node.cluster_network.is_none() => {
+            check_address(&node)?;
+            let free = node_prefixes().find(|prefix| !taken.contains(prefix));
+            let free = free.ok_or(Refusal::PodNetworkFull { network: PODS })?;
+            Some(ClusterNetwork { pod_prefix: free.to_string(), ..ClusterNetwork::default() })
+        }
+        (true, _) => node.cluster_network.clone(),
+    };
+    Ok(v1::Node { cluster_network, ..node })
+}
+
+/// The routes of the mesh would swallow the packets to such a node.
+fn check_address(node: &v1::Node) -> Result<(), Refusal> {
+    let Some(status) = &node.status else { return Ok(()) };
+    let Ok(address) = status.external_address.parse::<Ipv4Addr>() else { return Ok(()) };
+    match [PODS, SERVICES].into_iter().find(|network| network.has(address)) {
+        Some(network) => Err(Refusal::InPodNetwork { address, network }),
+        None => Ok(()),
+    }
+}
+
+/// The conditions and changes that make the records of prefixes and keys follow the place of
+/// the node `id`.
+pub(super) fn changes(
+    id: NodeId,
+    before: Option<&ClusterNetwork>,
+    after: Option<&ClusterNetwork>,
+) -> (Vec<Guard>, Vec<Write>) {
+    let owner = v1::ClusterNetworkOwner { node_id: id.to_string() }.encode_to_vec();
+    let (before, after) = (places(before), places(after));
+    let mut guards = Vec::new();
+    let mut writes = Vec::new();
+    for gone in before.difference(&after) {
+        writes.push(Write::Delete(gone.clone()));
+    }
+    for new in after.difference(&before) {
+        guards.push(Guard::Absent(new.clone()));
+        writes.push(Write::Put(new.clone(), owner.clone()));
+    }
+    (guards, writes)
+}
+
+/// The keys of the records that belong to a place.
+fn places(network: Option<&ClusterNetwork>) -> BTreeSet<String> {
+    let Some(network) = network else { return BTreeSet::new() };
+    let prefix = (!network.pod_prefix.is_empty()).then(|| prefix_at(&network.pod_prefix));
+    let key = &network.wireguard_public_key;
+    let key = (!key.is_empty()).then(|| key_at(key));
+    prefix.into_iter().chain(key).collect()
+}
+
+fn prefix_at(prefix: &str) -> String {
+    format!("{POD_PREFIXES}{prefix}")
+}
+
+fn key_at(key: &[u8]) -> String {
+    format!("{MESH_KEYS}{}", hex::encode(key))
+}
+
+impl<S: pki::Store + Clone> Store<S> {
+    /// The prefixes that nodes have.
+    pub(super) async fn taken_prefixes(&self) -> Result<BTreeSet<Prefix>, Error> {
+        let listed = self.kv.list(POD_PREFIXES).await.map_err(store::Error::Store)?;
+        let prefix = |(key, _): (String, pki::Entry)| {
+            let prefix = key.strip_prefix(POD_PREFIXES).and_then(|text| text.parse().ok());
+            prefix.ok_or(store::Error::Damaged { key })
+        };
+        Ok(listed.into_iter().map(prefix).collect::<Result<_, _>>()?)
+    }
+
+    /// Records the key of a node in the mesh. Without a role of Kubernetes, the node has no
+    /// place, and nothing happens: the role was taken away a moment ago.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MeshKeyTaken`], [`Refusal::Unknown`].
+    pub async fn set_mesh_key(&self, id: NodeId, key: &[u8; 32]) -> Result<(), Error> {
+        let record = node_key(id);
+        for _attempt in 0..CONFLICTS_MAX {
+            let place = key_at(key);
+            let owner = self.read::<v1::ClusterNetworkOwner>(&place).await?;
+            let apply = |old: Option<v1::Node>| {
+                let node = old.ok_or(Refusal::Unknown)?;
+                let before = node.cluster_network.clone();
+                let Some(network) = &before else { return Ok(Outcome::Keep(node)) };
+                if network.wireguard_public_key == key {
+                    return Ok(Outcome::Keep(node));
+                }
+                if let Some(owner) = &owner {
+                    return Err(Error::MeshKeyTaken { by: owner.node_id.clone() });
+                }
+                let after =
+                    ClusterNetwork { wireguard_public_key: key.to_vec(), ..network.clone() };
+                let (guards, writes) = changes(id, before.as_ref(), Some(&after));
+                let node = v1::Node { cluster_network: Some(after), ..node };
+                info!(node = %id, "a node has its key in the mesh");
+                Ok(Outcome::Put(node, guards, writes))
+            };
+            if self.attempt(&record, apply).await?.is_some() {
+                return Ok(());
+            }
+        }
+        Err(store::Error::Contended { key: record }.into())
+    }
+}
+
+#[cfg(test)]
+#[path = "pod_network_tests.rs"]
+mod tests;
