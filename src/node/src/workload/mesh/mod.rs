@@ -2,8 +2,15 @@
 //! through which pods reach pods, and the API server reaches webhooks.
 //!
 //! ```text
-//! records of the nodes --> plan --> device, address, route, peers --> changes --> kernel
-//! key file ----------------^                       peers of the kernel --^
+//! records of the nodes --> plan --> device, address, routes, peers --> actions --> kernel
+//! key file ----------------^                            the kernel's --^
+//! ```
+//!
+//! ```text
+//! key      the key of this node
+//! plan     records -> mesh; peers -> changes      pure
+//! actions  mesh, kernel -> actions                pure
+//! kernel   reads the kernel, carries out actions
 //! ```
 //!
 //! A peer may send from the addresses of its own pods and no others: the kernel drops what
@@ -15,14 +22,16 @@
 //! - A change of one peer leaves the sessions of all others alone
 //!   (`applied_changes_leave_nothing_to_change`).
 //!
-//! What this module does not do: allocate prefixes, which the leader does, or filter
-//! packets.
+//! What this module does not do: allocate prefixes, which the leader does (`curator`), or
+//! filter packets.
 
+pub mod actions;
+pub mod kernel;
 pub mod key;
 pub mod plan;
 
 pub use self::key::PublicKey;
-pub use self::plan::{Change, Member, Mesh, Peer, Rejected, changes, plan};
+pub use self::plan::{Change, Member, Mesh, Peer, Present, Rejected, changes, plan};
 pub use polis_wire::pod_network::Prefix;
 
 /// The device.

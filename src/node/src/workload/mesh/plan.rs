@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::SystemTime;
 
 use super::PORT;
 use super::key::PublicKey;
 use polis_wire::identity::NodeId;
-use polis_wire::pod_network::Prefix;
+use polis_wire::pod_network::{Prefix, SERVICES};
 
 /// Seconds between packets to a peer whose address is unknown: its answers keep the way
 /// open through a router that translates addresses.
@@ -37,6 +38,19 @@ pub struct Peer {
     pub keepalive: Option<u16>,
 }
 
+/// A peer, as the kernel has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Present {
+    /// Where packets to it go; the address that it called from last.
+    pub endpoint: Option<SocketAddr>,
+    /// The addresses that it may send from; `None` if they are not one range.
+    pub allowed: Option<Prefix>,
+    /// Seconds between packets that only keep the way open.
+    pub keepalive: Option<u16>,
+    /// When the two last agreed on keys, by the clock of this machine.
+    pub handshake: Option<SystemTime>,
+}
+
 /// The mesh of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
@@ -44,7 +58,12 @@ pub struct Mesh {
     /// come from it, so that answers find their way back through the tunnel.
     pub address: Ipv4Addr,
     /// What is routed into the device, from `address`.
-    pub route: Prefix,
+    ///
+    /// The network of Services is among it. The kernel routes a packet of this node to a
+    /// Service before kube-proxy sends it on to a pod, so there has to be a route, and it
+    /// chooses the packet's source. What kube-proxy does not send on ends in the device,
+    /// where no peer takes it.
+    pub routes: Vec<Prefix>,
     /// The others, by their keys.
     pub peers: BTreeMap<PublicKey, Peer>,
 }
@@ -90,7 +109,7 @@ pub fn plan(
     let peers = others.into_iter().map(|(_, member)| (member.key, peer(member)));
     let mesh = mine.first().map(|(_, member)| Mesh {
         address: member.prefix.gateway(),
-        route: pods,
+        routes: vec![pods, SERVICES],
         peers: peers.collect(),
     });
     (mesh, rejected)
@@ -153,7 +172,7 @@ pub enum Change {
 /// no peer for a moment, never two.
 #[must_use]
 pub fn changes(
-    present: &BTreeMap<PublicKey, Peer>,
+    present: &BTreeMap<PublicKey, Present>,
     wanted: &BTreeMap<PublicKey, Peer>,
 ) -> Vec<Change> {
     let keys: BTreeSet<_> = wanted.keys().collect();
@@ -164,10 +183,10 @@ pub fn changes(
 
 /// Whether the kernel has to be told. It learns the address of a peer that calls by itself,
 /// so an endpoint is only set where the records have one.
-fn differs(present: Option<&Peer>, wanted: &Peer) -> bool {
+fn differs(present: Option<&Present>, wanted: &Peer) -> bool {
     let Some(present) = present else { return true };
     let endpoint = wanted.endpoint.is_some() && wanted.endpoint != present.endpoint;
-    endpoint || present.allowed != wanted.allowed || present.keepalive != wanted.keepalive
+    endpoint || present.allowed != Some(wanted.allowed) || present.keepalive != wanted.keepalive
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ fn a_node_reaches_the_pods_of_the_others_and_not_its_own_by_the_mesh() {
     let mesh = mesh.unwrap();
     assert!(rejected.is_empty());
     assert_eq!(mesh.address, Ipv4Addr::new(10, 192, 1, 1));
-    assert_eq!(mesh.route, pods());
+    assert_eq!(mesh.routes, [pods(), SERVICES]);
     let second = Peer {
         key: key(2),
         endpoint: Some("10.0.2.2:7838".parse().unwrap()),
@@ -89,7 +89,7 @@ fn one_moved_node_is_one_change() {
     members.remove(&id(3));
     let after = plan(id(1), pods(), &members).0.unwrap();
     let expected = [Change::Remove(key(3)), Change::Set(after.peers[&key(2)].clone())];
-    assert_eq!(changes(&before.peers, &after.peers), expected);
+    assert_eq!(changes(&kernel(&before.peers), &after.peers), expected);
 }
 
 #[test]
@@ -97,23 +97,33 @@ fn a_peer_that_called_keeps_the_address_that_it_called_from() {
     let mut member = members(&[1, 2]);
     member.get_mut(&id(2)).unwrap().address = None;
     let wanted = plan(id(1), pods(), &member).0.unwrap().peers;
-    let mut present = wanted.clone();
+    let mut present = kernel(&wanted);
     present.get_mut(&key(2)).unwrap().endpoint = Some("192.0.2.7:40000".parse().unwrap());
     assert_eq!(changes(&present, &wanted), []);
 }
 
+/// The peers as the kernel has them.
+fn kernel(peers: &BTreeMap<PublicKey, Peer>) -> BTreeMap<PublicKey, Present> {
+    peers.iter().map(|(key, peer)| (*key, present(peer))).collect()
+}
+
+fn present(peer: &Peer) -> Present {
+    let Peer { endpoint, allowed, keepalive, .. } = peer.clone();
+    Present { endpoint, allowed: Some(allowed), keepalive, handshake: None }
+}
+
 /// What the kernel has after the changes.
 fn applied(
-    mut present: BTreeMap<PublicKey, Peer>,
+    mut peers: BTreeMap<PublicKey, Present>,
     changes: Vec<Change>,
-) -> BTreeMap<PublicKey, Peer> {
+) -> BTreeMap<PublicKey, Present> {
     for change in changes {
         match change {
-            Change::Remove(key) => drop(present.remove(&key)),
-            Change::Set(peer) => drop(present.insert(peer.key, peer)),
+            Change::Remove(key) => drop(peers.remove(&key)),
+            Change::Set(peer) => drop(peers.insert(peer.key, present(&peer))),
         }
     }
-    present
+    peers
 }
 
 fn any_members() -> impl Strategy<Value = BTreeMap<NodeId, Member>> {
@@ -151,6 +161,7 @@ proptest! {
     fn applied_changes_leave_nothing_to_change(before in any_members(), after in any_members()) {
         let peers = |members| plan(id(1), pods(), members).0.map(|it| it.peers).unwrap_or_default();
         let (before, after) = (peers(&before), peers(&after));
+        let before = kernel(&before);
         let now = applied(before.clone(), changes(&before, &after));
         prop_assert_eq!(changes(&now, &after), []);
         prop_assert!(now.keys().eq(after.keys()));
