@@ -81,12 +81,14 @@ impl Controller {
             ..network::Status::default()
         });
         let service = Service {
-            config: Config { site: site.clone(), ground: None, look: LOOK },
+            config: Config { site: site.clone(), ground: None, mesh: None, look: LOOK },
             cluster,
             roles: asked,
             consensus: etcd.status.clone(),
             network: addresses,
+            nodes: watch::channel(None).1,
             status: watch::Sender::default(),
+            mesh: Default::default(),
         };
         let status = service.status.subscribe();
         let running = supervise("workload", move |ctx| service.clone().run(ctx));

@@ -137,6 +137,7 @@ struct Values {
     /// The roles that the cluster gives to this node.
     given: watch::Sender<Option<v1::NodeRoles>>,
     workload: watch::Sender<workload::Status>,
+    mesh: workload::mesh::Outputs,
     candidates: watch::Sender<Vec<Candidate>>,
     report: watch::Sender<v1::NodeStatus>,
     nodes: watch::Sender<Option<Arc<Nodes>>>,
@@ -180,6 +181,7 @@ impl Values {
             containerd: watch::Sender::default(),
             given: watch::Sender::default(),
             workload: watch::Sender::default(),
+            mesh: workload::mesh::Outputs::default(),
             report: watch::Sender::default(),
             nodes: watch::Sender::default(),
             cluster_nodes: watch::Sender::default(),
@@ -369,6 +371,7 @@ impl Control {
                     parameters: values.known.subscribe(),
                     found: values.found.subscribe(),
                     workload: values.workload.subscribe(),
+                    mesh_key: values.mesh.key.subscribe(),
                 },
                 outputs: agent::Outputs {
                     report: values.report.clone(),
@@ -403,7 +406,9 @@ impl Control {
                 roles: values.given.subscribe(),
                 consensus: member.status(),
                 network: values.network.subscribe(),
+                nodes: values.nodes.subscribe(),
                 status: values.workload.clone(),
+                mesh: values.mesh.clone(),
             },
         }
     }

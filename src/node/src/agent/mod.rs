@@ -103,6 +103,8 @@ pub struct Inputs {
     pub found: watch::Receiver<Peers>,
     /// The parts of Kubernetes.
     pub workload: watch::Receiver<workload::Status>,
+    /// The key of this node in the mesh, while it has a role of Kubernetes.
+    pub mesh_key: watch::Receiver<Option<workload::mesh::PublicKey>>,
 }
 
 /// The values that the agent publishes to the rest of the node.

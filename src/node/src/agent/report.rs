@@ -1,20 +1,25 @@
 //! The status report of this node: collects it, and sends it to the leader at each
 //! change.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::Service;
 use crate::cluster::{Keeper, KeyStatus};
+use crate::workload::mesh::PublicKey;
 use crate::{cluster, consensus, network, storage, workload};
 use polis_base::sys::clock;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
 use polis_wire::endpoint::CURATOR_PORT;
+use polis_wire::identity::NodeId;
+use polis_wire::node_roles::Nodes;
 use polis_wire::rpc::client::Repeat;
 
 /// Between two attempts, once the client has lost its patience.
@@ -82,6 +87,7 @@ fn keeper(keys: Option<&KeyStatus>) -> v1::KeyKeeper {
 /// Keeps the event value, and pushes it.
 pub(super) async fn run(mut service: Service, ctx: Context) -> Result<(), Closed> {
     let boot_id = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
+    let mut nodes = service.outputs.nodes.subscribe();
     let mut pushed = None;
     ctx.healthy();
     loop {
@@ -91,14 +97,24 @@ pub(super) async fn run(mut service: Service, ctx: Context) -> Result<(), Closed
             known.clone_from(&report);
             changed
         });
+        let key = *service.inputs.mesh_key.borrow_and_update();
+        let unrecorded = key.filter(|key| {
+            let nodes = nodes.borrow_and_update();
+            service.own().zip(nodes.as_ref()).is_some_and(|(own, nodes)| lacks(nodes, own, key))
+        });
         let work = async {
-            if pushed.as_ref() == Some(&report) || service.own().is_none() {
-                return changed(&mut service).await;
+            let same = pushed.as_ref() == Some(&report) && unrecorded.is_none();
+            if same || service.own().is_none() {
+                return changed(&mut service, &mut nodes, key).await;
             }
-            match push(&service, report.clone()).await {
+            match push(&service, report.clone(), key).await {
                 Ok(()) => {
                     pushed = Some(report.clone());
-                    Ok(())
+                    // The record follows in a moment, and with it the end of this wait.
+                    match unrecorded {
+                        Some(_) => changed(&mut service, &mut nodes, key).await,
+                        None => Ok(()),
+                    }
                 }
                 Err(status) => {
                     warn!(%status, "cannot report the state of this node to the leader");
@@ -134,8 +150,19 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
     .report()
 }
 
+/// Whether the record of the node has a place in the mesh without its key: the leader has
+/// given the place after the last report, or the key is a new one.
+fn lacks(nodes: &Nodes, own: NodeId, key: &PublicKey) -> bool {
+    let network = nodes.get(&own).and_then(|node| node.cluster_network.as_ref());
+    network.is_some_and(|network| network.wireguard_public_key != key.bytes())
+}
+
 /// Waits until the report may have changed, or a leader can receive it. Cancel-safe.
-async fn changed(service: &mut Service) -> Result<(), Closed> {
+async fn changed(
+    service: &mut Service,
+    nodes: &mut watch::Receiver<Option<Arc<Nodes>>>,
+    key: Option<PublicKey>,
+) -> Result<(), Closed> {
     let mut cluster = service.outputs.cluster.subscribe();
     let named = async {
         let asked = |status: &cluster::Status| (status.node, status.keys.clone());
@@ -149,14 +176,26 @@ async fn changed(service: &mut Service) -> Result<(), Closed> {
         changed = inputs.storage.changed() => changed.map_err(|_closed| Closed("the storage")),
         changed = inputs.consensus.changed() => changed.map_err(|_closed| Closed("etcd")),
         changed = inputs.workload.changed() => changed.map_err(|_closed| Closed("the workload")),
+        changed = inputs.mesh_key.changed() => changed.map_err(|_closed| Closed("the mesh")),
+        // Only a node in the mesh compares its record with its key.
+        changed = nodes.changed(), if key.is_some() => {
+            changed.map_err(|_closed| Closed("the nodes"))
+        }
         named = named => named,
     }
 }
 
-async fn push(service: &Service, mut report: v1::NodeStatus) -> Result<(), tonic::Status> {
+async fn push(
+    service: &Service,
+    mut report: v1::NodeStatus,
+    key: Option<PublicKey>,
+) -> Result<(), tonic::Status> {
     let since_1970 = clock::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     report.reported_at = i64::try_from(since_1970.as_secs()).unwrap_or(i64::MAX);
-    let request = v1::UpdateNodeStatusRequest { status: Some(report), ..Default::default() };
+    let request = v1::UpdateNodeStatusRequest {
+        status: Some(report),
+        wireguard_public_key: key.map(|key| key.bytes().to_vec()).unwrap_or_default(),
+    };
     let call = |channel| {
         let request = request.clone();
         async move { CuratorClient::new(channel).update_node_status(request).await }
@@ -169,6 +208,24 @@ async fn push(service: &Service, mut report: v1::NodeStatus) -> Result<(), tonic
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_is_reported_while_the_record_has_a_place_without_it() {
+        let (own, key) = (NodeId::from_public_key(&[1; 32]), PublicKey::new([2; 32]).unwrap());
+        let with = |network: Option<&[u8]>| {
+            let cluster_network = network.map(|key| v1::ClusterNetwork {
+                wireguard_public_key: key.to_vec(),
+                pod_prefix: "10.192.0.0/24".to_owned(),
+            });
+            Nodes::from([(own, v1::NodeInfo { cluster_network, ..Default::default() })])
+        };
+        assert!(lacks(&with(Some(&[])), own, &key));
+        assert!(lacks(&with(Some(&[3; 32])), own, &key));
+        assert!(!lacks(&with(Some(&[2; 32])), own, &key));
+        // Without a role, the leader would not keep it.
+        assert!(!lacks(&with(None), own, &key));
+        assert!(!lacks(&Nodes::new(), own, &key));
+    }
 
     #[test]
     fn a_report_says_what_is_known_and_nothing_else() {

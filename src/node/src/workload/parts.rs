@@ -34,6 +34,8 @@ pub enum Part {
     ControllerManager,
     /// The scheduler.
     Scheduler,
+    /// The mesh between the nodes, of which each role of Kubernetes has a part.
+    Mesh,
 }
 
 impl Part {
@@ -55,6 +57,7 @@ impl Part {
             Self::Reconciler => "reconciler",
             Self::ControllerManager => "controller-manager",
             Self::Scheduler => "scheduler",
+            Self::Mesh => "mesh",
         }
     }
 }
@@ -140,11 +143,13 @@ impl Parts {
         Self { status, lines }
     }
 
-    /// Sets the parts of the roles, all starting.
+    /// Sets the parts of the roles, all starting. The mesh follows the roles by itself, and
+    /// stays as it is.
     pub(super) fn expect(&self, parts: &[Part]) {
         self.change(|status| {
             status.unfit = None;
-            status.parts = parts.iter().map(|part| (*part, PartState::Starting)).collect();
+            status.parts.retain(|part, _| *part == Part::Mesh);
+            status.parts.extend(parts.iter().map(|part| (*part, PartState::Starting)));
         });
     }
 
@@ -156,9 +161,19 @@ impl Parts {
         });
     }
 
-    /// The node has no role any more.
+    /// The node has no role any more. The mesh ends by itself.
     pub(super) fn none(&self) {
-        self.change(|status| *status = Status::default());
+        self.change(|status| {
+            status.unfit = None;
+            status.parts.retain(|part, _| *part == Part::Mesh);
+        });
+    }
+
+    /// A part has ended with the role.
+    pub(super) fn remove(&self, part: Part) {
+        self.change(|status| {
+            status.parts.remove(&part);
+        });
     }
 
     /// Sets the state of a part.
@@ -308,6 +323,38 @@ mod tests {
         assert!(status.borrow().parts.is_empty());
         parts.none();
         assert_eq!(said(&mut written), ["POLIS workload part=all state=stopped"]);
+    }
+
+    #[tokio::test]
+    async fn the_mesh_comes_and_goes_beside_the_parts_of_a_role() {
+        let (parts, status, mut written) = parts();
+        parts.set(Part::Mesh, PartState::Ready);
+        parts.expect(&[Part::ApiServer]);
+        let _before = said(&mut written);
+        parts.set(Part::ApiServer, PartState::Ready);
+        assert_eq!(status.borrow().all(), Some(PartState::Ready));
+        parts.fail(Part::Mesh, "no device");
+        assert_eq!(
+            said(&mut written),
+            [
+                "POLIS workload part=apiserver state=ready",
+                "POLIS workload part=all state=ready",
+                "POLIS workload part=mesh state=failed cause=\"no device\"",
+                "POLIS workload part=all state=failed cause=\"mesh: no device\"",
+            ]
+        );
+        parts.none();
+        parts.remove(Part::Mesh);
+        parts.remove(Part::Mesh);
+        assert_eq!(
+            said(&mut written),
+            [
+                "POLIS workload part=apiserver state=stopped",
+                "POLIS workload part=mesh state=stopped",
+                "POLIS workload part=all state=stopped",
+            ]
+        );
+        assert_eq!(status.borrow().all(), None);
     }
 
     #[tokio::test]

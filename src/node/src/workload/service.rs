@@ -6,6 +6,7 @@
 //!      +--role, and the image has no programs--> [unfit]: reported, nothing starts
 //! ```
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use polis_proto::v1;
@@ -14,6 +15,7 @@ use tracing::{info, warn};
 
 use super::controller::Controller;
 use super::ground;
+use super::mesh;
 use super::parts::{Part, Parts, Status};
 use super::site::Site;
 use crate::{cluster, consensus, network};
@@ -21,7 +23,7 @@ use polis_base::files;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Child, Context, Policy};
 use polis_wire::identity::NodeId;
-use polis_wire::node_roles::Role;
+use polis_wire::node_roles::{Nodes, Role};
 
 /// Between two looks at the age of certificates, which is counted in days.
 const LOOK: Duration = Duration::from_secs(60 * 60);
@@ -38,6 +40,8 @@ pub struct Config {
     /// The machine to prepare for workloads; `None` where the parts are guests of another
     /// host.
     pub ground: Option<ground::Config>,
+    /// The mesh of the machine; `None` where the parts are guests of another host.
+    pub mesh: Option<mesh::Config>,
     /// Between two looks at the age of certificates.
     pub look: Duration,
 }
@@ -46,7 +50,12 @@ impl Config {
     /// The workload stack of a running node.
     #[must_use]
     pub fn live(root: &files::Root) -> Self {
-        Self { site: Site::live(root), ground: Some(ground::Config::live(root)), look: LOOK }
+        Self {
+            site: Site::live(root),
+            ground: Some(ground::Config::live(root)),
+            mesh: Some(mesh::Config::live(root)),
+            look: LOOK,
+        }
     }
 }
 
@@ -63,8 +72,12 @@ pub struct Service {
     pub consensus: watch::Receiver<consensus::Status>,
     /// The address that API servers give each other.
     pub network: watch::Receiver<network::Status>,
+    /// Every node; `None` before the first message of a leader.
+    pub nodes: watch::Receiver<Option<Arc<Nodes>>>,
     /// The published status.
     pub status: watch::Sender<Status>,
+    /// The event values of the mesh.
+    pub mesh: mesh::Outputs,
 }
 
 /// What the node is to run.
@@ -87,6 +100,9 @@ impl Service {
         let carries = self.config.site.carries_programs();
         let mut runs: Option<Child> = None;
         let mut said = Wanted::Nothing;
+        if carries {
+            self.start_mesh(&ctx, &parts);
+        }
         ctx.healthy();
         loop {
             let roles = self.roles.borrow_and_update().unwrap_or_default();
@@ -121,6 +137,22 @@ impl Service {
                 None => return Ok(()),
             }
         }
+    }
+
+    /// Starts the mesh, which follows the roles by itself: it goes on while one role of
+    /// Kubernetes takes the place of another.
+    fn start_mesh(&self, ctx: &Context, parts: &Parts) {
+        let Some(config) = self.config.mesh.clone() else { return };
+        let mesh = mesh::Service {
+            config,
+            cluster: self.cluster.clone(),
+            roles: self.roles.clone(),
+            network: self.network.clone(),
+            nodes: self.nodes.clone(),
+            outputs: self.mesh.clone(),
+            parts: parts.clone(),
+        };
+        ctx.spawn(Part::Mesh.name(), Policy::forever(), move |ctx| mesh.clone().run(ctx));
     }
 
     fn start(&self, ctx: &Context, node: NodeId, parts: &Parts) -> Child {
@@ -184,9 +216,11 @@ mod tests {
         let (given, roles) = watch::channel(None);
         let (_consensus, consensus) = watch::channel(consensus::Status::default());
         let (_network, network) = watch::channel(network::Status::default());
+        let (_nodes, nodes) = watch::channel(None);
         let status = watch::Sender::default();
         let mut seen = status.subscribe();
-        let service = Service { config, cluster, roles, consensus, network, status };
+        let mesh = mesh::Outputs::default();
+        let service = Service { config, cluster, roles, consensus, network, nodes, status, mesh };
         let (ctx, mut handles) = Context::for_test();
         let story = async {
             given.send_replace(Some(Role::record(&[Role::KubernetesWorker])));

@@ -60,7 +60,8 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    fn new(name: impl Into<String>, value: &str) -> Self {
+    /// The parameter `name` with this value.
+    pub fn new(name: impl Into<String>, value: &str) -> Self {
         Self { name: name.into(), value: value.to_owned() }
     }
 }

@@ -9,8 +9,12 @@
 //! ```text
 //! key      the key of this node
 //! plan     records -> mesh; peers -> changes      pure
+//! records  what the records mean for this node    pure
 //! actions  mesh, kernel -> actions                pure
 //! kernel   reads the kernel, carries out actions
+//! rules    the table of nftables
+//! status   the event values
+//! service  when
 //! ```
 //!
 //! A peer may send from the addresses of its own pods and no others: the kernel drops what
@@ -29,9 +33,15 @@ pub mod actions;
 pub mod kernel;
 pub mod key;
 pub mod plan;
+pub mod records;
+pub mod rules;
+mod service;
+mod status;
 
 pub use self::key::PublicKey;
 pub use self::plan::{Change, Member, Mesh, Peer, Present, Rejected, changes, plan};
+pub use self::service::{Config, Service};
+pub use self::status::{Outputs, PeerStatus, Stage, Status};
 pub use polis_wire::pod_network::Prefix;
 
 /// The device.

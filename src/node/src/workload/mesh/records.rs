@@ -1,0 +1,179 @@
+//! The members of the mesh, from the records of the nodes. Pure.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use polis_proto::v1;
+use polis_wire::identity::NodeId;
+use polis_wire::node_roles::Nodes;
+use polis_wire::pod_network::{PODS, Prefix, SERVICES};
+
+use super::key::PublicKey;
+use super::plan::{self, Member, Mesh, Rejected};
+
+/// What the records mean for one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It has no place yet: what it waits for.
+    Waiting(&'static str),
+    /// It cannot have the mesh: why.
+    Unfit(String),
+    /// Its mesh, its own prefix, and the nodes that are left out.
+    Mesh {
+        /// What the kernel is to have.
+        mesh: Mesh,
+        /// The addresses of its pods.
+        prefix: Prefix,
+        /// The other nodes by their keys.
+        names: BTreeMap<PublicKey, NodeId>,
+        /// Nodes that are left out.
+        rejected: BTreeMap<NodeId, Rejected>,
+    },
+}
+
+/// The place of the node `own`, whose key is `key`. `addresses` are all that it has.
+#[must_use]
+pub fn place(own: NodeId, key: PublicKey, addresses: &[IpAddr], nodes: Option<&Nodes>) -> Place {
+    if let Some(cause) = inside(addresses) {
+        return Place::Unfit(cause);
+    }
+    let Some(nodes) = nodes else {
+        return Place::Waiting("the records of the nodes, from a leader");
+    };
+    let network = nodes.get(&own).and_then(|node| node.cluster_network.as_ref());
+    let Some(network) = network else {
+        return Place::Waiting("a pod prefix for this node, from the leader");
+    };
+    if network.wireguard_public_key != key.bytes() {
+        return Place::Waiting("the leader to record the key of this node");
+    }
+    let members = members(nodes);
+    let (mesh, mut rejected) = plan::plan(own, PODS, &members);
+    match (mesh, members.get(&own)) {
+        (Some(mesh), Some(member)) => {
+            let names = members.iter().map(|(id, member)| (member.key, *id)).collect();
+            Place::Mesh { mesh, prefix: member.prefix, names, rejected }
+        }
+        _ => match rejected.remove(&own) {
+            Some(why) => Place::Unfit(format!("the record of this node is unusable: {why}")),
+            None => Place::Unfit("the pod prefix in the record of this node is damaged".to_owned()),
+        },
+    }
+}
+
+/// The routes of the mesh would take the packets to such an address.
+fn inside(addresses: &[IpAddr]) -> Option<String> {
+    let overlap = addresses.iter().find_map(|address| {
+        let IpAddr::V4(v4) = address else { return None };
+        let network = [PODS, SERVICES].into_iter().find(|network| network.has(*v4))?;
+        Some((address, network))
+    });
+    overlap.map(|(address, network)| {
+        format!(
+            "the address {address} of this node is in {network}, which Kubernetes uses for pods \
+             and Services: give the machine an address outside of it"
+        )
+    })
+}
+
+/// Every node with a place in the mesh. One whose record cannot be read has none.
+fn members(nodes: &Nodes) -> BTreeMap<NodeId, Member> {
+    let up = nodes.iter().filter(|(_, node)| node.state() == v1::NodeState::Up);
+    up.filter_map(|(id, node)| Some((*id, member(node)?))).collect()
+}
+
+fn member(node: &v1::NodeInfo) -> Option<Member> {
+    let network = node.cluster_network.as_ref()?;
+    let key = network.wireguard_public_key.as_slice().try_into().ok()?;
+    let address = node.status.as_ref().and_then(|status| status.external_address.parse().ok());
+    Some(Member { key: PublicKey::new(key)?, prefix: network.pod_prefix.parse().ok()?, address })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(node: u8) -> NodeId {
+        NodeId::from_public_key(&[node; 32])
+    }
+
+    fn key(node: u8) -> PublicKey {
+        PublicKey::new([node; 32]).unwrap()
+    }
+
+    fn info(node: u8) -> v1::NodeInfo {
+        v1::NodeInfo {
+            state: v1::NodeState::Up.into(),
+            status: Some(v1::NodeStatus {
+                external_address: format!("10.0.2.{node}"),
+                ..Default::default()
+            }),
+            cluster_network: Some(v1::ClusterNetwork {
+                wireguard_public_key: vec![node; 32],
+                pod_prefix: format!("10.192.{node}.0/24"),
+            }),
+            ..Default::default()
+        }
+    }
+
+    fn nodes(numbers: &[u8]) -> Nodes {
+        numbers.iter().map(|node| (id(*node), info(*node))).collect()
+    }
+
+    const OWN: [IpAddr; 1] = [IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 2, 1))];
+
+    fn seen(nodes: &Nodes) -> Place {
+        place(id(1), key(1), &OWN, Some(nodes))
+    }
+
+    #[test]
+    fn a_node_waits_until_its_record_has_prefix_and_key() {
+        let waits = |place| matches!(place, Place::Waiting(_));
+        assert!(waits(place(id(1), key(1), &OWN, None)));
+        assert!(waits(seen(&nodes(&[2]))));
+        let mut all = nodes(&[1, 2]);
+        all.get_mut(&id(1)).unwrap().cluster_network.as_mut().unwrap().wireguard_public_key.clear();
+        assert!(waits(seen(&all)));
+        // Another key in the record is one of an earlier disk.
+        assert!(waits(place(id(1), key(9), &OWN, Some(&nodes(&[1])))));
+        let Place::Mesh { mesh, prefix, names, rejected } = seen(&nodes(&[1, 2])) else {
+            panic!("it has everything")
+        };
+        assert_eq!(prefix.to_string(), "10.192.1.0/24");
+        assert_eq!(mesh.peers.keys().collect::<Vec<_>>(), [&key(2)]);
+        assert_eq!(names[&key(2)], id(2));
+        assert!(rejected.is_empty());
+    }
+
+    #[test]
+    fn nodes_without_a_place_and_removed_nodes_are_no_peers() {
+        let mut all = nodes(&[1, 2, 3, 4, 5]);
+        all.get_mut(&id(2)).unwrap().set_state(v1::NodeState::Decommissioned);
+        all.get_mut(&id(3)).unwrap().cluster_network = None;
+        let network = |node| v1::ClusterNetwork { ..info(node).cluster_network.unwrap() };
+        all.get_mut(&id(4)).unwrap().cluster_network =
+            Some(v1::ClusterNetwork { pod_prefix: "10.192.4/24".to_owned(), ..network(4) });
+        all.get_mut(&id(5)).unwrap().cluster_network =
+            Some(v1::ClusterNetwork { wireguard_public_key: vec![5; 31], ..network(5) });
+        let Place::Mesh { mesh, .. } = seen(&all) else { panic!("it has a mesh") };
+        assert!(mesh.peers.is_empty(), "{mesh:?}");
+    }
+
+    #[test]
+    fn a_node_inside_of_the_networks_of_kubernetes_says_so() {
+        let addresses = [OWN[0], "10.224.9.9".parse().unwrap()];
+        let Place::Unfit(cause) = place(id(1), key(1), &addresses, Some(&nodes(&[1]))) else {
+            panic!("it overlaps")
+        };
+        assert!(cause.starts_with("the address 10.224.9.9 of this node is in 10.224.0.0/16"));
+    }
+
+    #[test]
+    fn a_record_that_overlaps_another_is_reported_by_its_own_node() {
+        let mut all = nodes(&[1, 2]);
+        all.get_mut(&id(2)).unwrap().cluster_network.as_mut().unwrap().pod_prefix =
+            "10.192.1.0/24".to_owned();
+        let Place::Unfit(cause) = seen(&all) else { panic!("it overlaps") };
+        assert!(cause.ends_with(&format!("its pod prefix overlaps that of {}", id(2))), "{cause}");
+    }
+}
