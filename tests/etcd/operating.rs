@@ -9,6 +9,7 @@ use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_tests::{Story, story};
+use polis_wire::node_roles::Role;
 use polis_wire::pki::{Crl, Facts};
 use polis_wire::rpc::client::{Channel, Client, Expect, Repeat, Trust, dial};
 use sha2::{Digest as _, Sha256};
@@ -336,6 +337,34 @@ async fn a_lone_curator_tells_all_there_is_to_know() {
     node_calls.update_node_status(request).await.unwrap();
     let reported = watch.message().await.unwrap().unwrap().nodes.remove(0);
     assert_eq!(reported.status.unwrap().version, "1.2");
+
+    // A role of Kubernetes brings a place in the network of pods; the node adds its key.
+    let role = v1::UpdateNodeRolesRequest {
+        node_id: machine.name(),
+        add: Some(Role::record(&[Role::KubernetesWorker])),
+        remove: None,
+    };
+    let given = management.update_node_roles(role).await.unwrap().into_inner();
+    let mut place =
+        v1::ClusterNetwork { pod_prefix: "10.192.0.0/24".to_owned(), ..Default::default() };
+    assert_eq!(given.cluster_network.as_ref(), Some(&place));
+    let with_key = |key: &[u8]| v1::UpdateNodeStatusRequest {
+        status: Some(v1::NodeStatus::default()),
+        wireguard_public_key: key.to_vec(),
+    };
+    let short = node_calls.update_node_status(with_key(&[7; 31])).await.unwrap_err();
+    assert_eq!((short.code(), reason(&short)), (Code::InvalidArgument, "field"));
+    place.wireguard_public_key = vec![7; 32];
+    node_calls.update_node_status(with_key(&place.wireguard_public_key)).await.unwrap();
+    let told = async {
+        loop {
+            let nodes = watch.message().await.unwrap().unwrap().nodes;
+            if nodes.iter().any(|node| node.cluster_network.as_ref() == Some(&place)) {
+                return;
+            }
+        }
+    };
+    polis_tests::patiently(Duration::from_secs(10), told).await.unwrap();
 
     let etcd = management.get_etcd_status(v1::GetEtcdStatusRequest {}).await.unwrap().into_inner();
     let member = &etcd.members[0];

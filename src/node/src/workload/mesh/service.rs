@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Invariants:
-//! - Only the kernel knows its state: each pass reads it again, so a restart of the node
-//!   finds the device of before, and sessions with other nodes go on.
+//! - Only the kernel knows its state: a pass reads it again, at the latest after [`REVIEW`],
+//!   so a restart of the node finds the device of before, and sessions with other nodes go on.
 //! - While the records are unknown, what is there stays.
 //! - A refusal ends nothing: it is the status, and tried again.
 //!
@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use polis_proto::v1;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::DEVICE;
@@ -147,6 +147,9 @@ struct Run {
     rules: Option<bool>,
     /// The kernel has nothing of the mesh, so there is nothing to look at.
     clean: bool,
+    /// The mesh that the kernel has had since this moment: the records change more often than
+    /// the mesh does.
+    settled: Option<(Mesh, Instant)>,
     /// The last failure, which is logged once.
     failed: Option<String>,
     /// Nodes that are left out, of which each is logged once.
@@ -237,7 +240,11 @@ impl Service {
         let wait = match &status.stage {
             Stage::Absent => None,
             // What it waits for is an input.
-            Stage::Waiting(_) | Stage::Ready => Some(REVIEW),
+            Stage::Waiting(_) => None,
+            Stage::Ready => {
+                let since = run.settled.as_ref().map(|(_, since)| since.elapsed());
+                Some(REVIEW.saturating_sub(since.unwrap_or_default()))
+            }
             Stage::Failed(_) => Some(RETRY),
         };
         match (&status.stage, wanted) {
@@ -264,15 +271,27 @@ impl Service {
         ctx: &Context,
     ) -> Result<Status, Error> {
         run.clean = false;
+        let settled = run.settled.take();
         let key = self.own_key().await?;
         publish(&self.outputs.key, Some(key.public()));
         let (mesh, prefix, names, rejected) = match place(own, key.public(), addresses, nodes) {
             Place::Waiting(what) => {
+                if nodes.is_some() {
+                    // The addresses may be another node's by now.
+                    publish(&self.outputs.prefix, None);
+                }
                 return Ok(Status { stage: Stage::Waiting(what), ..Status::default() });
             }
             Place::Unfit(cause) => return Err(Error::Unfit(cause)),
             Place::Mesh { mesh, prefix, names, rejected } => (mesh, prefix, names, rejected),
         };
+        if let Some((known, since)) = settled.filter(|(known, _)| *known == mesh)
+            && since.elapsed() < REVIEW
+        {
+            run.settled = Some((known, since));
+            let former = self.outputs.status.borrow().clone();
+            return Ok(Status { rejected, ..former });
+        }
         let wanted = &mesh;
         let settle = async |kernel: &Kernel| settle(kernel, wanted, &key).await;
         let (device, changed) = kernel::connected(settle).await?;
@@ -291,6 +310,7 @@ impl Service {
             let (endpoint, handshake) = (present.endpoint, present.handshake);
             peers.insert(*id, PeerStatus { endpoint, handshake });
         }
+        run.settled = Some((mesh, Instant::now()));
         Ok(Status { stage: Stage::Ready, peers, rejected })
     }
 
