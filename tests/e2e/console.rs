@@ -19,7 +19,7 @@ use crate::world::{BOOT, SOON, World, bootstrap, home, this_boot};
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The pages, and words that each of them has on a machine that founded a cluster.
-const PAGES: [(&str, &str); 7] = [
+const PAGES: [(&str, &str); 8] = [
     ("Boot", "after the kernel started"),
     ("Cluster", "polis-"),
     ("etcd", "it is the only voter"),
@@ -27,6 +27,7 @@ const PAGES: [(&str, &str); 7] = [
     ("Services", "services are healthy"),
     ("Logs", "Following"),
     ("Network", "Others reach this node"),
+    ("Workloads", "no Kubernetes role"),
 ];
 
 /// A person's terminal at the other end of a line: it has a size, knows it, and
@@ -137,7 +138,7 @@ fn a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine() -> Resul
     }
     // The size that the terminal reported, not an assumed one.
     let last = terminal.parser.screen().rows(0, 100).last().unwrap_or_default();
-    ensure!(last.contains("[F7 Network]"), "another size than 30 rows:\n{}", terminal.screen());
+    ensure!(last.contains("[F8 Workloads]"), "another size than 30 rows:\n{}", terminal.screen());
 
     terminal.resize([40, 132])?;
     terminal.press("1")?;
@@ -206,7 +207,8 @@ fn every_stage_of_a_boot_is_on_the_screen() -> Result<()> {
         Ok(())
     };
     shown(&mut machine, "ready")?;
-    for (key, (page, _)) in ["f1", "f2", "f3", "f4", "f5", "f6", "f7"].into_iter().zip(PAGES) {
+    for (key, (page, _)) in ["f1", "f2", "f3", "f4", "f5", "f6", "f7", "f8"].into_iter().zip(PAGES)
+    {
         machine.qmp.press(&[key])?;
         // The next picture is drawn within a second, and the clock with it.
         let _line = machine.next_line(Duration::from_millis(1500));

@@ -1,7 +1,7 @@
 //! Tests of the marks by which a page points at the others.
 
 use super::*;
-use crate::snapshot::{Health, ServiceState, StageState};
+use crate::snapshot::{Health, PartState, PodState, ServiceState, StageState, Workloads};
 
 /// The row of keys.
 fn keys(snapshot: &Snapshot, page: Page) -> String {
@@ -20,13 +20,13 @@ fn broken() -> Snapshot {
 
 #[test]
 fn the_row_of_keys_says_which_pages_have_something_to_say() {
-    let plain = " F1 Boot [F2 Cluster] F3 etcd  F4 PKI  F5 Services  F6 Logs  F7 Network  ? keys ";
+    let plain = " 1 Boot [2 Cluster] 3 etcd  4 PKI  5 Services  6 Logs  7 Network  8 Workloads  ?";
     assert_eq!(keys(&samples::ordinary(), Page::Cluster), plain);
     let expected =
-        "[F1 Boot] F2 Cluster! F3 etcd! F4 PKI▲ F5 Services! F6 Logs  F7 Network  ? keys ";
+        "[1 Boot] 2 Cluster! 3 etcd! 4 PKI▲ 5 Services! 6 Logs  7 Network  8 Workloads  ?";
     assert_eq!(keys(&broken(), Page::Boot), expected);
     let open = keys(&broken(), Page::Etcd);
-    assert!(open.contains("F2 Cluster![F3 etcd] F4 PKI▲"), "{open}");
+    assert!(open.contains("2 Cluster![3 etcd] 4 PKI▲"), "{open}");
 }
 
 #[test]
@@ -102,9 +102,9 @@ fn a_machine_on_its_own_is_not_yellow_for_ever() {
     let etcd = snapshot.etcd.as_mut().unwrap();
     etcd.members.truncate(1);
     etcd.survives = Some(0);
-    assert!(keys(&snapshot, Page::Boot).contains("F3 etcd▲"), "two others could vote");
+    assert!(keys(&snapshot, Page::Boot).contains(" 3 etcd▲"), "two others could vote");
     snapshot.nodes.as_mut().unwrap().nodes.truncate(1);
-    assert!(keys(&snapshot, Page::Boot).contains("F3 etcd "), "there is no other");
+    assert!(keys(&snapshot, Page::Boot).contains(" 3 etcd "), "there is no other");
     let etcd = screen(&snapshot, &view(Page::Etcd, 80, 24), 80, 24);
     assert!(etcd.contains("· Losing this node stops the cluster"), "{etcd}");
 }
@@ -151,6 +151,21 @@ fn what_is_another_number_each_second_is_seen_by_the_page_that_shows_it_and_by_n
     }
 }
 
+/// Changes of the workloads, one thing at a time.
+fn workloads_that_differ() -> [fn(&mut Workloads); 9] {
+    [
+        |_| {},
+        |it| it.unfit = Some("the image".to_owned()),
+        |it| it.parts[0].state = PartState::Failed,
+        |it| it.parts.iter_mut().for_each(|part| part.state = PartState::Ready),
+        |it| it.waits.push("an etcd that votes".to_owned()),
+        |it| it.quotas[0].used = it.quotas[0].limit,
+        |it| it.pods = None,
+        |it| it.pods.as_mut().unwrap().pods[0].state = PodState::CrashLoop,
+        |it| it.pods.as_mut().unwrap().total = 7,
+    ]
+}
+
 #[test]
 fn whatever_an_answer_reads_is_looked_at() {
     let samples = samples::all().map(|(_, snapshot)| snapshot);
@@ -174,6 +189,12 @@ fn whatever_an_answer_reads_is_looked_at() {
     but(&|it| it.pki.as_mut().unwrap().certificates[0].revoked = true);
     but(&|it| it.pki.as_mut().unwrap().certificates[0].used = 99);
     but(&|it| it.pki = None);
+    for change in workloads_that_differ() {
+        but(&|it| {
+            it.workloads = samples::busy().workloads;
+            change(it.workloads.as_mut().unwrap());
+        });
+    }
     for round_trip in [None, Some(900)] {
         but(&|it| {
             let etcd = it.etcd.as_mut().unwrap();
@@ -182,9 +203,10 @@ fn whatever_an_answer_reads_is_looked_at() {
         });
     }
     for (one, other) in others.iter().flat_map(|one| others.iter().map(move |it| (one, it))) {
-        for field in 6..10 {
+        for field in 6..11 {
             let new = mixed(one, other, field);
-            for page in [Page::Cluster, Page::Etcd, Page::Pki, Page::Services] {
+            let pages = [Page::Cluster, Page::Etcd, Page::Pki, Page::Services, Page::Workloads];
+            for page in pages {
                 let same = page.answer(one) == page.answer(&new);
                 assert!(same || page.may_answer_anew(one, &new), "{page:?}, field {field}");
             }

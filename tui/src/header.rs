@@ -116,24 +116,46 @@ fn spread(area: Rect, row: u16, left: Row, right: &[Row], buffer: &mut Buffer) {
 /// its mark.
 pub(crate) fn draw_keys(open: Page, snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
     buffer.set_style(area, DOES);
-    let help = Row::default().put(KEY, "?").put(DOES, " keys ");
-    let ways = [true, false].map(|named| keys(open, snapshot, named));
-    let fits = |keys: &Row| keys.used() + help.used() < area.width.into();
-    let [named, short] = ways;
-    spread(area, 0, if fits(&named) { named } else { short }, &[help], buffer);
+    let fits = |(keys, help): &(Row, Row)| keys.used() + help.used() < area.width.into();
+    let short = Row::default().put(KEY, "?");
+    let whole = short.clone().put(DOES, " keys ");
+    let forms = [
+        (Form::Functions, &whole),
+        (Form::Names, &short),
+        (Form::Digits, &whole),
+        (Form::Digits, &short),
+    ];
+    let mut rows = forms.map(|(form, help)| (keys(open, snapshot, form), help.clone())).into_iter();
+    let last = rows.next_back();
+    if let Some((keys, help)) = rows.find(fits).or(last) {
+        spread(area, 0, keys, &[help], buffer);
+    }
 }
 
-/// The keys of all pages, with their names; or where there is no room for these, the
-/// digits that open pages too, and the name of the open page.
-fn keys(open: Page, snapshot: &Snapshot, named: bool) -> Row {
+/// How pages are named in the row of keys, where there is room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// By their function keys and names.
+    Functions,
+    /// By the digits that open pages too, and their names.
+    Names,
+    /// By the digits; the open page by its name too.
+    Digits,
+}
+
+fn keys(open: Page, snapshot: &Snapshot, form: Form) -> Row {
     let mut keys = Row::default();
     for (page, number) in Page::ALL.into_iter().zip(1..) {
-        let (key, title) = if named { ("F", page.title()) } else { ("", "") };
+        let (key, title) = match form {
+            Form::Functions => ("F", page.title()),
+            Form::Names => ("", page.title()),
+            Form::Digits => ("", ""),
+        };
         keys = if page == open {
             keys.put(OPEN, &format!("[{key}{number} {}]", page.title()))
         } else {
-            let lead = if named { format!(" {key}{number} ") } else { format!(" {number}") };
-            let keys = keys.put(KEY, &lead).put(DOES, title);
+            let gap = if title.is_empty() { "" } else { " " };
+            let keys = keys.put(KEY, &format!(" {key}{number}{gap}")).put(DOES, title);
             match page.remark(snapshot) {
                 None => keys.put(DOES, " "),
                 Some(mark @ Mark::Bad) => keys.put(ALARM, mark.glyph()),

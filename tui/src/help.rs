@@ -8,7 +8,7 @@ use crate::theme::{BUSY, DIM, PLAIN};
 use crate::widgets::{Row, dialog};
 
 const EVERYWHERE: [(&str, &str); 5] = [
-    ("F1 .. F7, 1 .. 7", "open a page"),
+    ("F1 .. F8, 1 .. 8", "open a page"),
     ("Tab, Shift-Tab, arrows", "the next page, the one before"),
     ("F10, P", "reboot the machine or power it off"),
     ("Ctrl-L", "redraw the screen"),
@@ -57,7 +57,7 @@ pub(crate) fn draw(page: Page, leaves: bool, area: Rect, buffer: &mut Buffer) {
         Page::Services => &SERVICES,
         Page::Logs => &LOGS,
         Page::Boot => &BOOT,
-        Page::Cluster | Page::Etcd | Page::Pki | Page::Network => &[],
+        Page::Cluster | Page::Etcd | Page::Pki | Page::Network | Page::Workloads => &[],
     };
     if !own.is_empty() {
         rows.push(Row::indented(2).put(DIM, "On this page"));

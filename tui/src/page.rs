@@ -1,7 +1,7 @@
 //! The pages: their names, their keys, and the parts of a snapshot that each of them
 //! shows.
 
-use crate::pages::{boot, cluster, etcd, network, pki, services};
+use crate::pages::{boot, cluster, etcd, network, pki, services, workloads};
 use crate::theme::Mark;
 use crate::{Key, Snapshot};
 
@@ -23,11 +23,13 @@ pub enum Page {
     Logs,
     /// Can others reach this machine?
     Network,
+    /// Does Kubernetes serve here, and which pods are not well?
+    Workloads,
 }
 
 impl Page {
     /// All pages, in the order of their function keys.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Boot,
         Self::Cluster,
         Self::Etcd,
@@ -35,6 +37,7 @@ impl Page {
         Self::Services,
         Self::Logs,
         Self::Network,
+        Self::Workloads,
     ];
 
     /// The name of the page.
@@ -48,6 +51,7 @@ impl Page {
             Self::Services => "Services",
             Self::Logs => "Logs",
             Self::Network => "Network",
+            Self::Workloads => "Workloads",
         }
     }
 
@@ -80,6 +84,9 @@ impl Page {
                 ],
             )),
             Self::Network => Some(("Log of the network", &["root.network", "root.names"])),
+            Self::Workloads => {
+                Some(("Log of the workloads", &["root.workload", "root.containerd"]))
+            }
             Self::Boot | Self::Services | Self::Logs => None,
         }
     }
@@ -93,6 +100,7 @@ impl Page {
             Self::Pki => pki::answer(snapshot),
             Self::Services => services::answer(snapshot),
             Self::Network => network::answer(snapshot),
+            Self::Workloads => workloads::answer(snapshot),
             Self::Logs => return None,
         })
     }
@@ -115,6 +123,7 @@ impl Page {
             Self::Pki => pki::may_answer_anew(old, new) || new.pki.is_none() && nodes(),
             Self::Services => services::may_answer_anew(old, new),
             Self::Network => old.network != new.network,
+            Self::Workloads => workloads::may_answer_anew(old, new),
             Self::Logs => false,
         }
     }
@@ -148,6 +157,8 @@ impl Page {
             Self::Services => old.services != new.services,
             Self::Logs => false,
             Self::Network => old.network != new.network,
+            // Without a role, the nodes decide which command is shown.
+            Self::Workloads => old.workloads != new.workloads || old.nodes != new.nodes,
         };
         page || old.logs != new.logs
     }

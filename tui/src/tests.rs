@@ -21,6 +21,8 @@ mod header;
 mod proptests;
 #[path = "quorum_tests.rs"]
 mod quorum;
+#[path = "workloads_tests.rs"]
+mod workloads;
 
 fn draw(columns: u16, rows: u16, draw: impl FnOnce(&mut Buffer)) -> TestBackend {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
@@ -321,7 +323,7 @@ fn tab_walks_through_all_pages_and_back() {
     all.rotate_left(1);
     assert_eq!(forth, all);
     view.key(Key::BackTab, &snapshot);
-    assert_eq!(view.page(), Page::Network);
+    assert_eq!(view.page(), Page::Workloads);
 }
 
 #[test]
@@ -532,7 +534,8 @@ fn mixed(one: &Snapshot, other: &Snapshot, field: usize) -> Snapshot {
         7 => mixed.etcd = other.etcd,
         8 => mixed.pki = other.pki,
         9 => mixed.services = other.services,
-        10 => mixed.metrics = other.metrics,
+        10 => mixed.workloads = other.workloads,
+        11 => mixed.metrics = other.metrics,
         _ => mixed.logs = other.logs,
     }
     mixed
@@ -560,7 +563,7 @@ fn whatever_a_view_shows_is_seen_to_change() {
     for (one, other) in [1, 3, 4].into_iter().flat_map(others) {
         for view in &views {
             let shown = std::cell::LazyCell::new(|| beside_clock(one, view));
-            for field in 0..12 {
+            for field in 0..13 {
                 let new = mixed(one, other, field);
                 if !view.sees_change(one, &new) {
                     let same = *shown == beside_clock(&new, view);

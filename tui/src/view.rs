@@ -149,7 +149,12 @@ impl View {
                 Page::Boot if matches!(key, Key::Enter | Key::Char(' ')) => {
                     self.unfolded = !self.unfolded;
                 }
-                Page::Boot | Page::Cluster | Page::Etcd | Page::Pki | Page::Network => {
+                Page::Boot
+                | Page::Cluster
+                | Page::Etcd
+                | Page::Pki
+                | Page::Network
+                | Page::Workloads => {
                     self.scroll(key, snapshot);
                 }
             },
@@ -302,6 +307,7 @@ impl View {
                 pages::logs::content(&snapshot.logs, paused, &self.filter, width, rows)
             }
             Page::Network => pages::network::content(snapshot, width),
+            Page::Workloads => pages::workloads::content(snapshot, width, area.height.into()),
         }
     }
 

@@ -494,7 +494,7 @@ mod tests {
         assert_eq!(picture.press(&[Key::F(2)], &at(9).snapshot), None);
         sent.push(picture.draw(&at(10)));
         let screen = seen(&sent);
-        assert!(!screen.contains("may not") && screen.contains("[F2 Cluster]"), "{screen}");
+        assert!(!screen.contains("may not") && screen.contains("[2 Cluster]"), "{screen}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -532,7 +532,7 @@ mod tests {
         assert!(screen.contains("for 17 s, reconnecting: connection refused"), "{screen}");
         sent.push(picture.draw(&at(17)));
         let screen = seen(&sent);
-        assert!(!screen.contains("No word") && screen.contains("[F1 Boot]"), "{screen}");
+        assert!(!screen.contains("No word") && screen.contains("[1 Boot]"), "{screen}");
     }
 
     #[tokio::test]

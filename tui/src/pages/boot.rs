@@ -83,7 +83,12 @@ pub(crate) fn content(snapshot: &Snapshot, unfolded: bool, width: usize, height:
 
 /// The answers of the other pages, once the boot is over.
 fn others(snapshot: &Snapshot) -> Vec<(Page, Mark, String)> {
-    let pages = Page::ALL.into_iter().filter(|page| *page != Page::Boot);
+    let is_shown = |page: &Page| match page {
+        Page::Boot => false,
+        Page::Workloads => super::workloads::has_role(snapshot),
+        _ => true,
+    };
+    let pages = Page::ALL.into_iter().filter(is_shown);
     let pages = pages.filter(|_| snapshot.ready.is_some());
     pages.filter_map(|page| page.answer(snapshot).map(|(mark, text)| (page, mark, text))).collect()
 }

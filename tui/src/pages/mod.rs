@@ -9,6 +9,7 @@ pub(crate) mod logs;
 pub(crate) mod network;
 pub(crate) mod pki;
 pub(crate) mod services;
+pub(crate) mod workloads;
 
 use std::ops::Range;
 

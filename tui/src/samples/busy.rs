@@ -23,6 +23,8 @@ pub fn busy() -> Snapshot {
         help: Some(format!("polisctl node recovery-key {}", NODES[0])),
     }];
     if let Some(nodes) = &mut snapshot.nodes {
+        let own = &mut nodes.nodes[0].roles;
+        own.extend(super::workloads::ROLES.map(str::to_owned));
         nodes.nodes.push(Node {
             id: NEWCOMERS[0].to_owned(),
             address: Some("10.0.2.18".to_owned()),
@@ -42,6 +44,7 @@ pub fn busy() -> Snapshot {
             ..Node::default()
         });
     }
+    snapshot.workloads = Some(super::workloads::starting());
     if let Some(etcd) = &mut snapshot.etcd {
         etcd.members.push(Member {
             standing: MemberStatus::Learner { caught_up: Some(71) },

@@ -40,7 +40,9 @@ pub fn failing() -> Snapshot {
     }
     snapshot.ready = None;
     snapshot.network.interfaces[0].carrier = true;
+    snapshot.workloads = Some(super::workloads::unwell(192));
     if let Some(nodes) = &mut snapshot.nodes {
+        nodes.nodes[0].roles.extend(super::workloads::ROLES.map(str::to_owned));
         nodes.leader = None;
         nodes.stale = Some(Duration::from_secs(131));
         for node in &mut nodes.nodes[1..] {

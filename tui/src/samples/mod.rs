@@ -10,6 +10,7 @@ mod overflowing;
 #[cfg(test)]
 mod tests;
 mod worker;
+pub(crate) mod workloads;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::snapshot::{
     Authority, Certificate, Crl, Etcd, Health, Interface, Member, MemberStatus, Metrics, Network,
-    Node, NodeState, Nodes, Pki, Severity, Snapshot, StageState,
+    Node, NodeState, Nodes, Pki, Severity, Snapshot, StageState, Workloads,
 };
 
 /// The services of a node that votes, without those that only a boot needs.
@@ -58,6 +58,7 @@ const AGE: i64 = 34;
 pub fn ordinary() -> Snapshot {
     let mut snapshot = Snapshot {
         header: home(UP),
+        workloads: Some(Workloads::default()),
         ready: Some(Duration::from_millis(9_412)),
         stages: [
             ("kernel", 0, 910),

@@ -75,6 +75,7 @@ pub fn overflowing() -> Snapshot {
         }
         pki.certificates[1].issuer.clear();
     }
+    snapshot.workloads = Some(super::workloads::overflowing(&evil, FOR_EVER));
     for (depth, service) in (0..).zip(&mut snapshot.services) {
         *service = Service {
             depth: depth * 7,

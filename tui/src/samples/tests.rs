@@ -12,6 +12,8 @@ fn nothing_in_a_sample_is_older_than_its_machine() {
         let up = snapshot.header.uptime;
         let known = snapshot.services.iter().all(|service| service.since <= up);
         assert!(known, "{name}: a service is older than the machine");
+        let parts = snapshot.workloads.iter().flat_map(|it| &it.parts);
+        assert!(parts.filter_map(|part| part.since).all(|since| since <= up), "{name}: a part");
         assert!(snapshot.logs.entries.iter().all(|entry| entry.time <= up), "{name}: a late line");
         assert!(snapshot.logs.entries.is_sorted_by_key(|entry| entry.time), "{name}: log");
         for stage in &snapshot.stages {

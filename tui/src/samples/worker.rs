@@ -27,11 +27,13 @@ pub fn worker() -> Snapshot {
             // It does not receive which of them vote.
             node.etcd = None;
         }
+        nodes.nodes[0].roles.push(super::workloads::ROLES[0].to_owned());
         nodes.nodes.push(Node {
             id: WORKER.to_owned(),
             address: snapshot.header.address.clone(),
             state: NodeState::Up,
             health: Health::Healthy,
+            roles: vec![super::workloads::ROLES[1].to_owned()],
             labels: vec!["zone=c".to_owned()],
             version: Some("0.1.0".to_owned()),
             own: true,
@@ -39,6 +41,7 @@ pub fn worker() -> Snapshot {
         });
     }
     (snapshot.etcd, snapshot.pki) = (None, None);
+    snapshot.workloads = Some(super::workloads::well(snapshot.header.uptime.as_secs()));
     let since = snapshot.services[0].since;
     snapshot.services.retain(|it| it.depth == 0);
     snapshot.services.extend(

@@ -24,6 +24,7 @@ mod network;
 mod pki;
 mod services;
 mod time;
+mod workload;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +39,7 @@ pub use self::metrics::Metrics;
 pub use self::network::{Address, Interface, Network};
 pub use self::pki::{Authority, Certificate, Crl, Pki};
 pub use self::services::{Service, ServiceState};
+pub use self::workload::{Part, PartState, Pod, PodState, Pods, Quota, Workloads};
 
 /// Everything that the console can show at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -64,6 +66,8 @@ pub struct Snapshot {
     pub pki: Option<Pki>,
     /// The supervision tree, parents before their children.
     pub services: Vec<Service>,
+    /// The workloads of this node, once its roles are known.
+    pub workloads: Option<Workloads>,
     /// The load of the machine, once it was measured.
     pub metrics: Option<Metrics>,
     /// The newest entries of the log tree: most of a snapshot, and shared by snapshots
@@ -92,6 +96,7 @@ impl Snapshot {
             etcd: self.etcd.clone(),
             pki: self.pki.clone(),
             services: self.services.clone(),
+            workloads: self.workloads.clone(),
             metrics: self.metrics.clone(),
             logs: Arc::new(logs),
         }

@@ -74,6 +74,7 @@ pub(super) fn fold(
         etcd: etcd(&values.consensus, &values.members),
         pki: pki(&values.pki, &values.words, now),
         services: services(&values.services, uptime),
+        workloads: None,
         metrics: values.load.as_ref().map(|load| load.metrics.clone()),
         logs: Arc::clone(logs),
     }

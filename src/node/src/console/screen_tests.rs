@@ -255,7 +255,7 @@ async fn a_new_client_after_a_silence_gets_the_whole_picture_without_flicker() {
     assert!(attached.writer.ready().await);
     attached.draw(named("first"));
     far.wait_for("first").await;
-    far.wait_for("[F1 Boot]").await;
+    far.wait_for("[1 Boot]").await;
     assert_eq!(far.count("\x1b[2J"), 0, "what is there needs no clearing");
     // The same answer again is nothing new.
     attached.receive_size(CORNER);
@@ -274,9 +274,9 @@ async fn two_terminals_have_a_page_each_and_one_that_is_not_read_holds_up_neithe
     let [mut near, far] = [(); 2].map(|()| Far::new(Some(Size { columns: 80, rows: 24 })));
     let (snapshot, _ctx, handles) = start(&near);
     let (other, _other_ctx, other_handles) = start(&far);
-    near.wait_for("[F1 Boot]").await;
+    near.wait_for("[1 Boot]").await;
     near.press(b"2");
-    near.wait_for("[F2 Cluster]").await;
+    near.wait_for("[2 Cluster]").await;
     for version in ["second", "third"] {
         snapshot.send_replace(named(version));
         other.send_replace(named(version));
@@ -284,7 +284,7 @@ async fn two_terminals_have_a_page_each_and_one_that_is_not_read_holds_up_neithe
     }
     let mut far = far;
     far.wait_for("third").await;
-    assert_eq!(far.count("[F2 Cluster]"), 0, "a page was turned for somebody else");
+    assert_eq!(far.count("[2 Cluster]"), 0, "a page was turned for somebody else");
     handles.cancel().await;
     other_handles.cancel().await;
 }
@@ -360,12 +360,12 @@ async fn a_terminal_that_shrinks_is_drawn_on_to_its_new_corner_and_not_beyond() 
     assert!(attached.writer.ready().await);
     attached.draw(named("other"));
     far.wait_for("\x1b[2J").await;
-    while far.count("keys") == 0 {
+    while far.count("Workloads") == 0 {
         far.read();
         tokio::task::yield_now().await;
     }
     let screen = seen(&far.seen);
-    assert!(screen.lines().next_back().unwrap().contains("[F1 Boot]"), "{screen}");
+    assert!(screen.lines().next_back().unwrap().contains("[1 Boot]"), "{screen}");
     assert!(screen.lines().next().unwrap().contains("POLIS"), "{screen}");
 }
 
@@ -376,7 +376,7 @@ async fn a_picture_that_was_scribbled_over_comes_back_after_two_looks() {
     let characters = tempfile::NamedTempFile::new().unwrap();
     attached.characters = Some(characters.path().to_owned());
     attached.draw(named("first"));
-    far.wait_for("[F1 Boot]").await;
+    far.wait_for("[1 Boot]").await;
     std::fs::write(characters.path(), vec![b'x'; 80 * 24]).unwrap();
     attached.look_at_characters(CORNER);
     assert!(attached.page.is_some(), "one look may fall between a picture and its showing");
@@ -385,7 +385,7 @@ async fn a_picture_that_was_scribbled_over_comes_back_after_two_looks() {
     assert!(attached.writer.ready().await);
     attached.draw(named("first"));
     far.wait_for("first").await;
-    far.wait_for("[F1 Boot]").await;
+    far.wait_for("[1 Boot]").await;
 }
 
 #[tokio::test(start_paused = true)]
