@@ -7,7 +7,8 @@
 //! which the power went at a drawn place of the recording: all writes that no flush had
 //! covered are gone, or any of them, or one is torn into sectors. Each of these disks must
 //! boot to ready, with every number that etcd acknowledged before the last flush, and as
-//! the same node if that was home before the last flush.
+//! the same node if that was home before the last flush. The tables of the file system of
+//! the ESP are never written.
 //!
 //! A place is drawn by the window between two flushes, the largest most often: that of
 //! the file system that is made. Some places lie before `ready` and some behind it.
@@ -25,10 +26,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use polis_qemu::cut::{Cut, Random};
-use polis_qemu::recording::Recording;
+use polis_qemu::recording::{Deed, Recording};
 use polis_qemu::{Config, Event, disk};
 use polis_tests::{Story, cuts, seed, story};
 
+use crate::esp;
 use crate::storage::{COUNT, Kind, acknowledged, bootstrap_config, counting, file, number};
 use crate::world::{BOOT, Identity, World, home, home_with};
 
@@ -136,6 +138,12 @@ fn record(world: &World, config: &Config, kind: Kind) -> Result<Recorded> {
     let place = differ(&replayed, &file(&config)?)?;
     ensure!(place.is_none(), "the recording and the disk differ in the MiB {place:?}");
     fs::remove_file(&replayed)?;
+    // The machine writes the files of its ESP in place: a lost write can harm no table.
+    let tables = esp::tables(&before)?;
+    let changed = recording.entries().iter().find(|entry| {
+        entry.deed != Deed::Flush && entry.at < tables.end && tables.start < entry.at + entry.length
+    });
+    ensure!(changed.is_none(), "the tables of the ESP at {tables:?} were written: {changed:?}");
     Ok(Recorded { before, log, recording, identity, ready, counted })
 }
 
