@@ -62,6 +62,12 @@ pub(crate) fn write(disk: &Path, path: &str, content: &[u8]) -> Result<()> {
     })
 }
 
+/// Where the disk has the partition, in bytes.
+pub(crate) fn extent(disk: &Path) -> Result<Range<u64>> {
+    let part = part(disk)?;
+    Ok(part.start..part.start + part.length)
+}
+
 /// Where the disk has both tables of the file system, in bytes.
 pub(crate) fn tables(disk: &Path) -> Result<Range<u64>> {
     let mut part = part(disk)?;
