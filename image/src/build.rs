@@ -26,6 +26,7 @@ use crate::{
     cpio,
     digest::{Digests, hash},
     error::{At as _, Error, Result},
+    esp,
     golang::{self, Built},
     layout,
     lock::Lock,
@@ -456,6 +457,7 @@ impl Builder<'_> {
         let parameters = self.config.parameters.as_deref().map(hash).unwrap_or_default();
         let inputs = Inputs::recipe(&recipe)
             .text("the parameters", &parameters)
+            .text("the reserved files", &esp::reserved())
             .text("the size", &self.config.size.to_string())
             .text("the system", &manifest.verity.root_hash)
             .file("the unified kernel image", &self.out("polis.efi"), self.digests())?;

@@ -3,6 +3,10 @@
 //! The file system is made in memory and is small: a step or a test needs a handful of
 //! files, and the rest of it is zero, which a sparse file does not store.
 //!
+//! Every file that the machine writes later is there from the beginning, at its full size
+//! and without content: the machine writes in place only, so that no power cut can harm the
+//! file system (`files::in_place` of `polis-base`).
+//!
 //! Invariants:
 //! - Every time stamp is the earliest that FAT can express; the volume's ID follows
 //!   from the seed.
@@ -13,6 +17,8 @@ use fatfs::{
     FatType, FileSystem, FormatVolumeOptions, FsOptions, LossyOemCpConverter, NullTimeProvider,
     StdIoWrapper,
 };
+
+use polis_base::files::{Esp, in_place};
 
 use crate::{
     digest,
@@ -32,7 +38,7 @@ const CLUSTER: u32 = 1024;
 
 type Fat<D> = FileSystem<StdIoWrapper<D>, NullTimeProvider, LossyOemCpConverter>;
 
-/// The bytes of an ESP with these files.
+/// The bytes of an ESP with these files, and with room for those that the machine writes.
 pub(crate) fn build(seed: &str, files: &[(&str, &[u8])]) -> Result<Vec<u8>> {
     let failed = |what: &str| {
         let what = what.to_owned();
@@ -57,11 +63,21 @@ pub(crate) fn build(seed: &str, files: &[(&str, &[u8])]) -> Result<Vec<u8>> {
             let what = format!("write {path}");
             add(&fat, path, content).map_err(failed(&what))?;
         }
+        let blank = vec![0; usize::try_from(in_place::SIZE).unwrap_or_default()];
+        for path in Esp::in_place() {
+            let path = path.display().to_string();
+            add(&fat, &path, &blank).map_err(failed(&format!("reserve {path}")))?;
+        }
         // Counts the free clusters, and stores the count for other readers.
         fat.stats().map_err(failed("count what is free"))?;
         fat.unmount().map_err(failed("finish"))?;
     }
     Ok(storage.into_inner())
+}
+
+/// The files without content, in one text: an input of the image.
+pub(crate) fn reserved() -> String {
+    format!("{:?} of {} bytes", Esp::in_place(), in_place::SIZE)
 }
 
 fn mount<D: Read + Write + Seek>(disk: D) -> Result<Fat<D>, fatfs::Error<io::Error>> {
@@ -123,6 +139,10 @@ mod tests {
         assert_eq!(read(Cursor::new(esp.clone()), LOADER).unwrap(), Some(loader.clone()));
         assert_eq!(read(Cursor::new(esp.clone()), PARAMETERS).unwrap().unwrap(), b"parameters");
         assert_eq!(read(Cursor::new(esp.clone()), "polis/other").unwrap(), None);
+        for path in Esp::in_place() {
+            let content = read(Cursor::new(esp.clone()), path.to_str().unwrap()).unwrap().unwrap();
+            assert!(content == vec![0; 256 << 10], "{}", path.display());
+        }
         assert!(esp == build("seed", &files).unwrap(), "two builds differ");
     }
 

@@ -55,7 +55,7 @@ fn an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar()
     // key.
     let words = waits(&mut machine)?;
     machine.kill();
-    ensure!(esp::read(&file(&config)?, SHARE)?.is_none(), "a share is on the disk");
+    ensure!(esp::record(&file(&config)?, SHARE)?.is_none(), "a share is on the disk");
 
     // It waits again, and accepts nothing else: not another key, not a person who reads
     // another machine's words.
@@ -93,7 +93,7 @@ fn an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar()
     let mut machine = world.boot(&config)?;
     waits(&mut machine)?;
     machine.kill();
-    ensure!(esp::read(&file(&config)?, SHARE)?.is_none(), "a share is on the disk");
+    ensure!(esp::record(&file(&config)?, SHARE)?.is_none(), "a share is on the disk");
     Ok(())
 }
 

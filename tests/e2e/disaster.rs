@@ -71,8 +71,8 @@ fn restored(world: &World, cluster: &mut Fleet, before: &Summary, intact: usize)
     let kept: usize = listed.text("listed").parse()?;
     let output: usize = before.acknowledged.values().sum();
     ensure!(kept >= output, "{kept} writes are left of {output}");
-    let left = esp::read(&first, SNAPSHOT)?;
-    ensure!(left.is_none(), "the snapshot is still on the ESP");
+    let left = esp::bytes(&first, SNAPSHOT)?.context("the file of the snapshot is gone")?;
+    ensure!(left.iter().all(|byte| *byte == 0), "the snapshot is still on the ESP");
     ensure!(cluster_info(cluster)?["ca_fingerprint"] == ca, "another cluster");
 
     let nodes = cluster.operator.document(&["--timeout", "2m", "node", "list"])?;

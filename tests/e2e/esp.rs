@@ -2,19 +2,36 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow};
 use fatfs::{FileSystem, FsOptions, LossyOemCpConverter, NullTimeProvider, StdIoWrapper};
 use gpt::GptConfig;
+use polis_base::files::in_place;
 
 /// Its name in the partition table.
 const NAME: &str = "POLIS-ESP";
 
 type Fat = FileSystem<StdIoWrapper<Part>, NullTimeProvider, LossyOemCpConverter>;
 
+/// The content of a file that the machine writes, in two copies; `None` if it has none.
+pub(crate) fn record(disk: &Path, path: &str) -> Result<Option<Vec<u8>>> {
+    let Some(bytes) = bytes(disk, path)? else { return Ok(None) };
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), bytes)?;
+    Ok(in_place::read(file.path())?.content)
+}
+
+/// Gives a file that the machine writes this content, as the machine does.
+pub(crate) fn write_record(disk: &Path, path: &str, content: &[u8]) -> Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    in_place::write(file.path(), Some(content))?;
+    write(disk, path, &std::fs::read(file.path())?)
+}
+
 /// The bytes of the file, if there is one.
-pub(crate) fn read(disk: &Path, path: &str) -> Result<Option<Vec<u8>>> {
+pub(crate) fn bytes(disk: &Path, path: &str) -> Result<Option<Vec<u8>>> {
     with(disk, |fat| {
         let mut file = match fat.root_dir().open_file(path) {
             Ok(file) => file,
@@ -45,6 +62,24 @@ pub(crate) fn write(disk: &Path, path: &str, content: &[u8]) -> Result<()> {
     })
 }
 
+/// Where the disk has the partition, in bytes.
+pub(crate) fn extent(disk: &Path) -> Result<Range<u64>> {
+    let part = part(disk)?;
+    Ok(part.start..part.start + part.length)
+}
+
+/// Where the disk has both tables of the file system, in bytes.
+pub(crate) fn tables(disk: &Path) -> Result<Range<u64>> {
+    let mut part = part(disk)?;
+    let mut boot = [0; 512];
+    part.read_exact(&mut boot)?;
+    let short = |at: usize| u64::from(u16::from_le_bytes([boot[at], boot[at + 1]]));
+    let (sector, reserved, tables) = (short(11), short(14), u64::from(boot[16]));
+    let length = short(36) | short(38) << 16;
+    let start = part.start + reserved * sector;
+    Ok(start..start + tables * length * sector)
+}
+
 /// Removes the file.
 pub(crate) fn remove(disk: &Path, path: &str) -> Result<()> {
     with(disk, |fat| fat.root_dir().remove(path))
@@ -54,20 +89,24 @@ fn with<T>(
     disk: &Path,
     work: impl FnOnce(&Fat) -> Result<T, fatfs::Error<io::Error>>,
 ) -> Result<T> {
+    let failed =
+        |error: fatfs::Error<io::Error>| anyhow!("the ESP of {}: {error:?}", disk.display());
+    let options = FsOptions::new().time_provider(NullTimeProvider::new());
+    let part = StdIoWrapper::new(part(disk)?);
+    let fat: Fat = FileSystem::new(part, options).map_err(failed)?;
+    let done = work(&fat).map_err(failed)?;
+    fat.unmount().map_err(failed)?;
+    Ok(done)
+}
+
+fn part(disk: &Path) -> Result<Part> {
     let table = GptConfig::new().writable(false).open(disk)?;
     let esp = table.partitions().values().find(|partition| partition.name == NAME);
     let esp = esp.with_context(|| format!("no {NAME}"))?;
     let size = *table.logical_block_size();
     let (start, length) = (esp.bytes_start(size)?, esp.bytes_len(size)?);
     let file = File::options().read(true).write(true).open(disk)?;
-    let failed =
-        |error: fatfs::Error<io::Error>| anyhow!("the ESP of {}: {error:?}", disk.display());
-    let options = FsOptions::new().time_provider(NullTimeProvider::new());
-    let part = Part { file, start, length, at: 0 };
-    let fat: Fat = FileSystem::new(StdIoWrapper::new(part), options).map_err(failed)?;
-    let done = work(&fat).map_err(failed)?;
-    fat.unmount().map_err(failed)?;
-    Ok(done)
+    Ok(Part { file, start, length, at: 0 })
 }
 
 /// A stretch of a file.

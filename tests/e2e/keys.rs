@@ -225,13 +225,15 @@ fn each_harm_to_the_keys_on_the_esp_has_a_code_and_the_recovery_key_mends_it() -
     copy.locked(&member, "0702", "sealed configuration", deleted)?;
 
     let copy = member.copy("damaged")?;
-    let mut record = esp::read(&copy.file, SEALED)?.context("no sealed configuration")?;
-    record[40] ^= 1;
-    esp::write(&copy.file, SEALED, &record)?;
+    let mut copies = esp::bytes(&copy.file, SEALED)?.context("no sealed configuration")?;
+    let second = copies.len() / 2;
+    copies[40] ^= 1;
+    copies[second + 40] ^= 1;
+    esp::write(&copy.file, SEALED, &copies)?;
     copy.locked(&member, "0701", "checksum", damaged)?;
 
     let copy = member.copy("strange")?;
-    esp::write(&copy.file, SHARE, &strange_share())?;
+    esp::write_record(&copy.file, SHARE, &strange_share())?;
     copy.locked(&member, "0415", "both halves", strange)?;
 
     let copy = member.copy("no-share")?;
@@ -279,7 +281,7 @@ fn firmware_keeps_the_share_of_a_machine_without_a_tpm() -> Result<()> {
     machine.wait_until_text("IS NOT SAVED YET", SOON)?;
     machine.kill();
     let file = &config.disk.as_ref().context("no disk")?.file;
-    ensure!(esp::read(file, SHARE)?.is_none(), "the share is on the disk, too");
+    ensure!(esp::record(file, SHARE)?.is_none(), "the share is on the disk, too");
     let mut machine = world.boot(&config)?;
     let back = home(&mut machine)?;
     ensure!(back == identity, "after a power cut: {back:?}, before: {identity:?}");

@@ -7,7 +7,8 @@
 //! which the power went at a drawn place of the recording: all writes that no flush had
 //! covered are gone, or any of them, or one is torn into sectors. Each of these disks must
 //! boot to ready, with every number that etcd acknowledged before the last flush, and as
-//! the same node if that was home before the last flush.
+//! the same node if that was home before the last flush. The tables of the file system of
+//! the ESP are never written, and a cut while its files are written leaves each of them whole.
 //!
 //! A place is drawn by the window between two flushes, the largest most often: that of
 //! the file system that is made. Some places lie before `ready` and some behind it.
@@ -24,11 +25,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
+use polis_base::files::{Esp, in_place};
 use polis_qemu::cut::{Cut, Random};
-use polis_qemu::recording::Recording;
+use polis_qemu::recording::{Deed, Recording};
 use polis_qemu::{Config, Event, disk};
 use polis_tests::{Story, cuts, seed, story};
 
+use crate::esp;
 use crate::storage::{COUNT, Kind, acknowledged, bootstrap_config, counting, file, number};
 use crate::world::{BOOT, Identity, World, home, home_with};
 
@@ -37,6 +40,9 @@ const FEW: u32 = 2;
 
 /// Places of each kind with `POLIS_ALL`: a hundred for the three kinds.
 const ALL: u32 = 34;
+
+/// Cuts of the power while the ESP is written, none of which needs a boot.
+const ESP_CUTS: usize = 24;
 
 /// How far the recorded machine counts: some 200 flushes.
 const COUNTED: u64 = 60;
@@ -84,6 +90,8 @@ fn comes_home(kind: Kind) -> Result<()> {
     let disk = Some(world.disk_of_size(DISK_SIZE, None)?);
     let config = Config { disk, ..bootstrap_config(&world, kind, COUNT)? };
     let recorded = record(&world, &config, kind)?;
+    let mut random = Random::new(seed);
+    recorded.esp_is_whole(&file(&config)?, &mut random)?;
     let places = cuts(FEW, ALL)?;
     let mut random = Random::new(seed);
     for place in 1..=places {
@@ -136,10 +144,41 @@ fn record(world: &World, config: &Config, kind: Kind) -> Result<Recorded> {
     let place = differ(&replayed, &file(&config)?)?;
     ensure!(place.is_none(), "the recording and the disk differ in the MiB {place:?}");
     fs::remove_file(&replayed)?;
+    // The machine writes the files of its ESP in place: a lost write can harm no table.
+    let tables = esp::tables(&before)?;
+    let changed = recording.entries().iter().find(|entry| {
+        entry.deed != Deed::Flush && entry.at < tables.end && tables.start < entry.at + entry.length
+    });
+    ensure!(changed.is_none(), "the tables of the ESP at {tables:?} were written: {changed:?}");
     Ok(Recorded { before, log, recording, identity, ready, counted })
 }
 
 impl Recorded {
+    /// Cuts the power while the ESP is written, and looks at every file of the machine there
+    /// with another implementation of the file system. No machine boots, so this can be often.
+    fn esp_is_whole(&self, disk: &Path, random: &mut Random) -> Result<()> {
+        let esp = esp::extent(&self.before)?;
+        let mut windows = self.recording.windows();
+        windows.retain(|window| {
+            let entries = &self.recording.entries()[window.clone()];
+            entries.iter().any(|entry| esp.contains(&entry.at))
+        });
+        ensure!(windows.len() > 4, "the ESP was hardly written: {windows:?}");
+        for number in 0..ESP_CUTS {
+            let window = &windows[number % windows.len()];
+            let cut = Cut::draw(&self.recording, window, random).context("no writes")?;
+            cut.disk(&self.recording, &self.log, &self.before, disk)?;
+            for path in Esp::in_place() {
+                let path = path.display().to_string();
+                let size = esp::bytes(disk, &path)?.map(|bytes| bytes.len() as u64);
+                ensure!(size == Some(in_place::SIZE), "{path} has {size:?} bytes: {cut}");
+                esp::record(disk, &path).with_context(|| format!("{path}: {cut}"))?;
+            }
+        }
+        println!("{ESP_CUTS} cuts in {} windows of the ESP: every file is whole", windows.len());
+        Ok(())
+    }
+
     /// Boots the disk as the cut leaves it.
     fn boot(&self, world: &World, config: &Config, kind: Kind, cut: &Cut) -> Result<()> {
         cut.disk(&self.recording, &self.log, &self.before, &file(config)?)?;

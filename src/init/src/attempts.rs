@@ -2,7 +2,7 @@
 //!
 //! Both lie on the ESP, the only place that can be written before a data
 //! partition is open: `polis/guru/attempts` and a ring of `guru-0.txt` to
-//! `guru-7.txt` beside it.
+//! `guru-7.txt` beside it, each in two copies (`files::in_place`).
 //!
 //! ```text
 //! [0] --guru, reboot--> [1] --guru, reboot--> [2] --guru, reboot--> [3] --guru--> holds
@@ -21,27 +21,21 @@
 //!
 //! What this module does not do: wait or reboot (`guru`).
 
-use std::fs::{self, File};
-use std::io::{self, Read as _};
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 
-use polis_base::files::{self, atomic};
+use polis_base::files::in_place::{self, Found};
+use polis_base::files::{self, Error, Guru, Root};
 use polis_base::serial::EventLine;
 
 /// How often in a row the machine reboots by itself.
 pub const REBOOTS_MAX: u32 = 3;
 /// How many failures are kept.
 const RING: u64 = 8;
-/// A ledger is one line; a longer file is foreign.
-const LEDGER_MAX: u64 = 4096;
-/// How much of a report is read; the number is near its start.
-const REPORT_MAX: u64 = 64 << 10;
 /// How the line with the number starts.
 const NUMBER: &str = "number: ";
 /// A summary is one line on a screen.
 const SUMMARY_MAX: usize = 300;
-/// Reports do not contain secrets. FAT keeps no modes; its mount options decide.
-const MODE: u32 = 0o644;
 
 /// The counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -80,13 +74,13 @@ impl Ledger {
         })
     }
 
-    /// The ledger after one more failure, and the name of the file that describes it.
+    /// The ledger after one more failure, and the place of its report.
     #[must_use]
-    pub fn failed(&self, summary: &str) -> (Self, String) {
-        let name = format!("guru-{}.txt", self.sequence % RING);
+    pub fn failed(&self, summary: &str) -> (Self, Place) {
+        let place = Place(usize::try_from(self.sequence % RING).unwrap_or_default());
         let last = summary.chars().take(SUMMARY_MAX).collect();
         let sequence = self.sequence.wrapping_add(1);
-        (Self { sequence, last: Some(last), ..self.clone() }, name)
+        (Self { sequence, last: Some(last), ..self.clone() }, place)
     }
 
     /// The ledger before the machine reboots by itself; `None` if it must not.
@@ -109,6 +103,10 @@ impl Ledger {
     }
 }
 
+/// A place in the ring of reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place(usize);
+
 /// The line of a report with its number, from 0.
 #[must_use]
 pub fn number_line(sequence: u64) -> String {
@@ -119,17 +117,17 @@ fn number_of(report: &str) -> Option<u64> {
     report.lines().find_map(|line| line.strip_prefix(NUMBER)?.trim().parse().ok())
 }
 
-/// The directory on the ESP.
+/// The files on the ESP.
 #[derive(Clone, Debug)]
 pub struct Store {
-    directory: PathBuf,
+    files: Guru,
 }
 
 impl Store {
-    /// The store on the ESP that is mounted at `esp`.
+    /// The store in the tree at `root`, which has the ESP at `esp`.
     #[must_use]
-    pub fn on(esp: &Path) -> Self {
-        Self { directory: esp.join("polis/guru") }
+    pub fn in_tree(root: &Path) -> Self {
+        Self { files: Root::at(root).esp.guru }
     }
 
     /// Reads the ledger. A machine without one has never failed; a damaged one counts
@@ -138,51 +136,26 @@ impl Store {
     /// # Errors
     ///
     /// When the ESP can't be read.
-    pub fn load(&self) -> io::Result<Ledger> {
-        match self.read() {
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::InvalidData | io::ErrorKind::IsADirectory
-                ) =>
-            {
-                Ok(self.rebuilt())
+    pub fn load(&self) -> Result<Ledger, Error> {
+        match in_place::read(self.files.attempts.path()) {
+            Ok(Found { content: None, .. }) => Ok(Ledger::default()),
+            Ok(Found { content: Some(text), .. }) => {
+                let read = std::str::from_utf8(&text).ok().and_then(Ledger::from_text);
+                Ok(read.unwrap_or_else(|| self.rebuilt()))
             }
-            read => read,
+            Err(Error::Damaged { .. } | Error::NotAFile { .. }) => Ok(self.rebuilt()),
+            Err(error) => Err(error),
         }
     }
 
     /// The ledger as far as the reports beside it show: their number.
     #[must_use]
     pub fn rebuilt(&self) -> Ledger {
-        Ledger::torn(self.reports())
-    }
-
-    /// The number after that of the newest report in the ring.
-    fn reports(&self) -> u64 {
-        let numbers = (0..RING).filter_map(|place| {
-            let path = self.directory.join(format!("guru-{place}.txt"));
-            let file = File::open(path).ok()?;
-            let mut text = Vec::new();
-            file.take(REPORT_MAX).read_to_end(&mut text).ok()?;
+        let numbers = self.files.reports.iter().filter_map(|report| {
+            let text = in_place::read(report.path()).ok()?.content?;
             number_of(&String::from_utf8_lossy(&text))
         });
-        numbers.max().map_or(0, |newest| newest.wrapping_add(1))
-    }
-
-    fn read(&self) -> io::Result<Ledger> {
-        let path = self.directory.join("attempts");
-        let size = match fs::metadata(&path) {
-            Ok(metadata) => metadata.len(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Ledger::default()),
-            Err(error) => return Err(error),
-        };
-        let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the file is damaged");
-        if size > LEDGER_MAX {
-            return Err(damaged());
-        }
-        let bytes = fs::read(path)?;
-        std::str::from_utf8(&bytes).ok().and_then(Ledger::from_text).ok_or_else(damaged)
+        Ledger::torn(numbers.max().map_or(0, |newest| newest.wrapping_add(1)))
     }
 
     /// Writes the ledger.
@@ -190,30 +163,29 @@ impl Store {
     /// # Errors
     ///
     /// When the ESP can't be written.
-    pub fn save(&self, ledger: &Ledger) -> io::Result<()> {
-        self.write("attempts", ledger.to_text().as_bytes())
+    pub fn save(&self, ledger: &Ledger) -> Result<(), Error> {
+        Self::write(&self.files.attempts, ledger.to_text().as_bytes())
     }
 
-    /// Writes one file: whole on the disk when this returns, or not at all.
+    /// Writes the report of the failure that [`Ledger::failed`] gave this place.
     ///
     /// # Errors
     ///
     /// When the ESP can't be written.
-    pub fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        fs::create_dir_all(&self.directory)?;
-        let place = self.directory.join(name);
-        let temporary = self.directory.join(format!("{name}.new"));
-        let replace =
-            || atomic::replace(&place, &temporary, MODE, bytes).map_err(files::Error::into_io);
-        match replace() {
-            // Polis never makes a directory of this name, so it is the rest of a
-            // damaged entry.
-            Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
-                fs::remove_dir_all(&place)?;
-                replace()
-            }
-            replaced => replaced,
+    pub fn report(&self, place: Place, text: &str) -> Result<(), Error> {
+        // The cause comes first, and the end of the log last.
+        let end = text.len().min(in_place::CONTENT_MAX);
+        let file = self.files.reports.get(place.0);
+        file.map_or(Ok(()), |file| Self::write(file, &text.as_bytes()[..end]))
+    }
+
+    /// Writes one file: whole on the disk when this returns, or not at all.
+    fn write(file: &files::File, content: &[u8]) -> Result<(), Error> {
+        if let Some(directory) = file.path().parent() {
+            fs::create_dir_all(directory)
+                .map_err(|error| Error::io("make directory", directory, error))?;
         }
+        in_place::write(file.path(), Some(content))
     }
 }
 
@@ -239,57 +211,71 @@ mod tests {
     #[test]
     fn the_ninth_failure_takes_the_place_of_the_first() {
         let mut ledger = Ledger::default();
-        let mut names = Vec::new();
+        let mut places = Vec::new();
         for _ in 0..9 {
-            let (next, name) = ledger.failed("x");
-            names.push(name);
+            let (next, place) = ledger.failed("x");
+            places.push(place);
             ledger = next;
         }
-        assert_eq!(names[0], "guru-0.txt");
-        assert_eq!(names[7], "guru-7.txt");
-        assert_eq!(names[8], names[0]);
+        assert_eq!((places[0], places[7]), (Place(0), Place(7)));
+        assert_eq!(places[8], places[0]);
+    }
+
+    fn machine() -> (tempfile::TempDir, Store) {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::in_tree(root.path());
+        (root, store)
     }
 
     #[test]
     fn a_ledger_is_kept_and_a_damaged_one_holds_the_machine() {
-        let esp = tempfile::tempdir().unwrap();
-        let store = Store::on(esp.path());
+        let (_root, store) = machine();
         assert_eq!(store.load().unwrap(), Ledger::default());
-        let (ledger, name) = Ledger::default().failed("a \"quoted\" cause\nof two lines");
+        let (ledger, place) = Ledger::default().failed("a \"quoted\" cause\nof two lines");
         store.save(&ledger).unwrap();
-        store.write(&name, b"text").unwrap();
+        store.report(place, "text").unwrap();
         assert_eq!(store.load().unwrap(), ledger);
-        for damage in [&b"POLIS attempts reboots=1"[..], b"", b"\xff\n", &[b'x'; 5000]] {
-            fs::write(esp.path().join("polis/guru/attempts"), damage).unwrap();
+        let torn = |store: &Store| {
             let torn = store.load().unwrap();
             assert_eq!((torn.rebooting(), torn.sequence), (None, 0), "no report says its number");
+        };
+        for damage in [&b"POLIS attempts reboots=1"[..], b"", b"\xff\n", &[b'x'; 5000]] {
+            Store::write(&store.files.attempts, damage).unwrap();
+            torn(&store);
+            fs::write(store.files.attempts.path(), damage).unwrap();
+            torn(&store);
         }
     }
 
     #[test]
     fn a_damaged_ledger_writes_over_no_newer_report() {
-        let esp = tempfile::tempdir().unwrap();
-        let store = Store::on(esp.path());
+        let (_root, store) = machine();
         let mut ledger = Ledger::default();
         for _ in 0..11 {
-            let (next, name) = ledger.failed("x");
-            store.write(&name, number_line(ledger.sequence).as_bytes()).unwrap();
+            let (next, place) = ledger.failed("x");
+            store.report(place, &number_line(ledger.sequence)).unwrap();
             ledger = next;
         }
         store.save(&ledger).unwrap();
-        fs::write(esp.path().join("polis/guru/attempts"), b"\0\0\0\0").unwrap();
+        fs::write(store.files.attempts.path(), b"\0\0\0\0").unwrap();
         let torn = store.load().unwrap();
         assert_eq!(torn.sequence, ledger.sequence);
-        assert_eq!(torn.failed("y").1, "guru-3.txt", "the oldest makes room");
+        assert_eq!(torn.failed("y").1, Place(3), "the oldest makes room");
         assert_eq!(torn.ready().rebooting().unwrap().reboots, 1, "a good boot forgives all");
     }
 
     #[test]
+    fn a_long_report_loses_its_end() {
+        let (_root, store) = machine();
+        let text = format!("number: 7\n{}", "\u{e4}".repeat(in_place::CONTENT_MAX));
+        store.report(Place(7), &text).unwrap();
+        assert_eq!(store.rebuilt().sequence, 8);
+    }
+
+    #[test]
     fn a_directory_where_a_file_should_be_stops_no_count() {
-        let esp = tempfile::tempdir().unwrap();
-        let store = Store::on(esp.path());
-        fs::create_dir_all(esp.path().join("polis/guru/attempts.new/deep")).unwrap();
-        fs::create_dir_all(esp.path().join("polis/guru/attempts/deep")).unwrap();
+        let (_root, store) = machine();
+        fs::create_dir_all(store.files.attempts.path().join("deep")).unwrap();
         assert_eq!(store.load().unwrap().rebooting(), None);
         store.save(&Ledger::default()).unwrap();
         assert_eq!(store.load().unwrap(), Ledger::default());

@@ -34,6 +34,7 @@ use polis_tui::keys::{Key, Parser};
 use rustix::process::Signal;
 use zeroize::Zeroizing;
 
+use polis_base::files;
 use polis_base::recovery;
 use polis_base::serial::{EventLine, Severity};
 use polis_base::stage::Stage;
@@ -216,15 +217,15 @@ fn remember(machine: &mut Machine, report: &Report, log: &[String]) -> Option<Le
     let kept = store.load().and_then(|ledger| {
         let text = text(report, &machine.identity, ledger.sequence, uptime, log);
         let summary = format!("{} {}", report.code, report.cause());
-        let (ledger, name) = ledger.failed(&summary);
-        store.write(&name, text.as_bytes())?;
+        let (ledger, place) = ledger.failed(&summary);
+        store.report(place, &text)?;
         store.save(&ledger)?;
         Ok(ledger)
     });
     match kept {
         Ok(ledger) => Some(ledger),
         Err(error) => {
-            let text = format!("cannot save this failure on the ESP: {error}");
+            let text = format!("cannot save this failure on the ESP: {}", error.into_io());
             machine.port.log(Severity::Error, &text);
             None
         }
@@ -235,7 +236,7 @@ fn remember(machine: &mut Machine, report: &Report, log: &[String]) -> Option<Le
 fn count(machine: &Machine, ledger: Option<&Ledger>) -> std::io::Result<()> {
     let lost = || std::io::Error::other("the count is missing");
     let ledger = ledger.and_then(Ledger::rebooting).ok_or_else(lost)?;
-    machine.attempts.as_ref().ok_or_else(lost)?.save(&ledger)
+    machine.attempts.as_ref().ok_or_else(lost)?.save(&ledger).map_err(files::Error::into_io)
 }
 
 fn say_what_comes(machine: &mut Machine, countdown: Countdown, attempt: u32) {

@@ -71,7 +71,8 @@ pub fn firmware() -> Mount {
 }
 
 /// The ESP. A file system with errors turns read-only, so that a damaged one is
-/// not damaged further. The code page is the one that kernels load by themselves;
+/// not damaged further; no power cut damages it, since Polis writes in place only
+/// (`files::in_place`). The code page is the one that kernels load by themselves;
 /// with the same for long names, one module serves both. All our names are ASCII.
 #[must_use]
 pub fn esp(device: &Path) -> Mount {

@@ -363,7 +363,7 @@ fn mount_esp(machine: &mut Machine, drivers: &mut Drivers, device: &Path) {
     fs::create_dir_all("/esp").ok();
     // Where the initramfs has no vfat, stage 2 mounts it.
     if mounts::esp(device).apply().is_ok() {
-        machine.attempts = Some(Store::on(Path::new("/esp")));
+        machine.attempts = Some(Store::in_tree(Path::new("/")));
     }
 }
 

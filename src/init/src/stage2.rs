@@ -183,7 +183,7 @@ fn greet() {
 fn mount_esp(machine: &mut Machine, device: &Path) -> Option<String> {
     if machine.attempts.is_none() {
         match mounts::esp(device).apply() {
-            Ok(()) => machine.attempts = Some(Store::on(Path::new("/esp"))),
+            Ok(()) => machine.attempts = Some(Store::in_tree(Path::new("/"))),
             Err(error) => {
                 let text = format!("{error}: {}; continuing without it", source_of(&error));
                 machine.port.log(Severity::Error, &text);
@@ -193,6 +193,7 @@ fn mount_esp(machine: &mut Machine, device: &Path) -> Option<String> {
     match machine.attempts.as_ref()?.load() {
         Ok(ledger) => ledger.last,
         Err(error) => {
+            let error = error.into_io();
             let text = format!("cannot read how many boots have failed: {error}");
             machine.port.log(Severity::Warning, &text);
             None
@@ -315,6 +316,7 @@ impl Main<'_> {
         });
         // An unreadable ledger is replaced: this boot shows that the machine is well.
         if let Err(error) = forgiven.or_else(|_error| store.save(&store.rebuilt().ready())) {
+            let error = error.into_io();
             let text = format!("cannot reset the count of failed boots: {error}");
             self.machine.port.log(Severity::Warning, &text);
         }

@@ -5,7 +5,8 @@
 //! a [`Dir`]; only that module makes them, so no other module spells out a path.
 //!
 //! ```text
-//! write:  temporary sibling --write, fsync--> rename over the name --fsync--> fsync of the directory
+//! data, memory:  temporary sibling --write, fsync--> rename over the name --> fsync of the directory
+//! ESP:           in place, two copies: `in_place`
 //! ```
 //!
 //! Invariants:
@@ -14,22 +15,27 @@
 //! - A read never takes more than `size_max` bytes, follows no link and opens only
 //!   regular files.
 //!
-//! What this module does not do: classify content. FAT has no journal: after a power
-//! cut in the middle of a write to the ESP a name may stand for an empty file, or for
-//! another file's blocks. A file there that must be trusted carries a checksum of its
-//! own.
+//! What this module does not do: classify content.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{CWD, Mode, OFlags};
 
-use super::atomic;
+use super::{atomic, in_place};
 
 /// The bound of a file unless its place in the tree sets another: far above
 /// any key, certificate or record, far below what would hurt memory.
 pub(crate) const SIZE_MAX: u64 = 1 << 20;
+
+/// What is overwritten last, and tells whether a file has content: the first page of a
+/// snapshot of etcd is never zero.
+const HEAD: usize = 4096;
+
+/// How much is overwritten at a time.
+const CHUNK: usize = 1 << 20;
 
 /// One temporary sibling a file: writers take turns. Writes are rare and small.
 static WRITING: Mutex<()> = Mutex::new(());
@@ -55,6 +61,12 @@ pub enum Error {
         path: PathBuf,
         /// Its bound.
         size_max: u64,
+    },
+    /// No copy of a file of the ESP is whole.
+    #[error("{path} is damaged: its checksums do not match")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
     },
     /// A directory, a device or a socket stands where a file should.
     #[error("{path} is not a regular file")]
@@ -85,23 +97,45 @@ impl Error {
     }
 }
 
+/// How a file is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// A new file takes the name of the old one.
+    Replaced,
+    /// See [`in_place`].
+    InPlace,
+    /// By a person, before the machine starts; the node can only overwrite it with zeros.
+    Given,
+}
+
 /// One file of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
     path: PathBuf,
     mode: u32,
     size_max: u64,
+    way: Way,
 }
 
 impl File {
     /// A file for the node alone.
     pub fn private(path: PathBuf) -> Self {
-        Self { path, mode: 0o600, size_max: SIZE_MAX }
+        Self { path, mode: 0o600, size_max: SIZE_MAX, way: Way::Replaced }
     }
 
     /// A file that child processes of any user may read.
     pub fn public(path: PathBuf) -> Self {
-        Self { path, mode: 0o644, size_max: SIZE_MAX }
+        Self { path, mode: 0o644, size_max: SIZE_MAX, way: Way::Replaced }
+    }
+
+    /// A file of the ESP that the node or `init` writes.
+    pub(super) fn in_place(path: PathBuf) -> Self {
+        Self { path, mode: 0o600, size_max: in_place::CONTENT_MAX as u64, way: Way::InPlace }
+    }
+
+    /// A file of the ESP that a person puts there.
+    pub(super) fn given(path: PathBuf, size_max: u64) -> Self {
+        Self { path, mode: 0o600, size_max, way: Way::Given }
     }
 
     /// The same file with another bound.
@@ -121,23 +155,27 @@ impl File {
         self.size_max
     }
 
-    /// The content, or `None` if the file does not exist.
+    /// The content, or `None` if the file does not exist or was cleared.
     ///
     /// # Errors
     ///
     /// [`Error`] if an existing file cannot be read whole.
     pub fn read(&self) -> Result<Option<Vec<u8>>, Error> {
-        // Without NONBLOCK, opening a pipe with this name would block without end.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = match rustix::fs::open(&self.path, flags, Mode::empty()) {
-            Ok(file) => std::fs::File::from(file),
-            Err(rustix::io::Errno::NOENT) => return Ok(None),
-            Err(error) => return Err(Error::io("open", &self.path, error)),
-        };
-        let metadata = file.metadata().map_err(|e| Error::io("look at", &self.path, e))?;
-        if !metadata.is_file() {
-            return Err(Error::NotAFile { path: self.path.clone() });
+        if self.way != Way::InPlace {
+            return self.read_plain();
         }
+        let found = in_place::read(&self.path)?;
+        if !found.alike {
+            // Where the disk refuses, the content counts all the same.
+            let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+            in_place::mend(&self.path).ok();
+        }
+        Ok(found.content)
+    }
+
+    fn read_plain(&self) -> Result<Option<Vec<u8>>, Error> {
+        let Some(file) = open(&self.path)? else { return Ok(None) };
+        let metadata = file.metadata().map_err(|e| Error::io("look at", &self.path, e))?;
         let too_large = || Error::TooLarge { path: self.path.clone(), size_max: self.size_max };
         if metadata.len() > self.size_max {
             return Err(too_large());
@@ -164,24 +202,38 @@ impl File {
         if content.len() as u64 > self.size_max {
             return Err(Error::TooLarge { path: self.path.clone(), size_max: self.size_max });
         }
+        let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.way == Way::InPlace {
+            return in_place::write(&self.path, Some(content));
+        }
         let directory = self.path.parent().unwrap_or(Path::new("/"));
         let name = self.path.file_name().unwrap_or_default();
         let mut sibling = std::ffi::OsString::from(".");
         sibling.push(name);
         sibling.push(".new");
-        let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
         atomic::replace(&self.path, &directory.join(sibling), self.mode, content)
     }
 
-    /// Removes the file like [`File::remove`], and overwrites its content before:
-    /// FAT keeps the blocks of a removed file as they are. A flash disk may have
-    /// copies all the same.
+    /// Removes the file like [`File::remove`], and overwrites its content before: the
+    /// blocks of a removed file stay as they are. A flash disk may have copies all the
+    /// same. A file that a person put on the ESP stays there, full of zeros: see
+    /// [`File::is_filled`].
     ///
     /// # Errors
     ///
     /// [`Error`] if the kernel refuses.
     pub fn erase(&self) -> Result<(), Error> {
-        let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.way == Way::InPlace {
+            return self.remove();
+        }
+        let turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        self.overwrite()?;
+        drop(turn);
+        if self.way == Way::Given { Ok(()) } else { self.remove() }
+    }
+
+    /// Zeros over content that was written here; never a larger file.
+    fn overwrite(&self) -> Result<(), Error> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = match rustix::fs::open(&self.path, flags, Mode::empty()) {
             Ok(file) => std::fs::File::from(file),
@@ -189,28 +241,66 @@ impl File {
             Err(error) => return Err(Error::io("open", &self.path, error)),
         };
         let metadata = file.metadata().map_err(|e| Error::io("look at", &self.path, e))?;
-        if metadata.is_file() {
-            // Zeros over content that was written here; never a larger file.
-            let zeros = vec![0; usize::try_from(metadata.len().min(self.size_max)).unwrap_or(0)];
-            (&file).write_all(&zeros).map_err(|e| Error::io("overwrite", &self.path, e))?;
-            file.sync_all().map_err(|e| Error::io("flush", &self.path, e))?;
+        if !metadata.is_file() {
+            return Ok(());
         }
-        drop(file);
-        self.remove()
+        let size = usize::try_from(metadata.len().min(self.size_max)).unwrap_or(0);
+        // The head last: a head of zeros says that all of the rest is overwritten.
+        let zeros = vec![0; CHUNK];
+        let rest = (HEAD..size).step_by(CHUNK).map(|at| (at, CHUNK.min(size - at)));
+        let fail = |e| Error::io("overwrite", &self.path, e);
+        for (at, length) in rest {
+            file.write_all_at(&zeros[..length], at as u64).map_err(fail)?;
+        }
+        file.sync_all().map_err(|e| Error::io("flush", &self.path, e))?;
+        file.write_all_at(&zeros[..HEAD.min(size)], 0).map_err(fail)?;
+        file.sync_all().map_err(|e| Error::io("flush", &self.path, e))
     }
 
-    /// Removes the file; a missing file is not an error.
+    /// Whether the file has content at its start: false for one that does not exist, or
+    /// that [`File::erase`] has overwritten.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if it cannot be read, or is not a file.
+    pub fn is_filled(&self) -> Result<bool, Error> {
+        let Some(file) = open(&self.path)? else { return Ok(false) };
+        let mut head = Vec::with_capacity(HEAD);
+        file.take(HEAD as u64)
+            .read_to_end(&mut head)
+            .map_err(|e| Error::io("read", &self.path, e))?;
+        Ok(head.iter().any(|byte| *byte != 0))
+    }
+
+    /// Removes the file, or clears a file of the ESP; a missing file is not an error.
     ///
     /// # Errors
     ///
     /// [`Error`] if the kernel refuses.
     pub fn remove(&self) -> Result<(), Error> {
+        if self.way == Way::InPlace {
+            let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+            return in_place::write(&self.path, None);
+        }
         match rustix::fs::unlink(&self.path) {
             Ok(()) => atomic::flush_directory(self.path.parent().unwrap_or(Path::new("/"))),
             Err(rustix::io::Errno::NOENT) => Ok(()),
             Err(error) => Err(Error::io("remove", &self.path, error)),
         }
     }
+}
+
+/// Opens a regular file for reading; `None` if it does not exist.
+pub(super) fn open(path: &Path) -> Result<Option<std::fs::File>, Error> {
+    // Without NONBLOCK, opening a pipe with this name would block without end.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => std::fs::File::from(file),
+        Err(rustix::io::Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(Error::io("open", path, error)),
+    };
+    let metadata = file.metadata().map_err(|e| Error::io("look at", path, e))?;
+    if metadata.is_file() { Ok(Some(file)) } else { Err(Error::NotAFile { path: path.to_owned() }) }
 }
 
 /// One directory of the tree.
@@ -305,106 +395,5 @@ impl Dir {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
-    use super::*;
-
-    fn file(directory: &tempfile::TempDir) -> File {
-        File::private(directory.path().join("key.pem"))
-    }
-
-    #[test]
-    fn a_file_reads_back_and_others_cannot_read_it() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = file(&directory);
-        assert_eq!(file.read().unwrap(), None);
-        file.write(b"first").unwrap();
-        file.write(b"second").unwrap();
-        assert_eq!(file.read().unwrap().as_deref(), Some(&b"second"[..]));
-        let mode = std::fs::metadata(file.path()).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
-    }
-
-    #[test]
-    fn a_write_leaves_nothing_beside_the_file_even_after_an_interrupted_one() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = file(&directory);
-        std::fs::write(directory.path().join(".key.pem.new"), "half").unwrap();
-        file.write(b"whole").unwrap();
-        let names: Vec<_> = std::fs::read_dir(directory.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        assert_eq!(names, ["key.pem"]);
-        assert_eq!(file.read().unwrap().as_deref(), Some(&b"whole"[..]));
-    }
-
-    #[test]
-    fn a_directory_in_the_place_of_the_temporary_file_stops_no_write() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = file(&directory);
-        let debris = directory.path().join(".key.pem.new");
-        std::fs::create_dir_all(debris.join("deep")).unwrap();
-        std::fs::write(debris.join("deep/file"), "x").unwrap();
-        file.write(b"whole").unwrap();
-        assert_eq!(file.read().unwrap().as_deref(), Some(&b"whole"[..]));
-        assert!(!debris.exists());
-    }
-
-    #[test]
-    fn a_file_above_its_bound_is_refused_both_ways() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = file(&directory).at_most(4);
-        file.write(b"four").unwrap();
-        assert!(matches!(file.write(b"fives"), Err(Error::TooLarge { size_max: 4, .. })));
-        std::fs::write(file.path(), "fives").unwrap();
-        assert!(matches!(file.read(), Err(Error::TooLarge { size_max: 4, .. })));
-    }
-
-    #[test]
-    fn a_link_and_a_pipe_are_refused_and_do_not_hang() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = file(&directory);
-        std::os::unix::fs::symlink("/etc/passwd", file.path()).unwrap();
-        assert!(matches!(file.read(), Err(Error::Io { operation: "open", .. })));
-        std::fs::remove_file(file.path()).unwrap();
-        rustix::fs::mknodat(
-            CWD,
-            file.path(),
-            rustix::fs::FileType::Fifo,
-            Mode::from_raw_mode(0o600),
-            0,
-        )
-        .unwrap();
-        assert!(matches!(file.read(), Err(Error::NotAFile { .. })));
-    }
-
-    #[test]
-    fn many_writers_at_once_leave_one_whole_content() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = file(&directory);
-        std::thread::scope(|scope| {
-            for letter in b'a'..=b'h' {
-                let file = &file;
-                scope.spawn(move || file.write(&[letter; 4096]).unwrap());
-            }
-        });
-        let content = file.read().unwrap().unwrap();
-        assert_eq!(content.len(), 4096);
-        assert!(content.iter().all(|byte| *byte == content[0]));
-    }
-
-    #[test]
-    fn a_directory_is_made_with_its_mode_and_may_be_made_again() {
-        let directory = tempfile::tempdir().unwrap();
-        let made = Dir::private(directory.path().join("a/b"));
-        assert!(made.is_empty().unwrap());
-        made.create().unwrap();
-        made.create().unwrap();
-        let mode = std::fs::metadata(made.path()).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o700);
-        std::fs::write(made.path().join("file"), "").unwrap();
-        assert!(!made.is_empty().unwrap());
-    }
-}
+#[path = "file_tests.rs"]
+mod tests;

@@ -4,9 +4,10 @@
 //! the part of [`Root`] that belongs to it, and never a path.
 //!
 //! ```text
-//! tree    which places there are, on the ESP, the data partition and in memory
-//! file    one place: bounded reads, whole writes
-//! atomic  how a write is whole or not at all; for `init`, too
+//! tree      which places there are, on the ESP, the data partition and in memory
+//! file      one place: bounded reads, whole writes
+//! atomic    how a write to the data partition is whole or not at all
+//! in_place  the same for the ESP, whose file system has no journal; for `init`, too
 //! ```
 //!
 //! Invariants:
@@ -15,11 +16,12 @@
 //! What this module does not do: mount anything, or know whether it is mounted
 //! (`storage`).
 
-pub mod atomic;
+mod atomic;
 mod file;
+pub mod in_place;
 mod kubernetes;
 mod tree;
 
 pub use self::file::{Dir, Error, File};
 pub use self::kubernetes::{Kubernetes, KubernetesRun, Pair};
-pub use self::tree::{Credentials, Data, Ephemeral, Esp, Etcd, Node, PeerPki, Root, Sockets};
+pub use self::tree::{Credentials, Data, Ephemeral, Esp, Etcd, Guru, Node, PeerPki, Root, Sockets};

@@ -17,7 +17,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::file::{Dir, Error, File};
+use super::file::{Dir, Error, File, SIZE_MAX};
 use super::kubernetes::{Kubernetes, KubernetesRun};
 
 /// More than there is room for on the ESP.
@@ -76,8 +76,6 @@ pub struct Esp {
     pub sealed_configuration: File,
     /// Where the cluster can be reached.
     pub cluster_directory: File,
-    /// The network configuration that worked last.
-    pub network: File,
     /// The journal of the cluster manager's next step; see `cluster::sealed`.
     pub cluster_journal: File,
     /// The initial content of a cluster that is founded, put there by an operator; see
@@ -90,25 +88,56 @@ pub struct Esp {
     pub cold_start_next: File,
     /// The secrets that a change of keys puts in force; see `cluster::sealed`.
     pub key_change: File,
+    /// The failures of the machine, written by `init`.
+    pub guru: Guru,
 }
 
 impl Esp {
     fn at(base: PathBuf) -> Self {
         let polis = base.join("polis");
-        let file = |name: &str| File::private(polis.join(name));
+        let file = |name: &str| File::in_place(polis.join(name));
         Self {
-            parameters: file("parameters.pb"),
+            parameters: File::given(polis.join("parameters.pb"), SIZE_MAX),
             sealed_configuration: file("sealed_configuration.pb"),
             cluster_directory: file("cluster_directory.pb"),
-            network: file("network.pb"),
             cluster_journal: file("cluster_journal.pb"),
-            etcd_snapshot: file("etcd_snapshot.db").at_most(SNAPSHOT_SIZE_MAX),
+            etcd_snapshot: File::given(polis.join("etcd_snapshot.db"), SNAPSHOT_SIZE_MAX),
             cold_start: file("cold_start.pb"),
             cold_start_next: file("cold_start_next.pb"),
             key_change: file("key_change.pb"),
+            guru: Guru::at(&polis.join("guru")),
             mount: Dir::public(base),
             polis: Dir::private(polis.clone()),
         }
+    }
+
+    /// The files that the image must have at their full size, `in_place::SIZE`, as paths
+    /// on the ESP: see `in_place`.
+    #[must_use]
+    pub fn in_place() -> Vec<PathBuf> {
+        let Self {
+            mount: _,
+            polis: _,
+            parameters: _,
+            etcd_snapshot: _,
+            sealed_configuration,
+            cluster_directory,
+            cluster_journal,
+            cold_start,
+            cold_start_next,
+            key_change,
+            guru: Guru { attempts, reports },
+        } = Self::at(PathBuf::new());
+        let records = [
+            sealed_configuration,
+            cluster_directory,
+            cluster_journal,
+            cold_start,
+            cold_start_next,
+            key_change,
+            attempts,
+        ];
+        records.into_iter().chain(reports).map(|file| file.path().to_owned()).collect()
     }
 
     /// Makes the directories.
@@ -118,6 +147,25 @@ impl Esp {
     /// The first that cannot be made.
     pub fn create(&self) -> Result<(), Error> {
         self.polis.create()
+    }
+}
+
+/// The ledger of failed boots, and the last reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Guru {
+    /// The counters.
+    pub attempts: File,
+    /// A ring of reports.
+    pub reports: [File; 8],
+}
+
+impl Guru {
+    fn at(base: &Path) -> Self {
+        let file = |name: &str| File::in_place(base.join(name));
+        Self {
+            attempts: file("attempts"),
+            reports: std::array::from_fn(|number| file(&format!("guru-{number}.txt"))),
+        }
     }
 }
 
@@ -410,6 +458,14 @@ mod tests {
             root.ephemeral.consensus.client(),
             Path::new("/ephemeral/consensus/client.sock")
         );
+    }
+
+    #[test]
+    fn the_image_has_every_file_of_the_esp_that_the_machine_writes() {
+        let files = Esp::in_place();
+        assert_eq!(files.len(), 15);
+        assert_eq!(files[0], Path::new("polis/sealed_configuration.pb"));
+        assert_eq!(files[14], Path::new("polis/guru/guru-7.txt"));
     }
 
     #[test]

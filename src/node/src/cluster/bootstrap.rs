@@ -110,8 +110,8 @@ impl<C: Consensus> Service<C> {
         self.give_orders(key, Start::Bootstrap);
 
         let store = self.store().await?;
-        let snapshot = self.config.root.esp.etcd_snapshot.path().to_owned();
-        let restored = blocking(move || snapshot.is_file()).await;
+        let snapshot = self.config.root.esp.etcd_snapshot.clone();
+        let restored = blocking(move || snapshot.is_filled()).await?;
         let disk = keys.as_ref().zip(recovery);
         let founding = Founding {
             node,

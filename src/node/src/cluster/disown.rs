@@ -81,9 +81,12 @@ impl<C: Consensus> Service<C> {
         let unlocker = self.config.unlocker(self.disk());
         let root = self.config.root.clone();
         let sealed = blocking(move || {
-            if let Some(Ok(sealed)) =
-                root.esp.sealed_configuration.read()?.map(|record| Sealed::from_record(&record))
-            {
+            let record = match root.esp.sealed_configuration.read() {
+                // The next boot finds the damage; what opens the disk goes all the same.
+                Err(files::Error::Damaged { .. }) => None,
+                record => record?,
+            };
+            if let Some(Ok(sealed)) = record.map(|record| Sealed::from_record(&record)) {
                 let sealed = Sealed { disowned: true, secrets: None, ..sealed };
                 root.esp.sealed_configuration.write(&sealed.to_record())?;
             }

@@ -241,9 +241,9 @@ pub(super) async fn conclude(root: &Root) -> Result<(), Error> {
     let journal_record = read_record(&journal, Journal::from_record).await?;
     let founded = matches!(journal_record, Record::Whole(Journal::Bootstrap(_)));
     blocking(move || {
-        match (snapshot.path().exists(), founded) {
+        match (snapshot.is_filled()?, founded) {
             (true, true) => {
-                warn!("the snapshot of etcd on the ESP is overwritten and removed");
+                warn!("the snapshot of etcd on the ESP is overwritten with zeros");
                 snapshot.erase()?;
             }
             (true, false) => warn!(
@@ -270,7 +270,7 @@ mod tests {
         let root = Root::at(disk.path());
         root.create().unwrap();
         let snapshot = root.esp.etcd_snapshot.clone();
-        snapshot.write(b"a person's").unwrap();
+        std::fs::write(snapshot.path(), b"a person's").unwrap();
         conclude(&root).await.unwrap();
         root.esp.cluster_journal.write(b"damaged").unwrap();
         conclude(&root).await.unwrap();
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(root.esp.cluster_journal.read().unwrap(), None);
         root.esp.cluster_journal.write(&begun().to_record()).unwrap();
         conclude(&root).await.unwrap();
-        assert_eq!(snapshot.read().unwrap(), None);
+        assert!(!snapshot.is_filled().unwrap());
         assert_eq!(root.esp.cluster_journal.read().unwrap(), None);
     }
 }

@@ -1,8 +1,8 @@
 //! The frame around the records of a node on its EFI system partition.
 //!
-//! FAT has no journal: after a power cut a file may be short or hold another file's blocks.
-//! The frame separates whole from damaged, so that *absent* and *damaged* are never
-//! mistaken for each other.
+//! A file may be another version's, another computer's or another record's. The frame
+//! separates whole from damaged, so that *absent* and *damaged* are never mistaken for each
+//! other, also where the keeper is a variable of the firmware.
 //!
 //! ```text
 //! 0      8        10     12       16        16+n        48+n

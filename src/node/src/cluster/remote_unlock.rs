@@ -32,6 +32,7 @@ use super::unlock::{Keys, Unlocker};
 use super::{Error, Service};
 use crate::parameters::ColdStart;
 use crate::storage::key::RecoveryKey;
+use polis_base::files;
 use polis_base::stage::{self, Stage};
 use polis_base::sys::clock;
 use polis_runtime::event::until;
@@ -53,7 +54,14 @@ impl<C: Consensus> Service<C> {
         let sealer = unlocker.sealer.clone();
         let own = Identity::new(sealed.node_public_key).id;
         let (known, key) = blocking(move || -> Result<_, Error> {
-            let directory = file.read()?.unwrap_or_default();
+            let directory = match file.read() {
+                Err(error @ files::Error::Damaged { .. }) => {
+                    warn!(error = &error as &dyn std::error::Error, "the cluster's directory");
+                    None
+                }
+                directory => directory?,
+            };
+            let directory = directory.unwrap_or_default();
             let directory = v1::ClusterDirectory::decode(directory.as_slice());
             let directory = directory.unwrap_or_else(|error| {
                 warn!(%error, "the cluster's directory on the ESP is damaged");

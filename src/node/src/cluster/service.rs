@@ -364,6 +364,7 @@ pub(super) async fn read_record<T: Send + 'static>(
         Err(files::Error::TooLarge { .. } | files::Error::NotAFile { .. }) => {
             Ok(Record::Damaged(Damage::Magic))
         }
+        Err(files::Error::Damaged { .. }) => Ok(Record::Damaged(Damage::Checksum)),
         Err(error) => Err(error.into()),
     })
     .await

@@ -35,8 +35,8 @@ pub(super) async fn restore(
 ) -> Result<(), Error> {
     let config = &service.config;
     let snapshot = config.snapshot.path().to_owned();
-    let there = snapshot.clone();
-    if !blocking(move || there.is_file()).await {
+    let file = config.snapshot.clone();
+    if !blocking(move || file.is_filled()).await? {
         return Ok(());
     }
     let name = orders.key.id().to_string();

@@ -29,7 +29,7 @@ use super::keys::{Half, Secrets};
 use super::sealer::{Guarded, Sealer, blob_message, blob_value};
 use crate::cluster::Error;
 use crate::cluster::record::{self, Damage, Magic, Protection};
-use polis_base::files::{Esp, File};
+use polis_base::files::{self, Esp, File};
 use polis_base::sys::efivar::Variable;
 
 const MAGIC: Magic = Magic(*b"polis cs");
@@ -125,9 +125,12 @@ impl Shares {
     /// The share, if one is stored.
     pub(in crate::cluster) fn fetch(&self, slot: Slot) -> Result<Option<(Half, Keeper)>, Error> {
         let (file, variable) = self.place(slot);
-        if let Some(record) = file.read()? {
-            let record = Zeroizing::new(record);
-            match from_record(&record) {
+        let record = match file.read() {
+            Err(files::Error::Damaged { .. }) => Some(Err(Damage::Checksum)),
+            record => record?.map(|record| from_record(&Zeroizing::new(record))),
+        };
+        if let Some(record) = record {
+            match record {
                 Ok(guarded) => {
                     let keeper = if guarded.is_sealed() { Keeper::Tpm } else { Keeper::Disk };
                     return Ok(Some((self.sealer.open_share(&guarded)?, keeper)));
@@ -291,7 +294,10 @@ mod tests {
     fn a_damaged_share_is_ignored() {
         let world = world(false);
         world.shares.keep(Slot::Current, &plain(), &half(7)).unwrap();
-        world.shares.places[0].0.write(b"noise").unwrap();
+        let file = &world.shares.places[0].0;
+        file.write(b"noise").unwrap();
+        assert_eq!(world.shares.fetch(Slot::Current).unwrap(), None);
+        std::fs::write(file.path(), b"noise").unwrap();
         assert_eq!(world.shares.fetch(Slot::Current).unwrap(), None);
     }
 

@@ -51,7 +51,9 @@ use self::keeper::{Shares, Slot};
 use self::keys::{Half, Secrets};
 use self::sealer::{Guarded, Sealer};
 use super::Error;
+use super::decide::Record;
 use super::sealed::{Keeping, Sealed, change_from_record, change_to_record};
+use super::service::read_record;
 use crate::parameters::TpmMode;
 use crate::storage::Kind;
 use crate::storage::key::{Key, RecoveryKey};
@@ -245,14 +247,14 @@ impl Unlocker {
 
     async fn change(&self) -> Result<Option<Guarded<Secrets>>, Error> {
         let change = self.root.esp.key_change.clone();
-        let record = blocking(move || change.read()).await?;
-        Ok(record.and_then(|record| match change_from_record(&record) {
-            Ok(secrets) => Some(secrets),
-            Err(damage) => {
+        match read_record(&change, change_from_record).await? {
+            Record::Absent => Ok(None),
+            Record::Whole(secrets) => Ok(Some(secrets)),
+            Record::Damaged(damage) => {
                 warn!("an interrupted change of the disk's key cannot be read: {damage}");
-                None
+                Ok(None)
             }
-        }))
+        }
     }
 
     /// Whether an earlier boot began to change the keys.
