@@ -134,6 +134,7 @@ struct Values {
     access_list: watch::Sender<Arc<rpc::AccessList>>,
     curator: watch::Sender<curator::Status>,
     containerd: watch::Sender<runtime::Status>,
+    pods: watch::Sender<Option<runtime::Pods>>,
     /// The roles that the cluster gives to this node.
     given: watch::Sender<Option<v1::NodeRoles>>,
     workload: watch::Sender<workload::Status>,
@@ -179,6 +180,7 @@ impl Values {
             unlock_requests: watch::Sender::default(),
             curator: watch::Sender::default(),
             containerd: watch::Sender::default(),
+            pods: watch::Sender::default(),
             given: watch::Sender::default(),
             workload: watch::Sender::default(),
             mesh: workload::mesh::Outputs::default(),
@@ -390,6 +392,7 @@ impl Control {
                 roles: values.given.subscribe(),
                 storage: values.storage.subscribe(),
                 status: values.containerd.clone(),
+                pods: values.pods.clone(),
             },
             roles: roles::readiness::Service {
                 image: root.environment.image.clone(),
@@ -447,7 +450,10 @@ impl Faces {
                     pki: member.overview(),
                     cluster_nodes: values.cluster_nodes.subscribe(),
                     identity: values.identity.subscribe(),
+                    roles: values.given.subscribe(),
                     workload: values.workload.subscribe(),
+                    containerd: values.containerd.subscribe(),
+                    pods: values.pods.subscribe(),
                 },
             },
             nodes: console::nodes::Service {

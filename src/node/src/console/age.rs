@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use polis_tui::snapshot::{Logs, Network, Nodes, Pki, Snapshot, Stage, StageState};
+use polis_tui::snapshot::{Logs, Network, Nodes, Pki, Snapshot, Stage, StageState, Workloads};
 
 use super::fold::{CLOCK, days, printed, used};
 use super::watched::Values;
@@ -37,6 +37,7 @@ pub(super) fn later(
     for service in &mut snapshot.services {
         grow(&mut service.since, passed);
     }
+    snapshot.workloads.iter_mut().for_each(|it| workloads(it, values, passed, now));
     snapshot.logs = Arc::clone(logs);
     snapshot
 }
@@ -64,6 +65,15 @@ fn network(network: &mut Network, passed: Duration) {
 fn nodes(nodes: &mut Nodes, passed: Duration) {
     let heartbeats = nodes.nodes.iter_mut().filter_map(|node| node.heartbeat.as_mut());
     heartbeats.chain(&mut nodes.stale).for_each(|age| grow(age, passed));
+}
+
+/// Pods have their age by the wall clock, as certificates have.
+fn workloads(shown: &mut Workloads, values: &Values, passed: Duration, now: SystemTime) {
+    shown.parts.iter_mut().filter_map(|it| it.since.as_mut()).for_each(|age| grow(age, passed));
+    let shown = shown.pods.iter_mut().flat_map(|it| &mut it.pods);
+    for (shown, pod) in shown.zip(values.pods.iter().flat_map(|it| &it.pods)) {
+        shown.age = Some(super::workloads::age(pod, now));
+    }
 }
 
 /// Certificates end by the wall clock, which may be set meanwhile.

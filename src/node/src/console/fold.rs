@@ -28,6 +28,7 @@ use super::ClusterNodes;
 use super::fingerprint_words::FingerprintWords;
 use super::members::Learned;
 use super::watched::Values;
+use super::workloads;
 use crate::parameters::Cidr;
 use crate::{cluster, consensus, network, storage};
 use polis_base::hex;
@@ -74,7 +75,7 @@ pub(super) fn fold(
         etcd: etcd(&values.consensus, &values.members),
         pki: pki(&values.pki, &values.words, now),
         services: services(&values.services, uptime),
-        workloads: None,
+        workloads: workloads::workloads(values, uptime, now),
         metrics: values.load.as_ref().map(|load| load.metrics.clone()),
         logs: Arc::clone(logs),
     }

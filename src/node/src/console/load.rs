@@ -22,6 +22,9 @@ use tokio::time::{Instant, sleep_until};
 
 use super::attention::Attention;
 use super::counters::{Counters, Space, space};
+use crate::workload::ground;
+use polis_base::files;
+use polis_base::sys::quota::Usage;
 use polis_runtime::supervisor::Context;
 
 /// Between two samples: what a column of a chart stands for.
@@ -39,6 +42,8 @@ pub(super) struct Load {
     pub(super) metrics: Metrics,
     /// Of each network interface, by name.
     pub(super) interfaces: BTreeMap<String, Traffic>,
+    /// What workloads have on the data partition; `None` where they have no limit.
+    pub(super) quota: Option<Usage>,
 }
 
 /// Bytes a second through one interface, the newest last.
@@ -58,6 +63,8 @@ pub(super) struct Service {
     pub(super) data: PathBuf,
     /// The file there that reserves what is still to be written.
     pub(super) unwritten: PathBuf,
+    /// The tree there, for the quota of workloads.
+    pub(super) tree: files::Data,
     pub(super) load: watch::Sender<Option<Load>>,
     /// Whether something happens.
     pub(super) attention: Attention,
@@ -74,9 +81,15 @@ impl Service {
             let (at, now) = read();
             series.add(&before, &now, at - then);
             (then, before) = (at, now);
-            self.load.send_replace(Some(series.load(&before, space(&self.data, &self.unwritten))));
+            let load = series.load(&before, space(&self.data, &self.unwritten));
+            self.load.send_replace(Some(Load { quota: self.quota(), ..load }));
         }
         Ok(())
+    }
+
+    /// What workloads have, where they have a limit.
+    fn quota(&self) -> Option<Usage> {
+        ground::quota::usage(&self.tree).ok().filter(|usage| usage.limits.bytes > 0)
     }
 
     /// Waits until a sample is due after the one at `last`. Cancel-safe.
@@ -177,6 +190,7 @@ impl Series {
                 data_unwritten: space.unwritten,
             },
             interfaces: self.interfaces.iter().map(|(k, v)| (k.clone(), traffic(v))).collect(),
+            quota: None,
         }
     }
 }
@@ -250,6 +264,7 @@ mod tests {
         let service = Service {
             sys: proc.clone(),
             data: proc.clone(),
+            tree: files::Root::at(&proc).data,
             unwritten: proc.clone(),
             proc,
             load: watch::Sender::default(),

@@ -27,6 +27,7 @@ pub mod members;
 pub mod nodes;
 mod screen;
 mod watched;
+mod workloads;
 mod writer;
 
 use std::collections::BTreeSet;
@@ -34,6 +35,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use polis_proto::v1;
 use polis_tui::Snapshot;
 use polis_tui::snapshot::Nodes;
 use tokio::sync::watch;
@@ -43,6 +45,7 @@ use self::attention::Attention;
 use self::logs::Window;
 use self::watched::{Values, Watched};
 use crate::parameters::Known;
+use crate::workload::runtime;
 use crate::{cluster, consensus, network, storage, workload};
 use polis_base::environment::Environment;
 use polis_base::sys::command_line;
@@ -104,8 +107,14 @@ pub struct Inputs {
     pub cluster_nodes: watch::Receiver<ClusterNodes>,
     /// The identity of this node.
     pub identity: watch::Receiver<Option<Identity>>,
+    /// The roles that the cluster gives to this node; `None` before it knows them.
+    pub roles: watch::Receiver<Option<v1::NodeRoles>>,
     /// The parts of Kubernetes.
     pub workload: watch::Receiver<workload::Status>,
+    /// What runs the pods.
+    pub containerd: watch::Receiver<runtime::Status>,
+    /// The pods of this node.
+    pub pods: watch::Receiver<Option<runtime::Pods>>,
 }
 
 /// The known state of the nodes of the cluster; the console adds to every age in it the
@@ -204,6 +213,7 @@ impl Service {
             sys: PathBuf::from("/sys"),
             data: files::Root::live().data.mount.path().to_owned(),
             unwritten: files::Root::live().data.unwritten.path().to_owned(),
+            tree: files::Root::live().data,
             load,
             attention: attention.clone(),
         };

@@ -33,7 +33,10 @@ fn start() -> World {
     let (cluster, standing) = watch::channel(cluster::Status::default());
     let (received, cluster_nodes) = watch::channel(ClusterNodes::default());
     let (key, identity) = watch::channel(None);
+    let (given, roles) = watch::channel(None);
     let (parts, workload) = watch::channel(crate::workload::Status::default());
+    let (runs, containerd) = watch::channel(runtime::Status::default());
+    let (listed, pods) = watch::channel(None);
     let (table, nodes) = watch::channel(None);
     let (own, credentials) = watch::channel(None);
     let service = Service {
@@ -48,7 +51,10 @@ fn start() -> World {
             pki: member.overview(),
             cluster_nodes,
             identity,
+            roles,
             workload,
+            containerd,
+            pods,
         },
         terminals: watch::Sender::default(),
         snapshot: watch::Sender::default(),
@@ -64,7 +70,8 @@ fn start() -> World {
     let snapshot = service.snapshot.subscribe();
     let (ctx, handles) = Context::for_test();
     ctx.spawn("console", Policy::forever(), move |ctx| service.clone().run(ctx));
-    let owners = (orders, member, known, network, mounted, disk, received, key, table, own, parts);
+    let owners = (orders, member, known, network, mounted, disk, received, key, table, own);
+    let owners = (owners, given, parts, runs, listed);
     World { snapshot, cluster, handles, _owners: Box::new(owners) }
 }
 
@@ -99,10 +106,10 @@ async fn at_rest_the_clock_goes_and_pages_stand_still() {
         shown = new;
     }
     assert!((58..=62).contains(&ticks), "the clock went {ticks} times");
-    let [boot, cluster, etcd, pki, _services, logs, network] = pictures;
+    let [boot, cluster, etcd, pki, _services, logs, network, workloads] = pictures;
     // The load is sampled every thirty seconds, and is on the first page.
     assert!(boot <= 3, "the Boot page was drawn {boot} times");
-    assert_eq!((cluster, etcd, pki, logs, network), (0, 0, 0, 0, 0));
+    assert_eq!((cluster, etcd, pki, logs, network, workloads), (0, 0, 0, 0, 0, 0));
     world.handles.cancel().await;
 }
 

@@ -6,6 +6,7 @@
 
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};
+use polis_proto::v1;
 use tokio::sync::watch;
 
 use super::fingerprint_words::FingerprintWords;
@@ -13,6 +14,7 @@ use super::load::Load;
 use super::members::Learned;
 use super::{ClusterNodes, Inputs};
 use crate::parameters::Known;
+use crate::workload::runtime;
 use crate::{cluster, consensus, network, storage, workload};
 use polis_base::environment::Environment;
 use polis_base::stage::Stages;
@@ -38,7 +40,10 @@ pub(super) struct Values {
     pub(super) identity: Option<Identity>,
     /// The fingerprint of its key.
     pub(super) own: Option<Fingerprint>,
+    pub(super) roles: Option<v1::NodeRoles>,
     pub(super) workload: workload::Status,
+    pub(super) containerd: runtime::Status,
+    pub(super) pods: Option<runtime::Pods>,
     pub(super) load: Option<Load>,
     pub(super) words: FingerprintWords,
     pub(super) members: Learned,
@@ -61,7 +66,10 @@ impl Values {
             cluster_nodes: ClusterNodes::default(),
             identity: None,
             own: None,
+            roles: None,
             workload: workload::Status::default(),
+            containerd: runtime::Status::default(),
+            pods: None,
             load: None,
             words: FingerprintWords::default(),
             members: Learned::new(),
@@ -99,7 +107,10 @@ impl Watched {
             pki,
             cluster_nodes,
             identity,
+            roles,
             workload,
+            containerd,
+            pods,
         } = &mut self.inputs;
         let values = &mut self.values;
         let is_another_key = renew(identity, all, &mut values.identity);
@@ -118,7 +129,10 @@ impl Watched {
             renew(consensus, all, &mut values.consensus),
             renew(pki, all, &mut values.pki),
             renew(cluster_nodes, all, &mut values.cluster_nodes),
+            renew(roles, all, &mut values.roles),
             renew(workload, all, &mut values.workload),
+            renew(containerd, all, &mut values.containerd),
+            renew(pods, all, &mut values.pods),
             renew(&mut self.load, all, &mut values.load),
             renew(&mut self.words, all, &mut values.words),
             renew(&mut self.members, all, &mut values.members),
@@ -136,7 +150,10 @@ impl Watched {
             cluster,
             pki,
             identity,
+            roles,
             workload,
+            containerd,
+            pods,
             health: _,
             consensus: _,
             cluster_nodes: _,
@@ -150,7 +167,10 @@ impl Watched {
             changed(cluster, "the cluster"),
             changed(pki, "the certificates"),
             changed(identity, "the identity"),
+            changed(roles, "the roles"),
             changed(workload, "the workload"),
+            changed(containerd, "the container runtime"),
+            changed(pods, "the pods"),
             changed(&mut self.words, "the words"),
         ];
         let changed = select_all(any).await.0;

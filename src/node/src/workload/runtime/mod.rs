@@ -22,9 +22,11 @@ pub mod config;
 pub mod health;
 pub mod import;
 pub mod layout;
+pub mod pods;
 pub mod service;
 
 pub use self::health::{Condition, Health};
+pub use self::pods::Pods;
 pub use self::service::{Config, Error, Service};
 
 /// The published status.

@@ -9,13 +9,13 @@ use tonic::transport::{Channel, Endpoint};
 use tracing::{info, warn};
 
 use super::health::{self, Health};
-use super::{Status, config, import, layout};
+use super::{Pods, Status, config, import, layout, pods};
 use crate::workload::ground;
 use crate::{cluster, storage};
 use polis_base::files;
 use polis_base::serial::EventLine;
 use polis_runtime::logtree::Parser;
-use polis_runtime::supervisor::{Context, blocking};
+use polis_runtime::supervisor::{Context, Policy, blocking};
 use polis_runtime::sys::cgroup::Group;
 use polis_runtime::sys::process::{self, Child, Command};
 use polis_wire::node_roles::Role;
@@ -102,6 +102,8 @@ pub struct Service {
     pub storage: watch::Receiver<storage::Status>,
     /// What everyone else may know.
     pub status: watch::Sender<Status>,
+    /// The pods; `None` while containerd does not answer.
+    pub pods: watch::Sender<Option<Pods>>,
 }
 
 impl Service {
@@ -112,6 +114,12 @@ impl Service {
     /// [`Error`]; the supervisor starts a fresh run.
     pub async fn run(self, ctx: Context) -> Result<(), Error> {
         self.status.send_replace(Status::Stopped);
+        let pods = pods::Service {
+            socket: self.config.tree.ephemeral.containerd.client().to_owned(),
+            runtime: self.status.subscribe(),
+            pods: self.pods.clone(),
+        };
+        ctx.spawn("pods", Policy::forever(), move |ctx| pods.clone().run(ctx));
         loop {
             if !self.is_wanted() {
                 // Nothing to run is no fault. A run that begins again after a failure is not

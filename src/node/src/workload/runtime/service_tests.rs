@@ -21,7 +21,8 @@ impl Bench {
         let (storage, mounted) = watch::channel(storage::Status::Starting);
         let config = Config { binary: base.join("containerd"), ..Config::live(&tree) };
         let status = watch::Sender::default();
-        let service = Service { config, cluster, roles, storage: mounted, status };
+        let pods = watch::Sender::default();
+        let service = Service { config, cluster, roles, storage: mounted, status, pods };
         Self { service, _cluster, given, storage }
     }
 
