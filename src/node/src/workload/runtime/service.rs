@@ -142,7 +142,8 @@ impl Service {
             }
             self.say(&ctx, "starting");
             self.status.send_replace(Status::Starting);
-            let Some(mut child) = ctx.until_cancelled(self.start(&ctx)).await.transpose()? else {
+            let start = Box::pin(self.start(&ctx));
+            let Some(mut child) = ctx.until_cancelled(start).await.transpose()? else {
                 return Ok(());
             };
             let served = tokio::select! {
