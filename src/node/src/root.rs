@@ -137,6 +137,8 @@ struct Values {
     /// The roles that the cluster gives to this node.
     given: watch::Sender<Option<v1::NodeRoles>>,
     workload: watch::Sender<workload::Status>,
+    /// The addresses of this node's pods; `None` until it has some.
+    prefix: watch::Sender<Option<workload::mesh::Prefix>>,
     candidates: watch::Sender<Vec<Candidate>>,
     report: watch::Sender<v1::NodeStatus>,
     nodes: watch::Sender<Option<Arc<Nodes>>>,
@@ -180,6 +182,7 @@ impl Values {
             containerd: watch::Sender::default(),
             given: watch::Sender::default(),
             workload: watch::Sender::default(),
+            prefix: watch::Sender::default(),
             report: watch::Sender::default(),
             nodes: watch::Sender::default(),
             cluster_nodes: watch::Sender::default(),
@@ -385,6 +388,7 @@ impl Control {
                 config: runtime::Config::live(tree),
                 cluster: values.cluster.subscribe(),
                 storage: values.storage.subscribe(),
+                workload: values.workload.subscribe(),
                 status: values.containerd.clone(),
             },
             roles: roles::readiness::Service {
@@ -402,6 +406,10 @@ impl Control {
                 roles: values.given.subscribe(),
                 consensus: member.status(),
                 network: values.network.subscribe(),
+                nodes: values.nodes.subscribe(),
+                prefix: values.prefix.subscribe(),
+                containerd: values.containerd.subscribe(),
+                client: values.client.clone(),
                 status: values.workload.clone(),
             },
         }

@@ -31,9 +31,9 @@ mod parse;
 mod service_account;
 mod store;
 mod template;
-mod worker;
 #[cfg(test)]
 mod tests;
+mod worker;
 
 use std::sync::Arc;
 use std::time::SystemTime;

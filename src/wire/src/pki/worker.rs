@@ -6,9 +6,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    Certificate, Host, Issuer, KubernetesHolder, KubernetesSubject, Mode, Template,
-};
+use super::{Certificate, Host, Issuer, KubernetesHolder, KubernetesSubject, Mode, Template};
 use crate::identity::NodeId;
 
 /// The group whose members the Node authorizer of the API server restricts to their node.

@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use super::health::{self, Health};
 use super::{Status, config, import, layout};
-use crate::workload::ground;
+use crate::workload::{self, Part, ground};
 use crate::{cluster, storage};
 use polis_base::files;
 use polis_base::serial::EventLine;
@@ -97,6 +97,8 @@ pub struct Service {
     pub cluster: watch::Receiver<cluster::Status>,
     /// The data partition.
     pub storage: watch::Receiver<storage::Status>,
+    /// The parts of Kubernetes: kubelet ends before containerd does.
+    pub workload: watch::Receiver<workload::Status>,
     /// What everyone else may know.
     pub status: watch::Sender<Status>,
 }
@@ -119,7 +121,8 @@ impl Service {
             wanted?;
             if !self.config.binary.exists() {
                 warn!("the image of this machine is of the base variant: it runs no pods");
-                self.say(&ctx, "absent");
+                let line = EventLine::new("workload").field("part", "containerd");
+                ctx.lines().event(line.field("state", "absent"));
                 self.status.send_replace(Status::Absent);
                 ctx.healthy();
                 let Some(gone) = ctx.until_cancelled(self.wanted(false)).await else {
@@ -129,7 +132,6 @@ impl Service {
                 self.status.send_replace(Status::Stopped);
                 continue;
             }
-            self.say(&ctx, "starting");
             self.status.send_replace(Status::Starting);
             let Some(mut child) = ctx.until_cancelled(self.start(&ctx)).await.transpose()? else {
                 return Ok(());
@@ -143,7 +145,6 @@ impl Service {
                 () = ctx.cancelled() => Ok(()),
             };
             self.status.send_replace(Status::Stopped);
-            self.say(&ctx, "stopped");
             if child.id().is_some() {
                 let exit = child.terminate(GRACE).await?;
                 info!(%exit, "containerd");
@@ -154,25 +155,31 @@ impl Service {
         }
     }
 
-    /// Whether this node is to run pods.
+    /// Whether this node is to run pods, or still does.
     fn is_wanted(&self) -> bool {
-        self.cluster.borrow().roles.contains(&Role::KubernetesWorker)
-            && self.storage.borrow().ready().is_some()
+        let kubelet = self.workload.borrow().parts.contains_key(&Part::Kubelet);
+        let worker = self.cluster.borrow().roles.contains(&Role::KubernetesWorker);
+        (worker || kubelet) && self.storage.borrow().ready().is_some()
     }
 
     /// Waits until this node is to run pods, or is not.
     async fn wanted(&self, wanted: bool) -> Result<(), Error> {
         let (mut cluster, mut storage) = (self.cluster.clone(), self.storage.clone());
+        let mut workload = self.workload.clone();
         loop {
             cluster.mark_unchanged();
             storage.mark_unchanged();
+            workload.mark_unchanged();
             if self.is_wanted() == wanted {
                 return Ok(());
             }
             tokio::select! {
-                // Cancel-safe, both: they wait for event values.
+                // Cancel-safe, all of them: they wait for event values.
                 changed = cluster.changed() => changed.map_err(|_closed| Error::Closed("the cluster"))?,
                 changed = storage.changed() => changed.map_err(|_closed| Error::Closed("storage"))?,
+                changed = workload.changed() => {
+                    changed.map_err(|_closed| Error::Closed("the parts of Kubernetes"))?;
+                }
             }
         }
     }
@@ -209,7 +216,6 @@ impl Service {
         let (channel, first) = self.connected().await?;
         import::import(&channel, &images).await?;
         ctx.healthy();
-        self.say(ctx, "ready");
         self.status.send_replace(Status::Serving(first));
         let mut silent = 0;
         loop {
@@ -253,11 +259,6 @@ impl Service {
             *status = serving;
             changed
         });
-    }
-
-    fn say(&self, ctx: &Context, state: &str) {
-        let line = EventLine::new("workload").field("part", "containerd").field("state", state);
-        ctx.lines().event(line);
     }
 }
 

@@ -9,6 +9,7 @@ struct Bench {
     service: Service,
     cluster: watch::Sender<cluster::Status>,
     storage: watch::Sender<storage::Status>,
+    workload: watch::Sender<workload::Status>,
 }
 
 impl Bench {
@@ -18,8 +19,9 @@ impl Bench {
         let (storage, mounted) = watch::channel(storage::Status::Starting);
         let config = Config { binary: base.join("containerd"), ..Config::live(&tree) };
         let status = watch::Sender::default();
-        let service = Service { config, cluster: roles, storage: mounted, status };
-        Self { service, cluster, storage }
+        let (workload, parts) = watch::channel(workload::Status::default());
+        let service = Service { config, cluster: roles, storage: mounted, workload: parts, status };
+        Self { service, cluster, storage, workload }
     }
 
     fn make_worker(&self) {
@@ -73,6 +75,23 @@ async fn a_worker_of_the_base_variant_says_what_it_lacks() {
         lines.iter().any(|line| line.contains("workload part=containerd state=absent")),
         "{lines:?}"
     );
+}
+
+#[tokio::test]
+async fn containerd_stays_until_kubelet_has_ended() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    bench.make_worker();
+    assert!(bench.service.is_wanted());
+    let running = workload::Status {
+        parts: [(Part::Kubelet, workload::PartState::Ready)].into(),
+        ..workload::Status::default()
+    };
+    bench.workload.send_replace(running);
+    bench.cluster.send_modify(|status| status.roles.clear());
+    assert!(bench.service.is_wanted());
+    bench.workload.send_replace(workload::Status::default());
+    bench.service.wanted(false).await.unwrap();
 }
 
 #[test]
