@@ -212,7 +212,8 @@ const ROOT_PLAIN: &[&str] = &[
 ];
 
 /// Modules that the root must have, even if a list leaves out their folder one day: the
-/// node asks for them by name, or is tested on their hardware.
+/// node, or a program of Kubernetes, asks for them by name or alias, or the node is tested on
+/// their hardware.
 const ROOT: &[&str] = &[
     "aegis128",
     "aegis128_aesni",
@@ -222,11 +223,20 @@ const ROOT: &[&str] = &[
     "e1000e",
     "i6300esb",
     "igb",
+    "nf_conntrack_netlink",
     "nf_tables",
+    "nft_chain_nat",
+    "nft_ct",
+    "nft_fib_inet",
+    "nft_masq",
+    "nft_nat",
+    "nft_numgen",
+    "nft_reject_inet",
     "nls_cp437",
     "overlay",
     "qemu_fw_cfg",
     "softdog",
+    "veth",
     "vfat",
     "virtio_gpu",
     "virtio_net",

@@ -100,6 +100,8 @@ pub(crate) async fn invite(
     };
     let refused = join().await.unwrap_err();
     assert_eq!(reason(&refused), "no-role");
+    let refused = worker_certificate(&node, [9; 32]).await.unwrap_err();
+    assert_eq!((refused.code(), reason(&refused)), (Code::FailedPrecondition, "no-worker"));
     let roles = v1::NodeRoles {
         consensus_member: Some(v1::node_roles::ConsensusMember {}),
         ..Default::default()
@@ -114,6 +116,21 @@ pub(crate) async fn invite(
         });
     assert_eq!(given.await.unwrap().roles, Some(roles));
     invitation(join().await.unwrap(), machine)
+}
+
+/// Asks for the certificate of kubelet for this key.
+pub(crate) async fn worker_certificate(
+    node: &Client,
+    key: [u8; 32],
+) -> Result<v1::IssueWorkerCertificateResponse, Status> {
+    node.call(Repeat::Allowed, move |channel| async move {
+        let request = v1::IssueWorkerCertificateRequest {
+            purpose: v1::WorkerCertificate::Kubelet.into(),
+            public_key: key.to_vec(),
+        };
+        Ok(CuratorClient::new(channel).issue_worker_certificate(request).await?.into_inner())
+    })
+    .await
 }
 
 pub(crate) fn reason(status: &Status) -> &str {

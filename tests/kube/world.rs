@@ -13,6 +13,7 @@ use polis_runtime::event::until;
 use polis_runtime::logtree::Query;
 use polis_tests::patiently;
 use polis_wire::node_roles::Role;
+use polis_wire::rpc::client::{Client, Patience};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use tokio::sync::watch;
@@ -81,12 +82,24 @@ impl Controller {
             ..network::Status::default()
         });
         let service = Service {
-            config: Config { site: site.clone(), ground: None, mesh: None, look: LOOK },
+            config: Config {
+                site: site.clone(),
+                ground: None,
+                mesh: None,
+                tree: machine.root(),
+                look: LOOK,
+            },
             cluster,
             roles: asked,
             consensus: etcd.status.clone(),
             network: addresses,
             nodes: watch::channel(None).1,
+            containerd: watch::channel(Default::default()).1,
+            client: Client::new(
+                watch::channel(Vec::new()).1,
+                watch::channel(None).1,
+                Patience::default(),
+            ),
             status: watch::Sender::default(),
             mesh: Default::default(),
         };

@@ -92,6 +92,18 @@ pub struct KubernetesRun {
     pub controller_manager: File,
     /// The way of the scheduler to the API server.
     pub scheduler: File,
+    /// The configuration of kubelet.
+    pub kubelet_config: File,
+    /// The way of kubelet to the API server.
+    pub kubelet: File,
+    /// The configuration of kube-proxy.
+    pub kube_proxy_config: File,
+    /// The way of kube-proxy to the API server.
+    pub kube_proxy: File,
+    /// The configuration of the name server of pods.
+    pub corefile: File,
+    /// The way of the name server to the API server.
+    pub dns: File,
 }
 
 impl KubernetesRun {
@@ -108,6 +120,12 @@ impl KubernetesRun {
             audit_policy: file("audit-policy.json"),
             controller_manager: file("controller-manager.kubeconfig"),
             scheduler: file("scheduler.kubeconfig"),
+            kubelet_config: file("kubelet.json"),
+            kubelet: file("kubelet.kubeconfig"),
+            kube_proxy_config: file("kube-proxy.json"),
+            kube_proxy: file("kube-proxy.kubeconfig"),
+            corefile: file("Corefile"),
+            dns: file("dns.kubeconfig"),
             dir: Dir::private(base),
         }
     }

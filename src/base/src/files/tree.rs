@@ -370,8 +370,12 @@ pub struct Ephemeral {
     pub registries: Dir,
     /// What containerd needs only while it works on it.
     pub containerd_scratch: Dir,
-    /// The configuration of the pod network; the node writes it when it has a prefix.
+    /// The directory in which containerd looks for the configuration of the pod network.
     pub pod_network: Dir,
+    /// That configuration; the node writes it when it has a prefix.
+    pub pod_network_file: File,
+    /// The addresses that pods have, which a program of the pod network books.
+    pub pod_addresses: Dir,
     /// Kubernetes' files of this boot.
     pub kubernetes: KubernetesRun,
     /// `/etc/hosts`.
@@ -396,6 +400,8 @@ impl Ephemeral {
             registries: Dir::private(base.join("containerd/certs.d")),
             containerd_scratch: Dir::private(base.join("containerd/tmp")),
             pod_network: Dir::private(base.join("cni/net.d")),
+            pod_network_file: file("cni/net.d/10-polis.conflist"),
+            pod_addresses: Dir::private(base.join("cni/ipam")),
             kubernetes: KubernetesRun::at(base.join("kubernetes")),
             hosts: file("hosts"),
             hostname: file("hostname"),

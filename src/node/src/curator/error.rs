@@ -121,6 +121,9 @@ pub enum Error {
     /// The node is not allowed to become that.
     #[error("the node does not have the role consensus member")]
     NoRole,
+    /// The node gets no certificates of a worker.
+    #[error("the node does not have the role Kubernetes worker")]
+    NoWorker,
     /// etcd did not carry out a request, outside the records.
     #[error(transparent)]
     Etcd(#[from] client::Error),
@@ -178,6 +181,7 @@ impl Error {
             Self::Fixed { .. } => (FailedPrecondition, "fixed"),
             Self::NoRecoveryKey => (NotFound, "no-recovery-key"),
             Self::NoRole => (FailedPrecondition, "no-role"),
+            Self::NoWorker => (FailedPrecondition, "no-worker"),
             Self::Etcd(_) => (Unavailable, "etcd"),
             Self::Members(error) => match error {
                 MembersError::Turn { .. } => (Unavailable, "turn"),

@@ -210,7 +210,7 @@ fn write_configuration(site: &Site, api: SocketAddr) -> Result<(), Error> {
 
 /// The key of a pair, made if it is missing or damaged: another certificate replaces the one
 /// of a lost key. Blocks.
-fn own_key(pair: &Pair) -> Result<SigningKey, Error> {
+pub(super) fn own_key(pair: &Pair) -> Result<SigningKey, Error> {
     let stored = pair.key.read()?.map(Zeroizing::new);
     let text = stored.as_ref().and_then(|bytes| std::str::from_utf8(bytes).ok());
     if let Some(key) = text.and_then(|text| SigningKey::from_pkcs8_pem(text).ok()) {
@@ -244,7 +244,7 @@ async fn encryption_key(store: &impl Store) -> Result<Zeroizing<Vec<u8>>, Error>
 }
 
 /// Writes a file unless it has that content already; returns whether it did. Blocks.
-fn replace(file: &File, content: &[u8]) -> Result<bool, files::Error> {
+pub(super) fn replace(file: &File, content: &[u8]) -> Result<bool, files::Error> {
     let old = file.read()?.map(Zeroizing::new);
     let same = old.is_some_and(|old| old.as_slice() == content);
     if !same {

@@ -12,15 +12,17 @@
 //! A server that is not ready is not restarted: its etcd may be without a quorum, and a
 //! restart would only lose its caches. A server whose `live` check fails is restarted.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info};
 
-use super::api::Api;
+use super::api::{self, Api};
 use super::certificates::chain;
 use super::parts::{Part, PartState, Parts};
+use super::plain;
 use polis_base::serial::Severity;
 use polis_runtime::logtree::{Body, Levelled, Parser};
 use polis_runtime::supervisor::Context;
@@ -90,6 +92,56 @@ pub enum Error {
     Closed(#[from] polis_runtime::event::Closed),
 }
 
+/// How a program of a part is asked for its health.
+#[derive(Clone, Debug)]
+pub(super) enum Probe {
+    /// Over TLS.
+    Tls(Api),
+    /// Over plain HTTP, on loopback.
+    Plain(SocketAddr),
+}
+
+/// One health check.
+#[derive(Clone, Debug)]
+pub(super) struct Check {
+    probe: Probe,
+    path: &'static str,
+}
+
+impl Check {
+    pub(super) fn tls(api: &Api, path: &'static str) -> Self {
+        Self { probe: Probe::Tls(api.clone()), path }
+    }
+
+    pub(super) fn plain(address: SocketAddr, path: &'static str) -> Self {
+        Self { probe: Probe::Plain(address), path }
+    }
+
+    async fn ask(&self) -> Result<(), api::Error> {
+        match &self.probe {
+            Probe::Tls(api) => api.check(self.path).await,
+            Probe::Plain(address) => plain::check(*address, self.path).await,
+        }
+    }
+}
+
+/// How the process of a part runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Process {
+    /// Its control group.
+    pub(super) group: Group,
+    /// Its place in the order of the OOM killer; `None` is the kernel's.
+    pub(super) oom_score: Option<i16>,
+    /// The form of its log lines.
+    pub(super) parser: Parser,
+}
+
+impl Process {
+    /// A program of Kubernetes, with the weight of the control plane.
+    pub(super) const KUBE: Self =
+        Self { group: Group::Kube, oom_score: None, parser: Parser::Klog };
+}
+
 /// A part of the workload stack that is a child process.
 #[derive(Clone, Debug)]
 pub(super) struct Component {
@@ -97,12 +149,11 @@ pub(super) struct Component {
     /// The program: a link to the one binary, which looks at its name.
     pub(super) program: PathBuf,
     pub(super) args: Vec<String>,
-    /// The client for its health checks.
-    pub(super) api: Api,
-    /// The path of its readiness check.
-    pub(super) ready: &'static str,
-    /// The path of its liveness check.
-    pub(super) live: &'static str,
+    pub(super) process: Process,
+    /// Its readiness check.
+    pub(super) ready: Check,
+    /// Its liveness check.
+    pub(super) live: Check,
     pub(super) parts: Parts,
 }
 
@@ -140,9 +191,12 @@ impl Component {
             // Go resolves names itself, and reads `/etc/hosts` at each lookup.
             .env("GODEBUG", "netdns=go")
             .env("PATH", "/usr/bin:/usr/sbin")
-            .log(ctx.sink(part.name(), Parser::Klog).ruled(quieten));
-        if let Some(group) = Group::Kube.existing() {
+            .log(ctx.sink(part.name(), self.process.parser).ruled(quieten));
+        if let Some(group) = self.process.group.existing() {
             command = command.cgroup(group);
+        }
+        if let Some(score) = self.process.oom_score {
+            command = command.oom_score_adj(score);
         }
         let mut child = command.spawn().await.map_err(process)?;
         let ended = tokio::select! {
@@ -167,7 +221,7 @@ impl Component {
         let begun = Instant::now();
         let part = self.part;
         loop {
-            match self.api.check(self.ready).await {
+            match self.ready.ask().await {
                 Ok(()) => break,
                 Err(error) if begun.elapsed() >= STARTING_MAX => {
                     return Error::Slow { part, said: chain(&error) };
@@ -182,7 +236,7 @@ impl Component {
         let mut silent = 0;
         loop {
             sleep(LOOK_READY).await;
-            match self.api.check(self.ready).await {
+            match self.ready.ask().await {
                 Ok(()) => {
                     silent = 0;
                     self.parts.set(part, PartState::Ready);
@@ -190,7 +244,7 @@ impl Component {
                 }
                 Err(error) => self.parts.fail(part, chain(&error)),
             }
-            match self.api.check(self.live).await {
+            match self.live.ask().await {
                 Ok(()) => silent = 0,
                 Err(error) => {
                     silent += 1;

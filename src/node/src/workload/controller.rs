@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::api::Api;
 use super::certificates::chain;
-use super::component::{Component, Error};
+use super::component::{Check, Component, Error, Process};
 use super::credentials::Purpose;
 use super::parts::{Part, Parts};
 use super::site::Site;
@@ -110,9 +110,9 @@ impl Controller {
             part: Part::ApiServer,
             program: self.site.programs.join("kube-apiserver"),
             args: args::api_server(&self.site, address),
-            api: self.api(),
-            ready: API_READY,
-            live: API_LIVE,
+            process: Process::KUBE,
+            ready: Check::tls(&self.api(), API_READY),
+            live: Check::tls(&self.api(), API_LIVE),
             parts: self.parts.clone(),
         };
         let part = Part::ApiServer;
@@ -130,25 +130,27 @@ impl Controller {
     }
 
     fn controller_manager(&self) -> Component {
+        let api = Api { address: self.site.controller_manager(), ..self.api() };
         Component {
             part: Part::ControllerManager,
             program: self.site.programs.join("kube-controller-manager"),
             args: args::controller_manager(&self.site),
-            api: Api { address: self.site.controller_manager(), ..self.api() },
-            ready: MANAGER_HEALTH,
-            live: MANAGER_HEALTH,
+            process: Process::KUBE,
+            ready: Check::tls(&api, MANAGER_HEALTH),
+            live: Check::tls(&api, MANAGER_HEALTH),
             parts: self.parts.clone(),
         }
     }
 
     fn scheduler(&self) -> Component {
+        let api = Api { address: self.site.scheduler(), ..self.api() };
         Component {
             part: Part::Scheduler,
             program: self.site.programs.join("kube-scheduler"),
             args: args::scheduler(&self.site),
-            api: Api { address: self.site.scheduler(), ..self.api() },
-            ready: SCHEDULER_READY,
-            live: SCHEDULER_LIVE,
+            process: Process::KUBE,
+            ready: Check::tls(&api, SCHEDULER_READY),
+            live: Check::tls(&api, SCHEDULER_LIVE),
             parts: self.parts.clone(),
         }
     }

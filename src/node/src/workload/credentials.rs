@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::site::Site;
 use polis_wire::identity::NodeId;
 use polis_wire::pki::{
-    Certificate, Host, Issuer, KubernetesHolder, KubernetesSubject, Mode, Template,
+    self, Certificate, Host, Issuer, KubernetesHolder, KubernetesSubject, Mode, Template,
 };
 
 /// The common name of the API server as a client of servers of aggregated APIs.
@@ -126,17 +126,17 @@ impl Purpose {
 
 /// The authority of Kubernetes' own components.
 pub(super) fn authority() -> Arc<Certificate> {
-    itself("kubernetes", Template::KubernetesAuthority)
+    pki::kubernetes_authority()
 }
 
 /// The authority of the proxies that name a user.
 pub(super) fn front_proxy_authority() -> Arc<Certificate> {
-    itself("front-proxy", Template::FrontProxyAuthority)
-}
-
-fn itself(name: &str, template: Template) -> Arc<Certificate> {
-    let (issuer, mode) = (Issuer::Itself, Mode::Managed);
-    Arc::new(Certificate { issuer, name: name.to_owned(), template, mode })
+    Arc::new(Certificate {
+        issuer: Issuer::Itself,
+        name: "front-proxy".to_owned(),
+        template: Template::FrontProxyAuthority,
+        mode: Mode::Managed,
+    })
 }
 
 fn subject(user: &str, group: Option<&str>) -> KubernetesSubject {

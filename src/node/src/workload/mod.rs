@@ -3,7 +3,8 @@
 //! `root` starts [`Service`], which follows the node's roles. For the role Kubernetes
 //! controller it runs the API server on the local socket of etcd, the controller manager and
 //! the scheduler as child processes, and keeps their certificates and the cluster's own
-//! objects.
+//! objects. For the role Kubernetes worker it runs kubelet, kube-proxy and a name server
+//! beside containerd.
 //!
 //! ```text
 //! role, image carries the programs, etcd votes
@@ -25,9 +26,10 @@
 //! certificates    makes, writes and renews them           a service
 //! component       one child process, and its health
 //! reconciler      applies the objects                     a service
-//! api             requests to the parts on this machine
+//! api, plain      requests to the parts on this machine
 //! parts           the state of each part, and its event lines
 //! controller      starts all of it                        a service
+//! worker          what runs pods                          a service
 //! service         when
 //!
 //! ground   control groups, kernel parameters, mounts, quotas    plan -> apply
@@ -43,8 +45,8 @@
 //! - A private key that other nodes do not need is made on this node and stays there.
 //! - A part whose etcd has lost its quorum is not restarted for that.
 //!
-//! What this module does not do: run etcd (`consensus`), decide who has which role
-//! (`curator`), or run workers.
+//! What this module does not do: run etcd (`consensus`), or decide who has which role
+//! (`curator`).
 
 mod api;
 mod args;
@@ -57,10 +59,12 @@ pub mod ground;
 pub mod mesh;
 mod objects;
 mod parts;
+mod plain;
 mod reconciler;
 pub mod runtime;
 mod service;
 mod site;
+mod worker;
 
 pub use self::api::{Answer, Api, Error as ApiError};
 pub use self::certificates::Error as CertificatesError;

@@ -7,12 +7,15 @@
 //! | binding `polis:operators` | operators may do everything in namespaces, except for quotas and the namespaces themselves |
 //! | binding `polis:viewers` | viewers may read everything in namespaces, except for Secrets |
 //! | role `polis:cluster-viewer` and its binding | operators and viewers may read what belongs to no namespace |
+//! | role `polis:dns` and its binding | the name servers of workers may watch Services and pods |
+//! | runtime class `runc` | pods may name the runtime that they get anyway |
 //!
 //! The roles `admin` and `view` are the API server's own; see `docs/workloads.md`.
 
 use serde_json::{Value, json};
 
 use super::credentials::KUBELET_CLIENT;
+use polis_wire::pki::DNS_GROUP;
 
 /// The field manager of these objects.
 pub(super) const FIELD_MANAGER: &str = "polis";
@@ -29,6 +32,9 @@ pub(super) const VIEWERS: &str = "polis:viewers";
 
 /// The role for what belongs to no namespace.
 const CLUSTER_VIEWER: &str = "polis:cluster-viewer";
+
+/// The role of the name servers of workers.
+const DNS: &str = "polis:dns";
 
 /// An object, and where the API server keeps it.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,6 +58,9 @@ pub(super) fn all() -> Vec<Object> {
         binding(OPERATORS, "admin", &[group(OPERATORS)]),
         binding(VIEWERS, "view", &[group(VIEWERS)]),
         binding(CLUSTER_VIEWER, CLUSTER_VIEWER, &[group(OPERATORS), group(VIEWERS)]),
+        dns(),
+        binding(DNS, DNS, &[group(DNS_GROUP)]),
+        runtime_class("runc"),
     ]
 }
 
@@ -65,6 +74,27 @@ fn cluster_viewer() -> Object {
         rule("apiextensions.k8s.io", &["customresourcedefinitions"]),
     ]);
     object("ClusterRole", "clusterroles", CLUSTER_VIEWER, &[("rules", rules)])
+}
+
+/// What a name server answers from.
+fn dns() -> Object {
+    let rule = |group: &str, resources: &[&str]| json!({"apiGroups": [group], "resources": resources, "verbs": ["list", "watch"]});
+    let rules = json!([
+        rule("", &["services", "namespaces", "pods"]),
+        rule("discovery.k8s.io", &["endpointslices"]),
+    ]);
+    object("ClusterRole", "clusterroles", DNS, &[("rules", rules)])
+}
+
+/// The runtime of containerd with this name.
+fn runtime_class(name: &str) -> Object {
+    let content = json!({
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": name, "labels": {LABEL: "true"}},
+        "handler": name,
+    });
+    Object { path: format!("/apis/node.k8s.io/v1/runtimeclasses/{name}"), content }
 }
 
 fn group(name: &str) -> Value {
@@ -112,6 +142,7 @@ mod tests {
         admin: polis:operators
         view: polis:viewers
         polis:cluster-viewer: polis:operators polis:viewers
+        polis:dns: polis:dns
         ");
     }
 

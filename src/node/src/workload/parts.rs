@@ -36,6 +36,22 @@ pub enum Part {
     Scheduler,
     /// The mesh between the nodes, of which each role of Kubernetes has a part.
     Mesh,
+    /// The certificates, keys and files of a worker.
+    WorkerCertificates,
+    /// The way to the API servers.
+    ApiBalancer,
+    /// The container runtime.
+    Containerd,
+    /// The addresses of the node's pods.
+    PodNetwork,
+    /// kubelet.
+    Kubelet,
+    /// The Node object.
+    Node,
+    /// kube-proxy.
+    KubeProxy,
+    /// The name server of the node's pods.
+    Dns,
 }
 
 impl Part {
@@ -48,6 +64,18 @@ impl Part {
         Self::Scheduler,
     ];
 
+    /// The parts of the role Kubernetes worker, in the order of start.
+    pub const WORKER: [Self; 8] = [
+        Self::WorkerCertificates,
+        Self::ApiBalancer,
+        Self::PodNetwork,
+        Self::Containerd,
+        Self::Kubelet,
+        Self::Node,
+        Self::KubeProxy,
+        Self::Dns,
+    ];
+
     /// Its name on the serial line and in the tree of services.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -58,6 +86,14 @@ impl Part {
             Self::ControllerManager => "controller-manager",
             Self::Scheduler => "scheduler",
             Self::Mesh => "mesh",
+            Self::WorkerCertificates => "worker-certificates",
+            Self::ApiBalancer => "api-balancer",
+            Self::Containerd => "containerd",
+            Self::PodNetwork => "pod-network",
+            Self::Kubelet => "kubelet",
+            Self::Node => "node",
+            Self::KubeProxy => "kube-proxy",
+            Self::Dns => "dns",
         }
     }
 }
@@ -143,13 +179,15 @@ impl Parts {
         Self { status, lines }
     }
 
-    /// Sets the parts of the roles, all starting. The mesh follows the roles by itself, and
-    /// stays as it is.
+    /// Sets the parts of the roles: new ones are starting, and those of a role that stays
+    /// keep their state. The mesh follows the roles by itself, and stays as it is.
     pub(super) fn expect(&self, parts: &[Part]) {
         self.change(|status| {
             status.unfit = None;
-            status.parts.retain(|part, _| *part == Part::Mesh);
-            status.parts.extend(parts.iter().map(|part| (*part, PartState::Starting)));
+            status.parts.retain(|part, _| *part == Part::Mesh || parts.contains(part));
+            for part in parts {
+                status.parts.entry(*part).or_insert(PartState::Starting);
+            }
         });
     }
 
@@ -308,6 +346,28 @@ mod tests {
                 "POLIS workload part=certificates state=stopped",
                 "POLIS workload part=all state=stopped",
             ]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_second_role_leaves_the_parts_of_the_first_alone() {
+        let (parts, status, mut written) = parts();
+        parts.expect(&[Part::ApiServer]);
+        parts.set(Part::ApiServer, PartState::Ready);
+        let _before = said(&mut written);
+        parts.expect(&[Part::ApiServer, Part::Kubelet]);
+        assert!(status.borrow().is_ready(Part::ApiServer));
+        assert_eq!(
+            said(&mut written),
+            [
+                "POLIS workload part=kubelet state=starting",
+                "POLIS workload part=all state=starting"
+            ]
+        );
+        parts.expect(&[Part::ApiServer]);
+        assert_eq!(
+            said(&mut written),
+            ["POLIS workload part=kubelet state=stopped", "POLIS workload part=all state=ready"]
         );
     }
 

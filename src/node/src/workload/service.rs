@@ -1,8 +1,10 @@
 //! The service of the workload stack: follows the roles of this node.
 //!
 //! ```text
-//! [no role] --role--> [controller runs] --role taken away--> its parts end, the last first
-//!      |
+//! [no role] --role--> [controller, worker or both run]
+//!      |                       |
+//!      |                       +--role taken away--> its parts end, the last first; the
+//!      |                                             worker's before the controller's
 //!      +--role, and the image has no programs--> [unfit]: reported, nothing starts
 //! ```
 
@@ -14,16 +16,17 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::controller::Controller;
-use super::ground;
-use super::mesh;
 use super::parts::{Part, Parts, Status};
 use super::site::Site;
+use super::worker::{self, Worker};
+use super::{ground, mesh, runtime};
 use crate::{cluster, consensus, network};
 use polis_base::files;
 use polis_runtime::event::Closed;
-use polis_runtime::supervisor::{Child, Context, Policy};
+use polis_runtime::supervisor::{Child, Context, Policy, blocking};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Nodes, Role};
+use polis_wire::rpc::client::Client;
 
 /// Between two looks at the age of certificates, which is counted in days.
 const LOOK: Duration = Duration::from_secs(60 * 60);
@@ -42,6 +45,8 @@ pub struct Config {
     pub ground: Option<ground::Config>,
     /// The mesh of the machine; `None` where the parts are guests of another host.
     pub mesh: Option<mesh::Config>,
+    /// The tree of the node.
+    pub tree: files::Root,
     /// Between two looks at the age of certificates.
     pub look: Duration,
 }
@@ -54,6 +59,7 @@ impl Config {
             site: Site::live(root),
             ground: Some(ground::Config::live(root)),
             mesh: Some(mesh::Config::live(root)),
+            tree: root.clone(),
             look: LOOK,
         }
     }
@@ -74,6 +80,10 @@ pub struct Service {
     pub network: watch::Receiver<network::Status>,
     /// Every node; `None` before the first message of a leader.
     pub nodes: watch::Receiver<Option<Arc<Nodes>>>,
+    /// containerd.
+    pub containerd: watch::Receiver<runtime::Status>,
+    /// The way to the leader.
+    pub client: Client,
     /// The published status.
     pub status: watch::Sender<Status>,
     /// The event values of the mesh.
@@ -86,7 +96,31 @@ enum Wanted {
     Nothing,
     /// Programs that the image lacks.
     NotCarried,
-    Controller(NodeId),
+    Roles(Roles),
+}
+
+/// The roles of Kubernetes of this node, of which it has at least one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Roles {
+    node: NodeId,
+    controller: bool,
+    worker: bool,
+}
+
+impl Roles {
+    /// The parts of these roles, in the order of start.
+    fn parts(self) -> Vec<Part> {
+        let controller = self.controller.then_some(Part::CONTROLLER);
+        let worker = self.worker.then_some(Part::WORKER);
+        controller.into_iter().flatten().chain(worker.into_iter().flatten()).collect()
+    }
+}
+
+/// The services of the roles that run.
+#[derive(Default)]
+struct Running {
+    controller: Option<Child>,
+    worker: Option<Child>,
 }
 
 impl Service {
@@ -98,7 +132,7 @@ impl Service {
     pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         let parts = Parts::new(self.status.clone(), ctx.lines().clone());
         let carries = self.config.site.carries_programs();
-        let mut runs: Option<Child> = None;
+        let mut runs = Running::default();
         let mut said = Wanted::Nothing;
         if carries {
             self.start_mesh(&ctx, &parts);
@@ -108,19 +142,16 @@ impl Service {
             let roles = self.roles.borrow_and_update().unwrap_or_default();
             let wanted = wanted(&self.cluster.borrow_and_update(), &roles, carries);
             if wanted != said {
-                if let Some(child) = runs.take() {
-                    info!("the role was taken away");
-                    child.stop().await;
-                }
+                self.stop(&mut runs, wanted).await;
                 match wanted {
                     Wanted::Nothing => parts.none(),
                     Wanted::NotCarried => {
                         warn!(NOT_CARRIED);
                         parts.unfit(NOT_CARRIED);
                     }
-                    Wanted::Controller(node) => {
-                        parts.expect(&Part::CONTROLLER);
-                        runs = Some(self.start(&ctx, node, &parts));
+                    Wanted::Roles(roles) => {
+                        parts.expect(&roles.parts());
+                        self.start(&ctx, &mut runs, roles, &parts);
                     }
                 }
                 said = wanted;
@@ -155,8 +186,42 @@ impl Service {
         ctx.spawn(Part::Mesh.name(), Policy::forever(), move |ctx| mesh.clone().run(ctx));
     }
 
-    fn start(&self, ctx: &Context, node: NodeId, parts: &Parts) -> Child {
-        let controller = Controller {
+    /// Ends what is not wanted any more, the worker first: its parts use the controller's.
+    async fn stop(&self, runs: &mut Running, wanted: Wanted) {
+        let stays = |has: fn(&Roles) -> bool| matches!(&wanted, Wanted::Roles(roles) if has(roles));
+        if !stays(|roles| roles.worker)
+            && let Some(child) = runs.worker.take()
+        {
+            info!("the role of a worker was taken away");
+            child.stop().await;
+            if let Some(ground) = self.config.ground.clone() {
+                blocking(move || worker::end_pods(&ground.cgroup)).await;
+            }
+        }
+        if !stays(|roles| roles.controller)
+            && let Some(child) = runs.controller.take()
+        {
+            info!("the role of a controller was taken away");
+            child.stop().await;
+        }
+    }
+
+    /// Starts what is wanted and does not run.
+    fn start(&self, ctx: &Context, runs: &mut Running, roles: Roles, parts: &Parts) {
+        let forever = Policy::forever();
+        if roles.controller && runs.controller.is_none() {
+            let controller = self.controller(roles.node, parts);
+            let run = move |ctx| controller.clone().run(ctx);
+            runs.controller = Some(ctx.spawn("controller", forever, run));
+        }
+        if roles.worker && runs.worker.is_none() {
+            let worker = self.worker(roles.node, parts);
+            runs.worker = Some(ctx.spawn("worker", forever, move |ctx| worker.clone().run(ctx)));
+        }
+    }
+
+    fn controller(&self, node: NodeId, parts: &Parts) -> Controller {
+        Controller {
             site: self.config.site.clone(),
             ground: self.config.ground.clone(),
             node,
@@ -164,24 +229,41 @@ impl Service {
             consensus: self.consensus.clone(),
             network: self.network.clone(),
             parts: parts.clone(),
-        };
-        ctx.spawn("controller", Policy::forever(), move |ctx| controller.clone().run(ctx))
+        }
+    }
+
+    fn worker(&self, node: NodeId, parts: &Parts) -> Worker {
+        Worker {
+            site: self.config.site.clone(),
+            tree: self.config.tree.clone(),
+            node,
+            look: self.config.look,
+            client: self.client.clone(),
+            nodes: self.nodes.clone(),
+            network: self.network.clone(),
+            prefix: self.mesh.prefix.subscribe(),
+            containerd: self.containerd.clone(),
+            parts: parts.clone(),
+        }
     }
 }
 
 /// What this node is to run.
 fn wanted(cluster: &cluster::Status, roles: &v1::NodeRoles, carries: bool) -> Wanted {
     let has = |role| cluster.is_member() && Role::given(roles).any(|given| given == role);
-    let controller = has(Role::KubernetesController);
+    let (controller, worker) = (has(Role::KubernetesController), has(Role::KubernetesWorker));
     match (cluster.node, carries) {
-        (_, false) if controller || has(Role::KubernetesWorker) => Wanted::NotCarried,
-        (Some(node), true) if controller => Wanted::Controller(node),
-        _ => Wanted::Nothing,
+        _ if !controller && !worker => Wanted::Nothing,
+        (_, false) => Wanted::NotCarried,
+        (Some(node), true) => Wanted::Roles(Roles { node, controller, worker }),
+        (None, true) => Wanted::Nothing,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use polis_wire::rpc::client::Patience;
+
     use super::*;
 
     fn status(state: cluster::State) -> cluster::Status {
@@ -196,8 +278,13 @@ mod tests {
         let said =
             |roles: &[Role], state, carries| wanted(&status(state), &Role::record(roles), carries);
         let both = [Role::ConsensusMember, Role::KubernetesController];
-        assert_eq!(said(&both, Home, true), Wanted::Controller(node));
-        assert_eq!(said(&both, Split, true), Wanted::Controller(node));
+        let controller = Wanted::Roles(Roles { node, controller: true, worker: false });
+        assert_eq!(said(&both, Home, true), controller);
+        assert_eq!(said(&both, Split, true), controller);
+        let worker = Wanted::Roles(Roles { node, controller: false, worker: true });
+        assert_eq!(said(&[Role::KubernetesWorker], Home, true), worker);
+        let Wanted::Roles(all) = said(&Role::ALL, Home, true) else { panic!() };
+        assert_eq!(all.parts().len(), Part::CONTROLLER.len() + Part::WORKER.len());
         assert_eq!(said(&both, Disowning, true), Wanted::Nothing);
         assert_eq!(said(&both[..1], Home, true), Wanted::Nothing);
         for role in [Role::KubernetesController, Role::KubernetesWorker] {
@@ -216,11 +303,24 @@ mod tests {
         let (given, roles) = watch::channel(None);
         let (_consensus, consensus) = watch::channel(consensus::Status::default());
         let (_network, network) = watch::channel(network::Status::default());
+        let (_candidates, candidates) = watch::channel(Vec::new());
+        let (_credentials, credentials) = watch::channel(None);
         let (_nodes, nodes) = watch::channel(None);
+        let (_containerd, containerd) = watch::channel(runtime::Status::default());
         let status = watch::Sender::default();
         let mut seen = status.subscribe();
-        let mesh = mesh::Outputs::default();
-        let service = Service { config, cluster, roles, consensus, network, nodes, status, mesh };
+        let service = Service {
+            config,
+            cluster,
+            roles,
+            consensus,
+            network,
+            nodes,
+            containerd,
+            client: Client::new(candidates, credentials, Patience::default()),
+            status,
+            mesh: mesh::Outputs::default(),
+        };
         let (ctx, mut handles) = Context::for_test();
         let story = async {
             given.send_replace(Some(Role::record(&[Role::KubernetesWorker])));

@@ -1,4 +1,4 @@
-//! The site of a controller: the places, addresses and ranges from which its command lines,
+//! The site of the parts of Kubernetes on a node: the places, addresses and ranges from which its command lines,
 //! files and certificates follow.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -14,6 +14,9 @@ const CONTROLLER_MANAGER_PORT: u16 = 10257;
 /// Where the scheduler listens, on loopback.
 const SCHEDULER_PORT: u16 = 10259;
 
+/// Where a worker's clients find an API server, on loopback.
+const API_BALANCER_PORT: u16 = 6445;
+
 /// The addresses of Services.
 const SERVICE_NETWORK: &str = "10.224.0.0/16";
 /// The first of them, which is that of the API servers.
@@ -21,7 +24,7 @@ const FIRST_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 224, 0, 1);
 /// The domain of Services.
 const DOMAIN: &str = "cluster.local";
 
-/// The site of a controller. Fixed for the life of the process.
+/// The site of a node. Fixed for the life of the process.
 #[derive(Clone, Debug)]
 pub struct Site {
     /// The directory of the programs; each is a link to one binary.
@@ -62,6 +65,17 @@ impl Site {
     #[must_use]
     pub fn api(&self) -> SocketAddr {
         SocketAddr::new(self.loopback, self.listen.port())
+    }
+
+    /// The balancer of a worker, which leads to the API servers of all controllers.
+    #[must_use]
+    pub fn api_balancer(&self) -> SocketAddr {
+        self.loopback_port(API_BALANCER_PORT)
+    }
+
+    /// A port of this machine alone.
+    pub(super) fn loopback_port(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.loopback, port)
     }
 
     /// The controller manager, from this machine.

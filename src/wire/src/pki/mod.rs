@@ -33,6 +33,7 @@ mod store;
 mod template;
 #[cfg(test)]
 mod tests;
+mod worker;
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -48,6 +49,7 @@ pub use self::service_account::{KeySet, ServiceAccounts};
 pub use self::store::memory;
 pub use self::store::{Entry, Guard, Store, Write};
 pub use self::template::{ETCD_PEER_NAME, Host, KubernetesHolder, KubernetesSubject, Template};
+pub use self::worker::{DNS_GROUP, WorkerPurpose, kubernetes_authority};
 
 /// The specification of a certificate: [`Namespace::ensure`] makes it exist.
 #[derive(Clone, Debug)]

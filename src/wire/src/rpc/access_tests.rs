@@ -23,6 +23,7 @@ const SERVED: &[(&str, &str)] = &[
     ("/polis.v1.Curator/GetConsensusStatus", "..nvpo"),
     ("/polis.v1.Curator/Heartbeat", "..n..."),
     ("/polis.v1.Curator/IssueCertificate", "..n..."),
+    ("/polis.v1.Curator/IssueWorkerCertificate", "..n..."),
     ("/polis.v1.Curator/JoinConsensus", "..n..."),
     ("/polis.v1.Curator/JoinNode", ".k...."),
     ("/polis.v1.Curator/RegisterNode", ".k...."),

@@ -197,6 +197,17 @@ impl Curator for Handlers {
         Ok(Response::new(v1::IssueCertificateResponse { certificate: issued.der }))
     }
 
+    async fn issue_worker_certificate(
+        &self,
+        request: Request<v1::IssueWorkerCertificateRequest>,
+    ) -> Result<Response<v1::IssueWorkerCertificateResponse>, Status> {
+        let id = node(&request)?;
+        let lead = self.lead()?;
+        // Boxed: the making of a certificate is large, and rare.
+        let issued = Box::pin(lead.worker_certificate(id, request.into_inner())).await;
+        issued.map(Response::new).map_err(|error| lead.refuse(error))
+    }
+
     async fn join_consensus(
         &self,
         request: Request<v1::JoinConsensusRequest>,

@@ -23,6 +23,7 @@ mod management;
 mod members;
 mod pruning;
 mod watching;
+mod workers;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;

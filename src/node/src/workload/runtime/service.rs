@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::health::{self, Health};
 use super::{Pods, Status, config, import, layout, pods};
-use crate::workload::ground;
+use crate::workload::{self, Part, ground};
 use crate::{cluster, storage};
 use polis_base::files;
 use polis_base::serial::EventLine;
@@ -100,6 +100,8 @@ pub struct Service {
     pub roles: watch::Receiver<Option<v1::NodeRoles>>,
     /// The data partition.
     pub storage: watch::Receiver<storage::Status>,
+    /// The parts of Kubernetes: kubelet ends before containerd does.
+    pub workload: watch::Receiver<workload::Status>,
     /// What everyone else may know.
     pub status: watch::Sender<Status>,
     /// The pods; `None` while containerd does not answer.
@@ -130,7 +132,8 @@ impl Service {
             wanted?;
             if !self.config.binary.exists() {
                 warn!("the image of this machine is of the base variant: it runs no pods");
-                self.say(&ctx, "absent");
+                let line = EventLine::new("workload").field("part", "containerd");
+                ctx.lines().event(line.field("state", "absent"));
                 self.status.send_replace(Status::Absent);
                 ctx.healthy();
                 let Some(gone) = ctx.until_cancelled(self.wanted(false)).await else {
@@ -140,7 +143,6 @@ impl Service {
                 self.status.send_replace(Status::Stopped);
                 continue;
             }
-            self.say(&ctx, "starting");
             self.status.send_replace(Status::Starting);
             let start = Box::pin(self.start(&ctx));
             let Some(mut child) = ctx.until_cancelled(start).await.transpose()? else {
@@ -155,7 +157,6 @@ impl Service {
                 () = ctx.cancelled() => Ok(()),
             };
             self.status.send_replace(Status::Stopped);
-            self.say(&ctx, "stopped");
             if child.id().is_some() {
                 let exit = child.terminate(GRACE).await?;
                 info!(%exit, "containerd");
@@ -166,11 +167,12 @@ impl Service {
         }
     }
 
-    /// Whether this node is to run pods.
+    /// Whether this node is to run pods, or still does.
     fn is_wanted(&self) -> bool {
-        self.roles().contains(&Role::KubernetesWorker)
-            && self.cluster.borrow().is_member()
-            && self.storage.borrow().ready().is_some()
+        let kubelet = self.workload.borrow().parts.contains_key(&Part::Kubelet);
+        let worker =
+            self.roles().contains(&Role::KubernetesWorker) && self.cluster.borrow().is_member();
+        (worker || kubelet) && self.storage.borrow().ready().is_some()
     }
 
     fn roles(&self) -> Vec<Role> {
@@ -181,10 +183,12 @@ impl Service {
     async fn wanted(&self, wanted: bool) -> Result<(), Error> {
         let (mut cluster, mut storage) = (self.cluster.clone(), self.storage.clone());
         let mut roles = self.roles.clone();
+        let mut workload = self.workload.clone();
         loop {
             cluster.mark_unchanged();
             roles.mark_unchanged();
             storage.mark_unchanged();
+            workload.mark_unchanged();
             if self.is_wanted() == wanted {
                 return Ok(());
             }
@@ -193,6 +197,9 @@ impl Service {
                 changed = cluster.changed() => changed.map_err(|_closed| Error::Closed("the cluster"))?,
                 changed = roles.changed() => changed.map_err(|_closed| Error::Closed("the roles"))?,
                 changed = storage.changed() => changed.map_err(|_closed| Error::Closed("storage"))?,
+                changed = workload.changed() => {
+                    changed.map_err(|_closed| Error::Closed("the parts of Kubernetes"))?;
+                }
             }
         }
     }
@@ -229,7 +236,6 @@ impl Service {
         let (channel, first) = self.connected().await?;
         import::import(&channel, &images).await?;
         ctx.healthy();
-        self.say(ctx, "ready");
         self.status.send_replace(Status::Serving(first));
         let mut silent = 0;
         loop {
@@ -273,11 +279,6 @@ impl Service {
             *status = serving;
             changed
         });
-    }
-
-    fn say(&self, ctx: &Context, state: &str) {
-        let line = EventLine::new("workload").field("part", "containerd").field("state", state);
-        ctx.lines().event(line);
     }
 }
 

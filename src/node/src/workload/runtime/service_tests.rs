@@ -10,6 +10,7 @@ struct Bench {
     _cluster: watch::Sender<cluster::Status>,
     given: watch::Sender<Option<v1::NodeRoles>>,
     storage: watch::Sender<storage::Status>,
+    workload: watch::Sender<workload::Status>,
 }
 
 impl Bench {
@@ -22,8 +23,10 @@ impl Bench {
         let config = Config { binary: base.join("containerd"), ..Config::live(&tree) };
         let status = watch::Sender::default();
         let pods = watch::Sender::default();
-        let service = Service { config, cluster, roles, storage: mounted, status, pods };
-        Self { service, _cluster, given, storage }
+        let (workload, parts) = watch::channel(workload::Status::default());
+        let service =
+            Service { config, cluster, roles, storage: mounted, workload: parts, status, pods };
+        Self { service, _cluster, given, storage, workload }
     }
 
     fn give(&self, roles: &[Role]) {
@@ -81,6 +84,23 @@ async fn a_worker_of_the_base_variant_says_what_it_lacks() {
         lines.iter().any(|line| line.contains("workload part=containerd state=absent")),
         "{lines:?}"
     );
+}
+
+#[tokio::test]
+async fn containerd_stays_until_kubelet_has_ended() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    bench.make_worker();
+    assert!(bench.service.is_wanted());
+    let running = workload::Status {
+        parts: [(Part::Kubelet, workload::PartState::Ready)].into(),
+        ..workload::Status::default()
+    };
+    bench.workload.send_replace(running);
+    bench.give(&[]);
+    assert!(bench.service.is_wanted());
+    bench.workload.send_replace(workload::Status::default());
+    bench.service.wanted(false).await.unwrap();
 }
 
 #[test]

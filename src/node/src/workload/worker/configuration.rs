@@ -1,0 +1,215 @@
+//! The configuration files of a worker's programs. Pure.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::workload::mesh::{self, Prefix};
+use crate::workload::site::Site;
+use polis_base::files;
+use polis_runtime::sys::cgroup::Group;
+use polis_wire::identity::NodeId;
+use polis_wire::pki::WorkerPurpose;
+
+/// Where kubelet answers for its health, on loopback.
+pub(super) const KUBELET_HEALTH: u16 = 10248;
+/// Where kube-proxy answers for its health and its metrics, on loopback.
+pub(super) const PROXY_HEALTH: u16 = 10256;
+const PROXY_METRICS: u16 = 10249;
+/// Where CoreDNS answers for its health and its readiness, on loopback.
+pub(super) const DNS_HEALTH: u16 = 7841;
+pub(super) const DNS_READY: u16 = 7842;
+
+/// The address of the name server in every pod: link-local, so that it is the same on every
+/// node and never leaves one.
+pub(super) const DNS_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 77, 53);
+
+/// All pods of the cluster.
+const POD_NETWORK: &str = "10.192.0.0/11";
+
+/// Pods on one node: a prefix has 253 addresses for them.
+const PODS_MAX: u32 = 250;
+
+/// Processes of one pod: a bomb in it leaves the node's own numbers alone.
+const PROCESSES_MAX: u32 = 4096;
+
+/// kubelet's own file.
+pub(super) fn kubelet(site: &Site, tree: &files::Root) -> Vec<u8> {
+    let pair = site.data.pair(WorkerPurpose::KubeletServer.name());
+    let socket = tree.ephemeral.containerd.client();
+    bytes(&json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true},
+            "x509": {"clientCAFile": site.run.ca.path()},
+        },
+        "authorization": {"mode": "Webhook"},
+        "readOnlyPort": 0,
+        "healthzBindAddress": site.loopback,
+        "healthzPort": KUBELET_HEALTH,
+        "tlsCertFile": pair.certificate.path(),
+        "tlsPrivateKeyFile": pair.key.path(),
+        "tlsMinVersion": "VersionTLS13",
+        // The node renews them.
+        "rotateCertificates": false,
+        "containerRuntimeEndpoint": format!("unix://{}", socket.display()),
+        "cgroupRoot": "/",
+        "kubeletCgroups": format!("/{}", Group::Kubelet.name()),
+        "clusterDNS": [DNS_ADDRESS],
+        "clusterDomain": site.domain(),
+        "resolvConf": "/etc/resolv.conf",
+        "podLogsDir": "/var/log/pods",
+        "volumePluginDir": "/var/lib/kubelet/flexvolume",
+        // kube-proxy has its own tables, and a bridge does not exist.
+        "makeIPTablesUtilChains": false,
+        "hairpinMode": "none",
+        "failSwapOn": false,
+        "enableControllerAttachDetach": true,
+        "serializeImagePulls": false,
+        "maxPods": PODS_MAX,
+        "podPidsLimit": PROCESSES_MAX,
+        // Containers that ask for no profile get the runtime's own.
+        "seccompDefault": true,
+        "oomScoreAdj": -999,
+        "kubeReserved": {"cpu": "200m", "memory": "400Mi"},
+        "systemReserved": {"memory": "200Mi"},
+        "enforceNodeAllocatable": ["pods"],
+        // To set one of these drops all defaults.
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": "5%",
+            "nodefs.inodesFree": "5%",
+            "imagefs.available": "5%",
+            "imagefs.inodesFree": "5%",
+        },
+        "imageGCHighThresholdPercent": 90,
+        "imageGCLowThresholdPercent": 80,
+        // It would need a service that the system does not have; the node ends pods itself.
+        "shutdownGracePeriod": "0s",
+    }))
+}
+
+/// kube-proxy's own file.
+pub(super) fn kube_proxy(site: &Site, node: NodeId) -> Vec<u8> {
+    bytes(&json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "clientConnection": {"kubeconfig": site.run.kube_proxy.path()},
+        "hostnameOverride": node.to_string(),
+        "clusterCIDR": POD_NETWORK,
+        "detectLocalMode": "ClusterCIDR",
+        "healthzBindAddress": site.loopback_port(PROXY_HEALTH).to_string(),
+        "metricsBindAddress": site.loopback_port(PROXY_METRICS).to_string(),
+        "nodePortAddresses": ["primary"],
+        // The kernel's own limits, which depend on its memory.
+        "conntrack": {"maxPerCore": 0, "min": 0},
+        "nftables": {"minSyncPeriod": "1s", "syncPeriod": "30s"},
+    }))
+}
+
+/// The file of the name server; `servers` answer what is not of the cluster.
+pub(super) fn corefile(site: &Site, servers: &[IpAddr]) -> String {
+    let mut text = format!(
+        ".:53 {{\n    \
+         bind {DNS_ADDRESS}\n    \
+         errors\n    \
+         health {health}\n    \
+         ready {ready}\n    \
+         kubernetes {domain} in-addr.arpa ip6.arpa {{\n        \
+         kubeconfig {kubeconfig}\n        \
+         pods verified\n        \
+         ttl 5\n        \
+         startup_timeout 120s\n        \
+         fallthrough in-addr.arpa ip6.arpa\n    \
+         }}\n",
+        health = site.loopback_port(DNS_HEALTH),
+        ready = site.loopback_port(DNS_READY),
+        domain = site.domain(),
+        kubeconfig = site.run.dns.path().display(),
+    );
+    // Without a server to ask, `forward` is an error, and `loop` has nothing to look for.
+    if !servers.is_empty() {
+        let servers: Vec<_> = servers.iter().map(ToString::to_string).collect();
+        let _infallible = writeln!(text, "    forward . {}\n    loop", servers.join(" "));
+    }
+    text.push_str("    cache 30\n    reload 5s\n}\n");
+    text
+}
+
+/// The network of this node's pods, for containerd; `state` is where addresses are booked.
+pub(super) fn pod_network(prefix: Prefix, state: &Path) -> Vec<u8> {
+    let first = Ipv4Addr::from_bits(prefix.gateway().to_bits().saturating_add(1));
+    let range = json!({"subnet": prefix.to_string(), "rangeStart": first});
+    bytes(&json!({
+        "cniVersion": "1.0.0",
+        "name": "polis",
+        "plugins": [
+            {
+                "type": "ptp",
+                "mtu": mesh::MTU,
+                // The table of the mesh does that, for packets that leave the cluster.
+                "ipMasq": false,
+                "ipam": {
+                    "type": "host-local",
+                    "dataDir": state,
+                    "ranges": [[range]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            },
+            {
+                "type": "portmap",
+                "backend": "nftables",
+                "capabilities": {"portMappings": true},
+                "snat": true,
+            },
+        ],
+    }))
+}
+
+/// JSON, indented.
+fn bytes(value: &Value) -> Vec<u8> {
+    format!("{value:#}\n").into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::site::live;
+
+    fn text(bytes: &[u8]) -> String {
+        String::from_utf8(bytes.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn kubelet_serves_only_callers_that_the_api_server_permits() {
+        let text = text(&kubelet(&live(), &files::Root::live()));
+        assert!(!text.contains("failCgroupV1"), "{text}");
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn kube_proxy_uses_nftables() {
+        let node = NodeId::from_public_key(&[7; 32]);
+        let text = text(&kube_proxy(&live(), node)).replace(&node.to_string(), "NODE");
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn a_name_server_forwards_where_there_is_a_server() {
+        let servers = ["192.0.2.53".parse().unwrap(), "2001:db8::53".parse().unwrap()];
+        insta::assert_snapshot!(corefile(&live(), &servers));
+        let alone = corefile(&live(), &[]);
+        assert!(!alone.contains("forward .") && !alone.contains("loop"), "{alone}");
+    }
+
+    #[test]
+    fn pods_have_the_addresses_after_that_of_their_node() {
+        let prefix = "10.192.3.0/24".parse().unwrap();
+        insta::assert_snapshot!(text(&pod_network(prefix, Path::new("/ephemeral/cni/ipam"))));
+    }
+}

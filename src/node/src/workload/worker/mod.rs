@@ -1,0 +1,298 @@
+//! The role Kubernetes worker on this node: starts what runs pods, in the order in which
+//! the parts wait for each other.
+//!
+//! ```text
+//! leader --RPC--> worker-certificates --+
+//! nodes -----> api-balancer             |
+//! containerd (`runtime`) ---------------+--> kubelet --> node, once the Node object is Ready
+//! prefix ----> pod-network --> containerd     |
+//!                                             +--> kube-proxy
+//!                        worker-certificates ----> dns
+//!
+//! certificates   keys of this node, and certificates from the leader    a service
+//! balancer       127.0.0.1 -> the API servers of all controllers         a service
+//! pod_network    the CNI file, from the prefix of the node's pods        a service
+//! node_object    what the API server says of this node                   a service
+//! dns            the address on `lo`, the Corefile, CoreDNS              a service
+//! configuration  the files                                               pure
+//! args           the command lines                                       pure
+//! ```
+//!
+//! The clients on a worker know one address of the API, that of the balancer: no file
+//! changes with the set of controllers, or with the roles of this node.
+//!
+//! Invariants:
+//! - kubelet starts after containerd has the images of the system, and with certificates
+//!   only.
+//! - Pods outlive every part here, and `node` itself; [`end_pods`] ends them with the role.
+//!
+//! What this module does not do: run containerd (`runtime`), route between nodes (`mesh`),
+//! or allocate the prefix (`curator`).
+
+mod args;
+mod balancer;
+mod certificates;
+mod configuration;
+mod dns;
+mod node_object;
+mod pod_network;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tracing::{debug, info};
+
+use super::api::Api;
+use super::component::{Check, Component, Error, Process};
+use super::parts::{Part, PartState, Parts};
+use super::site::Site;
+use super::{mesh, runtime};
+use crate::network;
+use polis_base::files;
+use polis_runtime::event::{Closed, until};
+use polis_runtime::logtree::Parser;
+use polis_runtime::supervisor::{Context, Policy};
+use polis_runtime::sys::cgroup::Group;
+use polis_wire::identity::NodeId;
+use polis_wire::node_roles::Nodes;
+use polis_wire::pki::WorkerPurpose;
+use polis_wire::rpc::client::Client;
+
+/// The checks of kubelet and kube-proxy.
+const KUBELET_HEALTH: &str = "/healthz";
+const PROXY_HEALTH: &str = "/healthz";
+/// kube-proxy that cannot reach an API server still forwards by what it knows.
+const PROXY_LIVE: &str = "/livez";
+
+/// The kernel kills pods before kubelet.
+const OOM_SCORE: i16 = -999;
+
+/// The parent of all groups of pods.
+const PODS: &str = "kubepods/cgroup.kill";
+
+/// Configuration and inputs of the parts. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub(super) struct Worker {
+    pub(super) site: Site,
+    pub(super) tree: files::Root,
+    pub(super) node: NodeId,
+    /// Between two looks at the age of certificates.
+    pub(super) look: Duration,
+    /// The way to the leader, which signs.
+    pub(super) client: Client,
+    pub(super) nodes: watch::Receiver<Option<Arc<Nodes>>>,
+    pub(super) network: watch::Receiver<network::Status>,
+    /// The addresses of this node's pods.
+    pub(super) prefix: watch::Receiver<Option<mesh::Prefix>>,
+    pub(super) containerd: watch::Receiver<runtime::Status>,
+    pub(super) parts: Parts,
+}
+
+impl Worker {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// None: only a child's death can end it.
+    pub(super) async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
+        let forever = Policy::forever();
+        let certificates = certificates::Service {
+            site: self.site.clone(),
+            tree: self.tree.clone(),
+            node: self.node,
+            client: self.client.clone(),
+            look: self.look,
+            parts: self.parts.clone(),
+        };
+        let part = Part::WorkerCertificates.name();
+        ctx.spawn(part, forever, move |ctx| certificates.clone().run(ctx));
+        let balancer = balancer::Service {
+            listen: self.site.api_balancer(),
+            node: self.node,
+            local: self.site.api(),
+            nodes: self.nodes.clone(),
+            parts: self.parts.clone(),
+        };
+        ctx.spawn(Part::ApiBalancer.name(), forever, move |ctx| balancer.clone().run(ctx));
+        let pod_network = pod_network::Service {
+            tree: self.tree.clone(),
+            prefix: self.prefix.clone(),
+            parts: self.parts.clone(),
+        };
+        ctx.spawn(Part::PodNetwork.name(), forever, move |ctx| pod_network.clone().run(ctx));
+        let follower = self.clone();
+        ctx.spawn(Part::Containerd.name(), forever, move |ctx| follower.clone().follow(ctx));
+        let kubelet = self.clone();
+        ctx.spawn(Part::Kubelet.name(), forever, move |ctx| {
+            let worker = kubelet.clone();
+            async move { worker.kubelet(&ctx).await }
+        });
+        let object =
+            node_object::Service { api: self.own(), node: self.node, parts: self.parts.clone() };
+        ctx.spawn(Part::Node.name(), forever, move |ctx| object.clone().run(ctx));
+        let proxy = self.clone();
+        ctx.spawn(Part::KubeProxy.name(), forever, move |ctx| {
+            let worker = proxy.clone();
+            async move { worker.kube_proxy(&ctx).await }
+        });
+        let dns = dns::Service {
+            site: self.site.clone(),
+            network: self.network.clone(),
+            parts: self.parts.clone(),
+        };
+        ctx.spawn(Part::Dns.name(), forever, move |ctx| dns.clone().run(ctx));
+        ctx.healthy();
+        ctx.cancelled().await;
+        Ok(())
+    }
+
+    /// The API server, asked as this node.
+    fn own(&self) -> Api {
+        Api {
+            address: self.site.api_balancer(),
+            ca: self.site.run.ca.clone(),
+            client: Some(self.site.data.pair(WorkerPurpose::Kubelet.name())),
+        }
+    }
+
+    /// Shows the state of containerd, which runs at the root, as that of a part.
+    async fn follow(mut self, ctx: Context) -> Result<(), Closed> {
+        ctx.healthy();
+        loop {
+            let state = state(&self.containerd.borrow_and_update());
+            self.parts.set(Part::Containerd, state);
+            match ctx.until_cancelled(self.containerd.changed()).await {
+                Some(changed) => changed.map_err(|_closed| Closed("containerd"))?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    async fn kubelet(mut self, ctx: &Context) -> Result<(), Error> {
+        let parts = self.parts.clone();
+        let inputs = async {
+            parts.ready(Part::WorkerCertificates).await?;
+            parts.ready(Part::Containerd).await?;
+            until(&mut self.network, "the network", |status| status.primary).await
+        };
+        let Some(address) = ctx.until_cancelled(inputs).await.transpose()? else { return Ok(()) };
+        let part = Part::Kubelet;
+        let component = Component {
+            part,
+            program: self.site.programs.join("kubelet"),
+            args: args::kubelet(&self.site, self.node, address),
+            process: Process { group: Group::Kubelet, oom_score: Some(OOM_SCORE), ..Process::KUBE },
+            ready: Check::plain(
+                self.site.loopback_port(configuration::KUBELET_HEALTH),
+                KUBELET_HEALTH,
+            ),
+            live: Check::plain(
+                self.site.loopback_port(configuration::KUBELET_HEALTH),
+                KUBELET_HEALTH,
+            ),
+            parts: self.parts.clone(),
+        };
+        component.run(ctx, moved(self.network, address, part)).await
+    }
+
+    async fn kube_proxy(self, ctx: &Context) -> Result<(), Error> {
+        // It reads the addresses of node ports from the Node object at its start, and after
+        // half a minute goes on without them.
+        let registered = node_object::registered(self.own(), self.node);
+        let ready = async {
+            self.parts.ready(Part::WorkerCertificates).await?;
+            registered.await;
+            Ok::<_, Closed>(())
+        };
+        let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
+        ready?;
+        let health = self.site.loopback_port(configuration::PROXY_HEALTH);
+        let component = Component {
+            part: Part::KubeProxy,
+            program: self.site.programs.join("kube-proxy"),
+            args: args::kube_proxy(&self.site),
+            process: Process::KUBE,
+            ready: Check::plain(health, PROXY_HEALTH),
+            live: Check::plain(health, PROXY_LIVE),
+            parts: self.parts.clone(),
+        };
+        component.run(ctx, std::future::pending()).await
+    }
+}
+
+/// Returns when the node has another address than the one that a part was started with.
+async fn moved(
+    mut network: watch::Receiver<network::Status>,
+    address: IpAddr,
+    part: Part,
+) -> Error {
+    // While the node has no address, the old one stays.
+    let moved = until(&mut network, "the network", |status| {
+        status.primary.filter(|primary| *primary != address)
+    });
+    match moved.await {
+        Ok(_new) => Error::Outdated { part, what: "the address of the node has changed" },
+        Err(closed) => closed.into(),
+    }
+}
+
+/// The state of containerd as a part.
+fn state(status: &runtime::Status) -> PartState {
+    match status {
+        runtime::Status::Stopped | runtime::Status::Starting => PartState::Starting,
+        runtime::Status::Absent => {
+            PartState::Failed { cause: "the image of this node has no containerd".to_owned() }
+        }
+        runtime::Status::Serving(health) if health.runtime.holds => PartState::Ready,
+        runtime::Status::Serving(health) => {
+            PartState::Failed { cause: health.runtime.reason.clone() }
+        }
+    }
+}
+
+/// Ends every process of every pod at once: the node has lost the role, and kubelet has
+/// ended. Blocks.
+pub(super) fn end_pods(root: &Path) {
+    match std::fs::write(root.join(PODS), "1") {
+        Ok(()) => info!("the pods of this node have ended with its role"),
+        // kubelet has never run.
+        Err(error) => debug!(error = &error as &dyn std::error::Error, "there are no pods to end"),
+    }
+}
+
+impl Process {
+    /// A program that writes plain lines, in the group of the control plane.
+    const PLAIN: Self = Self { parser: Parser::Raw, ..Self::KUBE };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::runtime::{Condition, Health};
+
+    #[test]
+    fn containerd_is_ready_while_it_can_run_containers() {
+        let serving = |holds, reason: &str| {
+            let runtime = Condition { holds, reason: reason.to_owned() };
+            // Without a prefix, pods have no network: that is `pod-network`'s to tell.
+            runtime::Status::Serving(Health { runtime, network: Condition::default() })
+        };
+        assert_eq!(state(&serving(true, "")), PartState::Ready);
+        let cause = "no snapshotter".to_owned();
+        assert_eq!(state(&serving(false, "no snapshotter")), PartState::Failed { cause });
+        assert_eq!(state(&runtime::Status::Starting), PartState::Starting);
+        assert!(matches!(state(&runtime::Status::Absent), PartState::Failed { .. }));
+    }
+
+    #[test]
+    fn the_pods_of_a_lost_role_are_killed_by_their_group() {
+        let root = tempfile::tempdir().unwrap();
+        end_pods(root.path());
+        std::fs::create_dir(root.path().join("kubepods")).unwrap();
+        end_pods(root.path());
+        assert_eq!(std::fs::read_to_string(root.path().join(PODS)).unwrap(), "1");
+    }
+}

@@ -1,0 +1,127 @@
+//! The certificates of a Kubernetes worker: their names, subjects and hosts. Pure.
+//!
+//! The leader signs them for the node that asks, and the worker writes them: both read the
+//! same table here. The request has a purpose and a public key and nothing else, so a node
+//! cannot choose a subject.
+
+use std::sync::Arc;
+
+use super::{Certificate, Host, Issuer, KubernetesHolder, KubernetesSubject, Mode, Template};
+use crate::identity::NodeId;
+
+/// The group whose members the Node authorizer of the API server restricts to their node.
+const NODES: &str = "system:nodes";
+
+/// The group of the name servers, which the cluster's own objects give its rights.
+pub const DNS_GROUP: &str = "polis:dns";
+
+/// The purpose of one certificate of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkerPurpose {
+    /// kubelet calls the API server with it, and so does the node for its own Node object.
+    Kubelet,
+    /// kubelet serves API servers with it.
+    KubeletServer,
+    /// kube-proxy calls the API server with it.
+    KubeProxy,
+    /// The name server of the node's pods calls the API server with it.
+    Dns,
+}
+
+impl WorkerPurpose {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Kubelet, Self::KubeletServer, Self::KubeProxy, Self::Dns];
+
+    /// The name of its files, and the beginning of its name in etcd.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kubelet => "kubelet",
+            Self::KubeletServer => "kubelet-server",
+            Self::KubeProxy => "kube-proxy",
+            Self::Dns => "dns",
+        }
+    }
+
+    /// The certificate of `node` for the key with this public half.
+    #[must_use]
+    pub fn certificate(self, node: NodeId, public: [u8; 32]) -> Certificate {
+        Certificate {
+            issuer: Issuer::Authority(kubernetes_authority()),
+            name: format!("{}-{node}", self.name()),
+            template: self.template(node),
+            mode: Mode::External(public),
+        }
+    }
+
+    fn template(self, node: NodeId) -> Template {
+        let kubelet = || subject(format!("system:node:{node}"), Some(NODES));
+        match self {
+            Self::Kubelet => Template::KubernetesClient { subject: kubelet() },
+            Self::KubeletServer => Template::KubernetesServer {
+                subject: kubelet(),
+                // The node's address may change; API servers look the name up.
+                hosts: vec![Host::Name(node.to_string())],
+            },
+            Self::KubeProxy => Template::KubernetesClient {
+                subject: subject("system:kube-proxy".to_owned(), None),
+            },
+            Self::Dns => Template::KubernetesClient {
+                subject: subject(format!("polis:dns:{node}"), Some(DNS_GROUP)),
+            },
+        }
+    }
+}
+
+fn subject(user: String, group: Option<&str>) -> KubernetesSubject {
+    let group = group.map(str::to_owned);
+    KubernetesSubject { user, group, holder: KubernetesHolder::Worker }
+}
+
+/// The authority of Kubernetes' own components.
+#[must_use]
+pub fn kubernetes_authority() -> Arc<Certificate> {
+    Arc::new(Certificate {
+        issuer: Issuer::Itself,
+        name: "kubernetes".to_owned(),
+        template: Template::KubernetesAuthority,
+        mode: Mode::Managed,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_certificate_of_a_worker_has_its_subject_and_hosts() {
+        let node = NodeId::from_public_key(&[7; 32]);
+        let lines: Vec<_> = WorkerPurpose::ALL
+            .into_iter()
+            .map(|purpose| {
+                let wish = purpose.certificate(node, [1; 32]);
+                let (kind, subject, hosts) = match &wish.template {
+                    Template::KubernetesServer { subject, hosts } => {
+                        ("serves", subject, &hosts[..])
+                    }
+                    Template::KubernetesClient { subject } => ("calls", subject, &[][..]),
+                    other => panic!("{other:?}"),
+                };
+                assert_eq!(subject.holder, KubernetesHolder::Worker);
+                let group = subject.group.as_deref().unwrap_or("-");
+                let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
+                format!("{} {kind} {} {group} {}", wish.name, subject.user, hosts.join(","))
+            })
+            .map(|line| line.trim_end().replace(&node.to_string(), "NODE"))
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "kubelet-NODE calls system:node:NODE system:nodes",
+                "kubelet-server-NODE serves system:node:NODE system:nodes NODE",
+                "kube-proxy-NODE calls system:kube-proxy -",
+                "dns-NODE calls polis:dns:NODE polis:dns",
+            ]
+        );
+    }
+}
