@@ -410,6 +410,10 @@ impl Control {
                 consensus: member.status(),
                 network: values.network.subscribe(),
                 nodes: values.nodes.subscribe(),
+                identity: workload::Identity {
+                    credentials: values.credentials.subscribe(),
+                    access_list: values.access_list.subscribe(),
+                },
                 status: values.workload.clone(),
                 mesh: values.mesh.clone(),
             },

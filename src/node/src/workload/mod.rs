@@ -11,7 +11,8 @@
 //!      v
 //! certificates --> apiserver --> reconciler --> controller-manager
 //!   files of this node   ^           |            scheduler
-//!                        +- RBAC ----+
+//!      |                 +- RBAC ----+
+//!      +--> access (users of Polis)
 //! ```
 //!
 //! Each arrow is a wait for [`Status`], in which a part is *ready* when its checks succeed.
@@ -26,6 +27,7 @@
 //! component       one child process, and its health
 //! reconciler      applies the objects                     a service
 //! api             requests to the parts on this machine
+//! access          lets users of Polis in                  a service
 //! parts           the state of each part, and its event lines
 //! controller      starts all of it                        a service
 //! service         when
@@ -46,6 +48,7 @@
 //! What this module does not do: run etcd (`consensus`), decide who has which role
 //! (`curator`), or run workers.
 
+mod access;
 mod api;
 mod args;
 mod certificates;
@@ -62,6 +65,7 @@ pub mod runtime;
 mod service;
 mod site;
 
+pub use self::access::{Error as AccessError, Identity};
 pub use self::api::{Answer, Api, Error as ApiError};
 pub use self::certificates::Error as CertificatesError;
 pub use self::component::Error as ComponentError;

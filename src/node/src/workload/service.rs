@@ -14,10 +14,10 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::controller::Controller;
-use super::ground;
 use super::mesh;
 use super::parts::{Part, Parts, Status};
 use super::site::Site;
+use super::{access, ground};
 use crate::{cluster, consensus, network};
 use polis_base::files;
 use polis_runtime::event::Closed;
@@ -74,6 +74,8 @@ pub struct Service {
     pub network: watch::Receiver<network::Status>,
     /// Every node; `None` before the first message of a leader.
     pub nodes: watch::Receiver<Option<Arc<Nodes>>>,
+    /// What the proxy for users of Polis serves with.
+    pub identity: access::Identity,
     /// The published status.
     pub status: watch::Sender<Status>,
     /// The event values of the mesh.
@@ -163,6 +165,7 @@ impl Service {
             look: self.config.look,
             consensus: self.consensus.clone(),
             network: self.network.clone(),
+            identity: self.identity.clone(),
             parts: parts.clone(),
         };
         ctx.spawn("controller", Policy::forever(), move |ctx| controller.clone().run(ctx))
@@ -217,10 +220,14 @@ mod tests {
         let (_consensus, consensus) = watch::channel(consensus::Status::default());
         let (_network, network) = watch::channel(network::Status::default());
         let (_nodes, nodes) = watch::channel(None);
+        let (_credentials, credentials) = watch::channel(None);
+        let (_access_list, access_list) = watch::channel(Arc::default());
+        let identity = access::Identity { credentials, access_list };
         let status = watch::Sender::default();
         let mut seen = status.subscribe();
         let mesh = mesh::Outputs::default();
-        let service = Service { config, cluster, roles, consensus, network, nodes, status, mesh };
+        let service =
+            Service { config, cluster, roles, consensus, network, nodes, identity, status, mesh };
         let (ctx, mut handles) = Context::for_test();
         let story = async {
             given.send_replace(Some(Role::record(&[Role::KubernetesWorker])));
