@@ -3,10 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use polis_node::consensus::Start;
-use polis_node::workload::{Answer, Api, Config, Part, Service, Site, Status};
+use polis_node::workload::{Answer, Api, Config, Identity, Part, Service, Site, Status};
 use polis_node::{cluster, network};
 use polis_proto::v1;
 use polis_runtime::event::until;
@@ -14,6 +15,8 @@ use polis_runtime::logtree::Query;
 use polis_tests::patiently;
 use polis_wire::node_roles::Role;
 use polis_wire::rpc::client::{Client, Patience};
+use polis_wire::rpc::testing::{Authority, node_id};
+use polis_wire::rpc::{AccessList, Credentials, Listen};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use tokio::sync::watch;
@@ -30,8 +33,11 @@ const ADVERTISED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// Between two looks at the certificates: a node takes an hour.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// The seed of the key that the node shows to users of Polis.
+const FACE: u8 = 1;
+
 /// The programs to test with. Without them, the stories fail.
-fn kube() -> PathBuf {
+pub(crate) fn kube() -> PathBuf {
     let Some(path) = std::env::var_os("POLIS_KUBE") else {
         panic!("POLIS_KUBE does not name the programs; `cargo xtask test` provides them");
     };
@@ -46,9 +52,19 @@ pub(crate) struct Controller {
     pub(crate) etcd: Node,
     pub(crate) site: Site,
     pub(crate) status: watch::Receiver<Status>,
+    /// The CA of the cluster, for certificates of users.
+    pub(crate) authority: Authority,
+    /// Who may call.
+    pub(crate) access_list: watch::Sender<Arc<AccessList>>,
+    /// Where users are let in.
+    pub(crate) access: SocketAddr,
     roles: watch::Sender<Option<v1::NodeRoles>>,
     /// Values that have to live as long as the service.
-    _values: (watch::Sender<cluster::Status>, watch::Sender<network::Status>),
+    _values: (
+        watch::Sender<cluster::Status>,
+        watch::Sender<network::Status>,
+        watch::Sender<Option<Credentials>>,
+    ),
     running: Running,
 }
 
@@ -70,6 +86,11 @@ impl Controller {
         let etcd = machine.start(Start::Bootstrap);
         etcd.voter().await;
         let site = site(&machine);
+        let Listen::Bound(bound) = &site.access else { panic!("{:?}", site.access) };
+        let access = bound.local_addr().unwrap();
+        let authority = Authority::new().await;
+        let (own, credentials) = watch::channel(Some(authority.node(FACE).await));
+        let access_list = watch::Sender::new(Arc::default());
         let (member, cluster) = watch::channel(cluster::Status {
             state: cluster::State::Home,
             node: Some(machine.key.id()),
@@ -100,13 +121,30 @@ impl Controller {
                 watch::channel(None).1,
                 Patience::default(),
             ),
+            identity: Identity { credentials, access_list: access_list.subscribe() },
             status: watch::Sender::default(),
             mesh: Default::default(),
         };
         let status = service.status.subscribe();
         let running = supervise("workload", move |ctx| service.clone().run(ctx));
-        let _values = (member, network);
-        Self { machine, etcd, site, status, roles, _values, running }
+        let _values = (member, network, own);
+        Self {
+            machine,
+            etcd,
+            site,
+            status,
+            authority,
+            access_list,
+            access,
+            roles,
+            _values,
+            running,
+        }
+    }
+
+    /// The name in the certificate that the node shows to users.
+    pub(crate) fn face() -> String {
+        node_id(FACE).to_string()
     }
 
     /// Takes the role away.
@@ -198,5 +236,7 @@ fn site(machine: &Machine) -> Site {
     let live = Site::live(&root);
     let address = machine.config.listen.ip();
     let listen = SocketAddr::new(address, live.listen.port());
-    Site { programs, listen, loopback: address, ..live }
+    let access = std::net::TcpListener::bind((address, 0)).unwrap();
+    let access = Listen::Bound(Arc::new(access));
+    Site { programs, listen, access, loopback: address, ..live }
 }

@@ -413,6 +413,10 @@ impl Control {
                 nodes: values.nodes.subscribe(),
                 containerd: values.containerd.subscribe(),
                 client: values.client.clone(),
+                identity: workload::Identity {
+                    credentials: values.credentials.subscribe(),
+                    access_list: values.access_list.subscribe(),
+                },
                 status: values.workload.clone(),
                 mesh: values.mesh.clone(),
             },

@@ -106,6 +106,11 @@ impl Contexts {
         Ok(Self { folder: base.join("polis") })
     }
 
+    /// The folder itself.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The default path of the owner's key.
     pub(super) fn owner_key(&self) -> PathBuf {
         self.folder.join("owner.key")

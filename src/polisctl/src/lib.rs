@@ -28,6 +28,7 @@ mod contexts;
 mod error;
 mod etcd;
 mod key;
+mod kubernetes;
 mod leaderless;
 #[cfg(test)]
 mod loopback;
@@ -122,6 +123,9 @@ enum Command {
     /// Show the state of etcd, and save a snapshot.
     #[command(subcommand)]
     Etcd(etcd::Command),
+    /// Let kubectl in, and show the state of Kubernetes.
+    #[command(subcommand)]
+    Kubernetes(kubernetes::Command),
     /// Show a node's screen in this terminal; q leaves it.
     Console(console::Arguments),
     /// Print a completion script for a shell, which completes node IDs, too.
@@ -173,6 +177,8 @@ struct Global {
     timeout: Option<Duration>,
     passphrase: Passphrase,
     contexts: Contexts,
+    /// The file that kubectl reads, where the environment names one.
+    kubeconfig: Option<PathBuf>,
     out: Out,
 }
 
@@ -232,9 +238,10 @@ fn start(
         }
         _ => {}
     }
+    let kubeconfig = kubernetes::usual_file(&variable);
     let contexts = Contexts::find(config, variable)?;
     let passphrase = Passphrase { file: passphrase_file };
-    let global = Global { context, endpoints, timeout, passphrase, contexts, out };
+    let global = Global { context, endpoints, timeout, passphrase, contexts, kubeconfig, out };
     // One thread: a command does one thing at a time.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -253,6 +260,7 @@ async fn perform(command: Command, global: &Global) -> Result<(), Error> {
         Command::Get(Get::Nodes(arguments)) => node::list(&arguments, global).await,
         Command::User(command) => user::run(command, global).await,
         Command::Etcd(command) => etcd::run(command, global).await,
+        Command::Kubernetes(command) => kubernetes::run(command, global).await,
         Command::Console(arguments) => Box::pin(console::run(arguments, global)).await,
         Command::Completion { .. } => completion::nodes(global).await,
         Command::Version => Ok(()),

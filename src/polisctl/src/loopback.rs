@@ -17,13 +17,14 @@ use polis_proto::v1::curator_local_server::{CuratorLocal, CuratorLocalServer};
 use polis_proto::v1::management_server::{Management, ManagementServer};
 use polis_proto::v1::node_management_server::{NodeManagement, NodeManagementServer};
 use sha2::{Digest as _, Sha256};
+use tonic::body::Body;
 use tonic::service::RoutesBuilder;
 use tonic::{Request, Response, Status};
 
 use super::contexts::{self, Context, Contexts, Settings};
 use super::testing::World;
 use polis_wire::rpc::testing::{Authority, Running, key, node_id};
-use polis_wire::rpc::{App, Limits, Role};
+use polis_wire::rpc::{App, Caller, Exchange, Gateway, Limits, Role};
 
 /// The seed of the node's key.
 pub(super) const NODE: u8 = 1;
@@ -41,6 +42,9 @@ pub(super) struct Cluster {
     runtime: tokio::runtime::Runtime,
     authority: Authority,
     running: Running,
+    /// The proxy to Kubernetes, once the node has the role.
+    gateway: Option<Running>,
+    kubernetes: Kubernetes,
     asked: Arc<Mutex<Vec<String>>>,
     leads: Arc<AtomicBool>,
     /// Whether the member of etcd answers.
@@ -56,6 +60,7 @@ struct Served {
     leads: Arc<AtomicBool>,
     /// Whether the member of etcd answers.
     answers: Arc<AtomicBool>,
+    kubernetes: Kubernetes,
 }
 
 impl Cluster {
@@ -69,6 +74,7 @@ impl Cluster {
         let asked = Arc::default();
         let leads = Arc::new(AtomicBool::new(true));
         let answers = Arc::new(AtomicBool::new(true));
+        let kubernetes = Kubernetes::default();
         let (authority, running) = runtime.block_on(async {
             let authority = Authority::new().await;
             let served = Served {
@@ -77,6 +83,7 @@ impl Cluster {
                 asked: Arc::clone(&asked),
                 leads: Arc::clone(&leads),
                 answers: Arc::clone(&answers),
+                kubernetes: kubernetes.clone(),
             };
             let mut routes = RoutesBuilder::default();
             routes
@@ -88,7 +95,9 @@ impl Cluster {
             let running = Running::start(authority.node(NODE).await, app, Limits::default()).await;
             (authority, running)
         });
-        let cluster = Self { runtime, authority, running, asked, leads, answers };
+        let gateway = None;
+        let cluster =
+            Self { runtime, authority, running, gateway, kubernetes, asked, leads, answers };
         cluster.equip(world);
         cluster
     }
@@ -121,6 +130,32 @@ impl Cluster {
     /// The address of the node, as a curator and as a node.
     pub(super) fn address(&self) -> String {
         self.running.address.to_string()
+    }
+
+    /// From now on the node is a Kubernetes controller, and the context knows the way.
+    pub(super) fn has_controller(&mut self, world: &World) {
+        let app = App::Gateway(Arc::new(self.kubernetes.clone()));
+        let node = self.authority.node(NODE);
+        let running = self
+            .runtime
+            .block_on(async { Running::start(node.await, app, Limits::default()).await });
+        let contexts = Contexts::find(Some(world.path("polis")), |_name| None).unwrap();
+        let mut context = contexts.load("home").unwrap();
+        let via = ("192.0.2.1:6444".to_owned(), running.address.to_string());
+        context.settings.via.extend([via]);
+        contexts.save(&context).unwrap();
+        self.gateway = Some(running);
+        self.kubernetes.there.store(true, Ordering::Relaxed);
+    }
+
+    /// Where it lets users in.
+    pub(super) fn gateway(&self) -> String {
+        self.gateway.as_ref().unwrap().address.to_string()
+    }
+
+    /// From now on its API server waits for etcd.
+    pub(super) fn api_server_starts(&self) {
+        self.kubernetes.starts.store(true, Ordering::Relaxed);
     }
 
     /// From now on the node reports that nobody leads.
@@ -157,6 +192,84 @@ impl Served {
 fn not_served<T>() -> Result<Response<T>, Status> {
     Err(Status::unimplemented("no test needs it"))
 }
+
+/// A Kubernetes with one controller, and fixed nodes and pods.
+#[derive(Clone, Debug, Default)]
+struct Kubernetes {
+    /// Whether the node has the role.
+    there: Arc<AtomicBool>,
+    /// Whether its API server is not ready yet.
+    starts: Arc<AtomicBool>,
+}
+
+impl Kubernetes {
+    fn roles(&self) -> Option<v1::NodeRoles> {
+        let controller = Some(v1::node_roles::KubernetesController {});
+        let roles = v1::NodeRoles { kubernetes_controller: controller, ..Default::default() };
+        self.there.load(Ordering::Relaxed).then_some(roles)
+    }
+
+    fn services(&self) -> Vec<v1::services_response::Service> {
+        let starts = self.starts.load(Ordering::Relaxed);
+        let service = |(part, state, cause): (&str, &str, &str)| v1::services_response::Service {
+            name: format!("root.workload.controller.{part}"),
+            state: state.to_owned(),
+            cause: cause.to_owned(),
+            ..Default::default()
+        };
+        let api_server = match starts {
+            true => ("apiserver", "starting", "no quorum"),
+            false => ("apiserver", "healthy", ""),
+        };
+        let all = [("access", "healthy", ""), api_server, ("certificates", "healthy", "")];
+        let there = self.there.load(Ordering::Relaxed);
+        all.into_iter().filter(|_| there).map(service).collect()
+    }
+}
+
+impl Gateway for Kubernetes {
+    fn open(&self, _caller: &Caller) -> Arc<dyn Exchange> {
+        Arc::new(self.clone())
+    }
+
+    fn refusal(&self, status: &Status) -> http::Response<Body> {
+        let answer = http::Response::builder().status(403);
+        answer.body(Body::new(status.message().to_owned())).unwrap()
+    }
+}
+
+#[tonic::async_trait]
+impl Exchange for Kubernetes {
+    async fn call(&self, request: http::Request<hyper::body::Incoming>) -> http::Response<Body> {
+        let (code, text) = match request.uri().path() {
+            "/readyz" if self.starts.load(Ordering::Relaxed) => (500, "[-]etcd failed: x\n"),
+            "/readyz" => (200, "ok"),
+            "/api/v1/nodes" => (200, NODES),
+            "/api/v1/pods" if request.uri().query() == Some("limit=250") => (200, PODS),
+            "/api/v1/pods" => (200, MORE_PODS),
+            _ => (404, "404 page not found"),
+        };
+        let answer = http::Response::builder().status(code);
+        answer.body(Body::new(text.to_owned())).unwrap()
+    }
+}
+
+const NODES: &str = r#"{"items": [{"metadata": {"name": "polis-1"}, "status": {
+    "nodeInfo": {"kubeletVersion": "v1.37.2"},
+    "conditions": [{"type": "Ready", "status": "False", "reason": "KubeletNotReady",
+        "message": "no network"}]}}]}"#;
+
+/// The first of two answers.
+const PODS: &str = r#"{"metadata": {"continue": "a=b"}, "items": [
+    {"metadata": {"namespace": "default", "name": "web"}, "spec": {"nodeName": "polis-1"},
+     "status": {"phase": "Running", "containerStatuses": [{"name": "web", "ready": true}]}},
+    {"metadata": {"namespace": "default", "name": "job"}, "status": {"phase": "Succeeded"}}]}"#;
+
+const MORE_PODS: &str = r#"{"items": [
+    {"metadata": {"namespace": "shop", "name": "cart"}, "spec": {"nodeName": "polis-1"},
+     "status": {"phase": "Running", "containerStatuses": [{"name": "main", "ready": false,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"exitCode": 2, "reason": "Error"}}}]}}]}"#;
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -212,7 +325,8 @@ impl NodeManagement for Served {
             name: name.to_owned(),
             ..Default::default()
         });
-        Ok(Response::new(v1::ServicesResponse { services: services.to_vec() }))
+        let services = services.into_iter().chain(self.kubernetes.services()).collect();
+        Ok(Response::new(v1::ServicesResponse { services }))
     }
 
     async fn reboot(
@@ -298,6 +412,7 @@ impl Management for Served {
             health: v1::NodeHealth::Healthy.into(),
             heartbeat_age_ms: 1200,
             registered_at: 1_700_000_000,
+            roles: self.kubernetes.roles(),
             ..Default::default()
         }]))
     }

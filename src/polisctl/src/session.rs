@@ -31,11 +31,12 @@ use super::error::{Error, Exit, Explain as _};
 use super::output::Out;
 use super::{Global, context, key};
 use polis_base::sys::clock;
-use polis_wire::endpoint::{Endpoint, MANAGEMENT_PORT};
+use polis_wire::endpoint::{Endpoint, KUBERNETES_PORT, MANAGEMENT_PORT};
 use polis_wire::identity::{Fingerprint, NodeId, Spoken};
 use polis_wire::pki::Facts;
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::REASON;
+use polis_wire::rpc::client::https::{self, Answer};
 use polis_wire::rpc::client::{
     Candidate, Channel, Client, Connection, DialError, Expect, Patience, Repeat, Trust, dial,
 };
@@ -397,6 +398,37 @@ impl Session {
         Ok(connection)
     }
 
+    /// Reads a path of Kubernetes through one of its controllers.
+    pub(super) async fn kubernetes(&self, node: &Target, path: &str) -> Result<Answer, Error> {
+        let Endpoint { host, port } = self.kubernetes_at(node)?;
+        let trust = Trust::Authority(self.credentials.authority.clone().unwrap_or_default());
+        let expect = node.meant.id().map_or(Expect::AnyNode, Expect::Node);
+        let answer = https::get(&host, port, expect, &trust, &self.credentials, path);
+        let answer = async {
+            answer.await.map_err(|error| match &error {
+                https::Error::Dial(dial) => {
+                    let help = dial.help();
+                    Error::from(error).or_help(help)
+                }
+                _ => error.into(),
+            })
+        };
+        match self.limit {
+            None => answer.await,
+            Some(limit) => limit.within("ask Kubernetes", answer).await,
+        }
+    }
+
+    /// Where a controller lets users into Kubernetes.
+    pub(super) fn kubernetes_at(&self, node: &Target) -> Result<Endpoint, Error> {
+        detour(&self.context, &node.address.at_port(KUBERNETES_PORT))
+    }
+
+    /// The certificate and the key of the user.
+    pub(super) fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
     /// Connects to a node that waits for the key of its disk. Its certificate is
     /// self-signed, so its fingerprint is compared before anything is sent.
     pub(super) async fn waiting_node(
@@ -577,7 +609,7 @@ impl fmt::Display for Meant {
 }
 
 /// The address of a node in the cluster's records.
-fn target(node: &v1::NodeInfo) -> Result<Target, Error> {
+pub(super) fn target(node: &v1::NodeInfo) -> Result<Target, Error> {
     let address = node.status.as_ref().map(|status| status.external_address.as_str());
     let address = address.unwrap_or_default();
     let address = Endpoint::parse(address, MANAGEMENT_PORT).map_err(|_invalid| {

@@ -64,6 +64,9 @@ const CASES: &[(&str, &[&str], Kind)] = &[
     ("etcd members", &[], Kind::Table),
     ("etcd status", &[], Kind::Remote),
     ("etcd snapshot", &["-o", "@etcd.db"], Kind::Remote),
+    ("kubernetes kubeconfig", &["-o", "@kubeconfig"], Kind::Remote),
+    ("kubernetes credential", &[], Kind::Local),
+    ("kubernetes status", &[], Kind::Table),
     ("console", &["ID"], Kind::Screen),
     ("completion", &["bash"], Kind::Script),
     ("version", &[], Kind::Local),
@@ -107,7 +110,8 @@ fn run(world: &World, columns: Option<usize>, line: &[String]) -> Ended {
 
 fn prepared() -> (World, Cluster) {
     let world = World::new();
-    let cluster = Cluster::new(&world);
+    let mut cluster = Cluster::new(&world);
+    cluster.has_controller(&world);
     let key = polis_base::recovery::form::write(&RECOVERY_KEY);
     super::contexts::write(&world.path("recovery"), key.as_bytes()).unwrap();
     (world, cluster)

@@ -16,6 +16,8 @@ use std::str::FromStr;
 pub const CURATOR_PORT: u16 = 7835;
 /// Where every node listens to those who operate it.
 pub const MANAGEMENT_PORT: u16 = 7839;
+/// Where a Kubernetes controller lets users of Polis in.
+pub const KUBERNETES_PORT: u16 = 6444;
 /// Where every node shows its numbers.
 pub const METRICS_PORT: u16 = 7840;
 

@@ -26,6 +26,7 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use zeroize::Zeroizing;
 
 use super::objects::{FIELD_MANAGER, Object};
@@ -172,13 +173,12 @@ impl Api {
         timeout(REQUEST_MAX, exchange).await.map_err(silent)?
     }
 
-    async fn exchange(
-        &self,
-        method: Method,
-        path: &str,
-        headers: &[(&str, &str)],
-        body: Vec<u8>,
-    ) -> Result<Answer, Error> {
+    /// A new connection, for HTTP/1.1.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Credentials`] and [`Error::Connect`].
+    pub(super) async fn connect(&self) -> Result<TlsStream<TcpStream>, Error> {
         let address = self.address;
         let config = {
             let (ca, client) = (self.ca.clone(), self.client.clone());
@@ -187,7 +187,18 @@ impl Api {
         let connect = |source| Error::Connect { address, source };
         let tcp = TcpStream::connect(address).await.map_err(connect)?;
         let name = ServerName::IpAddress(address.ip().into());
-        let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.map_err(connect)?;
+        TlsConnector::from(Arc::new(config)).connect(name, tcp).await.map_err(connect)
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> Result<Answer, Error> {
+        let address = self.address;
+        let tls = self.connect().await?;
         let http = |source: anyhow::Error| Error::Http { address, source };
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tls))
             .await

@@ -11,7 +11,7 @@ use super::component::{Check, Component, Error, Process};
 use super::credentials::Purpose;
 use super::parts::{Part, Parts};
 use super::site::Site;
-use super::{args, certificates, ground, reconciler};
+use super::{access, args, certificates, ground, reconciler};
 use crate::{consensus, network};
 use polis_runtime::event::until;
 use polis_runtime::supervisor::{Context, Policy, blocking};
@@ -38,6 +38,7 @@ pub(super) struct Controller {
     pub(super) look: Duration,
     pub(super) consensus: watch::Receiver<consensus::Status>,
     pub(super) network: watch::Receiver<network::Status>,
+    pub(super) identity: access::Identity,
     pub(super) parts: Parts,
 }
 
@@ -86,6 +87,14 @@ impl Controller {
                 async move { after_objects(component, &ctx).await }
             });
         }
+        let access = access::Service {
+            site: self.site.clone(),
+            node: self.node,
+            identity: self.identity.clone(),
+            parts: self.parts.clone(),
+        };
+        // Last, so that callers are sent away before the API server ends.
+        ctx.spawn(Part::Access.name(), forever, move |ctx| access.clone().run(ctx));
         ctx.healthy();
         ctx.cancelled().await;
         Ok(())

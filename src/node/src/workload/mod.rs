@@ -12,7 +12,8 @@
 //!      v
 //! certificates --> apiserver --> reconciler --> controller-manager
 //!   files of this node   ^           |            scheduler
-//!                        +- RBAC ----+
+//!      |                 +- RBAC ----+
+//!      +--> access (users of Polis)
 //! ```
 //!
 //! Each arrow is a wait for [`Status`], in which a part is *ready* when its checks succeed.
@@ -27,6 +28,7 @@
 //! component       one child process, and its health
 //! reconciler      applies the objects                     a service
 //! api, plain      requests to the parts on this machine
+//! access          lets users of Polis in                  a service
 //! parts           the state of each part, and its event lines
 //! controller      starts all of it                        a service
 //! worker          what runs pods                          a service
@@ -48,6 +50,7 @@
 //! What this module does not do: run etcd (`consensus`), or decide who has which role
 //! (`curator`).
 
+mod access;
 mod api;
 mod args;
 mod certificates;
@@ -66,6 +69,7 @@ mod service;
 mod site;
 mod worker;
 
+pub use self::access::{Error as AccessError, Identity};
 pub use self::api::{Answer, Api, Error as ApiError};
 pub use self::certificates::Error as CertificatesError;
 pub use self::component::Error as ComponentError;

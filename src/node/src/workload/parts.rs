@@ -34,6 +34,8 @@ pub enum Part {
     ControllerManager,
     /// The scheduler.
     Scheduler,
+    /// The proxy for users of Polis.
+    Access,
     /// The mesh between the nodes, of which each role of Kubernetes has a part.
     Mesh,
     /// The certificates, keys and files of a worker.
@@ -56,12 +58,13 @@ pub enum Part {
 
 impl Part {
     /// The parts of the role Kubernetes controller, in the order of start.
-    pub const CONTROLLER: [Self; 5] = [
+    pub const CONTROLLER: [Self; 6] = [
         Self::Certificates,
         Self::ApiServer,
         Self::Reconciler,
         Self::ControllerManager,
         Self::Scheduler,
+        Self::Access,
     ];
 
     /// The parts of the role Kubernetes worker, in the order of start.
@@ -85,6 +88,7 @@ impl Part {
             Self::Reconciler => "reconciler",
             Self::ControllerManager => "controller-manager",
             Self::Scheduler => "scheduler",
+            Self::Access => "access",
             Self::Mesh => "mesh",
             Self::WorkerCertificates => "worker-certificates",
             Self::ApiBalancer => "api-balancer",
@@ -224,6 +228,11 @@ impl Parts {
     /// A part has failed with this cause.
     pub(super) fn fail(&self, part: Part, cause: impl Into<String>) {
         self.set(part, PartState::Failed { cause: cause.into() });
+    }
+
+    /// The state of a part; `None` for one that the roles do not ask for.
+    pub(super) fn state(&self, part: Part) -> Option<PartState> {
+        self.status.borrow().parts.get(&part).cloned()
     }
 
     /// Waits until a part is ready. Cancel-safe.

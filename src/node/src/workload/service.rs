@@ -19,7 +19,7 @@ use super::controller::Controller;
 use super::parts::{Part, Parts, Status};
 use super::site::Site;
 use super::worker::{self, Worker};
-use super::{ground, mesh, runtime};
+use super::{access, ground, mesh, runtime};
 use crate::{cluster, consensus, network};
 use polis_base::files;
 use polis_runtime::event::Closed;
@@ -84,6 +84,8 @@ pub struct Service {
     pub containerd: watch::Receiver<runtime::Status>,
     /// The way to the leader.
     pub client: Client,
+    /// What the proxy for users of Polis serves with.
+    pub identity: access::Identity,
     /// The published status.
     pub status: watch::Sender<Status>,
     /// The event values of the mesh.
@@ -228,6 +230,7 @@ impl Service {
             look: self.config.look,
             consensus: self.consensus.clone(),
             network: self.network.clone(),
+            identity: self.identity.clone(),
             parts: parts.clone(),
         }
     }
@@ -307,6 +310,7 @@ mod tests {
         let (_credentials, credentials) = watch::channel(None);
         let (_nodes, nodes) = watch::channel(None);
         let (_containerd, containerd) = watch::channel(runtime::Status::default());
+        let (_access_list, access_list) = watch::channel(Arc::default());
         let status = watch::Sender::default();
         let mut seen = status.subscribe();
         let service = Service {
@@ -317,7 +321,8 @@ mod tests {
             network,
             nodes,
             containerd,
-            client: Client::new(candidates, credentials, Patience::default()),
+            client: Client::new(candidates, credentials.clone(), Patience::default()),
+            identity: access::Identity { credentials, access_list },
             status,
             mesh: mesh::Outputs::default(),
         };

@@ -5,7 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use polis_base::files::{self, Kubernetes, KubernetesRun};
+use polis_wire::endpoint::KUBERNETES_PORT;
 use polis_wire::identity::NodeId;
+use polis_wire::rpc::Listen;
 
 /// Where API servers listen.
 const API_PORT: u16 = 6443;
@@ -37,6 +39,8 @@ pub struct Site {
     pub run: KubernetesRun,
     /// The address on which the API server listens.
     pub listen: SocketAddr,
+    /// Where users of Polis are let in.
+    pub access: Listen,
     /// The address by which the parts on this machine reach each other.
     pub loopback: IpAddr,
 }
@@ -51,6 +55,7 @@ impl Site {
             data: root.data.kubernetes.clone(),
             run: root.ephemeral.kubernetes.clone(),
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, API_PORT)),
+            access: Listen::Everywhere(KUBERNETES_PORT),
             loopback: Ipv4Addr::LOCALHOST.into(),
         }
     }

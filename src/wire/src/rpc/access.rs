@@ -41,6 +41,8 @@ pub struct Rule {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
     rules: BTreeMap<String, Rule>,
+    /// The rule of every path without one of its own.
+    others: Option<Rule>,
 }
 
 /// The descriptors cannot be read.
@@ -64,6 +66,14 @@ impl Table {
         Ok(table)
     }
 
+    /// The table of a [`Gateway`](super::Gateway): every path serves every user and no other
+    /// caller. The server behind the gateway authorizes each request of a user.
+    #[must_use]
+    pub fn users() -> Self {
+        let access = Access { user: Permission::ReadCluster.into(), ..Access::default() };
+        Self { rules: BTreeMap::new(), others: Some(Rule { access, streams: true }) }
+    }
+
     /// Reads the options out of an encoded `FileDescriptorSet`.
     fn read(descriptors: &[u8]) -> Result<Self, Unreadable> {
         let mut rules = BTreeMap::new();
@@ -79,7 +89,7 @@ impl Table {
                 }
             }
         }
-        Ok(Self { rules })
+        Ok(Self { rules, others: None })
     }
 
     /// The rule of the RPC at `path`.
@@ -88,7 +98,8 @@ impl Table {
     ///
     /// The RPC does not exist, or does not serve any caller.
     pub fn rule(&self, path: &str) -> Result<&Rule, Status> {
-        self.rules.get(path).ok_or_else(|| Status::unimplemented("this server has no such call"))
+        let rule = self.rules.get(path).or(self.others.as_ref());
+        rule.ok_or_else(|| Status::unimplemented("this server has no such call"))
     }
 
     /// Every path with its rule.
@@ -226,6 +237,22 @@ mod tests {
         }
         assert_eq!(table.rules().count(), seen + STANDARD.len() + 1);
         assert!(seen >= 30, "{seen}");
+    }
+
+    #[test]
+    fn a_gateway_serves_users_at_every_path_and_rejects_other_callers() {
+        let table = Table::users();
+        let rule = table.rule("/any").unwrap();
+        let user = |role| Peer::User { name: "ann".to_owned(), role };
+        for role in [Role::Viewer, Role::Operator, Role::Owner] {
+            assert!(rule.check(&user(role)).is_ok(), "{role}");
+        }
+        let node = Peer::Node(NodeId::from_public_key(&[1; 32]));
+        assert_eq!(rule.check(&node).unwrap_err().code(), tonic::Code::PermissionDenied);
+        for stranger in [Peer::None, Peer::Key([1; 32])] {
+            let refused = rule.check(&stranger).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::Unauthenticated);
+        }
     }
 
     #[test]

@@ -186,6 +186,11 @@ impl End {
         self.token.cancel();
     }
 
+    /// Waits until the streams have to end. Cancel-safe.
+    pub(super) async fn cancelled(&self) {
+        self.token.cancelled().await;
+    }
+
     fn status(&self) -> Status {
         match self.fallen.get() {
             Some(fallen) => fallen.clone().into(),
@@ -194,18 +199,32 @@ impl End {
     }
 }
 
+/// How an endless answer ends for a caller that has lost its access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// With the reason in its trailers, as gRPC has it.
+    Trailers,
+    /// In the middle, so that it does not look complete.
+    Abort,
+}
+
 /// An answer on its way.
 pub(super) struct Outgoing {
     inner: tonic::body::Body,
     open: Open,
     /// Ends an endless stream.
-    end: Option<(Pin<Box<WaitForCancellationFutureOwned>>, Arc<End>)>,
+    end: Option<(Pin<Box<WaitForCancellationFutureOwned>>, Arc<End>, Ending)>,
     ended: bool,
 }
 
 impl Outgoing {
-    pub(super) fn new(inner: tonic::body::Body, open: Open, end: Option<Arc<End>>) -> Self {
-        let end = end.map(|end| (Box::pin(end.token.clone().cancelled_owned()), end));
+    pub(super) fn new(
+        inner: tonic::body::Body,
+        open: Open,
+        end: Option<(Arc<End>, Ending)>,
+    ) -> Self {
+        let end =
+            end.map(|(end, ending)| (Box::pin(end.token.clone().cancelled_owned()), end, ending));
         Self { inner, open, end, ended: false }
     }
 }
@@ -223,12 +242,15 @@ impl Body for Outgoing {
             return Poll::Ready(None);
         }
         this.open.activity.handed_on(this.open.call, None);
-        if let Some((waits, end)) = &mut this.end
+        if let Some((waits, end, ending)) = &mut this.end
             && waits.as_mut().poll(cx).is_ready()
         {
             let status = end.status();
             this.ended = true;
             this.open.code = Some(status.code());
+            if *ending == Ending::Abort {
+                return Poll::Ready(Some(Err(status)));
+            }
             let mut trailers = HeaderMap::new();
             let added = status.add_header(&mut trailers);
             return Poll::Ready(added.is_ok().then(|| Ok(Frame::trailers(trailers))));

@@ -9,7 +9,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderMap, Request, Response, StatusCode};
@@ -21,7 +21,8 @@ use tonic::{Code, Status};
 use tower::Service as _;
 
 use super::access::Rule;
-use super::body::{Activity, Bounded, End, Open, Outgoing, status_code};
+use super::body::{Activity, Bounded, End, Ending, Open, Outgoing, status_code};
+use super::gateway::{Exchange, Gateway, Tunnel, Upgraded};
 use super::peer::Caller;
 use super::server::Shared;
 use polis_base::sys::clock;
@@ -39,6 +40,8 @@ pub enum App {
     Grpc(Routes),
     /// One page of text, over HTTP/1.1: metrics.
     Page(Page),
+    /// Every path, over HTTP/1.1 with upgrades: forwarded to another server.
+    Gateway(Arc<dyn Gateway>),
 }
 
 impl fmt::Debug for App {
@@ -46,6 +49,7 @@ impl fmt::Debug for App {
         f.write_str(match self {
             Self::Grpc(_) => "Grpc",
             Self::Page(_) => "Page",
+            Self::Gateway(_) => "Gateway",
         })
     }
 }
@@ -55,7 +59,16 @@ impl App {
     pub(super) fn alpn(&self) -> &'static [u8] {
         match self {
             Self::Grpc(_) => b"h2",
-            Self::Page(_) => b"http/1.1",
+            Self::Page(_) | Self::Gateway(_) => b"http/1.1",
+        }
+    }
+
+    /// Whether a connection on which the handshake agreed on this protocol can be served.
+    /// Clients of a gateway that upgrade may name none, which means HTTP/1.1.
+    pub(super) fn speaks(&self, protocol: Option<&[u8]>) -> bool {
+        match (self, protocol) {
+            (Self::Gateway(_), None) => true,
+            (_, protocol) => protocol == Some(self.alpn()),
         }
     }
 }
@@ -67,9 +80,28 @@ pub(super) struct Line {
     pub(super) caller: Caller,
     pub(super) activity: Arc<Activity>,
     pub(super) end: Arc<End>,
+    /// The way to the server behind a gateway, from the first request on.
+    exchange: OnceLock<Arc<dyn Exchange>>,
+    /// The upgrade that ended the requests of this connection.
+    upgraded: Mutex<Option<Upgraded>>,
 }
 
 impl Line {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        caller: Caller,
+        activity: Arc<Activity>,
+        end: Arc<End>,
+    ) -> Self {
+        let (exchange, upgraded) = (OnceLock::new(), Mutex::default());
+        Self { shared, caller, activity, end, exchange, upgraded }
+    }
+
+    /// The tunnel that an upgrade has opened, if one has.
+    pub(super) fn upgraded(&self) -> Option<Upgraded> {
+        self.upgraded.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// Answers one call.
     pub(super) async fn call(
         &self,
@@ -85,15 +117,27 @@ impl Line {
                 return Ok(refusal(app, status));
             }
         };
-        let response = match app {
+        let mut response = match app {
             App::Grpc(routes) => self.serve(routes.clone(), rule, request).await,
             App::Page(page) => Response::new(Body::new(page())),
+            App::Gateway(gateway) => self.forward(gateway, request).await,
         };
-        open.answered(match app {
-            App::Grpc(_) => status_code(response.headers()),
-            App::Page(_) => Some(Code::Ok),
-        });
-        let end = rule.streams.then(|| Arc::clone(&self.end));
+        let ending = match app {
+            App::Grpc(_) => {
+                open.answered(status_code(response.headers()));
+                Ending::Trailers
+            }
+            App::Page(_) | App::Gateway(_) => {
+                open.answered(Some(code_of(response.status())));
+                Ending::Abort
+            }
+        };
+        if let Some(tunnel) = response.extensions_mut().remove::<Tunnel>() {
+            let upgraded = Upgraded { tunnel, open };
+            *self.upgraded.lock().unwrap_or_else(PoisonError::into_inner) = Some(upgraded);
+            return Ok(response);
+        }
+        let end = rule.streams.then(|| (Arc::clone(&self.end), ending));
         Ok(response.map(|body| Body::new(Outgoing::new(body, open, end))))
     }
 
@@ -113,6 +157,23 @@ impl Line {
         let rule = rule?;
         rule.check(&self.caller.peer)?;
         Ok(rule)
+    }
+
+    /// Answers by the server behind a gateway.
+    async fn forward(
+        &self,
+        gateway: &Arc<dyn Gateway>,
+        request: Request<Incoming>,
+    ) -> Response<Body> {
+        let exchange = self.exchange.get_or_init(|| gateway.open(&self.caller));
+        let deadline = self.shared.limits.deadline;
+        match timeout_at(Instant::now() + deadline, exchange.call(request)).await {
+            Ok(response) => response,
+            Err(_elapsed) => {
+                let text = format!("no answer began within {} s", deadline.as_secs_f32());
+                gateway.refusal(&Status::deadline_exceeded(text))
+            }
+        }
     }
 
     async fn serve(
@@ -148,6 +209,7 @@ impl Line {
 fn refusal(app: &App, status: Status) -> Response<Body> {
     match app {
         App::Grpc(_) => status.into_http(),
+        App::Gateway(gateway) => gateway.refusal(&status),
         App::Page(_) => {
             let mut response = Response::new(Body::new(format!("{}\n", status.message())));
             *response.status_mut() = match status.code() {
@@ -159,6 +221,22 @@ fn refusal(app: &App, status: Status) -> Response<Body> {
             };
             response
         }
+    }
+}
+
+/// The code under which an answer of HTTP is counted.
+fn code_of(status: StatusCode) -> Code {
+    match status {
+        StatusCode::UNAUTHORIZED => Code::Unauthenticated,
+        StatusCode::FORBIDDEN => Code::PermissionDenied,
+        StatusCode::NOT_FOUND => Code::NotFound,
+        StatusCode::CONFLICT => Code::Aborted,
+        StatusCode::TOO_MANY_REQUESTS => Code::ResourceExhausted,
+        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE => Code::Unavailable,
+        StatusCode::GATEWAY_TIMEOUT => Code::DeadlineExceeded,
+        status if status.is_client_error() => Code::InvalidArgument,
+        status if status.is_server_error() => Code::Internal,
+        _ => Code::Ok,
     }
 }
 

@@ -20,12 +20,14 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Interval, interval, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, debug, info};
 
+use super::access_list::AccessList;
 use super::body::{Activity, End};
 use super::call::{App, Line};
 use super::limits::Place;
@@ -40,6 +42,15 @@ const WINDOW: u32 = 64 << 10;
 const WINDOW_ALL: u32 = 256 << 10;
 /// Bytes of the headers of one call: ours have some hundred.
 const HEADERS_MAX: u32 = 16 << 10;
+/// The same of one request to a gateway; a server of Kubernetes accepts a megabyte.
+const GATEWAY_HEADERS_MAX: usize = 64 << 10;
+/// A tunnel or a watch may be silent for hours: the idle time after which the kernel probes the
+/// other end, the interval of the probes, and their number.
+const SILENT: Duration = Duration::from_secs(30);
+const SILENT_AGAIN: Duration = Duration::from_secs(10);
+const SILENT_TIMES: u32 = 3;
+/// How long the kernel may wait until such a caller acknowledges what was sent.
+const UNACKNOWLEDGED_MS: u32 = 60_000;
 /// How long a peer that has lost its access may take to receive the reason.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Longest pause between two looks at a connection.
@@ -98,8 +109,11 @@ pub(super) async fn serve(
         Ok(Err(error)) => return shared.handshake_failed(caller, &error.to_string()),
         Err(_elapsed) => return shared.handshake_failed(caller, "it took too long"),
     };
+    if matches!(shared.app, App::Gateway(_)) {
+        keep_alive(tls.get_ref().0);
+    }
     let session = tls.get_ref().1;
-    if session.alpn_protocol() != Some(shared.app.alpn()) {
+    if !shared.app.speaks(session.alpn_protocol()) {
         return shared.handshake_failed(caller, "it did not ask for the protocol of this port");
     }
     let shown = session.peer_certificates().and_then(|shown| shown.first());
@@ -123,8 +137,24 @@ pub(super) async fn serve(
     };
     debug!(peer = %caller.peer, address = %caller.address, "connected");
     let (activity, end) = (Activity::new(), End::new(&shared.stopping));
-    let line = Arc::new(Line { shared, caller, activity, end });
+    let line = Arc::new(Line::new(shared, caller, activity, end));
     http(&line, &held, TokioIo::new(tls)).await;
+}
+
+/// Lets the kernel detect and close a connection whose other end has vanished.
+fn keep_alive(tcp: &TcpStream) {
+    use rustix::net::sockopt::{
+        set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
+        set_tcp_user_timeout,
+    };
+    let set = set_socket_keepalive(tcp, true)
+        .and_then(|()| set_tcp_keepidle(tcp, SILENT))
+        .and_then(|()| set_tcp_keepintvl(tcp, SILENT_AGAIN))
+        .and_then(|()| set_tcp_keepcnt(tcp, SILENT_TIMES))
+        .and_then(|()| set_tcp_user_timeout(tcp, UNACKNOWLEDGED_MS));
+    if let Err(error) = set {
+        debug!("cannot set the options of a socket: {error}");
+    }
 }
 
 /// The peer that showed this certificate. `tls` has checked its signature.
@@ -145,6 +175,9 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let limits = &line.shared.limits;
+    let access_list = &mut line.shared.access_list.clone();
+    // A peer without access at the start receives the reason at its first call.
+    access_list.mark_unchanged();
     let service = service_fn({
         let line = Arc::clone(line);
         move |request| {
@@ -168,7 +201,8 @@ where
                 .keep_alive_interval(limits.keep_alive)
                 .keep_alive_timeout(limits.keep_alive_answer)
                 .serve_connection(io, service);
-            drive(line, held, connection, |connection| connection.graceful_shutdown()).await;
+            drive(line, held, access_list, connection, |connection| connection.graceful_shutdown())
+                .await;
         }
         App::Page(_) => {
             let connection = http1::Builder::new()
@@ -176,7 +210,24 @@ where
                 .header_read_timeout(limits.handshake)
                 .max_buf_size(HEADERS_MAX as usize)
                 .serve_connection(io, service);
-            drive(line, held, connection, |connection| connection.graceful_shutdown()).await;
+            drive(line, held, access_list, connection, |connection| connection.graceful_shutdown())
+                .await;
+        }
+        App::Gateway(_) => {
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                // It runs between two requests, too.
+                .header_read_timeout(limits.idle)
+                .max_buf_size(GATEWAY_HEADERS_MAX)
+                .serve_connection(io, service)
+                .with_upgrades();
+            drive(line, held, access_list, connection, |connection| connection.graceful_shutdown())
+                .await;
+            let Some(upgraded) = line.upgraded() else { return };
+            // A caller that lost its access in the meantime gets no tunnel.
+            if access_list.borrow_and_update().check(&line.caller, clock::now()).is_ok() {
+                drive(line, held, access_list, upgraded.run(&line.end), |_tunnel| ()).await;
+            }
         }
     }
 }
@@ -192,26 +243,28 @@ enum Event {
 }
 
 /// Drives a connection until it ends, or has to.
-async fn drive<C>(line: &Line, held: &Held, connection: C, finish: impl Fn(Pin<&mut C>))
-where
+async fn drive<C>(
+    line: &Line,
+    held: &Held,
+    access_list: &mut watch::Receiver<Arc<AccessList>>,
+    connection: C,
+    finish: impl Fn(Pin<&mut C>),
+) where
     C: Future<Output = Result<(), hyper::Error>>,
 {
-    let Line { shared, caller, activity, end } = line;
+    let Line { shared, caller, activity, end, .. } = line;
     let limits = &shared.limits;
     let idle = match held {
         Held::Untrusted(_) => limits.untrusted_idle,
         Held::Known(_) => limits.idle,
     };
     let mut connection = pin!(connection);
-    let mut access_list = shared.access_list.clone();
-    // A peer without access at the start receives the reason at its first call.
-    access_list.mark_unchanged();
     let mut look = interval(LOOK.min(limits.stall / 4).min(idle / 4).max(Duration::from_millis(1)));
     let mut finishing = false;
     let mut cut_at = None;
     loop {
         let stopping = (!finishing).then_some(&shared.stopping);
-        let next = next_event(connection.as_mut(), held, &mut access_list, stopping, &mut look);
+        let next = next_event(connection.as_mut(), held, access_list, stopping, &mut look);
         let next = match cut_at {
             Some(at) => timeout_at(at, next).await.unwrap_or(Event::Ended),
             None => next.await,
@@ -262,7 +315,7 @@ where
 async fn next_event<C: Future>(
     connection: Pin<&mut C>,
     held: &Held,
-    access_list: &mut tokio::sync::watch::Receiver<Arc<super::AccessList>>,
+    access_list: &mut watch::Receiver<Arc<AccessList>>,
     stopping: Option<&CancellationToken>,
     look: &mut Interval,
 ) -> Event {

@@ -1,8 +1,8 @@
-//! The RPC layer: a server of gRPC and metrics for authenticated peers, and a client that finds the
-//! leader.
+//! The RPC layer: a server of gRPC, metrics and a gateway for authenticated peers, and a client
+//! that finds the leader.
 //!
-//! The one server layer of the node: `curator` (7835) and `management` (7839,
-//! 7840) hand it their services as [`App`]; no other part listens. The client
+//! The one server layer of the node: `curator` (7835), `management` (7839, 7840) and
+//! `workload::access` (6444) hand it their services as [`App`]; no other part listens. The client
 //! half ([`client`]) is what `polisctl` and the node itself call curators with.
 //!
 //! ```text
@@ -32,6 +32,7 @@ mod body;
 mod call;
 pub mod client;
 mod connection;
+pub mod gateway;
 pub mod limits;
 pub mod metrics;
 pub mod peer;
@@ -56,6 +57,7 @@ use crate::identity::NodeId;
 pub use self::access::Table;
 pub use self::access_list::{AccessList, is_removal};
 pub use self::call::{App, Page};
+pub use self::gateway::{Exchange, Gateway, Tunnel};
 pub use self::limits::Limits;
 pub use self::metrics::Metrics;
 pub use self::peer::{Caller, Peer, Role};

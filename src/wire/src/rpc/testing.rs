@@ -141,7 +141,10 @@ impl Running {
         app: App,
         limits: Limits,
     ) -> Self {
-        let table = Arc::new(Table::polis().unwrap());
+        let table = Arc::new(match app {
+            App::Gateway(_) => Table::users(),
+            App::Grpc(_) | App::Page(_) => Table::polis().unwrap(),
+        });
         let metrics = Arc::new(Metrics::new(&table));
         let credentials = watch::Sender::new(Some(credentials));
         let access_list = watch::Sender::new(Arc::new(AccessList::default()));

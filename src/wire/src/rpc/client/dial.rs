@@ -26,6 +26,7 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
 
@@ -212,13 +213,37 @@ pub async fn dial(
     timeout(CONNECT, attempt).await.unwrap_or_else(|_elapsed| Err(silent()))
 }
 
-async fn attempt(
+/// A connection that is secure, and the node at its other end.
+pub(super) struct Secure {
+    pub(super) tls: TlsStream<TcpStream>,
+    pub(super) node: NodeId,
+    /// DER of its certificate.
+    pub(super) certificate: Vec<u8>,
+    pub(super) address: SocketAddr,
+}
+
+/// The same as [`dial`], up to the protocol `alpn`.
+pub(super) async fn secured(
     host: &str,
     port: u16,
     expect: Expect,
     trust: &Trust,
     credentials: Option<&Credentials>,
-) -> Result<Connection, Error> {
+    alpn: &[u8],
+) -> Result<Secure, Error> {
+    let silent = || Error::Silent { host: host.to_owned(), port };
+    let attempt = secure(host, port, expect, trust, credentials, alpn);
+    timeout(CONNECT, attempt).await.unwrap_or_else(|_elapsed| Err(silent()))
+}
+
+async fn secure(
+    host: &str,
+    port: u16,
+    expect: Expect,
+    trust: &Trust,
+    credentials: Option<&Credentials>,
+    alpn: &[u8],
+) -> Result<Secure, Error> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let named = || (host.to_owned(), port);
     let resolved = tokio::net::lookup_host((bare, port)).await;
@@ -234,7 +259,7 @@ async fn attempt(
     let address = tcp.peer_addr().map_err(connect)?;
 
     let verifier = Arc::new(Verifier::new(trust, expect).map_err(Error::Credentials)?);
-    let config = client(credentials, Arc::clone(&verifier)).map_err(Error::Credentials)?;
+    let config = client(credentials, Arc::clone(&verifier), alpn).map_err(Error::Credentials)?;
     // The verifier checks the name itself; the handshake does not send one.
     let name = ServerName::IpAddress(address.ip().into());
     let handshake = |source| {
@@ -247,7 +272,18 @@ async fn attempt(
     let node = node_of(&certificate).ok_or_else(|| {
         handshake(io::Error::other(rustls::Error::from(CertificateError::BadEncoding)))
     })?;
+    Ok(Secure { tls, node, certificate, address })
+}
 
+async fn attempt(
+    host: &str,
+    port: u16,
+    expect: Expect,
+    trust: &Trust,
+    credentials: Option<&Credentials>,
+) -> Result<Connection, Error> {
+    let Secure { tls, node, certificate, address } =
+        secure(host, port, expect, trust, credentials, b"h2").await?;
     let gone = CancellationToken::new();
     let once = Mutex::new(Some(TokioIo::new(channel::watched(tls, &gone))));
     let connector = tower::service_fn(move |_uri: http::Uri| {
@@ -255,10 +291,7 @@ async fn attempt(
         let gone = || io::Error::new(io::ErrorKind::NotConnected, "the connection was closed");
         std::future::ready(io.ok_or_else(gone))
     });
-    let protocol = |source| {
-        let (host, port) = named();
-        Error::Protocol { host, port, source }
-    };
+    let protocol = |source| Error::Protocol { host: host.to_owned(), port, source };
     let endpoint = Endpoint::from_shared(format!("http://{node}:{port}")).map_err(protocol)?;
     let inner = endpoint
         .http2_keep_alive_interval(KEEP_ALIVE)
@@ -278,6 +311,7 @@ fn node_of(der: &[u8]) -> Option<NodeId> {
 fn client(
     credentials: Option<&Credentials>,
     verifier: Arc<Verifier>,
+    alpn: &[u8],
 ) -> Result<ClientConfig, rustls::Error> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -287,7 +321,7 @@ fn client(
         Some(own) => builder.with_client_auth_cert(own.chain(), own.private_key())?,
         None => builder.with_no_client_auth(),
     };
-    config.alpn_protocols = vec![b"h2".to_vec()];
+    config.alpn_protocols = vec![alpn.to_vec()];
     config.enable_sni = false;
     config.resumption = rustls::client::Resumption::disabled();
     Ok(config)

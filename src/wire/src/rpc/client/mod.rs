@@ -23,6 +23,7 @@
 
 mod channel;
 mod dial;
+pub mod https;
 
 use std::collections::BTreeSet;
 use std::error::Error as _;

@@ -1,0 +1,318 @@
+//! `polisctl kubernetes`: the way of a user into Kubernetes, and its state.
+//!
+//! Kubernetes controllers let users of Polis in on port 6444, by the same certificates as
+//! every other port. `kubectl` gets them from `polisctl kubernetes credential`, which its
+//! configuration names.
+//!
+//! ```text
+//! kubeconfig --> a controller that serves --> FILE: context, address, CA, how to get a credential
+//! kubectl    --> FILE --> credential --> certificate and key --> [6444]
+//! ```
+//!
+//! What this module does not do: talk to Kubernetes for anything but `status`.
+
+mod kubeconfig;
+mod pods;
+mod status;
+
+pub(super) use self::kubeconfig::usual as usual_file;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ed25519_dalek::SigningKey;
+use ed25519_dalek::pkcs8::DecodePrivateKey as _;
+use polis_proto::v1;
+use polis_proto::v1::node_management_client::NodeManagementClient;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep_until};
+
+use super::Global;
+use super::error::{Error, Explain as _};
+use super::session::{self, Session, Target};
+use super::units;
+use polis_base::sys::clock;
+use polis_wire::pki::{self, Facts};
+
+/// The branch of the tree of services that has the parts of a controller.
+const BRANCH: &str = "root.workload.controller.";
+/// The parts of a controller, in the order in which they wait for each other.
+const PARTS: [&str; 6] =
+    ["certificates", "apiserver", "reconciler", "controller-manager", "scheduler", "access"];
+/// The state of a service that does its work.
+const HEALTHY: &str = "healthy";
+
+/// Between two looks at controllers that are waited for.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Commands about Kubernetes.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Command {
+    /// Write a context for kubectl into a file, beside those that it has.
+    Kubeconfig {
+        /// The file [default: the first one in KUBECONFIG, else .kube/config].
+        #[arg(short, long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// Print the certificate and the key of the user for kubectl, which runs this by itself.
+    Credential,
+    /// Show the parts of each controller, the nodes, and the pods that are not well.
+    Status,
+}
+
+/// Runs the command.
+pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
+    match command {
+        Command::Kubeconfig { out } => kubeconfig::write(out, global).await,
+        Command::Credential => credential(global).await,
+        Command::Status => status::run(global).await,
+    }
+}
+
+/// Prints an `ExecCredential` of kubectl: it reads that and nothing else.
+async fn credential(global: &Global) -> Result<(), Error> {
+    let session = Session::open(global).await?;
+    let own = session.credentials();
+    let facts = Facts::read(&own.certificate)
+        .ok_or_else(|| Error::new("the certificate of the context is damaged"))?;
+    let key = SigningKey::from_pkcs8_der(&own.key)
+        .map_err(|_damaged| Error::new("the key of the context is damaged"))?;
+    // A program that runs for weeks asks again when a new certificate can be had.
+    let ends = match facts.renewal_due(clock::now()) {
+        true => facts.not_after,
+        false => facts.renew_at(),
+    };
+    let credential = json!({
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {
+            "expirationTimestamp": units::rfc3339(ends),
+            "clientCertificateData": pki::certificate_pem(&own.certificate),
+            "clientKeyData": pki::key_pem(&key).as_str(),
+        },
+    });
+    global.out.raw(format!("{credential}\n").as_bytes())
+}
+
+/// A node with the role.
+#[derive(Debug)]
+struct Controller {
+    id: String,
+    target: Target,
+    /// Why the node cannot carry the role; empty where it can.
+    fault: String,
+}
+
+/// The nodes with the role, those that the leader hears from first.
+async fn controllers(session: &Session) -> Result<Vec<Controller>, Error> {
+    let has_role = |node: &v1::NodeInfo| {
+        node.state() == v1::NodeState::Up
+            && node.roles.is_some_and(|roles| roles.kubernetes_controller.is_some())
+    };
+    let mut nodes: Vec<_> = session.nodes(&[]).await?.into_iter().filter(has_role).collect();
+    nodes.sort_by_key(|node| node.health() != v1::NodeHealth::Healthy);
+    if nodes.is_empty() {
+        return Err(Error::new("no node of the cluster is a Kubernetes controller").or_help(
+            "give a voter the role: `polisctl node roles NODE --add kubernetes-controller`",
+        ));
+    }
+    let controller = |node: v1::NodeInfo| {
+        Ok(Controller {
+            target: session::target(&node)?,
+            fault: node.status.map(|status| status.workload_fault).unwrap_or_default(),
+            id: node.id,
+        })
+    };
+    nodes.into_iter().map(controller).collect()
+}
+
+/// Why the API server of a controller does not serve; `None` if it does.
+async fn unready(session: &Session, controller: &Controller) -> Result<Option<String>, Error> {
+    if !controller.fault.is_empty() {
+        return Ok(Some(controller.fault.clone()));
+    }
+    let answer = match session.kubernetes(&controller.target, "/readyz").await {
+        Ok(answer) => answer,
+        // Before the proxy listens, the node itself knows what is missing.
+        Err(error) => {
+            return Ok(Some(waits_for(session, controller).await.unwrap_or(error.summary())));
+        }
+    };
+    match answer.status {
+        200 => Ok(None),
+        401 | 403 => Err(Error::new(said(&answer.body))
+            .context(format!("{} does not let this user in", controller.id))),
+        _ => Ok(Some(waits_for(session, controller).await.unwrap_or(said(&answer.body)))),
+    }
+}
+
+/// A part of a controller.
+#[derive(Debug, serde::Serialize)]
+struct Part {
+    name: String,
+    state: String,
+    restarts: u32,
+    /// Why it ended last.
+    cause: String,
+}
+
+/// The parts of a controller, as the node itself reports them.
+async fn parts(session: &Session, controller: &Controller) -> Result<Vec<Part>, Error> {
+    let mut client = NodeManagementClient::new(session.node(&controller.target).await?);
+    let answer = client.services(v1::ServicesRequest {});
+    let answer = session.within("list the services", answer).await?.into_inner();
+    let part = |service: v1::services_response::Service| {
+        let name = service.name.strip_prefix(BRANCH)?.to_owned();
+        let (state, restarts, cause) = (service.state, service.restarts, service.cause);
+        (!name.contains('.')).then_some(Part { name, state, restarts, cause })
+    };
+    let mut parts: Vec<_> = answer.services.into_iter().filter_map(part).collect();
+    parts.sort_by_key(|part| PARTS.iter().position(|name| *name == part.name));
+    Ok(parts)
+}
+
+/// The first part that the others wait for, if the node says.
+async fn waits_for(session: &Session, controller: &Controller) -> Option<String> {
+    let parts = parts(session, controller).await.ok()?;
+    first_missing(&parts)
+}
+
+fn first_missing(parts: &[Part]) -> Option<String> {
+    let Part { name, state, cause, .. } = parts.iter().find(|part| part.state != HEALTHY)?;
+    Some(match cause.is_empty() {
+        true => format!("waits for {name}, which is {state}"),
+        false => format!("waits for {name}, which is {state}: {cause}"),
+    })
+}
+
+/// The first controller that serves. With `--timeout` it waits for one until then.
+async fn serving<'a>(
+    session: &Session,
+    controllers: &'a [Controller],
+    global: &Global,
+) -> Result<&'a Controller, Error> {
+    let end = global.timeout.map(|timeout| Instant::now() + timeout);
+    let progress = global.out.progress();
+    loop {
+        let mut reasons = Vec::new();
+        for controller in controllers {
+            match unready(session, controller).await? {
+                None => return Ok(controller),
+                Some(reason) => reasons.push(format!("{}: {reason}", controller.id)),
+            }
+        }
+        let reasons = reasons.join("; ");
+        let again = Instant::now() + RETRY;
+        if end.is_none_or(|end| again >= end) {
+            return Err(Error::timed_out(reasons)
+                .context("no API server of the cluster is ready")
+                .or_help("`polisctl kubernetes status` shows every part; or wait: --timeout 5m"));
+        }
+        progress.says(&reasons);
+        sleep_until(again).await;
+    }
+}
+
+/// The message of a `Status` object, or the failed checks, or the beginning of the text.
+fn said(body: &[u8]) -> String {
+    let status: Option<Value> = serde_json::from_slice(body).ok();
+    let message = status.as_ref().and_then(|status| status["message"].as_str());
+    if let Some(message) = message {
+        return message.to_owned();
+    }
+    let text = String::from_utf8_lossy(body);
+    let failed: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("[-]")).collect();
+    match failed.is_empty() {
+        true => text.trim().chars().take(200).collect(),
+        false => failed.join(", "),
+    }
+}
+
+/// The content of an answer of Kubernetes.
+async fn read(session: &Session, controller: &Controller, path: &str) -> Result<Value, Error> {
+    let answer = session.kubernetes(&controller.target, path).await?;
+    if answer.status != 200 {
+        return Err(Error::new(said(&answer.body)).context(format!("cannot read {path}")));
+    }
+    serde_json::from_slice(&answer.body).doing(|| format!("cannot understand {path}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loopback::{Cluster, NODE};
+    use crate::testing::World;
+    use polis_wire::rpc::testing::node_id;
+
+    fn part(name: &str, state: &str, cause: &str) -> Part {
+        let [name, state, cause] = [name, state, cause].map(str::to_owned);
+        Part { name, state, restarts: 0, cause }
+    }
+
+    #[test]
+    fn what_a_controller_waits_for_is_its_first_part_that_does_not_work() {
+        let parts = [
+            part("certificates", "healthy", ""),
+            part("apiserver", "dead", "bind: in use"),
+            part("scheduler", "starting", ""),
+        ];
+        assert_eq!(
+            first_missing(&parts).as_deref(),
+            Some("waits for apiserver, which is dead: bind: in use")
+        );
+        assert_eq!(first_missing(&parts[..1]), None);
+    }
+
+    #[test]
+    fn an_answer_is_quoted_by_its_message_or_its_failed_checks() {
+        assert_eq!(said(br#"{"kind":"Status","message":"no"}"#), "no");
+        assert_eq!(said(b"[+]ping ok\n[-]etcd failed: x\nreadyz check failed"), "etcd failed: x");
+        assert_eq!(said(b"404 page not found\n"), "404 page not found");
+    }
+
+    #[test]
+    fn a_credential_is_what_kubectl_reads() {
+        let world = World::new();
+        let cluster = Cluster::new(&world);
+        let printed = world.runs(&["kubernetes", "credential", "--output", "table"]);
+        let credential: Value = serde_json::from_str(&printed).unwrap();
+        assert_eq!(credential["apiVersion"], "client.authentication.k8s.io/v1");
+        assert_eq!(credential["kind"], "ExecCredential");
+        let status = &credential["status"];
+        let pem = |field: &str| status[field].as_str().unwrap().to_owned();
+        assert!(pem("clientKeyData").starts_with("-----BEGIN PRIVATE KEY-----\n"));
+        let der = pki::certificate_der(pem("clientCertificateData").as_bytes()).unwrap();
+        let facts = Facts::read(&der).unwrap();
+        assert_eq!(facts.subject, "owner");
+        assert_eq!(pem("expirationTimestamp"), units::rfc3339(facts.renew_at()));
+        assert_eq!(cluster.asked(), [""; 0], "a certificate that is young needs no cluster");
+    }
+
+    #[test]
+    fn without_a_controller_the_error_names_the_command_for_the_role() {
+        let world = World::new();
+        let _cluster = Cluster::new(&world);
+        for command in [&["kubeconfig", "-o", "@kube"][..], &["status"]] {
+            let printed = world.refuses(&[&["kubernetes"][..], command].concat());
+            assert!(printed.contains("no node of the cluster is a Kubernetes"), "{printed}");
+            assert!(printed.contains("--add kubernetes-controller"), "{printed}");
+        }
+    }
+
+    #[test]
+    fn an_api_server_that_starts_says_what_it_waits_for() {
+        let world = World::new();
+        let mut cluster = Cluster::new(&world);
+        cluster.has_controller(&world);
+        cluster.api_server_starts();
+        let ended = world.run(&["kubernetes", "kubeconfig", "-o", "@kube"]);
+        assert_eq!((ended.status, &*ended.stdout), (3, ""), "{}", ended.stderr);
+        let id = node_id(NODE);
+        let cause = format!("{id}: waits for apiserver, which is starting: no quorum");
+        assert!(ended.stderr.contains(&cause), "{}", ended.stderr);
+        assert!(!world.path("kube").exists());
+        let ended = world.run(&["kubernetes", "status"]);
+        assert_eq!(ended.status, 0, "{}", ended.stderr);
+        assert!(ended.stdout.contains("waits for apiserver"), "{}", ended.stdout);
+    }
+}

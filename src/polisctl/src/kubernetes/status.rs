@@ -1,0 +1,203 @@
+//! `polisctl kubernetes status`: the parts of each controller, the nodes, and the pods that
+//! are not well.
+
+use serde_json::Value;
+
+use super::pods::{Node, Unwell};
+use super::{Controller, Part, controllers, parts, read, unready};
+use crate::Global;
+use crate::error::Error;
+use crate::output::{Document, Text, or_dash};
+use crate::session::Session;
+use crate::table::table;
+
+/// Pods in one answer, and answers that are read.
+const PAGE: usize = 250;
+const PAGES_MAX: usize = 40;
+
+/// The state of Kubernetes, as programs read it.
+#[derive(Debug, serde::Serialize)]
+struct Status {
+    controllers: Vec<Served>,
+    /// `null`: no API server is ready.
+    nodes: Option<Vec<Node>>,
+    /// `null`: no API server is ready.
+    pods: Option<Pods>,
+}
+
+/// A controller, as programs read it.
+#[derive(Debug, serde::Serialize)]
+struct Served {
+    node: String,
+    /// Whether its API server serves users.
+    ready: bool,
+    /// Why it does not.
+    cause: String,
+    /// Empty if the node does not answer.
+    parts: Vec<Part>,
+}
+
+#[derive(Debug, Default, serde::Serialize)]
+struct Pods {
+    /// How many were looked at.
+    seen: usize,
+    /// Whether these are all.
+    complete: bool,
+    unwell: Vec<Unwell>,
+}
+
+/// Prints it.
+pub(super) async fn run(global: &Global) -> Result<(), Error> {
+    let session = Session::open(global).await?;
+    let nodes = controllers(&session).await?;
+    let (mut controllers, mut serves) = (Vec::new(), None);
+    for node in &nodes {
+        let cause = unready(&session, node).await?;
+        if cause.is_none() && serves.is_none() {
+            serves = Some(node);
+        }
+        controllers.push(Served {
+            node: node.id.clone(),
+            ready: cause.is_none(),
+            cause: cause.unwrap_or_default(),
+            parts: parts(&session, node).await.unwrap_or_default(),
+        });
+    }
+    let status = match serves {
+        None => Status { controllers, nodes: None, pods: None },
+        Some(serves) => Status {
+            controllers,
+            nodes: Some(list_nodes(&session, serves).await?),
+            pods: Some(list_pods(&session, serves).await?),
+        },
+    };
+    let text = status.text();
+    global.out.print(&Document::new(&status, text)?)
+}
+
+fn items(list: &Value) -> impl Iterator<Item = &Value> {
+    list["items"].as_array().into_iter().flatten()
+}
+
+async fn list_nodes(session: &Session, controller: &Controller) -> Result<Vec<Node>, Error> {
+    let list = read(session, controller, "/api/v1/nodes").await?;
+    Ok(items(&list).map(Node::of).collect())
+}
+
+async fn list_pods(session: &Session, controller: &Controller) -> Result<Pods, Error> {
+    let mut pods = Pods::default();
+    let mut next = String::new();
+    for _page in 0..PAGES_MAX {
+        let path = format!("/api/v1/pods?limit={PAGE}{next}");
+        let list = read(session, controller, &path).await?;
+        pods.seen += items(&list).count();
+        pods.unwell.extend(items(&list).filter_map(Unwell::of));
+        let token = list["metadata"]["continue"].as_str().unwrap_or_default();
+        if token.is_empty() {
+            pods.complete = true;
+            break;
+        }
+        next = format!("&continue={}", escaped(token));
+    }
+    Ok(pods)
+}
+
+/// A value in the query of a path.
+fn escaped(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let byte = |byte: u8| match plain(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    };
+    text.bytes().map(byte).collect()
+}
+
+impl Status {
+    fn text(&self) -> Text {
+        let mut rows = Vec::new();
+        for controller in &self.controllers {
+            let whole = if controller.ready { "ready" } else { "not ready" };
+            let cell = str::to_owned;
+            rows.push(vec![
+                controller.node.clone(),
+                cell("all"),
+                cell(whole),
+                cell("-"),
+                or_dash(&controller.cause),
+            ]);
+            rows.extend(controller.parts.iter().map(|part| {
+                vec![
+                    controller.node.clone(),
+                    part.name.clone(),
+                    part.state.clone(),
+                    part.restarts.to_string(),
+                    or_dash(&part.cause),
+                ]
+            }));
+        }
+        let text = Text::from(table(&["CONTROLLER", "PART", "STATE", "RESTARTS", "CAUSE"], &rows));
+        let Some(nodes) = &self.nodes else {
+            return text.and("\nNo API server is ready: nodes and pods are not known.\n");
+        };
+        let text = match nodes.is_empty() {
+            true => text.and("\nThere are no nodes for pods.\n"),
+            false => {
+                let rows: Vec<_> = nodes.iter().map(Node::row).collect();
+                text.and("\n").then(table(&Node::HEADS, &rows))
+            }
+        };
+        let Some(pods) = &self.pods else { return text };
+        let seen = match pods.complete {
+            true => format!("Pods: {}", pods.seen),
+            false => format!("Pods: the first {}", pods.seen),
+        };
+        if pods.unwell.is_empty() {
+            return text.and(format!("\n{seen}, all of them well\n"));
+        }
+        let rows: Vec<_> = pods.unwell.iter().map(Unwell::row).collect();
+        text.and(format!("\n{seen}, {} of them not well:\n", rows.len()))
+            .then(table(&Unwell::HEADS, &rows))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loopback::{Cluster, NODE};
+    use crate::testing::World;
+    use polis_wire::rpc::testing::node_id;
+
+    #[test]
+    fn the_state_is_one_page_for_people_and_one_document_for_programs() {
+        let world = World::new();
+        let mut cluster = Cluster::new(&world);
+        cluster.has_controller(&world);
+        let printed = world.runs(&["kubernetes", "status"]);
+        insta::assert_snapshot!(printed.replace(&node_id(NODE).to_string(), "polis-1"), @r"
+        CONTROLLER                              PART          STATE    RESTARTS  CAUSE
+        polis-1  all           ready    -         -
+        polis-1  certificates  healthy  0         -
+        polis-1  apiserver     healthy  0         -
+        polis-1  access        healthy  0         -
+
+        NODE     READY  VERSION  WHY
+        polis-1  no     v1.37.2  KubeletNotReady: no network
+
+        Pods: 3, 1 of them not well:
+        NAMESPACE  POD   NODE     STATE             WHY
+        shop       cart  polis-1  CrashLoopBackOff  container main: ended with 2 (Error)
+        ");
+        let json = world.runs(&["kubernetes", "status", "--output", "json"]);
+        let value: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(value["controllers"][0]["ready"], true);
+        assert_eq!(value["nodes"][0]["ready"], false);
+        assert_eq!(value["pods"]["unwell"][0]["state"], "CrashLoopBackOff");
+        assert_eq!((&value["pods"]["seen"], &value["pods"]["complete"]), (&3.into(), &true.into()));
+    }
+
+    #[test]
+    fn a_token_is_escaped_in_a_query() {
+        assert_eq!(escaped("aB0-_."), "aB0-_.");
+        assert_eq!(escaped("a=b&c d"), "a%3Db%26c%20d");
+    }
+}
