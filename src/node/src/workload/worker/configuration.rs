@@ -12,6 +12,7 @@ use polis_base::files;
 use polis_runtime::sys::cgroup::Group;
 use polis_wire::identity::NodeId;
 use polis_wire::pki::WorkerPurpose;
+use polis_wire::pod_network::PODS;
 
 /// Where kubelet answers for its health, on loopback.
 pub(super) const KUBELET_HEALTH: u16 = 10248;
@@ -25,9 +26,6 @@ pub(super) const DNS_READY: u16 = 7842;
 /// The address of the name server in every pod: link-local, so that it is the same on every
 /// node and never leaves one.
 pub(super) const DNS_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 77, 53);
-
-/// All pods of the cluster.
-const POD_NETWORK: &str = "10.192.0.0/11";
 
 /// Pods on one node: a prefix has 253 addresses for them.
 const PODS_MAX: u32 = 250;
@@ -101,7 +99,7 @@ pub(super) fn kube_proxy(site: &Site, node: NodeId) -> Vec<u8> {
         "mode": "nftables",
         "clientConnection": {"kubeconfig": site.run.kube_proxy.path()},
         "hostnameOverride": node.to_string(),
-        "clusterCIDR": POD_NETWORK,
+        "clusterCIDR": PODS.to_string(),
         "detectLocalMode": "ClusterCIDR",
         "healthzBindAddress": site.loopback_port(PROXY_HEALTH).to_string(),
         "metricsBindAddress": site.loopback_port(PROXY_METRICS).to_string(),
