@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 
 use super::ask::{DryRun, Go, Sure};
 use super::error::{Error, Exit, Explain as _};
-use super::node::{View, faults, nodes_table};
+use super::node::{View, called, faults, nodes_table};
 use super::output::{Document, Text, fields, or_dash};
 use super::parameters::Admission;
 use super::session::Session;
@@ -378,7 +378,7 @@ impl Status {
             cluster_domain: domain(info),
             leader: info.leader.clone(),
             nodes: nodes.iter().map(View::of).collect(),
-            etcd: etcd::Status::of(consensus),
+            etcd: etcd::Status::of(consensus).with_names(nodes),
             refused: info.refused_registrations.iter().map(Refused::of).collect(),
         }
     }
@@ -455,16 +455,16 @@ fn problems(
     for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Up) {
         match node.health() {
             v1::NodeHealth::Healthy => {}
-            v1::NodeHealth::Late => problems.push(format!("{}: heartbeat overdue", node.id)),
+            v1::NodeHealth::Late => problems.push(format!("{}: heartbeat overdue", called(node))),
             v1::NodeHealth::Unknown => problems.push(format!(
                 "{}: health unknown, no heartbeat since the leader changed",
-                node.id
+                called(node)
             )),
-            v1::NodeHealth::Absent => problems.push(format!("{}: no heartbeat yet", node.id)),
+            v1::NodeHealth::Absent => problems.push(format!("{}: no heartbeat yet", called(node))),
         }
     }
     for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Standby) {
-        problems.push(format!("{} has not committed yet", node.id));
+        problems.push(format!("{} has not committed yet", called(node)));
     }
     let enters = |node: &&v1::NodeInfo| {
         let role = is_consensus_member(node.roles.as_ref());
@@ -480,17 +480,22 @@ fn problems(
         };
         problems.push(format!(
             "{} has the role consensus member but no member of etcd yet; {advice}",
-            node.id
+            called(node)
         ));
     }
     for node in nodes.iter().filter(|node| node.leaving) {
-        problems.push(format!("{} is leaving etcd", node.id));
+        problems.push(format!("{} is leaving etcd", called(node)));
     }
     if consensus.leader == 0 {
         problems.push("etcd has no leader".to_owned());
     }
     for member in &consensus.members {
-        let name = if member.node_id.is_empty() { "a new member" } else { &member.node_id };
+        let known = nodes.iter().find(|node| node.id == member.node_id);
+        let name = match (known, member.node_id.as_str()) {
+            (Some(node), _) => called(node),
+            (None, "") => "a new member".to_owned(),
+            (None, id) => id.to_owned(),
+        };
         if !member.answers {
             problems.push(format!("the etcd member of {name} does not answer"));
         }

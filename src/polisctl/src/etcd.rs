@@ -48,6 +48,8 @@ pub(super) struct Status {
 struct Member {
     id: String,
     node_id: String,
+    /// A person's name for the node; `null`: none.
+    name: Option<String>,
     role: &'static str,
     leader: bool,
     answers: bool,
@@ -74,11 +76,11 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
     let session = Session::open(global).await?;
     match command {
         Command::Members => {
-            let status = Status::of(&read(&session).await?);
+            let status = named(&session).await?;
             global.out.print(&Document::new(&status.members, status.table())?)
         }
         Command::Status => {
-            let status = Status::of(&read(&session).await?);
+            let status = named(&session).await?;
             global.out.print(&Document::new(&status, status.text())?)
         }
         Command::Snapshot { out } => snapshot(&session, &out, global).await,
@@ -92,6 +94,12 @@ pub(super) async fn read(session: &Session) -> Result<v1::ConsensusStatus, Error
             ManagementClient::new(channel).get_etcd_status(v1::GetEtcdStatusRequest {}).await
         })
         .await
+}
+
+/// The same with the names of the nodes.
+async fn named(session: &Session) -> Result<Status, Error> {
+    let status = Status::of(&read(session).await?);
+    Ok(status.with_names(&session.nodes(&[]).await?))
 }
 
 /// The number of answering voters above the quorum.
@@ -109,6 +117,7 @@ impl Status {
         let member = |member: &v1::ConsensusMember| Member {
             id: format!("{:x}", member.id),
             node_id: member.node_id.clone(),
+            name: None,
             role: if member.learner { "learner" } else { "voter" },
             leader: member.id == status.leader,
             answers: member.answers,
@@ -132,6 +141,15 @@ impl Status {
             alarms: status.alarms.clone(),
             members: status.members.iter().map(member).collect(),
         }
+    }
+
+    /// The same with the names of its nodes.
+    pub(super) fn with_names(mut self, nodes: &[v1::NodeInfo]) -> Self {
+        for member in &mut self.members {
+            let node = nodes.iter().find(|node| node.id == member.node_id);
+            member.name = node.map(|node| node.name.clone()).filter(|name| !name.is_empty());
+        }
+        self
     }
 
     /// In one line: the voters, those that answer, and how many may still fail.
@@ -192,8 +210,15 @@ impl Status {
                 member.peer_urls.join(","),
             ]
         };
-        let rows: Vec<_> = self.members.iter().map(row).collect();
-        table(&["NODE", "ROLE", "ANSWERS", "INDEX", "APPLIED", "DATABASE", "PEER URL"], &rows)
+        let mut rows: Vec<_> = self.members.iter().map(row).collect();
+        let mut heads = vec!["NODE", "ROLE", "ANSWERS", "INDEX", "APPLIED", "DATABASE", "PEER URL"];
+        if self.members.iter().any(|member| member.name.is_some()) {
+            heads.insert(1, "NAME");
+            for (row, member) in rows.iter_mut().zip(&self.members) {
+                row.insert(1, or_dash(member.name.as_deref().unwrap_or_default()));
+            }
+        }
+        table(&heads, &rows)
     }
 }
 

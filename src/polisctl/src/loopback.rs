@@ -27,6 +27,8 @@ use polis_wire::rpc::{App, Limits, Role};
 
 /// The seed of the node's key.
 pub(super) const NODE: u8 = 1;
+/// The name of the node.
+pub(super) const NAME: &str = "web-1";
 /// The seed of the user's key.
 const PERSON: u8 = 9;
 /// The recovery key of the node's disk.
@@ -298,6 +300,7 @@ impl Management for Served {
             health: v1::NodeHealth::Healthy.into(),
             heartbeat_age_ms: 1200,
             registered_at: 1_700_000_000,
+            name: NAME.to_owned(),
             ..Default::default()
         }]))
     }
@@ -324,6 +327,15 @@ impl Management for Served {
     ) -> Result<Response<v1::NodeInfo>, Status> {
         self.note("UpdateNodeLabels");
         Ok(Response::new(v1::NodeInfo::default()))
+    }
+
+    async fn name_node(
+        &self,
+        request: Request<v1::NameNodeRequest>,
+    ) -> Result<Response<v1::NodeInfo>, Status> {
+        let v1::NameNodeRequest { name, .. } = request.into_inner();
+        self.note(&format!("NameNode {name}"));
+        Ok(Response::new(v1::NodeInfo { name, ..Default::default() }))
     }
 
     async fn decommission_node(

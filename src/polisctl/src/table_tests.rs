@@ -46,6 +46,7 @@ const CASES: &[(&str, &[&str], Kind)] = &[
     ("node approve", &["ID", "--unchecked"], Kind::Remote),
     ("node roles", &["ID", "--remove", "consensus-member", "--yes"], Kind::Remote),
     ("node label", &["ID", "a=b"], Kind::Remote),
+    ("node name", &["ID", "mail-1"], Kind::Remote),
     ("node reboot", &["ID", "--yes"], Kind::Remote),
     ("node poweroff", &["ID", "--yes"], Kind::Remote),
     ("node decommission", &["ID", "--yes"], Kind::Remote),
