@@ -38,6 +38,8 @@ mod output;
 mod owner;
 mod ownership;
 mod parameters;
+#[cfg(test)]
+mod prometheus_tests;
 mod session;
 mod table;
 #[cfg(test)]
