@@ -14,6 +14,7 @@ use super::output::{Document, Text, fields, or_dash};
 use super::parameters::Admission;
 use super::session::Session;
 use super::table::table;
+use super::watch::Watch;
 use super::{Global, etcd, leaderless, ownership, parameters, units};
 use polis_base::hex;
 use polis_wire::identity::{Fingerprint, NodeId};
@@ -28,7 +29,7 @@ pub(super) enum Command {
     /// Print what a client or a new node needs to reach and trust the cluster.
     Info,
     /// Print the state of the cluster: nodes, leader, etcd.
-    Status,
+    Status(Watch),
     /// Check the cluster, for scripts: status 0 if it is healthy.
     ///
     /// Status 1: it has problems, which are printed, or no leader. Status 3: no curator answers.
@@ -83,15 +84,16 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             let info = info(&session).await?;
             global.out.print(&Info::document(&info)?)
         }
-        Command::Status => {
+        Command::Status(watch) => {
             let session = Session::brief(global).await?;
-            match Status::read(&session).await {
-                Ok(status) => global.out.print(&status.with_words().document()?),
+            let read = async || match Box::pin(Status::read(&session)).await {
+                Ok(status) => status.with_words().document(),
                 Err(error) if error.exit() == Exit::TimedOut => {
-                    global.out.print(&leaderless::view(&session, error).await?.document()?)
+                    Box::pin(leaderless::view(&session, error)).await?.document()
                 }
                 Err(error) => Err(error),
-            }
+            };
+            watch.run(global, read).await
         }
         Command::Health => health(global).await,
         Command::Ticket { command } => {

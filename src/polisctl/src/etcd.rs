@@ -14,15 +14,16 @@ use super::output::{Document, Text, fields, or_dash};
 use super::session::{Session, refused};
 use super::table::{Table, table};
 use super::unfinished::Unfinished;
+use super::watch::Watch;
 use polis_wire::rpc::client::Repeat;
 
 /// Commands about etcd.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
     /// List the members.
-    Members,
+    Members(Watch),
     /// Print the state of etcd as the leader's member reports it.
-    Status,
+    Status(Watch),
     /// Save a snapshot of etcd in a file, which contains every secret of the cluster.
     Snapshot {
         /// The path of the new file.
@@ -73,15 +74,26 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             Error::new(format!("{} exists already", out.display())).or_help("name another file")
         );
     }
-    let session = Session::open(global).await?;
+    let mut session = Session::open(global).await?;
+    if let Command::Members(watch) | Command::Status(watch) = &command
+        && watch.is_on()
+    {
+        session.go_on();
+    }
     match command {
-        Command::Members => {
-            let status = named(&session).await?;
-            global.out.print(&Document::new(&status.members, status.table())?)
+        Command::Members(watch) => {
+            let read = async || {
+                let status = named(&session).await?;
+                Document::new(&status.members, status.table())
+            };
+            watch.run(global, read).await
         }
-        Command::Status => {
-            let status = named(&session).await?;
-            global.out.print(&Document::new(&status, status.text())?)
+        Command::Status(watch) => {
+            let read = async || {
+                let status = named(&session).await?;
+                Document::new(&status, status.text())
+            };
+            watch.run(global, read).await
         }
         Command::Snapshot { out } => snapshot(&session, &out, global).await,
     }

@@ -49,6 +49,7 @@ mod testing;
 mod unfinished;
 mod units;
 mod user;
+mod watch;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _};

@@ -47,6 +47,8 @@ pub(super) struct Cluster {
     leads: Arc<AtomicBool>,
     /// Whether the member of etcd answers.
     answers: Arc<AtomicBool>,
+    /// Somebody has read the state of etcd.
+    etcd_read: Arc<tokio::sync::Notify>,
 }
 
 /// Answers every call of a node.
@@ -58,6 +60,7 @@ struct Served {
     leads: Arc<AtomicBool>,
     /// Whether the member of etcd answers.
     answers: Arc<AtomicBool>,
+    etcd_read: Arc<tokio::sync::Notify>,
 }
 
 impl Cluster {
@@ -71,6 +74,7 @@ impl Cluster {
         let asked = Arc::default();
         let leads = Arc::new(AtomicBool::new(true));
         let answers = Arc::new(AtomicBool::new(true));
+        let etcd_read: Arc<tokio::sync::Notify> = Arc::default();
         let (authority, running) = runtime.block_on(async {
             let authority = Authority::new().await;
             let served = Served {
@@ -79,6 +83,7 @@ impl Cluster {
                 asked: Arc::clone(&asked),
                 leads: Arc::clone(&leads),
                 answers: Arc::clone(&answers),
+                etcd_read: Arc::clone(&etcd_read),
             };
             let mut routes = RoutesBuilder::default();
             routes
@@ -90,7 +95,7 @@ impl Cluster {
             let running = Running::start(authority.node(NODE).await, app, Limits::default()).await;
             (authority, running)
         });
-        let cluster = Self { runtime, authority, running, asked, leads, answers };
+        let cluster = Self { runtime, authority, running, asked, leads, answers, etcd_read };
         cluster.equip(world);
         cluster
     }
@@ -133,6 +138,11 @@ impl Cluster {
     /// From now on its member of etcd does not answer.
     pub(super) fn etcd_is_silent(&self) {
         self.answers.store(false, Ordering::Relaxed);
+    }
+
+    /// Blocks until somebody has read the state of etcd.
+    pub(super) fn until_etcd_is_read(&self) {
+        self.runtime.block_on(self.etcd_read.notified());
     }
 
     /// The context knows these nodes, as a leader has reported them.
@@ -390,6 +400,7 @@ impl Management for Served {
             ..Default::default()
         };
         let members = vec![member];
+        self.etcd_read.notify_one();
         Ok(Response::new(v1::ConsensusStatus { leader: 1, members, ..Default::default() }))
     }
 

@@ -288,11 +288,16 @@ impl Session {
         what: &str,
         answer: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Error> {
+        // On the heap: the future of a call is large, and awaited in several layers.
+        let answer = Box::pin(answer);
         let answer = async { answer.await.map_err(|status| refused(what, &status)) };
-        match self.limit {
-            None => answer.await,
-            Some(limit) => limit.within(what, answer).await,
-        }
+        let limited = async {
+            match self.limit {
+                None => answer.await,
+                Some(limit) => limit.within(what, answer).await,
+            }
+        };
+        self.out.waiting(&format!("waiting: {what}"), limited).await
     }
 
     /// Restarts the deadline: the time that a person takes to answer a question does not
@@ -369,6 +374,11 @@ impl Session {
 
     /// Connects; with `--timeout` it retries until then, for a node that is starting.
     async fn reach(&self, at: &Endpoint, trust: &Trust) -> Result<Connection, Error> {
+        let reached = Box::pin(self.dialled(at, trust));
+        self.out.waiting(&format!("connecting to {at}"), reached).await
+    }
+
+    async fn dialled(&self, at: &Endpoint, trust: &Trust) -> Result<Connection, Error> {
         let dialled = || dial(&at.host, at.port, Expect::AnyNode, trust, Some(&self.credentials));
         let explained = |error: DialError| {
             let help = error.help();

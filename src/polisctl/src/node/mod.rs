@@ -24,6 +24,7 @@ use super::ask::{self, DryRun, Go, Sure};
 use super::error::{Error, Explain as _};
 use super::output::{Document, Text};
 use super::session::{PATIENCE, Session};
+use super::watch::Watch;
 use super::{Global, key, parameters};
 use polis_wire::endpoint::{self, Endpoint, MANAGEMENT_PORT};
 use polis_wire::identity::{NodeName, Spoken};
@@ -149,6 +150,8 @@ pub(super) struct List {
     /// Only in this state; repeatable.
     #[arg(long = "state", value_enum)]
     states: Vec<State>,
+    #[command(flatten)]
+    watch: Watch,
 }
 
 /// A machine to reboot or power off.
@@ -403,17 +406,23 @@ fn described(node: &v1::NodeInfo, global: &Global) -> Result<(), Error> {
 
 /// Prints the nodes.
 pub(super) async fn list(arguments: &List, global: &Global) -> Result<(), Error> {
-    let List { labels, states } = arguments;
+    let List { labels, states, watch } = arguments;
     let labels = parameters::pairs("--label", labels)?;
-    let session = Session::open(global).await?;
+    let mut session = Session::open(global).await?;
+    if watch.is_on() {
+        session.go_on();
+    }
     let fits = |node: &v1::NodeInfo| {
         let state = node.state();
         (states.is_empty() || states.iter().any(|wanted| v1::NodeState::from(*wanted) == state))
             && labels.iter().all(|(key, value)| node.labels.get(key) == Some(value))
     };
-    let nodes = session.nodes(&[]).await?;
-    let views: Vec<View> = nodes.iter().filter(|node| fits(node)).map(View::of).collect();
-    global.out.print(&Document::new(&views, Text::from(nodes_table(&views)).and(faults(&views)))?)
+    let listed = async || {
+        let nodes = session.nodes(&[]).await?;
+        let views: Vec<View> = nodes.iter().filter(|node| fits(node)).map(View::of).collect();
+        Document::new(&views, Text::from(nodes_table(&views)).and(faults(&views)))
+    };
+    watch.run(global, listed).await
 }
 
 async fn approve(
