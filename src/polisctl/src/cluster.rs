@@ -137,6 +137,13 @@ async fn health(global: &Global) -> Result<(), Error> {
     .help(|| "`polisctl cluster status` shows all of it".to_owned())
 }
 
+/// The state and the description of the cluster, as programs read them.
+pub(super) async fn overview(session: &Session) -> Result<serde_json::Value, Error> {
+    let status = Status::read(session).await?;
+    let info = Info::of(&info(session).await?);
+    Ok(serde_json::json!({ "status": status, "info": info }))
+}
+
 /// What a rotation does.
 const ROTATION: &str = "The cluster makes a new ticket, and rejects every machine that has the \
                         present one and is not approved yet.";

@@ -41,6 +41,7 @@ mod parameters;
 #[cfg(test)]
 mod prometheus_tests;
 mod session;
+mod support;
 mod table;
 #[cfg(test)]
 mod table_tests;
@@ -127,6 +128,8 @@ enum Command {
     Etcd(etcd::Command),
     /// Show a node's screen in this terminal; q leaves it.
     Console(console::Arguments),
+    /// Write an archive for a bug report: state, versions and logs of all nodes, no keys.
+    Support(support::Arguments),
     /// Print a completion script for a shell, which completes node IDs, too.
     Completion {
         /// The shell; `nodes` prints the IDs that the scripts complete.
@@ -257,6 +260,7 @@ async fn perform(command: Command, global: &Global) -> Result<(), Error> {
         Command::User(command) => user::run(command, global).await,
         Command::Etcd(command) => etcd::run(command, global).await,
         Command::Console(arguments) => Box::pin(console::run(arguments, global)).await,
+        Command::Support(arguments) => Box::pin(support::run(arguments, global)).await,
         Command::Completion { .. } => completion::nodes(global).await,
         Command::Version => Ok(()),
     }

@@ -49,6 +49,8 @@ pub(super) struct Cluster {
     answers: Arc<AtomicBool>,
     /// Somebody has read the state of etcd.
     etcd_read: Arc<tokio::sync::Notify>,
+    /// The one line of its log.
+    says: Arc<Mutex<String>>,
 }
 
 /// Answers every call of a node.
@@ -61,6 +63,7 @@ struct Served {
     /// Whether the member of etcd answers.
     answers: Arc<AtomicBool>,
     etcd_read: Arc<tokio::sync::Notify>,
+    says: Arc<Mutex<String>>,
 }
 
 impl Cluster {
@@ -75,6 +78,7 @@ impl Cluster {
         let leads = Arc::new(AtomicBool::new(true));
         let answers = Arc::new(AtomicBool::new(true));
         let etcd_read: Arc<tokio::sync::Notify> = Arc::default();
+        let says = Arc::new(Mutex::new("hello".to_owned()));
         let (authority, running) = runtime.block_on(async {
             let authority = Authority::new().await;
             let served = Served {
@@ -84,6 +88,7 @@ impl Cluster {
                 leads: Arc::clone(&leads),
                 answers: Arc::clone(&answers),
                 etcd_read: Arc::clone(&etcd_read),
+                says: Arc::clone(&says),
             };
             let mut routes = RoutesBuilder::default();
             routes
@@ -95,7 +100,7 @@ impl Cluster {
             let running = Running::start(authority.node(NODE).await, app, Limits::default()).await;
             (authority, running)
         });
-        let cluster = Self { runtime, authority, running, asked, leads, answers, etcd_read };
+        let cluster = Self { runtime, authority, running, asked, leads, answers, etcd_read, says };
         cluster.equip(world);
         cluster
     }
@@ -138,6 +143,11 @@ impl Cluster {
     /// From now on its member of etcd does not answer.
     pub(super) fn etcd_is_silent(&self) {
         self.answers.store(false, Ordering::Relaxed);
+    }
+
+    /// From now on this is the one line of its log.
+    pub(super) fn logs(&self, line: &str) {
+        line.clone_into(&mut self.says.lock().unwrap());
     }
 
     /// Blocks until somebody has read the state of etcd.
@@ -199,7 +209,7 @@ impl NodeManagement for Served {
         self.note(&format!("Logs {name}"));
         let entry = v1::logs_response::Entry {
             name: if name.is_empty() { "kernel".to_owned() } else { name },
-            message: "hello".to_owned(),
+            message: self.says.lock().unwrap().clone(),
             time_unix_nanos: 1_700_000_000_123_456_789,
             uptime_seconds: UPTIME - 60.0,
             ..Default::default()

@@ -393,6 +393,11 @@ pub(super) fn clean(text: &str) -> String {
         .collect()
 }
 
+/// The same for a text of several lines, which stay.
+pub(super) fn clean_lines(text: &str) -> String {
+    text.lines().map(clean).collect::<Vec<_>>().join("\n")
+}
+
 /// A dash for an empty text.
 pub(super) fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }

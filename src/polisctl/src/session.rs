@@ -605,7 +605,7 @@ impl fmt::Display for Meant {
 }
 
 /// The address of a node in the cluster's records.
-fn target(node: &v1::NodeInfo) -> Result<Target, Error> {
+pub(super) fn target(node: &v1::NodeInfo) -> Result<Target, Error> {
     let address = node.status.as_ref().map(|status| status.external_address.as_str());
     let address = address.unwrap_or_default();
     let address = Endpoint::parse(address, MANAGEMENT_PORT).map_err(|_invalid| {

@@ -65,6 +65,7 @@ const CASES: &[(&str, &[&str], Kind)] = &[
     ("etcd members", &[], Kind::Table),
     ("etcd status", &[], Kind::Remote),
     ("etcd snapshot", &["-o", "@etcd.db"], Kind::Remote),
+    ("support", &["-o", "@support.tar"], Kind::Remote),
     ("console", &["ID"], Kind::Screen),
     ("completion", &["bash"], Kind::Script),
     ("version", &[], Kind::Local),

@@ -13,7 +13,7 @@ use super::At;
 use crate::cluster::word;
 use crate::error::Error;
 use crate::output::{Document, fields, or_dash};
-use crate::session::{PATIENCE, Session};
+use crate::session::{PATIENCE, Session, refused};
 use crate::table::table;
 use crate::watch::Watch;
 use crate::{Global, units};
@@ -128,6 +128,17 @@ pub(super) async fn services(arguments: &Arguments, global: &Global) -> Result<(
         tree(answer.into_inner().services)
     };
     arguments.watch.run(global, read).await
+}
+
+/// The state and the services of a node, in this order.
+pub(crate) async fn documents(
+    client: &mut NodeManagementClient<Channel>,
+) -> Result<[Document; 2], Error> {
+    let status = client.get_status(v1::GetStatusRequest {}).await;
+    let status = status.map_err(|status| refused("read the state of the node", &status))?;
+    let services = client.services(v1::ServicesRequest {}).await;
+    let services = services.map_err(|status| refused("list the services", &status))?;
+    Ok([Status::of(status.into_inner()).document()?, tree(services.into_inner().services)?])
 }
 
 fn tree(services: Vec<v1::services_response::Service>) -> Result<Document, Error> {

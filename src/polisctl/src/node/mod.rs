@@ -32,6 +32,8 @@ use polis_wire::node_roles::Role;
 use polis_wire::rpc::REASON;
 use polis_wire::rpc::client::Repeat;
 
+pub(super) use self::logs::lines as log_lines;
+pub(super) use self::look::documents;
 pub(super) use self::view::{View, called, faults, nodes_table};
 
 /// Commands about nodes. A node is named by its ID, its first four digits or more, or its
