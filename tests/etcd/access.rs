@@ -46,6 +46,7 @@ const ROWS: [(&str, &str); 37] = [
     ("polis.v1.Management/GetNodes", "..xxxx"),
     ("polis.v1.Management/ApproveNode", "....xx"),
     ("polis.v1.Management/UpdateNodeRoles", "....xx"),
+    ("polis.v1.Management/NameNode", "....xx"),
     ("polis.v1.Management/UpdateNodeLabels", "....xx"),
     ("polis.v1.Management/DecommissionNode", "....xx"),
     ("polis.v1.Management/DeleteNode", "....xx"),

@@ -144,3 +144,18 @@ fn only_a_learner_that_answers_has_a_bar() {
     let silent = of(Some(false), 71);
     assert!(silent.contains("learner, no answer") && !silent.contains("71 %"), "{silent}");
 }
+
+#[test]
+fn a_node_with_a_name_is_shown_by_it_and_by_the_beginning_of_its_id() {
+    let mut snapshot = samples::ordinary();
+    let nodes = snapshot.nodes.as_mut().unwrap();
+    let leader = nodes.leader.clone();
+    let node = nodes.nodes.iter_mut().find(|node| Some(&node.id) == leader.as_ref()).unwrap();
+    (node.name, node.own) = (Some("web-1".to_owned()), false);
+    let id = node.id.chars().take("polis-".len() + 8).collect::<String>();
+    for (width, height) in [(80, 24), (120, 40), (240, 67)] {
+        let shown = flat(&screen(&snapshot, &view(Page::Cluster, width, height), width, height));
+        assert_says(&shown, "web-1 leads.");
+        assert_says(&shown, &id);
+    }
+}

@@ -9,11 +9,12 @@ use tokio::time::{Instant, sleep};
 
 use super::ask::{DryRun, Go, Sure};
 use super::error::{Error, Exit, Explain as _};
-use super::node::{View, faults, nodes_table};
+use super::node::{View, called, faults, nodes_table};
 use super::output::{Document, Text, fields, or_dash};
 use super::parameters::Admission;
 use super::session::Session;
 use super::table::table;
+use super::watch::Watch;
 use super::{Global, etcd, leaderless, ownership, parameters, units};
 use polis_base::hex;
 use polis_wire::identity::{Fingerprint, NodeId};
@@ -28,7 +29,7 @@ pub(super) enum Command {
     /// Print what a client or a new node needs to reach and trust the cluster.
     Info,
     /// Print the state of the cluster: nodes, leader, etcd.
-    Status,
+    Status(Watch),
     /// Check the cluster, for scripts: status 0 if it is healthy.
     ///
     /// Status 1: it has problems, which are printed, or no leader. Status 3: no curator answers.
@@ -83,15 +84,16 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             let info = info(&session).await?;
             global.out.print(&Info::document(&info)?)
         }
-        Command::Status => {
+        Command::Status(watch) => {
             let session = Session::brief(global).await?;
-            match Status::read(&session).await {
-                Ok(status) => global.out.print(&status.with_words().document()?),
+            let read = async || match Box::pin(Status::read(&session)).await {
+                Ok(status) => status.with_words().document(),
                 Err(error) if error.exit() == Exit::TimedOut => {
-                    global.out.print(&leaderless::view(&session, error).await?.document()?)
+                    Box::pin(leaderless::view(&session, error)).await?.document()
                 }
                 Err(error) => Err(error),
-            }
+            };
+            watch.run(global, read).await
         }
         Command::Health => health(global).await,
         Command::Ticket { command } => {
@@ -133,6 +135,13 @@ async fn health(global: &Global) -> Result<(), Error> {
         count => Err(Error::new(format!("the cluster has {count} problems"))),
     }
     .help(|| "`polisctl cluster status` shows all of it".to_owned())
+}
+
+/// The state and the description of the cluster, as programs read them.
+pub(super) async fn overview(session: &Session) -> Result<serde_json::Value, Error> {
+    let status = Status::read(session).await?;
+    let info = Info::of(&info(session).await?);
+    Ok(serde_json::json!({ "status": status, "info": info }))
 }
 
 /// What a rotation does.
@@ -378,7 +387,7 @@ impl Status {
             cluster_domain: domain(info),
             leader: info.leader.clone(),
             nodes: nodes.iter().map(View::of).collect(),
-            etcd: etcd::Status::of(consensus),
+            etcd: etcd::Status::of(consensus).with_names(nodes),
             refused: info.refused_registrations.iter().map(Refused::of).collect(),
         }
     }
@@ -455,16 +464,16 @@ fn problems(
     for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Up) {
         match node.health() {
             v1::NodeHealth::Healthy => {}
-            v1::NodeHealth::Late => problems.push(format!("{}: heartbeat overdue", node.id)),
+            v1::NodeHealth::Late => problems.push(format!("{}: heartbeat overdue", called(node))),
             v1::NodeHealth::Unknown => problems.push(format!(
                 "{}: health unknown, no heartbeat since the leader changed",
-                node.id
+                called(node)
             )),
-            v1::NodeHealth::Absent => problems.push(format!("{}: no heartbeat yet", node.id)),
+            v1::NodeHealth::Absent => problems.push(format!("{}: no heartbeat yet", called(node))),
         }
     }
     for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Standby) {
-        problems.push(format!("{} has not committed yet", node.id));
+        problems.push(format!("{} has not committed yet", called(node)));
     }
     let enters = |node: &&v1::NodeInfo| {
         let role = is_consensus_member(node.roles.as_ref());
@@ -480,17 +489,22 @@ fn problems(
         };
         problems.push(format!(
             "{} has the role consensus member but no member of etcd yet; {advice}",
-            node.id
+            called(node)
         ));
     }
     for node in nodes.iter().filter(|node| node.leaving) {
-        problems.push(format!("{} is leaving etcd", node.id));
+        problems.push(format!("{} is leaving etcd", called(node)));
     }
     if consensus.leader == 0 {
         problems.push("etcd has no leader".to_owned());
     }
     for member in &consensus.members {
-        let name = if member.node_id.is_empty() { "a new member" } else { &member.node_id };
+        let known = nodes.iter().find(|node| node.id == member.node_id);
+        let name = match (known, member.node_id.as_str()) {
+            (Some(node), _) => called(node),
+            (None, "") => "a new member".to_owned(),
+            (None, id) => id.to_owned(),
+        };
         if !member.answers {
             problems.push(format!("the etcd member of {name} does not answer"));
         }

@@ -207,6 +207,7 @@ fn status_lists_what_keeps_the_cluster_from_being_healthy() {
         id: "1"
         index: 421
         leader: true
+        name: null
         node_id: polis-01010101010101010101010101010101
         peer_urls:
         - https://polis-01:7834
@@ -228,6 +229,7 @@ fn status_lists_what_keeps_the_cluster_from_being_healthy() {
       image: ""
       key_keeper: unspecified
       labels: {}
+      name: null
       recovery_key_unsaved: false
       registered_at: "2023-11-14T22:13:20Z"
       roles:
@@ -284,6 +286,7 @@ fn a_node_is_described_with_its_words() {
     let document = Document::new(&view, view.fields()).unwrap();
     insta::assert_snapshot!(document.render(Format::Table).unwrap(), @r"
     node          polis-01010101010101010101010101010101
+    name          -
     state         new
     health        absent; last heartbeat 1.2 s ago
     roles         consensus-member
@@ -311,6 +314,7 @@ fn a_node_is_described_with_its_words() {
       "image": "",
       "key_keeper": "unspecified",
       "labels": {},
+      "name": null,
       "recovery_key_unsaved": false,
       "registered_at": "2023-11-14T22:13:20Z",
       "roles": [

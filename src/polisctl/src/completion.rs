@@ -1,7 +1,8 @@
-//! `polisctl completion`: scripts for shells, and the node IDs that they complete.
+//! `polisctl completion`: scripts for shells, and the node IDs and names that they
+//! complete.
 //!
 //! clap knows the commands and the options. What a cluster knows, the script asks of
-//! `polisctl completion nodes`, which prints IDs and nothing else, also where no leader
+//! `polisctl completion nodes`, which prints IDs and names and nothing else, also where no leader
 //! answers: a shell is waiting.
 
 use std::collections::BTreeSet;
@@ -24,7 +25,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 pub(super) enum Target {
     /// A script.
     Shell(Shell),
-    /// The IDs of the nodes.
+    /// The IDs and the names of the nodes.
     Nodes,
 }
 
@@ -39,7 +40,7 @@ pub(super) fn target() -> impl TypedValueParser<Value = Target> {
 }
 
 /// The commands whose next word is a node, as a pattern of shells and regular expressions.
-const OF_A_NODE: &str = "describe|status|services|approve|roles|label|reboot|poweroff|\
+const OF_A_NODE: &str = "describe|status|services|approve|roles|label|name|reboot|poweroff|\
                          decommission|delete|logs|recovery-key|unlock|show|forget";
 
 /// The script of a shell.
@@ -104,7 +105,7 @@ fn fish() -> String {
     )
 }
 
-/// Prints the IDs of all nodes, a line each; those that the context knows, where no leader
+/// Prints the IDs and the names of all nodes, a line each; the IDs that the context knows, where no leader
 /// answers in time.
 pub(super) async fn nodes(global: &Global) -> Result<(), Error> {
     let session = Session::prepare(global, ANSWER)?;
@@ -112,7 +113,8 @@ pub(super) async fn nodes(global: &Global) -> Result<(), Error> {
     let known = known.iter().filter_map(|target| target.meant.id()).map(|id| id.to_string());
     let mut ids: BTreeSet<String> = known.collect();
     if let Ok(Ok(nodes)) = timeout(ANSWER, session.nodes(&[])).await {
-        ids = nodes.into_iter().map(|node| node.id).collect();
+        let names = nodes.into_iter().flat_map(|node| [node.id, node.name]);
+        ids = names.filter(|name| !name.is_empty()).collect();
     }
     let lines: String = ids.into_iter().map(|id| format!("{id}\n")).collect();
     global.out.raw(lines.as_bytes())
@@ -121,7 +123,7 @@ pub(super) async fn nodes(global: &Global) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::loopback::{Cluster, NODE};
+    use crate::loopback::{Cluster, NAME, NODE};
     use crate::testing::World;
     use polis_wire::rpc::testing::node_id;
 
@@ -153,11 +155,11 @@ mod tests {
     }
 
     #[test]
-    fn the_ids_of_the_nodes_are_printed_with_or_without_a_leader() {
+    fn ids_and_names_of_the_nodes_are_printed_with_or_without_a_leader() {
         let world = World::new();
         let cluster = Cluster::new(&world);
         let id = node_id(NODE).to_string();
-        assert_eq!(world.runs(&["completion", "nodes"]), format!("{id}\n"));
+        assert_eq!(world.runs(&["completion", "nodes"]), format!("{id}\n{NAME}\n"));
         let gone = node_id(2).to_string();
         cluster.knows(&world, &[(&gone, "192.0.2.2")]);
         cluster.nobody_leads();

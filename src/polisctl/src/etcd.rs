@@ -14,15 +14,16 @@ use super::output::{Document, Text, fields, or_dash};
 use super::session::{Session, refused};
 use super::table::{Table, table};
 use super::unfinished::Unfinished;
+use super::watch::Watch;
 use polis_wire::rpc::client::Repeat;
 
 /// Commands about etcd.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
     /// List the members.
-    Members,
+    Members(Watch),
     /// Print the state of etcd as the leader's member reports it.
-    Status,
+    Status(Watch),
     /// Save a snapshot of etcd in a file, which contains every secret of the cluster.
     Snapshot {
         /// The path of the new file.
@@ -48,6 +49,8 @@ pub(super) struct Status {
 struct Member {
     id: String,
     node_id: String,
+    /// A person's name for the node; `null`: none.
+    name: Option<String>,
     role: &'static str,
     leader: bool,
     answers: bool,
@@ -71,15 +74,26 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             Error::new(format!("{} exists already", out.display())).or_help("name another file")
         );
     }
-    let session = Session::open(global).await?;
+    let mut session = Session::open(global).await?;
+    if let Command::Members(watch) | Command::Status(watch) = &command
+        && watch.is_on()
+    {
+        session.go_on();
+    }
     match command {
-        Command::Members => {
-            let status = Status::of(&read(&session).await?);
-            global.out.print(&Document::new(&status.members, status.table())?)
+        Command::Members(watch) => {
+            let read = async || {
+                let status = named(&session).await?;
+                Document::new(&status.members, status.table())
+            };
+            watch.run(global, read).await
         }
-        Command::Status => {
-            let status = Status::of(&read(&session).await?);
-            global.out.print(&Document::new(&status, status.text())?)
+        Command::Status(watch) => {
+            let read = async || {
+                let status = named(&session).await?;
+                Document::new(&status, status.text())
+            };
+            watch.run(global, read).await
         }
         Command::Snapshot { out } => snapshot(&session, &out, global).await,
     }
@@ -92,6 +106,12 @@ pub(super) async fn read(session: &Session) -> Result<v1::ConsensusStatus, Error
             ManagementClient::new(channel).get_etcd_status(v1::GetEtcdStatusRequest {}).await
         })
         .await
+}
+
+/// The same with the names of the nodes.
+async fn named(session: &Session) -> Result<Status, Error> {
+    let status = Status::of(&read(session).await?);
+    Ok(status.with_names(&session.nodes(&[]).await?))
 }
 
 /// The number of answering voters above the quorum.
@@ -109,6 +129,7 @@ impl Status {
         let member = |member: &v1::ConsensusMember| Member {
             id: format!("{:x}", member.id),
             node_id: member.node_id.clone(),
+            name: None,
             role: if member.learner { "learner" } else { "voter" },
             leader: member.id == status.leader,
             answers: member.answers,
@@ -132,6 +153,15 @@ impl Status {
             alarms: status.alarms.clone(),
             members: status.members.iter().map(member).collect(),
         }
+    }
+
+    /// The same with the names of its nodes.
+    pub(super) fn with_names(mut self, nodes: &[v1::NodeInfo]) -> Self {
+        for member in &mut self.members {
+            let node = nodes.iter().find(|node| node.id == member.node_id);
+            member.name = node.map(|node| node.name.clone()).filter(|name| !name.is_empty());
+        }
+        self
     }
 
     /// In one line: the voters, those that answer, and how many may still fail.
@@ -192,8 +222,15 @@ impl Status {
                 member.peer_urls.join(","),
             ]
         };
-        let rows: Vec<_> = self.members.iter().map(row).collect();
-        table(&["NODE", "ROLE", "ANSWERS", "INDEX", "APPLIED", "DATABASE", "PEER URL"], &rows)
+        let mut rows: Vec<_> = self.members.iter().map(row).collect();
+        let mut heads = vec!["NODE", "ROLE", "ANSWERS", "INDEX", "APPLIED", "DATABASE", "PEER URL"];
+        if self.members.iter().any(|member| member.name.is_some()) {
+            heads.insert(1, "NAME");
+            for (row, member) in rows.iter_mut().zip(&self.members) {
+                row.insert(1, or_dash(member.name.as_deref().unwrap_or_default()));
+            }
+        }
+        table(&heads, &rows)
     }
 }
 

@@ -39,7 +39,10 @@ mod output;
 mod owner;
 mod ownership;
 mod parameters;
+#[cfg(test)]
+mod prometheus_tests;
 mod session;
+mod support;
 mod table;
 #[cfg(test)]
 mod table_tests;
@@ -48,6 +51,7 @@ mod testing;
 mod unfinished;
 mod units;
 mod user;
+mod watch;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _};
@@ -128,6 +132,8 @@ enum Command {
     Kubernetes(kubernetes::Command),
     /// Show a node's screen in this terminal; q leaves it.
     Console(console::Arguments),
+    /// Write an archive for a bug report: state, versions and logs of all nodes, no keys.
+    Support(support::Arguments),
     /// Print a completion script for a shell, which completes node IDs, too.
     Completion {
         /// The shell; `nodes` prints the IDs that the scripts complete.
@@ -262,6 +268,7 @@ async fn perform(command: Command, global: &Global) -> Result<(), Error> {
         Command::Etcd(command) => etcd::run(command, global).await,
         Command::Kubernetes(command) => kubernetes::run(command, global).await,
         Command::Console(arguments) => Box::pin(console::run(arguments, global)).await,
+        Command::Support(arguments) => Box::pin(support::run(arguments, global)).await,
         Command::Completion { .. } => completion::nodes(global).await,
         Command::Version => Ok(()),
     }

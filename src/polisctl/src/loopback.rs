@@ -28,6 +28,8 @@ use polis_wire::rpc::{App, Caller, Exchange, Gateway, Limits, Role};
 
 /// The seed of the node's key.
 pub(super) const NODE: u8 = 1;
+/// The name of the node.
+pub(super) const NAME: &str = "web-1";
 /// The seed of the user's key.
 const PERSON: u8 = 9;
 /// The recovery key of the node's disk.
@@ -49,6 +51,10 @@ pub(super) struct Cluster {
     leads: Arc<AtomicBool>,
     /// Whether the member of etcd answers.
     answers: Arc<AtomicBool>,
+    /// Somebody has read the state of etcd.
+    etcd_read: Arc<tokio::sync::Notify>,
+    /// The one line of its log.
+    says: Arc<Mutex<String>>,
 }
 
 /// Answers every call of a node.
@@ -61,6 +67,8 @@ struct Served {
     /// Whether the member of etcd answers.
     answers: Arc<AtomicBool>,
     kubernetes: Kubernetes,
+    etcd_read: Arc<tokio::sync::Notify>,
+    says: Arc<Mutex<String>>,
 }
 
 impl Cluster {
@@ -75,6 +83,8 @@ impl Cluster {
         let leads = Arc::new(AtomicBool::new(true));
         let answers = Arc::new(AtomicBool::new(true));
         let kubernetes = Kubernetes::default();
+        let etcd_read: Arc<tokio::sync::Notify> = Arc::default();
+        let says = Arc::new(Mutex::new("hello".to_owned()));
         let (authority, running) = runtime.block_on(async {
             let authority = Authority::new().await;
             let served = Served {
@@ -84,6 +94,8 @@ impl Cluster {
                 leads: Arc::clone(&leads),
                 answers: Arc::clone(&answers),
                 kubernetes: kubernetes.clone(),
+                etcd_read: Arc::clone(&etcd_read),
+                says: Arc::clone(&says),
             };
             let mut routes = RoutesBuilder::default();
             routes
@@ -96,8 +108,18 @@ impl Cluster {
             (authority, running)
         });
         let gateway = None;
-        let cluster =
-            Self { runtime, authority, running, gateway, kubernetes, asked, leads, answers };
+        let cluster = Self {
+            runtime,
+            authority,
+            running,
+            gateway,
+            kubernetes,
+            asked,
+            leads,
+            answers,
+            etcd_read,
+            says,
+        };
         cluster.equip(world);
         cluster
     }
@@ -166,6 +188,16 @@ impl Cluster {
     /// From now on its member of etcd does not answer.
     pub(super) fn etcd_is_silent(&self) {
         self.answers.store(false, Ordering::Relaxed);
+    }
+
+    /// From now on this is the one line of its log.
+    pub(super) fn logs(&self, line: &str) {
+        line.clone_into(&mut self.says.lock().unwrap());
+    }
+
+    /// Blocks until somebody has read the state of etcd.
+    pub(super) fn until_etcd_is_read(&self) {
+        self.runtime.block_on(self.etcd_read.notified());
     }
 
     /// The context knows these nodes, as a leader has reported them.
@@ -300,7 +332,7 @@ impl NodeManagement for Served {
         self.note(&format!("Logs {name}"));
         let entry = v1::logs_response::Entry {
             name: if name.is_empty() { "kernel".to_owned() } else { name },
-            message: "hello".to_owned(),
+            message: self.says.lock().unwrap().clone(),
             time_unix_nanos: 1_700_000_000_123_456_789,
             uptime_seconds: UPTIME - 60.0,
             ..Default::default()
@@ -413,6 +445,7 @@ impl Management for Served {
             heartbeat_age_ms: 1200,
             registered_at: 1_700_000_000,
             roles: self.kubernetes.roles(),
+            name: NAME.to_owned(),
             ..Default::default()
         }]))
     }
@@ -439,6 +472,15 @@ impl Management for Served {
     ) -> Result<Response<v1::NodeInfo>, Status> {
         self.note("UpdateNodeLabels");
         Ok(Response::new(v1::NodeInfo::default()))
+    }
+
+    async fn name_node(
+        &self,
+        request: Request<v1::NameNodeRequest>,
+    ) -> Result<Response<v1::NodeInfo>, Status> {
+        let v1::NameNodeRequest { name, .. } = request.into_inner();
+        self.note(&format!("NameNode {name}"));
+        Ok(Response::new(v1::NodeInfo { name, ..Default::default() }))
     }
 
     async fn decommission_node(
@@ -493,6 +535,7 @@ impl Management for Served {
             ..Default::default()
         };
         let members = vec![member];
+        self.etcd_read.notify_one();
         Ok(Response::new(v1::ConsensusStatus { leader: 1, members, ..Default::default() }))
     }
 

@@ -17,7 +17,7 @@ fn texts() -> Vec<(PathBuf, String)> {
             let kind = path.extension().and_then(|kind| kind.to_str());
             if path.is_dir() {
                 folders.push(path);
-            } else if matches!(kind, Some("md" | "rs" | "proto")) {
+            } else if matches!(kind, Some("md" | "rs" | "proto" | "yml")) {
                 files.push(path);
             }
         }

@@ -136,6 +136,10 @@ pub(super) struct Streams {
     person: Option<Arc<Mutex<dyn BufRead + Send>>>,
     /// The width of the terminal that standard output is; `None` where it is none.
     columns: Option<usize>,
+    /// Whether the size of that terminal can be asked for again.
+    live: bool,
+    /// Receives what progress lines say, in place of a terminal.
+    signs: Option<Arc<Mutex<dyn Write + Send>>>,
 }
 
 impl fmt::Debug for Streams {
@@ -152,7 +156,8 @@ impl Streams {
         let columns = columns.and_then(Result::ok).map(|size| usize::from(size.ws_col));
         // A terminal that does not tell its size says zero.
         let columns = columns.filter(|columns| *columns > 0);
-        let streams = Self { columns, ..Self::new(io::stdout(), io::stderr()) };
+        let streams =
+            Self { columns, live: columns.is_some(), ..Self::new(io::stdout(), io::stderr()) };
         match io::stdin().is_terminal() && io::stderr().is_terminal() {
             true => streams.with_person(io::BufReader::new(io::stdin())),
             false => streams,
@@ -165,7 +170,7 @@ impl Streams {
         stderr: impl Write + Send + 'static,
     ) -> Self {
         let (stdout, stderr) = (Arc::new(Mutex::new(stdout)), Arc::new(Mutex::new(stderr)));
-        Self { stdout, stderr, person: None, columns: None }
+        Self { stdout, stderr, person: None, columns: None, live: false, signs: None }
     }
 
     /// The same, with `answers` as the typed lines.
@@ -177,6 +182,23 @@ impl Streams {
     #[cfg(test)]
     pub(super) fn with_columns(self, columns: usize) -> Self {
         Self { columns: Some(columns), ..self }
+    }
+
+    /// The same; `signs` receives what progress lines say, a line each.
+    #[cfg(test)]
+    pub(super) fn with_signs(self, signs: impl Write + Send + 'static) -> Self {
+        Self { signs: Some(Arc::new(Mutex::new(signs))), ..self }
+    }
+
+    /// The present size of the terminal: columns, and rows.
+    fn size(&self) -> (Option<usize>, usize) {
+        let asked = self.live.then(|| rustix::termios::tcgetwinsize(io::stdout()));
+        match asked.and_then(Result::ok) {
+            Some(size) if size.ws_col > 0 && size.ws_row > 0 => {
+                (Some(size.ws_col.into()), size.ws_row.into())
+            }
+            _ => (self.columns, usize::MAX),
+        }
     }
 
     /// Whether a question can be asked.
@@ -239,6 +261,45 @@ impl Out {
         }
     }
 
+    /// Whether a document is drawn for a person on a terminal.
+    pub(super) fn is_screen(&self) -> bool {
+        self.format == Format::Table && self.streams.columns.is_some()
+    }
+
+    /// Replaces the screen of the terminal by `head` and as much of the document as fits.
+    pub(super) fn redraw(&self, head: &str, document: &Document) -> Result<(), Error> {
+        let (columns, rows) = self.streams.size();
+        let text = document.render_in(Format::Table, columns)?;
+        let head: String = clean(head).chars().take(columns.unwrap_or(usize::MAX)).collect();
+        let lines: Vec<&str> = text.lines().collect();
+        // Below the head and an empty line; the cursor has the last row.
+        let room = rows.saturating_sub(REDRAW_BESIDE);
+        let mut screen = format!("{REDRAW}{head}\n\n");
+        for line in lines.iter().take(room) {
+            screen.push_str(line);
+            screen.push('\n');
+        }
+        if lines.len() > room {
+            screen.push_str(&format!("… {} more lines", lines.len() - room));
+        }
+        self.raw(screen.as_bytes())
+    }
+
+    /// Awaits `work`; shows what the command waits for once that takes longer than a
+    /// moment. Cancel-safe if `work` is.
+    pub(super) async fn waiting<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        tokio::select! {
+            // Cancel-safe: the work goes on below.
+            done = &mut work => return done,
+            // Cancel-safe: only waits.
+            () = tokio::time::sleep(MOMENT) => {}
+        }
+        let progress = self.progress();
+        progress.says(what);
+        work.await
+    }
+
     /// A remark for a person, on standard error.
     pub(super) fn remark(&self, text: &str) {
         self.streams.stderr(&format!("{text}\n"));
@@ -254,22 +315,42 @@ impl Out {
         if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}") {
             bar.set_style(style);
         }
-        Progress(bar)
+        Progress(bar, self.streams.signs.clone())
     }
 }
+
+/// The cursor to the first cell, and the screen cleared.
+const REDRAW: &str = "\u{1b}[H\u{1b}[2J";
+
+/// Rows of a redrawn screen beside the document: the head, an empty one, how many lines
+/// are left out.
+const REDRAW_BESIDE: usize = 3;
+
+/// So long a command may be silent: shorter than a person begins to wonder, longer than an
+/// ordinary answer, which would only make the line flicker.
+const MOMENT: Duration = Duration::from_millis(400);
 
 /// How often a spinner turns.
 const TURN: Duration = Duration::from_millis(120);
 
 /// A line on standard error that is removed when the command has its result.
-#[derive(Debug)]
-pub(super) struct Progress(ProgressBar);
+pub(super) struct Progress(ProgressBar, Option<Arc<Mutex<dyn Write + Send>>>);
 
 impl Progress {
     /// Shows what the command waits for.
     pub(super) fn says(&self, text: &str) {
+        if let Some(signs) = &self.1 {
+            let mut signs = signs.lock().unwrap_or_else(PoisonError::into_inner);
+            let _lost = writeln!(signs, "{text}");
+        }
         self.0.set_message(clean(text));
         self.0.enable_steady_tick(TURN);
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Progress")
     }
 }
 
@@ -310,6 +391,11 @@ pub(super) fn clean(text: &str) -> String {
             c => c,
         })
         .collect()
+}
+
+/// The same for a text of several lines, which stay.
+pub(super) fn clean_lines(text: &str) -> String {
+    text.lines().map(clean).collect::<Vec<_>>().join("\n")
 }
 
 /// A dash for an empty text.

@@ -32,7 +32,7 @@ use super::output::Out;
 use super::{Global, context, key};
 use polis_base::sys::clock;
 use polis_wire::endpoint::{Endpoint, KUBERNETES_PORT, MANAGEMENT_PORT};
-use polis_wire::identity::{Fingerprint, NodeId, Spoken};
+use polis_wire::identity::{Fingerprint, NodeId, NodeName, Spoken};
 use polis_wire::pki::Facts;
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::REASON;
@@ -289,11 +289,16 @@ impl Session {
         what: &str,
         answer: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Error> {
+        // On the heap: the future of a call is large, and awaited in several layers.
+        let answer = Box::pin(answer);
         let answer = async { answer.await.map_err(|status| refused(what, &status)) };
-        match self.limit {
-            None => answer.await,
-            Some(limit) => limit.within(what, answer).await,
-        }
+        let limited = async {
+            match self.limit {
+                None => answer.await,
+                Some(limit) => limit.within(what, answer).await,
+            }
+        };
+        self.out.waiting(&format!("waiting: {what}"), limited).await
     }
 
     /// Restarts the deadline: the time that a person takes to answer a question does not
@@ -334,9 +339,19 @@ impl Session {
         self.client = self.client.clone().patient(patience);
     }
 
-    /// The node of an ID or a prefix.
+    /// The node of an ID, a prefix of one, or a name.
     pub(super) async fn find(&self, wanted: &str) -> Result<v1::NodeInfo, Error> {
-        pick(self.nodes(&[]).await?, wanted)
+        let nodes = self.nodes(&[]).await;
+        let nodes = match wanted.parse::<NodeName>() {
+            Ok(name) => nodes.map_err(|error| {
+                error.help_if_late(format!(
+                    "only a leader knows which node is {name}; use the ID of the node, or check \
+                     the endpoints and wait for a leader with `polisctl cluster wait`"
+                ))
+            }),
+            Err(_invalid) => nodes,
+        };
+        pick(nodes?, wanted)
     }
 
     /// Stores the addresses of the curators for the time when the endpoints do not answer:
@@ -360,6 +375,11 @@ impl Session {
 
     /// Connects; with `--timeout` it retries until then, for a node that is starting.
     async fn reach(&self, at: &Endpoint, trust: &Trust) -> Result<Connection, Error> {
+        let reached = Box::pin(self.dialled(at, trust));
+        self.out.waiting(&format!("connecting to {at}"), reached).await
+    }
+
+    async fn dialled(&self, at: &Endpoint, trust: &Trust) -> Result<Connection, Error> {
         let dialled = || dial(&at.host, at.port, Expect::AnyNode, trust, Some(&self.credentials));
         let explained = |error: DialError| {
             let help = error.help();
@@ -462,7 +482,15 @@ impl Session {
         at: Option<&Endpoint>,
     ) -> Result<Target, Error> {
         if let Some(at) = at {
-            let meant = wanted.map_or(Ok(Meant::Any), Meant::parse)?;
+            let meant = match wanted {
+                None => Meant::Any,
+                // No certificate has a name: the leader says whose ID to compare.
+                Some(wanted) if wanted.parse::<NodeName>().is_ok() => {
+                    let node = self.find(wanted).await?;
+                    Meant::parse(&node.id)?
+                }
+                Some(wanted) => Meant::parse(wanted)?,
+            };
             return Ok(Target { meant, address: at.clone() });
         }
         let node = match wanted {
@@ -577,8 +605,8 @@ impl Meant {
         if (DIGITS_MIN..=DIGITS_MAX).contains(&digits.len()) && digits.chars().all(is_digit) {
             return Ok(Self::Digits(digits.to_owned()));
         }
-        Err(Error::usage(format!("{text:?} is not a node ID or a prefix of one"))
-            .or_help("use the ID, or at least its first four digits"))
+        Err(Error::usage(format!("{text:?} is not a node ID, a prefix of one, or a name"))
+            .or_help("use the ID, at least its first four digits, or the node's name"))
     }
 
     /// Compares with the node of the certificate at `address`, before any request is sent.
@@ -627,18 +655,21 @@ const PREFIX: &str = "polis-";
 const DIGITS_MIN: usize = 4;
 const DIGITS_MAX: usize = 32;
 
-/// The node of an ID or of a prefix of its digits.
+/// The node of an ID, of a prefix of its digits, or of a name.
 fn pick(nodes: Vec<v1::NodeInfo>, wanted: &str) -> Result<v1::NodeInfo, Error> {
     let digits = wanted.strip_prefix("polis-").unwrap_or(wanted);
     let fits = |node: &v1::NodeInfo| {
         let own = node.id.strip_prefix("polis-").unwrap_or(&node.id);
-        own == digits || (digits.len() >= DIGITS_MIN && own.starts_with(digits))
+        own == digits
+            || (!node.name.is_empty() && node.name == wanted)
+            || (digits.len() >= DIGITS_MIN && own.starts_with(digits))
     };
     let mut found: Vec<v1::NodeInfo> = nodes.into_iter().filter(fits).collect();
     match found.len() {
         1 => Ok(found.remove(0)),
-        0 => Err(Error::new(format!("there is no node {wanted:?}"))
-            .or_help("`polisctl node list` names them; four digits of an ID are enough")),
+        0 => Err(Error::new(format!("there is no node {wanted:?}")).or_help(
+            "`polisctl node list` shows them; name one by its name, or by four digits of its ID",
+        )),
         _ => {
             let ids: Vec<String> = found.into_iter().map(|node| node.id).collect();
             Err(Error::new(format!("{wanted:?} is a prefix of several nodes"))
@@ -702,6 +733,9 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
              lost, add --force"
         }
         ("last-owner", _) => "make another owner first: `polisctl user create NAME --role owner`",
+        ("name-taken", _) => {
+            "choose another name, or take it away from that node: `polisctl node name NODE --remove`"
+        }
         ("user-taken", _) => "pick another name, or revoke that user first",
         ("key-taken", _) => "make another key: `polisctl owner create -o FILE`",
         ("decommissioned", _) => {
@@ -754,6 +788,17 @@ mod tests {
         assert!(both.contains("polis-abcd1, polis-abcd2"), "{both}");
         let short = pick(nodes(), "fff").unwrap_err().render();
         assert!(short.contains("there is no node"), "{short}");
+    }
+
+    #[test]
+    fn a_node_is_named_by_its_name_alone() {
+        let named = |id: &str, name: &str| v1::NodeInfo { name: name.to_owned(), ..node(id) };
+        let nodes = || vec![named("abcd1", "web"), named("abcd2", "web-2"), node("ffff0")];
+        assert_eq!(pick(nodes(), "web").unwrap().id, "polis-abcd1");
+        assert_eq!(pick(nodes(), "web-2").unwrap().id, "polis-abcd2");
+        for none in ["we", "", "WEB", "polis-web"] {
+            assert!(pick(nodes(), none).is_err(), "{none:?}");
+        }
     }
 
     #[test]

@@ -46,6 +46,7 @@ const CASES: &[(&str, &[&str], Kind)] = &[
     ("node approve", &["ID", "--unchecked"], Kind::Remote),
     ("node roles", &["ID", "--remove", "consensus-member", "--yes"], Kind::Remote),
     ("node label", &["ID", "a=b"], Kind::Remote),
+    ("node name", &["ID", "mail-1"], Kind::Remote),
     ("node reboot", &["ID", "--yes"], Kind::Remote),
     ("node poweroff", &["ID", "--yes"], Kind::Remote),
     ("node decommission", &["ID", "--yes"], Kind::Remote),
@@ -67,6 +68,7 @@ const CASES: &[(&str, &[&str], Kind)] = &[
     ("kubernetes kubeconfig", &["-o", "@kubeconfig"], Kind::Remote),
     ("kubernetes credential", &[], Kind::Local),
     ("kubernetes status", &[], Kind::Table),
+    ("support", &["-o", "@support.tar"], Kind::Remote),
     ("console", &["ID"], Kind::Screen),
     ("completion", &["bash"], Kind::Script),
     ("version", &[], Kind::Local),
@@ -198,6 +200,42 @@ fn every_command_whose_cluster_is_gone_ends_on_time_with_a_reason() {
         assert_eq!(ended.stdout, "", "{path}");
         assert!(ended.stderr.starts_with("error: "), "{path}: {}", ended.stderr);
         assert!(took < Duration::from_secs(8), "{path} took {took:?}");
+    }
+}
+
+/// An address that accepts connections and never answers.
+fn silent_port() -> (std::net::TcpListener, String) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    (listener, address)
+}
+
+/// A command is silent for 400 ms at most; all of them at once on a loaded machine need
+/// longer, and a command without a sign has none before its timeout.
+const SIGN_MAX: Duration = Duration::from_millis(2500);
+
+#[test]
+fn every_command_gives_a_sign_of_life_within_a_second_while_nothing_answers() {
+    let (world, cluster) = prepared();
+    let (_listens, silent) = silent_port();
+    let ended: Vec<(&str, Ended)> = std::thread::scope(|scope| {
+        let remote = CASES.iter().filter(|case| !matches!(case.2, Kind::Local | Kind::Script));
+        let begun = remote.map(|(path, arguments, _)| {
+            let mut line = line(path, arguments, &cluster);
+            if *path == "node unlock" {
+                line[4].clone_from(&silent);
+            }
+            line.extend(["--timeout", "4s", "--endpoint", &silent].map(str::to_owned));
+            let world = &world;
+            (path, scope.spawn(move || run(world, None, &line)))
+        });
+        let begun: Vec<_> = begun.collect();
+        begun.into_iter().map(|(path, ended)| (*path, ended.join().unwrap())).collect()
+    });
+    for (path, ended) in ended {
+        assert!([1, 3].contains(&ended.status), "{path}: {}", ended.stderr);
+        let sign = ended.sign.unwrap();
+        assert!(sign < SIGN_MAX, "{path}: {sign:?}: {}", ended.stderr);
     }
 }
 

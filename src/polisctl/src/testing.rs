@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use super::output::Streams;
 
@@ -19,6 +20,8 @@ pub(super) struct Ended {
     pub(super) status: u8,
     pub(super) stdout: String,
     pub(super) stderr: String,
+    /// When the command first wrote anything, a progress line included.
+    pub(super) sign: Option<Duration>,
 }
 
 /// An address without a listener: bound, so that no other process gets the port.
@@ -33,11 +36,12 @@ pub(super) fn closed_port() -> (OwnedFd, String) {
 
 /// The output of a stream.
 #[derive(Clone, Default)]
-struct Written(Arc<Mutex<Vec<u8>>>);
+struct Written(Arc<Mutex<Vec<u8>>>, Arc<Mutex<Option<Instant>>>);
 
 impl Write for Written {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().extend(bytes);
+        self.1.lock().unwrap().get_or_insert_with(Instant::now);
         Ok(bytes.len())
     }
 
@@ -80,20 +84,24 @@ impl World {
         });
         let home = self.folder.path().display().to_string();
         let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
-        let (stdout, stderr) = (Written::default(), Written::default());
-        let mut streams = Streams::new(stdout.clone(), stderr.clone());
+        let first = Arc::default();
+        let written = || Written(Arc::default(), Arc::clone(&first));
+        let (stdout, stderr) = (written(), written());
+        let mut streams = Streams::new(stdout.clone(), stderr.clone()).with_signs(written());
         if let Some(answers) = answers {
             streams = streams.with_person(io::Cursor::new(answers.to_owned()));
         }
         if let Some(columns) = columns {
             streams = streams.with_columns(columns);
         }
+        let begun = Instant::now();
         let status = super::run(program.chain(arguments), variable, &streams);
         let text = |written: &Written| {
             let text = String::from_utf8_lossy(&written.0.lock().unwrap()).into_owned();
             text.replace(&format!("{home}/"), "@")
         };
-        Ended { status, stdout: text(&stdout), stderr: text(&stderr) }
+        let sign = first.lock().unwrap().map(|at| at.duration_since(begun));
+        Ended { status, stdout: text(&stdout), stderr: text(&stderr), sign }
     }
 
     /// The same for a command that must succeed.

@@ -19,6 +19,7 @@ use super::error::{Error, Explain as _};
 use super::output::{Document, fields};
 use super::session::Session;
 use super::table::table;
+use super::watch::Watch;
 use super::{Global, cluster, key, units};
 use polis_base::hex;
 use polis_wire::pki::{self, Facts};
@@ -44,7 +45,7 @@ pub(super) enum Command {
         dry_run: DryRun,
     },
     /// List the users.
-    List,
+    List(Watch),
     /// End a user's access at once.
     Revoke {
         /// Its name.
@@ -113,25 +114,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
                 Go::NoFurther => Ok(()),
             }
         }
-        Command::List => {
-            let session = Session::open(global).await?;
-            let answer = session.call("list the users", Repeat::Allowed, |channel| async move {
-                AaaClient::new(channel).list_users(v1::ListUsersRequest {}).await
-            });
-            let views: Vec<View> = answer.await?.users.iter().map(view).collect();
-            let row = |view: &View| {
-                let state = if view.revoked { "revoked" } else { "valid" };
-                vec![
-                    view.name.clone(),
-                    view.role.clone(),
-                    state.to_owned(),
-                    view.public_key.clone(),
-                ]
-            };
-            let rows: Vec<_> = views.iter().map(row).collect();
-            let text = table(&["NAME", "ROLE", "STATE", "PUBLIC KEY"], &rows);
-            global.out.print(&Document::new(&views, text)?)
-        }
+        Command::List(watch) => list(watch, global).await,
         Command::Revoke { name, sure } => {
             let effect = format!("The user {name} loses all access to the cluster at once.");
             if sure.of(global, &effect)? == Go::NoFurther {
@@ -148,6 +131,26 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             global.out.print(&Document::new(&value, format!("{name} no longer has access"))?)
         }
     }
+}
+
+async fn list(watch: Watch, global: &Global) -> Result<(), Error> {
+    let mut session = Session::open(global).await?;
+    if watch.is_on() {
+        session.go_on();
+    }
+    let read = async || {
+        let answer = session.call("list the users", Repeat::Allowed, |channel| async move {
+            AaaClient::new(channel).list_users(v1::ListUsersRequest {}).await
+        });
+        let views: Vec<View> = answer.await?.users.iter().map(view).collect();
+        let row = |view: &View| {
+            let state = if view.revoked { "revoked" } else { "valid" };
+            vec![view.name.clone(), view.role.clone(), state.to_owned(), view.public_key.clone()]
+        };
+        let rows: Vec<_> = views.iter().map(row).collect();
+        Document::new(&views, table(&["NAME", "ROLE", "STATE", "PUBLIC KEY"], &rows))
+    };
+    watch.run(global, read).await
 }
 
 fn view(user: &v1::User) -> View {

@@ -159,7 +159,10 @@ fn classify(known: &Nodes, unreachable: &BTreeSet<&str>) -> (Mark, String) {
         Some(leader) if known.nodes.iter().any(|node| node.own && node.id == *leader) => {
             " This node leads.".to_owned()
         }
-        Some(leader) => format!(" {} leads.", short(leader)),
+        Some(leader) => {
+            let node = known.nodes.iter().find(|node| node.id == *leader);
+            format!(" {} leads.", node.map_or_else(|| short(leader), called))
+        }
         None if known.stale.is_some() => " The leader is not known.".to_owned(),
         None => " No leader: an election is running.".to_owned(),
     };
@@ -206,11 +209,16 @@ fn classify(known: &Nodes, unreachable: &BTreeSet<&str>) -> (Mark, String) {
 }
 
 fn list(nodes: &[&Node]) -> String {
-    let first: Vec<_> = nodes.iter().take(NAMED_MAX).map(|node| short(&node.id)).collect();
+    let first: Vec<_> = nodes.iter().take(NAMED_MAX).map(|node| called(node)).collect();
     match nodes.len().saturating_sub(NAMED_MAX) {
         0 => first.join(", "),
         more => format!("{} and {more} more", first.join(", ")),
     }
+}
+
+/// How a sentence calls a node: by its name, else by the beginning of its ID.
+fn called(node: &Node) -> String {
+    node.name.as_deref().map_or_else(|| short(&node.id), |name| clean(name).into_owned())
 }
 
 /// The beginning of a node ID, which is enough to distinguish nodes.
@@ -304,7 +312,11 @@ fn rows(
 ) -> Vec<Line<'static>> {
     let (mark, word) = standing(node, &seen.unreachable);
     let state = if node.leader { format!("{word}, leads") } else { word.to_owned() };
-    let name = if columns.name < NAME_MAX { short(&node.id) } else { node.id.clone() };
+    let name = match &node.name {
+        Some(name) => clean(name).into_owned(),
+        None if columns.name < NAME_MAX => short(&node.id),
+        None => node.id.clone(),
+    };
     let etcd = match node.etcd {
         // It has the role, and etcd has not added it yet.
         None if has_part(node) && seen.etcd => "joining",
@@ -376,10 +388,12 @@ fn heartbeat(node: &Node, seen: &Seen<'_>) -> String {
 
 /// The facts beyond the columns.
 fn remark(node: &Node) -> String {
+    // A name takes the column of the ID.
+    let id = node.name.as_ref().map(|_name| short(&node.id));
     let own = node.own.then(|| "this node".to_owned());
     let roles = (!node.roles.is_empty()).then(|| node.roles.join(", "));
     let labels = (!node.labels.is_empty()).then(|| node.labels.join(" "));
     let version = node.version.as_ref().map(|version| format!("Polis {version}"));
-    let all: Vec<String> = [own, roles, labels, version].into_iter().flatten().collect();
+    let all: Vec<String> = [id, own, roles, labels, version].into_iter().flatten().collect();
     all.join(" · ")
 }

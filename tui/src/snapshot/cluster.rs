@@ -31,6 +31,8 @@ pub struct Nodes {
 pub struct Node {
     /// The node ID.
     pub id: String,
+    /// An operator's name for it.
+    pub name: Option<String>,
     /// The address that others reach it by.
     pub address: Option<String>,
     /// How far it has come on its way into the cluster, or out of it.

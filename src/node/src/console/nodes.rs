@@ -138,6 +138,7 @@ fn fold(
         let member = members.iter().find(|member| member.name == named);
         let some = |text: String| (!text.is_empty()).then_some(text);
         Node {
+            name: some(node.name.clone()),
             address: some(status.external_address),
             state: match node.state() {
                 v1::NodeState::Unspecified => NodeState::Unknown,

@@ -17,7 +17,7 @@ use super::error::Error;
 use super::health::Heartbeats;
 use crate::consensus::{self, MemberId};
 use crate::parameters;
-use polis_wire::identity::NodeId;
+use polis_wire::identity::{InvalidNodeName, NodeId, NodeName};
 
 /// The longest version, image or boot ID.
 const WORD_MAX: usize = 64;
@@ -38,6 +38,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         cluster_unlock_key: _,
         join_key: _,
         joined: _,
+        name,
     } = v1::Node::clone(&known.node);
     let age = heartbeats.last(id).map(|last| Instant::now().saturating_duration_since(last));
     v1::NodeInfo {
@@ -54,6 +55,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         registered_at,
         leaving: leaving.is_some(),
         cluster_network,
+        name,
     }
 }
 
@@ -116,6 +118,15 @@ pub(super) fn labels(
 ) -> Result<BTreeMap<String, String>, Error> {
     let checked = parameters::labels(labels, field, number);
     checked.map_err(|error| Error::Field(error.to_string()))
+}
+
+/// The name of a node, or nothing if the field is empty.
+pub(super) fn name(text: &str, field: &str) -> Result<Option<NodeName>, Error> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let name = text.parse().map(Some);
+    name.map_err(|why: InvalidNodeName| Error::Field(format!("{field} is {text:?}: {why}")))
 }
 
 /// Names of labels to remove, while these are `set` at the same time.
@@ -226,6 +237,7 @@ mod tests {
             let named = |error: &Error| error.to_string().contains("field_x");
             prop_assert!(node_id(&text, "field_x").as_ref().map_or_else(named, |_id| true));
             prop_assert!(address(&text, "field_x").as_ref().map_or_else(named, |_address| true));
+            prop_assert!(super::name(&text, "field_x").as_ref().map_or_else(named, |_name| true));
             prop_assert!(key(&bytes, "field_x", 1).as_ref().map_or_else(named, |_key| true));
             let mesh = mesh_key(&bytes, "field_x");
             let same = |key: Option<[u8; 32]>| key.map_or(bytes.is_empty(), |key| key[..] == bytes);

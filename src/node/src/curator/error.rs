@@ -104,6 +104,14 @@ pub enum Error {
         /// The user.
         name: String,
     },
+    /// Another node has the name.
+    #[error("the name {name} belongs to {by}; a name belongs to one node")]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// The node that has it.
+        by: String,
+    },
     /// A part of the configuration that is fixed for the life of a cluster.
     #[error("{field} cannot change in a running cluster: it is {value:?}")]
     Fixed {
@@ -178,6 +186,7 @@ impl Error {
             Self::KeyTaken { .. } => (AlreadyExists, "key-taken"),
             Self::UserUnknown { .. } => (NotFound, "unknown"),
             Self::LastOwner { .. } => (FailedPrecondition, "last-owner"),
+            Self::NameTaken { .. } => (FailedPrecondition, "name-taken"),
             Self::Fixed { .. } => (FailedPrecondition, "fixed"),
             Self::NoRecoveryKey => (NotFound, "no-recovery-key"),
             Self::NoRole => (FailedPrecondition, "no-role"),

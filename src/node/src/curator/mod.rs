@@ -33,6 +33,7 @@ pub mod error;
 pub mod fenced;
 pub mod health;
 pub mod leader;
+mod names;
 pub mod nodes;
 mod pod_network;
 pub mod refused;

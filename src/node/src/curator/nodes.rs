@@ -9,6 +9,7 @@ use polis_proto::v1;
 use tracing::info;
 
 use super::error::Error;
+use super::names;
 use super::pod_network;
 use super::state::{self, Commitment, Refusal, Registration, Request, Step};
 use super::store::{self, CONFLICTS_MAX, JOIN_KEYS, Outcome, Store, TICKET, node_key};
@@ -245,7 +246,8 @@ fn applied(
         Step::Delete(node) => {
             let (_, freed) = pod_network::changes(id, before.as_ref(), None);
             let forget = Write::Delete(join_key_at(&node.join_key));
-            return Ok(Outcome::Delete(*node, [vec![forget], freed].concat()));
+            let name = names::release(&node.name).into_iter().collect();
+            return Ok(Outcome::Delete(*node, [vec![forget], name, freed].concat()));
         }
     };
     let node = pod_network::settle(node, taken)?;

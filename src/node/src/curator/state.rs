@@ -8,13 +8,15 @@
 //! | join            | not found | refused        | refused        | joined         | same       | refused        |
 //! | status          | not found | refused        | refused        | joined         | same       | refused        |
 //! | roles, labels   | not found | yes            | yes            | yes            | yes        | refused²       |
+//! | name            | not found | yes            | yes            | yes            | yes        | refused²       |
 //! | leave⁴          | not found | yes            | yes            | yes            | yes        | yes            |
 //! | decommission    | not found | refused        | refused        | DECOMM.        | DECOMM.    | same           |
 //! | delete          | not found | gone           | gone           | refused³       | refused³   | gone           |
 //!
 //! ¹ with the join key that it has; with another one it is refused: another machine
 //!   would open the disk of a member.
-//! ² roles cannot be given; to take away a missing role changes nothing.
+//! ² roles and a name cannot be given; to take away a missing role changes nothing, and a
+//!   name that is taken away is free for another node.
 //! ³ unless forced.
 //! ⁴ meanwhile the role consensus member cannot be given; taking it ends the departure.
 //!
@@ -70,6 +72,9 @@ pub enum Request {
         /// Keys to remove.
         remove: Vec<String>,
     },
+    /// An operator gives it a name, or takes it away where that is empty. That no other
+    /// node has it is checked beside the record (`names`).
+    Name(String),
     /// The owner has saved the recovery key.
     ForgetRecoveryKey,
     /// It begins to leave etcd, and `leaving` names the next step.
@@ -260,6 +265,12 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
                 return Err(Refusal::Labels);
             }
             v1::Node { labels, ..node }
+        }
+        Request::Name(name) => {
+            if state == NodeState::Decommissioned && !name.is_empty() {
+                return Err(Refusal::Decommissioned);
+            }
+            v1::Node { name, ..node }
         }
         Request::ForgetRecoveryKey => v1::Node { recovery_key: Vec::new(), ..node },
         Request::Leave(departure) => v1::Node { leaving: Some(departure), ..node },
@@ -469,6 +480,8 @@ mod tests {
             ),
             ("no roles", roles(v1::NodeRoles::default())),
             ("labels", Request::Labels { set, remove: Vec::new() }),
+            ("name", Request::Name("web".to_owned())),
+            ("no name", Request::Name(String::new())),
             ("leave", Request::Leave(v1::Departure::default())),
             ("decommission", Request::Decommission),
             ("delete", Request::Delete { force: false }),
@@ -573,6 +586,7 @@ mod tests {
             Just(Request::Join),
             Just(Request::Status(v1::NodeStatus::default())),
             Just(roles(consensus())),
+            "[mn]?".prop_map(Request::Name),
             Just(Request::ForgetRecoveryKey),
             Just(Request::Leave(v1::Departure::default())),
             Just(Request::Stay),

@@ -3,6 +3,7 @@
 //! ```text
 //! nodes/<node ID>         v1.Node
 //! join_keys/<hex>         v1.JoinKey: the node that has it
+//! node_names/<name>       v1.NodeName: the node that has it
 //! users/<name>            v1.User
 //! global/initial_owner    v1.InitialOwner
 //! global/register_ticket  v1.RegisterTicket
@@ -46,6 +47,7 @@ const PKI: &str = "pki/";
 
 pub(super) const NODES: &str = "nodes/";
 pub(super) const JOIN_KEYS: &str = "join_keys/";
+pub(super) const NODE_NAMES: &str = "node_names/";
 pub(super) const USERS: &str = "users/";
 pub(super) const LEADERS: &str = "leader/";
 pub(super) const OWNER: &str = "global/initial_owner";

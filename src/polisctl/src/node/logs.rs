@@ -7,6 +7,7 @@ use polis_wire::rpc::client::Channel;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use tonic::Status;
 
 use super::At;
 use crate::cluster::word;
@@ -131,6 +132,26 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         }
         if answer.lost > 0 {
             global.out.remark(&format!("{} lines were lost in transit", answer.lost));
+        }
+    }
+    Ok(())
+}
+
+/// Reads a log to its end, a line with its wall-clock time at a time.
+pub(crate) async fn lines(
+    client: &mut NodeManagementClient<Channel>,
+    request: v1::LogsRequest,
+    mut each: impl FnMut(&str),
+) -> Result<(), Error> {
+    let failed = |status: Status| refused("read the log", &status);
+    let mut stream = client.logs(request).await.map_err(failed)?.into_inner();
+    while let Some(answer) = stream.message().await.map_err(failed)? {
+        for entry in &answer.entries {
+            let time = units::nanos_since_1970(entry.time_unix_nanos).map(units::rfc3339);
+            each(&format!("{} {}", time.as_deref().unwrap_or("-"), line(entry)));
+        }
+        if answer.lost > 0 {
+            each(&format!("- {} lines were lost in transit", answer.lost));
         }
     }
     Ok(())

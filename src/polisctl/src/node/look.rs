@@ -13,8 +13,9 @@ use super::At;
 use crate::cluster::word;
 use crate::error::Error;
 use crate::output::{Document, fields, or_dash};
-use crate::session::{PATIENCE, Session};
+use crate::session::{PATIENCE, Session, refused};
 use crate::table::table;
+use crate::watch::Watch;
 use crate::{Global, units};
 use polis_wire::rpc::client::Channel;
 
@@ -25,6 +26,8 @@ pub(crate) struct Arguments {
     node: String,
     #[command(flatten)]
     at: At,
+    #[command(flatten)]
+    watch: Watch,
 }
 
 impl Arguments {
@@ -58,10 +61,14 @@ struct Status {
 
 /// Prints the state of a node.
 pub(super) async fn status(arguments: &Arguments, global: &Global) -> Result<(), Error> {
-    let (session, mut client) = arguments.dial(global).await?;
-    let answer = client.get_status(v1::GetStatusRequest {});
-    let answer = session.within("read the state of the node", answer).await?;
-    global.out.print(&Status::of(answer.into_inner()).document()?)
+    let read = async || {
+        // Dialled again for each answer of a watch: a reboot ends the connection.
+        let (session, mut client) = Box::pin(arguments.dial(global)).await?;
+        let answer = client.get_status(v1::GetStatusRequest {});
+        let answer = session.within("read the state of the node", answer).await?;
+        Status::of(answer.into_inner()).document()
+    };
+    arguments.watch.run(global, read).await
 }
 
 impl Status {
@@ -114,10 +121,24 @@ struct Service {
 
 /// Prints the services of a node.
 pub(super) async fn services(arguments: &Arguments, global: &Global) -> Result<(), Error> {
-    let (session, mut client) = arguments.dial(global).await?;
-    let answer = client.services(v1::ServicesRequest {});
-    let answer = session.within("list the services", answer).await?;
-    global.out.print(&tree(answer.into_inner().services)?)
+    let read = async || {
+        let (session, mut client) = Box::pin(arguments.dial(global)).await?;
+        let answer = client.services(v1::ServicesRequest {});
+        let answer = session.within("list the services", answer).await?;
+        tree(answer.into_inner().services)
+    };
+    arguments.watch.run(global, read).await
+}
+
+/// The state and the services of a node, in this order.
+pub(crate) async fn documents(
+    client: &mut NodeManagementClient<Channel>,
+) -> Result<[Document; 2], Error> {
+    let status = client.get_status(v1::GetStatusRequest {}).await;
+    let status = status.map_err(|status| refused("read the state of the node", &status))?;
+    let services = client.services(v1::ServicesRequest {}).await;
+    let services = services.map_err(|status| refused("list the services", &status))?;
+    Ok([Status::of(status.into_inner()).document()?, tree(services.into_inner().services)?])
 }
 
 fn tree(services: Vec<v1::services_response::Service>) -> Result<Document, Error> {

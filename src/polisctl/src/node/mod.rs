@@ -24,16 +24,20 @@ use super::ask::{self, DryRun, Go, Sure};
 use super::error::{Error, Explain as _};
 use super::output::{Document, Text};
 use super::session::{PATIENCE, Session};
+use super::watch::Watch;
 use super::{Global, key, parameters};
 use polis_wire::endpoint::{self, Endpoint, MANAGEMENT_PORT};
-use polis_wire::identity::Spoken;
+use polis_wire::identity::{NodeName, Spoken};
 use polis_wire::node_roles::Role;
 use polis_wire::rpc::REASON;
 use polis_wire::rpc::client::Repeat;
 
-pub(super) use self::view::{View, faults, nodes_table};
+pub(super) use self::logs::lines as log_lines;
+pub(super) use self::look::documents;
+pub(super) use self::view::{View, called, faults, nodes_table};
 
-/// Commands about nodes. A node is named by its ID, or by its first four digits or more.
+/// Commands about nodes. A node is named by its ID, its first four digits or more, or its
+/// name.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
     /// List the nodes.
@@ -82,6 +86,19 @@ pub(super) enum Command {
         /// `KEY=VALUE` sets a label, `KEY-` removes it.
         #[arg(required = true, value_name = "KEY=VALUE|KEY-")]
         labels: Vec<String>,
+        #[command(flatten)]
+        dry_run: DryRun,
+    },
+    /// Give a node a name, which commands accept in place of its ID.
+    Name {
+        /// The node.
+        node: String,
+        /// The new name: 1 to 63 of a-z, 0-9 and dash, beginning with a letter.
+        #[arg(required_unless_present = "remove", value_name = "NAME")]
+        name: Option<NodeName>,
+        /// Take the name away.
+        #[arg(long, conflicts_with = "name")]
+        remove: bool,
         #[command(flatten)]
         dry_run: DryRun,
     },
@@ -135,6 +152,8 @@ pub(super) struct List {
     /// Only in this state; repeatable.
     #[arg(long = "state", value_enum)]
     states: Vec<State>,
+    #[command(flatten)]
+    watch: Watch,
 }
 
 /// A machine to reboot or power off.
@@ -219,6 +238,9 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             change_roles(&node, &add, &remove, sure, global).await
         }
         Command::Label { node, labels, dry_run } => label(&node, &labels, dry_run, global).await,
+        Command::Name { node, name, remove: _, dry_run } => {
+            give_name(&node, name.as_ref(), dry_run, global).await
+        }
         Command::Reboot(end) => ends(&end, false, global).await,
         Command::Poweroff(end) => ends(&end, true, global).await,
         Command::Decommission { node, sure } => decommission(&node, sure, global).await,
@@ -254,9 +276,10 @@ async fn change_roles(
         sure.can_be(global)?;
     }
     let mut session = Session::open(global).await?;
-    let node_id = session.find(node).await?.id;
+    let found = session.find(node).await?;
     let leaves = remove.contains(&Role::ConsensusMember);
-    let effect = effect_of_roles(&node_id, add, remove);
+    let effect = effect_of_roles(&called(&found), add, remove);
+    let node_id = found.id;
     let go = match remove.is_empty() {
         true => sure.only_shown(global, &effect)?,
         false => sure.of(global, &effect)?,
@@ -297,8 +320,9 @@ fn effect_of_roles(node: &str, add: &[Role], remove: &[Role]) -> String {
 async fn decommission(node: &str, sure: Sure, global: &Global) -> Result<(), Error> {
     sure.can_be(global)?;
     let mut session = Session::open(global).await?;
-    let node_id = session.find(node).await?.id;
-    let effect = format!("{node_id} wipes its keys and can never be a member again.");
+    let found = session.find(node).await?;
+    let (name, node_id) = (called(&found), found.id);
+    let effect = format!("{name} wipes its keys and can never be a member again.");
     if sure.of(global, &effect)? == Go::NoFurther {
         return Ok(());
     }
@@ -317,7 +341,7 @@ async fn delete(node: &str, force: bool, sure: Sure, global: &Global) -> Result<
     let mut session = Session::open(global).await?;
     let found = session.find(node).await?;
     let node_id = found.id.clone();
-    let effect = format!("The cluster deletes {node_id} and revokes its certificates.");
+    let effect = format!("The cluster deletes {} and revokes its certificates.", called(&found));
     if sure.of(global, &effect)? == Go::NoFurther {
         return Ok(());
     }
@@ -384,17 +408,23 @@ fn described(node: &v1::NodeInfo, global: &Global) -> Result<(), Error> {
 
 /// Prints the nodes.
 pub(super) async fn list(arguments: &List, global: &Global) -> Result<(), Error> {
-    let List { labels, states } = arguments;
+    let List { labels, states, watch } = arguments;
     let labels = parameters::pairs("--label", labels)?;
-    let session = Session::open(global).await?;
+    let mut session = Session::open(global).await?;
+    if watch.is_on() {
+        session.go_on();
+    }
     let fits = |node: &v1::NodeInfo| {
         let state = node.state();
         (states.is_empty() || states.iter().any(|wanted| v1::NodeState::from(*wanted) == state))
             && labels.iter().all(|(key, value)| node.labels.get(key) == Some(value))
     };
-    let nodes = session.nodes(&[]).await?;
-    let views: Vec<View> = nodes.iter().filter(|node| fits(node)).map(View::of).collect();
-    global.out.print(&Document::new(&views, Text::from(nodes_table(&views)).and(faults(&views)))?)
+    let listed = async || {
+        let nodes = session.nodes(&[]).await?;
+        let views: Vec<View> = nodes.iter().filter(|node| fits(node)).map(View::of).collect();
+        Document::new(&views, Text::from(nodes_table(&views)).and(faults(&views)))
+    };
+    watch.run(global, listed).await
 }
 
 async fn approve(
@@ -406,7 +436,7 @@ async fn approve(
 ) -> Result<(), Error> {
     let mut session = Session::open(global).await?;
     let node = session.find(node).await?;
-    if dry_run.of(global, &format!("{} may enter the cluster.", node.id))? == Go::NoFurther {
+    if dry_run.of(global, &format!("{} may enter the cluster.", called(&node)))? == Go::NoFurther {
         return Ok(());
     }
     let fingerprint = match fingerprint {
@@ -418,7 +448,7 @@ async fn approve(
             let question = format!(
                 "{} waits for approval. The fingerprint of its key is\n\n    {}\n    \
                  {shown}\n\nDoes the machine's screen show the same?",
-                node.id,
+                called(&node),
                 shown.words()
             );
             let instead = "name the fingerprint on the machine's screen: --fingerprint WORDS; or \
@@ -449,16 +479,39 @@ async fn label(
         remove.iter().map(|label| label.strip_suffix('-').unwrap_or(label).to_owned()).collect();
     let set = parameters::pairs("label", &set)?;
     let session = Session::open(global).await?;
-    let node_id = session.find(node).await?.id;
-    if dry_run.of(global, &format!("{node_id} gets its labels changed: {wanted}."))?
-        == Go::NoFurther
-    {
+    let found = session.find(node).await?;
+    let (name, node_id) = (called(&found), found.id);
+    if dry_run.of(global, &format!("{name} gets its labels changed: {wanted}."))? == Go::NoFurther {
         return Ok(());
     }
     let request = v1::UpdateNodeLabelsRequest { node_id, set, remove };
     let node = session.call("change the labels", Repeat::Allowed, |channel| {
         let request = request.clone();
         async move { ManagementClient::new(channel).update_node_labels(request).await }
+    });
+    described(&node.await?, global)
+}
+
+async fn give_name(
+    node: &str,
+    name: Option<&NodeName>,
+    dry_run: DryRun,
+    global: &Global,
+) -> Result<(), Error> {
+    let session = Session::open(global).await?;
+    let found = session.find(node).await?;
+    let effect = match name {
+        Some(name) => format!("{} gets the name {name}.", called(&found)),
+        None => format!("{} loses its name.", called(&found)),
+    };
+    if dry_run.of(global, &effect)? == Go::NoFurther {
+        return Ok(());
+    }
+    let name = name.map(ToString::to_string).unwrap_or_default();
+    let request = v1::NameNodeRequest { node_id: found.id, name };
+    let node = session.call("name the node", Repeat::Allowed, |channel| {
+        let request = request.clone();
+        async move { ManagementClient::new(channel).name_node(request).await }
     });
     described(&node.await?, global)
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::loopback::{Cluster, NODE};
+use crate::loopback::{Cluster, NAME, NODE};
 use crate::testing::World;
 use polis_wire::rpc::testing::node_id;
 
@@ -272,4 +272,64 @@ fn a_time_that_a_person_gives_ends_on_time_with_a_status_of_its_own() {
     let ended = world.run(&["node", "list", "--timeout", "5"]);
     assert_eq!(ended.status, 2);
     assert!(ended.stderr.contains("a number with the unit ms, s, m, h or d"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_name_is_as_good_as_an_id_and_compares_the_same_certificate() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let at = cluster.address();
+    for command in OF_A_NODE {
+        for there in [&[][..], &["--at", &at]] {
+            world.runs(&[command, &[NAME], there, sure(command)].concat());
+            assert_eq!(cluster.asked().len(), 1, "{command:?} {there:?}");
+            let ended = world.run(&[command, &["web-2"], there, sure(command)].concat());
+            assert_eq!(ended.status, 1, "{command:?} {there:?}");
+            assert!(ended.stderr.contains("there is no node \"web-2\""), "{}", ended.stderr);
+            assert_eq!(cluster.asked(), [""; 0], "{command:?} {there:?}");
+        }
+    }
+    // Which node has the name, only a leader knows: nothing is sent on a guess.
+    cluster.nobody_leads();
+    let ended = world.run(&["node", "reboot", NAME, "--at", &at, "--yes", "--timeout", "2s"]);
+    assert_eq!((ended.status, &*ended.stdout), (3, ""), "{}", ended.stderr);
+    assert!(ended.stderr.contains("use the ID of the node"), "{}", ended.stderr);
+    assert_eq!(cluster.asked(), [""; 0]);
+}
+
+#[test]
+fn a_node_is_given_a_name_and_loses_it() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    let said = world.runs(&["node", "name", &id[6..12], "mail-1"]);
+    assert!(said.contains("name          mail-1\n"), "{said}");
+    assert_eq!(cluster.asked(), ["NameNode mail-1"]);
+    world.runs(&["node", "name", NAME, "--remove"]);
+    assert_eq!(cluster.asked(), ["NameNode "]);
+    let said = world.runs(&["node", "name", NAME, "mail-1", "--dry-run"]);
+    assert!(said.starts_with(&format!("{NAME} ({id}) gets the name mail-1.")), "{said}");
+    for wrong in [&["beef"][..], &["Mail"], &["polis-1"], &[], &["mail-1", "--remove"]] {
+        let ended = world.run(&[&["node", "name", &id], wrong].concat());
+        assert_eq!((ended.status, &*ended.stdout), (2, ""), "{wrong:?}: {}", ended.stderr);
+    }
+    assert_eq!(cluster.asked(), [""; 0], "nothing was asked");
+}
+
+#[test]
+fn a_question_and_a_list_show_the_name_beside_the_id() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    let ended = world.asks(&["node", "decommission", NAME], "no\n");
+    assert!(ended.stderr.contains(&format!("{NAME} ({id}) wipes")), "{}", ended.stderr);
+    assert_eq!(cluster.asked(), [""; 0]);
+    for list in [&["node", "list"][..], &["cluster", "status"], &["etcd", "members"]] {
+        let said = world.runs(list);
+        let row = format!("{id}  {NAME} ");
+        assert!(said.contains(&row), "{list:?}: {said}");
+    }
+    let json = world.runs(&["node", "describe", NAME, "-o", "json"]);
+    let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&value["id"], &value["name"]), (&id.into(), &NAME.into()));
 }

@@ -17,6 +17,8 @@ use polis_wire::node_roles::Role;
 #[derive(Debug, Serialize)]
 pub(crate) struct View {
     id: String,
+    /// A person's name for it; `null`: none.
+    name: Option<String>,
     state: String,
     health: String,
     roles: Vec<&'static str>,
@@ -47,6 +49,7 @@ impl View {
         let registered = units::since_1970(node.registered_at);
         Self {
             id: node.id.clone(),
+            name: Some(node.name.clone()).filter(|name| !name.is_empty()),
             state: word(node.state().as_str_name(), "NODE_STATE_"),
             health: word(node.health().as_str_name(), "NODE_HEALTH_"),
             roles: roles(node.roles.as_ref()),
@@ -114,6 +117,13 @@ impl View {
         ]
     }
 
+    /// The name in a cell of its own, behind the ID.
+    fn named_row(&self) -> Vec<String> {
+        let mut row = self.row();
+        row.insert(1, or_dash(self.name.as_deref().unwrap_or_default()));
+        row
+    }
+
     /// The reason why it cannot serve its roles, with the remedy; `None` without one.
     fn fault(&self) -> Option<&str> {
         Some(self.workload_fault.as_str()).filter(|fault| !fault.is_empty())
@@ -143,6 +153,7 @@ impl View {
         };
         fields(&[
             ("node", self.id.clone()),
+            ("name", or_dash(self.name.as_deref().unwrap_or_default())),
             ("state", self.state.clone()),
             ("health", format!("{}; {}", self.health, self.last_heartbeat())),
             ("roles", roles),
@@ -166,10 +177,23 @@ pub(super) fn fingerprint(node: &v1::NodeInfo) -> Option<Fingerprint> {
     Some(Fingerprint::of_key(node.public_key.as_slice().try_into().ok()?))
 }
 
-/// Nodes under headings.
+/// How a sentence calls a node: by its name, where it has one, and its ID.
+pub(crate) fn called(node: &v1::NodeInfo) -> String {
+    match node.name.as_str() {
+        "" => node.id.clone(),
+        name => format!("{name} ({})", node.id),
+    }
+}
+
+/// Nodes under headings, with a column for names where a node has one.
 pub(crate) fn nodes_table(nodes: &[View]) -> Table {
-    let rows: Vec<_> = nodes.iter().map(View::row).collect();
-    table(&["NODE", "STATE", "HEALTH", "ROLES", "ADDRESS", "VERSION", "LAST HEARTBEAT"], &rows)
+    let mut heads =
+        vec!["NODE", "STATE", "HEALTH", "ROLES", "ADDRESS", "VERSION", "LAST HEARTBEAT"];
+    if nodes.iter().all(|node| node.name.is_none()) {
+        return table(&heads, &nodes.iter().map(View::row).collect::<Vec<_>>());
+    }
+    heads.insert(1, "NAME");
+    table(&heads, &nodes.iter().map(View::named_row).collect::<Vec<_>>())
 }
 
 /// A line for each node that cannot serve its roles.

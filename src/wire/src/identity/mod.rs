@@ -8,6 +8,7 @@
 //! 32 random bytes --> NodeKey --> public key --> NodeId      polis-<32 hex digits>
 //!                                       +------> machine-id  <32 hex digits>
 //! ```
+//! A [`NodeName`] is a person's name for a node, beside its ID; nothing is derived from it.
 //!
 //! Invariants:
 //! - A node ID is derived from the key, never assigned, so it cannot collide
@@ -18,6 +19,7 @@
 
 mod fingerprint;
 mod key;
+mod name;
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,6 +28,7 @@ use sha2::{Digest as _, Sha256};
 
 pub use self::fingerprint::{Fingerprint, InvalidFingerprint, Spoken};
 pub use self::key::{Error, NodeKey, Store, ensure};
+pub use self::name::{InvalidNodeName, NodeName};
 use polis_base::hex;
 
 /// The prefix of every node ID.

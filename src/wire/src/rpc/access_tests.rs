@@ -42,6 +42,7 @@ const SERVED: &[(&str, &str)] = &[
     ("/polis.v1.Management/GetRecoveryKey", ".....o"),
     ("/polis.v1.Management/GetRegisterTicket", "....po"),
     ("/polis.v1.Management/SnapshotEtcd", ".....o"),
+    ("/polis.v1.Management/NameNode", "....po"),
     ("/polis.v1.Management/UpdateNodeLabels", "....po"),
     ("/polis.v1.Management/UpdateNodeRoles", "....po"),
     ("/polis.v1.NodeManagement/Console", "...vpo"),

@@ -159,6 +159,19 @@ impl Management for Handlers {
         Ok(Response::new(lead.info(id).await?))
     }
 
+    async fn name_node(
+        &self,
+        request: Request<v1::NameNodeRequest>,
+    ) -> Result<Response<v1::NodeInfo>, Status> {
+        let v1::NameNodeRequest { node_id, name } = request.into_inner();
+        let id = convert::node_id(&node_id, "node_id")?;
+        let name = convert::name(&name, "name")?;
+        let lead = self.lead()?;
+        let named = lead.store().name_node(id, name.as_ref()).await;
+        named.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(lead.info(id).await?))
+    }
+
     async fn decommission_node(
         &self,
         request: Request<v1::DecommissionNodeRequest>,

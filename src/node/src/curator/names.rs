@@ -1,0 +1,80 @@
+//! The names of nodes: gives them, and keeps each unique in the cluster.
+//!
+//! ```text
+//! nodes/<ID>.name  <-- one transaction -->  node_names/<name>: the ID
+//! ```
+//!
+//! Invariants:
+//! - A name is in the record of one node, or of none, and `node_names` says which: both
+//!   change in one transaction, whatever two operators do at the same moment.
+//! - A node that is deleted leaves no name behind.
+//!
+//! What this module does not do: say which names are allowed (`identity::NodeName`), or in
+//! which states a node may get one (`state`).
+
+use polis_proto::v1;
+use prost::Message as _;
+use tracing::info;
+
+use super::error::Error;
+use super::state::{self, Refusal, Request, Step};
+use super::store::{self, CONFLICTS_MAX, NODE_NAMES, Store, node_key};
+use polis_wire::identity::{NodeId, NodeName};
+use polis_wire::pki::{self, Guard, Write};
+
+impl<S: pki::Store + Clone> Store<S> {
+    /// Gives a node a name, or takes its name away.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NameTaken`] and the refusals of `state`.
+    pub async fn name_node(&self, id: NodeId, name: Option<&NodeName>) -> Result<v1::Node, Error> {
+        let key = node_key(id);
+        let wanted = name.map(ToString::to_string).unwrap_or_default();
+        for _attempt in 0..CONFLICTS_MAX {
+            let entry = self.kv.get(&key).await.map_err(store::Error::Store)?;
+            let entry = entry.ok_or(Refusal::Unknown)?;
+            let before: v1::Node = store::decode(&key, &entry.value)?;
+            let former = release(&before.name);
+            let node = match state::step(Some(before), Request::Name(wanted.clone()))? {
+                Step::Keep(node) => return Ok(*node),
+                Step::Put(node) | Step::Delete(node) => node,
+            };
+            let mut guards = vec![Guard::Unchanged(key.clone(), entry.revision)];
+            let mut writes = vec![Write::Put(key.clone(), node.encode_to_vec())];
+            writes.extend(former);
+            if let Some(name) = name {
+                guards.push(self.unless_taken(name, id).await?);
+                let owner = v1::NodeName { node_id: id.to_string() };
+                writes.push(Write::Put(place(name.as_str()), owner.encode_to_vec()));
+            }
+            if self.kv.commit(guards, writes).await.map_err(store::Error::Store)? {
+                info!(node = %id, name = wanted, "named a node");
+                return Ok(*node);
+            }
+        }
+        Err(store::Error::Contended { key }.into())
+    }
+
+    /// A guard that holds while no other node has the name.
+    async fn unless_taken(&self, name: &NodeName, id: NodeId) -> Result<Guard, Error> {
+        let place = place(name.as_str());
+        let Some(entry) = self.kv.get(&place).await.map_err(store::Error::Store)? else {
+            return Ok(Guard::Absent(place));
+        };
+        let owner: v1::NodeName = store::decode(&place, &entry.value)?;
+        if owner.node_id != id.to_string() {
+            return Err(Error::NameTaken { name: name.to_string(), by: owner.node_id });
+        }
+        Ok(Guard::Unchanged(place, entry.revision))
+    }
+}
+
+/// Frees the name of a node; nothing where it has none.
+pub(super) fn release(name: &str) -> Option<Write> {
+    (!name.is_empty()).then(|| Write::Delete(place(name)))
+}
+
+fn place(name: &str) -> String {
+    format!("{NODE_NAMES}{name}")
+}
