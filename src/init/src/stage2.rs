@@ -38,11 +38,10 @@ use super::error::Error;
 use super::guru::reason_of;
 use super::heartbeat::Heartbeat;
 use super::life::{Effect, Event, Outcome, State};
-use super::machine::{Machine, Times, reap};
+use super::machine::{Machine, Start, Times, reap};
 use super::mounts::{self, Need};
 use super::node::{Message, Node};
 use super::relay::Partial;
-use super::stage1::Start;
 use super::threads;
 
 /// The program with all services.
