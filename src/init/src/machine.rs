@@ -221,16 +221,7 @@ impl Machine {
             system.partition,
             system.device.display()
         );
-        let next = "Check the disk, which may be failing, and write the system partition of the \
-                    same image again. Writing the whole image would reset the machine.";
-        Some(Report {
-            code: code::SYSTEM_DAMAGED_RUNNING,
-            stage: Stage::System,
-            causes: vec![cause],
-            tried: Vec::new(),
-            next: next.to_owned(),
-            unlock: false,
-        })
+        Some(Report::new(code::SYSTEM_DAMAGED_RUNNING, vec![cause]))
     }
 
     /// Opens the devices that are present: the watchdog and power buttons.
