@@ -23,7 +23,6 @@ use std::{
 };
 
 use crate::{
-    cpio,
     digest::{Digests, hash},
     error::{At as _, Error, Result},
     esp,
@@ -381,7 +380,7 @@ impl Builder<'_> {
             .file("init", &self.programs.init, self.digests())?;
         let output = self.out("initramfs.cpio");
         self.steps.run("initramfs", inputs, std::slice::from_ref(&output), || {
-            let archive = cpio::write(&plan.initramfs)?;
+            let archive = plan.initramfs.archive()?;
             fs::write(&output, archive).at("write", &output)
         })
     }

@@ -19,22 +19,28 @@ const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// The archive of a tree.
-pub(crate) fn write(tree: &Tree) -> Result<Vec<u8>> {
-    let mut archive = Vec::new();
-    for (index, (path, entry)) in (1..).zip(tree.iter()) {
-        let (mode, device, content) = match entry {
-            Entry::Folder { mode } => (FOLDER | mode, (0, 0), Vec::new()),
-            Entry::File { content, mode } => (FILE | mode, (0, 0), content.read()?),
-            Entry::Link { target } => (LINK | 0o777, (0, 0), target.clone().into_bytes()),
-            Entry::Device { major, minor, mode } => {
-                (CHARACTER_DEVICE | mode, (*major, *minor), Vec::new())
-            }
-        };
-        append(&mut archive, index, path, mode, device, &content);
+impl Tree {
+    /// The tree as the archive that a kernel unpacks at boot.
+    ///
+    /// # Errors
+    ///
+    /// A file of the host cannot be read.
+    pub fn archive(&self) -> Result<Vec<u8>> {
+        let mut archive = Vec::new();
+        for (index, (path, entry)) in (1..).zip(self.iter()) {
+            let (mode, device, content) = match entry {
+                Entry::Folder { mode } => (FOLDER | mode, (0, 0), Vec::new()),
+                Entry::File { content, mode } => (FILE | mode, (0, 0), content.read()?),
+                Entry::Link { target } => (LINK | 0o777, (0, 0), target.clone().into_bytes()),
+                Entry::Device { major, minor, mode } => {
+                    (CHARACTER_DEVICE | mode, (*major, *minor), Vec::new())
+                }
+            };
+            append(&mut archive, index, path, mode, device, &content);
+        }
+        append(&mut archive, 0, TRAILER, 0, (0, 0), &[]);
+        Ok(archive)
     }
-    append(&mut archive, 0, TRAILER, 0, (0, 0), &[]);
-    Ok(archive)
 }
 
 fn append(
@@ -75,8 +81,8 @@ mod tests {
         tree.text("dev/note", "hello");
         tree.device("dev/console", 5, 1);
         tree.link("init", "dev/note");
-        let archive = write(&tree).unwrap();
-        assert_eq!(archive, write(&tree).unwrap());
+        let archive = tree.archive().unwrap();
+        assert_eq!(archive, tree.archive().unwrap());
         assert!(archive.len().is_multiple_of(4));
         let text = String::from_utf8_lossy(&archive);
         let expected = "07070100000001000041ed000000000000000000000002000000000000000000000000\

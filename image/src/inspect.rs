@@ -14,13 +14,14 @@ use std::{
 use gpt::{GptConfig, partition::Partition};
 
 use crate::{
+    difference,
     digest::hex,
     disk::Window,
     error::{At as _, Error, Result},
     esp,
     layout::{self, SECTOR},
     manifest::{self, Kind, Variant},
-    moved::{self, Moved},
+    moved::Moved,
     uki,
     verity::{self, BLOCK},
 };
@@ -140,7 +141,7 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
         variant: variant(&os_release),
         os_release,
         kernel_release: text(".uname").unwrap_or_default(),
-        moved: moved::marked(&packages),
+        moved: difference::marked(&packages),
         packages,
         sections: sections
             .into_iter()
@@ -249,7 +250,7 @@ mod tests {
             folder: folder.to_owned(),
             kind: Kind::Development,
             variant: Variant::Full,
-            moved: moved::marked(PACKAGES),
+            moved: difference::marked(PACKAGES),
             version: "0".to_owned(),
             image_version: "0".to_owned(),
             kernel_release: "6.0".to_owned(),

@@ -14,6 +14,7 @@ mod apt;
 mod archive_tests;
 mod build;
 mod cpio;
+mod difference;
 mod digest;
 mod disk;
 mod elf;

@@ -47,13 +47,14 @@ use std::{
 
 use crate::{
     apt::{Apt, Fetched, Trust},
+    difference,
     digest::{hash, sha256},
     elf,
     error::{At as _, Error, Result},
     lock::{Lock, Package},
     manifest::Variant,
     mirror::Mirror,
-    moved::{self, Moved},
+    moved::Moved,
     packages::{Category, POLIS, Selection},
     program,
     step::{Observer, Unit},
@@ -81,7 +82,7 @@ pub(crate) struct Payload {
 impl Payload {
     /// The package list of an image.
     pub(crate) fn listing(&self) -> String {
-        moved::listing(&self.lock, &self.moved)
+        difference::listing(&self.lock, &self.moved)
     }
 }
 
@@ -205,7 +206,7 @@ impl Source {
     }
 
     fn payload(&self, lock: &Lock, used: Lock) -> Payload {
-        Payload { root: self.tree(&used), moved: moved::between(lock, &used), lock: used }
+        Payload { root: self.tree(&used), moved: difference::between(lock, &used), lock: used }
     }
 
     /// Downloads the missing packages and unpacks all of them, unless that is already
@@ -271,7 +272,7 @@ impl Source {
             }
         }
         if self.locked {
-            let moved = moved::replaced(&gone, today.as_ref().ok());
+            let moved = difference::replaced(&gone, today.as_ref().ok());
             return Err(Error::NotLocked { moved });
         }
         today.map(Some)

@@ -1,7 +1,7 @@
 //! A file tree in memory: the plan of the root or of the initramfs.
 //!
 //! A tree is a plan: paths in order, with the kind of each. It is then laid out in a
-//! folder for `mkfs.erofs`, or written as a cpio archive ([`crate::cpio`]).
+//! folder for `mkfs.erofs`, or written as a cpio archive (`cpio`).
 //!
 //! Invariants:
 //! - Every folder on the way to a file is in the tree.
@@ -96,15 +96,6 @@ impl Tree {
         for (path, entry) in other.0 {
             self.insert(&format!("{folder}/{path}"), entry);
         }
-    }
-
-    /// The tree as the archive that a kernel unpacks at boot.
-    ///
-    /// # Errors
-    ///
-    /// A file of the host cannot be read.
-    pub fn archive(&self) -> Result<Vec<u8>> {
-        crate::cpio::write(self)
     }
 
     fn insert(&mut self, path: &str, entry: Entry) {

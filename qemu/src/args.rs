@@ -13,7 +13,7 @@ use std::time::SystemTime;
 
 use time::OffsetDateTime;
 
-use crate::segment::Plug;
+use crate::plug::Plug;
 
 /// How the guest's instructions are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::segment::{read, write_frame};
+use crate::frame::{read, write_frame};
 
 /// Between two requests: the gateway may still be starting.
 const RETRY: Duration = Duration::from_millis(200);

@@ -22,7 +22,7 @@
 //! - A machine that comes back to its port takes it over; the old line is closed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Read as _};
+use std::io;
 use std::net::Ipv4Addr;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -33,12 +33,11 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::frame::{read, write_frame};
 use crate::gateway::Gateway;
 use crate::lease;
 use crate::machine::Error;
-
-/// Longest frame that a card with an ordinary MTU sends, with all its offloads.
-const FRAME_MAX: usize = 128 * 1024;
+use crate::plug::Plug;
 
 /// Frames that wait for one port; more are lost.
 const QUEUE: usize = 4096;
@@ -50,27 +49,6 @@ pub enum Port {
     Machine(u8),
     /// The way out.
     Gateway,
-}
-
-/// The place where a machine is plugged in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plug {
-    /// The switch listens there.
-    pub socket: PathBuf,
-    /// Which machine it is; its hardware address follows from it.
-    pub machine: u8,
-}
-
-impl Plug {
-    /// The hardware address of the machine's card.
-    #[must_use]
-    pub fn mac(&self) -> String {
-        self.hardware_address().map(|byte| format!("{byte:02x}")).join(":")
-    }
-
-    fn hardware_address(&self) -> [u8; 6] {
-        [0x52, 0x54, 0, 0x70, 0x6f, self.machine]
-    }
 }
 
 /// A running segment. Ends when dropped.
@@ -352,25 +330,6 @@ fn write(parcels: &Receiver<Parcel>, plugged: &Mutex<Option<UnixStream>>) {
         // A machine that is gone loses its frames.
         let _gone = write_frame(&mut line, &frame);
     }
-}
-
-/// Sends a frame down a line.
-pub(crate) fn write_frame(line: &mut impl io::Write, frame: &[u8]) -> io::Result<()> {
-    let length = u32::try_from(frame.len()).unwrap_or_default().to_be_bytes();
-    line.write_all(&[&length[..], frame].concat())
-}
-
-/// The next frame of a line.
-pub(crate) fn read(line: &mut UnixStream) -> io::Result<Arc<[u8]>> {
-    let mut length = [0; 4];
-    line.read_exact(&mut length)?;
-    let length = u32::from_be_bytes(length) as usize;
-    if length > FRAME_MAX {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    let mut frame = vec![0; length];
-    line.read_exact(&mut frame)?;
-    Ok(frame.into())
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use polis_node::consensus::Start;
-use polis_node::consensus::client::{Change, Client, Guard, Kv, Op, Txn, User};
+use polis_node::consensus::client::{Change, Client, Kv, Txn, User};
 use polis_runtime::event::until;
 use polis_tests::{Story, story};
+use polis_wire::pki::{Guard, Write};
 use tokio::sync::watch;
 
 use crate::harness::{Machine, Node};
@@ -54,8 +55,9 @@ async fn a_namespace_sees_its_own_keys_only() {
 async fn a_listing_of_many_pages_is_whole() {
     let (_machine, node, client) = cluster_of_one().await;
     for first in (0..1300).step_by(100) {
-        let then = (first..first + 100).map(|n| Op::Put(format!("n/{n:05}"), vec![b'x'; 100]));
-        client.txn(Txn { then: then.collect(), ..Txn::default() }).await.unwrap();
+        let put = |n| Write::Put(format!("n/{n:05}"), vec![b'x'; 100]);
+        let writes = (first..first + 100).map(put).collect();
+        client.txn(Txn { writes, ..Txn::default() }).await.unwrap();
     }
     let listing = client.list("n/").await.unwrap();
     let expected: Vec<_> = (0..1300).map(|n| format!("n/{n:05}")).collect();
@@ -67,8 +69,9 @@ async fn a_transaction_happens_whole_or_not_at_all() {
     let (_machine, node, client) = cluster_of_one().await;
     let create = |value: &str| Txn {
         guards: vec![Guard::Absent("a".to_owned())],
-        then: vec![Op::Put("a".to_owned(), value.into()), Op::Put("b".to_owned(), value.into())],
-        otherwise: vec![Op::Get("a".to_owned()), Op::Get("c".to_owned())],
+        writes: ["a", "b"].map(|key| Write::Put(key.to_owned(), value.into())).into(),
+        reads: ["a", "c"].map(str::to_owned).into(),
+        ..Txn::default()
     };
     let first = client.txn(create("1")).await.unwrap();
     assert!(first.succeeded && first.read.is_empty());
@@ -83,16 +86,14 @@ async fn a_transaction_happens_whole_or_not_at_all() {
     client.put("a", "3", None).await.unwrap();
     let stale = Txn {
         guards: vec![Guard::Unchanged("a".to_owned(), a.modified)],
-        then: vec![Op::Delete("a".to_owned())],
+        writes: vec![Write::Delete("a".to_owned())],
         ..Txn::default()
     };
-    assert!(!client.txn(stale).await.unwrap().succeeded);
-    let same = Txn {
-        guards: vec![Guard::Created("a".to_owned(), a.created)],
-        then: vec![Op::Delete("a".to_owned())],
-        ..Txn::default()
-    };
-    assert!(client.txn(same).await.unwrap().succeeded);
+    assert!(!client.txn(stale.clone()).await.unwrap().succeeded);
+    let newest = client.get("a").await.unwrap().unwrap();
+    let guards = vec![Guard::Unchanged("a".to_owned(), newest.modified)];
+    assert!(client.txn(Txn { guards, ..stale }).await.unwrap().succeeded);
+    assert_eq!(client.get("a").await.unwrap(), None);
     node.stop().await;
 }
 
@@ -191,8 +192,8 @@ async fn only_the_leader_writes() {
     let first = client.campaign("leader", "one", &one).await.unwrap();
     assert_eq!(client.leader("leader").await.unwrap().as_deref(), Some(&b"one"[..]));
     let write = |leader: &polis_node::consensus::client::Leadership| Txn {
-        guards: vec![Guard::Leads(leader.clone())],
-        then: vec![Op::Put("state".to_owned(), b"x".to_vec())],
+        term: Some(leader.clone()),
+        writes: vec![Write::Put("state".to_owned(), b"x".to_vec())],
         ..Txn::default()
     };
     assert!(client.txn(write(&first)).await.unwrap().succeeded);
@@ -200,8 +201,15 @@ async fn only_the_leader_writes() {
     let (second, resigned) =
         tokio::join!(client.campaign("leader", "two", &two), client.resign(first));
     resigned.unwrap();
-    assert!(!client.txn(write(&old)).await.unwrap().succeeded, "deposed");
-    assert!(client.txn(write(&second.unwrap())).await.unwrap().succeeded);
+    let late = client.txn(write(&old)).await.unwrap();
+    assert!(!late.succeeded && late.deposed, "{late:?}");
+    let second = second.unwrap();
+    assert!(client.txn(write(&second)).await.unwrap().succeeded);
+    let guards = vec![Guard::Absent("state".to_owned())];
+    let taken = client.txn(Txn { guards, reads: vec!["state".to_owned()], ..write(&second) });
+    let taken = taken.await.unwrap();
+    assert!(!taken.succeeded && !taken.deposed, "{taken:?}");
+    assert!(matches!(taken.read.as_slice(), [Some(kv)] if kv.key == "state"), "{taken:?}");
     // The same name in another namespace is another election.
     assert_eq!(client.sub("x").leader("leader").await.unwrap(), None);
     node.stop().await;

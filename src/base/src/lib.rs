@@ -3,11 +3,12 @@
 //! It contains no domain logic and links no async runtime, so that `init` cannot use
 //! one.
 //!
-//! - How a boot is described: `stage`, `serial`, `trapdoor`, `environment`.
+//! - How a boot is described: `stage`, `serial`, `trapdoor`, `environment`, `cause`.
 //! - The machine: `sys`, `files`, `canvas`, `recovery`.
 //! - How bytes are written: `hex`.
 
 pub mod canvas;
+pub mod cause;
 pub mod environment;
 pub mod files;
 pub mod hex;

@@ -1,10 +1,9 @@
-//! The errors that stop a machine before `node` runs, with the next step for the operator.
+//! The errors that stop a machine before `node` runs, with a code for each cause.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use polis_base::stage::Stage;
 use polis_base::sys::mount;
 use polis_base::trapdoor::{Code, Report, code};
 
@@ -119,71 +118,21 @@ impl Error {
             Self::NoDisk { .. } => code::DISK_ABSENT,
             Self::NoEsp { .. } | Self::EspUnknown => code::ESP_ABSENT,
             Self::NoSystem { .. } => code::SYSTEM_ABSENT,
-            Self::Verity { source, .. } => code::VERITY_REFUSED.with_detail(detail(source)),
+            Self::Verity { source, .. } => code::VERITY_REFUSED.with_error(source),
             Self::Corrupt { .. } => code::SYSTEM_DAMAGED,
             Self::MountSystem { .. } => code::SYSTEM_UNMOUNTABLE,
-            Self::Switch { source, .. } => code::SWITCH_FAILED.with_detail(detail(source)),
+            Self::Switch { source, .. } => code::SWITCH_FAILED.with_error(source),
             Self::Tree(_) => code::TREE_INCOMPLETE,
-            Self::StartNode { source, .. } => code::NODE_NOT_STARTED.with_detail(detail(source)),
-            Self::Own { source, .. } => code::INIT_IMPAIRED.with_detail(detail(source)),
-        }
-    }
-
-    fn stage(&self) -> Stage {
-        match self {
-            Self::Tree(_) | Self::StartNode { .. } | Self::Own { .. } => Stage::System,
-            _ => Stage::Initramfs,
-        }
-    }
-
-    /// The next step for the operator.
-    #[must_use]
-    pub fn next(&self) -> &'static str {
-        match self {
-            Self::Prepare(_) | Self::Switch { .. } | Self::Own { .. } => {
-                "Reboot. If the failure returns, write the image to the disk again, which resets \
-                 the machine."
-            }
-            Self::ReadCommandLine(_) | Self::CommandLine(_) => {
-                "Start the machine from EFI/BOOT/BOOTX64.EFI of the image, or with the command line of its manifest."
-            }
-            Self::NoDisk { .. } => {
-                "Check that a disk is connected and that its controller is enabled in the \
-                 firmware; if so, this kernel has no driver for it."
-            }
-            Self::NoEsp { .. } | Self::EspUnknown => {
-                "Check that the disk that the machine was started from is still connected, or \
-                 write the image to it, which resets the machine."
-            }
-            Self::NoSystem { .. } => {
-                "Restore the partition table. Writing the image to the disk again resets the \
-                 machine."
-            }
-            Self::Verity { .. } | Self::MountSystem { .. } => {
-                "Write the system partition of the same image again. Writing the whole image \
-                 would reset the machine."
-            }
-            Self::Corrupt { .. } => {
-                "Check the disk, which may be failing, and write the system partition of the \
-                 same image again. Writing the whole image would reset the machine."
-            }
-            Self::Tree(_) | Self::StartNode { .. } => {
-                "Reboot. If the failure returns, write the system partition of the same image \
-                 again; writing the whole image would reset the machine."
-            }
+            Self::StartNode { source, .. } => code::NODE_NOT_STARTED.with_error(source),
+            Self::Own { source, .. } => code::INIT_IMPAIRED.with_error(source),
         }
     }
 
     /// The error as a report for the trapdoor.
     #[must_use]
     pub fn report(&self) -> Report {
-        Report::from_error(self.code(), self.stage(), self, self.next())
+        Report::from_error(self.code(), self)
     }
-}
-
-/// The error number, if it has one.
-pub(super) fn detail(error: &io::Error) -> u16 {
-    error.raw_os_error().and_then(|number| u16::try_from(number).ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -198,6 +147,8 @@ mod tests {
             kind: "data".to_owned(),
             block: 7,
         };
-        assert!(damaged.next().contains("write the system partition of the same image again"));
+        assert!(
+            damaged.report().next.contains("write the system partition of the same image again")
+        );
     }
 }

@@ -142,16 +142,8 @@ fn note_panic(text: &str) {
 }
 
 fn panicked(text: String) -> Report {
-    Report {
-        code: code::INIT_PANICKED,
-        stage: Stage::System,
-        causes: vec!["init, the first process, has a bug".to_owned(), text],
-        tried: Vec::new(),
-        next: "Reboot. If the failure returns, report it with the file from polis/guru/ of the \
-               EFI system partition."
-            .to_owned(),
-        unlock: false,
-    }
+    let cause = "init, the first process, has a bug".to_owned();
+    Report::new(code::INIT_PANICKED, vec![cause, text])
 }
 
 /// Holds the machine when even the guru meditation failed. Ctrl-Alt-Del resets it.

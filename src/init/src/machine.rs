@@ -22,10 +22,9 @@ use polis_base::trapdoor::{Report, code};
 
 use super::attempts::Store;
 use super::buttons::Buttons;
-use super::command_line::COUNTDOWN;
+use super::command_line::{COUNTDOWN, CommandLine};
 use super::kernel_log::KernelEvent;
 use super::port::Port;
-use super::stage1::Start;
 
 /// The watchdog is petted six times within its timeout.
 const PET_INTERVAL: Duration = Duration::from_secs(10);
@@ -58,6 +57,17 @@ pub struct System {
     pub device: PathBuf,
     /// `major:minor`, as the kernel's log names it.
     pub numbers: String,
+}
+
+/// The input of stage 2.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// The disk that the machine was started from.
+    pub disk: PathBuf,
+    /// The ESP's device.
+    pub esp: PathBuf,
+    /// The parsed kernel command line.
+    pub command_line: CommandLine,
 }
 
 /// When each of `init`'s stages started and ended.
@@ -211,16 +221,7 @@ impl Machine {
             system.partition,
             system.device.display()
         );
-        let next = "Check the disk, which may be failing, and write the system partition of the \
-                    same image again. Writing the whole image would reset the machine.";
-        Some(Report {
-            code: code::SYSTEM_DAMAGED_RUNNING,
-            stage: Stage::System,
-            causes: vec![cause],
-            tried: Vec::new(),
-            next: next.to_owned(),
-            unlock: false,
-        })
+        Some(Report::new(code::SYSTEM_DAMAGED_RUNNING, vec![cause]))
     }
 
     /// Opens the devices that are present: the watchdog and power buttons.

@@ -154,17 +154,8 @@ impl Node {
         causes.extend(self.last_lines.iter().map(|line| format!("its last line: {line}")));
         let at_work = self.at_work().join(", ");
         let tried = (!at_work.is_empty()).then(|| format!("its stage: {at_work}"));
-        let next = "Check the disk, which may not answer any more, then reboot. If the failure \
-                    returns, report it with the file from polis/guru/ of the EFI system \
-                    partition.";
-        Report {
-            code: code::NODE_HUNG,
-            stage: Stage::System,
-            causes,
-            tried: tried.into_iter().collect(),
-            next: next.to_owned(),
-            unlock: false,
-        }
+        let tried = tried.into_iter().collect();
+        Report { tried, ..Report::new(code::NODE_HUNG, causes) }
     }
 
     /// The report of its death.
@@ -189,20 +180,8 @@ impl Node {
         causes.extend(self.last_lines.iter().map(|line| format!("its last line: {line}")));
         let at_work = self.at_work().join(", ");
         let tried = (!at_work.is_empty()).then(|| format!("its stage: {at_work}"));
-        let next = if code == code::NODE_OUT_OF_MEMORY {
-            "Give the machine more memory, then reboot."
-        } else {
-            "Reboot. If the failure returns, report it with the file from polis/guru/ of the EFI \
-             system partition."
-        };
-        Report {
-            code,
-            stage: Stage::System,
-            causes,
-            tried: tried.into_iter().collect(),
-            next: next.to_owned(),
-            unlock: false,
-        }
+        let tried = tried.into_iter().collect();
+        Report { tried, ..Report::new(code, causes) }
     }
 }
 

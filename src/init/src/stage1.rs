@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::mount::MountFlags;
@@ -39,7 +39,7 @@ use super::disk::{self, Device, Disk, Found};
 use super::early::Early;
 use super::error::Error;
 use super::gpt::Guid;
-use super::machine::{Machine, System};
+use super::machine::{Machine, Start, System};
 use super::modules::Modules;
 use super::mounts;
 
@@ -84,17 +84,6 @@ const SECTOR: u64 = 512;
 /// Signals that process 1 handles.
 const SIGNALS: [Signal; 6] =
     [Signal::CHILD, Signal::INT, Signal::TERM, Signal::USR2, Signal::POWER, Signal::HUP];
-
-/// The input of stage 2.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Start {
-    /// The disk that the machine was started from.
-    pub disk: PathBuf,
-    /// The ESP's device.
-    pub esp: PathBuf,
-    /// The parsed kernel command line.
-    pub command_line: CommandLine,
-}
 
 /// Enters the system. `machine` holds the details of a failure.
 ///

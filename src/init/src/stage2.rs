@@ -22,6 +22,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
+use polis_base::cause;
 use polis_base::recovery;
 use polis_base::serial::{EventLine, Severity};
 use polis_base::stage::Stage;
@@ -38,11 +39,10 @@ use super::error::Error;
 use super::guru::reason_of;
 use super::heartbeat::Heartbeat;
 use super::life::{Effect, Event, Outcome, State};
-use super::machine::{Machine, Times, reap};
+use super::machine::{Machine, Start, Times, reap};
 use super::mounts::{self, Need};
 use super::node::{Message, Node};
 use super::relay::Partial;
-use super::stage1::Start;
 use super::threads;
 
 /// The program with all services.
@@ -160,7 +160,7 @@ fn mount_tree(machine: &mut Machine) -> Result<(), Error> {
             (Ok(()), _) => {}
             (Err(error), Need::Must) => return Err(Error::Tree(error)),
             (Err(error), Need::May) => {
-                let text = format!("{error}: {}", source_of(&error));
+                let text = cause::line(&error);
                 machine.port.log(Severity::Debug, &text);
             }
         }
@@ -185,7 +185,7 @@ fn mount_esp(machine: &mut Machine, device: &Path) -> Option<String> {
         match mounts::esp(device).apply() {
             Ok(()) => machine.attempts = Some(Store::in_tree(Path::new("/"))),
             Err(error) => {
-                let text = format!("{error}: {}; continuing without it", source_of(&error));
+                let text = format!("{}; continuing without it", cause::line(&error));
                 machine.port.log(Severity::Error, &text);
             }
         }
@@ -199,10 +199,6 @@ fn mount_esp(machine: &mut Machine, device: &Path) -> Option<String> {
             None
         }
     }
-}
-
-fn source_of(error: &dyn std::error::Error) -> String {
-    error.source().map(ToString::to_string).unwrap_or_default()
 }
 
 /// The environment of `node`.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use polis_base::cause;
+
 /// Why a command ended.
 #[derive(Debug)]
 pub(super) struct Error {
@@ -63,8 +65,7 @@ impl Error {
 
     /// The error and its causes on one line.
     pub(super) fn summary(&self) -> String {
-        let causes: Vec<String> = self.cause.chain().map(ToString::to_string).collect();
-        super::output::clean(&causes.join(": "))
+        super::output::clean(&cause::line(self.cause.as_ref()))
     }
 
     /// The exit status of the program.
@@ -83,17 +84,11 @@ impl Error {
     /// `error:`, the causes, `help:`.
     pub(super) fn render(&self) -> String {
         let mut text = String::new();
-        let mut printed = String::new();
-        for (depth, cause) in self.cause.chain().enumerate() {
-            let cause = super::output::clean(&cause.to_string());
-            // Some libraries repeat the cause in their own message.
-            if printed.contains(&cause) {
-                continue;
-            }
+        for (depth, cause) in cause::chain(self.cause.as_ref()).iter().enumerate() {
+            let cause = super::output::clean(cause);
             let label = if depth == 0 { "error" } else { "cause" };
             // Writing to a string cannot fail.
             let _written = writeln!(text, "{label}: {cause}");
-            printed = cause;
         }
         if let Some(help) = &self.help {
             let _written = writeln!(text, "help: {help}");

@@ -30,6 +30,7 @@ use super::contexts::{Context, Contexts};
 use super::error::{Error, Exit, Explain as _};
 use super::output::Out;
 use super::{Global, context, key};
+use polis_base::cause;
 use polis_base::sys::clock;
 use polis_wire::endpoint::{Endpoint, KUBERNETES_PORT, MANAGEMENT_PORT};
 use polis_wire::identity::{Fingerprint, NodeId, NodeName, Spoken};
@@ -687,7 +688,7 @@ pub(super) fn refused(what: &str, status: &Status) -> Error {
     let mut error = anyhow::Error::msg(message.to_owned());
     let source = std::error::Error::source(status);
     if let Some(source) = source {
-        error = anyhow::Error::msg(chain(source)).context(message.to_owned());
+        error = anyhow::Error::msg(cause::line(source)).context(message.to_owned());
     }
     let error = error.context(format!("cannot {what}"));
     let reason = status.metadata().get(REASON).and_then(|reason| reason.to_str().ok());
@@ -702,16 +703,6 @@ pub(super) fn refused(what: &str, status: &Status) -> Error {
         Some(help) => error.or_help(help),
         None => error,
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 fn help(code: Code, reason: &str) -> Option<&'static str> {

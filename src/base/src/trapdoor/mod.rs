@@ -14,6 +14,7 @@
 
 pub mod code;
 
+use crate::cause;
 use crate::serial::EventLine;
 use crate::stage::Stage;
 
@@ -41,17 +42,16 @@ pub struct Report {
 }
 
 impl Report {
-    /// Builds a report from an error and its sources.
-    pub fn from_error(
-        code: Code,
-        stage: Stage,
-        error: &(dyn std::error::Error + 'static),
-        next: impl Into<String>,
-    ) -> Self {
-        let chain = std::iter::successors(Some(error), |error| error.source());
-        let causes = chain.map(ToString::to_string).collect();
-        let unlock = code.is_locked();
-        Self { code, stage, causes, tried: Vec::new(), next: next.into(), unlock }
+    /// A report of this code, with the next step of the table of failures.
+    #[must_use]
+    pub fn new(code: Code, causes: Vec<String>) -> Self {
+        let (stage, next) = (code.stage(), code.help().to_owned());
+        Self { code, stage, causes, tried: Vec::new(), next, unlock: code.is_locked() }
+    }
+
+    /// A report of this code from an error and its causes.
+    pub fn from_error(code: Code, error: &(dyn std::error::Error + 'static)) -> Self {
+        Self::new(code, cause::chain(error))
     }
 
     /// The cause in one line: the chain, joined.
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn a_locked_disk_asks_for_its_recovery_key_with_every_reporter() {
         let error = std::io::Error::other("refused");
-        let report = |code| Report::from_error(code, Stage::Storage, &error, "look");
+        let report = |code| Report::from_error(code, &error);
         assert!(report(code::STORAGE_TPM_REFUSES.with_detail(7)).unlock);
         assert!(!report(code::STORAGE_DAMAGED).unlock);
     }

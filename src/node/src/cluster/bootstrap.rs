@@ -18,17 +18,15 @@ use tracing::warn;
 use super::decide::{Record, Refusal};
 use super::journal::Journal;
 use super::membership::{self, Step};
-use super::partition::{check_kind, kind_for, new_keys, uncover};
+use super::partition::{ensure_open, kind_for, plan, unsaved};
 use super::sealed::{Begun, Keeping, configuration_message, kind_message};
 use super::service::{Config, Consensus, Home, KeyFile, read_record, waited_out};
 use super::unlock::disk::Found;
-use super::unlock::keeper::Slot;
 use super::unlock::keys::Secrets;
-use super::{Error, KeyStatus, Service};
+use super::{Error, Service};
 use crate::consensus::Start;
 use crate::curator::Founding;
-use crate::parameters::{Bootstrap, Cluster, ColdStart};
-use crate::storage::{Kind, Make};
+use crate::parameters::{Bootstrap, Cluster};
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity;
@@ -52,16 +50,11 @@ impl<C: Consensus> Service<C> {
             };
         }
         let Found::Absent(partition) = disk.look().await? else { return Err(Error::Changed) };
-        let (make, begun) = if kind == Kind::Insecure {
-            (Make::Insecure, Begun { bootstrap: bootstrap.clone(), kind, keys: None })
-        } else {
-            let unlocker = self.config.unlocker(disk.clone());
-            let tpm = bootstrap.configuration.tpm;
-            let (make, keys, _cluster) =
-                blocking(move || new_keys(&unlocker, tpm, Secrets::random()?, kind, partition))
-                    .await?;
-            (make, Begun { bootstrap: bootstrap.clone(), kind, keys: Some(keys) })
-        };
+        let unlocker = self.config.unlocker(disk.clone());
+        let tpm = bootstrap.configuration.tpm;
+        let (make, keys) =
+            blocking(move || plan(&unlocker, tpm, &Secrets::random()?, kind, partition)).await?;
+        let begun = Begun { bootstrap: bootstrap.clone(), kind, keys };
         let journal = &self.config.root.esp.cluster_journal;
         journal.save(begun.to_record()).await?;
         self.config.probe.passed(Step::Begun)?;
@@ -78,30 +71,12 @@ impl<C: Consensus> Service<C> {
         let bootstrap = &begun.bootstrap;
         let mut disk = self.disk();
         let mut unlocker = self.config.unlocker(disk.clone());
-        let (kind, keys) = match (disk.look().await?, &begun.keys) {
-            (Found::Absent(_), _) => return Err(Error::Changed),
-            (Found::Mounted(kind), None) => (kind, None),
-            (Found::Locked(kind, _), None) => {
-                return Err(Error::KindDiffers { expected: begun.kind, found: kind });
-            }
-            (found, Some(begun_keys)) => {
-                let kind = check_kind(begun.kind, found)?;
-                let opened = match found {
-                    Found::Locked(_, partition) => {
-                        unlocker.with(&begun_keys.secrets, Slot::Current, partition).await?
-                    }
-                    Found::Absent(_) | Found::Mounted(_) => {
-                        unlocker.read(&begun_keys.secrets, Slot::Current).await?
-                    }
-                };
-                (kind, Some(opened))
-            }
-        };
-        let recovery = match (&begun.keys, &keys) {
-            (Some(begun), Some((secrets, opened))) => Some(uncover(begun, secrets, opened)?),
-            _ => None,
-        };
-        let keys = keys.map(|(_secrets, keys)| keys);
+        let (found, kind) = (disk.look().await?, begun.kind);
+        let opened = ensure_open(&mut unlocker, found, kind, begun.keys.as_ref()).await?;
+        let disk = opened
+            .as_ref()
+            .map(|opened| (membership::record(&opened.keys), opened.recovery.bytes().to_vec()));
+        let keys = opened.map(|opened| opened.keys);
 
         let store = KeyFile(self.config.root.data.node.credentials.key.clone());
         let key = blocking(move || identity::ensure(&store).map_err(Error::Key)).await?;
@@ -112,14 +87,12 @@ impl<C: Consensus> Service<C> {
         let store = self.store().await?;
         let snapshot = self.config.root.esp.etcd_snapshot.clone();
         let restored = blocking(move || snapshot.is_filled()).await?;
-        let disk = keys.as_ref().zip(recovery);
         let founding = Founding {
             node,
             labels: bootstrap.labels.clone(),
             owner_public_key: bootstrap.owner_public_key,
             configuration: configuration_message(&bootstrap.configuration),
-            disk: disk
-                .map(|(keys, recovery)| (membership::record(keys), recovery.bytes().to_vec())),
+            disk,
             storage_kind: kind_message(kind),
             restored,
         };
@@ -134,11 +107,7 @@ impl<C: Consensus> Service<C> {
                 made => break made?,
             }
         };
-        let keys = keys.map(|keys| KeyStatus {
-            sealed: keys.secrets.is_sealed(),
-            keeper: keys.keeper.filter(|_| keeping.cold_start == ColdStart::Automatic),
-            recovery_key_unsaved: true,
-        });
+        let keys = keys.map(|keys| unsaved(&keys, keeping));
         Ok(Home { node, ca: sealed.cluster_ca, keys, store: Some(store) })
     }
 

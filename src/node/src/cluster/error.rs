@@ -1,4 +1,4 @@
-//! The errors of the cluster manager: each cause has a code and a next step.
+//! The errors of the cluster manager, with a code for each cause.
 
 use super::decide::Refusal;
 use super::membership::Step;
@@ -9,7 +9,6 @@ use crate::storage::Kind;
 use crate::tpm;
 use polis_base::files;
 use polis_base::recovery;
-use polis_base::stage::Stage;
 use polis_base::trapdoor::{Code, Report, code};
 use polis_runtime::event::Closed;
 use polis_wire::identity;
@@ -118,174 +117,74 @@ impl Error {
     /// The failure for the trapdoor; `None` where a restart may help.
     #[must_use]
     pub fn report(&self) -> Option<Report> {
-        let (code, stage, next) = match self {
-            Self::Refused(refusal) => refused(refusal),
-            Self::Tpm(error) => tpm_step(error),
-            Self::NoShare => (
-                code::STORAGE_SHARE_ABSENT,
-                Stage::Storage,
-                "press U and type the recovery key of this machine; if the firmware stored the \
-                 key, restore its settings and reboot",
-            ),
-            Self::KeyWrong { .. } => (
-                code::STORAGE_KEY_WRONG,
-                Stage::Storage,
-                "restore the disk and the EFI system partition that belong together, or press U \
-                 and type the recovery key of this machine; nothing was changed",
-            ),
-            Self::RecoveryUnreadable(_)
-            | Self::RecoveryMalformed(_)
-            | Self::RecoveryKeyWrong { .. } => (
-                code::STORAGE_RECOVERY_KEY_WRONG,
-                Stage::Storage,
-                "press U, check that the recovery key is this machine's and type it again; \
-                 nothing was changed",
-            ),
-            Self::KindDiffers { .. } => (
-                code::STORAGE_KIND_DIFFERS,
-                Stage::Storage,
-                "insert the disk of this machine; this one was not used",
-            ),
-            Self::Key(_) | Self::KeyLost | Self::CaLost | Self::OtherNode { .. } => (
-                code::CLUSTER_NODE_KEY,
-                Stage::Cluster,
-                "insert the disk of this machine; if its data is lost, delete the data partition \
-                 and polis/sealed_configuration.pb to start over",
-            ),
-            Self::Curator(refused) => refused_by_curator(refused),
-            Self::Disowned => (code::CLUSTER_REMOVED, Stage::Cluster, REMOVED_NEXT),
-            Self::Untrusted { .. } => (
-                code::CLUSTER_UNTRUSTED,
-                Stage::Cluster,
-                "give this machine the CA of the cluster that the directory leads to (`polisctl \
-                 parameters register`), then reboot; the ticket was not sent",
-            ),
-            Self::Configuration(_) => (
-                code::CLUSTER_REFUSED,
-                Stage::Cluster,
-                "install the version of Polis that the cluster runs, then reboot",
-            ),
-            Self::OtherCluster => (code::CLUSTER_STORE, Stage::Cluster, STORE_NEXT),
-            Self::Store(store::Error::StoragePolicy { .. }) => (
-                code::CLUSTER_REFUSED,
-                Stage::Cluster,
+        let report = Report::from_error(self.code()?, self);
+        let next = match self {
+            Self::Configuration(_) => {
+                "install the version of Polis that the cluster runs, then reboot"
+            }
+            Self::Store(store::Error::StoragePolicy { .. }) => {
                 "make parameters with the storage policy of the snapshot's cluster (`polisctl \
                  parameters bootstrap --storage`), delete the data partition, then reboot; the \
-                 snapshot is still on the EFI system partition",
-            ),
-            Self::Store(error) if !error.retriable() => {
-                (code::CLUSTER_STORE, Stage::Cluster, STORE_NEXT)
+                 snapshot is still on the EFI system partition"
             }
-            Self::File(_) | Self::ShareNotKept(_) => (
-                code::CLUSTER_FILE,
-                Stage::Cluster,
-                "check the disk, and that the EFI system partition is not full or write-protected, \
-                 then reboot",
-            ),
+            _ => return Some(report),
+        };
+        Some(Report { next: next.to_owned(), ..report })
+    }
+
+    fn code(&self) -> Option<Code> {
+        Some(match self {
+            Self::Refused(refusal) => match refusal {
+                Refusal::SealedDamaged(_) => code::CLUSTER_SEALED_DAMAGED,
+                Refusal::SealedLost => code::CLUSTER_SEALED_LOST,
+                Refusal::DataLost => code::CLUSTER_DATA_LOST,
+                Refusal::JournalDamaged(_) => code::CLUSTER_JOURNAL_DAMAGED,
+                // `parameters::absent` has the better text where the searched places are known.
+                Refusal::NothingToDo => code::PARAMETERS_ABSENT,
+            },
+            Self::Tpm(error) => match error {
+                tpm::Error::Changed(_) => code::STORAGE_TPM_REFUSES,
+                tpm::Error::Cleared | tpm::Error::Mismatch => code::STORAGE_TPM_CLEARED,
+                tpm::Error::Absent => code::STORAGE_TPM_ABSENT,
+                _ => code::STORAGE_TPM_FAILS,
+            },
+            Self::NoShare => code::STORAGE_SHARE_ABSENT,
+            Self::KeyWrong { .. } => code::STORAGE_KEY_WRONG,
+            Self::RecoveryUnreadable(_)
+            | Self::RecoveryMalformed(_)
+            | Self::RecoveryKeyWrong { .. } => code::STORAGE_RECOVERY_KEY_WRONG,
+            Self::KindDiffers { .. } => code::STORAGE_KIND_DIFFERS,
+            Self::Key(_) | Self::KeyLost | Self::CaLost | Self::OtherNode { .. } => {
+                code::CLUSTER_NODE_KEY
+            }
+            Self::Curator(refused) => match refused.reason.as_str() {
+                "ticket-wrong" | "ticket-rotated" | "ticket-ended" => code::CLUSTER_TICKET,
+                "known" | "join-key-taken" | "joined" => code::CLUSTER_KNOWN,
+                "decommissioned" => code::CLUSTER_REMOVED,
+                // The records may be older than the disk: only an operator knows.
+                UNKNOWN | "not-up" => code::CLUSTER_UNKNOWN,
+                _ => code::CLUSTER_REFUSED,
+            },
+            Self::Disowned => code::CLUSTER_REMOVED,
+            Self::Untrusted { .. } => code::CLUSTER_UNTRUSTED,
+            Self::Configuration(_) | Self::Store(store::Error::StoragePolicy { .. }) => {
+                code::CLUSTER_REFUSED
+            }
+            Self::OtherCluster => code::CLUSTER_STORE,
+            Self::Store(error) if !error.retriable() => code::CLUSTER_STORE,
+            Self::File(_) | Self::ShareNotKept(_) => code::CLUSTER_FILE,
             Self::Store(_)
             | Self::Unreachable(_)
             | Self::Closed(_)
             | Self::Changed
             | Self::Random
-            | Self::Interrupted(_) => {
-                return None;
-            }
-        };
-        Some(Report::from_error(code, stage, self, next))
+            | Self::Interrupted(_) => return None,
+        })
     }
 }
 
 /// The curator's reason code for a node without a record.
 pub(super) const UNKNOWN: &str = "unknown";
-
-/// The next step after a curator's rejection, by its reason code.
-fn refused_by_curator(refused: &Refused) -> (Code, Stage, &'static str) {
-    let (code, next) = match refused.reason.as_str() {
-        "ticket-wrong" | "ticket-rotated" | "ticket-ended" => (
-            code::CLUSTER_TICKET,
-            "make new parameters for this machine with the ticket that is valid now (`polisctl parameters \
-                 register`), then reboot",
-        ),
-        "known" | "join-key-taken" | "joined" => (
-            code::CLUSTER_KNOWN,
-            "insert the disk of this node; if it is lost, remove the node from the cluster \
-             (`polisctl node delete`), then reboot",
-        ),
-        "decommissioned" => (code::CLUSTER_REMOVED, REMOVED_NEXT),
-        // The records may be older than the disk: only an operator knows.
-        UNKNOWN | "not-up" => (
-            code::CLUSTER_UNKNOWN,
-            "ask an operator whether this node was deleted; if it was not, press U and type the \
-             recovery key of this machine; wipe only a deleted node and give it new parameters",
-        ),
-        _ => (code::CLUSTER_REFUSED, "correct the cause, then reboot"),
-    };
-    (code, Stage::Cluster, next)
-}
-
-/// The next step for a TPM.
-fn tpm_step(error: &tpm::Error) -> (Code, Stage, &'static str) {
-    let (code, next) = match error {
-        tpm::Error::Changed(_) => (
-            code::STORAGE_TPM_REFUSES,
-            "undo the change of the firmware's settings or of the kernel's command line and \
-             reboot, or press U and type the recovery key of this machine",
-        ),
-        tpm::Error::Cleared | tpm::Error::Mismatch => (
-            code::STORAGE_TPM_CLEARED,
-            "insert the disk into its machine, or press U and type the recovery key of this \
-             machine",
-        ),
-        tpm::Error::Absent => (
-            code::STORAGE_TPM_ABSENT,
-            "switch the TPM on in the firmware's settings and reboot, or press U and type the \
-             recovery key of this machine",
-        ),
-        _ => (
-            code::STORAGE_TPM_FAILS,
-            "switch the machine off and on again; if the TPM still fails, press U and type the \
-             recovery key of this machine",
-        ),
-    };
-    (code, Stage::Storage, next)
-}
-
-const REMOVED_NEXT: &str = "this node was removed from its cluster and cannot return; to use the \
-                            machine again, wipe its disk and give it new parameters";
-
-const STORE_NEXT: &str = "restore etcd from a snapshot, or delete the data partition and \
-                          polis/sealed_configuration.pb to start over";
-
-fn refused(refusal: &Refusal) -> (Code, Stage, &'static str) {
-    let (code, next) = match refusal {
-        Refusal::SealedDamaged(_) => (
-            code::CLUSTER_SEALED_DAMAGED,
-            "restore polis/sealed_configuration.pb on the EFI system partition from a backup, or, \
-             where the disk is encrypted, press U and type the recovery key of this machine; \
-             nothing was changed",
-        ),
-        Refusal::SealedLost => (
-            code::CLUSTER_SEALED_LOST,
-            "restore polis/sealed_configuration.pb on the EFI system partition from a backup, \
-             or, where the disk is encrypted, press U and type the recovery key of this machine, \
-             or delete the data partition to start over; nothing was changed",
-        ),
-        Refusal::DataLost => (
-            code::CLUSTER_DATA_LOST,
-            "insert the disk of this machine, or delete polis/sealed_configuration.pb to start \
-             over",
-        ),
-        Refusal::JournalDamaged(_) => (
-            code::CLUSTER_JOURNAL_DAMAGED,
-            "delete the data partition, which was never used, to start over",
-        ),
-        // `parameters::absent` has the better text where the searched places are known.
-        Refusal::NothingToDo => {
-            (code::PARAMETERS_ABSENT, "put node parameters on the ESP, then reboot")
-        }
-    };
-    (code, Stage::Cluster, next)
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,14 +1,15 @@
-//! The data partition that a cluster's policy asks for, and the keys of a new one.
+//! The data partition of a machine that enters a cluster: the kind that the policy asks for,
+//! the keys of a new one, and opening the one that an earlier step made.
 
-use super::Error;
 use super::decide::Refusal;
 use super::record::Damage;
-use super::sealed::BegunKeys;
+use super::sealed::{BegunKeys, Keeping};
 use super::unlock::disk::Found;
 use super::unlock::keeper::Slot;
 use super::unlock::keys::{self, Half, Secrets};
 use super::unlock::{Keys, Unlocker};
-use crate::parameters::{StoragePolicy, TpmMode};
+use super::{Error, KeyStatus};
+use crate::parameters::{ColdStart, StoragePolicy, TpmMode};
 use crate::storage::key::RecoveryKey;
 use crate::storage::{self, Kind, Make};
 use crate::tpm;
@@ -37,17 +38,23 @@ pub(super) fn check_kind(expected: Kind, found: Found) -> Result<Kind, Error> {
     }
 }
 
-/// Makes the keys of a new partition, and keeps the halves. Blocks.
-pub(super) fn new_keys(
+/// Plans a new partition: makes its keys, and keeps the halves; no keys without encryption.
+/// Blocks.
+pub(super) fn plan(
     unlocker: &Unlocker,
     tpm: TpmMode,
-    secrets: Secrets,
+    secrets: &Secrets,
     kind: Kind,
     partition: uuid::Uuid,
-) -> Result<(Make, BegunKeys, Half), Error> {
+) -> Result<(Make, Option<BegunKeys>), Error> {
+    let make = match kind {
+        Kind::Insecure => return Ok((Make::Insecure, None)),
+        Kind::Encrypted => Make::Encrypted,
+        Kind::Authenticated => Make::Authenticated,
+    };
     let cluster = Half::random()?;
     let recovery = keys::recovery_key()?;
-    let hidden = unlocker.sealer.hide(tpm, &secrets)?;
+    let hidden = unlocker.sealer.hide(tpm, secrets)?;
     // A share is stored until the cluster has its half, even if the policy wants no share later.
     unlocker.shares.keep(Slot::Current, &hidden, &cluster)?;
     let nonce = keys::nonce()?;
@@ -55,22 +62,52 @@ pub(super) fn new_keys(
     let covered =
         tpm::encrypt(&cover, nonce, RECOVERY, recovery.bytes()).map_err(|_error| Error::Random)?;
     let passphrase = keys::passphrase(&secrets.node, &cluster, partition)?;
-    let both = storage::key::Keys { passphrase, recovery };
-    let make = match kind {
-        Kind::Insecure => Make::Insecure,
-        Kind::Encrypted => Make::Encrypted(both),
-        Kind::Authenticated => Make::Authenticated(both),
-    };
     let begun = BegunKeys { secrets: hidden, recovery_nonce: nonce.to_vec(), recovery: covered };
-    Ok((make, begun, cluster))
+    Ok((make(storage::key::Keys { passphrase, recovery }), Some(begun)))
+}
+
+/// What opens an encrypted partition.
+pub(super) struct Opened {
+    pub(super) secrets: Secrets,
+    pub(super) keys: Keys,
+    pub(super) recovery: RecoveryKey,
+}
+
+/// Makes sure that the partition of an earlier step is open and of its kind, by the keys in
+/// the journal; `None` without encryption.
+pub(super) async fn ensure_open(
+    unlocker: &mut Unlocker,
+    found: Found,
+    kind: Kind,
+    begun: Option<&BegunKeys>,
+) -> Result<Option<Opened>, Error> {
+    check_kind(kind, found)?;
+    let (secrets, keys) = match (found, begun) {
+        (Found::Absent(_), _) => return Err(Error::Changed),
+        (Found::Mounted(_), None) => return Ok(None),
+        (Found::Locked(found, _), None) => {
+            return Err(Error::KindDiffers { expected: kind, found });
+        }
+        (Found::Locked(_, partition), Some(begun)) => {
+            unlocker.with(&begun.secrets, Slot::Current, partition).await?
+        }
+        (Found::Mounted(_), Some(begun)) => unlocker.read(&begun.secrets, Slot::Current).await?,
+    };
+    let recovery = begun.map(|begun| uncover(begun, &secrets, &keys)).transpose()?;
+    Ok(recovery.map(|recovery| Opened { secrets, keys, recovery }))
+}
+
+/// The state of the keys of a disk whose recovery key nobody has confirmed as saved.
+pub(super) fn unsaved(keys: &Keys, keeping: Keeping) -> KeyStatus {
+    KeyStatus {
+        sealed: keys.secrets.is_sealed(),
+        keeper: keys.keeper.filter(|_| keeping.cold_start == ColdStart::Automatic),
+        recovery_key_unsaved: true,
+    }
 }
 
 /// The recovery key in the journal.
-pub(super) fn uncover(
-    begun: &BegunKeys,
-    secrets: &Secrets,
-    keys: &Keys,
-) -> Result<RecoveryKey, Error> {
+fn uncover(begun: &BegunKeys, secrets: &Secrets, keys: &Keys) -> Result<RecoveryKey, Error> {
     let cover = keys::journal_key(&secrets.node, &keys.cluster)?;
     let opened = tpm::decrypt(&cover, &begun.recovery_nonce, RECOVERY, &begun.recovery);
     let damaged = || Damage::Content("its recovery key does not open".to_owned());

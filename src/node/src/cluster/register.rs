@@ -28,7 +28,7 @@ use super::decide::Refusal;
 use super::error::UNKNOWN;
 use super::journal::{Planned, Registering};
 use super::membership::Step;
-use super::partition::{check_kind, kind_for, new_keys, uncover};
+use super::partition::{Opened, ensure_open, kind_for, plan, unsaved};
 use super::record::Damage;
 use super::remote::{self, Failure, Remote};
 use super::sealed::{BegunKeys, Keeping, Sealed};
@@ -38,10 +38,10 @@ use super::unlock::disk::Found;
 use super::unlock::keeper::Slot;
 use super::unlock::keys::{Half, Secrets};
 use super::unlock::{Keys, Unlocker};
-use super::{Error, KeyStatus, Service, membership};
+use super::{Error, Service, membership};
 use crate::parameters::{self, ClusterConfiguration, ColdStart, Register, TpmMode};
+use crate::storage::Kind;
 use crate::storage::key::RecoveryKey;
-use crate::storage::{Kind, Make};
 use polis_base::stage::{self, Stage};
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
@@ -244,11 +244,7 @@ impl<C: Consensus> Service<C> {
         }
         membership::conclude(root).await?;
         self.config.probe.passed(Step::Finished)?;
-        let keys = keys.map(|keys| KeyStatus {
-            sealed: keys.secrets.is_sealed(),
-            keeper: keys.keeper.filter(|_| keeping.cold_start == ColdStart::Automatic),
-            recovery_key_unsaved: true,
-        });
+        let keys = keys.map(|keys| unsaved(&keys, keeping));
         Ok(Home { node, ca: sealed.cluster_ca, keys, store: None })
     }
 
@@ -311,47 +307,29 @@ impl<C: Consensus> Service<C> {
                 let what = "it has no plan for the existing data partition";
                 Error::Refused(Refusal::JournalDamaged(Damage::Content(what.to_owned())))
             })?;
-            let kind = check_kind(planned.kind, found)?;
-            let keeping = planned.keeping;
-            if kind == Kind::Insecure {
-                return Ok(Entered { kind, keeping, keys: None, recovery: None });
-            }
-            let (opened, keys) = match found {
-                Found::Locked(_, partition) => {
-                    unlocker.with(&registering.secrets, Slot::Current, partition).await?
-                }
-                Found::Absent(_) | Found::Mounted(_) => {
-                    unlocker.read(&registering.secrets, Slot::Current).await?
-                }
-            };
-            let begun = BegunKeys {
+            let begun = (planned.kind != Kind::Insecure).then(|| BegunKeys {
                 secrets: registering.secrets.clone(),
                 recovery_nonce: planned.recovery_nonce.clone(),
                 recovery: planned.recovery.clone(),
-            };
-            let recovery = Some(uncover(&begun, &opened, &keys)?);
-            let keys = Some(bare(&unlocker, keeping, opened, keys).await?);
-            return Ok(Entered { kind, keeping, keys, recovery });
+            });
+            return enter(unlocker, found, planned.kind, planned.keeping, begun).await;
         };
 
         let kind = kind_for(configuration.storage);
         let keeping = Keeping::of(configuration);
         let (maker, own) = (unlocker.clone(), secrets.clone());
         // From here on, the node's secrets are sealed as the cluster demands.
-        let made = blocking(move || match kind {
-            Kind::Insecure => {
-                let hidden = maker.sealer.hide(keeping.tpm, &own)?;
-                Ok((Make::Insecure, hidden, None))
-            }
-            kind => {
-                let (make, begun, cluster) = new_keys(&maker, keeping.tpm, own, kind, partition)?;
-                Ok((make, begun.secrets.clone(), Some((begun, cluster))))
-            }
+        let made = blocking(move || -> Result<_, Error> {
+            let (make, begun) = plan(&maker, keeping.tpm, &own, kind, partition)?;
+            let hidden = match &begun {
+                Some(begun) => begun.secrets.clone(),
+                None => maker.sealer.hide(keeping.tpm, &own)?,
+            };
+            Ok((make, begun, hidden))
         });
-        let made: Result<_, Error> = made.await;
-        let (make, hidden, new) = made?;
-        let (recovery_nonce, recovery) = match &new {
-            Some((begun, _)) => (begun.recovery_nonce.clone(), begun.recovery.clone()),
+        let (make, begun, hidden) = made.await?;
+        let (recovery_nonce, recovery) = match &begun {
+            Some(begun) => (begun.recovery_nonce.clone(), begun.recovery.clone()),
             None => Default::default(),
         };
         let planned = Planned { kind, keeping, recovery_nonce, recovery };
@@ -359,14 +337,24 @@ impl<C: Consensus> Service<C> {
             Registering { secrets: hidden, disk: Some(planned), ..registering.clone() };
         self.keep(&registering).await?;
         unlocker.disk.make(make).await?;
-        let Some((begun, _cluster)) = new else {
-            return Ok(Entered { kind, keeping, keys: None, recovery: None });
-        };
-        let (opened, keys) = unlocker.read(&registering.secrets, Slot::Current).await?;
-        let recovery = Some(uncover(&begun, &opened, &keys)?);
-        let keys = Some(bare(&unlocker, keeping, opened, keys).await?);
-        Ok(Entered { kind, keeping, keys, recovery })
+        enter(unlocker, Found::Mounted(kind), kind, keeping, begun).await
     }
+}
+
+/// Opens the data partition of an approved node.
+async fn enter(
+    mut unlocker: Unlocker,
+    found: Found,
+    kind: Kind,
+    keeping: Keeping,
+    begun: Option<BegunKeys>,
+) -> Result<Entered, Error> {
+    let opened = ensure_open(&mut unlocker, found, kind, begun.as_ref()).await?;
+    let Some(Opened { secrets, keys, recovery }) = opened else {
+        return Ok(Entered { kind, keeping, keys: None, recovery: None });
+    };
+    let keys = Some(bare(&unlocker, keeping, secrets, keys).await?);
+    Ok(Entered { kind, keeping, keys, recovery: Some(recovery) })
 }
 
 /// The same secrets, sealed without the node's key: its disk has it now.

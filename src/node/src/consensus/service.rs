@@ -369,19 +369,13 @@ pub fn readahead(binary: &Path) {
     let _unheeded = tokio::task::spawn_blocking(move || sys::files::readahead(&binary));
 }
 
-/// The next step of an operator for a member that can never be started again.
+/// The report of a member that can never be started again.
 fn hopeless(error: &Error) -> Report {
-    if matches!(error, Error::Snapshot(_)) {
-        let next = "replace it by a complete snapshot of `polisctl etcd snapshot`, or remove \
-                    polis/etcd_snapshot.db from the ESP and found an empty cluster";
-        return Report::from_error(code::CONSENSUS_SNAPSHOT, Stage::Consensus, error, next);
-    }
     let code = match error {
+        Error::Snapshot(_) => code::CONSENSUS_SNAPSHOT,
         Error::NoMember => code::CONSENSUS_MEMBER_ABSENT,
         Error::Corrupt { .. } => code::CONSENSUS_DATABASE_DAMAGED,
         _ => code::CONSENSUS_MEMBER_DAMAGED,
     };
-    let next = "remove this node from the cluster (`polisctl node delete NODE --force`), wipe its \
-                disk and let it register again; if it was the only one, restore a snapshot of etcd";
-    Report::from_error(code, Stage::Consensus, error, next)
+    Report::from_error(code, error)
 }

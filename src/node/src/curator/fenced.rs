@@ -18,7 +18,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use crate::consensus::client::{Client, Guard, Leadership, Op, Txn};
+use crate::consensus::client::{Client, Leadership, Txn};
 use polis_wire::pki;
 
 /// This curator does not lead any more.
@@ -63,11 +63,8 @@ impl pki::Store for Fenced {
         guards: Vec<pki::Guard>,
         writes: Vec<pki::Write>,
     ) -> anyhow::Result<bool> {
-        let mut all = vec![Guard::Leads(self.term.clone())];
-        all.extend(guards.into_iter().map(Guard::from));
-        let then = writes.into_iter().map(Op::from).collect();
-        let otherwise = vec![Op::GetLock(self.term.clone())];
-        let outcome = self.client.txn(Txn { guards: all, then, otherwise }).await?;
+        let term = Some(self.term.clone());
+        let outcome = self.client.txn(Txn { term, guards, writes, reads: Vec::new() }).await?;
         if outcome.succeeded {
             // Otherwise the revision belongs to another writer, perhaps in another namespace,
             // of which a copy of this namespace never receives changes.
@@ -76,7 +73,6 @@ impl pki::Store for Fenced {
             }
             return Ok(true);
         }
-        let lock = outcome.read.first().and_then(Option::as_ref);
-        if self.term.holds(lock) { Ok(false) } else { Err(Deposed.into()) }
+        if outcome.deposed { Err(Deposed.into()) } else { Ok(false) }
     }
 }

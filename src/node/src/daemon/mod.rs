@@ -36,7 +36,6 @@ use crate::root::{self, Root};
 use polis_base::environment::Environment;
 use polis_base::recovery;
 use polis_base::serial::EventLine;
-use polis_base::stage::Stage;
 use polis_base::sys::reboot::Reason;
 use polis_base::sys::{files, inherit};
 use polis_base::trapdoor::{Report, code};
@@ -132,14 +131,8 @@ fn start(environment: Environment) -> anyhow::Result<u8> {
 
 /// The main task panicked: nothing is left to start it again.
 fn panicked(text: &str) -> Report {
-    Report {
-        code: code::NODE_PANICKED,
-        stage: Stage::System,
-        causes: vec!["the main task of node panicked".to_owned(), text.to_owned()],
-        tried: Vec::new(),
-        next: "reboot; report this with the last log lines, which say where it happened".to_owned(),
-        unlock: false,
-    }
+    let cause = "the main task of node panicked".to_owned();
+    Report::new(code::NODE_PANICKED, vec![cause, text.to_owned()])
 }
 
 /// Why `node` ends.

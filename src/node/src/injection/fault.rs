@@ -32,7 +32,6 @@ use tracing::error;
 use crate::consensus;
 use polis_base::files;
 use polis_base::recovery;
-use polis_base::stage::Stage;
 use polis_base::sys::command_line;
 use polis_base::trapdoor::{Report, code};
 use polis_runtime::event::{self, Closed};
@@ -189,7 +188,7 @@ fn block() -> Result<(), std::convert::Infallible> {
 
 fn locked() -> Report {
     let error = std::io::Error::other("requested by polis.fault");
-    Report::from_error(code::STORAGE_KEY_WRONG, Stage::Storage, &error, "give it a recovery key")
+    Report::from_error(code::STORAGE_KEY_WRONG, &error)
 }
 
 /// Overwrites the start of etcd's database, where its header is.

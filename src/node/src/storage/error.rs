@@ -1,4 +1,4 @@
-//! The errors of storage, with a code and the next step for each cause.
+//! The errors of storage, with a code for each cause.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use super::health::Fault;
 use super::{apply, plan, table};
 use polis_base::files;
-use polis_base::stage::Stage;
 use polis_base::trapdoor::{Code, Report, code};
 
 /// The reason why the machine has no data partition.
@@ -57,7 +56,7 @@ impl Error {
     pub fn code(&self) -> Code {
         match self {
             Self::Disk { source: table::Error::Io { source, .. }, .. }
-            | Self::Content { source, .. } => code::STORAGE_DISK.with_detail(errno(source)),
+            | Self::Content { source, .. } => code::STORAGE_DISK.with_error(source),
             Self::Disk { source, .. } => match source {
                 table::Error::Unusual(_) | table::Error::Format { .. } => {
                     code::STORAGE_PARTITION_TABLE
@@ -93,43 +92,9 @@ impl Error {
         }
     }
 
-    /// The next step of a person.
-    #[must_use]
-    pub fn help(&self) -> &'static str {
-        let code = self.code().with_detail(0);
-        if code == code::STORAGE_TOO_SMALL {
-            "give the machine a larger disk, or write the image to one, then reboot"
-        } else if code == code::STORAGE_OCCUPIED {
-            "save its data if you need it, wipe the free space of the disk, then reboot"
-        } else if code == code::STORAGE_FOREIGN || code == code::STORAGE_AMBIGUOUS {
-            "save its data if you need it, delete the partition, then reboot"
-        } else if code == code::STORAGE_DAMAGED || code == code::STORAGE_MOUNT {
-            "repair the file system with xfs_repair from another system, or delete the partition \
-             to start over; nothing was changed"
-        } else if code == code::STORAGE_CIPHER {
-            "read the output of cryptsetup, check the disk and its cable, then reboot: an \
-             unfinished partition is made again, any other is left unchanged"
-        } else if code == code::STORAGE_LATE {
-            "check the disk and its cable: it does not answer, or far too slowly; then reboot"
-        } else if code == code::STORAGE_FAILING {
-            "check the disk named in the cause and its cable, then reboot: the next mount \
-             replays acknowledged writes from the journal of the file system"
-        } else if code == code::STORAGE_PARTITION_TABLE {
-            "repair the partition table from another system, then reboot; writing the image \
-             again resets the machine"
-        } else {
-            "check the disk and its cable, replace it if it fails again, then reboot"
-        }
-    }
-
     /// This failure for the trapdoor.
     #[must_use]
     pub fn report(&self) -> Report {
-        Report::from_error(self.code(), Stage::Storage, self, self.help())
+        Report::from_error(self.code(), self)
     }
-}
-
-/// The kernel's error number, as far as it fits into a detail.
-fn errno(error: &io::Error) -> u16 {
-    error.raw_os_error().and_then(|number| u16::try_from(number).ok()).unwrap_or(0)
 }

@@ -248,14 +248,9 @@ fn describe(error: JoinError) -> String {
 fn root_died(shared: &Shared, cause: &str) -> Report {
     let stages = shared.stages.watch();
     let stage = polis_base::stage::current(&stages.borrow());
-    Report {
-        code: code::SERVICE_GAVE_UP,
-        stage,
-        causes: cause.split(": ").map(str::to_owned).collect(),
-        tried: vec!["restarting it with growing delays, up to its limit".to_owned()],
-        next: "read the last log lines and reboot; report this if it recurs".to_owned(),
-        unlock: false,
-    }
+    let causes = cause.split(": ").map(str::to_owned).collect();
+    let tried = vec!["restarting it with growing delays, up to its limit".to_owned()];
+    Report { stage, tried, ..Report::new(code::SERVICE_GAVE_UP, causes) }
 }
 
 /// A number in `0.0..1.0` for the jitter. Not from the kernel's random source,

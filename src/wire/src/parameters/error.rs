@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 
-use polis_base::stage::Stage;
 use polis_base::trapdoor::{Code, Report, code};
 
 use super::source::{BYTES_MAX, Source};
@@ -86,10 +85,7 @@ impl Error {
     pub fn code(&self) -> Code {
         let field = |code: Code, error: &FieldError| code.with_detail(error.number);
         match self {
-            Self::Unreadable(error) => {
-                let errno = error.raw_os_error().and_then(|errno| u16::try_from(errno).ok());
-                code::PARAMETERS_UNREADABLE.with_detail(errno.unwrap_or(0))
-            }
+            Self::Unreadable(error) => code::PARAMETERS_UNREADABLE.with_error(error),
             Self::TooLarge => code::PARAMETERS_TOO_LARGE,
             Self::Malformed(_) | Self::Truncated { .. } => code::PARAMETERS_MALFORMED,
             Self::UnknownField { number, .. } => code::PARAMETERS_UNKNOWN_FIELD
@@ -105,46 +101,17 @@ impl Error {
 
     /// The next step for the operator.
     fn next(&self, from: Source) -> String {
-        let place = from.place();
+        let next = self.code().help().replace("{place}", &from.place());
         match self {
-            Self::Unreadable(_) => format!("Check the medium that carries {place}, then reboot."),
-            Self::TooLarge => {
-                format!("Put only node parameters at {place}, then reboot.")
-            }
-            Self::Malformed(_) | Self::Truncated { .. } => {
-                format!("Write the node parameters at {place} again, then reboot.")
-            }
-            Self::UnknownField { .. } => format!(
-                "Remove the field from {place}, or install a version that supports it, then reboot."
-            ),
-            Self::NothingChosen => format!(
-                "Write {place} with `polisctl parameters bootstrap` for a new cluster, or with \
-                 `polisctl parameters register` for one that runs, then reboot."
-            ),
-            Self::BothChosen => format!(
-                "Set one of cluster_bootstrap and cluster_register in {place}, then reboot."
-            ),
-            Self::OwnerKey(_) => {
-                format!("Put the owner's raw Ed25519 public key into {place}, then reboot.")
-            }
-            Self::Ticket(_) => format!(
-                "Get the register ticket from a node of the cluster, put it into {place}, then \
-                 reboot."
-            ),
-            Self::CaCertificate(_) => format!(
-                "Get the cluster's CA certificate from a node of the cluster, put it into \
-                 {place}, then reboot."
-            ),
-            Self::Field(error) => format!("Correct {} in {place}, then reboot.", error.path),
+            Self::Field(error) => next.replace("{field}", &error.path),
+            _ => next,
         }
     }
 
     /// The report of the trapdoor.
     #[must_use]
     pub fn report(&self, from: Source, tried: Vec<String>) -> Report {
-        let mut report = Report::from_error(self.code(), Stage::Parameters, self, self.next(from));
-        report.tried = tried;
-        report
+        Report { tried, next: self.next(from), ..Report::from_error(self.code(), self) }
     }
 }
 
@@ -152,10 +119,8 @@ impl Error {
 /// cluster manager calls it, because it decides whether they are needed.
 #[must_use]
 pub fn absent(loaded: &Loaded) -> Report {
+    let cause = "this machine has no node parameters".to_owned();
     Report {
-        code: code::PARAMETERS_ABSENT,
-        stage: Stage::Parameters,
-        causes: vec!["this machine has no node parameters".to_owned()],
         tried: loaded.tried.clone(),
         next: format!(
             "Put node parameters at {} or give them to QEMU as fw_cfg item {}, then reboot. \
@@ -164,6 +129,6 @@ pub fn absent(loaded: &Loaded) -> Report {
             Source::Esp.place(),
             source::FW_CFG_ITEM
         ),
-        unlock: false,
+        ..Report::new(code::PARAMETERS_ABSENT, vec![cause])
     }
 }

@@ -22,6 +22,7 @@ use super::client::{Candidate, Client, Expect, Patience, Repeat, Trust, dial};
 use super::testing::{Authority, Running, SOON, key, node_id, self_signed};
 use super::*;
 use crate::pki::{Facts, Template};
+use polis_base::cause;
 use polis_base::sys::clock;
 
 /// Answers with the leader, and with the caller's name.
@@ -97,17 +98,6 @@ async fn who(
     Ok(String::from_utf8(asked.into_inner().ca_certificate).unwrap())
 }
 
-/// The causes of a failure in one text.
-fn causes(status: &Status) -> String {
-    let mut text = status.to_string();
-    let mut source = std::error::Error::source(status);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
-}
-
 #[tokio::test]
 async fn each_caller_is_taken_for_who_its_certificate_says() {
     let authority = Authority::new().await;
@@ -155,7 +145,7 @@ async fn a_certificate_that_is_no_caller_s_ends_the_handshake() {
         (authority.sign("peer", peer, 9, clock::now()).await, "CertificateUnknown"),
     ] {
         let refused = who(&running, &authority, Some(&bad)).await.unwrap_err();
-        let causes = causes(&refused);
+        let causes = cause::line(&refused);
         // The client's error depends on whether it had sent its first call by then.
         let reported = [reason, "BrokenPipe", "reset", "closed", "broken pipe", "unavailable"];
         assert!(reported.iter().any(|reported| causes.contains(reported)), "{reason}: {causes}");

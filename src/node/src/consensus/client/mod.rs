@@ -38,7 +38,7 @@ use polis_wire::pki;
 pub use self::election::{Leadership, Lease};
 pub use self::error::Error;
 pub use self::pipe::{Change, Mirror};
-pub use self::txn::{Guard, Op, Outcome, Txn};
+pub use self::txn::{Outcome, Txn};
 
 /// The namespace that holds all others.
 const ROOT: &str = "polis";
@@ -312,8 +312,9 @@ impl Client {
     /// answer the transaction may have happened.
     pub async fn txn(&self, txn: Txn) -> Result<Outcome, Error> {
         let mut kv = self.etcd.kv_client();
+        let term = txn.term.clone();
         let response = call("make a transaction", kv.txn(txn.into_etcd(self))).await?;
-        Ok(Outcome::from_etcd(self, &response))
+        Ok(Outcome::from_etcd(self, term.as_ref(), &response))
     }
 
     async fn fetch(
@@ -405,9 +406,7 @@ impl pki::Store for Client {
         guards: Vec<pki::Guard>,
         writes: Vec<pki::Write>,
     ) -> anyhow::Result<bool> {
-        let guards = guards.into_iter().map(Guard::from).collect();
-        let then = writes.into_iter().map(Op::from).collect();
-        Ok(self.txn(Txn { guards, then, otherwise: Vec::new() }).await?.succeeded)
+        Ok(self.txn(Txn { guards, writes, ..Txn::default() }).await?.succeeded)
     }
 }
 

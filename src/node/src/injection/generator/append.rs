@@ -21,10 +21,11 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::{Generator, RETRY, Service};
-use crate::consensus::client::{Client, Guard, Kv, Op, Txn};
+use crate::consensus::client::{Client, Kv, Txn};
 use polis_base::serial::EventLine;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
+use polis_wire::pki::{Guard, Write};
 use std::time::Duration;
 
 /// Between two numbers: several nodes write, and each line is also kept by a story.
@@ -96,8 +97,9 @@ pub(super) async fn run(mut service: Service, ctx: &Context) -> Result<(), Close
 async fn create(etcd: &Client, key: &str) -> Result<i64, crate::consensus::client::Error> {
     let txn = Txn {
         guards: vec![Guard::Absent(key.to_owned())],
-        then: vec![Op::Put(key.to_owned(), super::PLAINTEXT.into())],
-        otherwise: vec![Op::Get(key.to_owned())],
+        writes: vec![Write::Put(key.to_owned(), super::PLAINTEXT.into())],
+        reads: vec![key.to_owned()],
+        ..Txn::default()
     };
     let outcome = etcd.txn(txn).await?;
     let before = outcome.read.into_iter().flatten().next().map(|kv| kv.created);

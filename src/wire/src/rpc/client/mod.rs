@@ -47,6 +47,7 @@ use super::is_not_leader;
 use super::tls::Credentials;
 use crate::endpoint::{CURATOR_PORT, Endpoint};
 use crate::identity::NodeId;
+use polis_base::cause;
 use polis_runtime::event::until;
 
 /// The delay between one candidate and the next: a live one has answered by then.
@@ -453,7 +454,7 @@ async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &Acc
         Err(error @ DialError::Protocol { .. }) if is_revoked(&error) => {
             return Answer::Refused(Box::new(revoked()));
         }
-        Err(error) => return Answer::Nothing(chain(&error)),
+        Err(error) => return Answer::Nothing(cause::line(&error)),
     };
     if access_list.is_gone(connection.node, &connection.certificate) {
         return Answer::Nothing("it was removed from the cluster".to_owned());
@@ -469,7 +470,7 @@ async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &Acc
         Ok(Ok((None, _))) => return Answer::Nothing("it ends the stream at once".to_owned()),
         Ok(Err(status)) if is_refusal(&status) => return Answer::Refused(Box::new(status)),
         Ok(Err(status)) if is_revoked(&status) => return Answer::Refused(Box::new(revoked())),
-        Ok(Err(status)) => return Answer::Nothing(chain(&status)),
+        Ok(Err(status)) => return Answer::Nothing(cause::line(&status)),
         Err(_elapsed) => return Answer::Nothing("it does not report the leader".to_owned()),
     };
     if reply.leader_id == connection.node.to_string() {
@@ -532,20 +533,6 @@ fn is_revoked(error: &(dyn std::error::Error + 'static)) -> bool {
 
 fn revoked() -> Status {
     Fallen::Revoked("this caller".to_owned()).into()
-}
-
-/// An error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

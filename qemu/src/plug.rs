@@ -1,0 +1,24 @@
+//! The end of a segment's cable that goes into a machine.
+
+use std::path::PathBuf;
+
+/// The place where a machine is plugged in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plug {
+    /// The switch listens there.
+    pub socket: PathBuf,
+    /// Which machine it is; its hardware address follows from it.
+    pub machine: u8,
+}
+
+impl Plug {
+    /// The hardware address of the machine's card.
+    #[must_use]
+    pub fn mac(&self) -> String {
+        self.hardware_address().map(|byte| format!("{byte:02x}")).join(":")
+    }
+
+    pub(crate) fn hardware_address(&self) -> [u8; 6] {
+        [0x52, 0x54, 0, 0x70, 0x6f, self.machine]
+    }
+}
