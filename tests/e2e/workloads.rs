@@ -105,7 +105,7 @@ impl Kubectl {
     fn new(world: &World, owner: &Owner) -> Result<Self> {
         let config = world.path("kubeconfig");
         let file = config.display().to_string();
-        owner.run(&["kubernetes", "kubeconfig", "--file", &file])?;
+        owner.run(&["kubernetes", "kubeconfig", "-o", &file])?;
         Ok(Self { config })
     }
 

@@ -121,7 +121,7 @@ impl Deployment {
     fn kubeconfig(&self) -> Result<()> {
         let file = self.dir.join("kubeconfig");
         let path = file.display().to_string();
-        self.operator.run(&["kubernetes", "kubeconfig", "--output-file", &path])?;
+        self.operator.run(&["kubernetes", "kubeconfig", "-o", &path])?;
         let lines = format!(
             "#!/bin/sh\n# kubectl for the cluster of this folder.\nexec {} --kubeconfig {} \"$@\"\n",
             operator::quoted(&program()),

@@ -260,6 +260,7 @@ fn fit(mut report: Report) -> Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use polis_base::stage::Stage;
 
     #[test]
     fn the_longest_report_fits_into_one_message() {
