@@ -39,6 +39,16 @@ impl Flags {
     }
 }
 
+/// How long a leader among controller managers, or schedulers, leads without renewal: the
+/// time until another controller takes over from a dead one. The program ends when it loses
+/// its lease, so the default of 15 seconds makes every slow moment of an API server or a
+/// disk a restart of both.
+const LEASE: &str = "60s";
+/// How long it tries to renew.
+const RENEW: &str = "40s";
+/// Between two tries.
+const RETRY: &str = "5s";
+
 /// The arguments of kube-apiserver; `advertise` is the address of the node.
 pub(super) fn api_server(site: &Site, advertise: IpAddr) -> Vec<String> {
     let run = &site.run;
@@ -111,8 +121,9 @@ pub(super) fn controller_manager(site: &Site) -> Vec<String> {
     flags.add("allocate-node-cidrs", false);
     // It would need the authority's private key.
     flags.add("controllers", "*,-certificatesigningrequest-signing-controller");
-    // The default is below /usr, which is read-only.
-    flags.add("flex-volume-plugin-dir", "/var/lib/kubelet/flexvolume");
+    // The default is below /usr, and kubelet's own is there on workers only. No plugin is
+    // ever put there.
+    flags.add("flex-volume-plugin-dir", site.run.dir.path().join("flexvolume").display());
     flags.0
 }
 
@@ -142,6 +153,9 @@ fn component(
     flags.file("client-ca-file", &site.run.ca);
     flags.file("requestheader-client-ca-file", &site.run.front_proxy_ca);
     flags.add("leader-elect", true);
+    flags.add("leader-elect-lease-duration", LEASE);
+    flags.add("leader-elect-renew-deadline", RENEW);
+    flags.add("leader-elect-retry-period", RETRY);
     flags.add("profiling", false);
 }
 
