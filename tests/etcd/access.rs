@@ -24,7 +24,7 @@ use crate::harness::Machine;
 const CALLERS: [&str; 6] = ["nobody", "key", "node", "viewer", "operator", "owner"];
 
 /// Each RPC, and a mark for each of [`CALLERS`].
-const ROWS: [(&str, &str); 38] = [
+const ROWS: [(&str, &str); 39] = [
     ("polis.v1.Aaa/Escrow", ".x...."),
     ("polis.v1.Aaa/Renew", "...xxx"),
     ("polis.v1.Aaa/CreateUser", ".....x"),
@@ -37,6 +37,7 @@ const ROWS: [(&str, &str); 38] = [
     ("polis.v1.Curator/CommitNode", ".x...."),
     ("polis.v1.Curator/JoinNode", ".x...."),
     ("polis.v1.Curator/IssueCertificate", "..x..."),
+    ("polis.v1.Curator/IssueWorkerCertificate", "..x..."),
     ("polis.v1.Curator/JoinConsensus", "..x..."),
     ("polis.v1.Curator/GetConsensusStatus", "..xxxx"),
     ("polis.v1.CuratorLocal/GetCurrentLeader", ".xxxxx"),

@@ -50,7 +50,7 @@ impl Table {
         let least: Vec<usize> = short.least();
         while total(&widths) > columns {
             let wide = (0..widths.len()).filter(|&at| widths[at] > least[at]);
-            // Narrower than its headings no table becomes.
+            // No table becomes narrower than the words of its headings.
             let Some(widest) = wide.max_by_key(|&at| widths[at]) else { break };
             widths[widest] -= 1;
         }
@@ -65,13 +65,15 @@ impl Table {
         (0..columns).map(|at| width(at).unwrap_or_default()).collect()
     }
 
-    /// How narrow each column may become: a heading stays on one line, and so does an ID.
+    /// How narrow each column may become: each word of a heading stays whole, and so does an
+    /// ID.
     fn least(&self) -> Vec<usize> {
         let heading = |at: usize| self.0.first().and_then(|row| row.get(at));
         let wide = |at: usize, natural: usize| {
             let ids = self.0.iter().filter_map(|row| row.get(at)).filter(|cell| is_id(cell));
             let ids = ids.map(|cell| cell.chars().count()).max().unwrap_or_default();
-            let heading = heading(at).map_or(0, |heading| heading.chars().count());
+            let words = heading(at).map_or("", String::as_str).split(' ');
+            let heading = words.map(|word| word.chars().count()).max().unwrap_or_default();
             heading.max(ids).max(COLUMN_MIN).min(natural)
         };
         self.widths().into_iter().enumerate().map(|(at, natural)| wide(at, natural)).collect()

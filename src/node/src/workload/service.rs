@@ -18,12 +18,12 @@ use tracing::{info, warn};
 use super::controller::Controller;
 use super::parts::{Part, Parts, Status};
 use super::site::Site;
-use super::worker::{self, Worker};
+use super::worker::Worker;
 use super::{access, ground, mesh, runtime};
 use crate::{cluster, consensus, network};
 use polis_base::files;
 use polis_runtime::event::Closed;
-use polis_runtime::supervisor::{Child, Context, Policy, blocking};
+use polis_runtime::supervisor::{Child, Context, Policy};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Nodes, Role};
 use polis_wire::rpc::client::Client;
@@ -196,9 +196,6 @@ impl Service {
         {
             info!("the role of a worker was taken away");
             child.stop().await;
-            if let Some(ground) = self.config.ground.clone() {
-                blocking(move || worker::end_pods(&ground.cgroup)).await;
-            }
         }
         if !stays(|roles| roles.controller)
             && let Some(child) = runs.controller.take()

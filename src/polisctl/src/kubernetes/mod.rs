@@ -31,6 +31,7 @@ use super::Global;
 use super::error::{Error, Explain as _};
 use super::session::{self, Session, Target};
 use super::units;
+use super::watch::Watch;
 use polis_base::sys::clock;
 use polis_wire::pki::{self, Facts};
 
@@ -57,7 +58,7 @@ pub(super) enum Command {
     /// Print the certificate and the key of the user for kubectl, which runs this by itself.
     Credential,
     /// Show the parts of each controller, the nodes, and the pods that are not well.
-    Status,
+    Status(Watch),
 }
 
 /// Runs the command.
@@ -65,7 +66,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
     match command {
         Command::Kubeconfig { out } => kubeconfig::write(out, global).await,
         Command::Credential => credential(global).await,
-        Command::Status => status::run(global).await,
+        Command::Status(watch) => status::run(watch, global).await,
     }
 }
 

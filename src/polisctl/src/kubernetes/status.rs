@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::output::{Document, Text, or_dash};
 use crate::session::Session;
 use crate::table::table;
+use crate::watch::Watch;
 
 /// Pods in one answer, and answers that are read.
 const PAGE: usize = 250;
@@ -47,32 +48,17 @@ struct Pods {
 }
 
 /// Prints it.
-pub(super) async fn run(global: &Global) -> Result<(), Error> {
-    let session = Session::open(global).await?;
-    let nodes = controllers(&session).await?;
-    let (mut controllers, mut serves) = (Vec::new(), None);
-    for node in &nodes {
-        let cause = unready(&session, node).await?;
-        if cause.is_none() && serves.is_none() {
-            serves = Some(node);
-        }
-        controllers.push(Served {
-            node: node.id.clone(),
-            ready: cause.is_none(),
-            cause: cause.unwrap_or_default(),
-            parts: parts(&session, node).await.unwrap_or_default(),
-        });
+pub(super) async fn run(watch: Watch, global: &Global) -> Result<(), Error> {
+    let mut session = Session::open(global).await?;
+    if watch.is_on() {
+        session.go_on();
     }
-    let status = match serves {
-        None => Status { controllers, nodes: None, pods: None },
-        Some(serves) => Status {
-            controllers,
-            nodes: Some(list_nodes(&session, serves).await?),
-            pods: Some(list_pods(&session, serves).await?),
-        },
+    let ask = async || {
+        let status = Status::ask(&session).await?;
+        let text = status.text();
+        Document::new(&status, text)
     };
-    let text = status.text();
-    global.out.print(&Document::new(&status, text)?)
+    watch.run(global, ask).await
 }
 
 fn items(list: &Value) -> impl Iterator<Item = &Value> {
@@ -113,6 +99,31 @@ fn escaped(text: &str) -> String {
 }
 
 impl Status {
+    async fn ask(session: &Session) -> Result<Self, Error> {
+        let nodes = controllers(session).await?;
+        let (mut controllers, mut serves) = (Vec::new(), None);
+        for node in &nodes {
+            let cause = unready(session, node).await?;
+            if cause.is_none() && serves.is_none() {
+                serves = Some(node);
+            }
+            controllers.push(Served {
+                node: node.id.clone(),
+                ready: cause.is_none(),
+                cause: cause.unwrap_or_default(),
+                parts: parts(session, node).await.unwrap_or_default(),
+            });
+        }
+        Ok(match serves {
+            None => Self { controllers, nodes: None, pods: None },
+            Some(serves) => Self {
+                controllers,
+                nodes: Some(list_nodes(session, serves).await?),
+                pods: Some(list_pods(session, serves).await?),
+            },
+        })
+    }
+
     fn text(&self) -> Text {
         let mut rows = Vec::new();
         for controller in &self.controllers {

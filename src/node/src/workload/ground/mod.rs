@@ -14,6 +14,7 @@
 
 pub mod cgroup;
 pub mod mounts;
+pub mod pods;
 pub mod quota;
 pub mod sysctl;
 
@@ -91,7 +92,8 @@ pub fn prepare(config: &Config, roles: &[Role]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Unmounts what [`prepare`] mounted, so that the data partition can be closed. Blocks.
+/// Unmounts what [`prepare`] mounted, and the roots of containers, so that the data partition
+/// can be closed. The pods have ended before. Blocks.
 pub fn release(config: &Config) {
     match mounts::release(&mounts::plan(&config.tree.data)) {
         Ok(stay) => {

@@ -71,6 +71,10 @@ pub enum Error {
     Memory(#[from] mount::Error),
 }
 
+/// Where containerd keeps what it knows of running containers. The root of each is a mount
+/// there, whose upper layer is on the data partition.
+pub const CONTAINERS: &str = "/run/containerd";
+
 /// The mounts of a worker.
 #[must_use]
 pub fn plan(data: &Data) -> Vec<Wanted> {
@@ -106,8 +110,8 @@ pub fn apply(wanted: &[Wanted]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Unmounts them with everything below, the last mount first, and returns what stays: a
-/// process uses it. While one of them stands, the data partition cannot be closed. Blocks.
+/// Unmounts them with everything below, and the roots of containers, the last mount first;
+/// returns what stays: a process uses it. While one of them stands, the data partition cannot be closed. Blocks.
 ///
 /// # Errors
 ///
@@ -121,9 +125,13 @@ pub fn release(wanted: &[Wanted]) -> Result<Vec<(PathBuf, io::Error)>, Error> {
     Ok(stay.collect())
 }
 
-/// Of the mount points, those of the plan and those below them, the last one first.
+/// Of the mount points, those of the plan, those below them, and those of containers, the
+/// last one first.
 fn below(wanted: &[Wanted], mut mounted: Vec<PathBuf>) -> Vec<PathBuf> {
-    mounted.retain(|point| wanted.iter().any(|wanted| point.starts_with(&wanted.target)));
+    mounted.retain(|point| {
+        point.starts_with(CONTAINERS)
+            || wanted.iter().any(|wanted| point.starts_with(&wanted.target))
+    });
     mounted.reverse();
     mounted
 }
@@ -209,8 +217,10 @@ mod tests {
     #[test]
     fn what_lies_on_a_mount_goes_before_it_and_strangers_stay() {
         let plan = plan(&Root::live().data);
-        let mounted = ["/", "/var/lib/kubelet", "/data", "/var/lib/kubelet/pods/1", "/var/logs"];
-        let expected = ["/var/lib/kubelet/pods/1", "/var/lib/kubelet"].map(PathBuf::from);
+        let root = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/1/rootfs";
+        let pod = "/var/lib/kubelet/pods/1";
+        let mounted = ["/", "/var/lib/kubelet", "/data", pod, "/var/logs", root, "/run/other"];
+        let expected = [root, pod, "/var/lib/kubelet"].map(PathBuf::from);
         assert_eq!(below(&plan, mounted.map(PathBuf::from).into()), expected);
     }
 

@@ -14,7 +14,7 @@ pub const PAUSE: &str = "polis.internal/pause:1";
 
 /// Where containerd keeps images, and what it knows of running containers.
 const ROOT: &str = "/var/lib/containerd";
-const STATE: &str = "/run/containerd";
+const STATE: &str = crate::workload::ground::mounts::CONTAINERS;
 
 /// Plugins without a use here: other snapshotters want devices or kernels of their own,
 /// traces go nowhere, and `opt` wants to write to the system.

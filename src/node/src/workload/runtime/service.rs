@@ -28,6 +28,11 @@ const ASK: Duration = Duration::from_secs(10);
 const SILENCE_MAX: u32 = 6;
 /// It ends its own requests within this; pods go on without it.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long pods have to end when the machine does: with [`GRACE`], within the time that the
+/// supervisor gives a service to stop.
+const PODS_AT_END: Duration = Duration::from_secs(3);
+/// How long they have when the role is taken away: Kubernetes' own default.
+const PODS_WITHOUT_ROLE: Duration = Duration::from_secs(30);
 /// The kernel kills pods, kubelet's other children and the API server before it.
 const OOM_SCORE: i16 = -999;
 /// The kernel's own bound (`fs.nr_open`): a descriptor for each log and pipe of each
@@ -89,6 +94,15 @@ pub enum Error {
     Closed(&'static str),
 }
 
+/// What becomes of pods when a run ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Remains {
+    /// A containerd that died leaves them alone: the next one finds them.
+    Stay,
+    /// The machine ends, or the role was taken away.
+    End,
+}
+
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
@@ -148,15 +162,18 @@ impl Service {
             let Some(mut child) = ctx.until_cancelled(start).await.transpose()? else {
                 return Ok(());
             };
-            let served = tokio::select! {
+            let (served, remains) = tokio::select! {
                 // Cancel-safe, all of them: the child is ended below, and the rest waits or
                 // asks.
-                served = self.serve(&ctx) => served,
-                exit = child.wait() => Err(child.failed(exit?).into()),
-                withdrawn = self.wanted(false) => withdrawn,
-                () = ctx.cancelled() => Ok(()),
+                served = self.serve(&ctx) => (served, Remains::Stay),
+                exit = child.wait() => (Err(child.failed(exit?).into()), Remains::Stay),
+                withdrawn = self.wanted(false) => (withdrawn, Remains::End),
+                () = ctx.cancelled() => (Ok(()), Remains::End),
             };
             self.status.send_replace(Status::Stopped);
+            if remains == Remains::End {
+                self.end_pods(&ctx).await;
+            }
             if child.id().is_some() {
                 let exit = child.terminate(GRACE).await?;
                 info!(%exit, "containerd");
@@ -164,6 +181,16 @@ impl Service {
             served?;
             let ground = self.config.ground.clone();
             blocking(move || ground::release(&ground)).await;
+        }
+    }
+
+    /// Ends the pods before containerd, which cleans up behind them. When the machine ends
+    /// meanwhile, they have less time.
+    async fn end_pods(&self, ctx: &Context) {
+        let group = &self.config.ground.cgroup;
+        let ended = ctx.until_cancelled(ground::pods::end(group, PODS_WITHOUT_ROLE)).await;
+        if ended.is_none() {
+            ground::pods::end(group, PODS_AT_END).await;
         }
     }
 

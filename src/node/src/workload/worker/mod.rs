@@ -24,7 +24,8 @@
 //! Invariants:
 //! - kubelet starts after containerd has the images of the system, and with certificates
 //!   only.
-//! - Pods outlive every part here, and `node` itself; [`end_pods`] ends them with the role.
+//! - Pods outlive every part here, and `node` itself; containerd's service ends them with the
+//!   role, and with the machine.
 //!
 //! What this module does not do: run containerd (`runtime`), route between nodes (`mesh`),
 //! or allocate the prefix (`curator`).
@@ -38,12 +39,10 @@ mod node_object;
 mod pod_network;
 
 use std::net::IpAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tracing::{debug, info};
 
 use super::api::Api;
 use super::component::{Check, Component, Error, Process};
@@ -69,9 +68,6 @@ const PROXY_LIVE: &str = "/livez";
 
 /// The kernel kills pods before kubelet.
 const OOM_SCORE: i16 = -999;
-
-/// The parent of all groups of pods.
-const PODS: &str = "kubepods/cgroup.kill";
 
 /// Configuration and inputs of the parts. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
@@ -253,16 +249,6 @@ fn state(status: &runtime::Status) -> PartState {
     }
 }
 
-/// Ends every process of every pod at once: the node has lost the role, and kubelet has
-/// ended. Blocks.
-pub(super) fn end_pods(root: &Path) {
-    match std::fs::write(root.join(PODS), "1") {
-        Ok(()) => info!("the pods of this node have ended with its role"),
-        // kubelet has never run.
-        Err(error) => debug!(error = &error as &dyn std::error::Error, "there are no pods to end"),
-    }
-}
-
 impl Process {
     /// A program that writes plain lines, in the group of the control plane.
     const PLAIN: Self = Self { parser: Parser::Raw, ..Self::KUBE };
@@ -285,14 +271,5 @@ mod tests {
         assert_eq!(state(&serving(false, "no snapshotter")), PartState::Failed { cause });
         assert_eq!(state(&runtime::Status::Starting), PartState::Starting);
         assert!(matches!(state(&runtime::Status::Absent), PartState::Failed { .. }));
-    }
-
-    #[test]
-    fn the_pods_of_a_lost_role_are_killed_by_their_group() {
-        let root = tempfile::tempdir().unwrap();
-        end_pods(root.path());
-        std::fs::create_dir(root.path().join("kubepods")).unwrap();
-        end_pods(root.path());
-        assert_eq!(std::fs::read_to_string(root.path().join(PODS)).unwrap(), "1");
     }
 }
