@@ -1,5 +1,6 @@
 //! A controller that consists of `consensus` and `workload` alone.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -90,7 +91,8 @@ impl Controller {
         let access = bound.local_addr().unwrap();
         let authority = Authority::new().await;
         let (own, credentials) = watch::channel(Some(authority.node(FACE).await));
-        let access_list = watch::Sender::new(Arc::default());
+        let known = AccessList { nodes: Some(BTreeSet::new()), ..AccessList::default() };
+        let access_list = watch::Sender::new(Arc::new(known));
         let (member, cluster) = watch::channel(cluster::Status {
             state: cluster::State::Home,
             node: Some(machine.key.id()),

@@ -51,8 +51,8 @@ pub(crate) struct Args {
     /// most three].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=7))]
     pub(crate) voters: Option<u8>,
-    /// Memory of a node in MiB [default: 1024, of several 512; with Kubernetes 3072 for one
-    /// node, 1536 for each of several].
+    /// Memory of a node in MiB [default: 1024, of several 512; with Kubernetes 3072 for the
+    /// first node, 1536 for each other].
     #[arg(long, value_name = "MiB",
           value_parser = clap::value_parser!(u32).range(256..=1_048_576))]
     memory: Option<u32>,
@@ -198,6 +198,10 @@ fn boot(args: Args) -> Result<()> {
                     let deployment = Deployment { dir: folder, operator: polisctl, nodes, tell };
                     // The receiver ends with the console.
                     drop(finish.send(deployment.run()));
+                }
+                Err(error) if kubernetes => {
+                    let error = error.context("cannot take ownership of the cluster");
+                    drop(finish.send(Err(error)));
                 }
                 // The console uses this terminal; a failure there shows when it is used.
                 _ if shown => {}
@@ -438,12 +442,18 @@ fn stream(
                 ..
             }) if !watched => {
                 let outcome = finished.filter(|_| !deployed).map(mpsc::Receiver::try_recv);
-                if let Some(Ok(outcome)) = outcome {
-                    deployed = true;
-                    eprintln!("{}", outcome?);
-                    if args.until_ready {
-                        return Ok(());
+                match outcome {
+                    Some(Ok(outcome)) => {
+                        deployed = true;
+                        eprintln!("{}", outcome?);
+                        if args.until_ready {
+                            return Ok(());
+                        }
                     }
+                    Some(Err(mpsc::TryRecvError::Disconnected)) => {
+                        bail!("the thread that deploys the demo has ended without an answer")
+                    }
+                    Some(Err(mpsc::TryRecvError::Empty)) | None => {}
                 }
                 continue;
             }

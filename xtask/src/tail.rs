@@ -29,6 +29,16 @@ impl Tail {
         Self { log: log.to_owned(), at, reader: None, line: Vec::new() }
     }
 
+    /// After the log's last report that its node is ready: what this boot says of the node's
+    /// roles follows it. The present end where there is none.
+    pub(crate) fn after_ready(log: &Path) -> Self {
+        const READY: &[u8] = b"POLIS ready ";
+        let bytes = std::fs::read(log).unwrap_or_default();
+        let at = bytes.windows(READY.len()).rposition(|window| window == READY);
+        let at = at.unwrap_or(bytes.len()) as u64;
+        Self { at, ..Self::at_end(log) }
+    }
+
     /// The next event that `wanted` accepts.
     ///
     /// # Errors

@@ -50,7 +50,7 @@ impl Table {
         let least: Vec<usize> = short.least();
         while total(&widths) > columns {
             let wide = (0..widths.len()).filter(|&at| widths[at] > least[at]);
-            // No table becomes narrower than the words of its headings.
+            // A table is never narrower than the words of its headings.
             let Some(widest) = wide.max_by_key(|&at| widths[at]) else { break };
             widths[widest] -= 1;
         }

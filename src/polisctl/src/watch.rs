@@ -66,11 +66,18 @@ impl Watch {
             return global.out.print(&Box::pin(ask()).await?);
         }
         // On the heap: the futures of every command that can watch contain this one.
-        let watched = Box::pin(follow(global, ask));
-        match global.timeout {
-            None => watched.await,
+        let mut shown = Shown::default();
+        let Some(total) = global.timeout else {
+            return Box::pin(follow(global, ask, &mut shown)).await;
+        };
+        match timeout(total, Box::pin(follow(global, ask, &mut shown))).await {
+            Ok(ended) => ended,
             // A watch that a person has limited ends as it was asked to.
-            Some(total) => timeout(total, watched).await.unwrap_or(Ok(())),
+            Err(_elapsed) if shown.last.is_some() => Ok(()),
+            Err(_elapsed) => {
+                let what = format!("no answer within {}", units::span(total));
+                Err(Error::timed_out(what).or_help("allow more time: --timeout"))
+            }
         }
     }
 }
@@ -78,8 +85,8 @@ impl Watch {
 async fn follow(
     global: &Global,
     mut ask: impl AsyncFnMut() -> Result<Document, Error>,
+    shown: &mut Shown,
 ) -> Result<(), Error> {
-    let mut shown = Shown::default();
     loop {
         match Box::pin(ask()).await {
             Ok(document) => shown.answer(document, global)?,

@@ -72,8 +72,8 @@ impl Deployment {
             (self.tell)(&format!("{:6.1} s  {what}", began.elapsed().as_secs_f64()));
             steps.0.push((what.to_owned(), began.elapsed()));
         };
-        // Before the roles: what they say afterwards is not missed.
-        let logs: Vec<_> = self.nodes.iter().map(|node| Tail::at_end(&node.log)).collect();
+        // The nodes of a kept run have their roles already, and may serve by now.
+        let logs: Vec<_> = self.nodes.iter().map(|node| Tail::after_ready(&node.log)).collect();
         for (number, node) in self.nodes.iter().enumerate() {
             let roles: &[_] = match number {
                 0 => &["--add", "kubernetes-controller", "--add", "kubernetes-worker"],

@@ -8,6 +8,7 @@
 //! | binding `polis:viewers` | viewers may read everything in namespaces, except for Secrets |
 //! | role `polis:cluster-viewer` and its binding | operators and viewers may read what belongs to no namespace |
 //! | role `polis:dns` and its binding | the name servers of workers may watch Services and pods |
+//! | policy `polis-system-namespace` and its binding | operators may change nothing in `kube-system`, whose service accounts and pods could change everything |
 //! | runtime class `runc` | pods may name the runtime that they get anyway |
 //!
 //! The roles `admin` and `view` are the API server's own; see `docs/workloads.md`.
@@ -32,6 +33,10 @@ pub(super) const VIEWERS: &str = "polis:viewers";
 
 /// The role for what belongs to no namespace.
 const CLUSTER_VIEWER: &str = "polis:cluster-viewer";
+
+/// The namespace of the system, and the policy that guards it.
+const SYSTEM: &str = "kube-system";
+const GUARD: &str = "polis-system-namespace";
 
 /// The role of the name servers of workers.
 const DNS: &str = "polis:dns";
@@ -61,7 +66,53 @@ pub(super) fn all() -> Vec<Object> {
         dns(),
         binding(DNS, DNS, &[group(DNS_GROUP)]),
         runtime_class("runc"),
+        guard(),
+        guard_binding(),
     ]
+}
+
+/// The policy that keeps operators out of the system's namespace. `admin` would let them make
+/// privileged pods there, and tokens of the service accounts of controllers.
+fn guard() -> Object {
+    let rule = json!({
+        "apiGroups": ["*"],
+        "apiVersions": ["*"],
+        "resources": ["*/*"],
+        "operations": ["CREATE", "UPDATE", "DELETE", "CONNECT"],
+    });
+    let spec = json!({
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": SYSTEM}},
+            "resourceRules": [rule],
+        },
+        "matchConditions": [{
+            "name": "operators",
+            "expression": format!("'{OPERATORS}' in request.userInfo.groups"),
+        }],
+        "validations": [{
+            "expression": "false",
+            "reason": "Forbidden",
+            "message": format!("only owners may change objects in {SYSTEM}"),
+        }],
+    });
+    admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", &spec)
+}
+
+fn guard_binding() -> Object {
+    let spec = json!({"policyName": GUARD, "validationActions": ["Deny"]});
+    admission("ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", &spec)
+}
+
+fn admission(kind: &str, resource: &str, spec: &Value) -> Object {
+    const API: &str = "admissionregistration.k8s.io/v1";
+    let content = json!({
+        "apiVersion": API,
+        "kind": kind,
+        "metadata": {"name": GUARD, "labels": {LABEL: "true"}},
+        "spec": spec,
+    });
+    Object { path: format!("/apis/{API}/{resource}/{GUARD}"), content }
 }
 
 fn cluster_viewer() -> Object {

@@ -135,7 +135,8 @@ impl Service {
         let parts = Parts::new(self.status.clone(), ctx.lines().clone());
         let carries = self.config.site.carries_programs();
         let mut runs = Running::default();
-        let mut said = Wanted::Nothing;
+        // Nothing is known of what a run before this one has published.
+        let mut said = None;
         if carries {
             self.start_mesh(&ctx, &parts);
         }
@@ -143,7 +144,7 @@ impl Service {
         loop {
             let roles = self.roles.borrow_and_update().unwrap_or_default();
             let wanted = wanted(&self.cluster.borrow_and_update(), &roles, carries);
-            if wanted != said {
+            if said != Some(wanted) {
                 self.stop(&mut runs, wanted).await;
                 match wanted {
                     Wanted::Nothing => parts.none(),
@@ -156,7 +157,7 @@ impl Service {
                         self.start(&ctx, &mut runs, roles, &parts);
                     }
                 }
-                said = wanted;
+                said = Some(wanted);
             }
             let changed = async {
                 tokio::select! {

@@ -44,7 +44,8 @@ pub(super) async fn write(out: Option<PathBuf>, global: &Global) -> Result<(), E
     };
     // A link is followed, and stays.
     let file = file.canonicalize().unwrap_or(file);
-    let old = read(&file)?;
+    // A file that cannot be used ends the command before the cluster is asked.
+    read(&file)?;
     let session = Session::open(global).await?;
     let nodes = controllers(&session).await?;
     let controller = serving(&session, &nodes, global).await?;
@@ -57,7 +58,8 @@ pub(super) async fn write(out: Option<PathBuf>, global: &Global) -> Result<(), E
         program: program()?,
         arguments: arguments(name, global)?,
     };
-    let whole = merged(old, &entry)
+    // Again: the wait for a controller may have been long.
+    let whole = merged(read(&file)?, &entry)
         .doing(|| format!("cannot add to {}", file.display()))
         .help(|| "write to another file: -o FILE".to_owned())?;
     if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -117,8 +119,10 @@ fn read(file: &Path) -> Result<Option<Value>, Error> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
-    let text = String::from_utf8_lossy(&bytes);
-    let read = serde_saphyr::from_str::<Value>(&text)
+    let text = std::str::from_utf8(&bytes)
+        .doing(|| format!("cannot understand {}", file.display()))
+        .help(|| "correct it, or write to another file: -o FILE".to_owned())?;
+    let read = serde_saphyr::from_str::<Value>(text)
         .doing(|| format!("cannot understand {}", file.display()))
         .help(|| "correct it, or write to another file: -o FILE".to_owned())?;
     Ok(Some(read).filter(|value| !value.is_null()))
@@ -127,11 +131,11 @@ fn read(file: &Path) -> Result<Option<Value>, Error> {
 /// The document with our entry in it, in use.
 fn merged(old: Option<Value>, entry: &Entry<'_>) -> Result<Value, Error> {
     let Value::Object(mut whole) = old.unwrap_or_else(|| json!({})) else {
-        return Err(Error::new("it is no configuration of kubectl"));
+        return Err(Error::new("it is not a kubeconfig"));
     };
     match whole.get("kind").map(|kind| kind == "Config") {
         None | Some(true) => {}
-        Some(false) => return Err(Error::new("it is no configuration of kubectl")),
+        Some(false) => return Err(Error::new("it is not a kubeconfig")),
     }
     whole.insert("apiVersion".to_owned(), json!("v1"));
     whole.insert("kind".to_owned(), json!("Config"));
@@ -194,7 +198,7 @@ fn put(whole: &mut Map<String, Value>, list: &str, entry: Value) -> Result<(), E
         *found = json!([]);
     }
     let Value::Array(found) = found else {
-        return Err(Error::new(format!("its {list:?} are no list")));
+        return Err(Error::new(format!("its field {list:?} is not a list")));
     };
     match found.iter_mut().find(|one| one["name"] == entry["name"]) {
         Some(old) => *old = entry,

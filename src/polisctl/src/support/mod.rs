@@ -185,7 +185,10 @@ async fn ask(session: &Session, target: &Target, limit: Duration) -> Answer {
         let mut client = NodeManagementClient::new(channel);
         let [status, services] = documents(&mut client).await?;
         files.push(("status.json", serde_json::to_string_pretty(status.value())?));
-        files.push(("services.json", serde_json::to_string_pretty(services.value())?));
+        // A cause quotes the last lines of a program.
+        let mut services = services.value().clone();
+        text::clear_keys(&mut services);
+        files.push(("services.json", serde_json::to_string_pretty(&services)?));
         for (boot, _, text, failure) in &mut logs {
             "not whole within the time for one node".clone_into(failure);
             let request = v1::LogsRequest {

@@ -8,6 +8,8 @@ use polis_base::recovery::form;
 const LEFT_OUT: &str = "(left out: it could be a key)";
 /// So many hexadecimal digits are a secret of 32 bytes, or a hash that a report can miss.
 const DIGITS: usize = 64;
+/// So many characters of base64 are a secret of 32 bytes.
+const BASE64: usize = 43;
 
 /// The last lines of a text that may be longer.
 #[derive(Debug)]
@@ -54,6 +56,24 @@ impl Newest {
     }
 }
 
+/// Whether a word could be a secret of 32 bytes or more in base64: a line of a key, a token.
+/// Paths and IDs have fewer kinds of characters, or are shorter.
+fn is_base64_secret(word: &str) -> bool {
+    let kinds = [u8::is_ascii_uppercase, u8::is_ascii_lowercase, u8::is_ascii_digit];
+    word.len() >= BASE64 && kinds.iter().all(|kind| word.bytes().any(|byte| kind(&byte)))
+}
+
+/// The document without words that could be keys in any of its texts.
+pub(super) fn clear_keys(value: &mut serde_json::Value) {
+    use serde_json::Value;
+    match value {
+        Value::String(text) => *text = without_keys(text).into_owned(),
+        Value::Array(all) => all.iter_mut().for_each(clear_keys),
+        Value::Object(all) => all.values_mut().for_each(clear_keys),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
 /// The line without words that could be keys. No part of the system logs one; this is for
 /// the programs whose lines it passes on.
 fn without_keys(line: &str) -> Cow<'_, str> {
@@ -65,6 +85,10 @@ fn without_keys(line: &str) -> Cow<'_, str> {
         let digits = word.len() >= DIGITS && word.bytes().all(|byte| byte.is_ascii_hexdigit());
         digits || form::read(word).is_ok()
     };
+    let is_base64 = |c: char| c.is_ascii_alphanumeric() || "+/-_".contains(c);
+    if line.split(|c: char| !is_base64(c)).any(is_base64_secret) {
+        return Cow::Borrowed(LEFT_OUT);
+    }
     if !line.split(|c: char| !is_word(c)).any(is_key) {
         return Cow::Borrowed(line);
     }

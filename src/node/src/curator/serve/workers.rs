@@ -40,6 +40,13 @@ impl Lead {
         }
         let namespace = Namespace::new(self.kubernetes()?, "");
         let issued = issue(&namespace, purpose, id, key).await?;
+        // The role may have been taken away meanwhile: then nobody gets it.
+        let after = self.store().node(id).await?;
+        if after.state() != v1::NodeState::Up
+            || after.roles.as_ref().is_none_or(|roles| roles.kubernetes_worker.is_none())
+        {
+            return Err(Error::NoWorker);
+        }
         Ok(v1::IssueWorkerCertificateResponse {
             certificate: issued.der,
             ca_certificate: issued.issuer_der,

@@ -20,6 +20,8 @@ const USER: HeaderName = HeaderName::from_static("x-remote-user");
 const GROUP: HeaderName = HeaderName::from_static("x-remote-group");
 /// Every header by which a proxy names a user begins so.
 const REMOTE: &str = "x-remote-";
+/// Every header by which a user acts as another one begins so.
+const IMPERSONATE: &str = "impersonate-";
 /// The address of the caller, which the API server puts into its audit log.
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_BY_OTHERS: [&str; 2] = ["x-forwarded-", "x-real-ip"];
@@ -39,6 +41,11 @@ pub(super) struct Who {
 }
 
 impl Who {
+    /// Whether the user is an owner of the cluster.
+    pub(super) fn is_owner(&self) -> bool {
+        self.group == group(Role::Owner)
+    }
+
     /// A user of the cluster; `None` for another caller.
     pub(super) fn of(caller: &Caller) -> Option<Self> {
         let Peer::User { name, role } = &caller.peer else { return None };
@@ -85,6 +92,11 @@ pub(super) fn path(method: &Method, uri: &Uri) -> Option<Uri> {
     }
     let path = uri.path_and_query().filter(|path| path.as_str().starts_with('/'))?;
     Some(Uri::from(path.clone()))
+}
+
+/// Whether a request is to be made as another user.
+pub(super) fn impersonates(headers: &HeaderMap) -> bool {
+    headers.keys().any(|name| name.as_str().replace('_', "-").starts_with(IMPERSONATE))
 }
 
 /// The headers of a request as `who`, to the server `host`.
@@ -192,6 +204,15 @@ mod tests {
         "x-remote-group: polis:operators",
         "x-remote-user: polis:ann",
     ];
+
+    #[test]
+    fn a_request_as_another_user_is_known_in_any_spelling() {
+        for name in ["Impersonate-User", "impersonate_group", "IMPERSONATE-EXTRA-x"] {
+            assert!(impersonates(&headers(&[(name, "a")])), "{name}");
+        }
+        assert!(!impersonates(&headers(&[("accept", "impersonate-user")])));
+        assert!(!who().is_owner());
+    }
 
     #[test]
     fn the_caller_cannot_say_who_it_is() {

@@ -38,6 +38,7 @@ use super::credentials::Purpose;
 use super::parts::{Part, PartState, Parts};
 use super::site::Site;
 use polis_runtime::event::Closed;
+use polis_runtime::event::until;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
 use polis_wire::rpc::{self, AccessList, App, Credentials, Limits, Metrics, Server, Table};
@@ -87,6 +88,11 @@ impl Service {
         let ready = self.parts.ready(Part::Certificates);
         let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
         ready?;
+        // Before it is known, nobody is revoked.
+        let mut list = self.identity.access_list.clone();
+        let known = until(&mut list, "the access list", |list| list.nodes.is_some().then_some(()));
+        let Some(known) = ctx.until_cancelled(known).await else { return Ok(()) };
+        known?;
         let upstream = Api {
             address: self.site.api(),
             ca: self.site.run.ca.clone(),

@@ -90,6 +90,12 @@ impl Exchange for Requests {
             let text = "the name of the user cannot be passed on";
             return failure(StatusCode::FORBIDDEN, "Forbidden", text);
         };
+        // The API server's role `admin` permits it to act as any service account of a
+        // namespace, and those of the system may change roles.
+        if !who.is_owner() && headers::impersonates(request.headers()) {
+            let text = "only an owner may act as another user";
+            return failure(StatusCode::FORBIDDEN, "Forbidden", text);
+        }
         let Some(path) = headers::path(request.method(), request.uri()) else {
             let text = "this server has no such path";
             return failure(StatusCode::BAD_REQUEST, "BadRequest", text);

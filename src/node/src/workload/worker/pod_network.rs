@@ -40,7 +40,14 @@ impl Service {
             ctx.healthy();
             match ctx.until_cancelled(self.prefix.changed()).await {
                 Some(changed) => changed.map_err(|_closed| Closed("the prefix of pods"))?,
-                None => return Ok(()),
+                None => {
+                    // The prefix may belong to another node when the role returns.
+                    let tree = self.tree.clone();
+                    if let Err(error) = blocking(move || write(&tree, None)).await {
+                        self.parts.fail(part, chain(&error));
+                    }
+                    return Ok(());
+                }
             }
         }
     }

@@ -54,7 +54,7 @@ pub enum Error {
         source: hyper::Error,
     },
     /// The path is none.
-    #[error("{path:?} is no path")]
+    #[error("{path:?} is not a valid path")]
     Path {
         /// The path.
         path: String,
