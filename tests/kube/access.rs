@@ -231,7 +231,7 @@ async fn nobody_names_another_user(controller: &Controller, viewer: &User<'_>) {
         let refused = ["polis:viewer", "only an owner may act as another user"];
         assert!(refused.iter().any(|text| answer.contains(text)), "{smuggled}: {answer}");
     }
-    // Around the proxy, the headers of anybody else, and of nobody, count for nothing.
+    // Without the proxy, the API server ignores these headers, with and without a certificate.
     let owner = [("x-remote-user", "polis:somebody"), ("x-remote-group", "polis:owners")];
     let status = async |api: &Api, headers: &[(&str, &str)]| {
         let path = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
@@ -240,9 +240,9 @@ async fn nobody_names_another_user(controller: &Controller, viewer: &User<'_>) {
     let scheduler = controller.api("scheduler");
     assert_eq!(status(&scheduler, &[]).await, 403);
     assert_eq!(status(&scheduler, &owner).await, 403);
-    let nobody = Api { client: None, ..controller.master() };
-    assert_eq!(status(&nobody, &owner).await, 401);
-    assert_eq!(status(&nobody, &[]).await, 401);
+    let anonymous = Api { client: None, ..controller.master() };
+    assert_eq!(status(&anonymous, &owner).await, 401);
+    assert_eq!(status(&anonymous, &[]).await, 401);
     // A component of Kubernetes is no proxy, nor is a proxy a component.
     assert_eq!(status(&controller.api("auth-proxy"), &[]).await, 401);
 }

@@ -97,7 +97,7 @@ pub(super) async fn ensure_open(
     Ok(recovery.map(|recovery| Opened { secrets, keys, recovery }))
 }
 
-/// The state of the keys of a disk whose recovery key nobody has confirmed as saved.
+/// The state of the keys of a disk whose recovery key is not confirmed as saved.
 pub(super) fn unsaved(keys: &Keys, keeping: Keeping) -> KeyStatus {
     KeyStatus {
         sealed: keys.secrets.is_sealed(),

@@ -49,8 +49,8 @@ const AT_ONCE: usize = 8;
 const LOG_MAX: usize = 4 * 1024 * 1024;
 /// So many lines of a log are asked for.
 const LINES_MAX: i64 = 50_000;
-/// No more nodes are added once the archive is so large: a report that nobody can send
-/// helps nobody.
+/// No more nodes are added once the archive is so large: a larger report is hard
+/// hard to send.
 const ARCHIVE_MAX: u64 = 128 * 1024 * 1024;
 
 /// Arguments of `support`.

@@ -40,7 +40,7 @@ impl Lead {
         }
         let namespace = Namespace::new(self.kubernetes()?, "");
         let issued = issue(&namespace, purpose, id, key).await?;
-        // The role may have been taken away meanwhile: then nobody gets it.
+        // The role may have been taken away meanwhile: the certificate is then withheld.
         let after = self.store().node(id).await?;
         if after.state() != v1::NodeState::Up
             || after.roles.as_ref().is_none_or(|roles| roles.kubernetes_worker.is_none())

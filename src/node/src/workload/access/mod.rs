@@ -88,7 +88,7 @@ impl Service {
         let ready = self.parts.ready(Part::Certificates);
         let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
         ready?;
-        // Before it is known, nobody is revoked.
+        // An empty list would let a revoked user in.
         let mut list = self.identity.access_list.clone();
         let known = until(&mut list, "the access list", |list| list.nodes.is_some().then_some(()));
         let Some(known) = ctx.until_cancelled(known).await else { return Ok(()) };

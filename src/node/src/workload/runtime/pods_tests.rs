@@ -145,7 +145,7 @@ fn only_the_newest_sandbox_of_a_pod_counts_and_the_worst_pod_comes_first() {
     ];
     let lists = Lists::new(vec![old, new, crashing], containers.clone());
     let mut unasked = lists.unasked(&BTreeMap::new());
-    assert_eq!(unasked, ["c.0.app.2"], "of an old sandbox nobody asks");
+    assert_eq!(unasked, ["c.0.app.2"], "containers of an old sandbox are not queried");
     assert!(!lists.has("b.0.app.0") && lists.has("b.1.app.1"));
     let ends = BTreeMap::from([(unasked.remove(0), end(2, "Error", 10))]);
     assert!(lists.unasked(&ends).is_empty(), "an end is asked for once");

@@ -145,7 +145,7 @@ pub(super) async fn apply(handle: &Handle, action: &Action) -> Result<(), Error>
             add.execute().await.map_err(refused("set a route into the interface"))
         }
         Action::RemoveRoute(index, route) => {
-            // Whoever has made it: only what is named has to match.
+            // Protocol and scope stay open: a route of any origin matches.
             let mut gone = message(*index, route).protocol(RouteProtocol::Unspec);
             gone = gone.scope(RouteScope::NoWhere);
             let gone = handle.route().del(gone.build()).execute().await;

@@ -74,7 +74,7 @@ pub struct Kernel {
 pub async fn connected<T, E: From<Error>>(
     work: impl AsyncFnOnce(&Kernel) -> Result<T, E>,
 ) -> Result<T, E> {
-    // Dropped receivers would make a line in the log for each message to nobody.
+    // Each message without a receiver would be a line in the log.
     let (links, handle, _unasked) = rtnetlink::new_connection().map_err(Error::Connect)?;
     let (families, family, _unasked) =
         netlink_proto::new_connection(NETLINK_GENERIC).map_err(Error::Connect)?;
