@@ -38,6 +38,7 @@ mod storage;
 mod storage_faults;
 mod storage_kinds;
 mod three;
+mod workloads;
 mod world;
 
 use std::process::ExitCode;
@@ -73,6 +74,7 @@ const FILES: &[&[Story]] = &[
     storage_faults::STORIES,
     storage_kinds::STORIES,
     three::STORIES,
+    workloads::STORIES,
 ];
 
 fn main() -> ExitCode {

@@ -36,6 +36,9 @@ const E2E: &str = "e2e";
 /// The folder in `target` with the data that stories share, from one run to the next.
 const CACHE: &str = "e2e-templates";
 
+/// Names the folder of the development image with Kubernetes.
+pub(crate) const FULL: &str = "POLIS_FULL_IMAGE_DIR";
+
 /// The clock of a saved machine stands still, and certificates begin a day before they
 /// are made: one that is as old as a long run is good, one of yesterday is not.
 const SAVED_MAX: Duration = Duration::from_secs(6 * 60 * 60);
@@ -73,6 +76,11 @@ impl World {
     /// The same for machines of the product image.
     pub(crate) fn of_product(story: &str) -> Result<Self> {
         Self::with_image(story, "POLIS_PRODUCT_IMAGE_DIR")
+    }
+
+    /// The same for machines of the development image with Kubernetes.
+    pub(crate) fn of_full(story: &str) -> Result<Self> {
+        Self::with_image(story, FULL)
     }
 
     fn with_image(story: &str, variable: &str) -> Result<Self> {

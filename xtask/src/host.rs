@@ -80,29 +80,32 @@ pub(crate) const QEMU_IMG: &[Need] = &[Need { what: "qemu-img", package: "qemu-u
 /// Requirements of an emulated TPM.
 pub(crate) const TPM: &[Need] = &[Need { what: polis_qemu::tpm::SWTPM, package: "swtpm" }];
 
-/// Checks that the memory of the machines fits into this host: otherwise the kernel kills
+/// Checks that the memory of the machines, in MiB, fits into this host: otherwise the kernel kills
 /// one of them during its boot without an explanation.
 ///
 /// # Errors
 ///
 /// They do not fit.
-pub(crate) fn require_memory(machines: u32, mebibytes: u32) -> Result<()> {
+pub(crate) fn require_memory(machines: &[u32]) -> Result<()> {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    fits(&text, machines, mebibytes)
+    fits(&text, machines)
 }
 
-fn fits(meminfo: &str, machines: u32, mebibytes: u32) -> Result<()> {
+fn fits(meminfo: &str, machines: &[u32]) -> Result<()> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let free = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
     // Without a figure from the host, the run continues.
     let Some(free) = free.map(|kibibytes| kibibytes / 1024) else { return Ok(()) };
-    let wanted = u64::from(machines) * u64::from(mebibytes);
+    let wanted: u64 = machines.iter().copied().map(u64::from).sum();
     if wanted <= free {
         return Ok(());
     }
-    let nodes = if machines == 1 { "node" } else { "nodes" };
+    let shares: Vec<_> = machines.iter().map(u32::to_string).collect();
+    let nodes = if machines.len() == 1 { "node needs" } else { "nodes need" };
     Err(anyhow::anyhow!(
-        "{machines} {nodes} with {mebibytes} MiB need {wanted} MiB, and this host has {free} MiB left"
+        "{} {nodes} {} MiB of memory, and this host has {free} MiB left",
+        machines.len(),
+        shares.join(" + "),
     ))
     .context(Help("reduce --memory, stop other programs, or run fewer nodes".to_owned()))
 }
@@ -187,11 +190,11 @@ mod tests {
     #[test]
     fn machines_that_do_not_fit_into_the_host_are_refused_with_the_sums() {
         let meminfo = "MemTotal: 9999999 kB\nMemAvailable:    2097152 kB\n";
-        assert!(fits(meminfo, 4, 512).is_ok());
-        let error = format!("{:#}", fits(meminfo, 5, 512).unwrap_err());
-        assert!(error.contains("5 nodes with 512 MiB need 2560 MiB"), "{error}");
+        assert!(fits(meminfo, &[512; 4]).is_ok());
+        let error = format!("{:#}", fits(meminfo, &[1024, 512, 1024]).unwrap_err());
+        assert!(error.contains("3 nodes need 1024 + 512 + 1024 MiB of memory"), "{error}");
         assert!(error.contains("2048 MiB left"), "{error}");
-        assert!(fits("", 99, 99_999).is_ok());
+        assert!(fits("", &[99_999; 99]).is_ok());
     }
 
     const NEEDS: &[Need] = &[

@@ -149,8 +149,8 @@ fn boot(args: Args) -> Result<()> {
     if args.keep {
         continues(nodes_in(&dir), usize::from(args.nodes)).map_err(host::Usage)?;
     }
-    let memory = (1..=args.nodes).map(|number| shape(&args, number).0).max();
-    host::require_memory(args.nodes.into(), memory.unwrap_or_default())?;
+    let memory: Vec<_> = (1..=args.nodes).map(|number| shape(&args, number).0).collect();
+    host::require_memory(&memory)?;
     host::require(if args.tpm { &[QEMU, host::TPM] } else { &[QEMU] })?;
     let variant = if args.kubernetes { Variant::Full } else { Variant::Base };
     let image = image_from(Kind::Development, variant, &args.packages)?;

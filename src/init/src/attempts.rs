@@ -179,6 +179,24 @@ impl Store {
         file.map_or(Ok(()), |file| Self::write(file, &text.as_bytes()[..end]))
     }
 
+    /// Saves one more failure. Returns the ledger, and whether its report was written: a
+    /// place that the disk refuses does not stop the count.
+    ///
+    /// # Errors
+    ///
+    /// When the ledger can't be written.
+    pub fn remember(
+        &self,
+        ledger: &Ledger,
+        summary: &str,
+        report: &str,
+    ) -> Result<(Ledger, Result<(), Error>), Error> {
+        let (ledger, place) = ledger.failed(summary);
+        let written = self.report(place, report);
+        self.save(&ledger)?;
+        Ok((ledger, written))
+    }
+
     /// Writes one file: whole on the disk when this returns, or not at all.
     fn write(file: &files::File, content: &[u8]) -> Result<(), Error> {
         if let Some(directory) = file.path().parent() {
@@ -279,6 +297,25 @@ mod tests {
         assert_eq!(store.load().unwrap().rebooting(), None);
         store.save(&Ledger::default()).unwrap();
         assert_eq!(store.load().unwrap(), Ledger::default());
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_written_stops_no_count() {
+        let (_root, store) = machine();
+        let place = store.files.reports[0].path();
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            place,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
+        let (counted, written) = store.remember(&Ledger::default(), "x", "text").unwrap();
+        assert!(matches!(written, Err(Error::NotAFile { .. })), "{written:?}");
+        assert_eq!(counted.sequence, 1);
+        assert_eq!(store.load().unwrap(), counted);
     }
 
     proptest! {

@@ -214,19 +214,22 @@ fn remember(machine: &mut Machine, report: &Report, log: &[String]) -> Option<Le
         return None;
     };
     let uptime = clock::uptime();
+    let summary = format!("{} {}", report.code, report.cause());
     let kept = store.load().and_then(|ledger| {
         let text = text(report, &machine.identity, ledger.sequence, uptime, log);
-        let summary = format!("{} {}", report.code, report.cause());
-        let (ledger, place) = ledger.failed(&summary);
-        store.report(place, &text)?;
-        store.save(&ledger)?;
-        Ok(ledger)
+        store.remember(&ledger, &summary, &text)
     });
+    let mut complain = |error: files::Error| {
+        let text = format!("cannot save this failure on the ESP: {}", error.into_io());
+        machine.port.log(Severity::Error, &text);
+    };
     match kept {
-        Ok(ledger) => Some(ledger),
+        Ok((ledger, report)) => {
+            report.err().map(complain);
+            Some(ledger)
+        }
         Err(error) => {
-            let text = format!("cannot save this failure on the ESP: {}", error.into_io());
-            machine.port.log(Severity::Error, &text);
+            complain(error);
             None
         }
     }

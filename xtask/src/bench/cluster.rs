@@ -55,7 +55,7 @@ const GOES_ON: usize = 50;
 
 pub(super) fn measure(runs: u32) -> Result<Table> {
     host::require(&[run::QEMU])?;
-    host::require_memory(NODES.into(), MEMORY)?;
+    host::require_memory(&[MEMORY; NODES as usize])?;
     let image = run::built_image(Kind::Measurement)?;
     let folder = crate::image::workspace().join("target/bench/cluster");
     if folder.exists() {

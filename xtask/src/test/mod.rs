@@ -21,6 +21,7 @@ use polis_tests::{ALL, SEED};
 
 use self::report::Report;
 use self::selection::{Part, Wanted};
+use crate::image::Packages;
 use crate::{gallery, host, image, run, trees};
 
 /// The logs of stories, a folder each.
@@ -37,6 +38,9 @@ const ETCD: &str = "target/payload/root/usr/bin/etcd";
 
 /// The stories of the product image, which is built only if one of them is selected.
 const PRODUCT: &str = "product::";
+
+/// The stories of the image with Kubernetes, where its programs were built before.
+const WORKLOADS: &str = "workloads::";
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -149,13 +153,23 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
         println!("test: QEMU {major}.{minor}, {accelerator}; logs go to {STORIES}");
     }
     let mut command = stories.binary("e2e")?;
-    command.env("POLIS_IMAGE_DIR", images("POLIS_IMAGE_DIR", Kind::Development)?);
-    if stories.filter.is_none_or(|filter| PRODUCT.contains(filter) || filter.contains(PRODUCT)) {
+    command.env("POLIS_IMAGE_DIR", images("POLIS_IMAGE_DIR", Kind::Development, Variant::Base)?);
+    if selects(stories.filter, PRODUCT) {
         if env::var_os("POLIS_PRODUCT_IMAGE_DIR").is_none() {
             report.call("product", || image::built(Kind::Product).map(drop));
         }
-        let product = images("POLIS_PRODUCT_IMAGE_DIR", Kind::Product)?;
+        let product = images("POLIS_PRODUCT_IMAGE_DIR", Kind::Product, Variant::Base)?;
         command.env("POLIS_PRODUCT_IMAGE_DIR", product);
+    }
+    // A cold build of Kubernetes takes half an hour, so no test begins one.
+    if selects(stories.filter, WORKLOADS) && image::workspace().join(KUBE).is_file() {
+        if env::var_os("POLIS_FULL_IMAGE_DIR").is_none() {
+            let packages = Packages::default();
+            let build = || image::built_from(Kind::Development, Variant::Full, &packages);
+            report.call("full", || build().map(drop));
+        }
+        let full = images("POLIS_FULL_IMAGE_DIR", Kind::Development, Variant::Full)?;
+        command.env("POLIS_FULL_IMAGE_DIR", full);
     }
     // A story fails with a sentence and the guest's last lines; a backtrace of the harness
     // would hide them.
@@ -164,11 +178,16 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Whether the filter selects stories of this file.
+fn selects(filter: Option<&str>, file: &str) -> bool {
+    filter.is_none_or(|filter| file.contains(filter) || filter.contains(file))
+}
+
 /// The folder of an image: the one that `variable` names, or the one of these sources.
-fn images(variable: &str, kind: Kind) -> Result<PathBuf> {
+fn images(variable: &str, kind: Kind, variant: Variant) -> Result<PathBuf> {
     match env::var_os(variable) {
         Some(folder) => std::path::absolute(folder).context("cannot read the current folder"),
-        None => Ok(image::folder(kind, Variant::Base)),
+        None => Ok(image::folder(kind, variant)),
     }
 }
 

@@ -164,13 +164,16 @@ impl File {
         if self.way != Way::InPlace {
             return self.read_plain();
         }
-        let found = in_place::read(&self.path)?;
-        if !found.alike {
-            // Where the disk refuses, the content counts all the same.
-            let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
-            in_place::mend(&self.path).ok();
+        let found = in_place::read(&self.path);
+        if matches!(&found, Ok(found) if found.alike) {
+            return found.map(|found| found.content);
         }
-        Ok(found.content)
+        let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        // Where the disk refuses, the content counts all the same.
+        in_place::mend(&self.path).ok();
+        // Beside a writer, each copy was perhaps read while it changed: only what is read
+        // when no writer is at work says that the file is damaged.
+        in_place::read(&self.path).map(|found| found.content)
     }
 
     fn read_plain(&self) -> Result<Option<Vec<u8>>, Error> {

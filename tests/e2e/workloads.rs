@@ -1,0 +1,117 @@
+//! A machine with the roles of Kubernetes: a demo answers, the roles go, the machine ends.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use polis_qemu::{Config, Machine};
+use polis_tests::{Story, skip, story, workspace};
+
+use crate::owner::Owner;
+use crate::restart::{POWER_BUTTON, orderly_end};
+use crate::world::{FULL, SOON, World, home};
+
+/// Longest that a part of the workload stack may take: an API server that is translated
+/// needs minutes.
+const PART: Duration = Duration::from_secs(12 * 60);
+/// The same for `kubectl`.
+const KUBECTL: &str = "--timeout=720s";
+/// The port of a node at which people reach the API.
+const ACCESS: u16 = 6444;
+/// As `cargo xtask run --kubernetes` deploys it.
+const DEMO: &str = include_str!("../../xtask/src/kubernetes/demo.yaml");
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] =
+    &[story!(a_demo_answers_by_its_name_and_its_pods_end_with_the_machine).cluster().takes(600)];
+
+fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> {
+    if std::env::var_os(FULL).is_none() {
+        return skip("no image with Kubernetes was built: see docs/testing.md");
+    }
+    let world = World::of_full("workloads")?;
+    let owner = Owner::with_ports(&world.path("owner"), &[ACCESS])?;
+    let config = Config {
+        disk: Some(world.disk_of_size(8 << 30, None)?),
+        forwards: owner.forwards.clone(),
+        memory: 3072,
+        cpus: 2,
+        ..world.bootstrap_config("")?
+    };
+    let mut machine = world.boot(&config)?;
+    let founded = home(&mut machine)?;
+    owner.take(&founded.ca)?;
+    let roles = ["--add", "kubernetes-controller", "--add", "kubernetes-worker", "--yes"];
+    owner.run(&[&["node", "roles", &founded.node][..], &roles[..]].concat())?;
+    serves(&mut machine)?;
+
+    let kubeconfig = world.path("kubeconfig");
+    owner.run(&["kubernetes", "kubeconfig", "-o", &kubeconfig.display().to_string()])?;
+    let kubectl = Kubectl { program: workspace().join("target/go/bin/kubectl"), kubeconfig };
+    kubectl.run(&["apply", "--filename", "-"], DEMO)?;
+    kubectl.run(&["wait", "--for=condition=Complete", "job/visitor", KUBECTL], "")?;
+    let answer = kubectl.run(&["logs", "job/visitor"], "")?;
+    ensure!(answer.contains(&founded.node), "the demo did not say its node: {answer}");
+
+    machine.wait_until_text(POWER_BUTTON, SOON)?;
+    machine.qmp.power_button()?;
+    orderly_end(&mut machine, "poweroff")?;
+    let open = "the partition stays open";
+    let open: Vec<_> =
+        machine.lines().into_iter().filter(|line| line.text.contains(open)).collect();
+    ensure!(open.is_empty(), "the data partition was still in use at the end: {open:?}");
+    machine.wait_end(SOON)?;
+
+    // The pods are there again without a person.
+    let mut machine = world.boot(&config)?;
+    let back = home(&mut machine)?;
+    ensure!(back == founded, "after a power-off: {back:?}, before: {founded:?}");
+    serves(&mut machine)?;
+    kubectl.run(&["wait", "--for=condition=Available", "deployment/demo", KUBECTL], "")?;
+    owner.run(&["node", "roles", &founded.node, "--remove", "kubernetes-worker", "--yes"])?;
+    machine.wait_for("workload", PART, |event| {
+        event.is("part", "containerd") && event.is("state", "stopped")
+    })?;
+    Ok(())
+}
+
+/// Waits until everything that the roles ask for serves.
+fn serves(machine: &mut Machine) -> Result<()> {
+    let ready = |event: &polis_qemu::Event| event.is("part", "all") && event.is("state", "ready");
+    machine.wait_for("workload", PART, ready).map(drop)?;
+    Ok(())
+}
+
+/// The program of a person, with the owner's access.
+struct Kubectl {
+    program: PathBuf,
+    kubeconfig: PathBuf,
+}
+
+impl Kubectl {
+    /// Runs it with `input`; returns its output.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the rule is for the node; this runs on the host"
+    )]
+    fn run(&self, args: &[&str], input: &str) -> Result<String> {
+        let mut child = Command::new(&self.program)
+            .arg("--kubeconfig")
+            .arg(AsRef::<Path>::as_ref(&self.kubeconfig))
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot start kubectl")?;
+        let mut stdin = child.stdin.take().context("kubectl has no input")?;
+        stdin.write_all(input.as_bytes()).context("kubectl does not read its input")?;
+        drop(stdin);
+        let output = child.wait_with_output().context("cannot wait for kubectl")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "kubectl {args:?} ended with {}: {said}", output.status);
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
