@@ -7,9 +7,11 @@
 use polis_base::serial::Severity;
 use polis_runtime::logtree::Levelled;
 
-/// Classifies one line of etcd again: a connection without data is not a warning.
+/// Classifies one line of etcd again: a connection without data is not a warning, and of
+/// the two lines about one slow request the shorter is enough.
 pub(super) fn quieten(levelled: &mut Levelled) {
-    if is_silent_dial(levelled) {
+    // It follows `apply request took too long`, which names the request and its time.
+    if is_silent_dial(levelled) || levelled.message == "request stats" {
         levelled.severity = Severity::Debug;
     }
 }
@@ -41,5 +43,16 @@ mod tests {
         };
         assert_eq!(severity("EOF"), Severity::Debug);
         assert_eq!(severity("remote error: tls: bad certificate"), Severity::Warning);
+    }
+
+    #[test]
+    fn a_slow_request_is_warned_of_once() {
+        let sink = Tree::new(None).sink("etcd", Parser::Zap).ruled(quieten);
+        let severity = |message: &str| {
+            let line = format!(r#"{{"level":"warn","msg":"{message}"}}"#);
+            sink.line(line.as_bytes()).map(|body| body.severity())
+        };
+        assert_eq!(severity("apply request took too long"), Some(Severity::Warning));
+        assert_eq!(severity("request stats"), Some(Severity::Debug));
     }
 }

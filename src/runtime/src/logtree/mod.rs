@@ -15,6 +15,8 @@
 //!   number of lost ones.
 //! - Memory is bounded twice, by entries a name and by bytes overall; the name
 //!   that holds most bytes pays first, so a chatty one cannot drive out the rest.
+//! - The same line of a program is kept once in half a minute, with the number of the
+//!   others.
 //! - Backlog and stream of a reader meet without a gap or a repeated entry.
 //!
 //! What this module does not do: keep entries beyond the boot ([`ring`] does).
@@ -23,6 +25,7 @@ pub mod kernel;
 pub mod layer;
 pub mod parse;
 mod reader;
+mod repeats;
 pub mod ring;
 mod sink;
 
