@@ -19,10 +19,10 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     thread,
-    time::Instant,
 };
 
 use crate::{
+    command_line::{CMDLINE, command_line},
     digest::{Digests, hash},
     error::{At as _, Error, Result},
     esp,
@@ -34,8 +34,10 @@ use crate::{
     packages::{Category, FIRMWARE},
     payload::{Payload, Source, parallel},
     program,
+    programs::{self, Programs},
+    provide::provide,
     root::Sources,
-    step::{Inputs, Observer, Report, Steps},
+    step::{Inputs, Observer, Steps},
     system,
     tree::Tree,
     uki::{self, Section},
@@ -45,12 +47,6 @@ use crate::{
 
 /// Where systemd's stub is in the payload.
 const STUB: &str = "usr/lib/systemd/boot/efi/linuxx64.efi.stub";
-/// The command line of every image. Serial last, so that it is `/dev/console`; the
-/// kernel's own tests of its ciphers cost most of a second, and a busy host makes the
-/// check of the timer fail. With `gpt` the kernel reads the backup of a partition table
-/// that a power cut has torn.
-const CMDLINE: &str = "console=tty0 console=ttyS0,115200 quiet loglevel=4 panic=30 \
-    gpt cryptomgr.notests no_timer_check";
 /// This file's own text: a recipe of the steps whose work is done here.
 const RECIPE: &str = include_str!("build.rs");
 
@@ -89,14 +85,17 @@ pub fn build(config: &Config, observer: &dyn Observer) -> Result<Manifest> {
     layout::plan("", 0, config.size)?;
     let _guard = guard(&config.out)?;
     let steps = Steps::open(config.out.join("steps"), observer)?;
-    let payload = payload(&config.source, observer)?;
+    let payload = provide(&config.source, observer)?;
     let go = match config.source.variant {
         Variant::Base => Built::default(),
         Variant::Full => {
             golang::Builder::new(&config.source, &config.go, &payload, observer)?.image()?
         }
     };
-    let programs = programs(config, &steps)?;
+    let Config { init, node, system_images, kind, out, .. } = config;
+    let programs =
+        Programs { init: init.clone(), node: node.clone(), system_images: system_images.clone() };
+    let programs = programs::strip(programs, *kind, config.source.variant, out, &steps)?;
     let builder = Builder {
         config,
         programs: &programs,
@@ -120,62 +119,6 @@ fn guard(out: &Path) -> Result<File> {
     let file = File::create(&path).at("create", &path)?;
     file.lock().at("lock", &path)?;
     Ok(file)
-}
-
-/// Fetches the payload, and reports packages that differ from the lock.
-pub(crate) fn payload(source: &Source, observer: &dyn Observer) -> Result<Payload> {
-    let start = Instant::now();
-    let lock = source.read()?;
-    let (payload, why) = match source.ready(&lock) {
-        Some(payload) => (payload, None),
-        None => {
-            observer.begin("payload");
-            (source.prepare(&lock, observer)?, Some("not in the cache".to_owned()))
-        }
-    };
-    observer.step(&Report { name: "payload", time: start.elapsed(), why });
-    for moved in &payload.moved {
-        observer.moved(moved);
-    }
-    Ok(payload)
-}
-
-/// Our programs as they go into the image.
-#[derive(Debug)]
-struct Programs {
-    init: PathBuf,
-    node: PathBuf,
-    /// The folder of those in [`oci::IMAGES`].
-    system_images: PathBuf,
-}
-
-/// Strips debug information from the programs of a development image: it is four fifths
-/// of their size, and size costs boot time under emulation.
-fn programs(config: &Config, steps: &Steps<'_>) -> Result<Programs> {
-    let Config { init, node, system_images, kind, .. } = config;
-    let (init, node, system_images) = (init.clone(), node.clone(), system_images.clone());
-    if *kind != Kind::Development {
-        return Ok(Programs { init, node, system_images });
-    }
-    let folder = config.out.join("programs");
-    let mut pairs = vec![(init, folder.join("init")), (node, folder.join("node"))];
-    if config.source.variant == Variant::Full {
-        let of_images = oci::IMAGES.iter().map(|image| image.program);
-        pairs.extend(of_images.map(|name| (system_images.join(name), folder.join(name))));
-    }
-    let outputs: Vec<PathBuf> = pairs.iter().map(|(_, to)| to.clone()).collect();
-    let add = |inputs: Inputs, (from, to): &(PathBuf, PathBuf)| {
-        inputs.file(&to.file_name().unwrap_or_default().to_string_lossy(), from, &steps.digests)
-    };
-    let inputs = pairs.iter().try_fold(Inputs::recipe(&[]), add)?;
-    steps.run("strip", inputs, &outputs, || {
-        fs::create_dir_all(&folder).at("make", &folder)?;
-        for (from, to) in &pairs {
-            program::run(program::host("strip").arg("-o").arg(to).arg(from))?;
-        }
-        Ok(())
-    })?;
-    Ok(Programs { init: folder.join("init"), node: folder.join("node"), system_images: folder })
 }
 
 /// The release of the locked kernel, from its package's name.
@@ -229,7 +172,7 @@ impl Builder<'_> {
         initramfs?;
         kernel?;
         let verity = system?;
-        let cmdline = cmdline(&verity);
+        let cmdline = command_line(&verity);
         self.uki(&cmdline, &os_release)?;
         let mut manifest = Manifest {
             folder: self.config.out.clone(),
@@ -491,28 +434,9 @@ fn os_release(config: &Config, image_version: &str) -> String {
     )
 }
 
-/// The kernel's command line for a system.
-pub(crate) fn cmdline(verity: &Verity) -> String {
-    let Verity { root_hash, salt, blocks } = verity;
-    let esp = layout::esp_guid(root_hash);
-    format!(
-        "polis.verity={root_hash} polis.verity-salt={salt} polis.verity-blocks={blocks} \
-         polis.slot=A polis.esp={esp} {CMDLINE}"
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_command_line_fits_what_every_kernel_accepts() {
-        let verity = Verity { root_hash: "a".repeat(64), salt: "b".repeat(64), blocks: u64::MAX };
-        let line = cmdline(&verity);
-        // COMMAND_LINE_SIZE of x86 minus the words that a person may add.
-        assert!(line.len() < 1024, "{line}");
-        assert!(line.ends_with("no_timer_check") && !line.contains("  "), "{line}");
-    }
 
     #[test]
     fn a_lock_without_a_kernel_is_refused() {

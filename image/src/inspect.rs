@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use crate::{
         Manifest, Options, assemble,
-        build::cmdline,
+        command_line::command_line,
         digest::sha256,
         manifest::{SIZE_DEFAULT, Sizes},
         uki::Section,
@@ -235,7 +235,7 @@ mod tests {
         let data = vec![0x5a; 200 * BLOCK];
         let (root, tree) = verity::tree(&data, &[1, 2]);
         let verity = Verity { root_hash: hex(&root), salt: "0102".to_owned(), blocks: 200 };
-        let cmdline = cmdline(&verity);
+        let cmdline = command_line(&verity);
         let sections = [
             Section::new(".osrel", "ID=polis\nVARIANT_ID=development\nPOLIS_VARIANT=full\n"),
             Section::new(".cmdline", cmdline.as_str()),

@@ -13,6 +13,7 @@ mod apt;
 #[cfg(test)]
 mod archive_tests;
 mod build;
+mod command_line;
 mod cpio;
 mod difference;
 mod digest;
@@ -32,6 +33,8 @@ pub mod oci;
 mod packages;
 mod payload;
 pub mod program;
+mod programs;
+mod provide;
 mod root;
 mod step;
 mod system;

@@ -12,8 +12,7 @@ use polis_qemu::{Config, Machine, screen};
 use polis_tests::{Story, story};
 use prost::Message as _;
 
-use crate::restart::POWER_BUTTON;
-use crate::world::{BOOT, SOON, World, bootstrap, home, this_boot};
+use crate::world::{BOOT, POWER_BUTTON, SOON, World, bootstrap, home, this_boot};
 
 /// How often a terminal looks for its input.
 const LOOK: Duration = Duration::from_millis(50);

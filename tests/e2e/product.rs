@@ -5,8 +5,8 @@ use anyhow::{Context as _, Result, ensure};
 use polis_qemu::Config;
 use polis_tests::{Story, story};
 
-use crate::restart::{POWER_BUTTON, orderly_end};
-use crate::world::{SOON, World, home};
+use crate::restart::orderly_end;
+use crate::world::{POWER_BUTTON, SOON, World, home};
 
 /// Most resident memory that each process may have at rest, in KiB.
 const MEMORY: [(&str, u64); 2] = [("init", 4 * 1024), ("node", 40 * 1024)];

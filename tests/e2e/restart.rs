@@ -4,10 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use polis_qemu::{Machine, Reset};
 use polis_tests::{Story, story};
 
-use crate::world::{SOON, World, home};
-
-/// Printed when the driver of the power button has come; a press before is lost.
-pub(crate) const POWER_BUTTON: &str = r#"listening to the power key of "Power Button""#;
+use crate::world::{POWER_BUTTON, SOON, World, home};
 
 /// Printed when the log goes to the disk, with the number of the boot and of the bytes
 /// that were there before.

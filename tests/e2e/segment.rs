@@ -2,14 +2,12 @@
 
 use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use polis_qemu::args::Link;
 use polis_qemu::{Config, Segment};
 use polis_tests::{Story, story};
-use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto};
 
 use crate::world::{self, World};
 
@@ -35,18 +33,8 @@ fn a_node_on_a_segment_is_reached_through_its_gateway() -> Result<()> {
     // the node is reached.
     let mut line = TcpStream::connect(outside)?;
     line.set_read_timeout(Some(Duration::from_secs(20)))?;
-    hello()?.write_tls(&mut line)?;
+    world::hello()?.write_tls(&mut line)?;
     let mut answer = [0; 1];
     line.read_exact(&mut answer).context("no answer through the gateway")?;
     Ok(())
-}
-
-/// A client that knows no authority: it gets an answer, and can do nothing with it.
-pub(crate) fn hello() -> Result<ClientConnection> {
-    let provider = Arc::new(crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(RootCertStore::empty())
-        .with_no_client_auth();
-    Ok(ClientConnection::new(Arc::new(config), "node".try_into()?)?)
 }

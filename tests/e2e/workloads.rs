@@ -10,8 +10,8 @@ use polis_qemu::{Config, Machine};
 use polis_tests::{Story, skip, story, workspace};
 
 use crate::owner::Owner;
-use crate::restart::{POWER_BUTTON, orderly_end};
-use crate::world::{FULL, SOON, World, home};
+use crate::restart::orderly_end;
+use crate::world::{FULL, POWER_BUTTON, SOON, World, home};
 
 /// Longest that a part of the workload stack may take: an API server that is translated
 /// needs minutes.

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Read as _;
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -18,9 +19,7 @@ use polis_qemu::host::{Preference, accelerator, version};
 use polis_qemu::{Accelerator, Bus, Config, Event, Image, Machine, Reset, template};
 use polis_tests::workspace;
 use prost::Message as _;
-
-use crate::restart::POWER_BUTTON;
-use crate::segment::hello;
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto};
 
 /// Longest that any boot may take to `ready`. A first boot takes some twenty
 /// seconds on an idle host; one with two processors runs stories side by side
@@ -29,6 +28,9 @@ pub(crate) const BOOT: Duration = Duration::from_secs(300);
 
 /// Longest that a running node may take to notice and report something.
 pub(crate) const SOON: Duration = Duration::from_secs(120);
+
+/// Printed when the driver of the power button has come; a press before is lost.
+pub(crate) const POWER_BUTTON: &str = r#"listening to the power key of "Power Button""#;
 
 /// The folder in `target` with a folder for each story.
 const E2E: &str = "e2e";
@@ -218,6 +220,16 @@ impl Drop for World {
             }
         }
     }
+}
+
+/// A client that knows no authority: it gets an answer, and can do nothing with it.
+pub(crate) fn hello() -> Result<ClientConnection> {
+    let provider = Arc::new(crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
+    Ok(ClientConnection::new(Arc::new(config), "node".try_into()?)?)
 }
 
 /// Waits until a port of a machine answers a TLS client.

@@ -23,7 +23,6 @@ mod operator;
 mod parameters;
 mod progress;
 mod run;
-mod several;
 mod tail;
 mod terminal;
 mod test;

@@ -9,6 +9,7 @@
 //! target/run/<name>/polisctl  ==  target/polisctl --config target/run/<name>/operator
 //! ```
 
+use std::env;
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt as _;
@@ -211,6 +212,12 @@ impl Watch {
         });
         Self { _stop: stop }
     }
+}
+
+/// The path relative to the current folder, if that is shorter.
+pub(crate) fn shortest(path: &Path) -> String {
+    let here = env::current_dir().unwrap_or_default();
+    path.strip_prefix(here).unwrap_or(path).display().to_string()
 }
 
 /// A path as one word of a shell.

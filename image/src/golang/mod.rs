@@ -39,10 +39,10 @@ use self::{
     toolchain::{Network, Toolchain},
 };
 use crate::{
-    build,
     error::{At as _, Error, Result},
     payload::{Payload, Source},
     program,
+    provide::provide,
     step::{Inputs, Observer, Steps, Unit},
 };
 
@@ -79,7 +79,7 @@ pub fn programs(
     observer: &dyn Observer,
 ) -> Result<Vec<PathBuf>> {
     let modules = select(names)?;
-    let payload = build::payload(source, observer)?;
+    let payload = provide(source, observer)?;
     Builder::new(source, folders, &payload, observer)?.build(&modules)?;
     let programs = modules.iter().flat_map(|module| module.programs);
     Ok(programs.map(|program| folders.program(program)).collect())
@@ -93,7 +93,7 @@ pub fn programs(
 ///
 /// The payload or a module cannot be fetched.
 pub fn fetch(source: &Source, folders: &Folders, observer: &dyn Observer) -> Result<()> {
-    let payload = build::payload(source, observer)?;
+    let payload = provide(source, observer)?;
     Builder::new(source, folders, &payload, observer)?.fetch()
 }
 

@@ -1,5 +1,8 @@
 //! Hexadecimal digits: encoding and decoding of bytes.
 //!
+//! Two short functions, and not the crate `data-encoding`: `init` links this module, and PID
+//! 1 has as few dependencies as it can.
+//!
 //! Invariants:
 //! - Output is lower case.
 //! - Input is valid as a whole: an odd number of digits, a sign or a blank is rejected.

@@ -1,9 +1,13 @@
 //! A reader of GPT partition tables, far enough to find a partition.
 //!
 //! The kernel reads the table, too, and makes the partition devices; but it
-//! keeps the GUIDs to itself. `storage` changes tables with the `gpt` crate;
-//! here, before anything is mounted, some thirty sectors of a disk that may be
-//! anyone's are read, and each number in them is checked before it is used.
+//! keeps the GUIDs to itself. Here, before anything is mounted, some thirty sectors of a
+//! disk that may be anyone's are read, and each number in them is checked before it is
+//! used.
+//!
+//! The `gpt` crate, with which `storage` changes tables, is not used here: it panics at
+//! entries of another size than 128 bytes and reads as many entries as the header claims,
+//! and a panic of PID 1 stops the machine.
 //!
 //! Invariants:
 //! - A table with wrong checksums is ignored: the same rule by which the kernel and the

@@ -1,7 +1,7 @@
 //! The process `node` as a library: one directory a service.
 //!
 //! The crate knows the base, the runtime and the wire; within it each module knows only
-//! those that `layers` gives it, and a test checks that table:
+//! those that the table in `tests/layers/node.rs` gives it:
 //!
 //! - The domains know each other through event values and typed handles: `storage`,
 //!   `parameters`, `network`, `consensus`, then `curator` (the records in etcd), `cluster`
@@ -19,8 +19,6 @@ pub mod curator;
 pub mod daemon;
 #[cfg(feature = "fault-injection")]
 pub mod injection;
-#[cfg(test)]
-mod layers;
 pub mod management;
 pub mod network;
 pub mod parameters;

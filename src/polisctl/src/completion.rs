@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(world.runs(&["completion", "nodes"]), format!("{id}\n{NAME}\n"));
         let gone = node_id(2).to_string();
         cluster.knows(&world, &[(&gone, "192.0.2.2")]);
-        cluster.nobody_leads();
+        cluster.lose_the_leader();
         assert_eq!(world.runs(&["completion", "nodes"]), format!("{gone}\n"));
     }
 

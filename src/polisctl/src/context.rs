@@ -91,7 +91,7 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
         }
         Command::Show { name } => {
             let named = contexts.context(name.as_deref().or(global.context.as_deref()))?;
-            let context = named.ok_or_else(no_context)?;
+            let context = named.ok_or_else(contexts::no_context)?;
             let view = view(&context, current.as_deref());
             let lines = [
                 ("name", view.name.clone()),
@@ -140,14 +140,6 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             global.out.print(&Document::new(&value, format!("{name} is removed"))?)
         }
     }
-}
-
-/// The help when there is no current context.
-pub(super) fn no_context() -> Error {
-    Error::new("no context is in use").or_help(
-        "take ownership of a cluster: `polisctl --endpoint HOST cluster take-ownership`; or pick \
-         a context: `polisctl context use NAME`",
-    )
 }
 
 fn view(context: &Context, current: Option<&str>) -> View {

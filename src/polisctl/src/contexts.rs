@@ -303,6 +303,14 @@ pub(super) fn write(file: &Path, bytes: &[u8]) -> Result<(), Error> {
     written.doing(|| format!("cannot write {}", file.display()))
 }
 
+/// The help when there is no current context.
+pub(super) fn no_context() -> Error {
+    Error::new("no context is in use").or_help(
+        "take ownership of a cluster: `polisctl --endpoint HOST cluster take-ownership`; or pick \
+         a context: `polisctl context use NAME`",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -65,7 +65,7 @@ impl Error {
 
     /// The error and its causes on one line.
     pub(super) fn summary(&self) -> String {
-        super::output::clean(&cause::line(self.cause.as_ref()))
+        super::text::clean(&cause::line(self.cause.as_ref()))
     }
 
     /// The exit status of the program.
@@ -85,7 +85,7 @@ impl Error {
     pub(super) fn render(&self) -> String {
         let mut text = String::new();
         for (depth, cause) in cause::chain(self.cause.as_ref()).iter().enumerate() {
-            let cause = super::output::clean(cause);
+            let cause = super::text::clean(cause);
             let label = if depth == 0 { "error" } else { "cause" };
             // Writing to a string cannot fail.
             let _written = writeln!(text, "{label}: {cause}");

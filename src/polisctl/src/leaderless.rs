@@ -154,7 +154,7 @@ mod tests {
         let (_bound, dead) = closed_port();
         let (here, gone) = (node_id(NODE).to_string(), node_id(2).to_string());
         cluster.knows(&world, &[(&here, "192.0.2.1"), (&gone, &dead)]);
-        cluster.nobody_leads();
+        cluster.lose_the_leader();
         let begun = std::time::Instant::now();
         let said = world.runs(&["cluster", "status"]);
         assert!(begun.elapsed().as_secs() < 12, "{:?}", begun.elapsed());
@@ -179,7 +179,7 @@ mod tests {
         let cluster = Cluster::new(&world);
         let here = node_id(NODE).to_string();
         cluster.knows(&world, &[(&here, "192.0.2.1")]);
-        cluster.nobody_leads();
+        cluster.lose_the_leader();
         for wanted in [&*here, &here[6..12]] {
             let ended = world.run(&["node", "status", wanted]);
             assert_eq!(ended.status, 0, "{}", ended.stderr);
@@ -191,10 +191,10 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_answers_at_all_the_cause_stays() {
+    fn without_any_answer_the_cause_stays() {
         let world = World::new();
         let cluster = Cluster::new(&world);
-        cluster.nobody_leads();
+        cluster.lose_the_leader();
         let ended = world.run(&["cluster", "status", "--timeout", "2s"]);
         assert_eq!((ended.status, &*ended.stdout), (3, ""), "{}", ended.stderr);
         assert!(ended.stderr.contains("no leader was found"), "{}", ended.stderr);

@@ -48,6 +48,7 @@ mod table;
 mod table_tests;
 #[cfg(test)]
 mod testing;
+mod text;
 mod unfinished;
 mod units;
 mod user;

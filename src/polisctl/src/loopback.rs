@@ -181,7 +181,7 @@ impl Cluster {
     }
 
     /// From now on the node reports that nobody leads.
-    pub(super) fn nobody_leads(&self) {
+    pub(super) fn lose_the_leader(&self) {
         self.leads.store(false, Ordering::Relaxed);
     }
 

@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use super::error::{Error, Explain as _};
 use super::table::Table;
+use super::text::clean;
 
 /// How a document is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -378,24 +379,6 @@ pub(super) fn fields(fields: &[(&str, String)]) -> String {
         }
     }
     text
-}
-
-/// Removes control sequences.
-pub(super) fn clean(text: &str) -> String {
-    text.chars()
-        .map(|c| match c {
-            '\n' | '\r' | '\t' => ' ',
-            c if c.is_control() => '?',
-            // Marks that change the direction of text can disguise it.
-            '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => '?',
-            c => c,
-        })
-        .collect()
-}
-
-/// The same for a text of several lines, which stay.
-pub(super) fn clean_lines(text: &str) -> String {
-    text.lines().map(clean).collect::<Vec<_>>().join("\n")
 }
 
 /// A dash for an empty text.

@@ -224,7 +224,7 @@ async fn escrow(
     let info = info.await.map_err(|status| refused("use the new certificate", &status))?;
     Ok(Certified {
         certificate: answer.certificate,
-        domain: super::cluster::domain(&info),
+        domain: super::cluster::info::domain(&info),
         directory: info.cluster_directory,
     })
 }

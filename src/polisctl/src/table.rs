@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use super::output::clean;
+use super::text::clean;
 
 /// Between two columns.
 const GAP: usize = 2;

@@ -1,4 +1,7 @@
 //! Durations, ages and dates, in the form that people use.
+//!
+//! Not by the crate `humantime`: it also reads months and years, which have no fixed length,
+//! and prints every unit of a span, where one or two are enough.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};

@@ -19,6 +19,7 @@ use super::error::{Error, Explain as _};
 use super::output::{Document, fields};
 use super::session::Session;
 use super::table::table;
+use super::text::word;
 use super::watch::Watch;
 use super::{Global, cluster, key, units};
 use polis_base::hex;
@@ -107,7 +108,7 @@ struct View {
 pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
     match command {
         Command::Create { name, role, key, out, dry_run } => {
-            let may = cluster::word(v1::UserRole::from(role).as_str_name(), "USER_ROLE_");
+            let may = word(v1::UserRole::from(role).as_str_name(), "USER_ROLE_");
             let effect = format!("The user {name} gets a certificate of the role {may}.");
             match dry_run.of(global, &effect)? {
                 Go::On => create(name, role, &key, &out, global).await,
@@ -156,7 +157,7 @@ async fn list(watch: Watch, global: &Global) -> Result<(), Error> {
 fn view(user: &v1::User) -> View {
     View {
         name: user.name.clone(),
-        role: cluster::word(user.role().as_str_name(), "USER_ROLE_"),
+        role: word(user.role().as_str_name(), "USER_ROLE_"),
         revoked: user.revoked,
         public_key: hex::encode(&user.public_key),
     }
@@ -171,7 +172,7 @@ async fn create(
 ) -> Result<(), Error> {
     let public_key = key::read_public(key, &global.passphrase)?;
     let session = Session::open(global).await?;
-    let info = cluster::info(&session).await?;
+    let info = session.cluster_info().await?;
     let request = v1::CreateUserRequest {
         name: name.clone(),
         role: v1::UserRole::from(role).into(),
@@ -192,7 +193,7 @@ async fn create(
         },
     };
     let invitation = Invitation {
-        cluster_domain: cluster::domain(&info),
+        cluster_domain: cluster::info::domain(&info),
         user: name.clone(),
         endpoints: settings.endpoints,
         via: settings.via,

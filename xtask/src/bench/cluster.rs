@@ -27,7 +27,8 @@ use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::{Bus, Config, Fleet, Image, Machine, Operator};
 
 use super::{Row, Table};
-use crate::{host, operator, parameters, run, several};
+use crate::run::{self, several};
+use crate::{host, operator, parameters};
 
 const NODES: u8 = 3;
 

@@ -2,7 +2,8 @@
 //!
 //! The font of the viewer is unknown. So only letters are text, each run of them stretched
 //! to its cells; bars, boxes and marks are shapes, which meet without gaps as they do on a
-//! console.
+//! console. The crate `anstyle-svg` is not used: it reads a stream of escape sequences, not
+//! cells, and writes lines of text in whatever font the viewer has.
 
 use std::fmt::Write as _;
 

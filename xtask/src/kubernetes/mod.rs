@@ -113,7 +113,7 @@ impl Deployment {
             "run: the demo answers at http://demo.default.svc.cluster.local:\n\n{}\n{steps}\n\
              run: in another terminal: {} get pods --all-namespaces\n",
             answer.trim_end(),
-            crate::run::shortest(&script(&self.dir))
+            operator::shortest(&script(&self.dir))
         ))
     }
 

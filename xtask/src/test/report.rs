@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use polis_tests::Outcome;
 use serde_json::{Value, json};
 
-use super::steps::{counted, report_of, shown};
+use super::steps::{Counts, counted, report_of, shown};
 use crate::run;
 
 /// How many of the slowest stories are printed.
@@ -24,13 +24,6 @@ struct Step {
     /// Why it failed; `None` if it passed.
     failure: Option<String>,
     counts: Counts,
-}
-
-/// Tests that ran. A build error counts as zero.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
-    pub(super) passed: usize,
-    pub(super) failed: usize,
 }
 
 /// Everything so far.

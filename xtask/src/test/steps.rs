@@ -8,8 +8,14 @@ use std::thread;
 use anyhow::{Context as _, Result};
 
 use super::RESULTS;
-use super::report::Counts;
 use crate::image;
+
+/// Tests that ran. A build error counts as zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) passed: usize,
+    pub(super) failed: usize,
+}
 
 /// The path of the report of a binary with stories.
 pub(super) fn report_of(part: &str) -> PathBuf {

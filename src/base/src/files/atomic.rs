@@ -20,7 +20,7 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-use super::Error;
+use super::error::Error;
 
 /// Makes `content` the whole content of `path`, by way of `temporary`. A new file
 /// has `mode`.

@@ -24,6 +24,8 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{CWD, Mode, OFlags};
 
+use super::error::Error;
+use super::regular::open;
 use super::{atomic, in_place};
 
 /// The bound of a file unless its place in the tree sets another: far above
@@ -39,63 +41,6 @@ const CHUNK: usize = 1 << 20;
 
 /// One temporary sibling a file: writers take turns. Writes are rare and small.
 static WRITING: Mutex<()> = Mutex::new(());
-
-/// Why a file or directory of the tree cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// The kernel refused.
-    #[error("cannot {operation} {path}")]
-    Io {
-        /// The operation that failed.
-        operation: &'static str,
-        /// Its object.
-        path: PathBuf,
-        /// The kernel's error.
-        source: io::Error,
-    },
-    /// The file is larger than its bound.
-    #[error("{path} is larger than the {size_max} bytes it may have")]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-        /// Its bound.
-        size_max: u64,
-    },
-    /// No copy of a file of the ESP is whole.
-    #[error("{path} is damaged: its checksums do not match")]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A directory, a device or a socket stands where a file should.
-    #[error("{path} is not a regular file")]
-    NotAFile {
-        /// The place.
-        path: PathBuf,
-    },
-    /// The thread that did the work ended with a panic.
-    #[error("the writer of {path} was lost")]
-    Lost {
-        /// The file.
-        path: PathBuf,
-    },
-}
-
-impl Error {
-    /// The operation that failed, and its path.
-    pub fn io(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
-        Self::Io { operation, path: path.to_owned(), source: source.into() }
-    }
-
-    /// The same for callers whose own error names operation and file.
-    pub fn into_io(self) -> io::Error {
-        match self {
-            Self::Io { source, .. } => source,
-            other => io::Error::other(other),
-        }
-    }
-}
 
 /// How a file is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,19 +236,6 @@ impl File {
             Err(error) => Err(Error::io("remove", &self.path, error)),
         }
     }
-}
-
-/// Opens a regular file for reading; `None` if it does not exist.
-pub(super) fn open(path: &Path) -> Result<Option<std::fs::File>, Error> {
-    // Without NONBLOCK, opening a pipe with this name would block without end.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = match rustix::fs::open(path, flags, Mode::empty()) {
-        Ok(file) => std::fs::File::from(file),
-        Err(rustix::io::Errno::NOENT) => return Ok(None),
-        Err(error) => return Err(Error::io("open", path, error)),
-    };
-    let metadata = file.metadata().map_err(|e| Error::io("look at", path, e))?;
-    if metadata.is_file() { Ok(Some(file)) } else { Err(Error::NotAFile { path: path.to_owned() }) }
 }
 
 /// One directory of the tree.

@@ -43,7 +43,8 @@ use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 use super::atomic::flush_directory;
-use super::{Error, file};
+use super::error::Error;
+use super::regular;
 use crate::hex;
 
 /// Bytes of a copy: twice the largest node parameters, which a journal contains, and a
@@ -82,7 +83,7 @@ pub struct Found {
 /// [`Error::Damaged`] if neither copy is whole or the file has another size;
 /// [`Error::NotAFile`], [`Error::Io`].
 pub fn read(path: &Path) -> Result<Found, Error> {
-    let Some(file) = file::open(path)? else { return Ok(Found { content: None, alike: true }) };
+    let Some(file) = regular::open(path)? else { return Ok(Found { content: None, alike: true }) };
     let metadata = file.metadata().map_err(|error| Error::io("look at", path, error))?;
     if metadata.len() != SIZE {
         return Err(Error::Damaged { path: path.to_owned() });

@@ -9,7 +9,8 @@
 
 use std::path::PathBuf;
 
-use super::file::{Dir, Error, File};
+use super::error::Error;
+use super::file::{Dir, File};
 
 /// Audit logs are rotated by their writer.
 const AUDIT_LOG: &str = "audit.log";

@@ -17,11 +17,14 @@
 //! (`storage`).
 
 mod atomic;
+mod error;
 mod file;
 pub mod in_place;
 mod kubernetes;
+mod regular;
 mod tree;
 
-pub use self::file::{Dir, Error, File};
+pub use self::error::Error;
+pub use self::file::{Dir, File};
 pub use self::kubernetes::{Kubernetes, KubernetesRun, Pair};
 pub use self::tree::{Credentials, Data, Ephemeral, Esp, Etcd, Guru, Node, PeerPki, Root, Sockets};

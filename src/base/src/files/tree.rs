@@ -17,7 +17,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::file::{Dir, Error, File, SIZE_MAX};
+use super::error::Error;
+use super::file::{Dir, File, SIZE_MAX};
 use super::kubernetes::{Kubernetes, KubernetesRun};
 
 /// More than there is room for on the ESP.

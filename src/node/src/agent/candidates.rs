@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    fn nobody() -> v1::ClusterDirectory {
+    fn no_nodes() -> v1::ClusterDirectory {
         v1::ClusterDirectory::default()
     }
 
@@ -177,7 +177,10 @@ mod tests {
         assert_eq!(directory.nodes.len(), 1);
         let id = |seed: u8| NodeId::from_public_key(&[seed; 32]);
         let asked = |own, found: Peers| -> Vec<String> {
-            ask(own, 7835, &directory, &found, &nobody()).iter().map(ToString::to_string).collect()
+            ask(own, 7835, &directory, &found, &no_nodes())
+                .iter()
+                .map(ToString::to_string)
+                .collect()
         };
         assert_eq!(asked(Some(id(3)), Peers::new()), ["127.0.0.1:7835", "10.0.0.1:7835"]);
         assert_eq!(asked(Some(id(1)), Peers::new()).len(), 1);
@@ -201,7 +204,7 @@ mod tests {
         let directory = directory(&[node(1, "10.0.0.1", true), node(3, "10.0.0.3", false)].into());
         let worker = NodeId::from_public_key(&[3; 32]);
         let found = Peers::from([(worker, [10, 0, 0, 9].into())]);
-        let asked = ask(None, 7835, &directory, &found, &nobody());
+        let asked = ask(None, 7835, &directory, &found, &no_nodes());
         assert!(asked.iter().all(|candidate| candidate.node != Some(worker)), "{asked:?}");
         assert_eq!(asked.len(), 1);
     }
@@ -209,7 +212,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_damaged_directory_is_as_none(input in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _candidates = ask(None, 1, &decode(&input), &Peers::new(), &nobody());
+            let _candidates = ask(None, 1, &decode(&input), &Peers::new(), &no_nodes());
         }
     }
 }

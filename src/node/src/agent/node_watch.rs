@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_watch_ends_when_another_leads_or_nobody_does() {
+    async fn the_watch_ends_when_the_leader_changes_or_is_lost() {
         let id = |seed: u8| NodeId::from_public_key(&[seed; 32]);
         for next in [None, Some(id(2))] {
             let leader = watch::Sender::new(Some(id(1)));

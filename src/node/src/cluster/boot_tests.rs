@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::curator::Store;
+use polis_base::files;
 use polis_base::sys::clock;
 
 #[tokio::test]

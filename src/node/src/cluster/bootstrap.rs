@@ -15,15 +15,17 @@
 
 use tracing::warn;
 
-use super::decide::{Record, Refusal};
+use super::Service;
+use super::error::{Error, Refusal};
 use super::journal::Journal;
-use super::membership::{self, Step};
+use super::membership;
 use super::partition::{ensure_open, kind_for, plan, unsaved};
+use super::probe::Step;
+use super::record::{self, Record};
 use super::sealed::{Begun, Keeping, configuration_message, kind_message};
-use super::service::{Config, Consensus, Home, KeyFile, read_record, waited_out};
+use super::service::{Config, Consensus, Home, KeyFile, waited_out};
 use super::unlock::disk::Found;
 use super::unlock::keys::Secrets;
-use super::{Error, Service};
 use crate::consensus::Start;
 use crate::curator::Founding;
 use crate::parameters::{Bootstrap, Cluster};
@@ -41,7 +43,7 @@ impl<C: Consensus> Service<C> {
             // An earlier run requested it, according to the journal that it wrote.
             disk.mounted().await?;
             let journal = &self.config.root.esp.cluster_journal;
-            return match read_record(journal, Journal::from_record).await? {
+            return match record::read_from(journal, Journal::from_record).await? {
                 Record::Whole(Journal::Bootstrap(begun)) => Ok(begun),
                 Record::Damaged(damage) => Err(Refusal::JournalDamaged(damage).into()),
                 Record::Absent | Record::Whole(Journal::Register(_)) => {

@@ -23,21 +23,11 @@
 //!   of a new cluster.
 //! - A record that cannot be understood is refused by its own name.
 
+use super::error::Refusal;
 use super::journal::{Journal, Registering};
-use super::record::Damage;
+use super::record::Record;
 use super::sealed::{Begun, Sealed};
 use crate::parameters::{Bootstrap, Cluster, Register};
-
-/// A record on the ESP.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Record<T> {
-    /// The file does not exist.
-    Absent,
-    /// The file exists and is not whole.
-    Damaged(Damage),
-    /// Whole.
-    Whole(T),
-}
 
 /// Whether the disk has a data partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,27 +51,6 @@ pub enum Decision {
     Register(Register),
     /// The machine continues a registration or a commit that an earlier boot began.
     GoOnRegistering(Box<Registering>),
-}
-
-/// Why this machine does nothing.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Refusal {
-    /// The machine is a member, and cannot read of which cluster.
-    #[error("the sealed configuration is damaged: {0}")]
-    SealedDamaged(Damage),
-    /// The machine is a member, and its data partition is missing.
-    #[error("this machine is a member of a cluster, but its data partition is missing")]
-    DataLost,
-    /// The data of a member exists, and its sealed configuration is missing.
-    #[error("there is a data partition, but its sealed configuration is missing")]
-    SealedLost,
-    /// A bootstrap or a registration was under way, and its journal cannot be read.
-    #[error("an entry into a cluster was started, but its journal is damaged: {0}")]
-    JournalDamaged(Damage),
-    /// The parameters do not say what this machine should become.
-    #[error("this machine has no cluster and no node parameters")]
-    NothingToDo,
 }
 
 /// Decides. `told` holds the parameters, if the machine has any.
@@ -151,6 +120,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::cluster::record::Damage;
     use crate::cluster::sealed::Keeping;
     use crate::cluster::tests::{begun, bootstrap, half, register};
     use crate::cluster::unlock::keys::Secrets;

@@ -22,18 +22,18 @@ use std::time::Duration;
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use prost::Message as _;
-use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use super::credentials;
+use super::hints::Hints;
 use super::parting::{Membership, RETRY, TRUST, membership, part};
 use super::sealed::Sealed;
 use super::service::Consensus;
 use super::state::Event;
 use super::unlock::keeper::Slot;
 use super::{Error, Service};
-use crate::{consensus, parameters};
+use crate::consensus;
 use polis_base::files::{self, File, Root};
 use polis_base::stage::{Stage, State};
 use polis_runtime::supervisor::{Context, blocking};
@@ -47,22 +47,6 @@ const PATIENCE: Patience =
     Patience { attempt: Duration::from_secs(5), total: Duration::from_secs(10) };
 /// A killed process ends within that.
 const KILLED: Duration = Duration::from_secs(1);
-
-/// The sources of addresses of this machine's cluster.
-#[derive(Clone, Debug)]
-pub(super) struct Hints {
-    pub(super) parameters: watch::Receiver<parameters::Known>,
-    /// SHA-256 of the CA of its cluster.
-    pub(super) ca: [u8; 32],
-}
-
-impl Hints {
-    /// Where its cluster is reached.
-    pub(super) fn directory(&self) -> v1::ClusterDirectory {
-        let known = self.parameters.borrow();
-        known.as_ref().and_then(|known| known.directory(&self.ca)).unwrap_or_default()
-    }
-}
 
 /// The cluster's answer about a node whose etcd does not come up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,32 +236,7 @@ fn classify(node: &v1::NodeInfo) -> Option<Verdict> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use sha2::{Digest as _, Sha256};
-
     use super::*;
-
-    #[test]
-    fn only_parameters_with_the_own_ca_say_where_the_cluster_is() {
-        let register = crate::cluster::tests::register();
-        let (ca, wanted) = (Sha256::digest(&register.ca_certificate).into(), register.directory());
-        let hints = watch::Sender::new(None);
-        let own = Hints { parameters: hints.subscribe(), ca };
-        assert!(own.directory().nodes.is_empty(), "nothing was read yet");
-        let cluster = parameters::Cluster::Register(register);
-        let parameters = parameters::Parameters {
-            cluster,
-            network: parameters::Network::default(),
-            console_tui: Vec::new(),
-        };
-        let found = Some((parameters, parameters::Source::Esp));
-        let loaded = parameters::Loaded { found, warning: None, tried: Vec::new() };
-        hints.send_replace(Some(Arc::new(loaded)));
-        assert_eq!(own.directory(), wanted);
-        let untrusted = Hints { ca: [0; 32], ..own };
-        assert!(untrusted.directory().nodes.is_empty(), "another cluster's parameters");
-    }
 
     #[test]
     fn only_what_a_record_says_ends_a_member() {

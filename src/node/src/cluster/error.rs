@@ -1,9 +1,7 @@
 //! The errors of the cluster manager, with a code for each cause.
 
-use super::decide::Refusal;
-use super::membership::Step;
-use super::remote::Refused;
-use super::unlock::keeper::Keeper;
+use super::probe::Interrupted;
+use super::record::Damage;
 use crate::curator::store;
 use crate::storage::Kind;
 use crate::tpm;
@@ -30,8 +28,8 @@ pub enum Error {
     #[error("the cluster's half of the disk's key is missing: no key store of this machine has it")]
     NoShare,
     /// A keeper reported that it stored a share, and does not return it.
-    #[error("the share of the disk's key cannot be read back from the {}", .0.name())]
-    ShareNotKept(Keeper),
+    #[error("the share of the disk's key cannot be read back from the {0}")]
+    ShareNotKept(&'static str),
     /// Both halves exist, and do not open the disk.
     #[error("both halves of the disk's key are present but do not open it: {reason}")]
     KeyWrong {
@@ -109,8 +107,38 @@ pub enum Error {
     #[error("the data partition changed during this run")]
     Changed,
     /// A test ended the run.
-    #[error("interrupted after the step {0:?}")]
-    Interrupted(Step),
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
+}
+
+/// Why this machine does nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The machine is a member, and cannot read of which cluster.
+    #[error("the sealed configuration is damaged: {0}")]
+    SealedDamaged(Damage),
+    /// The machine is a member, and its data partition is missing.
+    #[error("this machine is a member of a cluster, but its data partition is missing")]
+    DataLost,
+    /// The data of a member exists, and its sealed configuration is missing.
+    #[error("there is a data partition, but its sealed configuration is missing")]
+    SealedLost,
+    /// A bootstrap or a registration was under way, and its journal cannot be read.
+    #[error("an entry into a cluster was started, but its journal is damaged: {0}")]
+    JournalDamaged(Damage),
+    /// The parameters do not say what this machine should become.
+    #[error("this machine has no cluster and no node parameters")]
+    NothingToDo,
+}
+
+/// The decision of a curator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The reason code.
+    pub reason: String,
+    /// The curator's own text.
+    pub text: String,
 }
 
 impl Error {

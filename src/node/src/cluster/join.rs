@@ -13,15 +13,17 @@
 
 use tracing::{info, warn};
 
-use super::decide::{Record, Refusal};
-use super::disown::{Doubt, Hints, Verdict};
+use super::disown::{Doubt, Verdict};
+use super::error::{Error, Refusal};
+use super::hints::Hints;
 use super::membership;
 use super::partition::check_kind;
+use super::record::{self, Record};
 use super::sealed::Sealed;
-use super::service::{Config, Consensus, Home, KeyFile, read_record, waited_out};
+use super::service::{Config, Consensus, Home, KeyFile, waited_out};
 use super::unlock::Keys;
 use super::unlock::disk::Found;
-use super::{Error, KeyStatus, Service, parting, remote_unlock};
+use super::{KeyStatus, Service, parting, remote_unlock};
 use crate::consensus::{self, Start};
 use crate::curator::Store;
 use crate::parameters::ColdStart;
@@ -53,7 +55,7 @@ impl<C: Consensus> Service<C> {
         let keys = self.open(ctx, sealed.as_ref()).await?;
         // Opening the disk may have written the sealed configuration again.
         let file = self.config.root.esp.sealed_configuration.clone();
-        let sealed = match (sealed, read_record(&file, Sealed::from_record).await?) {
+        let sealed = match (sealed, record::read_from(&file, Sealed::from_record).await?) {
             (_, Record::Whole(sealed)) | (Ok(sealed), _) => sealed,
             (Err(refusal), _) => return Err(refusal.into()),
         };

@@ -13,18 +13,16 @@
 //!
 //! What this module does not do: wait for anything (`service`).
 
-use std::fmt;
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use polis_proto::v1;
 use tracing::{info, warn};
 
 use super::Error;
-use super::decide::Record;
 use super::journal::Journal;
+use super::probe::{Probe, Step};
+use super::record::{self, Record};
 use super::sealed::{Keeping, Sealed, cold_start_value, tpm_value};
-use super::service::read_record;
 use super::unlock::Keys;
 use super::unlock::keeper::{Keeper, Shares, Slot};
 use crate::curator::{DiskKeys, Founding, Store};
@@ -36,65 +34,6 @@ use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::blocking;
 use polis_wire::identity::Identity;
 use polis_wire::pki;
-
-/// A step that was just taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// The ESP says that a bootstrap has begun.
-    Begun,
-    /// The node has its key.
-    Key,
-    /// The founding records are in the store.
-    Founded,
-    /// The cluster's CA exists.
-    Authority,
-    /// The node's certificate exists.
-    Certificate,
-    /// Key and certificates are on the data partition.
-    Credentials,
-    /// The ESP says that this node is a member.
-    Sealed,
-    /// The ESP does not speak of a bootstrap any more.
-    Finished,
-}
-
-impl Step {
-    /// All steps, in order.
-    pub const ALL: [Self; 8] = [
-        Self::Begun,
-        Self::Key,
-        Self::Founded,
-        Self::Authority,
-        Self::Certificate,
-        Self::Credentials,
-        Self::Sealed,
-        Self::Finished,
-    ];
-}
-
-/// Lets a test end a run after any step, as a power cut would.
-#[derive(Clone, Default)]
-pub struct Probe(Option<Arc<dyn Fn(Step) -> bool + Send + Sync>>);
-
-impl Probe {
-    /// Asks `goes_on` after each step.
-    pub fn new(goes_on: impl Fn(Step) -> bool + Send + Sync + 'static) -> Self {
-        Self(Some(Arc::new(goes_on)))
-    }
-
-    pub(super) fn passed(&self, step: Step) -> Result<(), Error> {
-        match &self.0 {
-            Some(goes_on) if !goes_on(step) => Err(Error::Interrupted(step)),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl fmt::Debug for Probe {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "Probe(set)" } else { "Probe(none)" })
-    }
-}
 
 /// The local inputs of the first node of a cluster.
 #[derive(Clone, Copy, Debug)]
@@ -238,7 +177,7 @@ pub(super) fn record(keys: &Keys) -> DiskKeys {
 /// an operator, who may have put it into the wrong machine.
 pub(super) async fn conclude(root: &Root) -> Result<(), Error> {
     let (journal, snapshot) = (root.esp.cluster_journal.clone(), root.esp.etcd_snapshot.clone());
-    let journal_record = read_record(&journal, Journal::from_record).await?;
+    let journal_record = record::read_from(&journal, Journal::from_record).await?;
     let founded = matches!(journal_record, Record::Whole(Journal::Bootstrap(_)));
     blocking(move || {
         match (snapshot.is_filled()?, founded) {

@@ -1,7 +1,7 @@
 //! The data partition of a machine that enters a cluster: the kind that the policy asks for,
 //! the keys of a new one, and opening the one that an earlier step made.
 
-use super::decide::Refusal;
+use super::error::Refusal;
 use super::record::Damage;
 use super::sealed::{BegunKeys, Keeping};
 use super::unlock::disk::Found;

@@ -16,6 +16,9 @@
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
+use polis_base::files::{self, File};
+use polis_runtime::supervisor::blocking;
+
 /// The version of the frame; a change of its meaning is a new number.
 const VERSION: u16 = 1;
 
@@ -65,6 +68,17 @@ pub enum Damage {
     Content(String),
 }
 
+/// A record on the ESP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record<T> {
+    /// The file does not exist.
+    Absent,
+    /// The file exists and is not whole.
+    Damaged(Damage),
+    /// Whole.
+    Whole(T),
+}
+
 /// Frames `payload`, which may be a secret.
 pub(super) fn write(magic: Magic, protection: Protection, payload: &[u8]) -> Zeroizing<Vec<u8>> {
     // Files of the tree are bounded far below four gigabytes.
@@ -110,6 +124,28 @@ pub(super) fn read(magic: Magic, record: &[u8]) -> Result<(Protection, &[u8]), D
         other => return Err(Damage::Kind(other)),
     };
     Ok((protection, &body[HEAD..]))
+}
+
+/// Reads the record in `file`.
+///
+/// # Errors
+///
+/// The kernel's, of a file that may be whole.
+pub(super) async fn read_from<T: Send + 'static>(
+    file: &File,
+    parse: impl Fn(&[u8]) -> Result<T, Damage> + Send + 'static,
+) -> Result<Record<T>, files::Error> {
+    let file = file.clone();
+    blocking(move || match file.read() {
+        Ok(None) => Ok(Record::Absent),
+        Ok(Some(bytes)) => Ok(parse(&bytes).map_or_else(Record::Damaged, Record::Whole)),
+        Err(files::Error::TooLarge { .. } | files::Error::NotAFile { .. }) => {
+            Ok(Record::Damaged(Damage::Magic))
+        }
+        Err(files::Error::Damaged { .. }) => Ok(Record::Damaged(Damage::Checksum)),
+        Err(error) => Err(error),
+    })
+    .await
 }
 
 #[cfg(test)]

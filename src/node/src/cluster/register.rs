@@ -24,11 +24,10 @@ use prost::Message as _;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::decide::Refusal;
-use super::error::UNKNOWN;
+use super::error::{Error, Refusal, UNKNOWN};
 use super::journal::{Planned, Registering};
-use super::membership::Step;
 use super::partition::{Opened, ensure_open, kind_for, plan, unsaved};
+use super::probe::Step;
 use super::record::Damage;
 use super::remote::{self, Failure, Remote};
 use super::sealed::{BegunKeys, Keeping, Sealed};
@@ -38,7 +37,7 @@ use super::unlock::disk::Found;
 use super::unlock::keeper::Slot;
 use super::unlock::keys::{Half, Secrets};
 use super::unlock::{Keys, Unlocker};
-use super::{Error, Service, membership};
+use super::{Service, membership};
 use crate::parameters::{self, ClusterConfiguration, ColdStart, Register, TpmMode};
 use crate::storage::Kind;
 use crate::storage::key::RecoveryKey;
@@ -163,7 +162,7 @@ impl<C: Consensus> Service<C> {
             }
         })
         .await?;
-        self.config.probe.passed(Step::Key)
+        Ok(self.config.probe.passed(Step::Key)?)
     }
 
     /// Commits: reports to the cluster that this node is ready to be a member. If the
@@ -215,7 +214,7 @@ impl<C: Consensus> Service<C> {
         credentials.ca.save(pem(&committed.ca_certificate)).await?;
         root.data.node.roles.save(v1::NodeRoles::default().encode_to_vec()).await?;
         root.esp.cluster_directory.save(directory.encode_to_vec()).await?;
-        self.config.probe.passed(Step::Credentials)
+        Ok(self.config.probe.passed(Step::Credentials)?)
     }
 
     /// Writes the sealed configuration, and removes the journal: home.

@@ -22,7 +22,7 @@ use tokio::time::sleep;
 use tonic::{Code, Status};
 use tracing::warn;
 
-use super::Error;
+use super::error::{Error, Refused};
 use polis_base::stage::{self, Stage};
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::{self, NodeKey};
@@ -70,15 +70,6 @@ pub(super) enum Untrusted {
     End,
     /// It is a member: its cluster may return to its addresses.
     Wait,
-}
-
-/// The decision of a curator.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
-    /// The reason code.
-    pub reason: String,
-    /// The curator's own text.
-    pub text: String,
 }
 
 /// The curators of one cluster.

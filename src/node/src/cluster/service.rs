@@ -36,11 +36,12 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::decide::{Data, Decision, Record, Refusal, decide, needs_parameters};
-use super::disown::Hints;
+use super::decide::{Data, Decision, decide, needs_parameters};
+use super::error::Refusal;
+use super::hints::Hints;
 use super::journal::Journal;
-use super::membership::Probe;
-use super::record::Damage;
+use super::probe::Probe;
+use super::record;
 use super::sealed::Sealed;
 use super::state::State;
 use super::unlock::Unlocker;
@@ -52,12 +53,12 @@ use super::{Error, KeyStatus, Status, Writer};
 use crate::consensus::{self, Orders, Peer, Start, client};
 use crate::curator::Store;
 use crate::{network, parameters, storage};
-use polis_base::files::{self, File, Root};
+use polis_base::files::{File, Root};
 use polis_base::recovery;
 use polis_base::stage::{self, Stage};
 use polis_base::trapdoor::{Report, code};
 use polis_runtime::event::{Closed, until};
-use polis_runtime::supervisor::{Context, blocking};
+use polis_runtime::supervisor::Context;
 use polis_wire::identity::{self, Identity, NodeKey};
 use polis_wire::node_roles::Role;
 use polis_wire::pki;
@@ -242,8 +243,8 @@ impl<C: Consensus> Service<C> {
 
     async fn decide(&mut self) -> Result<Decision, Error> {
         let esp = &self.config.root.esp;
-        let sealed = read_record(&esp.sealed_configuration, Sealed::from_record).await?;
-        let journal = read_record(&esp.cluster_journal, Journal::from_record).await?;
+        let sealed = record::read_from(&esp.sealed_configuration, Sealed::from_record).await?;
+        let journal = record::read_from(&esp.cluster_journal, Journal::from_record).await?;
         let data = match self.disk().look().await? {
             Found::Absent(_) => Data::Absent,
             Found::Locked(..) | Found::Mounted(_) => Data::Present,
@@ -351,23 +352,6 @@ pub(super) async fn waited_out(error: &Error) -> bool {
         sleep(RETRY).await;
     }
     error.retriable()
-}
-
-pub(super) async fn read_record<T: Send + 'static>(
-    file: &File,
-    parse: impl Fn(&[u8]) -> Result<T, Damage> + Send + 'static,
-) -> Result<Record<T>, Error> {
-    let file = file.clone();
-    blocking(move || match file.read() {
-        Ok(None) => Ok(Record::Absent),
-        Ok(Some(bytes)) => Ok(parse(&bytes).map_or_else(Record::Damaged, Record::Whole)),
-        Err(files::Error::TooLarge { .. } | files::Error::NotAFile { .. }) => {
-            Ok(Record::Damaged(Damage::Magic))
-        }
-        Err(files::Error::Damaged { .. }) => Ok(Record::Damaged(Damage::Checksum)),
-        Err(error) => Err(error.into()),
-    })
-    .await
 }
 
 /// The place of the node's key.

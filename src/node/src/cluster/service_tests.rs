@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::cluster::membership::Step;
+use crate::cluster::probe::Step;
 use crate::cluster::tests::{FakeTpm, Tpms, bootstrap};
 use crate::cluster::unlock::keeper::Slot;
 use crate::cluster::unlock::keys::{Half, Secrets};

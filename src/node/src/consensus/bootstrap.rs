@@ -25,9 +25,8 @@ use tracing::info;
 use super::args::{Pace, Purpose};
 use super::client::User;
 use super::credentials::{Credentials, authority, peer_certificate};
-use super::serve::{Started, died};
-use super::service::Service;
-use super::{Error, Orders, Step, credentials, restore};
+use super::process::{self, STOP_MAX, Started, died};
+use super::{Config, Error, Orders, Step, credentials, restore};
 use polis_base::sys::clock;
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
@@ -37,17 +36,14 @@ use polis_wire::pki::Namespace;
 /// attempt is better.
 const READY_MAX: Duration = Duration::from_secs(60);
 
-/// A lone etcd ends within milliseconds.
-const STOP_MAX: Duration = Duration::from_secs(8);
-
 /// Takes every step. Safe to repeat after an end anywhere.
 pub(super) async fn bootstrap(
-    service: &Service,
+    config: &Config,
     ctx: &Context,
     orders: &Orders,
 ) -> Result<(), Error> {
-    let tree = &service.config.tree;
-    let probe = &service.config.probe;
+    let tree = &config.tree;
+    let probe = &config.probe;
     info!("founding a cluster");
 
     tree.bootstrapping.save(Vec::new()).await?;
@@ -56,16 +52,16 @@ pub(super) async fn bootstrap(
     let (data, alone) = (tree.data.clone(), tree.alone.clone());
     blocking(move || data.clear().and_then(|()| alone.remove())).await?;
     probe.passed(Step::Cleared)?;
-    restore::restore(service, ctx, orders).await?;
+    restore::restore(config, ctx, orders).await?;
 
     let Started { mut child, begun } =
-        service.spawn(ctx, orders, Pace::Alone, Purpose::Found).await?;
+        process::spawn(config, ctx, orders, Pace::Alone, Purpose::Found).await?;
     let clients = tokio::select! {
         // Cancel-safe: both only wait.
         exit = child.wait() => {
-            return Err(died(service, ctx, begun, exit.map_err(Error::Process)?).await);
+            return Err(died(config, ctx, begun, exit.map_err(Error::Process)?).await);
         }
-        clients = tokio::time::timeout(READY_MAX, service.ready()) => {
+        clients = tokio::time::timeout(READY_MAX, process::ready(config)) => {
             clients.map_err(|_elapsed| Error::Silent(READY_MAX))??
         }
     };

@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use super::client::{self, Clients, User, call};
 use super::credentials::{authority, peer_certificate};
-use super::serve::members_of;
+use super::status::members_of;
 use super::{Invitation, Member, MemberId, Peer, Refusal, Status, peers, quorum};
 use polis_base::files::Sockets;
 use polis_base::sys::clock;

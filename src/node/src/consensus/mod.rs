@@ -40,6 +40,7 @@ mod damage;
 mod maintenance;
 mod members;
 mod peers;
+mod process;
 mod quorum;
 mod restore;
 mod serve;

@@ -15,8 +15,7 @@
 
 use tracing::warn;
 
-use super::service::Service;
-use super::{Error, Orders};
+use super::{Config, Error, Orders};
 use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_runtime::sys::process::Command;
@@ -28,12 +27,7 @@ const REVISIONS: u64 = 1_000_000_000;
 
 /// Fills the member's directory from the snapshot, if there is one. The
 /// directory must be empty.
-pub(super) async fn restore(
-    service: &Service,
-    ctx: &Context,
-    orders: &Orders,
-) -> Result<(), Error> {
-    let config = &service.config;
+pub(super) async fn restore(config: &Config, ctx: &Context, orders: &Orders) -> Result<(), Error> {
     let snapshot = config.snapshot.path().to_owned();
     let file = config.snapshot.clone();
     if !blocking(move || file.is_filled()).await? {

@@ -1,4 +1,4 @@
-//! The watch over a running etcd: publishes its status, and classifies why it ended.
+//! The watch over a running etcd: publishes its status until etcd ends, or must.
 //!
 //! ```text
 //! [starting] --leader--> [voter] --growth wanted, pace of a lone one--> Grow
@@ -10,24 +10,24 @@
 //! - The watch goes on while etcd does not answer, and publishes what it waits for. Only
 //!   etcd's own end, the node's, or a wish to grow ends the watch.
 //! - The status never says that others may be added while the file `alone` is on the disk.
-//! - An etcd that has ended is classified by its own lines, and by those of this run only.
 //!
-//! What this module does not do: start etcd (`service`).
+//! What this module does not do: start etcd, or classify why it ended (`process`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use polis_proto::v1;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use super::args::Pace;
 use super::awaited;
 use super::client::{self, Clients};
-use super::damage::{self, Verdict};
-use super::service::{STOP_MAX, Service};
-use super::{Alarm, Error, Member, MemberId, MemberStatus, Status};
-use polis_base::serial::{EventLine, Severity};
+use super::process::{ETCD, POLL_SOON, STOP_MAX, Started, died};
+use super::status::members_of;
+use super::{Alarm, Config, Error, MemberId, MemberStatus, Status};
+use polis_base::serial::EventLine;
 use polis_base::stage::{Stage, State};
 use polis_base::sys::clock;
 use polis_runtime::logtree::{Backlog, Body, Query};
@@ -35,12 +35,6 @@ use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_runtime::sys::process::{self, Child, Exit};
 use polis_wire::identity::NodeId;
-
-/// The name of etcd's own log, below this service's.
-pub(super) const ETCD: &str = "etcd";
-
-/// The lines of an ended etcd that are examined: the stacks of some hundred goroutines.
-const WORDS_MAX: usize = 4096;
 
 /// The lines of an etcd that has read its log and has no contact with a leader: a voter
 /// logs one each time that it stands for election; a member that is not a voter by that
@@ -53,9 +47,6 @@ const LEADERLESS: [&str; 2] =
 /// complaints about each unreachable peer come as often.
 const RECENT: usize = 200;
 
-/// The time between two checks of a member that is not there yet: short against its start.
-pub(super) const POLL_SOON: Duration = Duration::from_millis(10);
-
 /// The time between two checks of a member that learns, so that the console shows its progress.
 const POLL_LEARNING: Duration = Duration::from_millis(100);
 
@@ -67,6 +58,16 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// A start that takes longer deserves an explanation on the screen.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What the watch shares with the rest of the node.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Channels {
+    pub(super) status: watch::Sender<Status>,
+    /// Whether a second member is to be added.
+    pub(super) growth: watch::Sender<bool>,
+    /// Signals that the next check of the member will show a change.
+    pub(super) wake: Arc<Notify>,
+}
 
 /// The reason why etcd was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +95,8 @@ enum Silence {
 
 /// One etcd process and its known state.
 pub(super) struct Serving<'a> {
-    service: &'a Service,
+    config: &'a Config,
+    channels: &'a Channels,
     ctx: &'a Context,
     child: Child,
     clients: Clients,
@@ -122,23 +124,25 @@ pub(super) struct Serving<'a> {
 
 impl<'a> Serving<'a> {
     pub(super) async fn new(
-        service: &'a Service,
+        config: &'a Config,
+        channels: &'a Channels,
         ctx: &'a Context,
         started: Started,
         pace: Pace,
         own: NodeId,
     ) -> Result<Self, Error> {
         let Started { child, begun } = started;
-        let directory = service.config.directory.clone();
+        let directory = config.directory.clone();
         let last = blocking(move || awaited::named_last(&directory)).await;
         Ok(Self {
-            service,
+            config,
+            channels,
             ctx,
             child,
-            clients: Clients::connect(service.config.sockets.client()).await?,
+            clients: Clients::connect(config.sockets.client()).await?,
             pace,
             marked: pace == Pace::Alone,
-            growth: service.growth.subscribe(),
+            growth: channels.growth.subscribe(),
             started: Instant::now(),
             alone_since: None,
             last,
@@ -166,7 +170,7 @@ impl<'a> Serving<'a> {
                 }
                 Event::Exited(exit) => {
                     let exit = exit.map_err(Error::Process)?;
-                    return Err(died(self.service, self.ctx, self.begun, exit).await);
+                    return Err(died(self.config, self.ctx, self.begun, exit).await);
                 }
                 Event::GrowthWanted => {}
                 Event::Seen(Err(silence)) => self.unseen(&silence),
@@ -186,8 +190,8 @@ impl<'a> Serving<'a> {
     async fn next_event(&mut self, pause: Duration) -> Event {
         let look = async {
             // The first event; news that came before are kept.
-            let _slept = timeout(pause, self.service.wake.notified()).await;
-            look(self.service, &self.clients).await
+            let _slept = timeout(pause, self.channels.wake.notified()).await;
+            look(self.config, &self.channels.status, &self.clients).await
         };
         tokio::select! {
             // Cancel-safe: only waits.
@@ -208,16 +212,16 @@ impl<'a> Serving<'a> {
     /// Prepares this member for the addition of others.
     async fn make_room(&mut self) -> Result<Room, Error> {
         if self.pace == Pace::Alone {
-            self.service.status.send_modify(|status| status.clients = None);
+            self.channels.status.send_modify(|status| status.clients = None);
             self.stop().await?;
             return Ok(Room::Restart);
         }
         if self.marked {
-            let alone = self.service.config.tree.alone.clone();
+            let alone = self.config.tree.alone.clone();
             blocking(move || alone.remove()).await?;
             self.marked = false;
         }
-        self.service
+        self.channels
             .status
             .send_if_modified(|status| !std::mem::replace(&mut status.ready_to_grow, true));
         Ok(Room::Ready)
@@ -254,7 +258,7 @@ impl<'a> Serving<'a> {
         if self.started.elapsed() < PATIENCE || is_mute && silent < PATIENCE {
             return;
         }
-        let known = self.service.status.borrow().members.clone();
+        let known = self.channels.status.borrow().members.clone();
         let what = if awaited::is_only_voter(&self.own, &known, &self.last, self.marked)
             || is_mute && !self.is_leaderless()
         {
@@ -267,7 +271,7 @@ impl<'a> Serving<'a> {
             self.awaited = Some(what.clone());
             self.ctx.stage(Stage::Consensus, State::Waiting(what));
         }
-        self.service.status.send_if_modified(|status| status.leader.take().is_some());
+        self.channels.status.send_if_modified(|status| status.leader.take().is_some());
     }
 
     async fn seen(&mut self, seen: Status) -> Result<(), Error> {
@@ -278,13 +282,13 @@ impl<'a> Serving<'a> {
         }
         self.awaited = None;
         let alone = standing == MemberStatus::Voter && seen.members.len() == 1;
-        let entered = self.service.status.borrow().standing != standing;
-        self.service.status.send_if_modified(|status| {
+        let entered = self.channels.status.borrow().standing != standing;
+        self.channels.status.send_if_modified(|status| {
             let changed = *status != seen;
             status.clone_from(&seen);
             changed
         });
-        self.reported = report(self.service, self.ctx, self.reported.take());
+        self.reported = report(&self.channels.status, self.ctx, self.reported.take());
         match standing {
             MemberStatus::Voter => {
                 if entered {
@@ -301,61 +305,11 @@ impl<'a> Serving<'a> {
             MemberStatus::Starting | MemberStatus::Stopped => {}
         }
         if alone && !self.marked && !*self.growth.borrow() {
-            self.service.config.tree.alone.save(Vec::new()).await?;
+            self.config.tree.alone.save(Vec::new()).await?;
             self.marked = true;
         }
         Ok(())
     }
-}
-
-/// An etcd that was just started.
-pub(super) struct Started {
-    pub(super) child: Child,
-    /// When: its lines come after that.
-    pub(super) begun: Duration,
-}
-
-/// Classifies why the etcd that began at `begun` ended by itself. Only the etcd of a
-/// removed member ends with success, and it does so again at each start; one that is asked
-/// to end dies of the signal.
-pub(super) async fn died(service: &Service, ctx: &Context, begun: Duration, exit: Exit) -> Error {
-    if exit.is_success() {
-        return Error::Removed;
-    }
-    // All of it: a Go program that panics prints the reason first, and then the stack.
-    let output = ctx.logs().backlog(&Query {
-        name: format!("{}.{ETCD}", ctx.name()),
-        children: false,
-        backlog: Backlog::Last(WORDS_MAX),
-        ..Query::all()
-    });
-    let output = output.iter().filter(|entry| entry.at >= begun).map(|entry| &entry.body);
-    let words = match damage::classify(output.clone()) {
-        Verdict::Damaged(words) => Some(words),
-        Verdict::Fault => {
-            let file = service.config.tree.data.path().join("member/snap/db");
-            let read = tokio::task::spawn_blocking(move || damage::is_readable(&file)).await;
-            // If the disk does not answer now, it may answer again.
-            matches!(read, Ok(true)).then(|| "it is shorter than its header states".to_owned())
-        }
-        Verdict::Sound => None,
-    };
-    match words {
-        Some(output) => Error::Corrupt { exit, output },
-        None => Error::Died { exit, output: last_lines(output) },
-    }
-}
-
-/// The useful part of the last lines for a person: the newest complaint. A Go panic is not
-/// written as JSON, and its first line names the cause.
-fn last_lines<'a>(output: impl DoubleEndedIterator<Item = &'a Body> + Clone) -> String {
-    let is_panic = |body: &&Body| matches!(body, Body::Raw(line) if line.starts_with("panic:"));
-    let complains = |body: &&Body| match body {
-        Body::Levelled(entry) => entry.severity >= Severity::Warning,
-        Body::Raw(_) => true,
-    };
-    let words = output.clone().find(is_panic).or_else(|| output.rev().find(complains));
-    words.map(|words| format!(": {words}")).unwrap_or_default()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -366,11 +320,11 @@ enum Room {
 
 /// Prints the event line, unless it equals `last`.
 pub(super) fn report(
-    service: &Service,
+    status: &watch::Sender<Status>,
     ctx: &Context,
     last: Option<EventLine>,
 ) -> Option<EventLine> {
-    let status = service.status.borrow().clone();
+    let status = status.borrow().clone();
     let mut line = EventLine::new("etcd")
         .field("state", status.standing.name())
         .field("members", status.members.len())
@@ -385,12 +339,16 @@ pub(super) fn report(
 }
 
 /// Requests the member's status; fields that the answer lacks stay as they were.
-async fn look(service: &Service, clients: &Clients) -> Result<Status, Silence> {
+async fn look(
+    config: &Config,
+    status: &watch::Sender<Status>,
+    clients: &Clients,
+) -> Result<Status, Silence> {
     // To look up a file name is cheaper than a refused connection.
-    if !service.config.sockets.client().exists() {
+    if !config.sockets.client().exists() {
         return Err(Silence::Mute);
     }
-    let before = service.status.borrow().clone();
+    let before = status.borrow().clone();
     let etcd = clients.raw();
     let answer = timeout(ANSWER_MAX, etcd.maintenance_client().status())
         .await
@@ -442,22 +400,6 @@ async fn look(service: &Service, clients: &Clients) -> Result<Status, Silence> {
     })
 }
 
-/// Converts etcd's list into our types, in order of the numbers.
-pub(super) fn members_of(list: &[etcd_client::Member]) -> Vec<Member> {
-    let mut members: Vec<_> = list
-        .iter()
-        .map(|member| Member {
-            id: MemberId(member.id()),
-            name: member.name().to_owned(),
-            // More than one URL is never set.
-            peer_url: member.peer_urls().first().cloned().unwrap_or_default(),
-            learner: member.is_learner(),
-        })
-        .collect();
-    members.sort_by_key(|member| member.id);
-    members
-}
-
 /// etcd lists its alarms among the errors of its status.
 fn alarms(errors: &[String]) -> Vec<Alarm> {
     let mut alarms: Vec<_> = errors
@@ -481,24 +423,6 @@ fn alarms(errors: &[String]) -> Vec<Alarm> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polis_runtime::logtree::Parser;
-
-    #[test]
-    fn the_last_line_is_the_newest_complaint() {
-        let words = |lines: &[&str]| {
-            let lines: Vec<_> = lines.iter().map(|line| Parser::Zap.parse(line)).collect();
-            last_lines(lines.iter())
-        };
-        let info = r#"{"level":"info","msg":"closing"}"#;
-        let warn = r#"{"level":"warn","msg":"slow"}"#;
-        let fatal = r#"{"level":"fatal","msg":"discovery failed","error":"bind: in use"}"#;
-        assert_eq!(words(&[info]), "");
-        assert_eq!(words(&[warn, fatal, info]), ": discovery failed error=\"bind: in use\"");
-        assert_eq!(
-            words(&[fatal, "panic: nil map", "", "goroutine 1 [running]:"]),
-            ": panic: nil map"
-        );
-    }
 
     #[test]
     fn alarms_are_read_from_the_errors_of_a_status() {

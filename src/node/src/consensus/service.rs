@@ -23,33 +23,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::info;
 
-use super::args::{self, Call, Pace, Purpose};
-use super::client::Clients;
+use super::args::{Pace, Purpose};
 use super::credentials::{self, Credentials, Found};
 use super::members::Members;
-use super::serve::{After, ETCD, POLL_SOON, Serving, Started, report};
+use super::serve::{After, Channels, Serving, report};
 use super::{
-    Config, Error, MemberStatus, Orders, Start, Status, bootstrap, chatter, maintenance, wal,
+    Config, Error, MemberStatus, Orders, Start, Status, bootstrap, maintenance, process, wal,
     watchers,
 };
 use polis_base::files::{self, Etcd};
 use polis_base::stage::{Stage, State};
-use polis_base::sys::{self, clock};
+use polis_base::sys;
 use polis_base::trapdoor::{Report, code};
 use polis_runtime::event::until;
-use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Context, Policy, blocking};
-use polis_runtime::sys::cgroup::Group;
-use polis_runtime::sys::process::Command;
 use polis_wire::pki::Overview;
-
-/// A member that hands its leadership over takes six seconds at worst; the
-/// supervisor waits for ten.
-pub(super) const STOP_MAX: Duration = Duration::from_secs(8);
 
 /// How often in a row etcd may end with an error about its own files: memory errs, too, and
 /// a later read may find the data.
@@ -69,16 +61,13 @@ const OUT_MAX: Duration = Duration::from_secs(60);
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    pub(super) config: Config,
+    config: Config,
     orders: watch::Receiver<Option<Orders>>,
-    pub(super) status: watch::Sender<Status>,
+    channels: Channels,
     overview: watch::Sender<Overview>,
-    pub(super) growth: watch::Sender<bool>,
     /// How often in a row etcd has ended with an error about its files: the one value that
     /// outlives a run.
     blamed: Arc<AtomicU32>,
-    /// Signals that the next check of the member will show a change.
-    pub(super) wake: Arc<Notify>,
 }
 
 impl Service {
@@ -88,18 +77,16 @@ impl Service {
         Self {
             config,
             orders,
-            status: watch::Sender::default(),
+            channels: Channels::default(),
             overview: watch::Sender::default(),
-            growth: watch::Sender::new(false),
             blamed: Arc::default(),
-            wake: Arc::default(),
         }
     }
 
     /// The member as an event value.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<Status> {
-        self.status.subscribe()
+        self.channels.status.subscribe()
     }
 
     /// The certificates of the cluster as an event value.
@@ -111,8 +98,8 @@ impl Service {
     /// The way to add and remove members.
     #[must_use]
     pub fn members(&self) -> Members {
-        let wake = Arc::clone(&self.wake);
-        Members::new(self.status(), self.growth.clone(), wake, self.config.sockets.clone())
+        let Channels { growth, wake, .. } = self.channels.clone();
+        Members::new(self.status(), growth, wake, self.config.sockets.clone())
     }
 
     /// Runs until cancelled.
@@ -124,7 +111,7 @@ impl Service {
         readahead(&self.config.binary);
         if self.orders.borrow().is_none() {
             // The status of a member that left is cleared.
-            self.status.send_if_modified(|status| {
+            self.channels.status.send_if_modified(|status| {
                 let left = !status.is_absent();
                 *status = Status::default();
                 left
@@ -133,7 +120,7 @@ impl Service {
         let waiting = until(&mut self.orders, "the orders", Clone::clone);
         let Some(orders) = ctx.until_cancelled(waiting).await else { return Ok(()) };
         let (orders, mut given) = (orders?, self.orders.clone());
-        if self.status.borrow().removed {
+        if self.channels.status.borrow().removed {
             ctx.stage(Stage::Consensus, State::Waiting(REMOVED.to_owned()));
             let withdrawn = tokio::time::timeout(OUT_MAX, given.wait_for(Option::is_none));
             let withdrawn = async { withdrawn.await.is_ok() };
@@ -153,14 +140,14 @@ impl Service {
             ended = self.member(&ctx, &orders) => ended,
             Ok(_withdrawn) = given.wait_for(Option::is_none) => Err(Error::Left),
         };
-        self.status.send_modify(|status| {
+        self.channels.status.send_modify(|status| {
             status.standing = MemberStatus::Stopped;
             status.leader = None;
             status.clients = None;
             status.ready_to_grow = false;
             status.removed |= matches!(ended, Err(Error::Removed));
         });
-        report(&self, &ctx, None);
+        report(&self.channels.status, &ctx, None);
         if matches!(ended, Err(Error::Left)) {
             // The caller does not wait for it any more.
             ctx.stage(Stage::Consensus, State::Done);
@@ -197,13 +184,13 @@ impl Service {
     async fn member(&self, ctx: &Context, orders: &Orders) -> Result<(), Error> {
         ctx.stage(Stage::Consensus, State::Started);
         let peer_url = orders.peer.url();
-        self.status.send_modify(|status| {
+        self.channels.status.send_modify(|status| {
             // A new membership has nothing to do with the old one.
             let removed = status.removed && !orders.start.joins();
             *status =
                 Status { peer_url, db_quota: self.config.quota, removed, ..Status::default() };
         });
-        report(self, ctx, None);
+        report(&self.channels.status, ctx, None);
 
         self.config.sockets.dir.create()?;
         let Some(prepared) = ctx.until_cancelled(self.prepare(ctx, orders)).await else {
@@ -220,8 +207,10 @@ impl Service {
             let alone = self.config.tree.alone.clone();
             let alone = blocking(move || alone.read()).await?.is_some();
             let pace = if alone { Pace::Alone } else { Pace::Lan };
-            let started = self.spawn(ctx, orders, pace, purpose).await?;
-            let serving = Serving::new(self, ctx, started, pace, orders.key.id()).await?;
+            let started = process::spawn(&self.config, ctx, orders, pace, purpose).await?;
+            let (config, channels) = (&self.config, &self.channels);
+            let serving =
+                Serving::new(config, channels, ctx, started, pace, orders.key.id()).await?;
             match serving.run().await? {
                 After::Cancelled => return Ok(()),
                 After::Grow => {
@@ -241,7 +230,7 @@ impl Service {
         match (&orders.start, found) {
             (Start::Bootstrap, Found::Nothing | Found::Unfinished) => {
                 // Its future is large, and needed once in a lifetime.
-                Box::pin(bootstrap::bootstrap(self, ctx, orders)).await
+                Box::pin(bootstrap::bootstrap(&self.config, ctx, orders)).await
             }
             (Start::Bootstrap | Start::Restart, Found::Complete) => Ok(()),
             (Start::Bootstrap | Start::Restart, Found::Damaged { missing }) => {
@@ -274,7 +263,7 @@ impl Service {
             tree: self.config.tree.clone(),
             identity: orders.key.identity(),
             peer: orders.peer.clone(),
-            status: self.status.subscribe(),
+            status: self.channels.status.subscribe(),
             overview: self.overview.clone(),
         };
         let crl = watchers.clone();
@@ -286,61 +275,8 @@ impl Service {
         ctx.spawn("overview", Policy::forever(), move |ctx| watchers.clone().overview(ctx));
         let promoter = self.members();
         ctx.spawn("promoter", Policy::forever(), move |ctx| promoter.clone().promote(ctx));
-        let maintenance = maintenance::Maintenance { status: self.status.subscribe() };
+        let maintenance = maintenance::Maintenance { status: self.channels.status.subscribe() };
         ctx.spawn("maintenance", Policy::forever(), move |ctx| maintenance.clone().run(ctx));
-    }
-
-    /// Starts etcd. Its socket has no listener before that.
-    pub(super) async fn spawn(
-        &self,
-        ctx: &Context,
-        orders: &Orders,
-        pace: Pace,
-        purpose: Purpose<'_>,
-    ) -> Result<Started, Error> {
-        let socket = self.config.sockets.client();
-        // A socket that a killed etcd left behind looks like one that serves.
-        let _absent = std::fs::remove_file(socket);
-        let name = orders.key.id().to_string();
-        let call = Call {
-            name: &name,
-            tree: &self.config.tree,
-            sockets: &self.config.sockets,
-            peer: &orders.peer,
-            listen: self.config.listen,
-            quota: self.config.quota,
-            pace,
-            purpose,
-        };
-        let mut command = Command::new(&self.config.binary)
-            .args(args::arguments(&call))
-            .directory(self.config.sockets.dir.path())
-            .log(ctx.sink(ETCD, Parser::Zap).ruled(chatter::quieten));
-        for (name, value) in args::environment(purpose) {
-            command = command.env(name, value);
-        }
-        // On a node with workloads, beside which it must keep its share of the machine.
-        if let Some(group) = Group::Etcd.existing() {
-            command = command.cgroup(group);
-        }
-        let begun = clock::uptime();
-        Ok(Started { child: command.spawn().await.map_err(Error::Process)?, begun })
-    }
-
-    /// Waits until the member answers and has a leader.
-    pub(super) async fn ready(&self) -> Result<Clients, Error> {
-        let socket = self.config.sockets.client();
-        let clients = Clients::connect(socket).await?;
-        loop {
-            // To look up a file name is cheaper than a refused connection.
-            if socket.exists() {
-                let read = clients.raw().kv_client().get("ready", None).await;
-                if read.is_ok() {
-                    return Ok(clients);
-                }
-            }
-            tokio::time::sleep(POLL_SOON).await;
-        }
     }
 }
 

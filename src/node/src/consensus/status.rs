@@ -198,6 +198,22 @@ impl Status {
     }
 }
 
+/// Converts etcd's list into our types, in order of the numbers.
+pub(super) fn members_of(list: &[etcd_client::Member]) -> Vec<Member> {
+    let mut members: Vec<_> = list
+        .iter()
+        .map(|member| Member {
+            id: MemberId(member.id()),
+            name: member.name().to_owned(),
+            // More than one URL is never set.
+            peer_url: member.peer_urls().first().cloned().unwrap_or_default(),
+            learner: member.is_learner(),
+        })
+        .collect();
+    members.sort_by_key(|member| member.id);
+    members
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - No key and no ticket is in a [`v1::NodeInfo`].
-//! - Every field that a caller sends has a bound, and a refusal names the field.
+//! - Every field that a caller sends has a bound, and an error names the field.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -181,7 +181,7 @@ pub(super) fn mesh_key(bytes: &[u8], field: &str) -> Result<Option<[u8; 32]>, Er
     if bytes.is_empty() {
         return Ok(None);
     }
-    // Zeros are no key: every exchange with them fails.
+    // Zeros are not a valid key: every exchange with them fails.
     let key = <[u8; 32]>::try_from(bytes).ok().filter(|key| *key != [0; 32]);
     key.map(Some).ok_or_else(|| {
         Error::Field(format!("{field} has {} bytes; allowed is an X25519 key of 32", bytes.len()))

@@ -5,8 +5,7 @@ use std::fmt;
 use polis_proto::v1;
 use prost::Message as _;
 
-use super::nodes::join_key_at;
-use super::store::{Error, Outcome, Store, node_key};
+use super::store::{Error, Outcome, Store, join_key_at, node_key};
 use polis_wire::identity::Identity;
 use polis_wire::pki::{self, Write};
 

@@ -7,6 +7,7 @@
 //! ```text
 //! fenced     the one way to write, for one term
 //! store      records <-> bytes, read-modify-write
+//! founding   the first records of a cluster, all at once
 //! state      what may become of a node's record              pure
 //! nodes, tickets, users, configuration, pod_network          changes of records
 //! health     the heartbeats                                  a service
@@ -31,6 +32,7 @@ pub mod directory;
 pub mod disk_keys;
 pub mod error;
 pub mod fenced;
+mod founding;
 pub mod health;
 pub mod leader;
 mod names;
@@ -50,6 +52,7 @@ pub use self::directory::Directory;
 pub use self::disk_keys::DiskKeys;
 pub use self::error::Error;
 pub use self::fenced::{Deposed, Fenced};
+pub use self::founding::Founding;
 pub use self::leader::Leadership;
 pub use self::service::{Config, Error as ServiceError, Service, Status};
-pub use self::store::{Founding, Store};
+pub use self::store::Store;

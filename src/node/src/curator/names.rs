@@ -1,16 +1,16 @@
-//! The names of nodes: gives them, and keeps each unique in the cluster.
+//! The names of nodes: sets and removes them, and keeps each unique in the cluster.
 //!
 //! ```text
 //! nodes/<ID>.name  <-- one transaction -->  node_names/<name>: the ID
 //! ```
 //!
 //! Invariants:
-//! - A name is in the record of one node, or of none, and `node_names` says which: both
-//!   change in one transaction, whatever two operators do at the same moment.
-//! - A node that is deleted leaves no name behind.
+//! - At most one node's record has a name, and `node_names` has the ID of that node: both
+//!   change in one transaction, also when two operators act at the same moment.
+//! - The deletion of a node frees its name.
 //!
-//! What this module does not do: say which names are allowed (`identity::NodeName`), or in
-//! which states a node may get one (`state`).
+//! What this module does not do: validate names (`identity::NodeName`), or decide in which
+//! states a node may get one (`state`).
 
 use polis_proto::v1;
 use prost::Message as _;
@@ -23,7 +23,7 @@ use polis_wire::identity::{NodeId, NodeName};
 use polis_wire::pki::{self, Guard, Write};
 
 impl<S: pki::Store + Clone> Store<S> {
-    /// Gives a node a name, or takes its name away.
+    /// Sets the name of a node, or removes it.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl<S: pki::Store + Clone> Store<S> {
     }
 }
 
-/// Frees the name of a node; nothing where it has none.
+/// Frees the name of a node; does nothing for a node without a name.
 pub(super) fn release(name: &str) -> Option<Write> {
     (!name.is_empty()).then(|| Write::Delete(place(name)))
 }

@@ -12,9 +12,8 @@ use super::error::Error;
 use super::names;
 use super::pod_network;
 use super::state::{self, Commitment, Refusal, Registration, Request, Step};
-use super::store::{self, CONFLICTS_MAX, JOIN_KEYS, Outcome, Store, TICKET, node_key};
+use super::store::{self, CONFLICTS_MAX, Outcome, Store, TICKET, join_key_at, node_key};
 use super::tickets;
-use polis_base::hex;
 use polis_wire::identity::{Fingerprint, Identity, NodeId, Spoken};
 use polis_wire::node_roles::is_consensus_member;
 use polis_wire::pki::{self, Guard, Write};
@@ -268,11 +267,6 @@ pub(super) fn identity(id: NodeId, node: &v1::Node) -> Result<Identity, Error> {
     let key = <[u8; 32]>::try_from(node.public_key.as_slice()).ok().map(Identity::new);
     let identity = key.filter(|identity| identity.id == id);
     Ok(identity.ok_or_else(|| store::Error::Damaged { key: node_key(id) })?)
-}
-
-/// The place of the record of a join key.
-pub(super) fn join_key_at(key: &[u8]) -> String {
-    format!("{JOIN_KEYS}{}", hex::encode(key))
 }
 
 /// Compares in a time that does not depend on where the two differ.

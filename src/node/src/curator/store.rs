@@ -13,30 +13,24 @@
 //! leader/<lease>          v1.Leader, see `leader`
 //! pki/...                 see `pki`: the cluster's CA and what it issued
 //! ```
-//! The cluster manager of the first node writes the founding records straight into etcd: no
-//! curator serves before there is a cluster. From then on the leader writes, through
-//! `fenced`: it reads a record, makes a new one of it and commits that if the record is
-//! still the one that was read.
+//! The leader writes through `fenced`: it reads a record, makes a new one of it and commits
+//! that if the record is still the one that was read.
 //!
 //! Invariants:
-//! - The founding records appear together or not at all, once in the life of a
-//!   cluster.
 //! - Reading never repairs: a record that cannot be decoded is an error.
 //! - Two changes of a record at the same moment are applied one after the other; a write
 //!   without an answer is never retried.
 //!
 //! What this module does not do: know the allowed changes of a record (`state`, `nodes`,
-//! `tickets`, `users`).
+//! `tickets`, `users`), or write the first records (`founding`).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use polis_proto::v1;
 use prost::Message;
 
-use super::disk_keys::{DiskKeys, join_write};
-use super::nodes::misfit;
+use polis_base::hex;
 use polis_wire::identity::{Identity, NodeId};
 use polis_wire::pki::{
     self, Certificate, Guard, Issued, Issuer, Mode, Namespace, Reason, Template, Write,
@@ -125,32 +119,6 @@ impl Error {
     }
 }
 
-/// The content of the founding records.
-#[derive(Clone, PartialEq)]
-pub struct Founding {
-    /// The first node.
-    pub node: Identity,
-    /// Its labels.
-    pub labels: BTreeMap<String, String>,
-    /// The key that may take ownership.
-    pub owner_public_key: [u8; 32],
-    /// The configuration of the whole cluster.
-    pub configuration: v1::ClusterConfiguration,
-    /// The keys of its disk, and the key that opens that alone; `None` without encryption.
-    pub disk: Option<(DiskKeys, Vec<u8>)>,
-    /// The protection of its disk.
-    pub storage_kind: v1::StorageKind,
-    /// Whether the store began with a snapshot: owner and configuration then come from the
-    /// snapshot, and the node is one more.
-    pub restored: bool,
-}
-
-impl std::fmt::Debug for Founding {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Founding").field("node", &self.node.id).finish_non_exhaustive()
-    }
-}
-
 /// The records of the curator.
 #[derive(Clone, Debug)]
 pub struct Store<S> {
@@ -171,64 +139,6 @@ impl<S: pki::Store + Clone> Store<S> {
     /// The records in `kv`, the curator's namespace of etcd.
     pub fn new(kv: S) -> Self {
         Self { kv }
-    }
-
-    /// Writes the founding records, unless they are there.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::OtherFounder`] if they are there without this node.
-    pub async fn found(&self, founding: &Founding) -> Result<(), Error> {
-        let mut node = v1::Node {
-            public_key: founding.node.public_key.to_vec(),
-            state: v1::NodeState::Up.into(),
-            roles: Some(v1::NodeRoles {
-                consensus_member: Some(v1::node_roles::ConsensusMember {}),
-                ..Default::default()
-            }),
-            labels: founding.labels.clone(),
-            ..Default::default()
-        };
-        if let Some((keys, recovery_key)) = &founding.disk {
-            keys.apply(&mut node);
-            node.recovery_key.clone_from(recovery_key);
-        }
-        let owner = v1::InitialOwner { public_key: founding.owner_public_key.to_vec() };
-        let node_key = node_key(founding.node.id);
-        let records = [
-            (node_key.as_str(), node.encode_to_vec()),
-            (OWNER, owner.encode_to_vec()),
-            (CONFIGURATION, founding.configuration.encode_to_vec()),
-        ];
-        let guards = records.iter().map(|(key, _)| Guard::Absent((*key).to_owned())).collect();
-        let writes = records.into_iter().map(|(key, value)| Write::Put(key.to_owned(), value));
-        let join = founding.disk.iter().map(|(keys, _)| join_write(&keys.join_key, founding.node));
-        if self.kv.commit(guards, writes.chain(join).collect()).await.map_err(Error::Store)? {
-            return Ok(());
-        }
-        // An earlier attempt wrote them: all of them, since it was one step.
-        match self.read::<v1::Node>(&node_key).await? {
-            Some(_) => self.complete(founding.node).await.map(drop),
-            None if founding.restored => self.found_again(founding, &node).await,
-            None => Err(Error::OtherFounder { key: node_key }),
-        }
-    }
-
-    /// Adds the node to a cluster of which no other machine is left.
-    async fn found_again(&self, founding: &Founding, node: &v1::Node) -> Result<(), Error> {
-        let configuration = self.read::<v1::ClusterConfiguration>(CONFIGURATION).await?;
-        let policy = configuration.unwrap_or_default().storage_security_policy();
-        if let Some((policy, kind)) = misfit(policy, founding.storage_kind) {
-            return Err(Error::StoragePolicy { policy, kind });
-        }
-        let key = node_key(founding.node.id);
-        let join = founding.disk.iter().map(|(keys, _)| join_write(&keys.join_key, founding.node));
-        let writes = [Write::Put(key.clone(), node.encode_to_vec())].into_iter().chain(join);
-        let guards = vec![Guard::Absent(key.clone())];
-        match self.kv.commit(guards, writes.collect()).await.map_err(Error::Store)? {
-            true => self.complete(founding.node).await.map(drop),
-            false => Err(Error::Contended { key }),
-        }
     }
 
     /// Checks that this is the store of a cluster with founding records and `node` in it,
@@ -399,6 +309,11 @@ pub(super) fn node_key(id: NodeId) -> String {
     format!("{NODES}{id}")
 }
 
+/// The place of the record of a join key.
+pub(super) fn join_key_at(key: &[u8]) -> String {
+    format!("{JOIN_KEYS}{}", hex::encode(key))
+}
+
 /// The place of the CRL of the cluster's authority.
 pub(super) fn crl_key() -> String {
     format!("{PKI}authorities/{AUTHORITY}/crl")
@@ -428,86 +343,10 @@ mod tests {
     use polis_base::sys::clock;
     use polis_wire::pki::memory::Memory;
 
-    fn founding(key: u8) -> Founding {
-        Founding {
-            node: Identity::new([key; 32]),
-            labels: BTreeMap::from([("rack".to_owned(), "1".to_owned())]),
-            owner_public_key: [1; 32],
-            configuration: v1::ClusterConfiguration::default(),
-            disk: None,
-            storage_kind: v1::StorageKind::Authenticated,
-            restored: false,
-        }
-    }
-
     #[test]
     fn the_crl_is_watched_where_the_library_keeps_it() {
         let pki = Namespace::new(Memory::default(), PKI);
         assert_eq!(pki.crl_key(&authority()), crl_key());
-    }
-
-    #[tokio::test]
-    async fn a_cluster_is_founded_once_and_stays_as_it_was_founded() {
-        let store = Store::new(Memory::default());
-        let founding = founding(7);
-        store.found(&founding).await.unwrap();
-        let other = Founding { owner_public_key: [2; 32], ..founding.clone() };
-        store.found(&other).await.unwrap();
-        let node = store.complete(founding.node).await.unwrap();
-        assert_eq!(node.state(), v1::NodeState::Up);
-        assert!(node.roles.unwrap().consensus_member.is_some());
-        assert_eq!(node.labels, founding.labels);
-        let owner: v1::InitialOwner = store.read(OWNER).await.unwrap().unwrap();
-        assert_eq!(owner.public_key, [1; 32]);
-    }
-
-    #[tokio::test]
-    async fn another_node_does_not_found_the_same_cluster() {
-        let store = Store::new(Memory::default());
-        store.found(&founding(7)).await.unwrap();
-        let refused = store.found(&founding(8)).await;
-        assert!(matches!(refused, Err(Error::OtherFounder { .. })));
-    }
-
-    #[tokio::test]
-    async fn a_store_that_came_from_a_snapshot_takes_one_more_node_and_stays_as_it_was() {
-        let store = Store::new(Memory::default());
-        store.found(&founding(7)).await.unwrap();
-        let again = Founding { restored: true, owner_public_key: [2; 32], ..founding(8) };
-        // A power cut may come after it.
-        store.found(&again).await.unwrap();
-        store.found(&again).await.unwrap();
-        assert_eq!(store.complete(again.node).await.unwrap().state(), v1::NodeState::Up);
-        assert_eq!(store.complete(founding(7).node).await.unwrap().state(), v1::NodeState::Up);
-        let owner: v1::InitialOwner = store.read(OWNER).await.unwrap().unwrap();
-        assert_eq!(owner.public_key, [1; 32]);
-        // All secrets of the cluster would lie on a disk that its policy rejects.
-        let plain =
-            Founding { storage_kind: v1::StorageKind::Insecure, restored: true, ..founding(9) };
-        let refused = store.found(&plain).await;
-        assert!(matches!(refused, Err(Error::StoragePolicy { .. })), "{refused:?}");
-        assert!(store.complete(plain.node).await.is_err());
-        // Without a snapshot in it, a store gets its founding records as always.
-        let store = Store::new(Memory::default());
-        store.found(&again).await.unwrap();
-        let owner: v1::InitialOwner = store.read(OWNER).await.unwrap().unwrap();
-        assert_eq!(owner.public_key, [2; 32]);
-    }
-
-    #[tokio::test]
-    async fn what_is_missing_or_damaged_is_named() {
-        let memory = Memory::default();
-        let store = Store::new(memory.clone());
-        let node = Identity::new([7; 32]);
-        let missing = store.complete(node).await.unwrap_err();
-        assert_eq!(missing.to_string(), format!("the cluster's store has no nodes/{}", node.id));
-        store.found(&founding(7)).await.unwrap();
-        let put = |key: &str, value: &[u8]| vec![Write::Put(key.to_owned(), value.to_vec())];
-        pki::Store::commit(&memory, vec![], put(OWNER, &[0xff])).await.unwrap();
-        assert!(matches!(store.complete(node).await, Err(Error::Damaged { key }) if key == OWNER));
-        let delete = vec![Write::Delete(OWNER.to_owned())];
-        pki::Store::commit(&memory, vec![], delete).await.unwrap();
-        assert!(matches!(store.complete(node).await, Err(Error::Missing { key }) if key == OWNER));
     }
 
     #[tokio::test]

@@ -5,9 +5,10 @@ use std::time::{Duration, SystemTime};
 
 use polis_proto::v1::{self, NodeState, UserRole};
 
+use super::Founding;
 use super::error::Error;
 use super::state::{Commitment, Refusal, Registration, Request};
-use super::store::{Founding, Store};
+use super::store::Store;
 use super::tickets::TicketRequest;
 use polis_wire::identity::{Fingerprint, Identity};
 use polis_wire::pki::memory::Memory;

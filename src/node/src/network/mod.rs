@@ -35,7 +35,8 @@ use std::time::Duration;
 
 use crate::parameters::{Cidr, Mac};
 
-pub use self::service::{Config, Error, Interfaces, Service};
+pub use self::observe::Interfaces;
+pub use self::service::{Config, Error, Service};
 
 /// The published status of the network; an event value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -15,8 +15,17 @@ use netlink_packet_route::route::{
 use rtnetlink::{Handle, RouteMessageBuilder};
 
 use super::plan::{Kind, Link, Observed, Origin, Route};
-use super::service::Interfaces;
 use crate::parameters::{Cidr, Mac};
+
+/// Which interfaces are the node's to configure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interfaces {
+    /// Those with hardware behind them.
+    Hardware,
+    /// Those whose names start so, and loopback: in a network namespace of a
+    /// test, all are virtual, and some are the other ends of cables.
+    Named(&'static str),
+}
 
 /// Reads everything.
 pub(super) async fn observe(

@@ -35,6 +35,7 @@ use tokio_stream::StreamMap;
 use tracing::{info, warn};
 
 use super::holding::Holding;
+use super::observe::Interfaces;
 use super::plan::{self, Action, Former, Kind, Observed, Wanted};
 use super::{Interface, Status, apply, dhcp, observe};
 use crate::parameters::{self, Known};
@@ -58,16 +59,6 @@ const RETRY: Duration = Duration::from_secs(2);
 
 /// Name servers in `resolv.conf`: the resolver reads no more.
 const NAMESERVERS_MAX: usize = 3;
-
-/// Which interfaces are the node's to configure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interfaces {
-    /// Those with hardware behind them.
-    Hardware,
-    /// Those whose names start so, and loopback: in a network namespace of a
-    /// test, all are virtual, and some are the other ends of cables.
-    Named(&'static str),
-}
 
 /// The values that do not change while the node runs.
 #[derive(Clone, Debug)]

@@ -10,10 +10,10 @@ use std::time::Duration;
 use tonic::Status;
 
 use super::At;
-use crate::cluster::word;
 use crate::error::Error;
-use crate::output::{Document, clean};
+use crate::output::Document;
 use crate::session::{PATIENCE, Session, refused};
+use crate::text::{clean, word};
 use crate::{Global, units};
 
 /// Arguments of `node logs`.

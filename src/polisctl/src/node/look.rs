@@ -10,11 +10,11 @@ use polis_proto::v1::node_management_client::NodeManagementClient;
 use serde::Serialize;
 
 use super::At;
-use crate::cluster::word;
 use crate::error::Error;
 use crate::output::{Document, fields, or_dash};
 use crate::session::{PATIENCE, Session, refused};
 use crate::table::table;
+use crate::text::word;
 use crate::watch::Watch;
 use crate::{Global, units};
 use polis_wire::rpc::client::Channel;

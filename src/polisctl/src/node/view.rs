@@ -6,9 +6,9 @@ use std::time::Duration;
 use polis_proto::v1;
 use serde::Serialize;
 
-use crate::cluster::word;
-use crate::output::{clean, fields, or_dash};
+use crate::output::{fields, or_dash};
 use crate::table::{Table, table};
+use crate::text::{clean, word};
 use crate::{parameters, units};
 use polis_wire::identity::Fingerprint;
 use polis_wire::node_roles::Role;

@@ -17,6 +17,7 @@ use polis_proto::v1::node_parameters::Cluster;
 use prost::Message as _;
 
 pub(super) use self::show::labels;
+use super::cluster::ticket::Admission;
 use super::error::{Error, Explain as _};
 use super::output::Document;
 use super::{Global, contexts, key};
@@ -252,17 +253,6 @@ fn bootstrap(arguments: &Bootstrap, owner: &[u8; 32]) -> Result<v1::NodeParamete
     message(Cluster::ClusterBootstrap(cluster), &arguments.machine)
 }
 
-/// The data that a machine needs to register.
-#[derive(Debug)]
-pub(super) struct Admission {
-    /// The register ticket.
-    pub(super) ticket: Vec<u8>,
-    /// DER of the only authority that the machine trusts.
-    pub(super) ca: Vec<u8>,
-    /// The nodes of the cluster.
-    pub(super) nodes: Vec<v1::cluster_directory::Node>,
-}
-
 /// The values of the command line, and of the cluster for the rest.
 async fn admission(arguments: &Register, global: &Global) -> Result<Admission, Error> {
     let ticket = arguments.ticket.as_deref().map(ticket).transpose()?;
@@ -275,7 +265,7 @@ async fn admission(arguments: &Register, global: &Global) -> Result<Admission, E
     if let (Some(ticket), Some(ca), false) = (&ticket, &ca, nodes.is_empty()) {
         return Ok(Admission { ticket: ticket.clone(), ca: ca.clone(), nodes });
     }
-    let asked = super::cluster::admission(global)
+    let asked = super::cluster::ticket::admission(global)
         .await
         .help(|| "without a context, name --ticket, --ca and --node".to_owned())?;
     Ok(Admission {

@@ -43,14 +43,14 @@ use polis_base::sys::clock;
 
 /// Longest that one node may take for all that is asked of it.
 const NODE: Duration = Duration::from_secs(20);
-/// Nodes that are asked at once; so many logs are in memory.
+/// How many nodes are queried at once: so many logs are in memory.
 const AT_ONCE: usize = 8;
 /// The most of one log. A day of a healthy node is less.
 const LOG_MAX: usize = 4 * 1024 * 1024;
-/// So many lines of a log are asked for.
+/// The number of lines of a log that are requested.
 const LINES_MAX: i64 = 50_000;
 /// No more nodes are added once the archive is so large: a larger report is hard
-/// hard to send.
+/// to send.
 const ARCHIVE_MAX: u64 = 128 * 1024 * 1024;
 
 /// Arguments of `support`.
@@ -126,7 +126,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     for Missing { part, reason } in &missing {
         text.push_str(&format!("\nmissing: {part}: {reason}"));
     }
-    global.out.print(&Document::new(&value, super::output::clean_lines(&text))?)
+    global.out.print(&Document::new(&value, super::text::clean_lines(&text))?)
 }
 
 /// The cluster as a whole.
@@ -306,7 +306,7 @@ mod tests {
         let (_bound, dead) = closed_port();
         let (here, gone) = (node_id(NODE).to_string(), node_id(2).to_string());
         cluster.knows(&world, &[(&here, "192.0.2.1"), (&gone, &dead)]);
-        cluster.nobody_leads();
+        cluster.lose_the_leader();
         let json = world.runs(&["support", "-o", "@report.tar", "--output", "json"]);
         let value: serde_json::Value = serde_json::from_str(&json).unwrap();
         let missing = value["missing"].as_array().unwrap();

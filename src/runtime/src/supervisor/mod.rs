@@ -29,6 +29,7 @@
 //! they need) or classify health (services report it).
 
 mod blocking;
+mod children;
 mod context;
 mod keeper;
 pub mod restart;
@@ -44,7 +45,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use self::blocking::{Lost, attempt, blocking};
-pub use self::context::{Child, Context, Group};
+pub use self::children::Group;
+pub use self::context::{Child, Context};
 pub use self::restart::Policy;
 pub use self::testing::Handles;
 pub use self::tree::{Entry, State, Tree};

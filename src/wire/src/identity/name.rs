@@ -1,10 +1,10 @@
-//! The name of a node that a person chose: shown and accepted beside its ID.
+//! The name that an operator gives to a node; programs show and accept it beside the ID.
 //!
-//! The ID stays what certificates prove and records refer to; a name is only another way
-//! for a person to say which node. The leader keeps names unique in a cluster.
+//! Certificates prove the ID, and records refer to the ID; a name only identifies the node
+//! for people. The leader keeps names unique in a cluster.
 //!
 //! Invariants:
-//! - No text is both a name and a node ID, or the beginning of one that commands accept.
+//! - A text that commands accept as a node ID, or as a prefix of one, is not a name.
 //! - A name is a label of DNS.
 
 use std::fmt;
@@ -42,7 +42,7 @@ pub enum InvalidNodeName {
          ending with a dash"
     )]
     Form,
-    /// It could be read as a node ID.
+    /// Commands would read it as a node ID.
     #[error(
         "it could be read as a node ID: allowed is no name that begins with {PREFIX:?} or has \
          only hexadecimal digits"

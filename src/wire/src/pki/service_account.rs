@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_signing_key_that_nobody_verifies_is_damage() {
+    async fn a_signing_key_without_a_verifying_key_is_damage() {
         let memory = Memory::default();
         let keys = ServiceAccounts::new(memory.clone(), "");
         keys.ensure().await.unwrap();

@@ -28,11 +28,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, debug, info};
 
 use super::access_list::AccessList;
+use super::app::App;
 use super::body::{Activity, End};
-use super::call::{App, Line};
+use super::call::Line;
 use super::limits::Place;
 use super::peer::{self, Caller, Peer};
-use super::server::Shared;
+use super::shared::Shared;
 use polis_base::sys::clock;
 
 /// Bytes of an answer that wait for room at the caller, on each stream.

@@ -28,6 +28,7 @@
 
 pub mod access;
 pub mod access_list;
+mod app;
 mod body;
 mod call;
 pub mod client;
@@ -37,6 +38,7 @@ pub mod limits;
 pub mod metrics;
 pub mod peer;
 mod server;
+mod shared;
 mod tls;
 
 #[cfg(test)]
@@ -56,7 +58,7 @@ use crate::identity::NodeId;
 
 pub use self::access::Table;
 pub use self::access_list::{AccessList, is_removal};
-pub use self::call::{App, Page};
+pub use self::app::{App, Page};
 pub use self::gateway::{Exchange, Gateway, Tunnel};
 pub use self::limits::Limits;
 pub use self::metrics::Metrics;

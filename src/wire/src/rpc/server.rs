@@ -12,11 +12,10 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListener};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -26,12 +25,12 @@ use tracing::{Instrument as _, debug, error, info, warn};
 
 use super::access::Table;
 use super::access_list::AccessList;
-use super::call::App;
+use super::app::App;
 use super::limits::{Bucket, Full, Limits, Room, Untrusted};
 use super::metrics::Metrics;
+use super::shared::Shared;
 use super::tls::Credentials;
 use super::{connection, tls};
-use polis_base::sys::clock;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
 
@@ -98,33 +97,6 @@ pub enum Error {
     /// An input ended.
     #[error(transparent)]
     Closed(#[from] Closed),
-}
-
-/// The state that all connections of a run share.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) limits: Limits,
-    pub(super) tls: ArcSwap<ServerConfig>,
-    pub(super) access_list: watch::Receiver<Arc<AccessList>>,
-    pub(super) table: Arc<Table>,
-    pub(super) metrics: Arc<Metrics>,
-    pub(super) app: App,
-    pub(super) untrusted: Mutex<Untrusted>,
-    pub(super) untrusted_room: Room<std::net::IpAddr>,
-    pub(super) known_room: Room<String>,
-    pub(super) stopping: CancellationToken,
-    logged: Mutex<Bucket>,
-}
-
-impl Shared {
-    /// Counts a handshake that failed, and logs it unless that would flood the log.
-    pub(super) fn handshake_failed(&self, caller: SocketAddr, reason: &str) {
-        self.metrics.handshakes_failed.up();
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        if logged.take(clock::uptime()) {
-            info!(address = %caller, "a connection was refused: {reason}");
-        }
-    }
 }
 
 impl Server {

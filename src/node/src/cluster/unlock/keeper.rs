@@ -116,7 +116,7 @@ impl Shares {
         }
         match self.fetch(slot)? {
             Some((found, back)) if found == *share && back == keeper => {}
-            _ => return Err(Error::ShareNotKept(keeper)),
+            _ => return Err(Error::ShareNotKept(keeper.name())),
         }
         info!(keeper = keeper.name(), "the cluster's half of the disk's key is stored");
         Ok(keeper)

@@ -51,9 +51,8 @@ use self::keeper::{Shares, Slot};
 use self::keys::{Half, Secrets};
 use self::sealer::{Guarded, Sealer};
 use super::Error;
-use super::decide::Record;
+use super::record::{self, Record};
 use super::sealed::{Keeping, Sealed, change_from_record, change_to_record};
-use super::service::read_record;
 use crate::parameters::TpmMode;
 use crate::storage::Kind;
 use crate::storage::key::{Key, RecoveryKey};
@@ -247,7 +246,7 @@ impl Unlocker {
 
     async fn change(&self) -> Result<Option<Guarded<Secrets>>, Error> {
         let change = self.root.esp.key_change.clone();
-        match read_record(&change, change_from_record).await? {
+        match record::read_from(&change, change_from_record).await? {
             Record::Absent => Ok(None),
             Record::Whole(secrets) => Ok(Some(secrets)),
             Record::Damaged(damage) => {

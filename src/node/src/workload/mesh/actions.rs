@@ -1,7 +1,7 @@
-//! What has to change in the kernel for the mesh of a plan. Pure.
+//! The steps from the mesh in the kernel to the mesh of a plan. Pure.
 //!
 //! ```text
-//! Observed, Option<Mesh> --actions--> [Action]      none: the kernel has the mesh
+//! Observed, Option<Mesh> --actions--> [Action]      empty: the kernel has the mesh
 //! ```
 //!
 //! The service observes and acts until there is nothing left to do: a new device has its
@@ -20,10 +20,10 @@ use super::{MTU, PORT};
 /// The interface with the name of the mesh, as the kernel has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Observed {
-    /// There is none.
+    /// No interface has this name.
     #[default]
     Absent,
-    /// It is no WireGuard device.
+    /// The interface with this number, which is not a WireGuard device.
     Foreign(u32),
     /// The device.
     Device(Device),
@@ -60,13 +60,13 @@ impl Device {
 /// A route into the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Route {
-    /// What is sent into it.
+    /// The destination.
     pub destination: Prefix,
-    /// The address from which this node sends.
+    /// The source address of packets of this node.
     pub source: Option<Ipv4Addr>,
 }
 
-/// One change in the kernel. Doing one twice is doing it once.
+/// One change in the kernel, which may be repeated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Make the device.

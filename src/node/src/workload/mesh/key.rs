@@ -1,4 +1,5 @@
-//! The key of this node in the mesh: X25519, made here, and never anywhere else.
+//! The key of this node in the mesh (X25519). The node makes it, and it does not leave the
+//! node's disk.
 //!
 //! The public half is in the node's record. The curve comes from the crate that the
 //! identities of nodes use already; `ring` computes secrets of one exchange only.
@@ -15,16 +16,16 @@ use polis_base::hex;
 /// Bytes of either half.
 const LENGTH: usize = 32;
 
-/// Why this node has no key.
+/// The reason why the node cannot use its key.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read or written.
     #[error(transparent)]
     Files(#[from] files::Error),
-    /// The kernel gives no random numbers.
+    /// The kernel returns no random bytes.
     #[error("cannot make a key for the mesh")]
     Random(#[source] rand::rngs::SysError),
-    /// The file has something else.
+    /// The content of the file is not a key.
     #[error("{} is no key of 32 bytes", path.display())]
     Malformed {
         /// The file.
@@ -37,7 +38,7 @@ pub enum Error {
 pub struct PublicKey([u8; LENGTH]);
 
 impl PublicKey {
-    /// The key with these bytes; `None` for zeros, the key of nobody.
+    /// The key with these bytes; `None` for zeros, which are not a valid key.
     #[must_use]
     pub fn new(bytes: [u8; LENGTH]) -> Option<Self> {
         (bytes != [0; LENGTH]).then_some(Self(bytes))
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_nobody_s_key() {
+    fn zeros_are_not_a_key() {
         assert_eq!(PublicKey::new([0; LENGTH]), None);
     }
 }

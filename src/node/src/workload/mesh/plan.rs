@@ -1,4 +1,4 @@
-//! What the mesh should be, from the records of the nodes; and what has to change. Pure.
+//! The plan of the mesh, by the records of the nodes, and the changes that lead to it. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -21,16 +21,16 @@ pub struct Member {
     pub key: PublicKey,
     /// The addresses of its pods.
     pub prefix: Prefix,
-    /// Where it was reached last.
+    /// Its last known address.
     pub address: Option<IpAddr>,
 }
 
 /// Another node, as the kernel knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its name: the kernel has one peer a key.
+    /// Its key, which identifies the peer in the kernel.
     pub key: PublicKey,
-    /// Where packets to it go; without one, the kernel waits for it to call.
+    /// The destination of packets to it; without one, the kernel waits until the peer sends.
     pub endpoint: Option<SocketAddr>,
     /// The addresses that it may send from, and whose packets go to it.
     pub allowed: Prefix,
@@ -41,7 +41,7 @@ pub struct Peer {
 /// A peer, as the kernel has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Present {
-    /// Where packets to it go; the address that it called from last.
+    /// The destination of packets to it: the source of its last packet.
     pub endpoint: Option<SocketAddr>,
     /// The addresses that it may send from; `None` if they are not one range.
     pub allowed: Option<Prefix>,
@@ -68,7 +68,7 @@ pub struct Mesh {
     pub peers: BTreeMap<PublicKey, Peer>,
 }
 
-/// Why a node is left out of the mesh.
+/// The reason why a node is not in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejected {
     /// Its pods have addresses outside the network of all pods.
@@ -181,8 +181,8 @@ pub fn changes(
     gone.chain(set.cloned().map(Change::Set)).collect()
 }
 
-/// Whether the kernel has to be told. It learns the address of a peer that calls by itself,
-/// so an endpoint is only set where the records have one.
+/// Whether the kernel needs an update. It learns the address of a peer from its packets, so
+/// an endpoint is only set where the records have one.
 fn differs(present: Option<&Present>, wanted: &Peer) -> bool {
     let Some(present) = present else { return true };
     let endpoint = wanted.endpoint.is_some() && wanted.endpoint != present.endpoint;

@@ -1,9 +1,10 @@
 //! The table `inet polis` of nftables: packets of pods that leave the cluster get the address
 //! of the node.
 //!
-//! kube-proxy and the CNI plugins have tables of their own, so none touches another's.
+//! kube-proxy and the CNI plugins have tables of their own: no program changes a table of
+//! another.
 //!
-//! What this module does not do: filter.
+//! What this module does not do: filter packets.
 
 use std::path::Path;
 
@@ -41,7 +42,7 @@ pub fn text(wanted: bool) -> String {
 ///
 /// # Errors
 ///
-/// [`Error`] when `nft` cannot be started, or refuses.
+/// [`Error`] when `nft` cannot be started, or rejects its input.
 pub async fn apply(nft: &Path, wanted: bool, log: Sink) -> Result<(), Error> {
     let command = Command::new(nft).args(["-f", "-"]).input(text(wanted).into_bytes());
     command.log(log).run().await.map(drop)

@@ -92,7 +92,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// None: only a child's death can end it.
+    /// It returns no error; the death of a child ends the run.
     pub(super) async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
         let forever = Policy::forever();
         let certificates = certificates::Service {

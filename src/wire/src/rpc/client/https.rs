@@ -1,6 +1,6 @@
 //! One request by HTTP/1.1 to a node: the same certificates and checks as for gRPC.
 //!
-//! `polisctl` asks the gateway of a Kubernetes controller with it.
+//! `polisctl` calls the gateway of a Kubernetes controller with it.
 //!
 //! Invariants:
 //! - A request ends within [`REQUEST_MAX`], and an answer is at most [`ANSWER_MAX`] long.
@@ -37,10 +37,10 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-/// Why there is no answer.
+/// The reason why a request has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no connection.
+    /// The connection failed.
     #[error(transparent)]
     Dial(#[from] dial::Error),
     /// The other end does not speak HTTP, or stopped in the middle.
@@ -53,7 +53,7 @@ pub enum Error {
         /// The library's error.
         source: hyper::Error,
     },
-    /// The path is none.
+    /// The path is invalid.
     #[error("{path:?} is not a valid path")]
     Path {
         /// The path.
@@ -61,7 +61,7 @@ pub enum Error {
         /// The library's error.
         source: http::Error,
     },
-    /// It took too long.
+    /// The deadline has passed.
     #[error("{host}:{port} does not answer within {} seconds", REQUEST_MAX.as_secs())]
     Silent {
         /// The host.

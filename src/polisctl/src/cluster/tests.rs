@@ -1,4 +1,13 @@
-use super::*;
+//! Tests of what the commands show.
+
+use polis_proto::v1;
+
+use super::info::Info;
+use super::status::Status;
+use crate::etcd;
+use crate::node::View;
+use crate::output::Document;
+use polis_wire::identity::Fingerprint;
 
 fn id(digit: u8) -> String {
     polis_wire::identity::NodeId::from_public_key(&[digit; 32]).to_string()

@@ -8,6 +8,8 @@
 //! parameters, the owner's key, logs, and a `polisctl` for its cluster. The command holds
 //! the lock of the name for its whole life.
 
+pub(crate) mod several;
+
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,8 +27,8 @@ use polis_qemu::{Bus, Config, Event, Image, Machine};
 
 use crate::kubernetes::{self, Deployment};
 use crate::lock::Lock;
-use crate::operator::Operator;
-use crate::{host, image, parameters, several, terminal};
+use crate::operator::{Operator, shortest};
+use crate::{host, image, parameters, terminal};
 
 /// Requirements of running a machine: `setpriv` ends QEMU with this process.
 pub(crate) const QEMU: &[host::Need] = &[
@@ -238,12 +240,6 @@ fn image_from(kind: Kind, variant: Variant, packages: &image::Packages) -> Resul
         None => image::built_from(kind, variant, packages)?.folder,
     };
     Ok(Image::load(&folder)?)
-}
-
-/// The path relative to the current folder, if that is shorter.
-pub(crate) fn shortest(path: &Path) -> String {
-    let here = env::current_dir().unwrap_or_default();
-    path.strip_prefix(here).unwrap_or(path).display().to_string()
 }
 
 /// Whether to boot the disk of an earlier run.

@@ -1,42 +1,24 @@
 //! `cargo xtask image`: builds the disk image, or inspects one.
 
+mod programs;
+mod report;
+
 use std::{
-    env,
-    ffi::OsStr,
-    fs,
-    io::{self, IsTerminal as _},
+    env, fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::Ordering,
     time::Instant,
 };
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Subcommand, ValueEnum};
-use polis_image::{
-    Config, Format, Inspection, Kind, Manifest, Options, Source, System, Variant, golang,
-};
+use polis_image::{Config, Format, Kind, Manifest, Options, Source, Variant, golang};
 
+use self::programs::{POLISCTL, POLISCTL_BUILT, PROGRAMS, SYSTEM_IMAGES, cargo_build, programs};
+pub(crate) use self::programs::{cargo, curator_load, polisctl, workspace};
+use self::report::{print, report};
 use crate::{host, progress::Terminal};
-
-/// Cargo's target folder below the workspace, with a folder for each profile.
-const TARGET: &str = "target/x86_64-unknown-linux-gnu";
-/// The programs of an image.
-const PROGRAMS: &[&str] = &["init", "node"];
-/// The operator's program.
-const POLISCTL: &str = "polisctl";
-/// The programs in the container images of the system, which images with workloads have.
-const SYSTEM_IMAGES: &[&str] = &["demo", "pause"];
-/// The feature for fault injection and workload generators on the kernel command line. The
-/// product is built without it.
-const FAULTS: &str = "polis-node/fault-injection";
-/// The other features that tests want. The programs of the development image have them
-/// too, and so has this program (`.cargo/config.toml`): cargo would otherwise compile
-/// most crates twice, once for these programs and once for the tests.
-const TESTING: &str = "polis-runtime/testing,polis-wire/testing";
-
-/// Whether this process has built [`POLISCTL`] together with the development image.
-static POLISCTL_BUILT: AtomicBool = AtomicBool::new(false);
 
 /// Arguments of `cargo xtask image`.
 #[derive(Debug, clap::Args)]
@@ -303,117 +285,6 @@ fn assembled(config: &Config) -> Result<Manifest> {
     Ok(manifest)
 }
 
-/// Cargo as this workspace sets it up: the caller's environment neither moves the programs
-/// nor replaces the flags that make them static.
-pub(crate) fn cargo(workspace: &Path) -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(workspace).env("CARGO_TARGET_DIR", workspace.join("target"));
-    for name in ["CARGO_BUILD_TARGET", "CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS"] {
-        command.env_remove(name);
-    }
-    for (name, _) in env::vars_os().filter(|(name, _)| of_this_package(name)) {
-        command.env_remove(name);
-    }
-    command
-}
-
-/// Whether cargo has set this variable to describe the running package. The build script of
-/// `ring` runs again when one of them changes, and then most of the workspace is compiled
-/// again: once for this program, once for what it builds.
-fn of_this_package(variable: &OsStr) -> bool {
-    let variable = variable.to_string_lossy();
-    variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
-}
-
-/// Builds the programs of an image of this kind, in one run of cargo.
-fn cargo_build(kind: Kind, programs: &[&str]) -> Result<()> {
-    let start = Instant::now();
-    build_programs(kind, programs)?;
-    println!("{:<10} {:>7.2} s", "cargo", start.elapsed().as_secs_f64());
-    Ok(())
-}
-
-/// The path of `polisctl`; it is built unless it came with the image.
-pub(crate) fn polisctl() -> Result<PathBuf> {
-    if !POLISCTL_BUILT.swap(true, Ordering::Relaxed) {
-        host::require(&[host::BUILD])?;
-        build_programs(Kind::Development, &[POLISCTL])?;
-    }
-    Ok(programs(Kind::Development).join(POLISCTL))
-}
-
-/// Builds the program that measures a curator from the same library, and returns its path.
-pub(crate) fn curator_load() -> Result<PathBuf> {
-    host::require(&[host::BUILD])?;
-    build_programs(Kind::Product, &["curator-load"])?;
-    Ok(programs(Kind::Product).join("curator-load"))
-}
-
-/// The folder of the programs of an image of this kind.
-fn programs(kind: Kind) -> PathBuf {
-    workspace().join(TARGET).join(match kind {
-        Kind::Product | Kind::Measurement => "appliance",
-        Kind::Development => "debug",
-    })
-}
-
-fn build_programs(kind: Kind, programs: &[&str]) -> Result<()> {
-    let workspace = workspace();
-    let status = cargo(&workspace)
-        .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })
-        .args(cargo_arguments(kind, &workspace, programs))
-        .args(programs.iter().flat_map(|program| ["--bin", program]))
-        .status()
-        .context("cannot start cargo")?;
-    anyhow::ensure!(status.success(), "cargo build ended with {status}");
-    Ok(())
-}
-
-/// The cargo arguments by which the kinds of images differ.
-fn cargo_arguments(kind: Kind, workspace: &Path, programs: &[&str]) -> Vec<String> {
-    // Packages by name: for the whole workspace cargo would enable the features of
-    // every package.
-    let packages = programs.iter().flat_map(|program| ["--package", package(program)]);
-    let shipped = || [shipped(workspace), packages.map(str::to_owned).collect()].concat();
-    match kind {
-        // The whole workspace, as the tests: the libraries are the same ones.
-        Kind::Development => {
-            vec!["--workspace".to_owned(), "--features".to_owned(), format!("{FAULTS},{TESTING}")]
-        }
-        Kind::Product => shipped(),
-        // Cargo refuses a feature of a package that is not built.
-        Kind::Measurement if !programs.contains(&"node") => shipped(),
-        Kind::Measurement => [shipped(), ["--features", FAULTS].map(str::to_owned).into()].concat(),
-    }
-}
-
-/// The profile of programs that are shipped, without a path of this machine, which would be
-/// in the binaries as locations of panics.
-fn shipped(workspace: &Path) -> Vec<String> {
-    let home =
-        env::var("CARGO_HOME").or_else(|_unset| env::var("HOME").map(|home| home + "/.cargo"));
-    let flags = [(workspace.display().to_string(), "/polis"), (home.unwrap_or_default(), "/cargo")]
-        .iter()
-        .filter(|(from, _)| !from.is_empty())
-        .map(|(from, to)| format!("\"--remap-path-prefix={from}={to}\""))
-        .collect::<Vec<_>>()
-        .join(",");
-    let flags = format!("target.x86_64-unknown-linux-gnu.rustflags=[{flags}]");
-    ["--profile", "appliance", "--config", &flags].map(str::to_owned).to_vec()
-}
-
-/// The package of a program.
-fn package(program: &str) -> &'static str {
-    match program {
-        "init" => "polis-init",
-        "node" => "polis-node",
-        "polisctl" => "polisctl",
-        "demo" => "polis-demo",
-        "pause" => "polis-pause",
-        _ => "polis-benches",
-    }
-}
-
 fn config(kind: Kind, variant: Variant, packages: &Packages) -> Config {
     let workspace = workspace();
     let cache = match env::var_os("POLIS_CACHE") {
@@ -442,13 +313,6 @@ fn config(kind: Kind, variant: Variant, packages: &Packages) -> Config {
         parameters: None,
         size: polis_image::SIZE_DEFAULT,
     }
-}
-
-/// The folder of the workspace: this package's parent.
-pub(crate) fn workspace() -> PathBuf {
-    let package = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
-    let package = package.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")));
-    package.parent().map_or_else(|| PathBuf::from("."), Path::to_owned)
 }
 
 /// Links the unpacked payload as `target/payload/root`.
@@ -482,104 +346,9 @@ pub(crate) fn verify(kind: Kind, variant: Variant) -> Result<()> {
     Ok(())
 }
 
-fn report(manifest: &Manifest, file: &Path, sha256: &str) {
-    let sizes = &manifest.sizes;
-    let line = |name: &str, bytes: u64| println!("  {name:<28} {bytes:>12}");
-    println!("bytes by part:");
-    line("kernel", sizes.kernel);
-    line("initramfs", sizes.initramfs);
-    line("unified kernel image", sizes.uki);
-    line("system, erofs", sizes.erofs);
-    line("system, hash tree", sizes.verity);
-    line("what a node needs", sizes.uki + sizes.erofs + sizes.verity);
-    line("ESP partition", sizes.esp_partition);
-    line("SYSTEM-A partition", sizes.system_partition);
-    if !manifest.moved.is_empty() {
-        println!("NOT OF THE LOCK: {} packages moved, see above", manifest.moved.len());
-    }
-    println!("image {} ({})", manifest.image_version, file.display());
-    println!("sha256 {sha256}");
-}
-
-fn print(inspection: &Inspection) {
-    println!("partitions:");
-    for part in &inspection.partitions {
-        let (start, length) = part.place;
-        let (kind, own) = &part.guids;
-        println!("  {:<16} at {start:>10}, {length:>11} bytes, type {kind}, guid {own}", part.name);
-    }
-    println!("sections of the unified kernel image:");
-    for (name, length) in &inspection.sections {
-        println!("  {name:<10} {length:>10}");
-    }
-    println!("os-release:");
-    for line in inspection.os_release.lines() {
-        println!("  {line}");
-    }
-    println!("kernel {}", inspection.kernel_release);
-    println!("command line: {}", inspection.cmdline);
-    match inspection.parameters {
-        Some(length) => println!("parameters on the ESP: {length} bytes"),
-        None => println!("parameters on the ESP: none"),
-    }
-    match &inspection.system {
-        System::Intact => println!("system: intact"),
-        System::Damaged { root_hash } => println!("system: DAMAGED (its root hash is {root_hash})"),
-    }
-    match inspection.kind {
-        Some(kind) => println!("kind: {kind}"),
-        None => println!("kind: unknown"),
-    }
-    match inspection.variant {
-        Some(variant) => println!("variant: {variant}"),
-        None => println!("variant: unknown"),
-    }
-    match &inspection.moved[..] {
-        [] => println!("payload: of the lock"),
-        moved => {
-            println!("payload: NOT OF THE LOCK, {} packages moved:", moved.len());
-            for moved in moved {
-                println!("  {moved}");
-            }
-        }
-    }
-    println!("packages:");
-    for line in inspection.packages.lines() {
-        println!("  {line}");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_programs_of_an_image_do_not_depend_on_the_callers_environment() {
-        let command = cargo(Path::new("/w"));
-        let set: Vec<_> = command.get_envs().collect();
-        for name in ["CARGO_BUILD_TARGET", "CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS"] {
-            assert!(set.contains(&(name.as_ref(), None)));
-        }
-        assert!(set.contains(&("CARGO_TARGET_DIR".as_ref(), Some("/w/target".as_ref()))));
-        // Cargo has set both for this test.
-        for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME"] {
-            assert!(env::var_os(name).is_some());
-            assert!(set.contains(&(name.as_ref(), None)), "{name}");
-        }
-    }
-
-    #[test]
-    fn a_product_has_no_faults_to_inject_and_no_path_of_this_machine() {
-        let product = cargo_arguments(Kind::Product, Path::new("/w"), PROGRAMS);
-        assert!(!product.iter().any(|argument| argument.contains("fault-injection")));
-        assert!(product.iter().any(|flags| flags.contains("--remap-path-prefix=/w=/polis")));
-        let development = cargo_arguments(Kind::Development, Path::new("/w"), PROGRAMS);
-        assert!(development.iter().any(|argument| argument.contains(FAULTS)));
-        // The measured image differs from the product only by the workload generators.
-        let measured = cargo_arguments(Kind::Measurement, Path::new("/w"), PROGRAMS);
-        assert_eq!(measured, [product, vec!["--features".to_owned(), FAULTS.to_owned()]].concat());
-        assert_ne!(programs(Kind::Product), programs(Kind::Development));
-    }
 
     #[test]
     fn every_image_has_a_folder_of_its_own() {

@@ -1,0 +1,96 @@
+//! `polisctl cluster info`: what a client or a new node needs to know of the cluster.
+
+use polis_proto::v1;
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::output::{Document, fields, or_dash};
+use crate::parameters;
+use crate::text::word;
+use polis_wire::identity::Fingerprint;
+
+/// The domain of the cluster.
+pub(crate) fn domain(info: &v1::GetClusterInfoResponse) -> String {
+    let named = info.configuration.as_ref().map(|named| named.cluster_domain.as_str());
+    match named.unwrap_or_default() {
+        "" => polis_wire::parameters::ClusterConfiguration::default().domain,
+        domain => domain.to_owned(),
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Info {
+    cluster_domain: String,
+    leader: String,
+    ca_fingerprint: String,
+    ca_words: String,
+    nodes: Counts,
+    tpm_mode: String,
+    storage_security_policy: String,
+    cold_start: String,
+    directory: Vec<Entry>,
+}
+
+#[derive(Debug, Serialize)]
+struct Counts {
+    new: u32,
+    standby: u32,
+    up: u32,
+    decommissioned: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct Entry {
+    id: String,
+    addresses: Vec<String>,
+}
+
+impl Info {
+    pub(super) fn document(info: &v1::GetClusterInfoResponse) -> Result<Document, Error> {
+        let view = Self::of(info);
+        let Counts { new, standby, up, decommissioned } = view.nodes;
+        let nodes =
+            format!("{up} up, {standby} standby, {new} new, {decommissioned} decommissioned");
+        let directory = view.directory.iter();
+        let directory =
+            directory.map(|entry| format!("{} at {}", entry.id, entry.addresses.join(", ")));
+        let lines = [
+            ("domain", or_dash(&view.cluster_domain)),
+            ("leader", or_dash(&view.leader)),
+            ("nodes", nodes),
+            ("CA", format!("{}\n{}", view.ca_words, view.ca_fingerprint)),
+            ("storage", parameters::show::storage(&view.storage_security_policy)),
+            ("TPM", view.tpm_mode.replace('_', " ")),
+            ("cold start", view.cold_start.clone()),
+            ("directory", or_dash(&directory.collect::<Vec<_>>().join("\n"))),
+        ];
+        Document::new(&view, fields(&lines))
+    }
+
+    pub(super) fn of(info: &v1::GetClusterInfoResponse) -> Self {
+        let configuration = info.configuration.clone().unwrap_or_default();
+        let ca = Fingerprint::of_certificate(&info.ca_certificate);
+        let directory = info.cluster_directory.clone().unwrap_or_default().nodes.into_iter();
+        Self {
+            leader: info.leader.clone(),
+            ca_fingerprint: ca.to_string(),
+            ca_words: ca.words(),
+            nodes: Counts {
+                new: info.nodes_new,
+                standby: info.nodes_standby,
+                up: info.nodes_up,
+                decommissioned: info.nodes_decommissioned,
+            },
+            tpm_mode: word(configuration.tpm_mode().as_str_name(), "TPM_MODE_"),
+            storage_security_policy: word(
+                configuration.storage_security_policy().as_str_name(),
+                "STORAGE_SECURITY_POLICY_",
+            ),
+            cold_start: word(configuration.cold_start().as_str_name(), "COLD_START_"),
+            cluster_domain: domain(info),
+            directory: directory
+                .map(|node| Entry { id: node.id, addresses: node.addresses })
+                .collect(),
+        }
+    }
+}

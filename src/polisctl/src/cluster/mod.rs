@@ -1,0 +1,142 @@
+//! `polisctl cluster`: commands about the cluster.
+
+pub(super) mod info;
+mod status;
+pub(super) mod ticket;
+mod wait;
+
+#[cfg(test)]
+mod tests;
+
+use polis_proto::v1;
+use polis_proto::v1::management_client::ManagementClient;
+
+use self::info::Info;
+use self::status::Status;
+use self::ticket::Ticket;
+use super::ask::{DryRun, Go};
+use super::error::{Error, Exit, Explain as _};
+use super::output::Document;
+use super::session::Session;
+use super::watch::Watch;
+use super::{Global, leaderless, ownership, parameters};
+use polis_wire::rpc::client::Repeat;
+
+/// Commands about the cluster.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Command {
+    /// Exchange the owner's key for a certificate, and make a context.
+    TakeOwnership(ownership::Arguments),
+    /// Print what a client or a new node needs to reach and trust the cluster.
+    Info,
+    /// Print the state of the cluster: nodes, leader, etcd.
+    Status(Watch),
+    /// Check the cluster, for scripts: status 0 if it is healthy.
+    ///
+    /// Status 1: it has problems, which are printed, or no leader. Status 3: no curator answers.
+    Health,
+    /// Print the register ticket, or make a new one.
+    Ticket {
+        #[command(subcommand)]
+        command: Option<Ticket>,
+    },
+    /// Change the configuration of all nodes of the cluster.
+    ///
+    /// Fields without an option keep their value. A member of etcd applies the change when
+    /// it joins next: a share of its disk's key that must no longer be stored opens the
+    /// disk for one more boot. Other nodes and every data partition keep the configuration
+    /// that they committed with.
+    Configure {
+        #[command(flatten)]
+        rules: parameters::Rules,
+        #[command(flatten)]
+        dry_run: DryRun,
+    },
+    /// Wait until the cluster is healthy.
+    ///
+    /// A cluster is healthy when a curator leads, every node in state up is healthy, and
+    /// every member of etcd votes and answers.
+    Wait {
+        /// Wait also for this number of nodes in state up.
+        #[arg(long, default_value_t = 1, value_name = "N")]
+        nodes: usize,
+    },
+}
+
+/// Runs the command.
+pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
+    match command {
+        Command::TakeOwnership(arguments) => Box::pin(ownership::run(arguments, global)).await,
+        Command::Info => {
+            let session = Session::open(global).await?;
+            global.out.print(&Info::document(&session.cluster_info().await?)?)
+        }
+        Command::Status(watch) => {
+            let session = Session::brief(global).await?;
+            let read = async || match Box::pin(Status::read(&session)).await {
+                Ok(status) => status.with_words().document(),
+                Err(error) if error.exit() == Exit::TimedOut => {
+                    Box::pin(leaderless::view(&session, error)).await?.document()
+                }
+                Err(error) => Err(error),
+            };
+            watch.run(global, read).await
+        }
+        Command::Health => health(global).await,
+        Command::Ticket { command } => ticket::run(command, global).await,
+        Command::Configure { rules, dry_run } => configure(&rules, dry_run, global).await,
+        Command::Wait { nodes } => wait::run(global, nodes).await,
+    }
+}
+
+/// Prints the verdict; an error where it is not a good one.
+async fn health(global: &Global) -> Result<(), Error> {
+    let session = Session::brief(global).await?;
+    let problems = match Status::read(&session).await {
+        Ok(status) => status.problems,
+        Err(error) if error.exit() == Exit::TimedOut => {
+            leaderless::view(&session, error).await?.problems
+        }
+        Err(error) => return Err(error),
+    };
+    let value = serde_json::json!({ "healthy": problems.is_empty(), "problems": problems });
+    let text = if problems.is_empty() { "healthy".to_owned() } else { problems.join("\n") };
+    global.out.print(&Document::new(&value, text)?)?;
+    match problems.len() {
+        0 => Ok(()),
+        1 => Err(Error::new("the cluster has a problem")),
+        count => Err(Error::new(format!("the cluster has {count} problems"))),
+    }
+    .help(|| "`polisctl cluster status` shows all of it".to_owned())
+}
+
+/// The state and the description of the cluster, as programs read them.
+pub(super) async fn overview(session: &Session) -> Result<serde_json::Value, Error> {
+    let status = Status::read(session).await?;
+    let info = Info::of(&session.cluster_info().await?);
+    Ok(serde_json::json!({ "status": status, "info": info }))
+}
+
+async fn configure(
+    rules: &parameters::Rules,
+    dry_run: DryRun,
+    global: &Global,
+) -> Result<(), Error> {
+    if rules.is_empty() {
+        return Err(Error::usage("name what to change: --tpm, --storage, --cold-start"));
+    }
+    let effect = format!("The settings of all nodes change: {}.", rules.options());
+    if dry_run.of(global, &effect)? == Go::NoFurther {
+        return Ok(());
+    }
+    let session = Session::open(global).await?;
+    let configuration = rules.named();
+    let request = v1::ConfigureClusterRequest { configuration: Some(configuration) };
+    session
+        .call("configure the cluster", Repeat::Allowed, |channel| {
+            let request = request.clone();
+            async move { ManagementClient::new(channel).configure_cluster(request).await }
+        })
+        .await?;
+    global.out.print(&Info::document(&session.cluster_info().await?)?)
+}

@@ -1,0 +1,229 @@
+//! The state of the cluster, by its leader: nodes, etcd, rejected machines, and what keeps it
+//! from being healthy.
+
+use polis_proto::v1;
+use serde::Serialize;
+
+use super::info::domain;
+use crate::error::Error;
+use crate::node::{View, called, faults, nodes_table};
+use crate::output::{Document, Text, fields, or_dash};
+use crate::session::Session;
+use crate::table::table;
+use crate::{etcd, units};
+use polis_wire::identity::{Fingerprint, NodeId};
+use polis_wire::node_roles::is_consensus_member;
+
+#[derive(Debug, Serialize)]
+pub(super) struct Status {
+    pub(super) healthy: bool,
+    /// `leader`: the leader has reported it.
+    source: &'static str,
+    /// Everything that keeps the cluster from being healthy, a sentence each.
+    pub(super) problems: Vec<String>,
+    cluster_domain: String,
+    leader: String,
+    pub(super) nodes: Vec<View>,
+    etcd: etcd::Status,
+    /// Registrations that the leader refused, the newest first.
+    refused: Vec<Refused>,
+}
+
+/// A refused registration.
+#[derive(Clone, Debug, Serialize)]
+struct Refused {
+    /// The node ID of its key.
+    id: String,
+    /// The words of its fingerprint, as on its screen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    words: Option<String>,
+    #[serde(skip)]
+    key: Option<[u8; 32]>,
+    address: String,
+    reason: String,
+    count: u64,
+    last: Option<units::Time>,
+}
+
+impl Refused {
+    fn of(refused: &v1::RefusedRegistration) -> Self {
+        let key = <[u8; 32]>::try_from(refused.public_key.as_slice()).ok();
+        Self {
+            id: key.map(|key| NodeId::from_public_key(&key).to_string()).unwrap_or_default(),
+            words: None,
+            key,
+            address: refused.address.clone(),
+            reason: refused.reason.clone(),
+            count: refused.count,
+            last: units::since_1970(refused.last_at).map(units::Time),
+        }
+    }
+
+    /// The same with the words of its key, which take a moment to compute.
+    fn with_words(&self) -> Self {
+        let words = self.key.map(|key| Fingerprint::of_key(&key).words());
+        Self { words, ..self.clone() }
+    }
+
+    fn row(&self) -> Vec<String> {
+        let cells = [
+            &self.id,
+            self.words.as_deref().unwrap_or_default(),
+            &self.address,
+            &self.reason,
+            &self.count.to_string(),
+            &units::text(self.last),
+        ];
+        cells.map(or_dash).into()
+    }
+}
+
+impl Status {
+    pub(super) async fn read(session: &Session) -> Result<Self, Error> {
+        let info = session.cluster_info().await?;
+        let nodes = session.nodes(&[]).await?;
+        let consensus = etcd::read(session).await?;
+        Ok(Self::of(&info, &nodes, &consensus))
+    }
+
+    pub(super) fn of(
+        info: &v1::GetClusterInfoResponse,
+        nodes: &[v1::NodeInfo],
+        consensus: &v1::ConsensusStatus,
+    ) -> Self {
+        let problems = problems(info, nodes, consensus);
+        Self {
+            healthy: problems.is_empty(),
+            source: "leader",
+            problems,
+            cluster_domain: domain(info),
+            leader: info.leader.clone(),
+            nodes: nodes.iter().map(View::of).collect(),
+            etcd: etcd::Status::of(consensus).with_names(nodes),
+            refused: info.refused_registrations.iter().map(Refused::of).collect(),
+        }
+    }
+
+    pub(super) fn with_words(self) -> Self {
+        let refused = self.refused.iter().map(Refused::with_words).collect();
+        Self { refused, ..self }
+    }
+
+    /// What to do about nodes whose heartbeat is overdue.
+    fn overdue(&self) -> Option<String> {
+        let late = self.nodes.iter().filter(|node| node.is_late());
+        let commands: Vec<_> =
+            late.map(|node| format!("`polisctl node delete {} --force`", node.id())).collect();
+        (!commands.is_empty())
+            .then(|| format!("switch it on; if its machine is lost:\n{}", commands.join("\n")))
+    }
+
+    /// The nodes that wait for approval, with the command.
+    fn waiting(&self) -> Option<String> {
+        let new = self.nodes.iter().filter(|node| node.is_new());
+        let lines: Vec<_> =
+            new.map(|node| format!("`polisctl node approve {}`", node.id())).collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
+    }
+
+    /// The command for recovery keys that only the cluster stores. The cluster is healthy
+    /// all the same, but a lost cluster loses them.
+    fn unsaved(&self) -> Option<String> {
+        let unsaved = self.nodes.iter().filter(|node| node.is_recovery_key_unsaved());
+        let unsaved: Vec<_> = unsaved.map(View::id).collect();
+        let first = unsaved.first()?;
+        let nodes = if unsaved.len() == 1 { "node" } else { "nodes" };
+        let count = unsaved.len();
+        Some(format!(
+            "recovery keys unsaved on {count} {nodes}: `polisctl node recovery-key show {first}`"
+        ))
+    }
+
+    pub(super) fn document(&self) -> Result<Document, Error> {
+        let state = if self.healthy { "healthy".to_owned() } else { self.problems.join("\n") };
+        let mut lines = vec![
+            ("cluster", or_dash(&self.cluster_domain)),
+            ("state", state),
+            ("leader", or_dash(&self.leader)),
+            ("etcd", self.etcd.summary()),
+        ];
+        lines.extend(self.overdue().map(|advice| ("overdue", advice)));
+        lines.extend(self.waiting().map(|advice| ("waiting", advice)));
+        lines.extend(self.unsaved().map(|advice| ("recovery", advice)));
+        let mut text = Text::from(fields(&lines))
+            .and("\n")
+            .then(nodes_table(&self.nodes))
+            .and(faults(&self.nodes));
+        if !self.refused.is_empty() {
+            let rows: Vec<_> = self.refused.iter().map(Refused::row).collect();
+            let heads = ["REFUSED", "WORDS", "ADDRESS", "REASON", "TIMES", "LAST"];
+            text = text.and("\n").then(table(&heads, &rows));
+        }
+        Document::new(self, text)
+    }
+}
+
+/// Everything that keeps a cluster from being healthy, a sentence each.
+fn problems(
+    info: &v1::GetClusterInfoResponse,
+    nodes: &[v1::NodeInfo],
+    consensus: &v1::ConsensusStatus,
+) -> Vec<String> {
+    let mut problems = Vec::new();
+    if info.leader.is_empty() {
+        problems.push("the curator has no leader".to_owned());
+    }
+    for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Up) {
+        match node.health() {
+            v1::NodeHealth::Healthy => {}
+            v1::NodeHealth::Late => problems.push(format!("{}: heartbeat overdue", called(node))),
+            v1::NodeHealth::Unknown => problems.push(format!(
+                "{}: health unknown, no heartbeat since the leader changed",
+                called(node)
+            )),
+            v1::NodeHealth::Absent => problems.push(format!("{}: no heartbeat yet", called(node))),
+        }
+    }
+    for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Standby) {
+        problems.push(format!("{} has not committed yet", called(node)));
+    }
+    let enters = |node: &&v1::NodeInfo| {
+        let role = is_consensus_member(node.roles.as_ref());
+        let member = consensus.members.iter().any(|member| member.node_id == node.id);
+        node.state() == v1::NodeState::Up && role && !member && !node.leaving
+    };
+    for node in nodes.iter().filter(enters) {
+        let advice = match node.health() {
+            v1::NodeHealth::Healthy => "if this lasts, remove the role and add it again",
+            v1::NodeHealth::Late | v1::NodeHealth::Unknown | v1::NodeHealth::Absent => {
+                "it is off or cut off, and continues once it is back"
+            }
+        };
+        problems.push(format!(
+            "{} has the role consensus member but no member of etcd yet; {advice}",
+            called(node)
+        ));
+    }
+    for node in nodes.iter().filter(|node| node.leaving) {
+        problems.push(format!("{} is leaving etcd", called(node)));
+    }
+    if consensus.leader == 0 {
+        problems.push("etcd has no leader".to_owned());
+    }
+    for member in &consensus.members {
+        let known = nodes.iter().find(|node| node.id == member.node_id);
+        let name = match (known, member.node_id.as_str()) {
+            (Some(node), _) => called(node),
+            (None, "") => "a new member".to_owned(),
+            (None, id) => id.to_owned(),
+        };
+        if !member.answers {
+            problems.push(format!("the etcd member of {name} does not answer"));
+        }
+        if member.learner {
+            problems.push(format!("the etcd member of {name} is learning"));
+        }
+    }
+    problems.extend(consensus.alarms.iter().map(|alarm| format!("etcd raises {alarm}")));
+    problems
+}

@@ -1,0 +1,57 @@
+//! How long a command may take: the wait for a leader, one attempt, all calls together.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use crate::error::Error;
+use crate::{Global, units};
+use polis_wire::rpc::client::Patience;
+
+/// Longest that a command waits for the cluster: an election takes ten seconds.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
+/// Longest that a command looks for a leader where it has an answer without one.
+pub(super) const LEADER: Duration = Duration::from_secs(5);
+/// Longest that one attempt at a call may take.
+pub(super) const ATTEMPT: Duration = Duration::from_secs(10);
+
+/// The deadline of a command, for all of its calls together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    pub(super) total: Duration,
+    pub(super) end: Instant,
+}
+
+impl Limit {
+    /// Starts now.
+    pub(crate) fn new(total: Duration) -> Self {
+        Self { total, end: Instant::now() + total }
+    }
+
+    /// Ends `work` at the deadline. Cancel-safe if `work` is.
+    pub(crate) async fn within<T>(
+        self,
+        what: &str,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        timeout_at(self.end, work).await.unwrap_or_else(|_elapsed| Err(self.over(what)))
+    }
+
+    pub(super) fn over(self, what: &str) -> Error {
+        Error::timed_out(format!("timed out after {}", units::span(self.total)))
+            .context(format!("cannot {what}"))
+            .or_help("allow more time: --timeout")
+    }
+}
+
+/// How long a command looks for a leader that it does not need.
+pub(super) fn leader_time(timeout: Option<Duration>) -> Duration {
+    timeout.map_or(LEADER, |total| LEADER.min(total / 2))
+}
+
+/// How long the calls of a command may take.
+pub(crate) fn patience(global: &Global, default: Duration) -> Patience {
+    let total = global.timeout.unwrap_or(default);
+    Patience { attempt: ATTEMPT.min(total), total }
+}

@@ -1,0 +1,256 @@
+//! The session: a user of a context, connected to a cluster.
+//!
+//! ```text
+//! context --> key, certificate, CA --> Session --call--> the leader, whoever that is
+//!                                         \------node--> one node, at its own port
+//! ```
+//!
+//! Invariants:
+//! - No request is sent to a cluster whose CA is not in the context.
+//! - No request is sent to a node whose certificate does not match the given ID or prefix.
+//! - A certificate past two thirds of its lifetime is renewed first; if that fails, the old
+//!   one is used until it ends.
+//!
+//! What this module does not do: find the leader (`rpc::client`), or implement a command.
+
+mod candidates;
+mod deadline;
+mod node;
+mod refusal;
+mod target;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ed25519_dalek::SigningKey;
+use polis_proto::v1;
+use polis_proto::v1::aaa_client::AaaClient;
+use polis_proto::v1::management_client::ManagementClient;
+use tokio::time::Instant;
+use tonic::{Response, Status};
+
+pub(super) use self::candidates::candidates;
+pub(super) use self::deadline::{Limit, PATIENCE, patience};
+pub(super) use self::refusal::refused;
+pub(super) use self::target::{Target, target};
+
+use self::deadline::{ATTEMPT, LEADER, leader_time};
+use super::contexts::{self, Context, Contexts};
+use super::error::Error;
+use super::output::Out;
+use super::{Global, key, units};
+use polis_base::sys::clock;
+use polis_wire::pki::Facts;
+use polis_wire::rpc::Credentials;
+use polis_wire::rpc::client::{Channel, Client, Patience, Repeat};
+
+/// A user of a cluster, with a client for its leader.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) context: Context,
+    credentials: Credentials,
+    client: Client,
+    /// The value of `--timeout`.
+    limit: Option<Limit>,
+    contexts: Contexts,
+    out: Out,
+}
+
+/// Credentials of a key, with a certificate of any kind for it.
+pub(super) fn credentials(
+    key: &SigningKey,
+    certificate: Vec<u8>,
+    authority: Option<Vec<u8>>,
+) -> Credentials {
+    let key = Arc::new(polis_wire::pki::key_der(key));
+    Credentials { certificate, key, authority }
+}
+
+impl Session {
+    /// Opens the current context, and renews its certificate when due.
+    pub(super) async fn open(global: &Global) -> Result<Self, Error> {
+        Self::patient(global, PATIENCE).await
+    }
+
+    /// The same, for a command with its own wait.
+    pub(super) async fn patient(global: &Global, wait: Duration) -> Result<Self, Error> {
+        let mut session = Self::prepare(global, wait)?;
+        let progress = global.out.progress();
+        progress.says("looking for the leader of the cluster");
+        session.renew(global).await;
+        Ok(session)
+    }
+
+    /// The same, for a command that has an answer without a leader, too: it looks for one
+    /// for half of the time that a person gives, and for a few seconds at most.
+    pub(super) async fn brief(global: &Global) -> Result<Self, Error> {
+        let mut session = Self::prepare(global, LEADER)?;
+        session.limit_calls(leader_time(global.timeout));
+        session.renew(global).await;
+        Ok(session)
+    }
+
+    /// The part that needs no connection.
+    pub(super) fn prepare(global: &Global, wait: Duration) -> Result<Self, Error> {
+        let named = global.contexts.context(global.context.as_deref())?;
+        let context = named.ok_or_else(contexts::no_context)?;
+        let name = &context.name;
+        let takes = || format!("`polisctl --context {name} cluster take-ownership` gets one");
+        let ca = context.ca.clone().ok_or_else(|| {
+            Error::new(format!("context {name} does not know the CA of its cluster"))
+                .or_help(takes())
+        })?;
+        let certificate = context.certificate.clone().ok_or_else(|| {
+            Error::new(format!("context {name} has no certificate")).or_help(takes())
+        })?;
+        let facts = Facts::read(&certificate)
+            .ok_or_else(|| Error::new(format!("the certificate of context {name} is damaged")))?;
+        if clock::now() >= facts.not_after {
+            return Err(Error::new(format!(
+                "the certificate of context {name} ended on {}",
+                units::date(facts.not_after)
+            ))
+            .or_help(format!(
+                "the owner takes ownership again: {}; others ask the owner for a new one",
+                takes()
+            )));
+        }
+        let key = key::read(&context.settings.key, &global.passphrase)?;
+        if key.verifying_key().to_bytes() != facts.public_key {
+            return Err(Error::new(format!(
+                "{} is not the key of the certificate of context {name}",
+                context.settings.key.display()
+            ))
+            .or_help(format!("name the right one: `polisctl context set {name} --key FILE`")));
+        }
+        let credentials = credentials(&key, certificate, Some(ca));
+        let candidates = candidates(global, &context)?;
+        let client = Client::fixed(candidates, credentials.clone(), patience(global, wait));
+        let contexts = global.contexts.clone();
+        let limit = global.timeout.map(Limit::new);
+        let out = global.out.clone();
+        Ok(Self { context, credentials, client, limit, contexts, out })
+    }
+
+    /// Renews the certificate when due.
+    async fn renew(&mut self, global: &Global) {
+        let facts = Facts::read(&self.credentials.certificate);
+        if !facts.is_some_and(|facts| facts.renewal_due(clock::now())) {
+            return;
+        }
+        let renewed = self
+            .call("renew the certificate", Repeat::Allowed, |channel| async move {
+                AaaClient::new(channel).renew(v1::RenewRequest {}).await
+            })
+            .await
+            .and_then(|answer| {
+                self.context.certificate = Some(answer.certificate.clone());
+                global.contexts.save(&self.context)?;
+                Ok(answer.certificate)
+            });
+        match renewed {
+            // Used by the next command: this one is already connected.
+            Ok(certificate) => self.credentials.certificate = certificate,
+            Err(error) => global.out.remark(error.render().trim_end()),
+        }
+    }
+
+    /// Makes a call to the leader.
+    pub(super) async fn call<T, F, R>(
+        &self,
+        what: &str,
+        repeat: Repeat,
+        mut call: F,
+    ) -> Result<T, Error>
+    where
+        F: FnMut(Channel) -> R,
+        R: Future<Output = Result<Response<T>, Status>>,
+    {
+        let client = self.client();
+        let made = client.call(repeat, |channel| {
+            let made = call(channel);
+            async move { made.await.map(Response::into_inner) }
+        });
+        // On the heap: the futures of every command contain this one.
+        self.within(what, Box::pin(made)).await
+    }
+
+    /// The client for the next call, with the time that is left.
+    pub(super) fn client(&self) -> Client {
+        match self.limit {
+            None => self.client.clone(),
+            Some(limit) => {
+                let total = limit.end.saturating_duration_since(Instant::now());
+                self.client.clone().patient(Patience { attempt: ATTEMPT.min(total), total })
+            }
+        }
+    }
+
+    /// Waits for an answer, until the deadline.
+    pub(super) async fn within<T>(
+        &self,
+        what: &str,
+        answer: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Error> {
+        // On the heap: the future of a call is large, and awaited in several layers.
+        let answer = Box::pin(answer);
+        let answer = async { answer.await.map_err(|status| refused(what, &status)) };
+        let limited = async {
+            match self.limit {
+                None => answer.await,
+                Some(limit) => limit.within(what, answer).await,
+            }
+        };
+        self.out.waiting(&format!("waiting: {what}"), limited).await
+    }
+
+    /// Restarts the deadline: the time that a person takes to answer a question does not
+    /// count.
+    pub(super) fn begin_anew(&mut self) {
+        self.limit = self.limit.map(|limit| Limit::new(limit.total));
+    }
+
+    /// Removes the deadline, for a command that runs until the operator ends it.
+    pub(super) fn go_on(&mut self) {
+        self.limit = None;
+    }
+
+    /// Limits each call from now on, regardless of `--timeout`.
+    pub(super) fn limit_calls(&mut self, total: Duration) {
+        self.limit = None;
+        let patience = Patience { attempt: ATTEMPT.min(total), total };
+        self.client = self.client.clone().patient(patience);
+    }
+
+    /// Reads the description of the cluster, and stores the addresses of its curators.
+    pub(super) async fn cluster_info(&self) -> Result<v1::GetClusterInfoResponse, Error> {
+        let info = self
+            .call("read the cluster's configuration", Repeat::Allowed, |channel| async move {
+                ManagementClient::new(channel).get_cluster_info(v1::GetClusterInfoRequest {}).await
+            })
+            .await?;
+        self.learn(info.cluster_directory.as_ref());
+        Ok(info)
+    }
+
+    /// Stores the addresses of the curators for the time when the endpoints do not answer:
+    /// ownership is taken through one node only.
+    fn learn(&self, directory: Option<&v1::ClusterDirectory>) {
+        let Some(directory) = directory.filter(|directory| !directory.nodes.is_empty()) else {
+            return;
+        };
+        let nodes: BTreeMap<_, _> =
+            directory.nodes.iter().map(|node| (node.id.clone(), node.addresses.clone())).collect();
+        // Read again, since another command may have changed it. If the folder cannot be
+        // written, this command still succeeds.
+        let _forgotten = self.contexts.load(&self.context.name).and_then(|mut context| {
+            if context.settings.nodes == nodes {
+                return Ok(());
+            }
+            context.settings.nodes = nodes;
+            self.contexts.save(&context)
+        });
+    }
+}

@@ -1,0 +1,109 @@
+//! The errors of calls that were refused or not answered, with the next step.
+
+use polis_base::cause;
+use polis_wire::rpc::REASON;
+use tonic::{Code, Status};
+
+use crate::error::Error;
+
+/// The error of a refused call, with help for the operator.
+pub(crate) fn refused(what: &str, status: &Status) -> Error {
+    let message = match status.message() {
+        "" => status.code().description(),
+        message => message,
+    };
+    let mut error = anyhow::Error::msg(message.to_owned());
+    let source = std::error::Error::source(status);
+    if let Some(source) = source {
+        error = anyhow::Error::msg(cause::line(source)).context(message.to_owned());
+    }
+    let error = error.context(format!("cannot {what}"));
+    let reason = status.metadata().get(REASON).and_then(|reason| reason.to_str().ok());
+    let late = matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable);
+    let error = if late { Error::late(error) } else { Error::from(error) };
+    // Which of the two it is, the leader says in words only.
+    let reason = match reason.unwrap_or_default() {
+        "quorum" if message.contains("can be reached") => "quorum-silent",
+        reason => reason,
+    };
+    match help(status.code(), reason) {
+        Some(help) => error.or_help(help),
+        None => error,
+    }
+}
+
+fn help(code: Code, reason: &str) -> Option<&'static str> {
+    Some(match (reason, code) {
+        ("quorum", _) => {
+            "let another node vote first: `polisctl node roles NODE --add consensus-member`, then \
+             `polisctl cluster wait`"
+        }
+        ("quorum-silent", _) => {
+            "a dead voter keeps the others from leaving: delete it first, `polisctl node delete \
+             NODE --force`; or switch it on"
+        }
+        ("not-owner", _) => "name the owner's key with --owner-key",
+        ("fingerprint", _) => {
+            "compare with the machine's screen again; do not approve a fingerprint that differs"
+        }
+        ("still-up", _) => {
+            "decommission it first: `polisctl node decommission NODE`; or, if the machine is \
+             lost, add --force"
+        }
+        ("last-owner", _) => "make another owner first: `polisctl user create NAME --role owner`",
+        ("name-taken", _) => {
+            "choose another name, or take it away from that node: `polisctl node name NODE --remove`"
+        }
+        ("user-taken", _) => "pick another name, or revoke that user first",
+        ("key-taken", _) => "make another key: `polisctl owner create -o FILE`",
+        ("decommissioned", _) => {
+            "a removed node cannot return: wipe its disk and register the machine again"
+        }
+        (_, Code::Unauthenticated) => {
+            "get a certificate: owners by `polisctl cluster take-ownership`, others from the owner \
+             by `polisctl user create`"
+        }
+        (_, Code::PermissionDenied) => "ask a user with that role: `polisctl user list`",
+        (_, Code::Unavailable | Code::DeadlineExceeded) => {
+            "check the endpoints, wait for a leader with `polisctl cluster wait`, or allow more \
+             time: --timeout; a node answers without a leader: `polisctl node status NODE --at \
+             HOST`"
+        }
+        (_, Code::ResourceExhausted) => "`polisctl etcd status` shows whether the store is full",
+        (_, Code::Unimplemented) => "the cluster's version does not support this call",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_what_to_do() {
+        let status = Status::unauthenticated("this call needs a user");
+        let error = refused("list the users", &status);
+        insta::assert_snapshot!(error.render(), @r"
+        error: cannot list the users
+        cause: this call needs a user
+        help: get a certificate: owners by `polisctl cluster take-ownership`, others from the owner by `polisctl user create`
+        ");
+        assert_eq!(error.exit(), crate::error::Exit::Failed);
+        let error = refused("list the users", &Status::unavailable("no leader was found in time"));
+        assert_eq!(error.exit(), crate::error::Exit::TimedOut);
+    }
+
+    #[test]
+    fn the_word_of_a_refusal_picks_the_advice() {
+        let mut status = Status::failed_precondition("two voters would be left");
+        status.metadata_mut().insert(REASON, "quorum".parse().unwrap());
+        let text = refused("take the roles away", &status).render();
+        assert!(text.contains("help: let another node vote first"), "{text}");
+        let text = "without n2, 2 of 2 voters must answer, of which 1 can be reached; missing: n3";
+        let mut status = Status::failed_precondition(text);
+        status.metadata_mut().insert(REASON, "quorum".parse().unwrap());
+        let text = refused("decommission the node", &status).render();
+        assert!(text.contains("`polisctl node delete NODE --force`"), "{text}");
+        assert!(!text.contains("let another node vote first"), "{text}");
+    }
+}

@@ -1,0 +1,45 @@
+//! What all connections of a server share: its inputs, its limits, its counters.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+use rustls::ServerConfig;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::access::Table;
+use super::access_list::AccessList;
+use super::app::App;
+use super::limits::{Bucket, Limits, Room, Untrusted};
+use super::metrics::Metrics;
+use polis_base::sys::clock;
+
+/// The state that all connections of a run share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) limits: Limits,
+    pub(super) tls: ArcSwap<ServerConfig>,
+    pub(super) access_list: watch::Receiver<Arc<AccessList>>,
+    pub(super) table: Arc<Table>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) app: App,
+    pub(super) untrusted: Mutex<Untrusted>,
+    pub(super) untrusted_room: Room<std::net::IpAddr>,
+    pub(super) known_room: Room<String>,
+    pub(super) stopping: CancellationToken,
+    /// Which failed handshakes are logged.
+    pub(super) logged: Mutex<Bucket>,
+}
+
+impl Shared {
+    /// Counts a handshake that failed, and logs it unless that would flood the log.
+    pub(super) fn handshake_failed(&self, caller: SocketAddr, reason: &str) {
+        self.metrics.handshakes_failed.up();
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.take(clock::uptime()) {
+            info!(address = %caller, "a connection was refused: {reason}");
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! The check of the layers: which file names items of which, in every crate.
+//!
+//! [`sources`] reads the modules of a crate with `syn`, [`references`] finds the file
+//! that defines each item that another file names, through re-exports, and three tests
+//! read the result:
+//!
+//! - `circles`: no circle of files that name each other, except between a module and the
+//!   modules inside it, which are one concept.
+//! - `node`: the table of the modules of `src/node`.
+//! - `crates`: the arrows of the picture of the crates in `docs/architecture.md`.
+//!
+//! Tests may name any file: what is compiled for tests only is left out.
+
+#[cfg(test)]
+mod circles;
+#[cfg(test)]
+mod crates;
+#[cfg(test)]
+mod node;
+#[cfg(test)]
+mod references;
+#[cfg(test)]
+mod sources;

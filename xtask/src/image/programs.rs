@@ -1,0 +1,186 @@
+//! The programs of this workspace: how cargo builds them for each kind of image.
+
+use std::{
+    env,
+    ffi::OsStr,
+    io::{self, IsTerminal as _},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result};
+use polis_image::Kind;
+
+use crate::host;
+
+/// Cargo's target folder below the workspace, with a folder for each profile.
+const TARGET: &str = "target/x86_64-unknown-linux-gnu";
+/// The programs of an image.
+pub(super) const PROGRAMS: &[&str] = &["init", "node"];
+/// The operator's program.
+pub(super) const POLISCTL: &str = "polisctl";
+/// The programs in the container images of the system, which images with workloads have.
+pub(super) const SYSTEM_IMAGES: &[&str] = &["demo", "pause"];
+/// The feature for fault injection and workload generators on the kernel command line. The
+/// product is built without it.
+const FAULTS: &str = "polis-node/fault-injection";
+/// The other features that tests want. The programs of the development image have them
+/// too, and so has this program (`.cargo/config.toml`): cargo would otherwise compile
+/// most crates twice, once for these programs and once for the tests.
+const TESTING: &str = "polis-runtime/testing,polis-wire/testing";
+
+/// Whether this process has built [`POLISCTL`] together with the development image.
+pub(super) static POLISCTL_BUILT: AtomicBool = AtomicBool::new(false);
+
+/// Cargo as this workspace sets it up: the caller's environment neither moves the programs
+/// nor replaces the flags that make them static.
+pub(crate) fn cargo(workspace: &Path) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace).env("CARGO_TARGET_DIR", workspace.join("target"));
+    for name in ["CARGO_BUILD_TARGET", "CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS"] {
+        command.env_remove(name);
+    }
+    for (name, _) in env::vars_os().filter(|(name, _)| of_this_package(name)) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Whether cargo has set this variable to describe the running package. The build script of
+/// `ring` runs again when one of them changes, and then most of the workspace is compiled
+/// again: once for this program, once for what it builds.
+fn of_this_package(variable: &OsStr) -> bool {
+    let variable = variable.to_string_lossy();
+    variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
+}
+
+/// Builds the programs of an image of this kind, in one run of cargo.
+pub(super) fn cargo_build(kind: Kind, programs: &[&str]) -> Result<()> {
+    let start = Instant::now();
+    build_programs(kind, programs)?;
+    println!("{:<10} {:>7.2} s", "cargo", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// The path of `polisctl`; it is built unless it came with the image.
+pub(crate) fn polisctl() -> Result<PathBuf> {
+    if !POLISCTL_BUILT.swap(true, Ordering::Relaxed) {
+        host::require(&[host::BUILD])?;
+        build_programs(Kind::Development, &[POLISCTL])?;
+    }
+    Ok(programs(Kind::Development).join(POLISCTL))
+}
+
+/// Builds the program that measures a curator from the same library, and returns its path.
+pub(crate) fn curator_load() -> Result<PathBuf> {
+    host::require(&[host::BUILD])?;
+    build_programs(Kind::Product, &["curator-load"])?;
+    Ok(programs(Kind::Product).join("curator-load"))
+}
+
+/// The folder of the programs of an image of this kind.
+pub(super) fn programs(kind: Kind) -> PathBuf {
+    workspace().join(TARGET).join(match kind {
+        Kind::Product | Kind::Measurement => "appliance",
+        Kind::Development => "debug",
+    })
+}
+
+fn build_programs(kind: Kind, programs: &[&str]) -> Result<()> {
+    let workspace = workspace();
+    let status = cargo(&workspace)
+        .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })
+        .args(cargo_arguments(kind, &workspace, programs))
+        .args(programs.iter().flat_map(|program| ["--bin", program]))
+        .status()
+        .context("cannot start cargo")?;
+    anyhow::ensure!(status.success(), "cargo build ended with {status}");
+    Ok(())
+}
+
+/// The cargo arguments by which the kinds of images differ.
+fn cargo_arguments(kind: Kind, workspace: &Path, programs: &[&str]) -> Vec<String> {
+    // Packages by name: for the whole workspace cargo would enable the features of
+    // every package.
+    let packages = programs.iter().flat_map(|program| ["--package", package(program)]);
+    let shipped = || [shipped(workspace), packages.map(str::to_owned).collect()].concat();
+    match kind {
+        // The whole workspace, as the tests: the libraries are the same ones.
+        Kind::Development => {
+            vec!["--workspace".to_owned(), "--features".to_owned(), format!("{FAULTS},{TESTING}")]
+        }
+        Kind::Product => shipped(),
+        // Cargo refuses a feature of a package that is not built.
+        Kind::Measurement if !programs.contains(&"node") => shipped(),
+        Kind::Measurement => [shipped(), ["--features", FAULTS].map(str::to_owned).into()].concat(),
+    }
+}
+
+/// The profile of programs that are shipped, without a path of this machine, which would be
+/// in the binaries as locations of panics.
+fn shipped(workspace: &Path) -> Vec<String> {
+    let home =
+        env::var("CARGO_HOME").or_else(|_unset| env::var("HOME").map(|home| home + "/.cargo"));
+    let flags = [(workspace.display().to_string(), "/polis"), (home.unwrap_or_default(), "/cargo")]
+        .iter()
+        .filter(|(from, _)| !from.is_empty())
+        .map(|(from, to)| format!("\"--remap-path-prefix={from}={to}\""))
+        .collect::<Vec<_>>()
+        .join(",");
+    let flags = format!("target.x86_64-unknown-linux-gnu.rustflags=[{flags}]");
+    ["--profile", "appliance", "--config", &flags].map(str::to_owned).to_vec()
+}
+
+/// The package of a program.
+fn package(program: &str) -> &'static str {
+    match program {
+        "init" => "polis-init",
+        "node" => "polis-node",
+        "polisctl" => "polisctl",
+        "demo" => "polis-demo",
+        "pause" => "polis-pause",
+        _ => "polis-benches",
+    }
+}
+
+/// The folder of the workspace: this package's parent.
+pub(crate) fn workspace() -> PathBuf {
+    let package = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let package = package.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")));
+    package.parent().map_or_else(|| PathBuf::from("."), Path::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_programs_of_an_image_do_not_depend_on_the_callers_environment() {
+        let command = cargo(Path::new("/w"));
+        let set: Vec<_> = command.get_envs().collect();
+        for name in ["CARGO_BUILD_TARGET", "CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS"] {
+            assert!(set.contains(&(name.as_ref(), None)));
+        }
+        assert!(set.contains(&("CARGO_TARGET_DIR".as_ref(), Some("/w/target".as_ref()))));
+        // Cargo has set both for this test.
+        for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME"] {
+            assert!(env::var_os(name).is_some());
+            assert!(set.contains(&(name.as_ref(), None)), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_product_has_no_faults_to_inject_and_no_path_of_this_machine() {
+        let product = cargo_arguments(Kind::Product, Path::new("/w"), PROGRAMS);
+        assert!(!product.iter().any(|argument| argument.contains("fault-injection")));
+        assert!(product.iter().any(|flags| flags.contains("--remap-path-prefix=/w=/polis")));
+        let development = cargo_arguments(Kind::Development, Path::new("/w"), PROGRAMS);
+        assert!(development.iter().any(|argument| argument.contains(FAULTS)));
+        // The measured image differs from the product only by the workload generators.
+        let measured = cargo_arguments(Kind::Measurement, Path::new("/w"), PROGRAMS);
+        assert_eq!(measured, [product, vec!["--features".to_owned(), FAULTS.to_owned()]].concat());
+        assert_ne!(programs(Kind::Product), programs(Kind::Development));
+    }
+}
