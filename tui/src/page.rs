@@ -81,9 +81,7 @@ impl Page {
                 ],
             )),
             Self::Network => Some(("Log of the network", &["root.network", "root.names"])),
-            Self::Workloads => {
-                Some(("Log of the workloads", &["root.workload", "root.containerd"]))
-            }
+            Self::Workloads => Some(("Log of the workloads", &["root.workload", "root.runtime"])),
             Self::Boot | Self::Services | Self::Logs => None,
         }
     }

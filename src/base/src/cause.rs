@@ -24,9 +24,39 @@ pub fn line(error: &(dyn Error + 'static)) -> String {
     chain(error).join(": ")
 }
 
+/// The cause of the last failure: a cause is logged once, and not at each attempt.
+#[derive(Clone, Debug, Default)]
+pub struct Last(Option<String>);
+
+impl Last {
+    /// Whether this cause is another one than the last; it is the last one from now on.
+    pub fn is_new(&mut self, cause: &str) -> bool {
+        let new = self.0.as_deref() != Some(cause);
+        if new {
+            self.0 = Some(cause.to_owned());
+        }
+        new
+    }
+
+    /// An attempt succeeded: the next failure is new.
+    pub fn clear(&mut self) {
+        self.0 = None;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_is_new_once_until_it_changes_or_an_attempt_succeeds() {
+        let mut last = Last::default();
+        let mut news = |cause: &str| last.is_new(cause);
+        assert!(news("no leader") && !news("no leader"));
+        assert!(news("refused") && news("no leader") && !news("no leader"));
+        last.clear();
+        assert!(last.is_new("no leader"));
+    }
 
     #[derive(Debug, thiserror::Error)]
     #[error("{text}")]

@@ -99,7 +99,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("discovery", forever, move |ctx| membership.discovery.clone().run(ctx));
     ctx.spawn("enlist", forever, move |ctx| membership.enlist.clone().run(ctx));
     ctx.spawn("agent", forever, move |ctx| control.agent.clone().run(ctx));
-    ctx.spawn("containerd", forever, move |ctx| control.containerd.clone().run(ctx));
+    ctx.spawn("runtime", forever, move |ctx| control.containerd.clone().run(ctx));
     ctx.spawn("workload", forever, move |ctx| control.workload.clone().run(ctx));
     ctx.spawn("nodes", forever, move |ctx| faces.nodes.clone().run(ctx));
     ctx.spawn("management", forever, move |ctx| faces.management.clone().run(ctx));
@@ -392,6 +392,7 @@ impl Control {
                 roles: values.given.subscribe(),
                 storage: values.storage.subscribe(),
                 workload: values.workload.subscribe(),
+                network: values.network.subscribe(),
                 status: values.containerd.clone(),
                 pods: values.pods.clone(),
             },

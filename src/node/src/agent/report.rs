@@ -14,6 +14,7 @@ use super::Service;
 use crate::cluster::{Keeper, KeyStatus};
 use crate::workload::mesh::PublicKey;
 use crate::{cluster, consensus, network, storage, workload};
+use polis_base::cause;
 use polis_base::sys::clock;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
@@ -89,6 +90,7 @@ pub(super) async fn run(mut service: Service, ctx: Context) -> Result<(), Closed
     let boot_id = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
     let mut nodes = service.outputs.nodes.subscribe();
     let mut pushed = None;
+    let mut failed = cause::Last::default();
     ctx.healthy();
     loop {
         let report = fold(&mut service, &boot_id);
@@ -109,6 +111,7 @@ pub(super) async fn run(mut service: Service, ctx: Context) -> Result<(), Closed
             }
             match push(&service, report.clone(), key).await {
                 Ok(()) => {
+                    failed.clear();
                     pushed = Some(report.clone());
                     // The record follows in a moment, and with it the end of this wait.
                     match unrecorded {
@@ -117,7 +120,9 @@ pub(super) async fn run(mut service: Service, ctx: Context) -> Result<(), Closed
                     }
                 }
                 Err(status) => {
-                    warn!(%status, "cannot report the state of this node to the leader");
+                    if failed.is_new(&status.to_string()) {
+                        warn!(%status, "cannot report the state of this node to the leader");
+                    }
                     sleep(RETRY).await;
                     Ok(())
                 }

@@ -17,7 +17,7 @@ use polis_runtime::supervisor;
 use polis_wire::node_roles::Role;
 
 /// Where the services of the parts are in the tree.
-const PARENTS: [&str; 2] = ["root.workload.", "root.containerd"];
+const PARENTS: [&str; 2] = ["root.workload.", "root.runtime."];
 /// containerd, if no part of that name is published.
 const CONTAINERD: &str = "containerd";
 
@@ -74,7 +74,10 @@ fn parts(values: &Values, roles: &[Role], uptime: Duration) -> Vec<Part> {
     let is_worker = roles.contains(&Role::KubernetesWorker) && status.unfit.is_none();
     if is_worker && !parts.iter().any(|part| part.name == CONTAINERD) {
         let (state, cause) = match &values.containerd {
-            runtime::Status::Stopped | runtime::Status::Starting => (PartState::Starting, None),
+            runtime::Status::Unknown
+            | runtime::Status::Stopped
+            | runtime::Status::Starting
+            | runtime::Status::Ending => (PartState::Starting, None),
             runtime::Status::Absent => (PartState::Failed, Some(BASE.to_owned())),
             runtime::Status::Serving(health) if health.runtime.holds => (PartState::Ready, None),
             runtime::Status::Serving(health) => {

@@ -158,7 +158,7 @@ fn an_etcd_that_lost_its_quorum_is_what_the_controllers_wait_for() {
 fn ages_that_go_on_are_those_of_that_moment() {
     use crate::console::{age::later, fold::fold};
     let mut values = values(&[Role::KubernetesWorker]);
-    values.services.insert("root.containerd".into(), dead(1, "killed"));
+    values.services.insert("root.runtime.containerd".into(), dead(1, "killed"));
     let pod = pods::Pod {
         namespace: "web".to_owned(),
         name: "shop".to_owned(),

@@ -183,6 +183,7 @@ impl Service {
             roles: self.roles.clone(),
             network: self.network.clone(),
             nodes: self.nodes.clone(),
+            containerd: self.containerd.clone(),
             outputs: self.mesh.clone(),
             parts: parts.clone(),
         };

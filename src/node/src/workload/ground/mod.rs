@@ -34,6 +34,8 @@ pub struct Config {
     pub proc: PathBuf,
     /// `/sys/class/net`.
     pub interfaces: PathBuf,
+    /// `/`, below which the fixed paths of Kubernetes are.
+    pub root: PathBuf,
     /// The tree of the node; the data partition is mounted in it.
     pub tree: files::Root,
 }
@@ -46,6 +48,7 @@ impl Config {
             cgroup: polis_runtime::sys::cgroup::ROOT.into(),
             proc: "/proc".into(),
             interfaces: "/sys/class/net".into(),
+            root: "/".into(),
             tree: tree.clone(),
         }
     }
@@ -80,22 +83,32 @@ pub fn prepare(config: &Config, roles: &[Role]) -> Result<(), Error> {
     let moved = cgroup::sort(&config.cgroup, &config.proc)?;
     let worker = roles.contains(&Role::KubernetesWorker);
     let uplinks = sysctl::uplinks(&config.interfaces);
-    for refused in sysctl::apply(&config.proc, &sysctl::plan(worker, &uplinks)) {
-        warn!(error = &refused as &dyn std::error::Error, "goes on without a kernel parameter");
-    }
+    set(config, &sysctl::plan(worker, &uplinks));
     if worker {
         let limits = quota::apply(&config.tree.data, 0)?;
-        mounts::apply(&mounts::plan(&config.tree.data))?;
+        mounts::apply(&mounts::plan(&config.root, &config.tree.data))?;
         info!(mib = limits.bytes >> 20, inodes = limits.inodes, "workloads have their quota");
     }
     info!(processes = moved, worker, "the machine is prepared for workloads");
     Ok(())
 }
 
+/// Sets the parameters of the interfaces that lead out of the machine now: one that was plugged
+/// in after [`prepare`] begins with those of an interface of a pod. Blocks.
+pub fn prepare_uplinks(config: &Config) {
+    set(config, &sysctl::of_uplinks(&sysctl::uplinks(&config.interfaces)));
+}
+
+fn set(config: &Config, parameters: &[sysctl::Parameter]) {
+    for refused in sysctl::apply(&config.proc, parameters) {
+        warn!(error = &refused as &dyn std::error::Error, "goes on without a kernel parameter");
+    }
+}
+
 /// Unmounts what [`prepare`] mounted, and the roots of containers, so that the data partition
 /// can be closed. The pods have ended before. Blocks.
 pub fn release(config: &Config) {
-    match mounts::release(&mounts::plan(&config.tree.data)) {
+    match mounts::release(&config.root, &mounts::plan(&config.root, &config.tree.data)) {
         Ok(stay) => {
             for (target, error) in stay {
                 let error = &error as &dyn std::error::Error;

@@ -75,25 +75,25 @@ pub enum Error {
 /// there, whose upper layer is on the data partition.
 pub const CONTAINERS: &str = "/run/containerd";
 
-/// The mounts of a worker.
+/// The mounts of a worker, below `root`, which is `/` on a node.
 #[must_use]
-pub fn plan(data: &Data) -> Vec<Wanted> {
+pub fn plan(root: &Path, data: &Data) -> Vec<Wanted> {
     let from = |directory: &files::Dir, target: &str| Wanted {
-        target: target.into(),
+        target: root.join(target),
         content: Content::Data(directory.clone()),
     };
     // Each holds a few files of text at most, except for programs of third-party networks.
     let memory =
-        |size, target: &str| Wanted { target: target.into(), content: Content::Memory(size) };
+        |size, target: &str| Wanted { target: root.join(target), content: Content::Memory(size) };
     vec![
-        from(&data.containerd, "/var/lib/containerd"),
-        from(&data.kubelet, "/var/lib/kubelet"),
-        from(&data.pod_logs, "/var/log"),
-        memory("16m", "/var/lib/cni"),
-        memory("1m", "/etc/cni/net.d"),
-        memory("128m", "/opt/cni/bin"),
-        memory("1m", "/etc/kubernetes"),
-        memory("16m", "/usr/libexec/kubernetes"),
+        from(&data.containerd, "var/lib/containerd"),
+        from(&data.kubelet, "var/lib/kubelet"),
+        from(&data.pod_logs, "var/log"),
+        memory("16m", "var/lib/cni"),
+        memory("1m", "etc/cni/net.d"),
+        memory("128m", "opt/cni/bin"),
+        memory("1m", "etc/kubernetes"),
+        memory("16m", "usr/libexec/kubernetes"),
     ]
 }
 
@@ -110,15 +110,17 @@ pub fn apply(wanted: &[Wanted]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Unmounts them with everything below, and the roots of containers, the last mount first;
-/// returns what stays: a process uses it. While one of them stands, the data partition cannot be closed. Blocks.
+/// Unmounts them with everything below, and the roots of containers below `root`, the last
+/// mount first; returns what stays: a process uses it. While one of them stands, the data
+/// partition cannot be closed. Blocks.
 ///
 /// # Errors
 ///
 /// [`Error::Table`].
-pub fn release(wanted: &[Wanted]) -> Result<Vec<(PathBuf, io::Error)>, Error> {
+pub fn release(root: &Path, wanted: &[Wanted]) -> Result<Vec<(PathBuf, io::Error)>, Error> {
     let mounted = mount::points().map_err(|source| Error::Table { source })?;
-    let stay = below(wanted, mounted).into_iter().filter_map(|target| {
+    let containers = root.join(CONTAINERS.trim_start_matches('/'));
+    let stay = below(&containers, wanted, mounted).into_iter().filter_map(|target| {
         let error = mount::unmount(&target).err()?;
         Some((target, error))
     });
@@ -127,9 +129,9 @@ pub fn release(wanted: &[Wanted]) -> Result<Vec<(PathBuf, io::Error)>, Error> {
 
 /// Of the mount points, those of the plan, those below them, and those of containers, the
 /// last one first.
-fn below(wanted: &[Wanted], mut mounted: Vec<PathBuf>) -> Vec<PathBuf> {
+fn below(containers: &Path, wanted: &[Wanted], mut mounted: Vec<PathBuf>) -> Vec<PathBuf> {
     mounted.retain(|point| {
-        point.starts_with(CONTAINERS)
+        point.starts_with(containers)
             || wanted.iter().any(|wanted| point.starts_with(&wanted.target))
     });
     mounted.reverse();
@@ -175,7 +177,7 @@ mod tests {
 
     #[test]
     fn every_fixed_path_of_kubernetes_has_its_place() {
-        let plan = plan(&Root::live().data);
+        let plan = plan(Path::new("/"), &Root::live().data);
         let lines: Vec<_> = plan
             .iter()
             .map(|wanted| match &wanted.content {
@@ -199,7 +201,7 @@ mod tests {
 
     #[test]
     fn the_image_has_a_directory_at_every_path() {
-        let plan = plan(&Root::live().data);
+        let plan = plan(Path::new("/"), &Root::live().data);
         let paths: BTreeSet<_> = plan.iter().map(|wanted| wanted.target.clone()).collect();
         let places = polis_image::workload::MOUNT_POINTS.map(|place| Path::new("/").join(place));
         assert_eq!(paths, places.into());
@@ -207,7 +209,7 @@ mod tests {
 
     #[test]
     fn what_is_mounted_already_is_left_alone() {
-        let plan = plan(&Root::live().data);
+        let plan = plan(Path::new("/"), &Root::live().data);
         let mounted = [PathBuf::from("/"), PathBuf::from("/var/lib/kubelet")];
         let missing = missing(&plan, &mounted);
         assert_eq!(missing.len(), plan.len() - 1);
@@ -216,12 +218,15 @@ mod tests {
 
     #[test]
     fn what_lies_on_a_mount_goes_before_it_and_strangers_stay() {
-        let plan = plan(&Root::live().data);
+        let plan = plan(Path::new("/"), &Root::live().data);
         let root = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/1/rootfs";
         let pod = "/var/lib/kubelet/pods/1";
         let mounted = ["/", "/var/lib/kubelet", "/data", pod, "/var/logs", root, "/run/other"];
         let expected = [root, pod, "/var/lib/kubelet"].map(PathBuf::from);
-        assert_eq!(below(&plan, mounted.map(PathBuf::from).into()), expected);
+        assert_eq!(
+            below(Path::new("/run/containerd"), &plan, mounted.map(PathBuf::from).into()),
+            expected
+        );
     }
 
     #[test]

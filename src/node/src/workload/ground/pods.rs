@@ -1,8 +1,8 @@
 //! The end of all pods of this node, by their control group: asked first, then killed.
 //!
 //! kubelet makes the group `kubepods` with one group below it for each pod. It has ended
-//! before, so nothing starts a pod meanwhile; containerd has not, so its shims still clean up
-//! behind each container.
+//! before, so nothing starts a pod meanwhile. While containerd runs, its shims clean up behind
+//! each container; those that are left once it has ended are killed by [`end_shims`].
 //!
 //! What this module does not do: move pods to other nodes, which a drain does.
 
@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
 use polis_runtime::supervisor::blocking;
+use polis_runtime::sys::cgroup::Group;
 
 /// The parent of all groups of pods.
 const PODS: &str = "kubepods";
@@ -36,16 +37,31 @@ pub async fn end(root: &Path, grace: Duration) {
     let processes = blocking(move || ask(&asked)).await;
     if !is_empty_within(&group, grace).await {
         info!(grace_s = grace.as_secs(), "kills the pods that have not ended by themselves");
-        let kill = group.join("cgroup.kill");
-        if let Err(error) = blocking(move || fs::write(kill, "1")).await {
-            warn!(error = &error as &dyn std::error::Error, "cannot kill the pods");
-        }
-        if !is_empty_within(&group, KILLED).await {
+        if !kill(&group).await {
             warn!("a process of a pod does not end");
             return;
         }
     }
     info!(processes, "the pods of this node have ended");
+}
+
+/// Kills the shims that containerd has left: their pods have ended, and a containerd that was
+/// down has not asked them to end.
+pub async fn end_shims(root: &Path) {
+    let group = root.join(Group::Shim.name());
+    if is_populated(&group).await && !kill(&group).await {
+        warn!("a shim of a container does not end");
+    }
+}
+
+/// Kills every process of a group; returns whether all have ended.
+async fn kill(group: &Path) -> bool {
+    let file = group.join("cgroup.kill");
+    if let Err(error) = blocking(move || fs::write(file, "1")).await {
+        let error = &error as &dyn std::error::Error;
+        warn!(error, group = %group.display(), "cannot kill a control group");
+    }
+    is_empty_within(group, KILLED).await
 }
 
 async fn is_empty_within(group: &Path, time: Duration) -> bool {

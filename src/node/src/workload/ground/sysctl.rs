@@ -84,16 +84,25 @@ pub fn plan(worker: bool, uplinks: &[String]) -> Vec<Parameter> {
     };
     let mut parameters = table(EVERY);
     if worker {
-        for uplink in uplinks {
-            let of = |family: &str, name: &str| format!("net/{family}/conf/{uplink}/{name}");
-            parameters.push(Parameter::new(of("ipv6", "accept_ra"), "2"));
-            // Loose: an address that no route leads back to is still a forgery.
-            parameters.push(Parameter::new(of("ipv4", "rp_filter"), "2"));
-            parameters.push(Parameter::new(of("ipv4", "send_redirects"), "0"));
-        }
+        parameters.extend(of_uplinks(uplinks));
         parameters.extend(table(WORKER));
     }
     parameters
+}
+
+/// The parameters of a worker's uplinks.
+#[must_use]
+pub fn of_uplinks(uplinks: &[String]) -> Vec<Parameter> {
+    let of_one = |uplink: &String| {
+        let of = |family: &str, name: &str| format!("net/{family}/conf/{uplink}/{name}");
+        [
+            Parameter::new(of("ipv6", "accept_ra"), "2"),
+            // Loose: an address that no route leads back to is still a forgery.
+            Parameter::new(of("ipv4", "rp_filter"), "2"),
+            Parameter::new(of("ipv4", "send_redirects"), "0"),
+        ]
+    };
+    uplinks.iter().flat_map(of_one).collect()
 }
 
 /// Sets them below `proc`, and returns those that the kernel refused. Blocks.

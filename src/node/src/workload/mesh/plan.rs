@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::PORT;
 use super::key::PublicKey;
@@ -13,6 +13,10 @@ use polis_wire::pod_network::{Prefix, SERVICES};
 /// Seconds between packets to a peer whose address is unknown: its answers keep the way
 /// open through a router that translates addresses.
 const KEEPALIVE: u16 = 25;
+
+/// The time for which a handshake holds: WireGuard takes no packet of an older session
+/// (`REJECT_AFTER_TIME`), and agrees on new keys before, while there are packets.
+const SESSION: Duration = Duration::from_secs(180);
 
 /// A node of the mesh, as its record has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +70,45 @@ pub struct Mesh {
     pub routes: Vec<Prefix>,
     /// The others, by their keys.
     pub peers: BTreeMap<PublicKey, Peer>,
+}
+
+impl Mesh {
+    /// The mesh without the endpoints that the kernel knows better than the records: a peer
+    /// behind a router that translates addresses calls from another one than it reports, and
+    /// the kernel answers to where the last authentic packet came from.
+    ///
+    /// An endpoint of the records counts for a peer that never called, when it is another one
+    /// than `told`, the one that was set last, and once the session with the peer is over.
+    #[must_use]
+    pub fn without_roamed(
+        &self,
+        present: &BTreeMap<PublicKey, Present>,
+        told: &BTreeMap<PublicKey, SocketAddr>,
+        now: SystemTime,
+    ) -> Self {
+        let mut mesh = self.clone();
+        for peer in mesh.peers.values_mut() {
+            let Some(present) = present.get(&peer.key) else { continue };
+            let has_moved = told.get(&peer.key).is_some_and(|told| Some(*told) != peer.endpoint);
+            if present.endpoint.is_some() && present.is_in_session(now) && !has_moved {
+                peer.endpoint = None;
+            }
+        }
+        mesh
+    }
+
+    /// The endpoints of the records.
+    #[must_use]
+    pub fn endpoints(&self) -> BTreeMap<PublicKey, SocketAddr> {
+        self.peers.values().filter_map(|peer| Some((peer.key, peer.endpoint?))).collect()
+    }
+}
+
+impl Present {
+    /// Whether the last handshake still holds. One that the clock says is to come does.
+    fn is_in_session(&self, now: SystemTime) -> bool {
+        self.handshake.is_some_and(|at| now.duration_since(at).unwrap_or_default() < SESSION)
+    }
 }
 
 /// The reason why a node is not in the mesh.

@@ -102,6 +102,35 @@ fn a_peer_that_called_keeps_the_address_that_it_called_from() {
     assert_eq!(changes(&present, &wanted), []);
 }
 
+#[test]
+fn a_peer_that_roams_is_left_alone_while_its_session_holds() {
+    let mesh = plan(id(1), pods(), &members(&[1, 2])).0.unwrap();
+    let (now, second) = (SystemTime::UNIX_EPOCH + SESSION * 10, key(2));
+    let mut present = kernel(&mesh.peers);
+    let roamed = present.get_mut(&second).unwrap();
+    roamed.endpoint = Some("192.0.2.7:40000".parse().unwrap());
+    roamed.handshake = Some(now - SESSION / 2);
+    let told = mesh.endpoints();
+    let after = |present: &BTreeMap<_, _>, told: &BTreeMap<_, _>, now| {
+        changes(present, &mesh.without_roamed(present, told, now).peers)
+    };
+    assert_eq!(after(&present, &told, now), []);
+    // A process that has just started does not know what the one before it has set.
+    assert_eq!(after(&present, &BTreeMap::new(), now), []);
+    // Something else changes: the endpoint stays.
+    let mut narrower = present.clone();
+    narrower.get_mut(&second).unwrap().allowed = None;
+    let kept = Change::Set(Peer { endpoint: None, ..mesh.peers[&second].clone() });
+    assert_eq!(after(&narrower, &told, now), [kept]);
+    // The record has another address now, or the session is over.
+    let set = [Change::Set(mesh.peers[&second].clone())];
+    let elsewhere = [(second, "10.0.9.9:7838".parse().unwrap())].into();
+    assert_eq!(after(&present, &elsewhere, now), set);
+    assert_eq!(after(&present, &told, now + SESSION), set);
+    present.get_mut(&second).unwrap().handshake = None;
+    assert_eq!(after(&present, &told, now), set);
+}
+
 /// The peers as the kernel has them.
 fn kernel(peers: &BTreeMap<PublicKey, Peer>) -> BTreeMap<PublicKey, Present> {
     peers.iter().map(|(key, peer)| (*key, present(peer))).collect()

@@ -1,21 +1,40 @@
-//! The table `inet polis` of nftables: packets of pods that leave the cluster get the address
-//! of the node.
+//! The table `inet polis` of nftables: keeps packets of others away from pods, and gives packets
+//! of pods that leave the cluster the address of the node.
+//!
+//! ```text
+//! uplink --> prerouting: to or from an address of pods or Services? --> dropped
+//!               | to the node itself, NodePorts and HostPorts among it
+//!               v
+//!            kube-proxy, portmap (DNAT) --> forwarded --> postrouting: source of the node
+//! ```
+//!
+//! A worker forwards packets, so a machine beside it could send a packet for a pod, or for a
+//! Service, to the node's hardware address. The rule looks at a packet before any translation:
+//! what a NodePort or a HostPort is to translate is addressed to the node, as are answers to
+//! translated connections. Packets of pods come from an interface of a pod or out of the mesh,
+//! which knows the sender of each; a source address of a pod on another interface is forged.
+//!
+//! A packet that belongs to no connection that the kernel can follow is not translated either, and
+//! would leave with the address of its pod: it is dropped where packets are forwarded.
 //!
 //! kube-proxy and the CNI plugins have tables of their own: no program changes a table of
 //! another.
 //!
-//! What this module does not do: filter packets.
+//! What this module does not do: filter what is sent to the node itself.
 
 use std::path::Path;
 
 use polis_runtime::logtree::Sink;
 use polis_runtime::sys::process::{Command, Error};
-use polis_wire::pod_network::PODS;
+use polis_wire::pod_network::{PODS, SERVICES};
 
 use super::DEVICE;
 
 /// The name of the table.
 const TABLE: &str = "inet polis";
+
+/// The interfaces of pods on their node: the program of the pod network names them so.
+const POD_INTERFACES: &str = "veth*";
 
 /// The input of `nft` that makes the table, or that removes it. `nft` carries out one input
 /// in one transaction: no packet passes between the old table and the new one.
@@ -30,6 +49,17 @@ pub fn text(wanted: bool) -> String {
     // them. `fully-random`: two connections never race for the lowest free port.
     format!(
         "{gone}table {TABLE} {{\n\
+         \tchain prerouting {{\n\
+         \t\ttype filter hook prerouting priority raw; policy accept;\n\
+         \t\tiifname {{ \"lo\", \"{DEVICE}\" }} accept\n\
+         \t\tiifname \"{POD_INTERFACES}\" accept\n\
+         \t\tip daddr {{ {PODS}, {SERVICES} }} counter drop\n\
+         \t\tip saddr {{ {PODS}, {SERVICES} }} counter drop\n\
+         \t}}\n\
+         \tchain forward {{\n\
+         \t\ttype filter hook forward priority filter; policy accept;\n\
+         \t\tct state invalid counter drop\n\
+         \t}}\n\
          \tchain postrouting {{\n\
          \t\ttype nat hook postrouting priority srcnat; policy accept;\n\
          \t\tip saddr {PODS} ip daddr != {PODS} oifname != \"{DEVICE}\" masquerade fully-random\n\
@@ -53,11 +83,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_leave_the_cluster_with_the_address_of_their_node() {
+    fn others_do_not_reach_pods_and_pods_leave_with_the_address_of_their_node() {
         insta::assert_snapshot!(text(true), @r#"
         table inet polis
         delete table inet polis
         table inet polis {
+        	chain prerouting {
+        		type filter hook prerouting priority raw; policy accept;
+        		iifname { "lo", "polis0" } accept
+        		iifname "veth*" accept
+        		ip daddr { 10.192.0.0/11, 10.224.0.0/16 } counter drop
+        		ip saddr { 10.192.0.0/11, 10.224.0.0/16 } counter drop
+        	}
+        	chain forward {
+        		type filter hook forward priority filter; policy accept;
+        		ct state invalid counter drop
+        	}
         	chain postrouting {
         		type nat hook postrouting priority srcnat; policy accept;
         		ip saddr 10.192.0.0/11 ip daddr != 10.192.0.0/11 oifname != "polis0" masquerade fully-random

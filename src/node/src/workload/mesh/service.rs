@@ -6,32 +6,33 @@
 //!    ^                              what for                                 |  ^
 //!    |                                                         kernel refuses|  |RETRY
 //!    |                                                                       v  |
-//!    +------ role taken away: device and table removed ----------------- [failed: cause]
+//!    +-- role taken away, the last pod ended: device and table removed - [failed: cause]
 //! ```
 //!
 //! Invariants:
 //! - Only the kernel knows its state: a pass reads it again, at the latest after [`REVIEW`],
 //!   so a restart of the node finds the device of before, and sessions with other nodes go on.
 //! - While the records are unknown, what is there stays.
+//! - The mesh goes after the last pod: a pod's last packet is encrypted, as all before it.
 //! - A refusal ends nothing: it is the status, and tried again.
 //!
 //! What this module does not do: report the key to the leader (`agent`), or configure pods.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use polis_proto::v1;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::DEVICE;
 use super::actions::{Device, Observed, actions};
 use super::kernel::{self, Kernel};
-use super::key::{self, PrivateKey};
+use super::key::{self, PrivateKey, PublicKey};
 use super::plan::Mesh;
 use super::records::{Place, place};
 use super::rules;
@@ -39,8 +40,11 @@ use super::status::{Outputs, PeerStatus, Stage, Status, publish};
 use crate::workload::certificates::chain;
 use crate::workload::ground::sysctl::{self, Parameter};
 use crate::workload::parts::{Part, PartState, Parts};
+use crate::workload::runtime;
 use crate::{cluster, network};
+use polis_base::cause;
 use polis_base::files;
+use polis_base::sys::clock;
 use polis_runtime::event::Closed;
 use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Context, blocking};
@@ -54,6 +58,10 @@ const REVIEW: Duration = Duration::from_secs(30);
 
 /// Wait before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// A pass takes some milliseconds. One that the kernel or `nft` does not answer is begun again
+/// with new sockets and another process.
+const PASS_MAX: Duration = Duration::from_secs(60);
 
 /// Passes until the kernel has everything: make the device, configure it, find nothing to do.
 const PASSES_MAX: u32 = 4;
@@ -97,6 +105,8 @@ pub struct Service {
     pub network: watch::Receiver<network::Status>,
     /// Every node; `None` before the first message of a leader.
     pub nodes: watch::Receiver<Option<Arc<Nodes>>>,
+    /// The container runtime: whether pods are left.
+    pub containerd: watch::Receiver<runtime::Status>,
     /// The event values of the mesh.
     pub outputs: Outputs,
     pub(in crate::workload) parts: Parts,
@@ -115,6 +125,8 @@ enum Error {
     Rules(#[source] process::Error),
     #[error("the kernel does not keep the interface {DEVICE} as it was set")]
     Unsettled,
+    #[error("the kernel or nft has not answered within {} seconds", PASS_MAX.as_secs())]
+    Slow,
     #[error("{0}")]
     Unfit(String),
 }
@@ -122,22 +134,38 @@ enum Error {
 /// What this node needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
-    /// The node does not know its roles yet: what is there stays.
-    Unknown,
+    /// The node does not know its roles yet, or its last pods end: what is there stays.
+    Stays,
     /// No mesh.
     Nothing,
     /// The mesh of this node.
     Mesh(NodeId),
 }
 
-fn wanted(cluster: &cluster::Status, roles: Option<v1::NodeRoles>) -> Wanted {
+fn wanted(
+    cluster: &cluster::Status,
+    roles: Option<v1::NodeRoles>,
+    containerd: &runtime::Status,
+) -> Wanted {
+    let nothing = match containerd {
+        runtime::Status::Stopped | runtime::Status::Absent => Wanted::Nothing,
+        runtime::Status::Unknown
+        | runtime::Status::Starting
+        | runtime::Status::Serving(_)
+        | runtime::Status::Ending => Wanted::Stays,
+    };
     match (cluster.state, cluster.node, roles) {
-        (cluster::State::Disowning, _, _) => Wanted::Nothing,
+        (cluster::State::Disowning, _, _) => nothing,
         (cluster::State::Home | cluster::State::Split, Some(own), Some(roles)) => {
-            if has_kubernetes(Some(&roles)) { Wanted::Mesh(own) } else { Wanted::Nothing }
+            if has_kubernetes(Some(&roles)) { Wanted::Mesh(own) } else { nothing }
         }
-        _ => Wanted::Unknown,
+        _ => Wanted::Stays,
     }
+}
+
+/// The result of a pass, or [`Error::Slow`].
+async fn in_time(pass: impl Future<Output = Result<Status, Error>>) -> Result<Status, Error> {
+    timeout(PASS_MAX, pass).await.unwrap_or(Err(Error::Slow))
 }
 
 /// What a run remembers.
@@ -150,8 +178,10 @@ struct Run {
     /// The mesh that the kernel has had since this moment: the records change more often than
     /// the mesh does.
     settled: Option<(Mesh, Instant)>,
+    /// The endpoints that were set last.
+    told: BTreeMap<PublicKey, SocketAddr>,
     /// The last failure, which is logged once.
-    failed: Option<String>,
+    failed: cause::Last,
     /// Nodes that are left out, of which each is logged once.
     rejected: BTreeSet<NodeId>,
 }
@@ -167,12 +197,16 @@ impl Service {
         ctx.healthy();
         loop {
             // Read before the pass, so that a change during it leads to another one.
-            let wanted = wanted(&self.cluster.borrow_and_update(), *self.roles.borrow_and_update());
+            let wanted = wanted(
+                &self.cluster.borrow_and_update(),
+                *self.roles.borrow_and_update(),
+                &self.containerd.borrow_and_update(),
+            );
             let addresses = self.network.borrow_and_update().addresses();
             let nodes = self.nodes.borrow_and_update().clone();
             let pass = async {
                 match wanted {
-                    Wanted::Unknown => Ok(Status::default()),
+                    Wanted::Stays => Ok(self.outputs.status.borrow().clone()),
                     Wanted::Nothing => self.remove(&mut run, &ctx).await,
                     Wanted::Mesh(own) => {
                         self.build(own, &addresses, nodes.as_deref(), &mut run, &ctx).await
@@ -180,7 +214,8 @@ impl Service {
                 }
             };
             // Boxed: sockets and their buffers are some kilobytes.
-            let Some(done) = ctx.until_cancelled(Box::pin(pass)).await else { return Ok(()) };
+            let pass = in_time(Box::pin(pass));
+            let Some(done) = ctx.until_cancelled(pass).await else { return Ok(()) };
             let wait = self.conclude(done, wanted, &mut run);
             match ctx.until_cancelled(self.changed(wait)).await {
                 Some(changed) => changed?,
@@ -203,6 +238,9 @@ impl Service {
             changed = self.roles.changed() => changed.map_err(|_closed| Closed("the roles")),
             changed = self.network.changed() => changed.map_err(|_closed| Closed("the network")),
             changed = self.nodes.changed() => changed.map_err(|_closed| Closed("the nodes")),
+            changed = self.containerd.changed() => {
+                changed.map_err(|_closed| Closed("the container runtime"))
+            }
             () = timer => Ok(()),
         }
     }
@@ -214,18 +252,21 @@ impl Service {
         wanted: Wanted,
         run: &mut Run,
     ) -> Option<Duration> {
+        if wanted == Wanted::Stays {
+            // What it waits for is an input.
+            return None;
+        }
         let status = done.unwrap_or_else(|error| {
             let cause = chain(&error);
-            if run.failed.as_ref() != Some(&cause) {
+            if run.failed.is_new(&cause) {
                 warn!(cause, "the mesh of this node cannot be made or removed");
             }
             let former = self.outputs.status.borrow().clone();
             Status { stage: Stage::Failed(cause), ..former }
         });
-        run.failed = match &status.stage {
-            Stage::Failed(cause) => Some(cause.clone()),
-            Stage::Absent | Stage::Waiting(_) | Stage::Ready => None,
-        };
+        if !matches!(status.stage, Stage::Failed(_)) {
+            run.failed.clear();
+        }
         if let Stage::Waiting(what) = status.stage
             && self.outputs.status.borrow().stage != status.stage
         {
@@ -248,7 +289,7 @@ impl Service {
             Stage::Failed(_) => Some(RETRY),
         };
         match (&status.stage, wanted) {
-            (_, Wanted::Unknown | Wanted::Nothing) => self.parts.remove(Part::Mesh),
+            (_, Wanted::Stays | Wanted::Nothing) => self.parts.remove(Part::Mesh),
             (Stage::Absent | Stage::Waiting(_), Wanted::Mesh(_)) => {
                 self.parts.set(Part::Mesh, PartState::Starting);
             }
@@ -292,9 +333,10 @@ impl Service {
             let former = self.outputs.status.borrow().clone();
             return Ok(Status { rejected, ..former });
         }
-        let wanted = &mesh;
-        let settle = async |kernel: &Kernel| settle(kernel, wanted, &key).await;
+        let (wanted, told) = (&mesh, &run.told);
+        let settle = async |kernel: &Kernel| settle(kernel, wanted, told, &key).await;
         let (device, changed) = kernel::connected(settle).await?;
+        run.told = mesh.endpoints();
         if changed > 0 {
             info!(changed, peers = mesh.peers.len(), %prefix, "the mesh is in place");
         }
@@ -367,11 +409,20 @@ impl Service {
 }
 
 /// Changes the kernel until it has the mesh; returns the device, and the number of changes.
-async fn settle(kernel: &Kernel, mesh: &Mesh, key: &PrivateKey) -> Result<(Device, usize), Error> {
+async fn settle(
+    kernel: &Kernel,
+    mesh: &Mesh,
+    told: &BTreeMap<PublicKey, SocketAddr>,
+    key: &PrivateKey,
+) -> Result<(Device, usize), Error> {
     let mut changed = 0;
     for _pass in 0..PASSES_MAX {
         let observed = kernel.observe().await?;
-        let actions = actions(&observed, Some((mesh, key.public())));
+        let mesh = match &observed {
+            Observed::Device(device) => mesh.without_roamed(&device.peers, told, clock::now()),
+            Observed::Absent | Observed::Foreign(_) => mesh.clone(),
+        };
+        let actions = actions(&observed, Some((&mesh, key.public())));
         match observed {
             Observed::Device(device) if actions.is_empty() => return Ok((device, changed)),
             Observed::Absent | Observed::Foreign(_) | Observed::Device(_) => {}

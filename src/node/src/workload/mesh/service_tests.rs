@@ -21,17 +21,41 @@ fn home() -> cluster::Status {
 #[test]
 fn only_a_node_that_knows_its_roles_removes_a_mesh() {
     let role = |role| Some(Role::record(&[role]));
-    let with = |state, roles| wanted(&cluster::Status { state, ..home() }, roles);
+    let with = |state, roles| {
+        wanted(&cluster::Status { state, ..home() }, roles, &runtime::Status::Stopped)
+    };
     for kubernetes in [Role::KubernetesController, Role::KubernetesWorker] {
         for state in [cluster::State::Home, cluster::State::Split] {
             assert_eq!(with(state, role(kubernetes)), Wanted::Mesh(id(1)));
         }
         // At the start of the process, the mesh of before goes on.
-        assert_eq!(with(cluster::State::Unknown, role(kubernetes)), Wanted::Unknown);
+        assert_eq!(with(cluster::State::Unknown, role(kubernetes)), Wanted::Stays);
         assert_eq!(with(cluster::State::Disowning, role(kubernetes)), Wanted::Nothing);
     }
-    assert_eq!(with(cluster::State::Home, None), Wanted::Unknown);
+    assert_eq!(with(cluster::State::Home, None), Wanted::Stays);
     assert_eq!(with(cluster::State::Home, role(Role::ConsensusMember)), Wanted::Nothing);
+}
+
+#[test]
+fn the_mesh_stays_until_the_last_pod_has_ended() {
+    let disowning = cluster::Status { state: cluster::State::Disowning, ..home() };
+    let serving = runtime::Status::Serving(runtime::Health::default());
+    let pods_left =
+        [runtime::Status::Unknown, runtime::Status::Starting, serving, runtime::Status::Ending];
+    for cluster in [home(), disowning] {
+        let with = |containerd| wanted(&cluster, Some(v1::NodeRoles::default()), containerd);
+        for containerd in &pods_left {
+            assert_eq!(with(containerd), Wanted::Stays, "{containerd:?}");
+        }
+        assert_eq!(with(&runtime::Status::Stopped), Wanted::Nothing);
+        assert_eq!(with(&runtime::Status::Absent), Wanted::Nothing);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pass_without_an_answer_ends_with_the_reason() {
+    let error = in_time(std::future::pending()).await.unwrap_err();
+    assert_eq!(error.to_string(), "the kernel or nft has not answered within 60 seconds");
 }
 
 /// The record of the node with its key.
@@ -74,8 +98,10 @@ async fn story() {
     // No program: the rules are the last step.
     config.nft = base.path().join("no-nft");
     let parts = Parts::new(stack.clone(), ctx.lines().clone());
+    let (pods, containerd) = watch::channel(runtime::Status::Ending);
+    let outputs_of = outputs.clone();
     let service =
-        Service { config, cluster, roles, network, nodes, outputs: outputs.clone(), parts };
+        Service { config, cluster, roles, network, nodes, containerd, outputs: outputs_of, parts };
     let story = async {
         given.send_replace(Some(Role::record(&[Role::KubernetesWorker])));
         let key = key.wait_for(Option::is_some).await.unwrap().unwrap();
@@ -95,6 +121,7 @@ async fn story() {
         );
         assert_eq!(*outputs.prefix.borrow(), None::<Prefix>);
         given.send_replace(Some(v1::NodeRoles::default()));
+        pods.send_replace(runtime::Status::Stopped);
         drop(outputs.key.subscribe().wait_for(Option::is_none).await.unwrap());
         let mut stack = stack.subscribe();
         drop(stack.wait_for(|stack| stack.parts.is_empty()).await.unwrap());

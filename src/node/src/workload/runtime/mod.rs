@@ -5,7 +5,8 @@
 //!     ^                                                                 | it answers
 //!     |                                                             [importing]
 //!     |                                                                 | images of the system
-//!     +------------- the role is taken away ----------------------- [serving]
+//!     +-- [ending] <---------- the role is taken away ------------- [serving]
+//!       pods, containerd, mounts
 //! ```
 //!
 //! Pods outlive containerd, and the node: each has a shim, which is a child of `init` once
@@ -16,24 +17,37 @@
 //! - Kubernetes sees no runtime without the images of the system: they are imported before
 //!   the status is [`Status::Serving`].
 //!
-//! What this module does not do: stop pods, which kubelet and the end of the node do.
+//! - No pod is left when the status is [`Status::Stopped`].
+//!
+//! ```text
+//! service  whether the node runs pods, and their end
+//! daemon   one process of containerd
+//! config   its files                                     pure
+//! layout, import   the images of the system
+//! health, pods     what it says of itself, and of its pods
+//! ```
 
 pub mod config;
+mod daemon;
 pub mod health;
 pub mod import;
 pub mod layout;
 pub mod pods;
 pub mod service;
 
+pub use self::daemon::Error;
 pub use self::health::{Condition, Health};
 pub use self::pods::Pods;
-pub use self::service::{Config, Error, Service};
+pub use self::service::{Config, Service};
 
 /// The published status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Status {
-    /// The node has not the role of a Kubernetes worker, or no data partition.
+    /// The node does not know yet whether it is a worker, and an earlier process of it may have
+    /// left pods; or it has no data partition.
     #[default]
+    Unknown,
+    /// The node has not the role of a Kubernetes worker, and no pods.
     Stopped,
     /// The image of this machine has no containerd: it is of the base variant.
     Absent,
@@ -41,4 +55,6 @@ pub enum Status {
     Starting,
     /// containerd serves, and has the images of the system.
     Serving(Health),
+    /// The role is taken away, or the machine ends: the pods end, then containerd.
+    Ending,
 }

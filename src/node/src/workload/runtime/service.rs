@@ -1,43 +1,40 @@
-//! The life of containerd: prepared, started, asked for its health, and ended.
+//! Whether this node runs pods: starts containerd with the role of a worker, and ends the
+//! pods when the role or the machine ends, whether containerd runs or not.
+//!
+//! ```text
+//! [unknown] --no role, and nothing has run since the boot--> [stopped]
+//!     |                                                       ^  |
+//!     |  role, data partition                                 |  |
+//!     +------------------> containerd (`daemon`) <---------------+
+//!     |                          | role taken away            |
+//!     |                          v                            |
+//!     +--no role------------> [ending] pods, containerd, shims, mounts
+//! ```
+//!
+//! Invariants:
+//! - The status is [`Status::Stopped`] only when no pod of this boot is left: the mesh waits for
+//!   it, so the last packet of a pod is still encrypted.
+//! - To end the pods needs no containerd: their control groups are enough.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use polis_proto::v1;
 use tokio::sync::watch;
-use tonic::transport::{Channel, Endpoint};
 use tracing::{info, warn};
 
-use super::health::{self, Health};
-use super::{Pods, Status, config, import, layout, pods};
+use super::daemon::{Daemon, PODS_AT_END};
+use super::{Pods, Status, pods};
 use crate::workload::{self, Part, ground};
-use crate::{cluster, storage};
+use crate::{cluster, network, storage};
 use polis_base::files;
 use polis_base::serial::EventLine;
-use polis_runtime::logtree::Parser;
-use polis_runtime::supervisor::{Context, Policy, blocking};
-use polis_runtime::sys::cgroup::Group;
-use polis_runtime::sys::process::{self, Child, Command};
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::{Child, Context, Policy, blocking};
 use polis_wire::node_roles::Role;
 
-/// Between two looks at a containerd that does not answer yet.
-const LOOK_SOON: Duration = Duration::from_millis(250);
-/// Between two questions about its health.
-const ASK: Duration = Duration::from_secs(10);
-/// Silent answers in a row after which it counts as hung.
-const SILENCE_MAX: u32 = 6;
-/// It ends its own requests within this; pods go on without it.
-const GRACE: Duration = Duration::from_secs(5);
-/// How long pods have to end when the machine does: with [`GRACE`], within the time that the
-/// supervisor gives a service to stop.
-const PODS_AT_END: Duration = Duration::from_secs(3);
-/// How long they have when the role is taken away: Kubernetes' own default.
+/// How long pods have to end when the role is taken away: Kubernetes' own default.
 const PODS_WITHOUT_ROLE: Duration = Duration::from_secs(30);
-/// The kernel kills pods, kubelet's other children and the API server before it.
-const OOM_SCORE: i16 = -999;
-/// The kernel's own bound (`fs.nr_open`): a descriptor for each log and pipe of each
-/// container.
-const OPEN_FILES: u64 = 1 << 20;
 
 /// Where everything is.
 #[derive(Clone, Debug)]
@@ -63,44 +60,23 @@ impl Config {
             ground: ground::Config::live(tree),
         }
     }
+
+    /// Whether containerd was prepared since the boot, by this process or by one before it:
+    /// its configuration lies in memory until everything has ended.
+    fn has_run(&self) -> bool {
+        self.tree.ephemeral.containerd_config.path().exists()
+    }
 }
 
-/// Why a run ended.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The machine cannot carry workloads.
-    #[error(transparent)]
-    Ground(#[from] ground::Error),
-    /// A file of its configuration cannot be written.
-    #[error(transparent)]
-    Files(#[from] files::Error),
-    /// containerd does not run.
-    #[error(transparent)]
-    Process(#[from] process::Error),
-    /// The images of the system cannot be read.
-    #[error(transparent)]
-    Layout(#[from] layout::Error),
-    /// The images of the system are not imported.
-    #[error(transparent)]
-    Import(#[from] import::Error),
-    /// The path of its socket cannot be part of an address.
-    #[error("cannot address the socket of containerd")]
-    Socket(#[source] tonic::transport::Error),
-    /// It runs and does not answer.
-    #[error("containerd has not answered {SILENCE_MAX} times in a row")]
-    Silent(#[source] Box<tonic::Status>),
-    /// The owner of an input ended.
-    #[error("lost {0}")]
-    Closed(&'static str),
-}
-
-/// What becomes of pods when a run ends.
+/// What this node needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Remains {
-    /// A containerd that died leaves them alone: the next one finds them.
-    Stay,
-    /// The machine ends, or the role was taken away.
-    End,
+enum Wanted {
+    /// The node does not know its roles yet, or has no data partition: what runs goes on.
+    Unknown,
+    /// No pods.
+    Nothing,
+    /// A container runtime.
+    Pods,
 }
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
@@ -116,6 +92,8 @@ pub struct Service {
     pub storage: watch::Receiver<storage::Status>,
     /// The parts of Kubernetes: kubelet ends before containerd does.
     pub workload: watch::Receiver<workload::Status>,
+    /// The Ethernet interfaces, of which one may be plugged in at any time.
+    pub network: watch::Receiver<network::Status>,
     /// What everyone else may know.
     pub status: watch::Sender<Status>,
     /// The pods; `None` while containerd does not answer.
@@ -123,208 +101,138 @@ pub struct Service {
 }
 
 impl Service {
-    /// Runs containerd while this node is a worker, until cancelled.
+    /// Runs until cancelled; then the pods end.
     ///
     /// # Errors
     ///
-    /// [`Error`]; the supervisor starts a fresh run.
-    pub async fn run(self, ctx: Context) -> Result<(), Error> {
-        self.status.send_replace(Status::Stopped);
+    /// [`Closed`] when the owner of an input ended.
+    pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         let pods = pods::Service {
             socket: self.config.tree.ephemeral.containerd.client().to_owned(),
             runtime: self.status.subscribe(),
             pods: self.pods.clone(),
         };
         ctx.spawn("pods", Policy::forever(), move |ctx| pods.clone().run(ctx));
-        loop {
-            if !self.is_wanted() {
-                // Nothing to run is no fault. A run that begins again after a failure is not
-                // healthy before containerd answers.
-                ctx.healthy();
-            }
-            let Some(wanted) = ctx.until_cancelled(self.wanted(true)).await else { return Ok(()) };
-            wanted?;
-            if !self.config.binary.exists() {
-                warn!("the image of this machine is of the base variant: it runs no pods");
-                let line = EventLine::new("workload").field("part", "containerd");
-                ctx.lines().event(line.field("state", "absent"));
-                self.status.send_replace(Status::Absent);
-                ctx.healthy();
-                let Some(gone) = ctx.until_cancelled(self.wanted(false)).await else {
-                    return Ok(());
-                };
-                gone?;
-                self.status.send_replace(Status::Stopped);
-                continue;
-            }
-            self.status.send_replace(Status::Starting);
-            let start = Box::pin(self.start(&ctx));
-            let Some(mut child) = ctx.until_cancelled(start).await.transpose()? else {
-                return Ok(());
-            };
-            let (served, remains) = tokio::select! {
-                // Cancel-safe, all of them: the child is ended below, and the rest waits or
-                // asks.
-                served = self.serve(&ctx) => (served, Remains::Stay),
-                exit = child.wait() => (Err(child.failed(exit?).into()), Remains::Stay),
-                withdrawn = self.wanted(false) => (withdrawn, Remains::End),
-                () = ctx.cancelled() => (Ok(()), Remains::End),
-            };
-            self.status.send_replace(Status::Stopped);
-            if remains == Remains::End {
-                self.end_pods(&ctx).await;
-            }
-            if child.id().is_some() {
-                let exit = child.terminate(GRACE).await?;
-                info!(%exit, "containerd");
-            }
-            served?;
-            let ground = self.config.ground.clone();
-            blocking(move || ground::release(&ground)).await;
-        }
-    }
-
-    /// Ends the pods before containerd, which cleans up behind them. When the machine ends
-    /// meanwhile, they have less time.
-    async fn end_pods(&self, ctx: &Context) {
-        let group = &self.config.ground.cgroup;
-        let ended = ctx.until_cancelled(ground::pods::end(group, PODS_WITHOUT_ROLE)).await;
-        if ended.is_none() {
-            ground::pods::end(group, PODS_AT_END).await;
-        }
-    }
-
-    /// Whether this node is to run pods, or still does.
-    fn is_wanted(&self) -> bool {
-        let kubelet = self.workload.borrow().parts.contains_key(&Part::Kubelet);
-        let worker =
-            self.roles().contains(&Role::KubernetesWorker) && self.cluster.borrow().is_member();
-        (worker || kubelet) && self.storage.borrow().ready().is_some()
-    }
-
-    fn roles(&self) -> Vec<Role> {
-        Role::given(&self.roles.borrow().unwrap_or_default()).collect()
-    }
-
-    /// Waits until this node is to run pods, or is not.
-    async fn wanted(&self, wanted: bool) -> Result<(), Error> {
-        let (mut cluster, mut storage) = (self.cluster.clone(), self.storage.clone());
-        let mut roles = self.roles.clone();
-        let mut workload = self.workload.clone();
-        loop {
-            cluster.mark_unchanged();
-            roles.mark_unchanged();
-            storage.mark_unchanged();
-            workload.mark_unchanged();
-            if self.is_wanted() == wanted {
-                return Ok(());
-            }
-            tokio::select! {
-                // Cancel-safe, all of them: they wait for event values.
-                changed = cluster.changed() => changed.map_err(|_closed| Error::Closed("the cluster"))?,
-                changed = roles.changed() => changed.map_err(|_closed| Error::Closed("the roles"))?,
-                changed = storage.changed() => changed.map_err(|_closed| Error::Closed("storage"))?,
-                changed = workload.changed() => {
-                    changed.map_err(|_closed| Error::Closed("the parts of Kubernetes"))?;
-                }
-            }
-        }
-    }
-
-    /// Prepares the machine and starts the program.
-    async fn start(&self, ctx: &Context) -> Result<Child, Error> {
-        let roles = self.roles();
-        let ground = self.config.ground.clone();
-        blocking(move || ground::prepare(&ground, &roles)).await?;
-        let tree = self.config.tree.clone();
-        blocking(move || write_files(&tree)).await?;
-        let ephemeral = &self.config.tree.ephemeral;
-        let mut command = Command::new(&self.config.binary)
-            .arg("--config")
-            .arg(ephemeral.containerd_config.path())
-            .directory(ephemeral.containerd.dir.path())
-            .oom_score_adj(OOM_SCORE)
-            .open_files(OPEN_FILES)
-            .log(ctx.sink("containerd", Parser::Raw));
-        for (name, value) in config::environment(&self.config.tree) {
-            command = command.env(name, value);
-        }
-        if let Some(group) = Group::Containerd.existing() {
-            command = command.cgroup(group);
-        }
-        Ok(command.spawn().await?)
-    }
-
-    /// Imports the images, then asks for its health again and again. Ends with an error
-    /// only.
-    async fn serve(&self, ctx: &Context) -> Result<(), Error> {
-        let folder = self.config.images.clone();
-        let images = blocking(move || layout::read(&folder)).await?;
-        let (channel, first) = self.connected().await?;
-        import::import(&channel, &images).await?;
         ctx.healthy();
-        self.status.send_replace(Status::Serving(first));
-        let mut silent = 0;
+        let mut said = None;
+        let mut daemon = None;
+        let mut uplinks = Vec::new();
         loop {
-            tokio::time::sleep(ASK).await;
-            match health::ask(&channel).await {
-                Ok(health) => {
-                    silent = 0;
-                    self.publish(health);
+            // Read before the work, so that a change during it leads to another pass.
+            let names = self.uplinks();
+            let wanted = self.wanted();
+            if said != Some(wanted) {
+                match wanted {
+                    Wanted::Unknown => {}
+                    Wanted::Nothing => self.leave(daemon.take(), &ctx).await,
+                    Wanted::Pods if !self.config.binary.exists() => self.report_absent(&ctx),
+                    Wanted::Pods if daemon.is_none() => daemon = Some(self.start(&ctx)),
+                    Wanted::Pods => {}
                 }
-                Err(status) => {
-                    silent += 1;
-                    warn!(error = &status as &dyn std::error::Error, silent, "no answer");
-                    if silent >= SILENCE_MAX {
-                        return Err(Error::Silent(Box::new(status)));
-                    }
-                }
+                said = Some(wanted);
             }
+            if daemon.is_some() && uplinks != names {
+                let ground = self.config.ground.clone();
+                blocking(move || ground::prepare_uplinks(&ground)).await;
+                uplinks = names;
+            }
+            match ctx.until_cancelled(self.changed()).await {
+                Some(changed) => changed?,
+                None => break,
+            }
+        }
+        // A containerd that ran has ended its pods; one that was down has not.
+        if self.config.has_run() {
+            self.status.send_replace(Status::Ending);
+            ground::pods::end(&self.config.ground.cgroup, PODS_AT_END).await;
+            self.release().await;
+        }
+        Ok(())
+    }
+
+    fn start(&self, ctx: &Context) -> Child {
+        self.status.send_replace(Status::Starting);
+        let Self { config, status, .. } = self.clone();
+        let daemon = Daemon { config, status };
+        ctx.spawn("containerd", Policy::forever(), move |ctx| daemon.clone().run(ctx))
+    }
+
+    fn report_absent(&self, ctx: &Context) {
+        warn!("the image of this machine is of the base variant: it runs no pods");
+        let line = EventLine::new("workload").field("part", "containerd");
+        ctx.lines().event(line.field("state", "absent"));
+        self.status.send_replace(Status::Absent);
+    }
+
+    /// Ends the pods before containerd, which cleans up behind them, then everything else of
+    /// them. When the machine ends meanwhile, they have less time.
+    async fn leave(&self, daemon: Option<Child>, ctx: &Context) {
+        if daemon.is_some() || self.config.has_run() {
+            self.status.send_replace(Status::Ending);
+            let group = &self.config.ground.cgroup;
+            let ended = ctx.until_cancelled(ground::pods::end(group, PODS_WITHOUT_ROLE)).await;
+            if ended.is_none() {
+                ground::pods::end(group, PODS_AT_END).await;
+            }
+            if let Some(daemon) = daemon {
+                daemon.stop().await;
+            }
+            self.release().await;
+        }
+        self.status.send_replace(Status::Stopped);
+    }
+
+    /// Ends the shims and unmounts, after the pods and containerd have ended.
+    async fn release(&self) {
+        ground::pods::end_shims(&self.config.ground.cgroup).await;
+        let Config { ground, tree, .. } = self.config.clone();
+        let released = move || {
+            ground::release(&ground);
+            tree.ephemeral.containerd_config.remove()
+        };
+        if let Err(error) = blocking(released).await {
+            // The next end does the same again, with nothing to do.
+            info!(error = &error as &dyn std::error::Error, "a file of containerd stays");
         }
     }
 
-    /// Waits until it answers.
-    async fn connected(&self) -> Result<(Channel, Health), Error> {
-        let socket = self.config.tree.ephemeral.containerd.client();
-        let address = format!("unix://{}", socket.display());
-        let channel = Endpoint::from_shared(address).map_err(Error::Socket)?.connect_lazy();
-        loop {
-            // To look up a file name is cheaper than a refused connection.
-            if socket.exists()
-                && let Ok(health) = health::ask(&channel).await
-            {
-                return Ok((channel, health));
-            }
-            tokio::time::sleep(LOOK_SOON).await;
+    /// What this node is to run, or still does: kubelet ends first.
+    fn wanted(&mut self) -> Wanted {
+        let kubelet = self.workload.borrow_and_update().parts.contains_key(&Part::Kubelet);
+        let is_worker =
+            |roles: &v1::NodeRoles| Role::given(roles).any(|role| role == Role::KubernetesWorker);
+        let worker = self.roles.borrow_and_update().as_ref().map(is_worker);
+        let mounted = self.storage.borrow_and_update().ready().is_some();
+        let worker = match self.cluster.borrow_and_update().state {
+            cluster::State::Home | cluster::State::Split => worker,
+            cluster::State::Disowning => Some(false),
+            cluster::State::Unknown | cluster::State::Foreign | cluster::State::Trusted => None,
+        };
+        match worker {
+            Some(true) if mounted => Wanted::Pods,
+            Some(false) if !kubelet => Wanted::Nothing,
+            Some(_) | None => Wanted::Unknown,
         }
     }
 
-    fn publish(&self, health: Health) {
-        let serving = Status::Serving(health);
-        self.status.send_if_modified(|status| {
-            let changed = *status != serving;
-            *status = serving;
-            changed
-        });
+    fn uplinks(&mut self) -> Vec<String> {
+        let network = self.network.borrow_and_update();
+        network.interfaces.iter().map(|interface| interface.name.clone()).collect()
     }
-}
 
-/// Writes the configuration, and removes the socket of an earlier run, which would look like
-/// one that serves.
-fn write_files(tree: &files::Root) -> Result<(), files::Error> {
-    let ephemeral = &tree.ephemeral;
-    let directories = [
-        &ephemeral.containerd.dir,
-        &ephemeral.registries,
-        &ephemeral.containerd_scratch,
-        &ephemeral.pod_network,
-    ];
-    for directory in directories {
-        directory.create()?;
+    /// Waits for a change of an input. Cancel-safe.
+    async fn changed(&mut self) -> Result<(), Closed> {
+        tokio::select! {
+            // Cancel-safe, all of them: they wait for event values.
+            changed = self.cluster.changed() => changed.map_err(|_closed| Closed("the cluster")),
+            changed = self.roles.changed() => changed.map_err(|_closed| Closed("the roles")),
+            changed = self.storage.changed() => changed.map_err(|_closed| Closed("storage")),
+            changed = self.network.changed() => changed.map_err(|_closed| Closed("the network")),
+            changed = self.workload.changed() => {
+                changed.map_err(|_closed| Closed("the parts of Kubernetes"))
+            }
+        }
     }
-    let _absent = std::fs::remove_file(ephemeral.containerd.client());
-    ephemeral.gvisor_config.write(config::gvisor().as_bytes())?;
-    ephemeral.containerd_config.write(config::containerd(tree).as_bytes())
 }
 
 #[cfg(test)]

@@ -1,8 +1,13 @@
-//! The service without a containerd: what it does before there is one.
+//! The service without a containerd: what it does before there is one, and after one has died.
 
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
+use super::super::daemon::write_files;
 use super::*;
+use polis_runtime::supervisor;
+use polis_runtime::sys::cgroup::Group;
 
 /// The service of a node with these roles below `base`, and what keeps its inputs open.
 struct Bench {
@@ -11,22 +16,58 @@ struct Bench {
     given: watch::Sender<Option<v1::NodeRoles>>,
     storage: watch::Sender<storage::Status>,
     workload: watch::Sender<workload::Status>,
+    _network: watch::Sender<network::Status>,
 }
 
 impl Bench {
-    fn new(base: &std::path::Path) -> Self {
+    fn new(base: &Path) -> Self {
         let tree = files::Root::at(base);
         let member = cluster::Status { state: cluster::State::Home, ..cluster::Status::default() };
         let (_cluster, cluster) = watch::channel(member);
         let (given, roles) = watch::channel(None);
         let (storage, mounted) = watch::channel(storage::Status::Starting);
-        let config = Config { binary: base.join("containerd"), ..Config::live(&tree) };
+        let ground = ground::Config {
+            cgroup: base.join("cgroup"),
+            proc: base.join("proc"),
+            interfaces: base.join("net"),
+            root: base.join("root"),
+            tree: tree.clone(),
+        };
+        let config = Config { binary: base.join("containerd"), ground, ..Config::live(&tree) };
         let status = watch::Sender::default();
         let pods = watch::Sender::default();
         let (workload, parts) = watch::channel(workload::Status::default());
-        let service =
-            Service { config, cluster, roles, storage: mounted, workload: parts, status, pods };
-        Self { service, _cluster, given, storage, workload }
+        let (_network, network) = watch::channel(network::Status::default());
+        let service = Service {
+            config,
+            cluster,
+            roles,
+            storage: mounted,
+            workload: parts,
+            network,
+            status,
+            pods,
+        };
+        Self { service, _cluster, given, storage, workload, _network }
+    }
+
+    /// As an earlier containerd has left the machine: it was prepared, and a pod and its shim
+    /// run. The groups stay populated, as those of processes that ignore SIGTERM.
+    fn leave_pods(&self) {
+        write_files(&self.service.config.tree).unwrap();
+        for group in ["kubepods", Group::Shim.name()] {
+            let group = self.service.config.ground.cgroup.join(group);
+            fs::create_dir_all(&group).unwrap();
+            fs::write(group.join("cgroup.events"), "populated 1\n").unwrap();
+        }
+    }
+
+    /// Whether the kernel was asked to kill what [`Self::leave_pods`] has left.
+    fn have_ended(&self) -> bool {
+        ["kubepods", Group::Shim.name()].into_iter().all(|group| {
+            let file = self.service.config.ground.cgroup.join(group).join("cgroup.kill");
+            fs::read_to_string(file).is_ok_and(|text| text == "1")
+        })
     }
 
     fn give(&self, roles: &[Role]) {
@@ -90,17 +131,66 @@ async fn a_worker_of_the_base_variant_says_what_it_lacks() {
 async fn containerd_stays_until_kubelet_has_ended() {
     let base = tempfile::tempdir().unwrap();
     let bench = Bench::new(base.path());
+    let mut service = bench.service.clone();
+    assert_eq!(service.wanted(), Wanted::Unknown);
     bench.make_worker();
-    assert!(bench.service.is_wanted());
+    assert_eq!(service.wanted(), Wanted::Pods);
     let running = workload::Status {
         parts: [(Part::Kubelet, workload::PartState::Ready)].into(),
         ..workload::Status::default()
     };
     bench.workload.send_replace(running);
     bench.give(&[]);
-    assert!(bench.service.is_wanted());
+    assert_eq!(service.wanted(), Wanted::Unknown);
     bench.workload.send_replace(workload::Status::default());
-    bench.service.wanted(false).await.unwrap();
+    assert_eq!(service.wanted(), Wanted::Nothing);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_end_with_the_role_without_containerd() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    bench.leave_pods();
+    let (ctx, handles) = Context::for_test();
+    let mut status = bench.service.status.subscribe();
+    let story = async {
+        // While the roles are unknown, the pods of an earlier process stay.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(*status.borrow_and_update(), Status::Unknown);
+        assert!(!bench.have_ended());
+        bench.give(&[]);
+        status.wait_for(|status| *status == Status::Ending).await.unwrap();
+        status.wait_for(|status| *status == Status::Stopped).await.unwrap();
+        assert!(bench.have_ended());
+        assert!(!bench.service.config.has_run());
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(bench.service.clone().run(ctx), story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_end_with_the_machine_while_containerd_is_down() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    bench.leave_pods();
+    // No program: each run dies, and most of the time the supervisor waits to start another.
+    fs::write(&bench.service.config.binary, "").unwrap();
+    bench.make_worker();
+    let (ctx, handles) = Context::for_test();
+    let mut tree = handles.tree.clone();
+    let story = async {
+        let is_dead = |tree: &supervisor::Tree| {
+            tree.get("test.containerd").is_some_and(|entry| entry.state == supervisor::State::Dead)
+        };
+        drop(tree.wait_for(is_dead).await.unwrap());
+        assert!(!bench.have_ended());
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(bench.service.clone().run(ctx), story);
+    ended.unwrap();
+    assert!(bench.have_ended());
+    assert_ne!(*bench.service.status.borrow(), Status::Stopped);
 }
 
 #[test]
@@ -108,11 +198,11 @@ fn the_files_of_containerd_are_written_and_an_old_socket_is_gone() {
     let base = tempfile::tempdir().unwrap();
     let tree = files::Root::at(base.path());
     tree.ephemeral.containerd.dir.create().unwrap();
-    std::fs::write(tree.ephemeral.containerd.client(), "").unwrap();
+    fs::write(tree.ephemeral.containerd.client(), "").unwrap();
     write_files(&tree).unwrap();
     write_files(&tree).unwrap();
     assert!(!tree.ephemeral.containerd.client().exists());
     assert!(tree.ephemeral.registries.path().is_dir());
     let written = tree.ephemeral.containerd_config.read().unwrap().unwrap();
-    assert_eq!(written, config::containerd(&tree).into_bytes());
+    assert_eq!(written, super::super::config::containerd(&tree).into_bytes());
 }

@@ -30,6 +30,7 @@ use crate::workload::certificates::{Error as FilesError, chain, own_key, replace
 use crate::workload::configuration::kubeconfig;
 use crate::workload::parts::{Part, PartState, Parts};
 use crate::workload::site::Site;
+use polis_base::cause;
 use polis_base::files;
 use polis_base::sys::clock;
 use polis_runtime::supervisor::{Context, blocking};
@@ -71,6 +72,7 @@ pub(super) struct Service {
 impl Service {
     pub(super) async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
         let part = Part::WorkerCertificates;
+        let mut failed = cause::Last::default();
         loop {
             // Boxed: a call to the leader is large, and rare.
             let Some(done) = ctx.until_cancelled(Box::pin(self.pass())).await else {
@@ -79,11 +81,15 @@ impl Service {
             let wait = match done {
                 Ok(()) => {
                     ctx.healthy();
+                    failed.clear();
                     self.parts.set(part, PartState::Ready);
                     self.look
                 }
                 Err(error) => {
-                    warn!(error = &error as &dyn std::error::Error, "trying again");
+                    if failed.is_new(&chain(&error)) {
+                        let error = &error as &dyn std::error::Error;
+                        warn!(error, every = ?RETRY, "trying again until it succeeds");
+                    }
                     let service = self.clone();
                     if blocking(move || service.usable()).await {
                         self.parts.set(part, PartState::Ready);

@@ -5,8 +5,11 @@
 //! else to the node's own name servers. It reads its file again when those change.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::Ipv4Addr;
 
+use netlink_packet_route::address::AddressScope;
+use rtnetlink::AddressMessageBuilder;
+use rustix::io::Errno;
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -14,6 +17,7 @@ use super::{args, configuration};
 use crate::network;
 use crate::workload::certificates::{chain, replace};
 use crate::workload::component::{self, Check, Component, Process};
+use crate::workload::mesh::kernel::ignore;
 use crate::workload::parts::{Part, Parts};
 use crate::workload::site::Site;
 use polis_base::files;
@@ -26,6 +30,8 @@ const LIVE: &str = "/health";
 
 /// The loopback interface is the first one of every network namespace.
 const LOOPBACK: u32 = 1;
+/// Fixed bits of a single address.
+const HOST: u8 = 32;
 
 /// Why a run of the name server ended.
 #[derive(Debug, thiserror::Error)]
@@ -33,9 +39,14 @@ pub(super) enum Error {
     /// No connection to the kernel.
     #[error("cannot use the network of the kernel")]
     Netlink(#[source] io::Error),
-    /// The kernel refuses the address.
-    #[error("cannot give {} to the loopback interface", configuration::DNS_ADDRESS)]
-    Address(#[source] rtnetlink::Error),
+    /// The kernel refuses the address, or its end.
+    #[error("cannot {what} the address {} on the loopback interface", configuration::DNS_ADDRESS)]
+    Address {
+        /// The change.
+        what: &'static str,
+        /// Why.
+        source: rtnetlink::Error,
+    },
     /// Its file cannot be written.
     #[error(transparent)]
     Files(#[from] files::Error),
@@ -75,12 +86,14 @@ impl Service {
             live: Check::plain(port(configuration::DNS_HEALTH), LIVE),
             parts: self.parts.clone(),
         };
-        Ok(component.run(&ctx, self.follow()).await?)
+        component.run(&ctx, self.follow()).await?;
+        // The role is taken away: the machine is as it was before.
+        loopback(Change::Remove, configuration::DNS_ADDRESS).await
     }
 
     /// What the program needs: the address, and its file.
     async fn prepare(&mut self) -> Result<(), Error> {
-        give_address(configuration::DNS_ADDRESS.into()).await?;
+        loopback(Change::Give, configuration::DNS_ADDRESS).await?;
         self.write().await
     }
 
@@ -106,14 +119,85 @@ impl Service {
     }
 }
 
-/// Gives the loopback interface an address; one that it has stays.
-async fn give_address(address: IpAddr) -> Result<(), Error> {
+/// What becomes of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Give,
+    Remove,
+}
+
+/// Gives the loopback interface an address, or removes it. To do so twice is to do it once.
+///
+/// The address has the scope of a link: the kernel does not choose it as the source of a packet
+/// that leaves the machine, and programs do not take it for one of the node's own.
+async fn loopback(change: Change, address: Ipv4Addr) -> Result<(), Error> {
     let (connection, handle, _messages) = rtnetlink::new_connection().map_err(Error::Netlink)?;
-    let request = handle.address().add(LOOPBACK, address, 32).replace();
+    let work = async {
+        match change {
+            Change::Give => {
+                let mut request = handle.address().add(LOOPBACK, address.into(), HOST).replace();
+                request.message_mut().header.scope = AddressScope::Link;
+                let what = "set";
+                request.execute().await.map_err(|source| Error::Address { what, source })
+            }
+            Change::Remove => {
+                let message = AddressMessageBuilder::<Ipv4Addr>::new().index(LOOPBACK);
+                let message = message.address(address, HOST).build();
+                let gone = handle.address().del(message).execute().await;
+                let what = "remove";
+                ignore(gone, Errno::ADDRNOTAVAIL).map_err(|source| Error::Address { what, source })
+            }
+        }
+    };
     tokio::select! {
         // Cancel-safe: the kernel does it or not, and a later run does it again.
-        done = request.execute() => done.map_err(Error::Address),
+        done = work => done,
         // Cancel-safe: the connection ends only when the kernel closes it.
         () = connection => Err(Error::Netlink(io::ErrorKind::BrokenPipe.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::TryStreamExt as _;
+    use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+    use rustix::thread::UnshareFlags;
+
+    use super::*;
+
+    /// The IPv4 addresses of the loopback interface, as the kernel has them.
+    async fn addresses() -> Vec<AddressMessage> {
+        let (connection, handle, _messages) = rtnetlink::new_connection().unwrap();
+        let request = handle.address().get().set_link_index_filter(LOOPBACK).execute();
+        tokio::select! {
+            all = request.try_collect::<Vec<_>>() => all.unwrap(),
+            () = connection => panic!("the kernel closed the socket"),
+        }
+    }
+
+    #[test]
+    fn the_address_of_the_name_server_comes_and_goes_and_stays_on_its_link() {
+        #[expect(deprecated, reason = "the other one is unsafe because of unused flags")]
+        let entered = rustix::thread::unshare(UnshareFlags::NEWNET);
+        if let Err(error) = entered {
+            eprintln!("skipped: a network namespace needs root ({error})");
+            return;
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let before = addresses().await.len();
+            for _twice in 0..2 {
+                loopback(Change::Give, configuration::DNS_ADDRESS).await.unwrap();
+            }
+            let given = addresses().await;
+            assert_eq!(given.len(), before + 1, "{given:?}");
+            let one = given.iter().find(|it| it.header.scope == AddressScope::Link).unwrap();
+            let address = AddressAttribute::Local(configuration::DNS_ADDRESS.into());
+            assert!(one.attributes.contains(&address), "{one:?}");
+            for _twice in 0..2 {
+                loopback(Change::Remove, configuration::DNS_ADDRESS).await.unwrap();
+            }
+            assert_eq!(addresses().await.len(), before);
+        });
     }
 }

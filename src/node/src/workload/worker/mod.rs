@@ -238,7 +238,10 @@ async fn moved(
 /// The state of containerd as a part.
 fn state(status: &runtime::Status) -> PartState {
     match status {
-        runtime::Status::Stopped | runtime::Status::Starting => PartState::Starting,
+        runtime::Status::Unknown
+        | runtime::Status::Stopped
+        | runtime::Status::Starting
+        | runtime::Status::Ending => PartState::Starting,
         runtime::Status::Absent => {
             PartState::Failed { cause: "the image of this node has no containerd".to_owned() }
         }

@@ -176,7 +176,10 @@ fn refusal(error: &Refusal) -> Option<rustix::io::Errno> {
 }
 
 /// An object that is gone already is the wanted result.
-fn ignore(result: Result<(), Refusal>, errno: rustix::io::Errno) -> Result<(), Refusal> {
+pub(in crate::workload) fn ignore(
+    result: Result<(), Refusal>,
+    errno: rustix::io::Errno,
+) -> Result<(), Refusal> {
     match result {
         Err(error) if refusal(&error) == Some(errno) => Ok(()),
         other => other,

@@ -13,6 +13,8 @@
 mod link;
 mod wireguard;
 
+pub(in crate::workload) use self::link::ignore;
+
 use std::io;
 
 use netlink_packet_route::link::InfoKind;
